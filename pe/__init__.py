@@ -1,1 +1,57 @@
-"""Positional encodings for Transformers."""
+"""pe: understand, train and compare positional encodings for transformers.
+
+The names below are loaded when they are first used, so ``import pe`` costs next to nothing and
+``import pe.encodings`` brings in torch and nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "list_encodings": "pe.encodings",
+    "encoding": "pe.encodings",
+    "attend": "pe.attention",
+    "PEConfig": "pe.model",
+    "PEModel": "pe.model",
+    "PEForCausalLM": "pe.model",
+    "Recipe": "pe.training.recipe",
+    "RECIPES": "pe.training.recipes",
+    "recipe": "pe.training.recipes",
+    "train": "pe.training.trainer",
+    "evaluate": "pe.evaluation.evaluate",
+    "sample": "pe.evaluation.sample",
+    "configure": "pe.launch",
+    "runs": "pe.runs",
+    "figures": "pe.figures",
+    "tables": "pe.tables",
+}
+
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'pe' has no attribute {name!r}")
+    module = importlib.import_module(_HOMES[name])
+    return module if module.__name__ == f"pe.{name}" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+if TYPE_CHECKING:
+    from pe import figures, runs, tables
+    from pe.attention import attend
+    from pe.encodings import encoding, list_encodings
+    from pe.evaluation.evaluate import evaluate
+    from pe.evaluation.sample import sample
+    from pe.launch import configure
+    from pe.model import PEConfig, PEForCausalLM, PEModel
+    from pe.training.recipe import Recipe
+    from pe.training.recipes import RECIPES, recipe
+    from pe.training.trainer import train

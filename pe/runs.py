@@ -1,0 +1,275 @@
+"""The record of a run: the only way results reach the tables, the figures and the book.
+
+    runs/<study>/<run>/run.json          what was run and what came of it (schemas/run.json)
+                       metrics.jsonl     one object a logged step
+                       evaluation.json   quality by context length (schemas/evaluation.json)
+
+Records are validated when they are written and when they are read, written atomically, and never
+skipped when damaged: whoever reads a folder is told the path of each file that is not right.
+Imports no torch, so that the book builds without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+
+if TYPE_CHECKING:
+    import pandas
+
+    from pe.training.recipe import Recipe
+
+SCHEMA_VERSION = 1
+METRIC_COLUMNS = (
+    "step", "loss", "grad_norm", "lr", "tokens", "tokens_per_second", "mfu", "seconds",
+    "validation_loss",
+)  # fmt: skip
+
+
+class RunError(ValueError):
+    """A record is damaged, missing, or does not fit its schema."""
+
+
+class RunBusy(RunError):
+    """Another process is writing this run."""
+
+
+def root() -> Path:
+    """Where records live: ``$PE_RUNS``, else ``runs/`` of the checkout, else ``./runs``."""
+    if os.environ.get("PE_RUNS"):
+        return Path(os.environ["PE_RUNS"]).resolve()
+    checkout = Path(__file__).resolve().parent.parent
+    if (checkout / "notebooks").is_dir():
+        return checkout / "runs"
+    return Path.cwd() / "runs"
+
+
+@functools.cache
+def schema(name: str) -> dict[str, Any]:
+    """The JSON schema ``"run"`` or ``"evaluation"``."""
+    path = Path(__file__).parent / "schemas" / f"{name}.json"
+    loaded: dict[str, Any] = json.loads(path.read_text())
+    return loaded
+
+
+def _validated(name: str, value: Any, path: Path) -> dict[str, Any]:
+    errors = sorted(
+        jsonschema.Draft202012Validator(schema(name)).iter_errors(value), key=lambda e: e.json_path
+    )
+    if errors:
+        first = errors[0]
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        raise RunError(f"{path}: {first.json_path}: {first.message}{more}")
+    return value  # type: ignore[no-any-return]
+
+
+def _read_json(name: str, path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RunError(f"{path}: there is no such record") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise RunError(f"{path}: damaged record ({error})") from error
+    return _validated(name, value, path)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that a reader, or a crash, sees the old text or the new, never half."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(temporary, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _write_json(name: str, path: Path, value: dict[str, Any]) -> None:
+    _validated(name, value, path)
+    write_atomically(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+class Run:
+    """One run's folder. ``Run(directory)`` neither reads nor creates anything."""
+
+    def __init__(self, directory: str | Path, recipe: Recipe | None = None) -> None:
+        self.directory = Path(directory)
+        self._recipe = recipe
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.directory)!r})"
+
+    @property
+    def name(self) -> str:
+        """Folder name: encoding, seed, configuration hash."""
+        return self.directory.name
+
+    @property
+    def study(self) -> str:
+        """Name of the folder above."""
+        return self.directory.parent.name
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe this run was opened with, or the recorded one."""
+        if self._recipe is None:
+            from pe.training.recipe import Recipe
+
+            self._recipe = Recipe.from_dict(self.read()["recipe"])
+        return self._recipe
+
+    @property
+    def checkpoint(self) -> Path:
+        """The trained model in Hugging Face format (git-ignored)."""
+        return self.directory / "checkpoint"
+
+    def exists(self) -> bool:
+        """Whether a record has been written."""
+        return (self.directory / "run.json").exists()
+
+    def read(self) -> dict[str, Any]:
+        """run.json, validated. RunError names the file if it is missing or damaged."""
+        return _read_json("run", self.directory / "run.json")
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Validate and replace run.json."""
+        _write_json("run", self.directory / "run.json", record)
+
+    def update(self, **changes: Any) -> dict[str, Any]:
+        """Change some fields of run.json and return the new record."""
+        record = self.read() | changes
+        self.write(record)
+        return record
+
+    def fail(self, reason: str, status: str = "failed") -> None:
+        """Record that the run ended without a result, and why."""
+        from pe.training.record import now, start_record
+
+        record = self.read() if self.exists() else start_record(self)
+        self.write(record | {"status": status, "reason": reason, "finished": now()})
+
+    def evaluation(self) -> dict[str, Any] | None:
+        """evaluation.json, validated, or None when the run has not been evaluated."""
+        path = self.directory / "evaluation.json"
+        return _read_json("evaluation", path) if path.exists() else None
+
+    def write_evaluation(self, evaluation: dict[str, Any]) -> None:
+        """Validate and replace evaluation.json."""
+        _write_json("evaluation", self.directory / "evaluation.json", evaluation)
+
+    def metric_lines(self) -> list[dict[str, Any]]:
+        """metrics.jsonl as it stands; a line that is no object raises RunError with its number."""
+        path = self.directory / "metrics.jsonl"
+        if not path.exists():
+            return []
+        lines = []
+        for number, text in enumerate(path.read_text().splitlines(), 1):
+            try:
+                line = json.loads(text)
+                if not isinstance(line["step"], int):
+                    raise TypeError("step is not a whole number")
+            except (json.JSONDecodeError, TypeError, KeyError) as error:
+                raise RunError(f"{path}: line {number} is damaged ({error})") from error
+            lines.append(line)
+        return lines
+
+    def metrics(self) -> pandas.DataFrame:
+        """metrics.jsonl as a table; columns that a line lacks are NaN."""
+        import pandas
+
+        return pandas.DataFrame(self.metric_lines(), columns=list(METRIC_COLUMNS))
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the run's folder; a second process gets RunBusy at once. Freed when a process dies."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        path = self.directory / ".lock"
+        with open(path, "a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                holder = file.read().strip() or "another process"
+                raise RunBusy(
+                    f"{self.directory} is being written by {holder}; wait for it, stop it, or "
+                    "choose another study or seed"
+                ) from None
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
+            try:
+                yield
+            finally:
+                file.truncate(0)
+
+    def busy(self) -> str | None:
+        """The message of RunBusy if another process holds the folder, else None."""
+        if not (self.directory / ".lock").exists():
+            return None
+        try:
+            with self.lock():
+                return None
+        except RunBusy as error:
+            return str(error)
+
+
+def find(path: str | Path | None = None, study: str | None = None) -> list[Run]:
+    """All runs below ``path`` (default `root`), in order of folder name."""
+    base = Path(path) if path is not None else root()
+    if not base.is_dir():
+        raise RunError(f"{base}: there is no such folder of runs")
+    pattern = f"{study or '*'}/*/run.json"
+    return [Run(found.parent) for found in sorted(base.glob(pattern))]
+
+
+def load(path: str | Path | None = None, study: str | None = None) -> pandas.DataFrame:
+    """Every record below ``path`` as a table, one row a run.
+
+    Columns: study, run, pe, seed, status, recipe, config_hash, steps, tokens, parameters,
+    tokens_per_second, mfu, peak_memory_gib, wall_seconds, final_loss, validation_loss,
+    context_length, commit, directory, and perplexities by tokens (``ppl@512``) and by multiples of
+    the training context (``ppl@2x``).
+
+    Raises:
+        RunError: names the path of every damaged record; none is skipped.
+    """
+    import pandas
+
+    rows, damaged = [], []
+    for run in find(path, study):
+        try:
+            rows.append(_row(run))
+        except RunError as error:
+            damaged.append(str(error))
+    if damaged:
+        raise RunError("damaged records:\n" + "\n".join(damaged))
+    return pandas.DataFrame(rows, columns=None if rows else ["study", "run", "pe", "seed"])
+
+
+def _row(run: Run) -> dict[str, Any]:
+    record, evaluation = run.read(), run.evaluation()
+    training, model = record["training"] or {}, record["model"] or {}
+    length = record["recipe"]["context_length"]
+    row = {key: record[key] for key in ("study", "run", "pe", "seed", "status", "config_hash")}
+    row["recipe"] = record["recipe"]["name"]
+    for key in (
+        "steps", "tokens", "tokens_per_second", "mfu", "peak_memory_gib", "wall_seconds",
+        "final_loss", "validation_loss",
+    ):  # fmt: skip
+        row[key] = training.get(key)
+    row |= {"parameters": model.get("parameters"), "context_length": length}
+    row |= {"commit": record["code"]["commit"], "directory": str(run.directory)}
+    for at, cell in (evaluation or {}).get("perplexity", {}).items():
+        row[f"ppl@{at}"] = cell["value"]
+        if int(at) % length == 0:
+            row[f"ppl@{int(at) // length}x"] = cell["value"]
+    return row

@@ -1,0 +1,1 @@
+"""Training: recipe, schedule, checkpoint, trainer."""

@@ -1,0 +1,195 @@
+"""Recipe: everything that defines a training run, as one frozen dataclass of plain JSON values.
+
+Two runs with equal recipes (seed included) are the same experiment: `config_hash` names it. The
+evaluation settings and the recipe's own name are left out of the hash, because changing how a
+model is judged does not change the model. This module imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import typing
+from dataclasses import dataclass, field
+from typing import Any
+
+from pe._errors import unknown
+
+SCHEDULES = ("cosine", "wsd")
+PRECISIONS = ("auto", "float32", "bfloat16")
+COMPILE = ("auto", "on", "off")
+# These say how a run is judged or watched; they do not change the weights it ends with.
+NOT_IDENTITY = (
+    "name",
+    "evaluation_lengths",
+    "target_tokens",
+    "evaluation_windows",
+    "log_every",
+    "validate_every",
+    "checkpoint_every",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One training run. Lengths are in tokens, rates per optimizer step."""
+
+    name: str = "custom"
+    pe: str = "rope"
+    """Encoding, as the registry spells it: ``"rope"``, ``"rope+alibi"`` ..."""
+    pe_options: dict[str, Any] = field(default_factory=dict)
+    """Options of the encoding, for example ``{"factor": 8.0}`` for YaRN."""
+    seed: int = 0
+    """Draws initial weights and the order of the training windows."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    intermediate_size: int
+    qk_norm: bool = False
+    """RMS-normalise queries and keys for each head before they are rotated."""
+
+    corpus: str = "stdlib"
+    """Name of a corpus, or a path to .txt, .jsonl, .parquet files."""
+    tokenizer: str = "bpe"
+    """``"bpe"`` trains a byte-level BPE on the training split; otherwise a tokenizer's path."""
+    vocab_size: int
+    context_length: int
+    """Tokens in a training window."""
+    reset_positions: bool = False
+    """Restart positions at 0 at each document inside a window."""
+    mask_documents: bool = False
+    """Forbid attention from one document into another inside a window."""
+
+    steps: int
+    batch_size: int
+    """Windows in an optimizer step, over all processes."""
+    micro_batch_size: int = 0
+    """Windows in one forward pass of one process; 0: as many as there are."""
+    learning_rate: float
+    min_learning_rate: float
+    warmup_steps: int
+    schedule: str = "cosine"
+    decay_steps: int = 0
+    """Length of the final decay of the ``wsd`` schedule."""
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    grad_clip: float = 1.0
+    precision: str = "auto"
+    """``auto``: bfloat16 autocast on CUDA, float32 elsewhere."""
+    compile: str = "auto"
+    """``auto``: torch.compile on CUDA, off elsewhere."""
+
+    checkpoint_every: int = 100
+    log_every: int = 10
+    validate_every: int = 100
+    """Steps between validation losses; 0: only at the end."""
+
+    evaluation_lengths: tuple[int, ...] = ()
+    target_tokens: int = 256
+    """The same last tokens are scored at every context length."""
+    evaluation_windows: int = 64
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "evaluation_lengths", tuple(self.evaluation_lengths))
+        problems = list(_type_problems(self)) or list(_value_problems(self))
+        if problems:
+            raise ValueError("; ".join(problems))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))  # type: ignore[no-any-return]
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Recipe:
+        """The inverse of `to_dict`; unknown fields raise ValueError."""
+        names = [f.name for f in dataclasses.fields(cls)]
+        for name in values:
+            if name not in names:
+                raise unknown("recipe field", name, names)
+        return cls(**values)
+
+    def config_hash(self) -> str:
+        """Eight hex digits that identify the training run."""
+        values = {k: v for k, v in self.to_dict().items() if k not in NOT_IDENTITY}
+        text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    def run_name(self) -> str:
+        """``pope-s0-1a2b3c4d``: encoding, seed, hash; safe as a folder name."""
+        pe = re.sub(r"[^A-Za-z0-9_.-]+", "_", self.pe)
+        return f"{pe}-s{self.seed}-{self.config_hash()}"
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+
+def _type_problems(recipe: Recipe) -> typing.Iterator[str]:
+    hints = typing.get_type_hints(Recipe)
+    for f in dataclasses.fields(recipe):
+        value, wanted = getattr(recipe, f.name), hints[f.name]
+        origin = typing.get_origin(wanted) or wanted
+        if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+            object.__setattr__(recipe, f.name, float(value))
+        elif not isinstance(value, origin) or (wanted is int and isinstance(value, bool)):
+            yield f"{f.name}: expected {_word(origin)}, got {value!r}"
+
+
+def _word(kind: type) -> str:
+    words = {int: "a whole number", float: "a number", str: "text", bool: "True or False"}
+    words |= {dict: "a dictionary", tuple: "a list of whole numbers"}
+    return words[kind]
+
+
+def _value_problems(r: Recipe) -> typing.Iterator[str]:
+    positive = "hidden_size num_hidden_layers num_attention_heads num_key_value_heads "
+    positive += "intermediate_size vocab_size context_length steps batch_size learning_rate "
+    positive += "checkpoint_every log_every target_tokens evaluation_windows grad_clip"
+    for name in positive.split():
+        if getattr(r, name) <= 0:
+            yield f"{name}: expected more than 0, got {getattr(r, name)!r}"
+    for name in "seed micro_batch_size warmup_steps decay_steps weight_decay validate_every".split():
+        if getattr(r, name) < 0:
+            yield f"{name}: expected 0 or more, got {getattr(r, name)!r}"
+    if r.hidden_size % max(r.num_attention_heads, 1):
+        yield (
+            f"hidden_size: {r.hidden_size} does not divide into {r.num_attention_heads} heads"
+        )
+    elif r.num_attention_heads % max(r.num_key_value_heads, 1):
+        yield (
+            f"num_attention_heads: {r.num_attention_heads} is not a multiple of "
+            f"num_key_value_heads {r.num_key_value_heads}"
+        )
+    for name, choices in (
+        ("schedule", SCHEDULES),
+        ("precision", PRECISIONS),
+        ("compile", COMPILE),
+    ):
+        if getattr(r, name) not in choices:
+            yield str(unknown(name, getattr(r, name), choices))
+    if not 0 <= r.min_learning_rate <= r.learning_rate:
+        yield (
+            f"min_learning_rate: expected 0 to learning_rate {r.learning_rate}, "
+            f"got {r.min_learning_rate}"
+        )
+    if r.warmup_steps + r.decay_steps > r.steps:
+        yield (
+            f"steps: {r.steps} is less than warmup_steps {r.warmup_steps} + decay_steps "
+            f"{r.decay_steps}"
+        )
+    if r.micro_batch_size and r.batch_size % r.micro_batch_size:
+        yield (
+            f"micro_batch_size: {r.micro_batch_size} does not divide batch_size {r.batch_size}"
+        )
+    for length in r.evaluation_lengths:
+        if not isinstance(length, int) or length < r.target_tokens:
+            yield (
+                f"evaluation_lengths: {length!r} is not a whole number of at least target_tokens "
+                f"{r.target_tokens}"
+            )

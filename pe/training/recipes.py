@@ -1,0 +1,126 @@
+"""The named recipes. Each states what it needs and what it is for; all else is a field away.
+
+Sizes of `small` to `large` follow the 59/164/470/1200 M ladder that other open comparisons use, so
+results can be laid side by side. `paper` is the budget of the scaffold study: 16,000 steps of
+64 x 1024 tokens, cosine 3e-4 -> 3e-5, 3% warmup.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from pe._errors import unknown
+from pe.training.recipe import Recipe
+
+DEMO = Recipe(
+    # Two CPU cores, about two minutes of training an encoding; text that every Python carries.
+    name="demo",
+    corpus="stdlib",
+    vocab_size=4096,
+    hidden_size=128,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    intermediate_size=352,
+    context_length=256,
+    steps=260,
+    batch_size=16,
+    learning_rate=2e-3,
+    min_learning_rate=2e-4,
+    warmup_steps=26,
+    checkpoint_every=65,
+    log_every=5,
+    validate_every=65,
+    evaluation_lengths=(256, 512, 1024, 2048),
+    target_tokens=128,
+    evaluation_windows=24,
+)
+
+TINY = Recipe(
+    # One GPU, 34 M parameters: 65,536 tokens a step.
+    name="tiny",
+    corpus="stdlib",
+    vocab_size=16384,
+    hidden_size=512,
+    num_hidden_layers=8,
+    num_attention_heads=8,
+    num_key_value_heads=8,
+    intermediate_size=1408,
+    context_length=1024,
+    steps=1000,
+    batch_size=64,
+    learning_rate=1e-3,
+    min_learning_rate=1e-4,
+    warmup_steps=50,
+    checkpoint_every=250,
+    log_every=10,
+    validate_every=250,
+    evaluation_lengths=(1024, 2048, 4096, 8192, 16384),
+    target_tokens=256,
+    evaluation_windows=64,
+)
+
+_FINEWEB = dataclasses.replace(TINY, corpus="fineweb-edu", vocab_size=32768, context_length=1024)
+
+
+def _sized(name: str, hidden: int, layers: int, heads: int, inner: int, **more: Any) -> Recipe:
+    sizes: dict[str, Any] = {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "intermediate_size": inner,
+    }
+    return dataclasses.replace(_FINEWEB, name=name, **(sizes | more))
+
+
+SMALL = _sized("small", 512, 12, 8, 1408, steps=16000, learning_rate=6e-4, min_learning_rate=6e-5)
+MEDIUM = _sized("medium", 768, 18, 12, 2048, steps=16000, learning_rate=6e-4, min_learning_rate=6e-5)
+LARGE = _sized(
+    "large", 2048, 22, 32, 5632, steps=32000, learning_rate=3e-4, min_learning_rate=3e-5,
+    micro_batch_size=8,
+)
+PAPER = _sized(
+    "paper", 1024, 24, 16, 2816, corpus="fineweb", steps=16000, learning_rate=3e-4,
+    min_learning_rate=3e-5, warmup_steps=480, micro_batch_size=32, checkpoint_every=1000,
+    validate_every=1000,
+)
+
+RECIPES: dict[str, Recipe] = {
+    r.name: r for r in (DEMO, TINY, SMALL, MEDIUM, LARGE, PAPER)
+}
+
+
+def recipe(name: str = "auto", **overrides: Any) -> Recipe:
+    """A named recipe with some fields changed.
+
+    Args:
+        name: a key of `RECIPES`, or ``"auto"``: ``demo`` on a CPU, ``tiny`` on a CUDA GPU.
+        overrides: any field of `Recipe`. When ``context_length`` changes and
+            ``evaluation_lengths`` is not given, the lengths keep their multiples of it; when
+            ``steps`` changes and ``warmup_steps`` or ``decay_steps`` is not given, they keep
+            their share of it.
+
+    Raises:
+        ValueError: unknown recipe or field (the nearest is named), or a value of a wrong type.
+    """
+    if name == "auto":
+        import torch
+
+        name = "tiny" if torch.cuda.is_available() else "demo"
+    if name not in RECIPES:
+        raise unknown("recipe", name, ["auto", *RECIPES])
+    base = RECIPES[name]
+    values = base.to_dict() | overrides
+    length, steps = values["context_length"], values["steps"]
+    if "evaluation_lengths" not in overrides and isinstance(length, int):
+        values["evaluation_lengths"] = [
+            n * length // base.context_length for n in base.evaluation_lengths
+        ]
+        values["target_tokens"] = overrides.get("target_tokens", min(base.target_tokens, length))
+    if isinstance(steps, int):
+        for key in ("warmup_steps", "decay_steps"):
+            if key not in overrides:
+                values[key] = round(getattr(base, key) * steps / base.steps)
+    return Recipe.from_dict(values)
