@@ -1,0 +1,276 @@
+"""Tables of a study: runs grouped by what was trained, measured once, written as Markdown.
+
+A *group* is all seeds of one configuration. Its measurements are means over those seeds, with the
+sample standard deviation beside them when there are at least two. Tables, figures and the numbers
+in the book's prose all come from `measure`, so they cannot disagree. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pe._errors import unknown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NAMES = {
+    "nope": "NoPE",
+    "rope": "RoPE",
+    "yarn": "YaRN",
+    "pope": "PoPE",
+    "sinusoidal": "Sinusoidal",
+    "learned": "Learned",
+    "alibi": "ALiBi",
+    "t5": "T5",
+    "kerple_log": "KERPLE (log)",
+    "kerple_power": "KERPLE (power)",
+    "sandwich": "Sandwich",
+    "fire": "FIRE",
+    "cope": "CoPE",
+    "fox": "FoX",
+    "xpos": "xPos",
+    "fope": "FoPE",
+    "pi": "PI",
+    "ntk": "NTK",
+    "dynamic_ntk": "Dynamic NTK",
+    "llama3": "Llama 3",
+    "longrope": "LongRoPE",
+    "resonance": "Resonance",
+    "clex": "CLEX",
+}
+"""How an encoding's name is written in tables, figures and prose; also their order there."""
+
+
+class RunLike(Protocol):
+    """The part of `pe.runs.Run` that tables and figures read."""
+
+    name: str
+    study: str
+    directory: Path
+
+    def read(self) -> dict[str, Any]: ...
+    def metrics(self) -> pd.DataFrame: ...
+    def evaluation(self) -> dict[str, Any] | None: ...
+
+
+@dataclass(frozen=True)
+class Group:
+    """All seeds of one configuration, in order of seed."""
+
+    pe: str
+    label: str
+    runs: tuple[RunLike, ...]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A mean over `n` seeds with its sample standard deviation, or a reason why there is none."""
+
+    value: float | None
+    spread: float | None = None
+    n: int = 1
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A column: what it is called, how a run's value is found, how it is written."""
+
+    title: str
+    find: Callable[[dict[str, Any]], float | None]
+    write: Callable[[float], str]
+
+
+def significant(value: float) -> str:
+    """Three significant digits, never an exponent, thousands separated: ``1,234`` ``45.6``."""
+    if not math.isfinite(value):
+        return str(value)
+    digits = 2 - math.floor(math.log10(abs(value))) if value else 2
+    return f"{value:,.{max(digits, 0)}f}"
+
+
+def whole(value: float) -> str:
+    """A count: ``9,812``."""
+    return f"{value:,.0f}"
+
+
+def duration(seconds: float) -> str:
+    """``52 s``, ``3 min 05 s``, ``2 h 10 min``."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def _training(key: str) -> Callable[[dict[str, Any]], float | None]:
+    return lambda record: (record["training"] or {}).get(key)
+
+
+def _model(key: str) -> Callable[[dict[str, Any]], float | None]:
+    return lambda record: (record["model"] or {}).get(key)
+
+
+QUANTITIES: dict[str, Quantity] = {
+    "final_loss": Quantity("training loss", _training("final_loss"), "{:.3f}".format),
+    "validation_loss": Quantity("validation loss", _training("validation_loss"), "{:.3f}".format),
+    "tokens_per_second": Quantity("tokens/s", _training("tokens_per_second"), whole),
+    "wall_time": Quantity("training time", _training("wall_seconds"), duration),
+    "peak_memory": Quantity("peak memory, GiB", _training("peak_memory_gib"), "{:.2f}".format),
+    "parameters": Quantity("parameters", _model("parameters"), whole),
+    "encoding_parameters": Quantity("of the encoding", _model("encoding_parameters"), whole),
+    "steps": Quantity("steps", _training("steps"), whole),
+    "tokens": Quantity("tokens", _training("tokens"), whole),
+}
+"""Everything measured once a run. Perplexities are ``ppl@1x``, ``ppl@2x`` ... beside these."""
+
+COLUMNS = ("final_loss", "validation_loss", "tokens_per_second", "peak_memory", "parameters")
+
+
+def label(pe: str) -> str:
+    """``"rope+alibi"`` -> ``"RoPE + ALiBi"``; a name this file does not know stays as it is."""
+    return " + ".join(NAMES.get(part, part) for part in pe.split("+"))
+
+
+def groups(runs: Iterable[RunLike]) -> list[Group]:
+    """Group runs that differ in nothing but their seed.
+
+    Two configurations of one encoding get labels that tell them apart by the recipe fields in
+    which they differ, for example ``RoPE (steps 100)``.
+    """
+    found: dict[str, list[tuple[int, RunLike, dict[str, Any]]]] = {}
+    for run in runs:
+        recipe = dict(run.read()["recipe"])
+        seed = recipe.pop("seed")
+        found.setdefault(json.dumps(recipe, sort_keys=True), []).append((seed, run, recipe))
+    result = []
+    for members in found.values():
+        recipe = members[0][2]
+        rivals = [other[0][2] for other in found.values() if other[0][2]["pe"] == recipe["pe"]]
+        differs = [k for k in recipe if any(r.get(k) != recipe[k] for r in rivals)]
+        more = ", ".join(f"{key} {recipe[key]}" for key in differs)
+        name = label(recipe["pe"]) + (f" ({more})" if more else "")
+        ordered = sorted(members, key=lambda member: (member[0], member[1].name))
+        result.append(Group(recipe["pe"], name, tuple(run for _, run, _ in ordered)))
+    order = list(NAMES)
+    return sorted(
+        result,
+        key=lambda g: (order.index(g.pe) if g.pe in order else len(order), g.pe, g.label),
+    )
+
+
+def multiples(runs: Iterable[RunLike]) -> list[str]:
+    """The evaluated lengths as multiples of the training length: ``["1x", "2x", ...]``."""
+    found: set[float] = set()
+    for run in runs:
+        trained = run.read()["recipe"]["context_length"]
+        found |= {length / trained for length in (run.evaluation() or {"lengths": []})["lengths"]}
+    return [f"{multiple:g}x" for multiple in sorted(found)]
+
+
+def measure(group: Group, quantity: str) -> Measurement:
+    """Mean, spread and count of a quantity over a group's seeds.
+
+    Args:
+        group: from `groups`.
+        quantity: a key of `QUANTITIES`, or ``ppl@Nx``: perplexity of the same target tokens
+            behind a context of N times the training length.
+
+    Raises:
+        ValueError: an unknown quantity.
+    """
+    values: list[float] = []
+    reason = None
+    for run in group.runs:
+        value, why = _value(run, quantity)
+        reason = reason or why
+        if value is not None:
+            values.append(value)
+    if reason or not values:  # a mean over some of the seeds would not be the same quantity
+        return Measurement(None, n=len(group.runs), reason=reason or "not recorded")
+    spread = statistics.stdev(values) if len(values) > 1 else None
+    return Measurement(statistics.fmean(values), spread, len(values))
+
+
+def _value(run: RunLike, quantity: str) -> tuple[float | None, str | None]:
+    record = run.read()
+    if quantity in QUANTITIES:
+        value = QUANTITIES[quantity].find(record)
+        return value, None if value is not None else "not recorded"
+    if not quantity.startswith("ppl@"):
+        raise unknown("quantity", quantity, [*QUANTITIES, "ppl@1x", "ppl@2x", "ppl@4x", "ppl@8x"])
+    try:
+        length = round(float(quantity[4:].removesuffix("x")) * record["recipe"]["context_length"])
+    except ValueError:
+        raise unknown("quantity", quantity, ["ppl@1x", "ppl@2x", "ppl@4x", "ppl@8x"]) from None
+    entry = ((run.evaluation() or {}).get("perplexity") or {}).get(str(length))
+    if entry is None:
+        return None, "not evaluated"
+    return entry["value"], entry["reason"]
+
+
+def write(measurement: Measurement, quantity: str) -> str:
+    """A table cell: ``45.6``, ``45.6 ± 0.3`` or the reason why there is no value."""
+    if measurement.value is None:
+        return measurement.reason or "not recorded"
+    form = QUANTITIES[quantity].write if quantity in QUANTITIES else significant
+    text = form(measurement.value)
+    if measurement.spread is not None and quantity not in ("parameters", "steps", "tokens"):
+        text += f" ± {form(measurement.spread)}"
+    return text
+
+
+def study_table(
+    runs: Sequence[RunLike],
+    columns: Sequence[str] | None = None,
+    links: Mapping[str, str] | None = None,
+) -> pd.DataFrame:
+    """One row a configuration, as text ready to be shown.
+
+    Args:
+        runs: complete runs, any number of seeds.
+        columns: quantities as `measure` names them; default: every evaluated multiple of the
+            training length, then `COLUMNS`.
+        links: run name -> address of its page; runs without one are named without a link.
+    """
+    import pandas as pd
+
+    found = groups(runs)
+    columns = columns or [*(f"ppl@{m}" for m in multiples(runs)), *COLUMNS]
+    several = any(len(group.runs) > 1 for group in found)
+    rows = []
+    for group in found:
+        row = {"encoding": group.label}
+        for quantity in columns:
+            row[title(quantity)] = write(measure(group, quantity), quantity)
+        if several:
+            row["seeds"] = str(len(group.runs))
+        row["runs"] = ", ".join(_link(run.name, links or {}) for run in group.runs)
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def title(quantity: str) -> str:
+    """A column's heading: ``ppl@4x`` -> ``4×``."""
+    if quantity in QUANTITIES:
+        return QUANTITIES[quantity].title
+    return quantity.removeprefix("ppl@").replace("x", "×")
+
+
+def _link(name: str, links: Mapping[str, str]) -> str:
+    return f"[{name}]({links[name]})" if name in links else f"`{name}`"
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """A pipe table; the first and the last column to the left, figures to the right."""
+    heads = [str(column) for column in frame.columns]
+    last = len(heads) - 1
+    rule = [":--" if i in (0, last) else "--:" for i in range(len(heads))]
+    body = [[str(cell).replace("|", "\\|") for cell in row] for row in frame.to_numpy()]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (heads, rule, *body))
