@@ -1,0 +1,25 @@
+"""Positional encodings: pure maths on torch tensors, one file an encoding.
+
+    >>> import torch
+    >>> from pe.encodings import encoding
+    >>> rope = encoding("rope", head_dim=64, num_heads=8)
+    >>> q = k = torch.randn(1, 8, 16, 64)
+    >>> q_rotated, k_rotated = rope.rotate(q, k, torch.arange(16), torch.arange(16))
+"""
+
+from __future__ import annotations
+
+from pe.encodings.base import Encoding
+from pe.encodings.frequencies import Frequencies, FrequencyTransform
+from pe.encodings.registry import check, encoding, list_encodings, lookup, register
+
+__all__ = [
+    "Encoding",
+    "Frequencies",
+    "FrequencyTransform",
+    "check",
+    "encoding",
+    "list_encodings",
+    "lookup",
+    "register",
+]

@@ -1,0 +1,95 @@
+"""PoPE: content sets how long a channel's vector is, position alone where it points.
+
+    logit(t, s) = sum_c softplus(q_tc) softplus(k_sc) cos((s - t) w_c + delta_c) / sqrt(d)
+    w_c = theta^(-c/d),  c = 0 .. d-1,     delta_c in [-2 pi, 0] learned
+
+Gopalakrishnan et al. 2025 (arXiv:2509.10534). One frequency a channel, where RoPE has one a pair.
+Learns d phases for each key head. Queries and keys become 2d wide (values do not); the scale stays
+1/sqrt(d) of the original head. Any position.
+
+delta starts at 0, on its bound. A plain clamp would give an entry that steps over the bound no
+gradient ever again; here a gradient that points back inside always passes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from pe.encodings.base import Encoding
+from pe.encodings.checks import choice, positive, rotary_width
+from pe.encodings.frequencies import phase_tables
+from pe.encodings.registry import register
+
+
+class _Bounded(torch.autograd.Function):
+    """Clamp whose gradient is stopped only where a descent step would lead further out."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, low: float, high: float) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.bounds = low, high
+        return x.clamp(low, high)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        low, high = ctx.bounds
+        outward = ((x >= high) & (gradient < 0)) | ((x <= low) & (gradient > 0))
+        return gradient.masked_fill(outward, 0.0), None, None
+
+
+@register("pope")
+class PoPE(Encoding):
+    """Polar coordinate position embedding; one set of phases for each key head and layer."""
+
+    rotates = True
+    per_layer = True
+
+    def __init__(
+        self,
+        head_dim: int,
+        num_kv_heads: int,
+        theta: float = 10000.0,
+        rotary_fraction: float = 1.0,
+        delta_init: str = "zero",
+    ) -> None:
+        super().__init__()
+        self.theta = positive("theta", theta)
+        self.polar_dim = rotary_width(head_dim, rotary_fraction, even=False)
+        self.delta_init = choice("delta_init", delta_init, ("zero", "uniform"))
+        # Held per key head, so that rotated keys can be cached under grouped queries.
+        self.delta = nn.Parameter(torch.zeros(num_kv_heads, self.polar_dim))
+        self.register_exact_buffers()
+        self.reset_parameters()
+
+    def exact_buffers(self) -> dict[str, Tensor]:  # noqa: D102
+        channel = torch.arange(self.polar_dim, dtype=torch.float64, device="cpu")
+        return {"inv_freq": self.theta ** -(channel / self.polar_dim)}
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:  # noqa: D102
+        if self.delta_init == "zero":
+            self.delta.zero_()
+        else:
+            self.delta.uniform_(-2 * math.pi, 0.0, generator=generator)
+
+    def rotate(  # noqa: D102
+        self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        q_cos, q_sin = phase_tables(q_positions, self.inv_freq, like=q)
+        cos, sin = phase_tables(k_positions, self.inv_freq, like=k)
+        delta = _Bounded.apply(self.delta.to(cos.dtype), -2 * math.pi, 0.0)[:, None]  # (K, 1, d)
+        k_cos = cos * delta.cos() - sin * delta.sin()  # cos(s w + delta)
+        k_sin = sin * delta.cos() + cos * delta.sin()
+        return self._expand(q, q_cos, q_sin), self._expand(k, k_cos, k_sin)
+
+    def _expand(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        magnitude = softplus(x[..., : self.polar_dim].to(cos.dtype))
+        polar = torch.cat((magnitude * cos, magnitude * sin), dim=-1).to(x.dtype)
+        rest = x[..., self.polar_dim :]
+        return polar if rest.shape[-1] == 0 else torch.cat((polar, rest), dim=-1)

@@ -1,0 +1,86 @@
+"""YaRN: slow the frequencies that training never saw complete a turn, leave the fast ones alone.
+
+    r(beta) = d ln(L0 / (2 pi beta)) / (2 ln theta)     pair that turns beta times in L0 tokens
+    low  = max(floor r(beta_fast), 0),   high = min(ceil r(beta_slow), d - 1)
+    gamma_i = 1 - clip((i - low) / (high - low), 0, 1)
+    w_i <- gamma_i w_i + (1 - gamma_i) w_i / s
+    cos, sin <- m cos, m sin,            m = 0.1 ln s + 1
+
+Peng, Quesnelle, Fan, Shippole 2023 (arXiv:2309.00071), with the ramp of the authors' code: linear
+in the pair's index. m sits on queries and keys, so logits grow by m^2. Learns nothing; no cost at
+run time. s = 1 is RoPE.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from pe.encodings.checks import at_least, positive
+from pe.encodings.frequencies import Frequencies, FrequencyTransform
+from pe.encodings.registry import register
+
+
+def turns_index(turns: float, dim: int, theta: float, original_length: int) -> float:
+    """The (fractional) pair index whose frequency makes ``turns`` turns in ``original_length``."""
+    return dim * math.log(original_length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+
+def temperature(factor: float, weight: float = 1.0) -> float:
+    """m = 0.1 w ln s + 1, and 1 where nothing is extended."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+@register("yarn")
+class YaRN(FrequencyTransform):
+    """Frequencies for ``factor`` times ``original_length``.
+
+    Options ``attention_factor`` (m itself), ``mscale`` and ``mscale_all_dim`` (DeepSeek's ratio of
+    two temperatures, used when both are non-zero) and ``truncate`` (floor and ceil) are those of
+    the published checkpoints.
+    """
+
+    def __init__(
+        self,
+        original_length: int,
+        factor: float = 4.0,
+        beta_fast: float = 32.0,
+        beta_slow: float = 1.0,
+        attention_factor: float | None = None,
+        mscale: float | None = None,
+        mscale_all_dim: float | None = None,
+        truncate: bool = True,
+    ) -> None:
+        self.original_length = original_length
+        self.factor = at_least("factor", factor, 1.0)
+        self.beta_fast = positive("beta_fast", beta_fast)
+        self.beta_slow = positive("beta_slow", beta_slow)
+        if beta_fast < beta_slow:
+            raise ValueError(f"beta_fast {beta_fast} is less than beta_slow {beta_slow}")
+        self.truncate = truncate
+        if attention_factor is not None:
+            self.magnitude = positive("attention_factor", attention_factor)
+        elif mscale and mscale_all_dim:
+            self.magnitude = temperature(factor, mscale) / temperature(factor, mscale_all_dim)
+        else:
+            self.magnitude = temperature(factor)
+
+    def ramp_bounds(self, dim: int, theta: float) -> tuple[float, float]:
+        """(low, high): pairs up to low keep their frequency, pairs from high on are slowed by s."""
+        low = turns_index(self.beta_fast, dim, theta, self.original_length)
+        high = turns_index(self.beta_slow, dim, theta, self.original_length)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, dim - 1)
+        # Below L0 = 2 pi beta_slow the authors' code gets high < low, which turns the ramp around
+        # and slows nothing; the intent is that everything after `low` is slowed.
+        return low, high if high > low else low + 0.001
+
+    def __call__(self, frequencies: Frequencies) -> Frequencies:  # noqa: D102
+        inv_freq, theta, dim, magnitude = frequencies
+        low, high = self.ramp_bounds(dim, theta)
+        index = torch.arange(dim // 2, dtype=torch.float64, device="cpu")
+        keep = 1 - ((index - low) / (high - low)).clamp(0, 1)
+        slowed = keep * inv_freq + (1 - keep) * inv_freq / self.factor
+        return Frequencies(slowed, theta, dim, magnitude * self.magnitude)
