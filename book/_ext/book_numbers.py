@@ -1,0 +1,161 @@
+"""Numbers for prose: `pope.ppl@4x` -> "41.2". Prose holds no figures of its own.
+
+    [STUDY/]SUBJECT.QUANTITY[:format]          {record}`pope.ppl@4x`  {record}`study.hardware`
+    KEY / KEY                                  {record}`rope.ppl@8x / rope.ppl@1x`
+
+SUBJECT is an encoding (a mean over its seeds), `study`, or one of `best`, `worst`, `order`, which
+give names instead of numbers. Unknown keys raise ValueError with the nearest valid one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from book_studies import Studies
+
+from pe._errors import unknown
+from pe.runs import Run
+from pe.tables import (
+    QUANTITIES,
+    Group,
+    duration,
+    groups,
+    label,
+    measure,
+    multiples,
+    significant,
+    whole,
+    write,
+)
+
+_RANKS = ("best", "worst", "order")
+
+
+def look_up(studies: Studies, text: str) -> str:
+    """The text that stands for a key, or for the ratio of two keys."""
+    match = re.fullmatch(r"\s*(.+?)(?:\s*:\s*([^:/]+))?\s*", text)
+    if not match:
+        raise ValueError("an empty key")
+    key, form = match.groups()
+    parts = [part.strip() for part in key.split(" / ")]
+    if len(parts) == 2:
+        upper, lower = (_number(studies, part) for part in parts)
+        return format(upper / lower, form) if form else significant(upper / lower)
+    if form:
+        return format(_number(studies, key), form)
+    return _text(studies, key)
+
+
+def _split(studies: Studies, key: str) -> tuple[list[Run], str, str]:
+    study, _, rest = key.rpartition("/")
+    study = study or studies.reference
+    if study not in studies.runs:
+        raise unknown("study", study, studies.runs)
+    subject, dot, quantity = rest.partition(".")
+    if not dot:
+        raise ValueError(f"expected SUBJECT.QUANTITY such as pope.ppl@4x, got {rest!r}")
+    return studies.runs[study], subject, quantity
+
+
+def _group(runs: list[Run], subject: str) -> Group:
+    found = {group.pe: group for group in groups(runs)}
+    if subject not in found:
+        raise unknown("subject", subject, [*found, "study", *_RANKS])
+    return found[subject]
+
+
+def _number(studies: Studies, key: str) -> float:
+    runs, subject, quantity = _split(studies, key)
+    if subject == "study":
+        value = _facts(runs)[_known(runs, quantity)]
+        if not isinstance(value, int | float):
+            raise ValueError(f"{key} is no number")
+        return value
+    result = measure(_group(runs, subject), quantity)
+    if result.value is None:
+        raise ValueError(f"{key} has no value: {result.reason}")
+    return result.value
+
+
+def _text(studies: Studies, key: str) -> str:
+    runs, subject, quantity = _split(studies, key)
+    if subject == "study":
+        value = _facts(runs)[_known(runs, quantity)]
+        if quantity == "wall_time":
+            return duration(value)
+        return whole(value) if isinstance(value, int | float) else str(value)
+    if subject in _RANKS:
+        ranked = sorted((_number_or_last(g, quantity), g.label) for g in groups(runs))
+        names = [name for _, name in ranked]
+        return {"best": names[0], "worst": names[-1], "order": ", ".join(names)}[subject]
+    if quantity == "seeds":
+        return str(len(_group(runs, subject).runs))
+    return write(measure(_group(runs, subject), quantity), quantity)
+
+
+def _number_or_last(group: Group, quantity: str) -> float:
+    value = measure(group, quantity).value
+    return float("inf") if value is None else value
+
+
+def _known(runs: list[Run], quantity: str) -> str:
+    facts = _facts(runs)
+    if quantity not in facts:
+        raise unknown("quantity of a study", quantity, facts)
+    return quantity
+
+
+def _facts(runs: list[Run]) -> dict[str, Any]:
+    """What holds for a study as a whole; where its runs differ, all values are listed."""
+    records = [run.read() for run in runs]
+    recipes = [record["recipe"] for record in records]
+    data = [record["data"] or {} for record in records]
+    evaluations = [run.evaluation() or {} for run in runs]
+    machine = [
+        f"{h['name']}, {h['cores']} cores" if h["device"] == "cpu" else f"{h['count']} × {h['name']}"
+        for h in (record["hardware"] for record in records)
+    ]
+    facts: dict[str, Any] = {
+        "runs": len(runs),
+        "encodings": ", ".join(group.label for group in groups(runs)),
+        "hardware": _one(machine),
+        "commit": _one([(record["code"]["commit"] or "unknown")[:12] for record in records]),
+        "date": _one([record["created"][:10] for record in records]),
+        "recipe": _one([recipe["name"] for recipe in recipes]),
+        "name": records[0]["study"],
+        "corpus": _one([entry.get("corpus") for entry in data]),
+        "fingerprint": _one([entry.get("fingerprint") for entry in data]),
+        "wall_time": sum((record["training"] or {}).get("wall_seconds", 0.0) for record in records),
+        "tokens": _one([(record["training"] or {}).get("tokens") for record in records]),
+        "lengths": ", ".join(multiples(runs)).replace("x", "×"),
+        "windows": _one([entry.get("windows") for entry in evaluations]),
+        "target_tokens": _one([entry.get("target_tokens") for entry in evaluations]),
+        "layers": _one([recipe["num_hidden_layers"] for recipe in recipes]),
+        "heads": _one([recipe["num_attention_heads"] for recipe in recipes]),
+    }
+    for key in ("documents", "train_tokens", "test_tokens", "vocab_size"):
+        facts[key] = _one([entry.get(key) for entry in data])
+    for key in ("context_length", "steps", "batch_size", "hidden_size"):
+        facts[key] = _one([recipe[key] for recipe in recipes])
+    for package in ("python", "torch", "transformers"):
+        facts[package] = _one([record["versions"].get(package) for record in records])
+    return facts
+
+
+def _one(values: list[Any]) -> Any:
+    different = list(dict.fromkeys(value for value in values if value is not None))
+    if len(different) == 1:
+        return different[0]
+    return ", ".join(str(value) for value in different) or "not recorded"
+
+
+def names(studies: Studies) -> list[str]:
+    """Every key of the reference study, for messages and tests."""
+    runs = studies.runs[studies.reference]
+    quantities = [*QUANTITIES, "seeds", *(f"ppl@{name}" for name in multiples(runs))]
+    keys = [f"{group.pe}.{quantity}" for group in groups(runs) for quantity in quantities]
+    return [*keys, *(f"study.{fact}" for fact in _facts(runs))]
+
+
+__all__ = ["label", "look_up", "names"]

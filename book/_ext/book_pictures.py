@@ -1,0 +1,94 @@
+"""Draw the book's pictures and the figures of its records to book/_generated/*.svg, in pairs.
+
+Each picture is drawn once; its dark twin is the same SVG with the inks swapped (`pe.figures`).
+A picture is drawn again only when what it is made of changed: its code, or its records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from book_mirror import write
+from book_studies import FILES, LOCAL, Studies
+from matplotlib.figure import Figure
+from sphinx.errors import ExtensionError
+
+from pe import figures
+from pe.runs import Run
+
+_FIGURES: dict[str, Callable[..., Figure]] = {
+    "perplexity-by-length": figures.perplexity_by_length,
+    "loss-curves": figures.loss_curves,
+    "loss-by-position": figures.loss_by_position,
+}
+
+
+def record_figures(studies: Studies) -> dict[str, tuple[list[Run], Callable[[], Figure]]]:
+    """Name -> the runs it is made of and how to draw it.
+
+    The reference study's names are bare, the reader's own begin with ``local-``; a perplexity
+    figure whose name ends with an encoding draws that encoding strongly.
+    """
+    found: dict[str, tuple[list[Run], Callable[[], Figure]]] = {}
+    for study, prefix in ((studies.reference, ""), (LOCAL, "local-")):
+        runs = studies.runs.get(study)
+        if not runs:
+            continue
+        for name, figure in _FIGURES.items():
+            found[prefix + name] = (runs, lambda f=figure, r=runs: f(r))  # type: ignore[misc]
+    reference = studies.runs[studies.reference]
+    for pe in sorted({run.read()["pe"] for run in reference}):
+        found[f"perplexity-by-length-{pe}"] = (
+            reference,
+            lambda p=pe: figures.perplexity_by_length(reference, highlight=p),  # type: ignore[misc]
+        )
+    return found
+
+
+def draw(root: Path, book: Path, studies: Studies) -> None:
+    """Bring book/_generated up to date and remove what is no longer asked for."""
+    target = book / "_generated"
+    stamps_file = target / "pictures.json"
+    old = json.loads(stamps_file.read_text()) if stamps_file.exists() else {}
+    stamps: dict[str, str] = {}
+    look = _hash([root / "pe" / "figures.py", root / "pe" / "tables.py"])
+    todo: dict[str, Callable[[], Figure]] = {}
+    for name, (runs, function) in record_figures(studies).items():
+        stamps[name] = look + _hash(r.directory / file for r in runs for file in FILES)
+        todo[name] = function
+    code = book / "_ext" / "pictures.py"
+    if code.exists():
+        from pictures import PICTURES
+
+        sources = [code, *sorted((root / "pe" / "encodings").rglob("*.py"))]
+        stamp = look + _hash(sources)
+        for name, function in PICTURES.items():
+            stamps[name] = stamp
+            todo[name] = function
+    for name, function in todo.items():
+        pair = [target / f"{name}.svg", target / f"{name}-dark.svg"]
+        if old.get(name) == stamps[name] and all(path.exists() for path in pair):
+            continue
+        try:
+            with figures.style():
+                light = figures.svg(function())
+        except Exception as error:
+            raise ExtensionError(f"picture {name!r} could not be drawn: {error}") from error
+        write(pair[0], light)
+        write(pair[1], figures.darken(light))
+    write(stamps_file, json.dumps(stamps, indent=1, sort_keys=True) + "\n")
+    wanted = {f"{name}{twin}.svg" for name in stamps for twin in ("", "-dark")}
+    for path in target.glob("*.svg"):
+        if path.name not in wanted:
+            path.unlink()
+
+
+def _hash(paths: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.name.encode() + b"\0")
+        digest.update(path.read_bytes() if path.exists() else b"")
+    return digest.hexdigest()[:16]

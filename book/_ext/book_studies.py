@@ -1,0 +1,77 @@
+"""The records the book is made of: the committed reference study, and the reader's own runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sphinx.util import logging
+
+from pe import runs
+
+LOCAL = "local"
+FILES = ("run.json", "metrics.jsonl", "evaluation.json")
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Studies:
+    """All studies by name. Only complete runs are shown; the others are named with their reason."""
+
+    reference: str
+    runs: dict[str, list[runs.Run]] = field(default_factory=dict)
+    incomplete: dict[str, list[runs.Run]] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, committed: Path, own: Path, reference: str) -> Studies:
+        """Read every record.
+
+        Args:
+            committed: the checkout's runs/; a damaged record in it stops the build.
+            own: where the reader's runs are (``pe.runs.root()``); damage there is a warning.
+            reference: name of the study that the prose speaks of.
+
+        Raises:
+            RunError: the reference study is missing, or committed records are damaged.
+        """
+        studies = cls(reference)
+        damaged = []
+        found = [*committed.glob("*/*/run.json"), *own.glob(f"{LOCAL}/*/run.json")]
+        for path in sorted(set(found)):
+            run = runs.Run(path.parent)
+            try:
+                status = run.read()["status"]
+                run.evaluation(), run.metric_lines()
+            except runs.RunError as error:
+                if run.study != LOCAL:
+                    damaged.append(str(error))
+                else:
+                    log.warning("a run of yours is left out: %s", error, type="pe", subtype="run")
+                continue
+            group = studies.runs if status == "complete" else studies.incomplete
+            group.setdefault(run.study, []).append(run)
+        if damaged:
+            raise runs.RunError("these are damaged:\n" + "\n".join(damaged))
+        if not studies.runs.get(reference):
+            raise runs.RunError(
+                f"there is no complete run in {committed / reference}: this is the committed "
+                f"reference study; restore it with `git checkout -- runs/{reference}`"
+            )
+        return studies
+
+    def complete(self) -> list[runs.Run]:
+        """Every complete run of every study."""
+        return [run for found in self.runs.values() for run in found]
+
+    def fingerprint(self) -> str:
+        """JSON of every record's hash. Pages that read records depend on this one file."""
+        result = {}
+        for study in (self.runs, self.incomplete):
+            for run in (run for found in study.values() for run in found):
+                for path in (run.directory / name for name in FILES):
+                    if path.exists():
+                        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+                        result[f"{run.study}/{run.name}/{path.name}"] = digest
+        return json.dumps(result, indent=1, sort_keys=True) + "\n"

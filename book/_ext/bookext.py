@@ -1,0 +1,73 @@
+"""The book's Sphinx extension: everything that lets `jupyter-book build book` run from records.
+
+Before Sphinx reads a page it
+  1. points sphinx-external-toc to the root's `_toc.yml` (book/_toc.yml is a stub: Jupyter Book
+     looks for a table of contents in the book's folder only, and symlinks do not survive Windows);
+  2. mirrors notebooks and run pages into book/, where Sphinx can see them (book_mirror);
+  3. draws the pictures and the figures of the records into book/_generated (book_pictures);
+and it adds the roles and directives by which pages read the records (book_directives).
+
+Nothing is executed and nothing is fetched. Written files keep their bytes and times unless their
+content changed, so a second build only does what is new.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+BOOK = Path(__file__).resolve().parent.parent
+ROOT = BOOK.parent
+sys.path.insert(0, str(ROOT))  # the package beside the book, installed or not
+
+import book_directives  # noqa: E402
+import book_mirror  # noqa: E402
+import book_pictures  # noqa: E402
+from book_studies import Studies  # noqa: E402
+from sphinx.application import Sphinx  # noqa: E402
+from sphinx.config import Config  # noqa: E402
+from sphinx.errors import ExtensionError  # noqa: E402
+
+from pe import runs  # noqa: E402
+
+STUDY = "demo"
+_SCRIPT = re.compile(r"<script[^>]*>.*?</script>", re.S)
+
+
+def prepare(app: Sphinx, config: Config) -> None:
+    """Lay out everything that is made from files outside book/."""
+    config.external_toc_path = "../_toc.yml"
+    try:
+        studies = Studies.load(ROOT / "runs", runs.root(), STUDY)
+    except runs.RunError as error:
+        raise ExtensionError(f"the book is built from records, and {error}") from error
+    book_mirror.mirror(ROOT, BOOK, studies.complete())
+    book_pictures.draw(ROOT, BOOK, studies)
+    book_mirror.write(BOOK / "_generated" / "records.json", studies.fingerprint())
+    book_directives.use(studies, BOOK)
+    # The line of the site's licence and year must not change with the day of the build.
+    config.html_last_updated_fmt = None
+
+
+def once(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Drop scripts that an extension adds a second time; twice is a console error."""
+    if "body" not in context:
+        return
+    seen: set[str] = set()
+    files = []
+    for script in context.get("script_files", []):
+        key = str(getattr(script, "filename", script)) + str(getattr(script, "attributes", ""))
+        if key not in seen:
+            files.append(script)
+        seen.add(key)
+    context["script_files"] = files
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register with Sphinx."""
+    app.connect("config-inited", prepare, priority=100)
+    app.connect("html-page-context", once, priority=900)
+    book_directives.setup(app)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
