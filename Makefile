@@ -1,0 +1,86 @@
+# pe: train positional encodings, measure them, build the guide. `make help` lists the targets.
+#
+# Everything lives in .venv, made from the pinned requirements-lock.txt; nothing is registered
+# outside this folder. GNU make and a POSIX shell are all it needs besides Python.
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo book test lint lock clean distclean
+.NOTPARALLEL:
+# A Python path of another project would be searched before .venv.
+unexport PYTHONPATH PYTHONHOME
+
+VENV := .venv
+# Programs of the environment first, so that recipes read exactly as one types them.
+RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" PYTHONNOUSERSITE=1
+
+PYTHON ?=
+TORCH_INDEX ?=
+WORKERS ?= 2
+ARGS ?=
+ENCODINGS ?= nope rope yarn pope
+
+help:  ## list the targets and variables
+	@echo "Targets:"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
+	@echo "Variables:"
+	@echo "  PYTHON=...         the Python to build .venv from (3.11 or 3.12; found when not given)"
+	@echo "  TORCH_INDEX=...    an extra package index for PyTorch, such as its CPU builds"
+	@echo "  WORKERS=2          processes used by make test"
+	@echo "  ARGS=...           more arguments for pytest, such as ARGS='-k rope'"
+	@echo "  ENCODINGS='...'    what make demo trains (nope rope yarn pope)"
+
+env: $(VENV)/.installed  ## make .venv with the locked versions; does nothing when it is up to date
+
+# Two stamps: the lock decides what is installed, pyproject.toml how pe itself is. A stamp is
+# written only after success, so an interrupted install is taken up again.
+$(VENV)/.locked: requirements-lock.txt
+	@if ! "$(VENV)/bin/python" -m pip --version >/dev/null 2>&1; then \
+		python=$$(sh tools/find-python "$(PYTHON)") || exit 1; \
+		echo "Making $(VENV) from $$python ($$("$$python" --version))"; \
+		"$$python" -m venv --clear "$(VENV)" || exit 1; \
+	fi
+	@if [ -z "$(TORCH_INDEX)" ] && [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null 2>&1; then \
+		echo "No NVIDIA GPU seen. If pip has no CPU build of PyTorch at hand it downloads the CUDA"; \
+		echo "build, several GB; README.md says how TORCH_INDEX avoids that."; \
+	fi
+	@echo "Installing $$(grep -c == requirements-lock.txt) locked packages (minutes the first time; log: $(VENV)/pip.log)"
+	@"$(VENV)/bin/python" -m pip install --progress-bar off $(if $(TORCH_INDEX),--extra-index-url "$(TORCH_INDEX)") \
+		-r requirements-lock.txt >"$(VENV)/pip.log" 2>&1 || { tail -n 30 "$(VENV)/pip.log"; exit 1; }
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.locked pyproject.toml
+	@echo "Installing pe itself (editable)"
+	@"$(VENV)/bin/python" -m pip install -q --no-deps --no-build-isolation -e . >"$(VENV)/pe.log" 2>&1 \
+		|| { tail -n 30 "$(VENV)/pe.log"; exit 1; }
+	@touch $@
+
+demo: env  ## train NoPE, RoPE, YaRN and PoPE with the demo recipe, evaluate them, build the guide
+	@set -e; for pe in $(ENCODINGS); do \
+		echo; echo "papermill notebooks/train.ipynb -p pe $$pe -p recipe demo"; \
+		$(RUN) papermill notebooks/train.ipynb -p pe $$pe -p recipe demo; \
+	done
+	@echo
+	@$(MAKE) --no-print-directory book
+
+book: env  ## build the guide from the recorded runs, offline
+	$(RUN) jupyter-book build book
+	@"$(VENV)/bin/python" -c 'import pathlib; print("The guide:", pathlib.Path("_build/html/index.html").resolve().as_uri())'
+
+test: env lint  ## check style and types, then run the tests
+	$(RUN) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} pytest -n $(WORKERS) $(ARGS)
+
+lint: env  ## check style (ruff) and types (mypy)
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+	$(RUN) mypy
+
+lock:  ## resolve requirements-lock.txt anew for python3.11 and python3.12
+	$$(sh tools/find-python "$(PYTHON)") tools/lock.py $$(sh tools/find-python python3.11) $$(sh tools/find-python python3.12)
+
+clean:  ## remove the built guide and caches; keeps .venv and every run
+	rm -rf _build book/notebooks book/runs book/_generated
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist pe_encodings.egg-info
+	find pe tests tools book benchmarks notebooks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+distclean: clean  ## also remove .venv; still keeps every run
+	rm -rf "$(VENV)"
