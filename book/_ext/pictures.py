@@ -13,17 +13,24 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import pe
 import torch
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
-from pe import figures
 from torch import Tensor
+
+import pe
+from pe import figures
+from pe.encodings.yarn import YaRN
 
 SENTENCE = ("the", "dog", "bit", "the", "man")
 SWAP = (0, 4, 2, 3, 1)  # "the man bit the dog": its own inverse
 BASE = 10_000.0
+# Transparent at zero only, so that small values show and the page's background does not matter.
+SIGNED = LinearSegmentedColormap.from_list(
+    "signed", [(0, "#2f7fc4ff"), (0.5, "#2f7fc400"), (0.5, "#d9541e00"), (1, "#d9541eff")]
+)
 
 
 # ---------------------------------------------------------------- helpers
@@ -42,16 +49,16 @@ def _canvas(columns: int = 1, rows: int = 1, height: float = 2.9) -> tuple[Figur
 def frequencies(name: str, head_dim: int, **options: float) -> Tensor:
     """Angular frequencies (radians a position) an encoding of the package really uses."""
     encoding = pe.encoding(name, head_dim=head_dim, num_heads=1, hidden_size=head_dim, **options)
-    return torch.as_tensor(encoding.frequencies()).double()
+    return encoding.frequencies().inv_freq
 
 
 def rotated(name: str, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Queries and keys (T, d), standing at positions 0..T-1, as the encoding rotates them."""
     encoding = pe.encoding(name, head_dim=q.shape[-1], num_heads=1, hidden_size=q.shape[-1])
-    positions = torch.arange(q.shape[0])[None]
+    positions = torch.arange(q.shape[0])
     with torch.no_grad():
         out_q, out_k = encoding.rotate(q[None, None], k[None, None], positions, positions)
-    return out_q[0, 0].double(), out_k[0, 0].double()
+    return out_q[0, 0], out_k[0, 0]
 
 
 def logits_by_distance(name: str, q: Tensor, k: Tensor, length: int) -> Tensor:
@@ -68,7 +75,7 @@ def order_numbers(seed: int = 3) -> dict[str, tuple[Tensor, Tensor]]:
     d = 16
     vocabulary = {word: i for i, word in enumerate(dict.fromkeys(SENTENCE))}
     table = _randn(len(vocabulary), d, seed=seed)
-    w_q, w_k = _randn(d, d, seed=seed + 1) / math.sqrt(d), _randn(d, d, seed=seed + 2) / math.sqrt(d)
+    w_q, w_k = _randn(2, d, d, seed=seed + 1) / math.sqrt(d)
     x = table[[vocabulary[word] for word in SENTENCE]]
     swap = list(SWAP)
     result = {}
@@ -89,7 +96,7 @@ def draw_order() -> Figure:
     for row, (name, (first, second)) in enumerate(numbers.items()):
         for column, matrix in enumerate((first, second, second - first)):
             ax = axes[row, column]
-            ax.imshow(matrix.numpy(), cmap=figures.DIVERGING, vmin=-top, vmax=top)
+            ax.imshow(matrix.numpy(), cmap=SIGNED, vmin=-top, vmax=top)
             ax.set_xticks(range(5), SENTENCE if row == 1 else [""] * 5, rotation=60)
             ax.set_yticks(range(5), SENTENCE if column == 0 else [""] * 5)
             ax.grid(False)
@@ -169,7 +176,7 @@ def draw_places() -> Figure:
     """A diagram, not data: where a decoder layer can be told about order."""
     figure, axes = _canvas(height=3.3)
     ax: Axes = axes[0, 0]
-    ax.set(xlim=(0, 10), ylim=(0, 4.6))
+    ax.set(xlim=(0, 10.3), ylim=(0, 4.6))
     ax.axis("off")
 
     def box(x: float, y: float, w: float, h: float, text: str, colour: str | None = None) -> None:
@@ -213,9 +220,8 @@ def draw_places() -> Figure:
     arrow(8.72, 2.35, 8.98, 2.35)
     arrow(9.47, 1.98, 9.47, 1.27)
     arrow(4.37, 0.92, 8.98, 0.92)
-    ax.plot([3.1, 3.1, 9.98], [0.35, 4.3, 4.3], color=figures.GRID, lw=1)
-    ax.plot([9.98, 9.98, 3.1], [4.3, 0.35, 0.35], color=figures.GRID, lw=1)
-    ax.text(9.9, 0.05, "in every layer", fontsize=8, ha="right")
+    ax.plot([3.1, 3.1, 10.2, 10.2, 3.1], [0.35, 4.3, 4.3, 0.35, 0.35], color=figures.GRID, lw=1)
+    ax.text(10.2, 0.05, "in every layer", fontsize=8, ha="right")
     ax.text(2.22, 1.2, "once", fontsize=8, ha="center")
     return figure
 
@@ -224,9 +230,10 @@ def draw_places() -> Figure:
 
 
 def counting_numbers(length: int = 2048) -> dict[str, Tensor]:
-    """Signal 1/t of the first-token head at t = 1..length, and t read back from it (nearest integer).
+    """Signal 1/t of the first-token head at t = 1..length, and t read back from it.
 
-    The head is a real softmax over equal logits, in float64; the signal is then stored as named.
+    The head is a real softmax over equal logits, in float64; the signal is then stored as named
+    and t is the integer nearest to its inverse.
     """
     first = torch.zeros(length, dtype=torch.float64)
     first[0] = 1.0  # the value vector of the first token; all others hold 0
@@ -252,8 +259,8 @@ def draw_counting() -> Figure:
     left.axvline(256, color=figures.INK, lw=0.8, ls=":")
     left.annotate("training length\nof the demo", (275, 0.2), fontsize=8)
     left.set(xscale="log", yscale="log", xlabel="position t", ylabel="first token's share, 1/t")
-    for key, colour in (("bfloat16", "nope"), ("float32", "pope")):
-        right.plot(t, numbers[key].numpy() - t, color=figures.colour(colour), lw=1, label=key)
+    for key, ink in (("bfloat16", figures.colour("nope")), ("float32", figures.INK)):
+        right.plot(t, numbers[key].numpy() - t, color=ink, lw=1, label=key)
     right.set(xlabel="position t", ylabel="position read back − t")
     right.legend(frameon=False, fontsize=8)
     return figure
@@ -279,7 +286,8 @@ def draw_rope_turns() -> Figure:
         ax.set(xlim=(-1.15, 1.15), ylim=(-1.15, 1.15), aspect="equal")
         ax.axis("off")
         turn = 2 * math.pi / float(omega[pair])
-        ax.set_title(f"pair {pair}: one turn in\n{turn:,.3g} positions", fontsize=8.5)
+        shown = f"{turn:,.0f}" if turn > 100 else f"{turn:.3g}"
+        ax.set_title(f"pair {pair}: one turn in\n{shown} positions", fontsize=8.5)
     return figure
 
 
@@ -290,7 +298,7 @@ def draw_rope_distance() -> Figure:
     logits = (turned_q @ turned_k.T / math.sqrt(head_dim)).numpy()
     figure, axes = _canvas(columns=2)
     top = np.abs(logits).max()
-    axes[0, 0].imshow(logits, cmap=figures.DIVERGING, vmin=-top, vmax=top)
+    axes[0, 0].imshow(logits, cmap=SIGNED, vmin=-top, vmax=top)
     axes[0, 0].grid(False)
     axes[0, 0].set(xlabel="key position n", ylabel="query position m")
     axes[0, 0].set_title("one query content, one key content", fontsize=9)
@@ -334,7 +342,9 @@ def draw_rope_wavelengths() -> Figure:
     return figure
 
 
-def decay_numbers(head_dim: int = 64, length: int = 1025, favourite: int = 300) -> dict[str, Tensor]:
+def decay_numbers(
+    head_dim: int = 64, length: int = 1025, favourite: int = 300
+) -> dict[str, Tensor]:
     """Everything divided by its value at distance 0 of the equal-content kernel, (length,) each.
 
     bound: mean over pairs of |S_j|, the sum that bounds the logit. equal: q = k = ones.
@@ -361,11 +371,15 @@ def draw_rope_decay() -> Figure:
     figure, axes = _canvas()
     ax = axes[0, 0]
     labels = {
-        "bound": "the bound, scaled to 1 at distance 0",
+        "bound": "mean of |S_j|, scaled",
         "equal": "equal contents",
         "chosen": "contents chosen for distance 300",
     }
-    colours = {"bound": figures.INK, "equal": figures.colour("rope"), "chosen": figures.colour("yarn")}
+    colours = {
+        "bound": figures.INK,
+        "equal": figures.colour("rope"),
+        "chosen": figures.colour("yarn"),
+    }
     for key, values in numbers.items():
         ax.plot(values.numpy(), color=colours[key], lw=1.2, label=labels[key])
     ax.set(xlabel="distance", ylabel="logit, largest possible = 1", ylim=(-0.6, 1.25))
@@ -376,14 +390,10 @@ def draw_rope_decay() -> Figure:
 # ---------------------------------------------------------------- YaRN
 
 
-def cutoffs(head_dim: int, original_length: int, fast: float = 32, slow: float = 1) -> tuple[int, int]:
-    """(low, high) pair indices of YaRN's ramp, by the formula on the page (arXiv:2309.00071)."""
-
-    def index(turns: float) -> float:
-        log_ratio = math.log(original_length / (2 * math.pi * turns))
-        return head_dim * log_ratio / (2 * math.log(BASE))
-
-    return max(math.floor(index(fast)), 0), min(math.ceil(index(slow)), head_dim - 1)
+def cutoffs(head_dim: int, original_length: int) -> tuple[int, int]:
+    """(low, high), the pair indices where YaRN's ramp begins and ends."""
+    low, high = YaRN(original_length).ramp_bounds(head_dim, BASE)
+    return int(low), int(high)
 
 
 def yarn_ratios(head_dim: int, original_length: int, factor: float) -> dict[str, Tensor]:
@@ -410,9 +420,14 @@ def draw_yarn_frequencies() -> Figure:
         left.axhline(value, color=figures.INK, lw=0.8, ls=":")
         left.annotate(name, (0, value * 1.25), fontsize=8)
     left.set(yscale="log", xlabel="pair i", ylabel="turns in the original length")
-    colours = {"PI": figures.INK, "NTK": figures.colour("nope"), "YaRN": figures.colour("yarn")}
+    looks = {
+        "PI": (figures.INK, ":"),
+        "NTK": (figures.FAINT, "--"),
+        "YaRN": (figures.colour("yarn"), "-"),
+    }
     for key, values in ratios.items():
-        right.plot(values.numpy(), color=colours[key], label=key, lw=1.3)
+        ink, line = looks[key]
+        right.plot(values.numpy(), color=ink, ls=line, label=key, lw=1.5)
     for ax in (left, right):
         ax.axvspan(low, high, color=figures.colour("yarn"), alpha=0.12, lw=0)
     right.set(xlabel="pair i", ylabel="new frequency / old", ylim=(0, 1.05))
@@ -446,11 +461,11 @@ def draw_yarn_small() -> Figure:
 # ---------------------------------------------------------------- PoPE
 
 
-def plane_numbers(position: int = 5) -> dict[str, Tensor]:
+def plane_numbers(position: int = 3) -> dict[str, Tensor]:
     """Six key contents at one position, as points (6, 2): one RoPE pair, one PoPE channel."""
     d, frequency = 8, 1  # pair 1 of RoPE, channel 1 of PoPE
     contents = _randn(6, d, seed=7)
-    here = torch.full((1, 6), position)
+    here = torch.full((6,), position)
     points = {}
     for name in ("rope", "pope"):
         encoding = pe.encoding(name, head_dim=d, num_heads=1, hidden_size=d)
@@ -478,7 +493,7 @@ def draw_pope_plane() -> Figure:
 
 
 def what_where_numbers(curves: int = 12, head_dim: int = 32, reach: int = 48) -> dict[str, Tensor]:
-    """Logits (curves, 2 reach + 1) of random contents at signed distances, minus each curve's mean."""
+    """Logits (curves, 2 reach + 1) of random contents at signed distances, mean removed."""
     length = 2 * reach + 1
     result = {}
     for name in ("rope", "pope"):
@@ -509,11 +524,17 @@ def draw_pope_what_where() -> Figure:
 
 
 def kernel_numbers(head_dim: int = 64, length: int = 513) -> dict[str, Tensor]:
-    """Logit by distance (length,): PoPE for zero contents; RoPE for equal contents, same height."""
+    """Logit by distance (length,): PoPE for zero contents; RoPE for equal contents, same height.
+
+    estimate: sqrt(d) (ln 2)^2 (1 - (ln distance + 0.577) / ln theta), from distance 1 on.
+    """
     zeros = torch.zeros(1, head_dim, dtype=torch.float64)
     pope = logits_by_distance("pope", zeros, zeros, length)
     ones = torch.full((1, head_dim), math.log(2), dtype=torch.float64)
-    return {"pope": pope, "rope": logits_by_distance("rope", ones, ones, length)}
+    log_distance = torch.arange(length, dtype=torch.float64).clamp_min(1).log()
+    estimate = pope[0] * (1 - (log_distance + np.euler_gamma) / math.log(BASE))
+    rope = logits_by_distance("rope", ones, ones, length)
+    return {"pope": pope, "rope": rope, "estimate": estimate}
 
 
 def draw_pope_kernel() -> Figure:
@@ -521,8 +542,10 @@ def draw_pope_kernel() -> Figure:
     ax = axes[0, 0]
     numbers = kernel_numbers()
     labels = {"pope": "PoPE, contents 0", "rope": "RoPE, every entry ln 2"}
-    for name, values in numbers.items():
-        ax.plot(values.numpy(), color=figures.colour(name), lw=1.2, label=labels[name])
+    for name, label in labels.items():
+        ax.plot(numbers[name].numpy(), color=figures.colour(name), lw=1.2, label=label)
+    distance = np.arange(1, len(numbers["estimate"]))
+    ax.plot(distance, numbers["estimate"][1:].numpy(), color=figures.INK, ls=":", label="estimate")
     ax.set(xlabel="distance", ylabel="logit", xscale="symlog", xlim=(0, 512))
     ax.legend(frameon=False, fontsize=8)
     return figure
