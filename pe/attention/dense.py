@@ -1,0 +1,39 @@
+"""Attention by definition, in float32: what every fast path is checked against.
+
+    softmax(scale q k^T + bias, over the keys the mask allows) v
+
+B batch, H query heads, K key heads, Tq and Tk lengths, E query width, D value width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pe.attention.masks import lower_right_causal
+
+
+def dense_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """(B, H, Tq, E), (B, K, Tk, E), (B, K, Tk, D) -> (B, H, Tq, D) in v's dtype.
+
+    ``mask`` None means causal with the queries last. Memory grows with Tq x Tk.
+    """
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    groups = q.shape[1] // k.shape[1]
+    keys = k.to(wide).repeat_interleave(groups, dim=1)
+    values = v.to(wide).repeat_interleave(groups, dim=1)
+    with torch.autocast(q.device.type, enabled=False):
+        logits = (q.to(wide) @ keys.transpose(-1, -2)) * scale
+        if bias is not None:
+            logits = logits + bias
+        if mask is None:
+            mask = lower_right_causal(q.shape[-2], k.shape[-2], q.device)
+        weights = logits.masked_fill(~mask, float("-inf")).softmax(dim=-1)
+        return (weights @ values).to(v.dtype)

@@ -1,0 +1,33 @@
+"""Attention through torch's scaled_dot_product_attention: flash kernels where there is no bias."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from pe.attention.masks import lower_right_causal
+
+
+def sdpa_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Same contract as `pe.attention.dense.dense_attention`."""
+    q_length, k_length, width = q.shape[-2], k.shape[-2], v.shape[-1]
+    causal = mask is None and bias is None and q_length == k_length
+    if mask is None and not causal and (bias is not None or q_length > 1):
+        # torch's is_causal aligns the first query with the first key, which is wrong for a cache.
+        mask = lower_right_causal(q_length, k_length, q.device)
+    if bias is not None:
+        assert mask is not None
+        mask = bias.to(q.dtype).masked_fill(~mask, float("-inf"))
+    if q.shape[-1] > width:  # the flash kernels want one width for all three
+        v = pad(v, (0, q.shape[-1] - width))
+    out = scaled_dot_product_attention(
+        q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
+    return out[..., :width]

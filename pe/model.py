@@ -1,0 +1,306 @@
+"""A LLaMA-style decoder that knows nothing about any particular positional encoding.
+
+    x = embed(tokens);  x += attention(norm(x));  x += swiglu(norm(x));  logits = norm(x) E^T
+
+RMSNorm before each block, SwiGLU, no biases, head tied to the embeddings (arXiv:2302.13971). The
+encoding acts through the hooks of `pe.encodings.Encoding`. Being a transformers `PreTrainedModel`
+with `GenerationMixin`, a run loads with ``AutoModelForCausalLM.from_pretrained`` once ``pe.model``
+has been imported. B batch, T tokens, H query heads, K key heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    Cache,
+    DynamicCache,
+    GenerationMixin,
+    PreTrainedModel,
+)
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+from pe._errors import unknown
+from pe.attention import backend_named, scaled
+from pe.attention.masks import positions_from_mask, visible
+from pe.config import PEConfig
+from pe.encodings import Encoding, encoding
+from pe.loss import IGNORE, summed_loss
+
+# transformers 5 renamed `past_key_values` to `cache` on the way; both are accepted everywhere.
+CACHE_FIELD = (
+    "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+)
+# What transformers' own code passes along and this model has no use for.
+TOLERATED = frozenset(
+    {"cache_position", "return_dict", "output_attentions", "output_hidden_states",
+     "token_type_ids", "is_first_iteration"}
+)  # fmt: skip
+
+
+class Attention(nn.Module):
+    """Multi-head attention with grouped queries; where the encoding's layer hooks are called."""
+
+    def __init__(self, config: PEConfig, layer_index: int) -> None:
+        super().__init__()
+        self.layer_index, self.head_dim = layer_index, config.head_dim
+        hidden, kv = config.hidden_size, config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(hidden, hidden, bias=False)
+        self.k_proj = nn.Linear(hidden, kv, bias=False)
+        self.v_proj = nn.Linear(hidden, kv, bias=False)
+        self.o_proj = nn.Linear(hidden, hidden, bias=False)
+        self.q_norm: nn.Module = nn.Identity()
+        self.k_norm: nn.Module = nn.Identity()
+        if config.qk_norm:
+            self.q_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+            self.k_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+        self.backend = backend_named("dense" if config._attn_implementation == "eager" else "sdpa")
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (B, H, T, D)
+
+    def forward(
+        self,
+        x: Tensor,
+        enc: Encoding,
+        positions: Tensor,
+        k_positions: Tensor,
+        mask: Tensor | None,
+        cache: Cache | None,
+    ) -> Tensor:
+        q = self.q_norm(self._heads(self.q_proj(x)))
+        k = self.k_norm(self._heads(self.k_proj(x)))
+        v = self._heads(self.v_proj(x))
+        keep_raw = enc.length_dependent or enc.content_dependent
+        if cache is not None and keep_raw:
+            k, v = cache.update(k, v, self.layer_index)
+        bias = enc.bias(q, k, positions, k_positions)
+        factor = enc.logit_scale(positions)
+        if keep_raw or cache is None:
+            q, k = enc.rotate(q, k, positions, k_positions)
+        else:  # the new keys are rotated once and kept so
+            q, k = enc.rotate(q, k, positions, k_positions[..., -k.shape[-2] :])
+            k, v = cache.update(k, v, self.layer_index)
+        scale = 1.0 / math.sqrt(self.head_dim)
+        out = self.backend(scaled(q, factor), k, v, scale=scale, bias=bias, mask=mask)
+        return self.o_proj(out.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate x) * up x)."""
+
+    def __init__(self, config: PEConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """One decoder layer."""
+
+    def __init__(self, config: PEConfig, layer_index: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.attention = Attention(config, layer_index)
+        self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp = SwiGLU(config)
+
+    def forward(self, x: Tensor, *where: Any) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), *where)
+        return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
+
+
+class PEPreTrainedModel(PreTrainedModel):
+    """What both models below share with transformers."""
+
+    config_class = PEConfig
+    base_model_prefix = "model"
+    _no_split_modules = ["Block"]
+    _supports_sdpa = True
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, Encoding):
+            # Loading builds the module on the meta device and leaves its constants unwritten.
+            module.reset_buffers()
+            loaded = [getattr(p, "_is_hf_initialized", False) for p in module.parameters()]
+            if not all(loaded):
+                module.reset_parameters()
+
+
+class PEModel(PEPreTrainedModel):
+    """The decoder without its head."""
+
+    def __init__(self, config: PEConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        first = encoding(config.pe, **config.encoding_context(), **config.pe_options)
+        instances = config.num_hidden_layers if first.per_layer else 1
+        self.encodings = nn.ModuleList([first])
+        for _ in range(instances - 1):
+            self.encodings.append(
+                encoding(config.pe, **config.encoding_context(), **config.pe_options)
+            )
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embed_tokens = value  # type: ignore[assignment]
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        document_ids: Tensor | None = None,
+        cache: Cache | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """(B, T) token ids -> last_hidden_state (B, T, hidden).
+
+        Args:
+            attention_mask: (B, past + T), 0 at padding.
+            position_ids: (T,) or (B, T); default: counted from the mask. With a filled cache,
+                positions must go on where the cache ends.
+            document_ids: (B, T); attention stays inside a document. Not with a cache.
+        """
+        for name in kwargs.keys() - TOLERATED:
+            raise unknown("argument", name, ["input_ids", "attention_mask", "position_ids",
+                          "past_key_values", "cache", "inputs_embeds", "use_cache",
+                          "document_ids"])  # fmt: skip
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        cache = past_key_values if cache is None else cache
+        if cache is None and use_cache:
+            cache = DynamicCache()
+        length = x.shape[1]
+        past = 0 if cache is None else cache.get_seq_length()
+        positions, k_positions = self._positions(
+            attention_mask, position_ids, past, length, x.device
+        )
+        if document_ids is not None and cache is not None:
+            raise ValueError("document_ids cannot be combined with a cache; pass use_cache=False")
+        mask = visible(length, past + length, x.device, attention_mask, document_ids)
+        self._refuse_too_far(k_positions)
+        x = self.encodings[0].embed(x, positions)  # type: ignore[operator]
+        last = len(self.encodings) - 1
+        for index, layer in enumerate(self.layers):
+            enc = self.encodings[min(index, last)]
+            x = layer(x, enc, positions, k_positions, mask, cache)
+        output: dict[str, Any] = {"last_hidden_state": self.norm(x), CACHE_FIELD: cache}
+        return BaseModelOutputWithPast(**output)
+
+    def _positions(
+        self,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        past: int,
+        length: int,
+        device: torch.device,
+    ) -> tuple[Tensor, Tensor]:
+        """Positions of the new tokens and of all keys."""
+        if attention_mask is not None:
+            if attention_mask.dim() != 2 or attention_mask.shape[1] != past + length:
+                raise ValueError(
+                    f"attention_mask: expected (batch, {past + length}), past tokens included, "
+                    f"got {tuple(attention_mask.shape)}"
+                )
+            counted = positions_from_mask(attention_mask)
+        else:
+            counted = torch.arange(past + length, device=device)
+        if position_ids is None:
+            return counted[..., past:], counted
+        if past == 0:
+            return position_ids, position_ids
+        if not torch.equal(position_ids.expand_as(counted[..., past:].expand_as(position_ids)),
+                           counted[..., past:].expand_as(position_ids)):  # fmt: skip
+            raise ValueError(
+                "position_ids: with a filled cache positions go on where the cache ends; pass the "
+                "attention_mask of all tokens instead"
+            )
+        return counted[..., past:], counted
+
+    def _refuse_too_far(self, positions: Tensor) -> None:
+        limit = self.encodings[0].longest_position
+        if limit is not None and positions.numel() and int(positions.max()) >= limit:  # type: ignore[operator]
+            raise ValueError(
+                f"{self.config.pe!r} has no position {int(positions.max())}: "
+                f"longest position {limit - 1}"  # type: ignore[operator]
+            )
+
+
+class PEForCausalLM(PEPreTrainedModel, GenerationMixin):
+    """The decoder with its language-model head."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: PEConfig) -> None:
+        super().__init__(config)
+        self.model = PEModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        shift_labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        logits_to_keep: int | Tensor = 0,
+        use_cache: bool | None = None,
+        **inputs: Any,
+    ) -> CausalLMOutputWithPast:
+        """(B, T) token ids -> logits (B, T, V), and the loss when there is something to predict.
+
+        Args:
+            labels: (B, T), shifted here: token t is predicted from those before it.
+            shift_labels: (B, T), already shifted: entry t is predicted from tokens up to t. With
+                these no logits are returned, which saves the largest tensor of a training step.
+            num_items_in_batch: divide the summed loss by this instead of by the targets counted
+                here, so that micro-batches with uneven counts add up to the big batch.
+            logits_to_keep: logits of the last n tokens only; 0: all.
+            inputs: as `PEModel.forward` takes them.
+        """
+        if use_cache is None:
+            use_cache = labels is None and shift_labels is None and not self.training
+        out = self.model(input_ids=input_ids, use_cache=use_cache, **inputs)
+        hidden = out.last_hidden_state
+        result: dict[str, Any] = {CACHE_FIELD: out[CACHE_FIELD] if CACHE_FIELD in out else None}
+        if shift_labels is None:
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            result["logits"] = self.lm_head(hidden[:, kept])
+        if labels is not None:
+            ignored = labels.new_full((labels.shape[0], 1), IGNORE)
+            shift_labels = torch.cat((labels[:, 1:], ignored), dim=1)
+        if shift_labels is not None:
+            total = summed_loss(
+                hidden.flatten(0, 1), self.lm_head.weight, shift_labels.reshape(-1)
+            )
+            if num_items_in_batch is None:
+                num_items_in_batch = (shift_labels != IGNORE).sum().clamp(min=1)
+            result["loss"] = total / num_items_in_batch
+        return CausalLMOutputWithPast(**result)
+
+
+AutoConfig.register("pe-decoder", PEConfig, exist_ok=True)
+AutoModel.register(PEConfig, PEModel, exist_ok=True)
+AutoModelForCausalLM.register(PEConfig, PEForCausalLM, exist_ok=True)
