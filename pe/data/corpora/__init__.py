@@ -1,0 +1,122 @@
+"""The corpora: names and paths a recipe's ``corpus`` may hold.
+
+A corpus is an object with a name, an identity (cheap, changes when the content may have changed)
+and parts, each a stream of documents. Every module of this package registers its own with
+``@register("name")``, so a new corpus is one new file here; `local` opens everything that is a
+path. ``name@budget`` reads only the beginning: ``fineweb@200M`` (tokens, counted as 4 bytes of
+text each) or ``fineweb@5000docs``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pe._errors import nearest
+
+BYTES_PER_TOKEN = 4
+HELD_OUT_SHARE = 0.05
+"""Part of a budget that a ready-made validation or test split may use."""
+
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
+_BUDGET = re.compile(r"(?P<base>.+)@(?P<number>\d+(?:\.\d+)?)(?P<unit>[kMG]?)(?P<docs>docs)?")
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text with a name that is stable between machines (a relative path, a data set's id)."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much of a corpus to read; None means no limit."""
+
+    tokens: int | None = None
+    documents: int | None = None
+
+    def share(self, part: float) -> Budget:
+        """Return this budget scaled by ``part``, at least one document."""
+        return Budget(
+            None if self.tokens is None else int(self.tokens * part),
+            None if self.documents is None else max(1, int(self.documents * part)),
+        )
+
+
+class Corpus:
+    """Base class: a named source of documents.
+
+    ``skipped`` counts, by reason, the documents left out while reading, and ``notes`` says what
+    else there is to know; both are reported, so nothing is dropped silently. ``keep`` asks for the documents to be kept in the cache once read,
+    which a corpus that comes over the network wants.
+    """
+
+    name: str
+    keep: bool = False
+
+    def __init__(self) -> None:
+        self.skipped: Counter[str] = Counter()
+        self.notes: list[str] = []
+
+    def identity(self) -> object:
+        """Return something JSON can hold that changes whenever the content may have changed."""
+        raise NotImplementedError
+
+    def parts(self) -> Iterable[tuple[str | None, Iterator[Document]]]:
+        """Yield (split, documents); split is train, validation, test, or None: not divided yet."""
+        raise NotImplementedError
+
+
+Factory = Callable[[], Corpus]
+CORPORA: dict[str, Factory] = {}
+
+
+def register(name: str) -> Callable[[Factory], Factory]:
+    """Make a corpus known by ``name``; for a function without arguments that returns it."""
+
+    def add(factory: Factory) -> Factory:
+        CORPORA[name] = factory
+        return factory
+
+    return add
+
+
+def names() -> list[str]:
+    """Return the known corpus names, sorted."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+    return sorted(CORPORA)
+
+
+def open_corpus(spec: str) -> tuple[Corpus, Budget]:
+    """Return the corpus that ``spec`` names, or the path it gives, and the budget after an ``@``.
+
+    Raises ValueError for a name that is neither known nor a path.
+    """
+    from pe.data.corpora.local import LocalCorpus
+
+    known = names()
+    base, budget = spec, Budget()
+    match = _BUDGET.fullmatch(spec)
+    if match and not Path(spec).expanduser().exists():
+        base = match["base"]
+        amount = int(float(match["number"]) * _UNITS[match["unit"]])
+        if amount < 1:
+            raise ValueError(f"corpus {spec!r} asks for nothing: give a budget of at least 1")
+        budget = Budget(documents=amount) if match["docs"] else Budget(tokens=amount)
+    if base in CORPORA:
+        return CORPORA[base](), budget
+    path = Path(base).expanduser()
+    if path.exists():
+        return LocalCorpus(path, name=base), budget
+    raise ValueError(
+        f"unknown corpus {base!r}{nearest(base, known)}: it is not one of {', '.join(known)}, "
+        f"and no file or directory was found at {path.absolute()}"
+    )

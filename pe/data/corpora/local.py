@@ -1,0 +1,90 @@
+"""Local files: .txt, .jsonl (plain, .gz, .xz, .zst), .parquet, or a directory of them.
+
+A .txt file is one document; a line of .jsonl and a row of .parquet are one each, with the text
+in a column ``text`` (or ``content``) and, if there is one, a name in ``id``. A directory whose
+files (or first folders) are called train* and val* or test* keeps that division; any other
+directory is divided by document.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from pe.data.corpora import Corpus, Document
+from pe.data.formats import READERS
+
+_SPLIT_NAMES = {
+    "train": "train",
+    "training": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "dev": "validation",
+    "test": "test",
+}
+_SPLIT = re.compile(rf"({'|'.join(_SPLIT_NAMES)})(?:[-_.0-9].*)?", re.IGNORECASE)
+
+
+def files_under(root: Path, suffixes: Iterable[str]) -> list[Path]:
+    """Return the files below ``root`` with one of these endings, sorted by relative path."""
+    endings = tuple(suffixes)
+    found = (p for p in root.rglob("*") if p.name.endswith(endings) and p.is_file())
+    visible = (p for p in found if not any(s[0] == "." for s in p.relative_to(root).parts))
+    return sorted(visible, key=lambda p: p.relative_to(root).as_posix())
+
+
+def split_of(relative: Path) -> str | None:
+    """Return the split that a relative path names by its file, or else by a folder."""
+    for part in (relative.name, *relative.parts[:-1]):
+        match = _SPLIT.fullmatch(part)
+        if match:
+            return _SPLIT_NAMES[match[1].lower()]
+    return None
+
+
+class LocalCorpus(Corpus):
+    """The readable files at ``path``, in the order of their names."""
+
+    def __init__(self, path: Path, name: str | None = None) -> None:
+        super().__init__()
+        self.path = path
+        self.name = name or str(path)
+        self.root = path if path.is_dir() else path.parent
+        self.files = [path] if path.is_file() else files_under(path, READERS)
+        if not self.files or not self.files[0].name.endswith(tuple(READERS)):
+            where = "has none of the endings" if path.is_file() else "holds no file ending in"
+            raise ValueError(f"corpus {self.name!r} {where} {', '.join(READERS)}")
+        splits = [split_of(file.relative_to(self.root)) for file in self.files]
+        divided = "train" in splits and len(set(splits) - {None}) > 1
+        self.splits = splits if divided else [None] * len(splits)
+
+    def identity(self) -> object:
+        """The path, size and time of every file, and the split its name gives it."""
+        return [
+            "local",
+            [
+                (str(file.resolve()), split, file.stat().st_size, file.stat().st_mtime_ns)
+                for file, split in zip(self.files, self.splits, strict=True)
+            ],
+        ]
+
+    def parts(self) -> Iterable[tuple[str | None, Iterator[Document]]]:
+        """One part a file."""
+        divided = any(self.splits)
+        for file, split in zip(self.files, self.splits, strict=True):
+            if divided and split is None:
+                self.notes.append(f"{file.name} names no split and is used for training")
+                split = "train"
+            yield split, self._documents(file)
+
+    def _documents(self, file: Path) -> Iterator[Document]:
+        relative = file.relative_to(self.root).as_posix()
+        reader = next(read for suffix, read in READERS.items() if file.name.endswith(suffix))
+        whole = file.name.endswith(".txt")
+        for row, (name, text) in enumerate(reader(file)):
+            if text is None:
+                self.skipped["not UTF-8"] += 1
+            else:
+                yield Document(name or (relative if whole else f"{relative}:{row}"), text)

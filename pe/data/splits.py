@@ -1,0 +1,77 @@
+"""Which documents train, which validate, which test.
+
+A document's place depends on the SHA-256 of its text, so it is the same on every machine and in
+every order of reading. Within each class of length (a factor of two) the documents are ordered by
+digest; the first go to the test split, the next to validation. Dividing every class on its own
+makes sure that the held-out splits have long documents, which evaluation far beyond the training
+length lives on, although long documents are few.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+
+SPLITS = ("train", "validation", "test")
+TRAIN, VALIDATION, TEST = range(3)
+
+SHARE = 0.05
+"""Of each class of length, the part that goes to the test split and to validation, each."""
+AT_LEAST, AT_MOST = 4, 0.2
+"""But a class gives at least 4 documents to each, unless that were more than a fifth of it."""
+
+
+def assign(
+    sizes: npt.NDArray[np.int64],
+    digests: npt.NDArray[np.uint8],
+    given: npt.NDArray[np.int8],
+) -> npt.NDArray[np.int8]:
+    """Return the index into SPLITS of every document.
+
+    sizes: (N,) bytes; digests: (N, 16) uint8, distinct; given: (N,) index into SPLITS or -1.
+    Splits that a corpus brings are kept; those it lacks are taken from its training documents.
+    Raises ValueError when there are too few documents.
+    """
+    split = np.where(given < 0, TRAIN, given).astype(np.int8)
+    for wanted in (TEST, VALIDATION):
+        if not (split == wanted).any():
+            _take(wanted, split, sizes, digests)
+    for index, name in enumerate(SPLITS):
+        if not (split == index).any():
+            raise ValueError(
+                f"the corpus has {len(sizes)} distinct document(s), too few for a {name} split; "
+                "give more documents, or files named train, validation and test"
+            )
+    return split
+
+
+def _take(
+    wanted: int,
+    split: npt.NDArray[np.int8],
+    sizes: npt.NDArray[np.int64],
+    digests: npt.NDArray[np.uint8],
+) -> None:
+    """Move the share of every class of length from training to ``wanted``, in place."""
+    classes = np.frexp(sizes.astype(np.float64))[1]
+    # A digest of 16 bytes sorts like two big-endian 64-bit numbers.
+    high, low = np.ascontiguousarray(digests).view(">u8").T
+    order = np.lexsort((low, high))
+    for length_class in np.unique(classes):
+        members = order[(classes[order] == length_class) & (split[order] == TRAIN)]
+        # What the other held-out split has taken counts, so that both get as many.
+        whole = np.count_nonzero(classes == length_class)
+        count = min(max(round(SHARE * whole), AT_LEAST), int(AT_MOST * whole))
+        split[members[:count]] = wanted
+    if not (split == wanted).any():
+        # So few documents that no class could spare one: the first of all by digest.
+        spare = order[split[order] == TRAIN]
+        if len(spare) > 1:
+            split[spare[0]] = wanted
+
+
+def fingerprint(digests: npt.NDArray[np.uint8], split: npt.NDArray[np.int8]) -> str:
+    """Return 16 hex digits of SHA-256 over every text's digest and split, in order."""
+    content = np.concatenate([digests, split.astype(np.uint8)[:, None]], axis=1)
+    return hashlib.sha256(content.tobytes()).hexdigest()[:16]

@@ -1,0 +1,156 @@
+"""The tokenizer: byte-level BPE trained on the training split, or one that exists already.
+
+The trained one works on bytes, so every text can be written and read back; every digit is a
+token of its own, so that numbers look the same at any length; ``<|endoftext|>`` closes a
+document and ``<|pad|>`` fills a batch. Training is deterministic.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pe._errors import nearest
+from pe.data.cache import log
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+END, PAD = "<|endoftext|>", "<|pad|>"
+SMALLEST = 264  # 256 bytes and two special tokens, as a multiple of 8
+TRAINING_BYTES = 256_000_000
+"""Text that BPE training reads at most; counting words of more does not change the vocabulary
+enough to be worth the memory."""
+
+
+@dataclass(frozen=True)
+class TokenizerPlan:
+    """A tokenizer to train (``source`` None) or to read; name and identity for record and key."""
+
+    name: str
+    identity: tuple[str, ...]
+    vocab_size: int
+    source: PreTrainedTokenizerFast | None = None
+
+
+def plan_tokenizer(tokenizer: str, vocab_size: int) -> TokenizerPlan:
+    """Check the request and return what will be trained or read.
+
+    tokenizer: "bpe", a tokenizer.json, a directory transformers can read, or owner/name on the
+    hub. Raises ValueError for an unknown one, and for a vocab_size that is not a multiple of 8
+    (matrix units want that) or too small.
+    """
+    if isinstance(vocab_size, bool) or not isinstance(vocab_size, int) or vocab_size % 8:
+        hint = f", for example {max(SMALLEST, -(-int(vocab_size) // 8) * 8)}"
+        raise ValueError(f"vocab_size is {vocab_size!r}; it must be a multiple of 8{hint}")
+    if tokenizer == "bpe":
+        if vocab_size < SMALLEST:
+            raise ValueError(
+                f"vocab_size is {vocab_size}; byte-level BPE needs at least {SMALLEST} "
+                "(256 bytes and two special tokens)"
+            )
+        version = importlib.metadata.version("tokenizers")
+        return TokenizerPlan(f"bpe-{vocab_size}", ("bpe", str(vocab_size), version), vocab_size)
+    read = _read(tokenizer)
+    if len(read) > vocab_size:
+        raise ValueError(
+            f"tokenizer {tokenizer!r} has {len(read):,} tokens, more than vocab_size "
+            f"{vocab_size:,}; set vocab_size to {-(-len(read) // 8) * 8} or more"
+        )
+    if read.eos_token is None:
+        raise ValueError(
+            f"tokenizer {tokenizer!r} has no end-of-text token (eos_token), which closes a document"
+        )
+    content = hashlib.sha256(read.backend_tokenizer.to_str().encode()).hexdigest()[:16]
+    identity = (content, str(read.eos_token), str(vocab_size))
+    return TokenizerPlan(tokenizer, identity, vocab_size, read)
+
+
+def _read(tokenizer: str) -> PreTrainedTokenizerFast:
+    path = Path(tokenizer).expanduser()
+    if not path.exists() and tokenizer.count("/") != 1:
+        raise ValueError(
+            f"unknown tokenizer {tokenizer!r}{nearest(tokenizer, ['bpe'])}: it is not 'bpe', and "
+            f"no tokenizer.json or directory was found at {path.absolute()}"
+        )
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    try:
+        if path.is_file():
+            read = PreTrainedTokenizerFast(tokenizer_file=str(path))
+            known = read.get_vocab()
+            ends = (END, "</s>", "<eos>", "<|end_of_text|>")
+            read.eos_token = next((end for end in ends if end in known), None)
+        else:
+            read = AutoTokenizer.from_pretrained(str(path) if path.exists() else tokenizer)
+    except Exception as error:  # transformers and tokenizers raise many kinds
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"tokenizer {tokenizer!r} could not be read: {reason}") from error
+    if getattr(read, "backend_tokenizer", None) is None:
+        raise ValueError(f"tokenizer {tokenizer!r} has no fast version (a tokenizer.json)")
+    return read
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Return a byte-level BPE tokenizer of at most ``vocab_size`` tokens, special ones included.
+
+    Says so when the texts have too few repeated pieces to fill the vocabulary.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END, PAD],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer=trainer)
+    size = tokenizer.get_vocab_size()
+    if size < vocab_size:
+        log.warning(
+            "the training text fills only %s of the %s vocabulary entries; the model's other rows "
+            "stay untrained (vocab_size=%d would do)",
+            f"{size:,}",
+            f"{vocab_size:,}",
+            -(-size // 8) * 8,
+        )
+    return tokenizer
+
+
+def save_tokenizer(plan: TokenizerPlan, trained: Tokenizer | None, directory: Path) -> None:
+    """Write the tokenizer so that `load_tokenizer` finds it in ``directory``."""
+    directory.mkdir()
+    if trained is not None:
+        trained.save(str(directory / "tokenizer.json"))
+    elif plan.source is not None:
+        plan.source.save_pretrained(directory)
+
+
+def load_tokenizer(directory: Path, trained: bool) -> PreTrainedTokenizerFast:
+    """Return the tokenizer in ``directory`` in transformers' form, with an end and a pad token."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    if trained:
+        return PreTrainedTokenizerFast(
+            tokenizer_file=str(directory / "tokenizer.json"),
+            eos_token=END,
+            pad_token=PAD,
+            clean_up_tokenization_spaces=False,
+        )
+    tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(str(directory))
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer

@@ -1,0 +1,61 @@
+"""Fixed evaluation windows: the same targets behind contexts of every length.
+
+A window is known by its end. With end e, the last ``target_tokens`` targets are
+tokens[e - target_tokens : e]; a context of L tokens has inputs tokens[e - L - 1 : e - 1] and
+targets tokens[e - L : e]. The longest context lies inside one document, so every shorter one does,
+and perplexities at different lengths are of the very same tokens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pe.data.shards import Split
+
+
+def evaluation_windows(split: Split, length: int, target_tokens: int, count: int) -> list[int]:
+    """Return up to ``count`` window ends, ascending, whose last targets overlap no other's.
+
+    length: the longest context in tokens; target_tokens: how many of its targets are scored.
+    The windows are spread over as many documents as possible, and evenly inside a document.
+    Raises ValueError if no document is longer than ``length``.
+    """
+    if not 1 <= target_tokens <= length:
+        raise ValueError(
+            f"target_tokens is {target_tokens}; it must be between 1 and the length {length}"
+        )
+    if count < 1:
+        raise ValueError(f"the count of evaluation windows is {count}; it must be 1 or more")
+    room = split.lengths - (length + 1)
+    documents = np.flatnonzero(room >= 0)
+    if not len(documents):
+        longest = int(split.lengths.max(initial=0))
+        raise ValueError(
+            f"0 evaluation windows of {length:,} tokens are possible: the longest of "
+            f"{len(split.starts):,} documents has {longest:,} tokens; evaluate at most at "
+            f"{max(longest - 1, 0):,} or use a corpus with longer documents"
+        )
+    slots = room[documents] // target_tokens + 1
+    shares = _share_out(slots, count)
+    ends: list[int] = []
+    for document, possible, share in zip(documents, slots, shares, strict=True):
+        # The middles of `share` equal parts of the possible places.
+        places = (2 * np.arange(share) + 1) * possible // (2 * share) if share else []
+        first = int(split.starts[document]) + length + 1
+        ends += [first + int(place) * target_tokens for place in places]
+    return ends
+
+
+def _share_out(slots: np.ndarray, count: int) -> np.ndarray:
+    """Divide ``count`` among documents with these many places: as evenly as the places allow."""
+    shares = np.zeros_like(slots)
+    left = min(count, int(slots.sum()))
+    while left:
+        open_ = np.flatnonzero(shares < slots)
+        if left < len(open_):  # fewer than one each: take documents at equal distances
+            shares[open_[(2 * np.arange(left) + 1) * len(open_) // (2 * left)]] += 1
+            break
+        step = min(left // len(open_), int((slots - shares)[open_].min()))
+        shares[open_] += step
+        left -= step * len(open_)
+    return shares
