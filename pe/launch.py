@@ -1,0 +1,188 @@
+"""From a notebook's parameters to a run: one function, used by everybody who names a run.
+
+The first code cell of ``notebooks/train.ipynb`` calls `configure`, and so does the papermill engine
+before any kernel starts, so that both mean the same folder and a mistake stops the command early.
+The signature of `configure` is the only list of parameters: names, types, defaults and help of the
+notebook's ``parameters`` cell are rendered from it (`parameters_cell`), and a test compares them.
+Imports torch only where the recipe ``auto`` or an encoding needs it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import re
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, NamedTuple
+
+from pe._errors import unknown
+from pe.runs import Run, root
+
+# papermill adds these names itself when it is asked to (--inject-paths).
+INJECTED_BY_PAPERMILL = ("PAPERMILL_INPUT_PATH", "PAPERMILL_OUTPUT_PATH")
+
+_WORDS: dict[type, str] = {
+    str: "text",
+    int: "a whole number of 0 or more",
+    float: "a number of 0 or more",
+    dict: "a dictionary",
+}
+
+
+class Parameter(NamedTuple):
+    """One parameter of a notebook."""
+
+    name: str
+    type: type
+    default: Any
+    help: str
+
+
+def configure(
+    pe: Annotated[str, "positional encoding: nope, rope, yarn, pope ... or a sum, rope+alibi"] = "rope",
+    recipe: Annotated[str, "demo, tiny, small, medium, large, paper (auto: what the machine can do)"] = "auto",
+    study: Annotated[str, "folder below runs/ that holds the record"] = "local",
+    seed: Annotated[int, "draws the initial weights and the order of the text"] = 0,
+    steps: Annotated[int, "optimizer steps (0: as the recipe says)"] = 0,
+    corpus: Annotated[str, "name of a corpus or path of text files (empty: as the recipe says)"] = "",
+    context_length: Annotated[int, "tokens in a training window (0: as the recipe says)"] = 0,
+    batch_size: Annotated[int, "windows in an optimizer step (0: as the recipe says)"] = 0,
+    learning_rate: Annotated[float, "peak learning rate (0: as the recipe says)"] = 0.0,
+    pe_options: Annotated[dict[str, Any] | None, 'options of the encoding, such as {"factor": 8.0}'] = None,
+    overrides: Annotated[dict[str, Any] | None, 'any other recipe field, such as {"qk_norm": True}'] = None,
+) -> Run:  # fmt: skip
+    """Return the run that these parameters describe. Reads and writes no file.
+
+    Its directory is ``runs.root() / study / recipe.run_name()``; its recipe is set.
+
+    Raises:
+        ValueError: an unknown encoding, recipe or field (the nearest is named), or a value of
+            another type than its parameter's.
+    """
+    given_values = dict(locals())
+    from pe.encodings import check
+    from pe.training.recipes import recipe as named_recipe
+
+    values = check_parameters(given_values)
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", values["study"]):
+        raise ValueError(
+            f"study names a folder: use letters, digits, '.', '_' and '-', not {values['study']!r}"
+        )
+    check(values["pe"], values["pe_options"])
+    fields = {k: values[k] for k in ("pe", "pe_options", "seed")}
+    given = ("steps", "corpus", "context_length", "batch_size", "learning_rate")
+    fields |= {k: values[k] for k in given if values[k]}
+    for name in values["overrides"]:
+        if name in parameters():
+            raise ValueError(f"overrides: {name} has a parameter of its own; give it there")
+    base = named_recipe(values["recipe"])
+    if values["learning_rate"]:  # the floor of the schedule keeps its share of the peak
+        floor = base.min_learning_rate / base.learning_rate * values["learning_rate"]
+        fields["min_learning_rate"] = float(f"{floor:.6g}")
+    chosen = named_recipe(base.name, **(fields | values["overrides"]))
+    return Run(root() / values["study"] / chosen.run_name(), recipe=chosen)
+
+
+# What a notebook says it is (its metadata: {"pe": {"run": "train"}}) and who names its run.
+LAUNCHERS: dict[str, Callable[..., Run]] = {"train": configure}
+
+
+@functools.cache
+def parameters(kind: str = "train") -> Mapping[str, Parameter]:
+    """Parameters of a kind of notebook, read from the signature of its launcher."""
+    function = LAUNCHERS[kind]
+    hints = typing.get_type_hints(function, include_extras=True)
+    found = {}
+    for name, argument in inspect.signature(function).parameters.items():
+        kind_of, help_text = typing.get_args(hints[name])
+        if argument.default is None:  # an option that is a dictionary
+            found[name] = Parameter(name, dict, {}, help_text)
+        else:
+            found[name] = Parameter(name, kind_of, argument.default, help_text)
+    return found
+
+
+def parameters_cell(kind: str = "train") -> str:
+    """Source of the notebook's ``parameters`` cell: ``name: type = default  # help`` a line."""
+    lines = []
+    for p in parameters(kind).values():
+        default = f'"{p.default}"' if isinstance(p.default, str) else repr(p.default)
+        lines.append(f"{p.name}: {p.type.__name__} = {default}  # {p.help}")
+    return "\n".join(lines)
+
+
+def check_parameters(values: Mapping[str, Any], also: Iterable[str] = ()) -> dict[str, Any]:
+    """Complete ``values`` with the defaults, and check every name and type.
+
+    Args:
+        values: parameters by name, as papermill or a caller gives them. A text is accepted for a
+            dictionary if it is one in JSON or YAML, a whole float for a whole number, and a
+            number written as text for a number (YAML reads ``1e-4`` as text).
+        also: other names the notebook's own cell defines, let through unchecked.
+
+    Raises:
+        ValueError: one sentence on the first name or value that is not right.
+    """
+    known = parameters()
+    allowed = {*known, *also, *INJECTED_BY_PAPERMILL}
+    for name in values:
+        if name not in allowed:
+            raise _unknown_parameter(name, [*known, *also])
+    checked = {name: p.default for name, p in known.items()}
+    checked |= {name: _checked(known[name], v) for name, v in values.items() if name in known}
+    return checked
+
+
+def _unknown_parameter(name: str, names: list[str]) -> ValueError:
+    from pe.training.recipe import Recipe
+
+    if name in Recipe.__dataclass_fields__:
+        return ValueError(
+            f"unknown parameter {name!r}: it is a field of the recipe; "
+            f"pass it as -y 'overrides: {{{name}: VALUE}}'"
+        )
+    return unknown("parameter", name, names)
+
+
+def _checked(parameter: Parameter, value: Any) -> Any:
+    """``value`` as the parameter's type, or ValueError."""
+    kind, got = parameter.type, value
+    if kind is dict and value is None:
+        return {}
+    if kind is dict and isinstance(value, str):
+        value = _parsed(value)
+    elif kind is float:
+        value = _number(value)
+    elif kind is int and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    right = isinstance(value, kind) and not isinstance(value, bool)
+    if right and kind in (int, float):
+        right = math.isfinite(value) and value >= 0
+    if right and kind is dict:
+        right = all(isinstance(key, str) for key in value)
+    if not right:
+        hint = ""
+        if kind is str:
+            hint = f"; to pass it as text write -r {parameter.name} {got}"
+        raise ValueError(f"{parameter.name}: expected {_WORDS[kind]}, got {got!r}{hint}")
+    return value
+
+
+def _parsed(text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text) if text.strip() else {}
+    except yaml.YAMLError:
+        return None
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,1 @@
+"""What stands between papermill and this repository's notebooks."""

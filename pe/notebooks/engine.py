@@ -1,0 +1,148 @@
+"""Execute one of our notebooks: check, lock, run, record. Used by `pe.papermill_engine`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient.exceptions import DeadKernelError
+from papermill.engines import NotebookExecutionManager
+from papermill.log import logger
+
+from pe.notebooks.client import Client
+from pe.notebooks.holding import hold
+from pe.notebooks.plan import NOTEBOOK, plan
+from pe.notebooks.terminal import ProgressLine
+from pe.runs import Run, write_atomically
+
+
+class Manager(NotebookExecutionManager):
+    """papermill's manager, which also keeps the notebook in the run's folder.
+
+    Whatever the output path is (none, ``-``, another folder), and also when a cell fails.
+    """
+
+    def __init__(self, nb: Any, copy: Path, **options: Any) -> None:
+        super().__init__(nb, progress_bar=False, **options)
+        self.copy = copy
+
+    def save(self, **changes: Any) -> None:
+        """Write the notebook to papermill's output path and to the run's folder."""
+        super().save(**changes)
+        write_atomically(self.copy, nbformat.writes(self.nb))
+
+
+def execute(
+    nb: Any,
+    kernel_name: str,
+    output_path: str | None = None,
+    progress_bar: bool | dict[str, Any] | None = True,
+    log_output: bool = False,
+    autosave_cell_every: int = 30,
+    **options: Any,
+) -> Any:
+    """Execute ``nb`` as papermill would, and record how it went. Returns the executed notebook.
+
+    Raises:
+        Refused: a parameter is wrong; nothing has been started or written.
+        RunBusy: another process is making this run; its files are untouched.
+        KeyboardInterrupt, SystemExit: SIGINT or SIGTERM ended the run; the notebook is written.
+    """
+    run = plan(nb)
+    with hold(run):
+        before = _record_text(run)
+        line = ProgressLine(quiet=progress_bar is False)
+        manager = Manager(
+            nb, run.directory / NOTEBOOK, output_path=output_path, log_output=log_output,
+            autosave_cell_every=autosave_cell_every,
+        )  # fmt: skip
+        client = Client(manager, line, **_client_options(kernel_name, log_output, options))
+        manager.notebook_start()
+        reason: str | None = None
+        try:
+            with client.stop:
+                client.execute(env=_environment(run))
+        except DeadKernelError:
+            if not client.dead:  # it died outside of a cell, so that no cell tells of it
+                reason = "the kernel died"
+                raise
+        except BaseException as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise
+        finally:
+            line.end_cell()
+            manager.notebook_complete()
+            reason = _failure(manager.nb) or reason
+            stopped = client.stop.signal_name if reason else ""
+            if reason:
+                _record_failure(run, before, reason, stopped, line)
+    if stopped:
+        line.note(f"stopped by {stopped}; the same command resumes. Record: {_shown(run)}")
+        if stopped == "SIGINT":
+            raise KeyboardInterrupt
+        raise SystemExit(128 + signal.SIGTERM)
+    if not line.quiet:
+        line.note(f"{'Failed' if reason else 'Recorded'}: {_shown(run)}")
+    return manager.nb
+
+
+def _client_options(kernel_name: str, log_output: bool, options: dict[str, Any]) -> dict[str, Any]:
+    """papermill's words for the client's settings, and all the others as they come."""
+    options = {k: v for k, v in options.items() if k != "input_path"}
+    return options | {
+        "kernel_name": kernel_name,
+        "log": logger,
+        "log_output": log_output,
+        "startup_timeout": options.pop("start_timeout", 60),
+        "timeout": options.pop("execution_timeout", None) or options.get("timeout"),
+    }
+
+
+def _environment(run: Run) -> dict[str, str]:
+    """The kernel's environment: the same folders, wherever its working directory is."""
+    runs = str(run.directory.parent.parent)
+    return dict(os.environ, PE_RUN_DIR=str(run.directory), PE_RUNS=runs)
+
+
+def _failure(nb: Any) -> str | None:
+    """What the first failed cell said, in one line."""
+    for cell in nb.cells:
+        if not cell.metadata.get("papermill", {}).get("exception"):
+            continue
+        for output in cell.get("outputs", []):
+            if output.output_type == "error":
+                value = " ".join(str(output.evalue).split())
+                return f"{output.ename}: {value}" if value else str(output.ename)
+        return "a cell failed"
+    return None
+
+
+def _record_failure(
+    run: Run, before: str | None, reason: str, stopped: str, line: ProgressLine
+) -> None:
+    """Say in run.json that the run failed, unless that is known or not this notebook's doing."""
+    if reason.startswith("RunBusy"):
+        return  # the record belongs to the process that holds the folder
+    try:
+        if before is not None and json.loads(before).get("status") == "complete":
+            return  # the run had been made before; only showing it failed
+        known = _record_text(run) != before and run.read()["status"] in ("failed", "interrupted")
+        if not known:
+            run.fail(reason, "interrupted" if stopped else "failed")
+    except (ValueError, OSError) as error:
+        line.note(f"pe: the failure could not be recorded: {error}")
+
+
+def _record_text(run: Run) -> str | None:
+    path = run.directory / "run.json"
+    return path.read_text() if path.exists() else None
+
+
+def _shown(run: Run) -> str:
+    here = Path.cwd()
+    below = run.directory.is_relative_to(here)
+    return str(run.directory.relative_to(here) if below else run.directory)
