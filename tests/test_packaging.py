@@ -1,0 +1,231 @@
+"""What is declared in one file agrees with what is declared in the others, and with the code."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYTHONS = ("3.11", "3.12")
+# torch pins these exactly itself, and only its CUDA builds need them.
+CUDA = re.compile(r"^(nvidia-|cuda-|triton$)")
+
+
+def declared(*extras: str) -> list[Requirement]:
+    """Requirements of pyproject.toml: the runtime's and those of the extras."""
+    lines = list(PROJECT["dependencies"])
+    for extra in extras:
+        lines += PROJECT["optional-dependencies"][extra]
+    return [Requirement(line) for line in lines]
+
+
+def locked(python: str) -> dict[str, str]:
+    """Name -> version as the lock pins it for one Python on Linux."""
+    pins: dict[str, str] = {}
+    for line in (ROOT / "requirements-lock.txt").read_text().splitlines():
+        if not line or line.startswith("#"):
+            continue
+        requirement = Requirement(line)
+        where = {"python_version": python, "sys_platform": "linux", "platform_system": "Linux"}
+        if requirement.marker and not requirement.marker.evaluate(where):
+            continue
+        (specifier,) = requirement.specifier
+        assert specifier.operator == "==", line
+        assert "+" not in specifier.version, f"a local build is no release: {line}"
+        assert requirement.name not in pins, f"{requirement.name} is pinned twice for {python}"
+        pins[requirement.name] = specifier.version
+    return pins
+
+
+def test_conda_environment_has_the_bounds_of_pyproject() -> None:
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    (conda_python,) = [d for d in environment if str(d).startswith("python")]
+    (pip_lines,) = [d["pip"] for d in environment if isinstance(d, dict)]
+    assert (
+        Requirement(conda_python).specifier
+        == Requirement(f"python{PROJECT['requires-python']}").specifier
+    )
+    assert pip_lines.count("-e .") == 1
+    in_conda = {r.name: r.specifier for r in map(Requirement, set(pip_lines) - {"-e ."})}
+    assert in_conda == {r.name: r.specifier for r in declared("test")}
+
+
+def test_every_requirement_has_both_bounds() -> None:
+    for requirement in declared(*PROJECT["optional-dependencies"]):
+        operators = {s.operator for s in requirement.specifier}
+        assert operators == {">=", "<"}, requirement
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_lock_satisfies_every_bound(python: str) -> None:
+    pins = locked(python)
+    for requirement in declared("test"):
+        version = pins.get(canonicalize_name(requirement.name))
+        assert version is not None, f"{requirement.name} is not in the lock"
+        assert requirement.specifier.contains(version), f"{requirement} is locked to {version}"
+
+
+def test_the_lock_is_complete_for_this_python() -> None:
+    """Everything that the installed packages say they need is pinned, to the bottom."""
+    pins = locked(f"{sys.version_info.major}.{sys.version_info.minor}")
+    waiting = [(canonicalize_name(r.name), frozenset(r.extras)) for r in declared("test")]
+    seen = set(waiting)
+    while waiting:
+        name, extras = waiting.pop()
+        assert name in pins, f"{name} is needed and not in the lock"
+        for line in importlib.metadata.requires(name) or []:
+            need = Requirement(line)
+            if need.marker and not any(
+                need.marker.evaluate({"extra": extra}) for extra in extras | {""}
+            ):
+                continue
+            item = (canonicalize_name(need.name), frozenset(need.extras))
+            if item not in seen and not CUDA.match(item[0]):
+                seen.add(item)
+                waiting.append(item)
+
+
+def imported(folder: str) -> Iterator[tuple[str, Path]]:
+    """Top-level names that a folder's files import, each with a file that does."""
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                yield from ((alias.name.split(".")[0], path) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                yield node.module.split(".")[0], path
+
+
+# Imported only where it is installed, behind a check, and declared nowhere on purpose.
+OPTIONAL = {"lm_eval", "wandb", "tensorboard"}
+# Used together with the package that brings it, and bound by that package's bounds.
+CARRIED = {
+    "sphinx": "jupyter-book",
+    "docutils": "jupyter-book",
+    "myst_nb": "jupyter-book",
+    "pyarrow": "datasets",
+    "IPython": "ipykernel",
+    "jupyter_client": "nbclient",
+    "jupyter_core": "nbclient",
+    "traitlets": "nbclient",
+    "packaging": "pytest",
+    "huggingface_hub": "transformers",
+    "tqdm": "papermill",
+    "click": "papermill",
+    "setuptools": "torch",
+}
+
+
+@pytest.mark.parametrize("folder", ["pe", "tests", "tools", "benchmarks", "book/_ext"])
+def test_what_is_imported_is_declared(folder: str) -> None:
+    extras = () if folder == "pe" else ("test",)
+    names = {canonicalize_name(r.name) for r in declared(*extras)}
+    distributions = importlib.metadata.packages_distributions()
+    own = {"pe"} | {p.stem for p in (ROOT / folder).rglob("*.py")} | {folder, "tests", "conftest"}
+    missing = set()
+    for module, path in imported(folder):
+        if module in sys.stdlib_module_names or module in own or module in OPTIONAL:
+            continue
+        homes = {canonicalize_name(d) for d in distributions.get(module, [module])}
+        homes.add(CARRIED.get(module, module))
+        if not homes & names:
+            missing.add(f"{path.relative_to(ROOT)} imports {module}")
+    assert not missing
+
+
+def test_versions_agree() -> None:
+    import pe
+
+    version = PROJECT["version"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    newest = re.search(
+        r"^## \[(\d[^\]]*)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
+    assert newest is not None
+    assert (pe.__version__, citation["version"], newest[1]) == (version, version, version)
+    assert str(citation["date-released"]) == newest[2]
+    assert citation["license"] == PROJECT["license"] == "MIT"
+    assert (ROOT / "LICENSE").read_text().startswith("MIT License")
+
+
+def test_workflows_test_every_supported_python() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
+    assert tuple(workflow["jobs"]["tests"]["strategy"]["matrix"]["python"]) == PYTHONS
+    assert {f"Programming Language :: Python :: {p}" for p in PYTHONS} <= set(
+        PROJECT["classifiers"]
+    )
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no git checkout")
+@pytest.mark.parametrize(
+    ("path", "ignored"),
+    [
+        ("runs/local/pope-s0-1a2b3c4d/run.json", True),
+        ("runs/demo/pope-s0-1a2b3c4d/checkpoint/model.safetensors", True),
+        ("runs/demo/pope-s0-1a2b3c4d/checkpoints/step-100/optimizer.pt", True),
+        ("runs/demo/pope-s0-1a2b3c4d/.lock", True),
+        ("book/notebooks/train.ipynb", True),
+        ("book/runs/demo/pope-s0-1a2b3c4d/train.ipynb", True),
+        ("book/_generated/table.md", True),
+        ("_build/html/index.html", True),
+        ("book/_build/html/index.html", True),
+        (".venv/bin/python", True),
+        ("pe/__pycache__/runs.cpython-311.pyc", True),
+        (".pytest_cache/README.md", True),
+        (".mypy_cache/3.11/pe.json", True),
+        (".ruff_cache/x", True),
+        ("notebooks/.ipynb_checkpoints/train.ipynb", True),
+        ("pe_encodings.egg-info/PKG-INFO", True),
+        ("runs/demo/pope-s0-1a2b3c4d/run.json", False),
+        ("runs/demo/pope-s0-1a2b3c4d/train.ipynb", False),
+        ("runs/demo/perplexity.svg", False),
+        ("pe/training/checkpoint.py", False),
+        ("book/methods/pope.md", False),
+        ("notebooks/train.ipynb", False),
+    ],
+)
+def test_gitignore(path: str, ignored: bool) -> None:
+    command = ["git", "check-ignore", "-q", "--no-index", path]
+    assert (subprocess.run(command, cwd=ROOT).returncode == 0) is ignored
+
+
+def test_the_wheel_holds_the_whole_package_and_nothing_else(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "pe", source / "pe", ignore=shutil.ignore_patterns("__pycache__"))
+    (source / "tests").mkdir()
+    (source / "tests" / "__init__.py").touch()
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "-w", str(tmp_path), str(source)], check=True)
+    (wheel,) = tmp_path.glob("pe_encodings-*.whl")
+    packed = {n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n}
+    wanted = {
+        str(path.relative_to(source))
+        for pattern in ("*.py", "schemas/*.json", "py.typed")
+        for path in (source / "pe").rglob(pattern)
+    }
+    assert packed == wanted
+    assert "pe/schemas/run.json" in packed
+
+
+def test_papermill_finds_the_engine_that_the_entry_point_names() -> None:
+    from papermill.engines import papermill_engines
+
+    (point,) = importlib.metadata.entry_points(group="papermill.engine", name="pe")
+    assert point.value == PROJECT["entry-points"]["papermill.engine"]["pe"]
+    assert papermill_engines.get_engine("pe") is point.load()
