@@ -44,6 +44,11 @@ TOLERATED = frozenset(
      "token_type_ids", "is_first_iteration"}
 )  # fmt: skip
 
+ARGUMENTS = (
+    "input_ids", "attention_mask", "position_ids", "past_key_values", "cache", "inputs_embeds",
+    "use_cache", "document_ids",
+)  # fmt: skip
+
 
 class Attention(nn.Module):
     """Multi-head attention with grouped queries; where the encoding's layer hooks are called."""
@@ -182,10 +187,9 @@ class PEModel(PEPreTrainedModel):
                 positions must go on where the cache ends.
             document_ids: (B, T); attention stays inside a document. Not with a cache.
         """
-        for name in kwargs.keys() - TOLERATED:
-            raise unknown("argument", name, ["input_ids", "attention_mask", "position_ids",
-                          "past_key_values", "cache", "inputs_embeds", "use_cache",
-                          "document_ids"])  # fmt: skip
+        for name in kwargs:
+            if name not in TOLERATED:
+                raise unknown("argument", name, ARGUMENTS)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds

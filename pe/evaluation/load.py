@@ -1,0 +1,32 @@
+"""The model and the tokenizer that a run trained."""
+
+from __future__ import annotations
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+import pe.model  # noqa: F401  (registers the model with transformers' Auto classes)
+from pe.model import PEForCausalLM
+from pe.runs import Run, RunError
+
+
+def _checkpoint(run: Run) -> str:
+    if not (run.checkpoint / "config.json").exists():
+        raise RunError(
+            f"{run.checkpoint} is not on this machine (weights are not kept in git); train the run "
+            "again to have it"
+        )
+    return str(run.checkpoint)
+
+
+def load_model(run: Run) -> PEForCausalLM:
+    """The trained model in evaluation mode, on the GPU if there is one."""
+    model: PEForCausalLM = AutoModelForCausalLM.from_pretrained(_checkpoint(run))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return model.to(device).eval()  # type: ignore[no-any-return, arg-type]
+
+
+def load_tokenizer(run: Run) -> PreTrainedTokenizerBase:
+    """The tokenizer the run was trained with."""
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(_checkpoint(run))
+    return tokenizer

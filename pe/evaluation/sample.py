@@ -1,0 +1,31 @@
+"""A few tokens of text from a trained run."""
+
+from __future__ import annotations
+
+import torch
+
+from pe.evaluation.load import load_model, load_tokenizer
+from pe.runs import Run
+
+
+def sample(run: Run, prompt: str = "", tokens: int = 64, seed: int = 0) -> str:
+    """Continue ``prompt`` by ``tokens`` tokens drawn at temperature 0.8 from the best 40.
+
+    Returns:
+        The prompt and its continuation. An empty prompt starts a document.
+    """
+    model, tokenizer = load_model(run), load_tokenizer(run)
+    ids = tokenizer(prompt)["input_ids"] or [tokenizer.eos_token_id]
+    inputs = torch.tensor([ids], device=model.device)
+    torch.manual_seed(seed)
+    out = model.generate(
+        inputs,
+        attention_mask=torch.ones_like(inputs),
+        max_new_tokens=tokens,
+        do_sample=True,
+        temperature=0.8,
+        top_k=40,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    text: str = tokenizer.decode(out[0], skip_special_tokens=True)
+    return text

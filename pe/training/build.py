@@ -1,0 +1,84 @@
+"""From a recipe to a model, an optimizer and their precision."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import nn
+
+from pe.config import PEConfig
+from pe.data import TokenData
+from pe.encodings import Encoding
+from pe.model import PEForCausalLM
+from pe.training.initialize import draw_weights
+from pe.training.recipe import Recipe
+
+
+def build_config(recipe: Recipe, vocab_size: int, eos_token_id: int | None = None) -> PEConfig:
+    """The model's configuration."""
+    return PEConfig(
+        vocab_size=vocab_size,
+        hidden_size=recipe.hidden_size,
+        intermediate_size=recipe.intermediate_size,
+        num_hidden_layers=recipe.num_hidden_layers,
+        num_attention_heads=recipe.num_attention_heads,
+        num_key_value_heads=recipe.num_key_value_heads,
+        max_position_embeddings=recipe.context_length,
+        pe=recipe.pe,
+        pe_options=recipe.pe_options,
+        qk_norm=recipe.qk_norm,
+        bos_token_id=eos_token_id,
+        eos_token_id=eos_token_id,
+    )
+
+
+def build_model(recipe: Recipe, vocab_size: int, eos_token_id: int | None = None) -> PEForCausalLM:
+    """A model with the initial weights that (seed, parameter name) determine."""
+    model = PEForCausalLM(build_config(recipe, vocab_size, eos_token_id))
+    draw_weights(model, recipe.seed, std=model.config.initializer_range)
+    return model
+
+
+def model_for(recipe: Recipe, data: TokenData) -> PEForCausalLM:
+    """The model for a prepared corpus."""
+    tokenizer = data.load_tokenizer()
+    return build_model(recipe, data.vocab_size, tokenizer.eos_token_id)
+
+
+def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
+    """AdamW; weight decay on matrices only, never on norms nor on an encoding's parameters."""
+    encoding = {
+        id(p) for m in model.modules() if isinstance(m, Encoding) for p in m.parameters()
+    }
+    decayed, plain = [], []
+    for parameter in model.parameters():
+        matrix = parameter.dim() >= 2 and id(parameter) not in encoding
+        (decayed if matrix else plain).append(parameter)
+    groups = [
+        {"params": decayed, "weight_decay": recipe.weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        groups, lr=recipe.learning_rate, betas=(recipe.beta1, recipe.beta2), fused=True
+    )
+
+
+def autocast(recipe: Recipe, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """bfloat16 autocast where the recipe (or, on ``auto``, the device) asks for it."""
+    bfloat16 = recipe.precision == "bfloat16" or (
+        recipe.precision == "auto" and device.type == "cuda"
+    )
+    if not bfloat16:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def parameter_counts(model: nn.Module) -> dict[str, int]:
+    """All parameters (a tied head once), and those of the encoding among them."""
+    encoding = {p for m in model.modules() if isinstance(m, Encoding) for p in m.parameters()}
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "encoding_parameters": sum(p.numel() for p in encoding),
+    }

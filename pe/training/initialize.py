@@ -1,0 +1,45 @@
+"""Initial weights drawn by parameter name: models share every weight they have in common.
+
+Each parameter has a generator of its own, seeded by (seed, name). So RoPE and PoPE start from the
+same projections, whatever the encoding adds, and comparisons between encodings are paired.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import nn
+
+from pe.encodings import Encoding
+
+RESIDUAL = ("o_proj.weight", "down_proj.weight")
+
+
+def generator_for(seed: int, name: str) -> torch.Generator:
+    """A CPU generator that depends on the seed and the name only."""
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return torch.Generator(device="cpu").manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+@torch.no_grad()
+def draw_weights(model: nn.Module, seed: int, std: float = 0.02) -> None:
+    """Normal(0, std) matrices, norms at 1, residual projections scaled by 1/sqrt(2 layers)."""
+    layers = sum(1 for name, _ in model.named_parameters() if name.endswith("o_proj.weight"))
+    encodings = [(name, m) for name, m in model.named_modules() if isinstance(m, Encoding)]
+    inside = {id(p) for _, module in encodings for p in module.parameters()}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in inside:
+            continue
+        if parameter.dim() < 2:
+            parameter.fill_(1.0)
+            continue
+        scale = std / math.sqrt(2 * layers) if name.endswith(RESIDUAL) else std
+        drawn = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
+        drawn.normal_(0.0, scale, generator=generator_for(seed, name))
+        parameter.copy_(drawn)
+    nested = {id(m) for _, outer in encodings for m in outer.modules() if m is not outer}
+    for name, module in encodings:
+        if id(module) not in nested:  # a composite resets its own parts
+            module.reset_parameters(generator_for(seed, name))

@@ -1,0 +1,61 @@
+"""Progress that reads well in a terminal, a notebook and a log file.
+
+In a Jupyter kernel one display is updated in place, so an executed notebook keeps only its last
+state; `pe.papermill_engine` shows the same updates in papermill's terminal. Elsewhere lines go to
+standard error.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+
+def duration(seconds: float) -> str:
+    """``0:18``, ``12:05``, ``1:02:33``."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+class Progress:
+    """One line that changes. `show` may be called as often as one likes."""
+
+    def __init__(self, enabled: bool = True, every_seconds: float = 5.0) -> None:
+        self.enabled, self.every = enabled, every_seconds
+        self._last = float("-inf")
+        self._handle: Any = None
+        self._in_kernel = _in_kernel()
+
+    def show(self, text: str, last: bool = False) -> None:
+        """Replace the line; ``last`` makes sure that this one is seen."""
+        if not self.enabled:
+            return
+        moment = time.monotonic()
+        pause = 0.5 if self._in_kernel else self.every
+        if not last and moment - self._last < pause:
+            return
+        self._last = moment
+        if self._in_kernel:
+            self._update(text)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def _update(self, text: str) -> None:
+        from IPython.display import display
+
+        bundle, metadata = {"text/plain": text}, {"pe_progress": True}
+        if self._handle is None:
+            self._handle = display(bundle, metadata=metadata, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, metadata=metadata, raw=True)
+
+
+def _in_kernel() -> bool:
+    if "IPython" not in sys.modules:
+        return False
+    from IPython import get_ipython
+
+    shell = get_ipython()  # type: ignore[no-untyped-call]
+    return shell is not None and hasattr(shell, "kernel")

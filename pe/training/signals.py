@@ -1,0 +1,45 @@
+"""SIGTERM and SIGINT ask training to stop; it finishes its step and saves before it does."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+
+class Interrupted(RuntimeError):
+    """Training was asked to stop, and saved a checkpoint before it did."""
+
+
+class StopSignal:
+    """Context manager that turns the first signal into a flag; a second one acts as usual."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignal:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.name = signal.Signals(number).name
+        signal.signal(number, self._before[number])
+
+    def requested(self, accelerator: Accelerator) -> bool:
+        """Whether any process was asked to stop; all processes get the same answer."""
+        if accelerator.num_processes == 1:
+            return bool(self.name)
+        flag = torch.tensor(float(bool(self.name)), device=accelerator.device)
+        return bool(accelerator.reduce(flag, "sum").item() > 0)

@@ -1,0 +1,299 @@
+"""Train a run, or go on with one that stopped, and write its record.
+
+One optimizer step is a pure function of the recipe, the step's number and the state in the last
+checkpoint, so a run that was killed ends with the same weights as one that was not. Runs on one
+device or on many: ``accelerate launch`` splits each batch, and the loss is divided by the target
+count of the whole batch, so neither processes nor micro-batches change the result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import sys
+import time
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration
+from torch import Tensor
+
+from pe.data import Batches, TokenData, prepare
+from pe.data.batches import Batch
+from pe.loss import IGNORE
+from pe.runs import Run, RunError
+from pe.training import checkpoint
+from pe.training.build import autocast, build_optimizer, model_for, parameter_counts
+from pe.training.checkpoint import TrainState
+from pe.training.flops import flops_per_token, peak_flops
+from pe.training.metrics import Metrics
+from pe.training.progress import Progress, duration
+from pe.training.record import hardware, now, start_record
+from pe.training.schedule import learning_rate
+from pe.training.signals import Interrupted, StopSignal
+
+VALIDATION_BATCHES = 8
+
+
+def train(run: Run, *, quiet: bool = False) -> Run:
+    """Train ``run`` to the end of its recipe; a complete run returns at once.
+
+    Raises:
+        RunBusy: another process holds the run's folder.
+        NonFiniteLoss: the loss became NaN or infinite; names the last good checkpoint.
+        Interrupted: a SIGTERM or SIGINT arrived; a checkpoint was written first.
+        ValueError: the recipe does not fit the machine or the corpus.
+    """
+    if run.exists() and run.read()["status"] == "complete":
+        return run
+    main = int(os.environ.get("RANK", "0")) == 0
+    with run.lock() if main else contextlib.nullcontext():
+        try:
+            _Training(run, quiet).go()
+        except Interrupted as stop:
+            if main:
+                run.fail(str(stop), status="interrupted")
+            raise
+        except BaseException as error:
+            if main:
+                run.fail(f"{type(error).__name__}: {error}")
+            raise
+    return run
+
+
+class _Training:
+    """What one call of `train` holds."""
+
+    def __init__(self, run: Run, quiet: bool) -> None:
+        self.run, self.recipe = run, run.recipe
+        trackers = [t for t in os.environ.get("PE_TRACKERS", "").split(",") if t]
+        self.accelerator = Accelerator(
+            cpu=not torch.cuda.is_available(),
+            log_with=trackers or None,
+            project_dir=str(run.directory),
+            dataloader_config=DataLoaderConfiguration(),
+        )
+        self.device, self.main = self.accelerator.device, self.accelerator.is_main_process
+        processes = self.accelerator.num_processes
+        if self.recipe.batch_size % processes:
+            raise ValueError(
+                f"batch_size {self.recipe.batch_size} does not divide among {processes} processes"
+            )
+        self.rows = self.recipe.batch_size // processes
+        self.micro = self.recipe.micro_batch_size or self.rows
+        if self.rows % self.micro:
+            raise ValueError(
+                f"micro_batch_size {self.micro} does not divide the {self.rows} windows that each "
+                f"of {processes} processes gets"
+            )
+        self.progress = Progress(enabled=self.main and not quiet)
+        if self.main:
+            self._open_record()
+        if trackers:
+            self.accelerator.init_trackers(run.name, config=_flat(self.recipe.to_dict()))
+
+    def _open_record(self) -> None:
+        record = start_record(self.run)
+        if self.run.exists():  # going on: keep when it began
+            record["created"] = self.run.read()["created"]
+        self.run.write(record)
+
+    def go(self) -> None:
+        """Prepare, resume, train, finish."""
+        self.progress.show(f"preparing {self.recipe.corpus}", last=True)
+        with self.accelerator.main_process_first():
+            data = prepare(self.recipe.corpus, self.recipe.vocab_size, self.recipe.tokenizer)
+        model = model_for(self.recipe, data)
+        self.config = model.config
+        counts = parameter_counts(model)
+        if self.main:
+            self.run.update(data=data.summary(), model=counts)
+        if self.recipe.compile == "on" or (
+            self.recipe.compile == "auto" and self.device.type == "cuda"
+        ):
+            model.compile()
+        optimizer = build_optimizer(model, self.recipe)
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        r = self.recipe
+        self.train_batches = Batches(data.train, r.context_length, r.batch_size, r.seed)
+        self.validation_batches = Batches(data.validation, r.context_length, r.batch_size, seed=0)
+        flops = flops_per_token(
+            counts["parameters"], r.num_hidden_layers, r.hidden_size, r.context_length
+        )
+        peak = peak_flops(hardware()["name"]) if self.device.type == "cuda" else None
+        if peak is not None:
+            peak *= self.accelerator.num_processes
+        self.metrics = Metrics(self.run, self.main, flops, peak)
+        state = self._resume(data)
+        with StopSignal() as stop:
+            self._steps(state, stop)
+        self._finish(state, data)
+
+    def _resume(self, data: TokenData) -> TrainState:
+        state = checkpoint.restore(self.accelerator, self.run.directory / "checkpoints")
+        if state is None:
+            state = TrainState(data_fingerprint=data.fingerprint)
+        elif state.data_fingerprint != data.fingerprint:
+            raise RunError(
+                f"{self.run.directory}: its checkpoint was trained on data "
+                f"{state.data_fingerprint}, and {self.recipe.corpus!r} is now {data.fingerprint}; "
+                "delete the folder or choose another study"
+            )
+        self.metrics.start_at(state.step, self.run.metric_lines() if state.step else [])
+        return state
+
+    def _steps(self, state: TrainState, stop: StopSignal) -> None:
+        r = self.recipe
+        tokens_before, begun = state.tokens, time.perf_counter()
+        base_seconds, since = state.seconds, time.perf_counter()
+        self.model.train()
+        while state.step < r.steps:
+            lr = learning_rate(r, state.step)
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            batch = self.train_batches.at(state.step)
+            loss, norm = self._step(batch)
+            self.metrics.add(loss, norm)
+            state.step += 1
+            state.tokens += r.batch_size * r.context_length
+            due = state.step == r.steps or state.step % r.checkpoint_every == 0
+            stopping = stop.requested(self.accelerator)
+            if due or stopping or state.step % r.log_every == 0:
+                line = self._flush(state, lr, time.perf_counter() - since, tokens_before)
+                base_seconds += line["seconds"]
+                state.seconds, tokens_before = base_seconds, state.tokens
+                self._report(state, line, begun)
+                since = time.perf_counter()
+            if r.validate_every and state.step % r.validate_every == 0 and state.step < r.steps:
+                self._validate(state.step)
+                since = time.perf_counter()
+            if due or stopping:
+                saved = checkpoint.save(
+                    self.accelerator, self.run.directory / "checkpoints", state, self.config
+                )
+                since = time.perf_counter()
+                if stopping and state.step < r.steps:
+                    raise Interrupted(
+                        f"stopped by {stop.name} after step {state.step} of {r.steps}; "
+                        f"the same command goes on from {saved.name}"
+                    )
+
+    def _flush(
+        self, state: TrainState, lr: float, seconds: float, tokens_before: int
+    ) -> dict[str, Any]:
+        saved = checkpoint.checkpoints(self.run.directory / "checkpoints")
+        last_good = f"last good checkpoint: {saved[-1]}" if saved else "there is no checkpoint yet"
+
+        def over_processes(losses: Tensor) -> Tensor:
+            # reduction waits for the device, so the clock below has seen all the work
+            return self.accelerator.reduce(losses, "mean")  # type: ignore[no-any-return]
+
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        line = self.metrics.flush(
+            state.step, lr, state.tokens - tokens_before, seconds, over_processes, last_good
+        )
+        self.accelerator.log({k: v for k, v in line.items() if v is not None}, step=state.step)
+        return line
+
+    def _step(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """One optimizer step; returns loss and gradient norm, still on the device."""
+        first = self.accelerator.process_index * self.rows
+        # Every process knows the whole batch, so none has to ask how many targets there are.
+        targets = int((batch.targets != IGNORE).sum()) / self.accelerator.num_processes
+        total = torch.zeros((), device=self.device)
+        for start in range(first, first + self.rows, self.micro):
+            inputs = self._inputs(batch, slice(start, start + self.micro))
+            last = start + self.micro == first + self.rows
+            with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
+                with autocast(self.recipe, self.device):
+                    loss = self.model(**inputs, num_items_in_batch=targets).loss
+                self.accelerator.backward(loss)
+            total += loss.detach()
+        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.recipe.grad_clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return total, norm.detach()
+
+    def _inputs(self, batch: Batch, rows: slice) -> dict[str, Tensor]:
+        arrays = {"input_ids": batch.input_ids, "shift_labels": batch.targets}
+        if self.recipe.reset_positions:
+            arrays["position_ids"] = batch.positions
+        if self.recipe.mask_documents:
+            arrays["document_ids"] = batch.documents
+        tensors = {name: torch.from_numpy(a[rows].copy()) for name, a in arrays.items()}
+        if self.device.type == "cuda":
+            tensors = {name: t.pin_memory() for name, t in tensors.items()}
+        return {name: t.to(self.device, non_blocking=True) for name, t in tensors.items()}
+
+    @torch.no_grad()
+    def _validate(self, step: int) -> float:
+        """Loss on fixed windows of the validation split; every process computes all of it."""
+        self.model.eval()
+        model = self.accelerator.unwrap_model(self.model)
+        total, count = 0.0, 0
+        batches = self.validation_batches
+        for index in range(max(1, min(VALIDATION_BATCHES, batches.windows // batches.batch_size))):
+            batch = batches.at(index)
+            for start in range(0, batches.batch_size, self.micro):
+                inputs = self._inputs(batch, slice(start, start + self.micro))
+                targets = int((inputs["shift_labels"] != IGNORE).sum())
+                with autocast(self.recipe, self.device):
+                    total += float(model(**inputs, num_items_in_batch=1).loss)
+                count += targets
+        self.model.train()
+        loss = total / count
+        if self.main:
+            self.metrics.validation(step, loss)
+        self.accelerator.log({"validation_loss": loss}, step=step)
+        return loss
+
+    def _report(self, state: TrainState, line: dict[str, Any], begun: float) -> None:
+        steps = self.recipe.steps
+        done = state.step - getattr(self, "_first_step", 0)
+        self._first_step = getattr(self, "_first_step", state.step - 1)
+        left = (time.perf_counter() - begun) / max(1, done) * (steps - state.step)
+        self.progress.show(
+            f"step {state.step}/{steps}  loss {line['loss']:.3f}  "
+            f"{line['tokens_per_second']:,.0f} tokens/s  {duration(left)} left",
+            last=state.step == steps,
+        )
+
+    def _finish(self, state: TrainState, data: TokenData) -> None:
+        validation = self._validate(state.step)
+        model = self.accelerator.unwrap_model(self.model)
+        weights = self.accelerator.get_state_dict(self.model)
+        self.accelerator.end_training()
+        if not self.main:
+            return
+        model.save_pretrained(self.run.checkpoint, state_dict=weights)
+        data.load_tokenizer().save_pretrained(self.run.checkpoint)
+        training = {
+            "steps": state.step,
+            "tokens": state.tokens,
+            "passes": round(state.tokens / len(data.train.tokens), 4),
+            "wall_seconds": round(state.seconds, 2),
+            "tokens_per_second": round(self.metrics.speed(), 1),
+            "mfu": None,
+            "peak_memory_gib": round(_peak_memory(self.device), 3),
+            "final_loss": round(self.metrics.final_loss(self.recipe.steps), 6),
+            "validation_loss": round(validation, 6),
+            "resumes": state.resumes,
+        }
+        if self.metrics.peak is not None:
+            training["mfu"] = round(self.metrics.speed() * self.metrics.flops / self.metrics.peak, 4)
+        self.run.update(status="complete", reason=None, finished=now(), training=training)
+
+
+def _peak_memory(device: torch.device) -> float:
+    """GiB: allocated on the GPU, or resident in main memory, at most so far."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**30
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    return {k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in values.items()}
