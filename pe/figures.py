@@ -61,7 +61,7 @@ def style() -> Iterator[None]:
         "svg.fonttype": "none",
         "svg.hashsalt": "pe",
         "font.family": "sans-serif",
-        "font.size": 10,
+        "font.size": 10.5,
         "figure.facecolor": "none",
         "axes.facecolor": "none",
         "savefig.facecolor": "none",
@@ -193,7 +193,7 @@ def loss_by_position(runs: Sequence[RunLike], highlight: str | None = None) -> F
 
 def _axes(xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
     with style():
-        figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+        figure = Figure(figsize=(5.8, 3.6), layout="constrained")
         axes = figure.add_subplot()
         axes.set_xlabel(xlabel)
         axes.set_ylabel(ylabel)
@@ -225,7 +225,7 @@ def _mark(axes: Axes, x: float, text: str) -> None:
 
 def _legend(figure: Figure, axes: Axes) -> None:
     if axes.get_legend_handles_labels()[0]:
-        figure.legend(loc="outside upper left", ncols=4, handlelength=2.2, columnspacing=1.4)
+        figure.legend(loc="outside upper left", ncols=4, handlelength=2.0, columnspacing=1.2)
 
 
 def _or_nan(value: float | None) -> float:

@@ -130,6 +130,7 @@ QUANTITIES: dict[str, Quantity] = {
 }
 """Everything measured once a run. Perplexities are ``ppl@1x``, ``ppl@2x`` ... beside these."""
 
+NOT_RECORDED, NOT_EVALUATED = "not recorded", "not evaluated"
 COLUMNS = ("final_loss", "validation_loss", "tokens_per_second", "peak_memory", "parameters")
 
 
@@ -193,7 +194,7 @@ def measure(group: Group, quantity: str) -> Measurement:
         if value is not None:
             values.append(value)
     if reason or not values:  # a mean over some of the seeds would not be the same quantity
-        return Measurement(None, n=len(group.runs), reason=reason or "not recorded")
+        return Measurement(None, n=len(group.runs), reason=reason or NOT_RECORDED)
     spread = statistics.stdev(values) if len(values) > 1 else None
     return Measurement(statistics.fmean(values), spread, len(values))
 
@@ -202,7 +203,7 @@ def _value(run: RunLike, quantity: str) -> tuple[float | None, str | None]:
     record = run.read()
     if quantity in QUANTITIES:
         value = QUANTITIES[quantity].find(record)
-        return value, None if value is not None else "not recorded"
+        return value, None if value is not None else NOT_RECORDED
     if not quantity.startswith("ppl@"):
         raise unknown("quantity", quantity, [*QUANTITIES, "ppl@1x", "ppl@2x", "ppl@4x", "ppl@8x"])
     try:
@@ -211,14 +212,14 @@ def _value(run: RunLike, quantity: str) -> tuple[float | None, str | None]:
         raise unknown("quantity", quantity, ["ppl@1x", "ppl@2x", "ppl@4x", "ppl@8x"]) from None
     entry = ((run.evaluation() or {}).get("perplexity") or {}).get(str(length))
     if entry is None:
-        return None, "not evaluated"
+        return None, NOT_EVALUATED
     return entry["value"], entry["reason"]
 
 
 def write(measurement: Measurement, quantity: str) -> str:
-    """A table cell: ``45.6``, ``45.6 ± 0.3`` or the reason why there is no value."""
+    """A table cell: ``45.6``, ``45.6 ± 0.3``, or the reason why there is no value."""
     if measurement.value is None:
-        return measurement.reason or "not recorded"
+        return measurement.reason or NOT_RECORDED
     form = QUANTITIES[quantity].write if quantity in QUANTITIES else significant
     text = form(measurement.value)
     if measurement.spread is not None and quantity not in ("parameters", "steps", "tokens"):
@@ -243,12 +244,19 @@ def study_table(
 
     found = groups(runs)
     columns = columns or [*(f"ppl@{m}" for m in multiples(runs)), *COLUMNS]
+    heads = {quantity: title(quantity) for quantity in columns}
+    first = next((quantity for quantity in columns if quantity.startswith("ppl@")), None)
+    if first:
+        heads[first] = f"perplexity at {heads[first]}"
     several = any(len(group.runs) > 1 for group in found)
     rows = []
     for group in found:
         row = {"encoding": group.label}
         for quantity in columns:
-            row[title(quantity)] = write(measure(group, quantity), quantity)
+            cell = measure(group, quantity)
+            # What was not recorded is a dash; what cannot be says why.
+            missing = cell.value is None and cell.reason in (NOT_RECORDED, NOT_EVALUATED)
+            row[heads[quantity]] = "–" if missing else write(cell, quantity)
         if several:
             row["seeds"] = str(len(group.runs))
         row["runs"] = ", ".join(_link(run.name, links or {}) for run in group.runs)

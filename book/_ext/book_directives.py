@@ -35,12 +35,17 @@ def use(studies: Studies, book: Path) -> None:
 
 
 class RecordRole(SphinxRole):
-    """{record}`KEY`: the value that the records hold for a key."""
+    """{record}`KEY`: the value that the records hold for a key; {record-code} sets it as code."""
+
+    def __init__(self, node: type[nodes.TextElement] | None = None) -> None:
+        super().__init__()
+        self.node = node
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
         self.env.note_dependency(str(_now["book"] / "_generated" / "records.json"))
         try:
-            return [nodes.Text(look_up(_now["studies"], self.text))], []
+            value = look_up(_now["studies"], self.text)
+            return [self.node(text=value) if self.node else nodes.Text(value)], []
         except ValueError as error:
             log.warning("no record for %r: %s", self.text, error, location=self.get_location())
             return [nodes.literal(text=self.text)], []
@@ -150,12 +155,14 @@ class Picture(Block):
         if "alt" not in self.options:
             return self.warn(f"picture {name!r} has no :alt: text for readers who cannot see it")
         figure = nodes.figure(align="center")
+        pair = nodes.container(classes=["pe-pair"])  # the theme hides captions beside a hidden twin
         for twin, shown in (("", "only-light"), ("-dark", "only-dark")):
             image = nodes.image(uri=f"/_generated/{name}{twin}.svg", alt=self.options["alt"])
-            image["classes"] = [shown, "pe-picture"]
+            image["classes"] = [shown]
             if "width" in self.options:
                 image["width"] = self.options["width"]
-            figure += image
+            pair += image
+        figure += pair
         text = "\n".join(self.content)
         if name in _now["figures"]:
             text += f" *{figures.caption(_now['figures'][name][0])}.*"
@@ -179,7 +186,7 @@ class RecordSchema(Block):
         lines = ["| field | type | meaning |", "| :-- | :-- | :-- |"]
         for path, kind, meaning in _fields(runs.schema(name), ""):
             lines.append(f"| `{path}` | {kind} | {meaning} |")
-        return self.markdown("\n".join(lines), nodes.container(classes=["pe-results"]))
+        return self.markdown("\n".join(lines), nodes.container(classes=["pe-results", "wrap"]))
 
 
 def _fields(schema: dict[str, Any], prefix: str) -> list[tuple[str, str, str]]:
@@ -203,6 +210,7 @@ def _words(text: str | None) -> list[str] | None:
 def setup(app: Sphinx) -> None:
     """Register with Sphinx."""
     app.add_role("record", RecordRole())
+    app.add_role("record-code", RecordRole(nodes.literal))
     app.add_directive("results", Results)
     app.add_directive("local-runs", LocalRuns)
     app.add_directive("picture", Picture)

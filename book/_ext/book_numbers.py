@@ -4,7 +4,7 @@
     KEY / KEY                                  {record}`rope.ppl@8x / rope.ppl@1x`
 
 SUBJECT is an encoding (a mean over its seeds), `study`, or one of `best`, `worst`, `order`, which
-give names instead of numbers. Unknown keys raise ValueError with the nearest valid one.
+give names instead of numbers. `ppl@longest` is the perplexity at the longest evaluated length. Unknown keys raise ValueError with the nearest valid one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from pe.tables import (
     Group,
     duration,
     groups,
-    label,
     measure,
     multiples,
     significant,
@@ -55,7 +54,10 @@ def _split(studies: Studies, key: str) -> tuple[list[Run], str, str]:
     subject, dot, quantity = rest.partition(".")
     if not dot:
         raise ValueError(f"expected SUBJECT.QUANTITY such as pope.ppl@4x, got {rest!r}")
-    return studies.runs[study], subject, quantity
+    runs = studies.runs[study]
+    if quantity == "ppl@longest":
+        quantity = f"ppl@{multiples(runs)[-1]}"
+    return runs, subject, quantity
 
 
 def _group(runs: list[Run], subject: str) -> Group:
@@ -129,6 +131,7 @@ def _facts(runs: list[Run]) -> dict[str, Any]:
         "wall_time": sum((record["training"] or {}).get("wall_seconds", 0.0) for record in records),
         "tokens": _one([(record["training"] or {}).get("tokens") for record in records]),
         "lengths": ", ".join(multiples(runs)).replace("x", "×"),
+        "longest": multiples(runs)[-1].removesuffix("x"),
         "windows": _one([entry.get("windows") for entry in evaluations]),
         "target_tokens": _one([entry.get("target_tokens") for entry in evaluations]),
         "layers": _one([recipe["num_hidden_layers"] for recipe in recipes]),
@@ -156,6 +159,3 @@ def names(studies: Studies) -> list[str]:
     quantities = [*QUANTITIES, "seeds", *(f"ppl@{name}" for name in multiples(runs))]
     keys = [f"{group.pe}.{quantity}" for group in groups(runs) for quantity in quantities]
     return [*keys, *(f"study.{fact}" for fact in _facts(runs))]
-
-
-__all__ = ["label", "look_up", "names"]

@@ -19,6 +19,7 @@ from sphinx.errors import ExtensionError
 from pe import figures
 from pe.runs import Run
 
+TWINS = ("", "-dark")
 _FIGURES: dict[str, Callable[..., Figure]] = {
     "perplexity-by-length": figures.perplexity_by_length,
     "loss-curves": figures.loss_curves,
@@ -53,37 +54,41 @@ def draw(root: Path, book: Path, studies: Studies) -> None:
     target = book / "_generated"
     stamps_file = target / "pictures.json"
     old = json.loads(stamps_file.read_text()) if stamps_file.exists() else {}
-    stamps: dict[str, str] = {}
     look = _hash([root / "pe" / "figures.py", root / "pe" / "tables.py"])
-    todo: dict[str, Callable[[], Figure]] = {}
+    stamps: dict[str, str] = {}
     for name, (runs, function) in record_figures(studies).items():
-        stamps[name] = look + _hash(r.directory / file for r in runs for file in FILES)
-        todo[name] = function
-    code = book / "_ext" / "pictures.py"
-    if code.exists():
-        from pictures import PICTURES
+        stamps[name] = look + _hash(run.directory / file for run in runs for file in FILES)
+        if stamps[name] != old.get(name) or not _drawn(target, name):
+            _draw(target, name, function)
+    encodings = (root / "pe" / "encodings").rglob("*.py")
+    code = look + _hash([book / "_ext" / "pictures.py", *sorted(encodings)])
+    explanatory = [name for name, stamp in old.items() if stamp == code]
+    if not explanatory or not all(_drawn(target, name) for name in explanatory):
+        from pictures import PICTURES  # it imports torch: only when there is something to draw
 
-        sources = [code, *sorted((root / "pe" / "encodings").rglob("*.py"))]
-        stamp = look + _hash(sources)
+        explanatory = list(PICTURES)
         for name, function in PICTURES.items():
-            stamps[name] = stamp
-            todo[name] = function
-    for name, function in todo.items():
-        pair = [target / f"{name}.svg", target / f"{name}-dark.svg"]
-        if old.get(name) == stamps[name] and all(path.exists() for path in pair):
-            continue
-        try:
-            with figures.style():
-                light = figures.svg(function())
-        except Exception as error:
-            raise ExtensionError(f"picture {name!r} could not be drawn: {error}") from error
-        write(pair[0], light)
-        write(pair[1], figures.darken(light))
+            _draw(target, name, function)
+    stamps |= dict.fromkeys(explanatory, code)
     write(stamps_file, json.dumps(stamps, indent=1, sort_keys=True) + "\n")
-    wanted = {f"{name}{twin}.svg" for name in stamps for twin in ("", "-dark")}
+    wanted = {f"{name}{twin}.svg" for name in stamps for twin in TWINS}
     for path in target.glob("*.svg"):
         if path.name not in wanted:
             path.unlink()
+
+
+def _drawn(target: Path, name: str) -> bool:
+    return all((target / f"{name}{twin}.svg").exists() for twin in TWINS)
+
+
+def _draw(target: Path, name: str, function: Callable[[], Figure]) -> None:
+    try:
+        with figures.style():
+            light = figures.svg(function())
+    except Exception as error:
+        raise ExtensionError(f"picture {name!r} could not be drawn: {error}") from error
+    for twin, text in zip(TWINS, (light, figures.darken(light)), strict=True):
+        write(target / f"{name}{twin}.svg", text)
 
 
 def _hash(paths: Iterable[Path]) -> str:

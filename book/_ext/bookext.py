@@ -33,7 +33,7 @@ from sphinx.errors import ExtensionError  # noqa: E402
 from pe import runs  # noqa: E402
 
 STUDY = "demo"
-_SCRIPT = re.compile(r"<script[^>]*>.*?</script>", re.S)
+_THEBE = re.compile(r"<script[^>]*thebe-config.*?</script>\s*<script>kernelName.*?</script>", re.S)
 
 
 def prepare(app: Sphinx, config: Config) -> None:
@@ -51,23 +51,28 @@ def prepare(app: Sphinx, config: Config) -> None:
     config.html_last_updated_fmt = None
 
 
-def once(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Drop scripts that an extension adds a second time; twice is a console error."""
-    if "body" not in context:
-        return
-    seen: set[str] = set()
-    files = []
+def tidy(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Drop Thebe, which would run code on another host and declares its constants twice.
+
+    Jupyter Book adds it even when it is off, and the second copy is a console error on every page.
+    Also drops any other script that is asked for twice.
+    """
+    kept: dict[str, Any] = {}
     for script in context.get("script_files", []):
-        key = str(getattr(script, "filename", script)) + str(getattr(script, "attributes", ""))
-        if key not in seen:
-            files.append(script)
-        seen.add(key)
-    context["script_files"] = files
+        attributes = getattr(script, "attributes", {})
+        key = f"{getattr(script, 'filename', script)} {attributes.get('body')}"
+        if "thebe" not in key.lower():
+            kept.setdefault(key, script)
+    context["script_files"] = list(kept.values())
+    sheets = context.get("css_files", [])
+    context["css_files"] = [sheet for sheet in sheets if "thebe" not in str(sheet.filename)]
+    if "body" in context:
+        context["body"] = _THEBE.sub("", context["body"])
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register with Sphinx."""
     app.connect("config-inited", prepare, priority=100)
-    app.connect("html-page-context", once, priority=900)
+    app.connect("html-page-context", tidy, priority=900)
     book_directives.setup(app)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
