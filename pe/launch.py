@@ -41,27 +41,31 @@ class Parameter(NamedTuple):
 
 
 def configure(
-    pe: Annotated[str, "positional encoding: nope, rope, yarn, pope ... or a sum, rope+alibi"] = "rope",
-    recipe: Annotated[str, "demo, tiny, small, medium, large, paper (auto: what the machine can do)"] = "auto",
+    pe: Annotated[str, "positional encoding: nope, rope, yarn, pope ... or a sum, rope+alibi"]
+    = "rope",
+    recipe: Annotated[str, "demo, tiny, small, medium, large, paper (auto: as the machine allows)"]
+    = "auto",
     study: Annotated[str, "folder below runs/ that holds the record"] = "local",
     seed: Annotated[int, "draws the initial weights and the order of the text"] = 0,
     steps: Annotated[int, "optimizer steps (0: as the recipe says)"] = 0,
-    corpus: Annotated[str, "name of a corpus or path of text files (empty: as the recipe says)"] = "",
+    corpus: Annotated[str, "a corpus by name, or a path of text files (empty: as the recipe says)"]
+    = "",
     context_length: Annotated[int, "tokens in a training window (0: as the recipe says)"] = 0,
     batch_size: Annotated[int, "windows in an optimizer step (0: as the recipe says)"] = 0,
     learning_rate: Annotated[float, "peak learning rate (0: as the recipe says)"] = 0.0,
-    pe_options: Annotated[dict[str, Any] | None, 'options of the encoding, such as {"factor": 8.0}'] = None,
-    overrides: Annotated[dict[str, Any] | None, 'any other recipe field, such as {"qk_norm": True}'] = None,
+    pe_options: Annotated[dict[str, Any] | None, 'options of the encoding: {"factor": 8.0}'] = None,
+    overrides: Annotated[dict[str, Any] | None, 'any other recipe field: {"qk_norm": True}'] = None,
 ) -> Run:  # fmt: skip
-    """Return the run that these parameters describe. Reads and writes no file.
+    """Return the run that these parameters describe. Writes nothing.
 
     Its directory is ``runs.root() / study / recipe.run_name()``; its recipe is set.
 
     Raises:
-        ValueError: an unknown encoding, recipe or field (the nearest is named), or a value of
-            another type than its parameter's.
+        ValueError: an unknown encoding, recipe, corpus or field (the nearest is named), or a
+            value of another type than its parameter's.
     """
     given_values = dict(locals())
+    from pe.data.corpora import open_corpus
     from pe.encodings import check
     from pe.training.recipes import recipe as named_recipe
 
@@ -82,7 +86,10 @@ def configure(
         floor = base.min_learning_rate / base.learning_rate * values["learning_rate"]
         fields["min_learning_rate"] = float(f"{floor:.6g}")
     chosen = named_recipe(base.name, **(fields | values["overrides"]))
-    return Run(root() / values["study"] / chosen.run_name(), recipe=chosen)
+    run = Run(root() / values["study"] / chosen.run_name(), recipe=chosen)
+    if not run.exists():  # a record can be shown where its corpus is not at hand
+        open_corpus(chosen.corpus)
+    return run
 
 
 # What a notebook says it is (its metadata: {"pe": {"run": "train"}}) and who names its run.
@@ -129,7 +136,7 @@ def check_parameters(values: Mapping[str, Any], also: Iterable[str] = ()) -> dic
     allowed = {*known, *also, *INJECTED_BY_PAPERMILL}
     for name in values:
         if name not in allowed:
-            raise _unknown_parameter(name, [*known, *also])
+            raise _unknown_parameter(name, list(dict.fromkeys([*known, *also])))
     checked = {name: p.default for name, p in known.items()}
     checked |= {name: _checked(known[name], v) for name, v in values.items() if name in known}
     return checked

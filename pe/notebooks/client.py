@@ -23,6 +23,8 @@ from pe.notebooks.terminal import ProgressLine
 GRACE_SECONDS = 60.0
 """How long a cell may take to save and end once it has been interrupted ($PE_GRACE_SECONDS)."""
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 class Client(PapermillNotebookClient):
     """Executes one notebook; ``stop`` says whether a signal ended it."""
@@ -40,13 +42,11 @@ class Client(PapermillNotebookClient):
 
     def execute_cell(self, cell: Any, cell_index: int, **options: Any) -> Any:
         """Execute a cell, unless a signal has asked for the end."""
-        cells = [c for c in self.nb.cells if c.cell_type == "code"]
         if cell.cell_type != "code":
             return super().execute_cell(cell, cell_index, **options)
         if self.stop.signal_name:
             raise self._error(cell, "KeyboardInterrupt", f"stopped by {self.stop.signal_name}")
-        number = next(i for i, c in enumerate(cells, 1) if c is cell)
-        self.line.cell(number, len(cells), document.heading_above(self.nb, cell_index))
+        self.line.cell(cell_index + 1, len(self.nb.cells), document.heading(self.nb, cell_index))
         self.running = True
         try:
             return super().execute_cell(cell, cell_index, **options)
@@ -79,7 +79,7 @@ class Client(PapermillNotebookClient):
 
 
 class Stop:
-    """SIGINT and SIGTERM while cells run.
+    """Ctrl-C, SIGTERM or a closed terminal while cells run.
 
     The first interrupts the running cell, so that training saves a checkpoint and ends; the kernel
     is killed if it has not ended after `GRACE_SECONDS`, or at a second signal.
@@ -87,16 +87,22 @@ class Stop:
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self.signal_name = ""
+        self.number = 0
         self.killed = False
         self._previous: dict[int, Any] = {}
         self._timer: threading.Timer | None = None
 
+    @property
+    def signal_name(self) -> str:
+        """``"SIGTERM"``, or ``""`` when no signal has come."""
+        return signal.Signals(self.number).name if self.number else ""
+
     def __enter__(self) -> Stop:
         """Take over the signals, in a process of our own."""
         if threading.current_thread() is threading.main_thread() and not _in_event_loop():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._received)
+            for number in SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup asks
+                    self._previous[number] = signal.signal(number, self._received)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -110,7 +116,7 @@ class Stop:
         if self.signal_name:
             self._kill()
             return
-        self.signal_name = signal.Signals(number).name
+        self.number = number
         grace = float(os.environ.get("PE_GRACE_SECONDS", GRACE_SECONDS))
         self.client.line.note(
             f"{self.signal_name}: ending the cell, which has {grace:g} s to save; "

@@ -104,9 +104,7 @@ def _keep_streams(argv: list[str], command: Command) -> None:
                 argv[at : at + 2] = ["-b", text]
 
 
-def _brief(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
+def _brief(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Excepthook of the command: what went wrong in the notebook, without papermill's frames."""
     from papermill.exceptions import PapermillExecutionError
 

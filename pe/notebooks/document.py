@@ -71,8 +71,8 @@ def _assignments(notebook: Mapping[str, Any]) -> list[tuple[str, ast.expr]]:
     return found
 
 
-def heading_above(notebook: Mapping[str, Any], index: int) -> str:
-    """The last markdown heading before a cell: a short name for what the cell does."""
+def heading(notebook: Mapping[str, Any], index: int) -> str:
+    """The last markdown heading above a cell: a short name for what the cell does."""
     for cell in reversed(notebook["cells"][:index]):
         if cell["cell_type"] == "markdown":
             for line in reversed("".join(cell["source"]).splitlines()):

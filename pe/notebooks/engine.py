@@ -50,7 +50,7 @@ def execute(
     Raises:
         Refused: a parameter is wrong; nothing has been started or written.
         RunBusy: another process is making this run; its files are untouched.
-        KeyboardInterrupt, SystemExit: SIGINT or SIGTERM ended the run; the notebook is written.
+        KeyboardInterrupt, SystemExit: a signal ended the run; the notebook is written.
     """
     run = plan(nb)
     with hold(run):
@@ -78,13 +78,15 @@ def execute(
             manager.notebook_complete()
             reason = _failure(manager.nb) or reason
             stopped = client.stop.signal_name if reason else ""
+            if stopped and not client.stop.killed:
+                reason = f"stopped by {stopped}"
             if reason:
                 _record_failure(run, before, reason, stopped, line)
     if stopped:
         line.note(f"stopped by {stopped}; the same command resumes. Record: {_shown(run)}")
-        if stopped == "SIGINT":
+        if client.stop.number == signal.SIGINT:
             raise KeyboardInterrupt
-        raise SystemExit(128 + signal.SIGTERM)
+        raise SystemExit(128 + client.stop.number)
     if not line.quiet:
         line.note(f"{'Failed' if reason else 'Recorded'}: {_shown(run)}")
     return manager.nb
@@ -130,9 +132,10 @@ def _record_failure(
     try:
         if before is not None and json.loads(before).get("status") == "complete":
             return  # the run had been made before; only showing it failed
-        known = _record_text(run) != before and run.read()["status"] in ("failed", "interrupted")
+        wanted = "interrupted" if stopped else "failed"
+        known = _record_text(run) != before and run.read()["status"] in (wanted, "interrupted")
         if not known:
-            run.fail(reason, "interrupted" if stopped else "failed")
+            run.fail(reason, wanted)
     except (ValueError, OSError) as error:
         line.note(f"pe: the failure could not be recorded: {error}")
 

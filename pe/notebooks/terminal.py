@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 import time
@@ -26,19 +27,21 @@ class ProgressLine:
         self.stream = sys.stderr if stream is None else stream
         self.every, self.clock, self.quiet = every, clock, quiet
         self.tty = self.stream.isatty()
-        self.place = ""  # "[2/6] Training"
+        self.place = ""  # "[5/12] Training"
+        self.heading = ""
         self.reported = ""  # the running cell's last report
         self.pending = False  # that report has not been written yet
         self.last_written = -float("inf")
 
     def cell(self, number: int, total: int, heading: str) -> None:
-        """Another cell begins."""
+        """Another cell begins: the ``number``-th of ``total``, below ``heading``."""
         self.end_cell()
         self.place = f"[{number}/{total}] {heading}".rstrip()
         if self.tty:
             self._draw(self.place)
-        else:
+        elif heading != self.heading:
             self._write(self.place + "\n")
+        self.heading = heading
 
     def update(self, text: str) -> None:
         """The running cell reports."""
@@ -63,8 +66,7 @@ class ProgressLine:
 
     def note(self, text: str) -> None:
         """A line of its own, even where progress is not wanted."""
-        self.stream.write(("\n" if self.tty and self.place else "") + text + "\n")
-        self.stream.flush()
+        self._send(("\n" if self.tty and self.place else "") + text + "\n")
 
     def _draw(self, text: str) -> None:
         width = max(shutil.get_terminal_size().columns - 1, 20)
@@ -72,5 +74,9 @@ class ProgressLine:
 
     def _write(self, text: str) -> None:
         if not self.quiet and text:
+            self._send(text)
+
+    def _send(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # a closed terminal must not stop a training run
             self.stream.write(text)
             self.stream.flush()
