@@ -65,7 +65,10 @@ def read_documents(corpus: Corpus, budget: Budget, directory: Path) -> Documents
     is left.
     """
     kept: dict[bytes, int] = {}  # digest -> position among the texts written
-    offsets, digests, given, names = [0], [], [], []
+    offsets = [0]
+    digests: list[bytes] = []
+    given: list[int] = []
+    names: list[str] = []
     dropped: list[int] = []
     skipped = corpus.skipped
     end, reported = 0, 0
@@ -112,7 +115,7 @@ def read_documents(corpus: Corpus, budget: Budget, directory: Path) -> Documents
         np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, 16),
         np.array(given, dtype=np.int8),
         names,
-        [*corpus.notes, *(f"{n:,} documents left out: {reason}" for reason, n in skipped.items())],
+        [f"{n:,} documents left out: {reason}" for reason, n in skipped.items()],
     )
     if dropped:
         documents = _without(documents, dropped)
@@ -171,7 +174,8 @@ def _cut(documents: Documents) -> Documents:
     marks.append(stop)
     bounds = sorted({*map(int, documents.offsets), *marks})
     pieces = [text[a:b] for a, b in itertools.pairwise(bounds)]
-    names, given = [], []
+    names: list[str] = []
+    given: list[int] = []
     for a in bounds[:-1]:
         inside = start <= a < stop
         part = marks.index(a) if inside else 0

@@ -49,7 +49,7 @@ def _open_zst(path: Path) -> IO[bytes]:
     )
 
 
-def _jsonl(opener: Callable[[Path], IO[bytes]]) -> Callable[[Path], Rows]:
+def _jsonl(opener: Callable[[Path], Any]) -> Callable[[Path], Rows]:
     def read(path: Path) -> Rows:
         number = 0
         try:

@@ -53,9 +53,9 @@ class Budget:
 class Corpus:
     """Base class: a named source of documents.
 
-    ``skipped`` counts, by reason, the documents left out while reading, and ``notes`` says what
-    else there is to know; both are reported, so nothing is dropped silently. ``keep`` asks for the documents to be kept in the cache once read,
-    which a corpus that comes over the network wants.
+    ``skipped`` counts, by reason, the documents left out while reading; it is reported, so
+    nothing is dropped silently. ``keep`` asks for the documents to be kept in the cache once
+    read, which a corpus that comes over the network wants.
     """
 
     name: str
@@ -63,7 +63,6 @@ class Corpus:
 
     def __init__(self) -> None:
         self.skipped: Counter[str] = Counter()
-        self.notes: list[str] = []
 
     def identity(self) -> object:
         """Return something JSON can hold that changes whenever the content may have changed."""

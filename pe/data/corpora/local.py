@@ -2,8 +2,8 @@
 
 A .txt file is one document; a line of .jsonl and a row of .parquet are one each, with the text
 in a column ``text`` (or ``content``) and, if there is one, a name in ``id``. A directory whose
-files (or first folders) are called train* and val* or test* keeps that division; any other
-directory is divided by document.
+files (or folders) are all called train, val or test, with anything after a - _ . or digit, keeps
+that division; any other directory is divided by document.
 """
 
 from __future__ import annotations
@@ -58,6 +58,12 @@ class LocalCorpus(Corpus):
             raise ValueError(f"corpus {self.name!r} {where} {', '.join(READERS)}")
         splits = [split_of(file.relative_to(self.root)) for file in self.files]
         divided = "train" in splits and len(set(splits) - {None}) > 1
+        if divided and None in splits:
+            stray = self.files[splits.index(None)].name
+            raise ValueError(
+                f"in corpus {self.name!r} some files are named for a split (train, val, test) and "
+                f"{stray} is not; name every file for its split, or none"
+            )
         self.splits = splits if divided else [None] * len(splits)
 
     def identity(self) -> object:
@@ -72,11 +78,7 @@ class LocalCorpus(Corpus):
 
     def parts(self) -> Iterable[tuple[str | None, Iterator[Document]]]:
         """One part a file."""
-        divided = any(self.splits)
         for file, split in zip(self.files, self.splits, strict=True):
-            if divided and split is None:
-                self.notes.append(f"{file.name} names no split and is used for training")
-                split = "train"
             yield split, self._documents(file)
 
     def _documents(self, file: Path) -> Iterator[Document]:

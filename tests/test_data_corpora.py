@@ -1,0 +1,263 @@
+"""Corpora: every local format, the hub loader on local files of its format, names, budgets."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pe.data.corpora import Budget, open_corpus
+from pe.data.corpora.stdlib import StandardLibrary
+from pe.data.documents import Documents, read_documents
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+TEXTS = [f"Document {i}.\n" + "naïve line ✓\r\n" * (i + 1) for i in range(7)]
+
+
+def read(spec: str, work: Path) -> Documents:
+    corpus, budget = open_corpus(spec)
+    work.mkdir(exist_ok=True)
+    return read_documents(corpus, budget, work)
+
+
+def texts(documents: Documents) -> list[str]:
+    return list(documents.texts(list(range(len(documents)))))
+
+
+def lines(rows: list[str], ids: bool = False) -> bytes:
+    records = [{"text": t, **({"id": f"id-{i}"} if ids else {})} for i, t in enumerate(rows)]
+    return "".join(json.dumps(record) + "\n" for record in records).encode()
+
+
+def write_parquet(path: Path, rows: list[str]) -> None:
+    pq.write_table(pa.table({"text": rows, "id": [f"id-{i}" for i in range(len(rows))]}), path)
+
+
+def write_zst(path: Path, rows: list[str]) -> None:
+    half = len(rows) // 2
+    with path.open("wb") as out:  # two frames, as parallel compressors write
+        for part in (rows[:half], rows[half:]):
+            out.write(pa.compress(lines(part), codec="zstd", asbytes=True))
+
+
+FORMATS: dict[str, Callable[[Path, list[str]], object]] = {
+    "a.jsonl": lambda path, rows: path.write_bytes(lines(rows)),
+    "a.jsonl.gz": lambda path, rows: path.write_bytes(gzip.compress(lines(rows))),
+    "a.jsonl.xz": lambda path, rows: path.write_bytes(lzma.compress(lines(rows))),
+    "a.jsonl.zst": write_zst,
+    "a.parquet": write_parquet,
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_local_file_gives_its_texts_unchanged(name: str, tmp_path: Path) -> None:
+    FORMATS[name](tmp_path / name, TEXTS)
+    documents = read(str(tmp_path / name), tmp_path / "work")
+    assert texts(documents) == TEXTS
+    assert (documents.given == -1).all()
+    assert len(set(documents.names)) == len(TEXTS)
+
+
+def test_a_directory_of_texts_in_the_order_of_their_names(tmp_path: Path) -> None:
+    books = tmp_path / "books"
+    (books / "more").mkdir(parents=True)
+    for i, text in enumerate(TEXTS[:3]):
+        (books / f"{i}.txt").write_bytes(text.encode())
+    (books / "more" / "x.txt").write_bytes(TEXTS[3].encode())
+    (books / "README.md").write_text("not a document")
+    (books / "bad.txt").write_bytes(b"\xff\xfe\xff")
+    (books / "empty.txt").write_bytes(b" \n")
+    documents = read(str(books), tmp_path / "work")
+    assert texts(documents) == TEXTS[:4]
+    assert documents.names == ["0.txt", "1.txt", "2.txt", "more/x.txt"]
+    assert "1 documents left out: not UTF-8" in documents.notes
+    assert "1 documents left out: empty" in documents.notes
+
+
+def test_files_named_for_splits_are_kept_apart(tmp_path: Path) -> None:
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    (shards / "train-00.jsonl.xz").write_bytes(lzma.compress(lines(TEXTS[:3], ids=True)))
+    (shards / "train-01.jsonl.xz").write_bytes(lzma.compress(lines(TEXTS[3:5])))
+    (shards / "val.jsonl.xz").write_bytes(lzma.compress(lines([TEXTS[5], TEXTS[0]])))
+    (shards / "test.jsonl.xz").write_bytes(lzma.compress(lines([TEXTS[6], TEXTS[5]])))
+    documents = read(str(shards), tmp_path / "work")
+    given = dict(zip(texts(documents), documents.given, strict=True))
+    # A text found twice stays held out: test before validation before training.
+    assert given == {
+        TEXTS[0]: 1, TEXTS[1]: 0, TEXTS[2]: 0, TEXTS[3]: 0, TEXTS[4]: 0, TEXTS[5]: 2, TEXTS[6]: 2,
+    }  # fmt: skip
+    assert "id-1" in documents.names
+    assert "2 documents left out: exact duplicate of another" in documents.notes
+
+
+def test_a_name_that_only_begins_like_a_split_is_none(tmp_path: Path) -> None:
+    books = tmp_path / "books"
+    books.mkdir()
+    for name, text in zip(("testament", "trainspotting", "test", "valley"), TEXTS, strict=False):
+        (books / f"{name}.txt").write_bytes(text.encode())
+    assert (read(str(books), tmp_path / "work").given == -1).all()
+    (books / "train-1.txt").write_bytes(TEXTS[5].encode())
+    with pytest.raises(ValueError, match="is not; name every file"):
+        open_corpus(str(books))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b'{"text": "x"}\n{"text": \n', "line 2, is not JSON"),
+        ("a.jsonl", b'{"body": "x"}\n', "no column 'text' or 'content'; it has body"),
+        ("a.jsonl", b'{"text": 3}\n', "line 1: the text is int"),
+        ("a.jsonl", b"[1]\n", "line 1, is not a JSON object"),
+        ("a.jsonl.xz", lzma.compress(lines(TEXTS))[:-20], "damaged"),
+        ("a.jsonl.gz", gzip.compress(lines(TEXTS))[:-20], "damaged"),
+        ("a.parquet", b"PAR1 no", "not a readable parquet file"),
+        ("a.doc", b"x", "has none of the endings .txt, .jsonl"),
+        ("a.txt", b"", "holds no text"),
+    ],
+)
+def test_an_unreadable_file_is_reported_by_name(
+    name: str, content: bytes, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read(str(tmp_path / name), tmp_path / "work")
+
+
+def test_zst_without_a_library_names_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_zst(tmp_path / "a.jsonl.zst", TEXTS)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="pip install zstandard"):
+        read(str(tmp_path / "a.jsonl.zst"), tmp_path / "work")
+
+
+def test_an_unknown_corpus_names_the_nearest_and_the_path_it_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"did you mean 'fineweb-edu'\?.*no file or directory"):
+        open_corpus("finweb-edu")
+    with pytest.raises(ValueError, match=str(tmp_path / "nothing")):
+        open_corpus(str(tmp_path / "nothing"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="holds no file ending in"):
+        open_corpus(str(tmp_path / "empty"))
+
+
+def test_budgets() -> None:
+    assert open_corpus("fineweb@200M")[1] == Budget(tokens=200_000_000)
+    assert open_corpus("stdlib@1.5k")[1] == Budget(tokens=1500)
+    assert open_corpus("pg19@20docs")[1] == Budget(documents=20)
+    assert open_corpus("stdlib")[1] == Budget()
+    with pytest.raises(ValueError, match="at least 1"):
+        open_corpus("stdlib@0docs")
+
+
+def test_a_budget_stops_reading(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines(TEXTS) + b"broken")  # the end is never read
+    assert texts(read(f"{tmp_path}/a.jsonl@3docs", tmp_path / "work")) == TEXTS[:3]
+    assert texts(read(f"{tmp_path}/a.jsonl@20", tmp_path / "work")) == TEXTS[:3]
+
+
+def test_stdlib_is_the_running_pythons_sources_and_topics(tmp_path: Path) -> None:
+    documents = read("stdlib", tmp_path / "work")
+    names = documents.names
+    assert names[:1] == ["__future__.py"]
+    assert {"json/decoder.py", "pydoc_data/topics/for", "argparse.py"} <= set(names)
+    assert not any("/test/" in f"/{n}" or "site-packages" in n for n in names)
+    assert "pydoc_data/topics.py" not in names
+    (index,) = [i for i, n in enumerate(names) if n == "json/decoder.py"]
+    assert (
+        next(documents.texts([index]))
+        == Path(sys.modules["json.decoder"].__file__ or "").read_bytes().decode()
+    )
+
+
+def test_stdlib_without_sources_and_with_undecodable_ones(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no Python sources"):
+        StandardLibrary(tmp_path).files()
+    (tmp_path / "a.py").write_text("a = 1\n")
+    (tmp_path / "b.py").write_bytes(b"# latin \xe9\n")
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "c.py").write_text("no\n")
+    corpus = StandardLibrary(tmp_path)
+    assert [d.name for _, part in corpus.parts() for d in part] == ["a.py"]
+    assert corpus.skipped == {"not UTF-8": 1}
+
+
+def test_hub_corpora_read_the_same_format_from_a_local_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("PE_HUB_DIR", str(tmp_path))
+    fineweb = tmp_path / "fineweb" / "sample" / "10BT"
+    fineweb.mkdir(parents=True)
+    write_parquet(fineweb / "000_00000.parquet", TEXTS[:4])
+    write_parquet(fineweb / "001_00000.parquet", TEXTS[4:])
+    documents = read("fineweb", tmp_path / "work")
+    assert texts(documents) == TEXTS
+    assert documents.names[0] == "id-0"
+    assert (documents.given == -1).all()
+    assert texts(read("fineweb@5docs", tmp_path / "work")) == TEXTS[:5]
+
+    books = tmp_path / "pg19" / "data"
+    books.mkdir(parents=True)
+    for split, rows in (("train", TEXTS[:5]), ("validation", TEXTS[5:6]), ("test", TEXTS[6:])):
+        table = {"short_book_title": rows, "url": [f"{split}/{r[:10]}" for r in rows], "text": rows}
+        pq.write_table(pa.table(table), books / f"{split}-00000-of-00001.parquet")
+    documents = read("pg19", tmp_path / "work")
+    assert dict(zip(texts(documents), documents.given, strict=True)) == dict(
+        zip(TEXTS, [0] * 5 + [1, 2], strict=True)
+    )
+    assert documents.names[-1] == "train/Document 4"
+
+    stories = tmp_path / "tinystories"
+    stories.mkdir()
+    (stories / "train.jsonl").write_bytes(lines(TEXTS[:6]))
+    (stories / "validation.jsonl").write_bytes(lines(TEXTS[6:]))
+    documents = read("tinystories", tmp_path / "work")
+    assert sorted(documents.given.tolist()) == [0] * 6 + [1]
+
+
+def test_hub_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PE_HUB_DIR", str(tmp_path))
+    with pytest.raises(ValueError, match="PE_HUB_DIR"):
+        open_corpus("fineweb")
+    monkeypatch.delenv("PE_HUB_DIR")
+
+    def offline(*args: object, **kwargs: object) -> object:
+        raise ConnectionError("no route to host\nmore")
+
+    monkeypatch.setattr("datasets.load_dataset", offline)
+    with pytest.raises(ValueError, match=r"no route to host.*check the network.*stdlib"):
+        read("fineweb-edu@1M", tmp_path / "work")
+
+
+def test_the_hub_table_is_asked_for_as_the_hub_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[object, ...]] = []
+
+    def fake(path: str, name: str | None, *, split: str, streaming: bool) -> object:
+        calls.append((path, name, split, streaming))
+        return iter([{"text": t + split, "id": None, "url": None} for t in TEXTS])
+
+    monkeypatch.delenv("PE_HUB_DIR", raising=False)
+    monkeypatch.setattr("datasets.load_dataset", fake)
+    for name in ("fineweb", "fineweb-edu", "tinystories", "pg19"):
+        read(name, tmp_path / "work")
+    assert calls == [
+        ("HuggingFaceFW/fineweb", "sample-10BT", "train", True),
+        ("HuggingFaceFW/fineweb-edu", "sample-10BT", "train", True),
+        ("roneneldan/TinyStories", None, "validation", True),
+        ("roneneldan/TinyStories", None, "train", True),
+        ("emozilla/pg19", None, "validation", True),
+        ("emozilla/pg19", None, "test", True),
+        ("emozilla/pg19", None, "train", True),
+    ]

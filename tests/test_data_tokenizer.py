@@ -1,0 +1,104 @@
+"""The trained tokenizer: bytes, digits, determinism; and tokenizers that exist already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pe.data import prepare
+from pe.data.tokenizer import END, PAD, plan_tokenizer, train_bpe
+
+TEXTS = [
+    f"The year {y} had {y % 7} moons, {y}km away.\n    indented ✓\r\n" for y in range(1900, 2000)
+]
+
+
+def books(path: Path, extra: str = "") -> str:
+    path.mkdir()
+    for i, text in enumerate(TEXTS):
+        (path / f"{i:03}.txt").write_bytes((text * 3 + extra).encode())
+    return str(path)
+
+
+def test_every_byte_and_any_text_comes_back() -> None:
+    tokenizer = train_bpe(TEXTS, 320)
+    # Every byte value occurs in the UTF-8 of these characters, or is a token of its own.
+    latin = "".join(map(chr, range(256)))
+    wide = "".join(chr(c) for c in range(0x100, 0x30000, 97) if not 0xD800 <= c < 0xE000)
+    for text in (latin, wide, "a  b\t\n\n c", " lead", "", "e\u0301 \u00e9"):
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    singles = [token for token in tokenizer.get_vocab() if len(token) == 1]
+    assert len(singles) == 256
+
+
+def test_every_digit_is_a_token_of_its_own() -> None:
+    tokenizer = train_bpe(["2024 2024 2024 1234567 x2024 2024x"] * 50, 400)
+    assert not [t for t in tokenizer.get_vocab() if len(t) > 1 and any(c.isdigit() for c in t)]
+    assert tokenizer.encode("in 2024, 2024").tokens.count("2") == 4
+
+
+def test_training_is_deterministic() -> None:
+    assert train_bpe(TEXTS, 512).to_str() == train_bpe(list(TEXTS), 512).to_str()
+
+
+def test_a_vocabulary_that_cannot_be_filled_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = train_bpe(["abc abc"], 512)
+    assert tokenizer.get_vocab_size() < 300
+    assert "fills only 261 of the 512 vocabulary entries" in caplog.text
+    assert "vocab_size=264 would do" in caplog.text
+
+
+def test_a_text_that_spells_the_end_token_does_not_end_a_document(tmp_path: Path) -> None:
+    data = prepare(books(tmp_path / "b", extra=f"{END} spelled {PAD}"), 512, cache=tmp_path / "c")
+    for split in (data.train, data.validation, data.test):
+        assert (split.tokens == data.end_id).sum() == len(split.starts)
+    first = data.train.tokens[: data.train.lengths[0] - 1].tolist()
+    assert data.load_tokenizer().decode(first).endswith(f"{END} spelled {PAD}")
+
+
+def test_the_tokenizer_travels_with_a_model(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    data = prepare(books(tmp_path / "b"), 512, cache=tmp_path / "c")
+    data.tokenizer.save_pretrained(tmp_path / "model")
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "model")
+    text = "In 1984  there were\n\tunder_scores ✓"
+    assert loaded(text)["input_ids"] == data.tokenizer(text)["input_ids"]
+    assert loaded.decode(loaded(text)["input_ids"]) == text
+    assert (loaded.eos_token, loaded.pad_token) == (END, PAD)
+    assert loaded.eos_token_id == data.end_id
+    padded = loaded(["a", "a b c"], padding=True)
+    assert padded["attention_mask"][0].count(0) > 0
+
+
+def test_tokenizers_that_exist_already(tmp_path: Path) -> None:
+    corpus = books(tmp_path / "b")
+    trained = prepare(corpus, 512, cache=tmp_path / "c")
+    trained.tokenizer.save_pretrained(tmp_path / "given")
+    for given in (tmp_path / "given", tmp_path / "given" / "tokenizer.json"):
+        data = prepare(corpus, 512, str(given), cache=tmp_path / "c")
+        assert (data.train.tokens == trained.train.tokens).all()
+        assert data.summary()["tokenizer"] == str(given)
+        assert data.fingerprint == trained.fingerprint
+        assert data.directory != trained.directory
+        assert data.tokenizer.pad_token is not None
+        again = prepare(corpus, 512, str(given), cache=tmp_path / "c")
+        assert again.directory == data.directory
+    with pytest.raises(ValueError, match="more than vocab_size 264; set vocab_size to 296 or more"):
+        prepare(corpus, 264, str(tmp_path / "given"), cache=tmp_path / "c")
+    wide = prepare(corpus, 70_000, str(tmp_path / "given"), cache=tmp_path / "c")
+    assert wide.train.tokens.dtype == "uint32"
+    assert (wide.train.tokens == trained.train.tokens).all()
+
+
+def test_wrong_requests(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="did you mean 'bpe'"):
+        plan_tokenizer("bpee", 512)
+    with pytest.raises(ValueError, match="multiple of 8, for example 4104"):
+        plan_tokenizer("bpe", 4100)
+    with pytest.raises(ValueError, match="at least 264"):
+        plan_tokenizer("bpe", 256)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="could not be read"):
+        plan_tokenizer(str(tmp_path / "tokenizer.json"), 512)
