@@ -35,6 +35,6 @@ def summed_loss(
     if hidden.shape[0] <= rows:
         return part(hidden, weight, targets)
     total = hidden.new_zeros((), dtype=torch.float32)
-    for h, t in zip(hidden.split(rows), targets.split(rows), strict=True):
+    for h, t in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True):
         total = total + checkpoint(part, h, weight, t, use_reentrant=False)
     return total

@@ -69,7 +69,8 @@ class Attention(nn.Module):
         self.backend = backend_named("dense" if config._attn_implementation == "eager" else "sdpa")
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (B, H, T, D)
+        batch, length, _ = x.shape
+        return x.view(batch, length, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
 
     def forward(
         self,
@@ -288,17 +289,17 @@ class PEForCausalLM(PEPreTrainedModel, GenerationMixin):
             use_cache = labels is None and shift_labels is None and not self.training
         out = self.model(input_ids=input_ids, use_cache=use_cache, **inputs)
         hidden = out.last_hidden_state
-        result: dict[str, Any] = {CACHE_FIELD: out[CACHE_FIELD] if CACHE_FIELD in out else None}
+        result: dict[str, Any] = {CACHE_FIELD: out.get(CACHE_FIELD)}
         if shift_labels is None:
-            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            kept = (
+                slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            )
             result["logits"] = self.lm_head(hidden[:, kept])
         if labels is not None:
             ignored = labels.new_full((labels.shape[0], 1), IGNORE)
             shift_labels = torch.cat((labels[:, 1:], ignored), dim=1)
         if shift_labels is not None:
-            total = summed_loss(
-                hidden.flatten(0, 1), self.lm_head.weight, shift_labels.reshape(-1)
-            )
+            total = summed_loss(hidden.flatten(0, 1), self.lm_head.weight, shift_labels.reshape(-1))
             if num_items_in_batch is None:
                 num_items_in_batch = (shift_labels != IGNORE).sum().clamp(min=1)
             result["loss"] = total / num_items_in_batch

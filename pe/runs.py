@@ -190,7 +190,7 @@ class Run:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the run's folder; a second process gets RunBusy at once. Freed when a process dies."""
+        """Hold the run's folder; a second process gets RunBusy. A dead process holds nothing."""
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / ".lock"
         with open(path, "a+") as file:

@@ -1,10 +1,10 @@
 """Positional encodings: pure maths on torch tensors, one file an encoding.
 
-    >>> import torch
-    >>> from pe.encodings import encoding
-    >>> rope = encoding("rope", head_dim=64, num_heads=8)
-    >>> q = k = torch.randn(1, 8, 16, 64)
-    >>> q_rotated, k_rotated = rope.rotate(q, k, torch.arange(16), torch.arange(16))
+>>> import torch
+>>> from pe.encodings import encoding
+>>> rope = encoding("rope", head_dim=64, num_heads=8)
+>>> q = k = torch.randn(1, 8, 16, 64)
+>>> q_rotated, k_rotated = rope.rotate(q, k, torch.arange(16), torch.arange(16))
 """
 
 from __future__ import annotations

@@ -51,9 +51,7 @@ class Encoding(nn.Module):
         """
         return q, k
 
-    def bias(
-        self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor
-    ) -> Tensor | None:
+    def bias(self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         """float32 term to add to the scaled logits, broadcastable to (B, H, Tq, Tk), or None.
 
         ``q`` and ``k`` are as they were before `rotate`.

@@ -26,26 +26,24 @@ class Composite(Encoding):
     def _encodings(self) -> list[Encoding]:
         return list(self.parts)  # type: ignore[arg-type]
 
-    def embed(self, x: Tensor, positions: Tensor) -> Tensor:  # noqa: D102
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         for part in self._encodings():
             x = part.embed(x, positions)
         return x
 
-    def rotate(  # noqa: D102
+    def rotate(
         self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor
     ) -> tuple[Tensor, Tensor]:
         for part in self._encodings():
             q, k = part.rotate(q, k, q_positions, k_positions)
         return q, k
 
-    def bias(  # noqa: D102
-        self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor
-    ) -> Tensor | None:
+    def bias(self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         terms = [p.bias(q, k, q_positions, k_positions) for p in self._encodings()]
         given = [t for t in terms if t is not None]
         return None if not given else sum(given[1:], start=given[0])
 
-    def logit_scale(self, q_positions: Tensor) -> Tensor | None:  # noqa: D102
+    def logit_scale(self, q_positions: Tensor) -> Tensor | None:
         scale: Tensor | None = None
         for part in self._encodings():
             factor = part.logit_scale(q_positions)
@@ -53,6 +51,6 @@ class Composite(Encoding):
                 scale = factor if scale is None else scale * factor
         return scale
 
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:  # noqa: D102
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         for part in self._encodings():
             part.reset_parameters(generator)

@@ -36,7 +36,7 @@ class _Bounded(torch.autograd.Function):
         return x.clamp(low, high)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (x,) = ctx.saved_tensors
         low, high = ctx.bounds
         outward = ((x >= high) & (gradient < 0)) | ((x <= low) & (gradient > 0))
@@ -48,6 +48,7 @@ class PoPE(Encoding):
     """Polar coordinate position embedding; one set of phases for each key head and layer."""
 
     rotates = True
+    inv_freq: Tensor
     per_layer = True
 
     def __init__(
@@ -67,23 +68,24 @@ class PoPE(Encoding):
         self.register_exact_buffers()
         self.reset_parameters()
 
-    def exact_buffers(self) -> dict[str, Tensor]:  # noqa: D102
+    def exact_buffers(self) -> dict[str, Tensor]:
         channel = torch.arange(self.polar_dim, dtype=torch.float64, device="cpu")
         return {"inv_freq": self.theta ** -(channel / self.polar_dim)}
 
     @torch.no_grad()
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:  # noqa: D102
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         if self.delta_init == "zero":
             self.delta.zero_()
         else:
             self.delta.uniform_(-2 * math.pi, 0.0, generator=generator)
 
-    def rotate(  # noqa: D102
+    def rotate(
         self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor
     ) -> tuple[Tensor, Tensor]:
         q_cos, q_sin = phase_tables(q_positions, self.inv_freq, like=q)
         cos, sin = phase_tables(k_positions, self.inv_freq, like=k)
-        delta = _Bounded.apply(self.delta.to(cos.dtype), -2 * math.pi, 0.0)[:, None]  # (K, 1, d)
+        bounded: Tensor = _Bounded.apply(self.delta.to(cos.dtype), -2 * math.pi, 0.0)  # type: ignore[no-untyped-call]
+        delta = bounded[:, None]  # (K, 1, d)
         k_cos = cos * delta.cos() - sin * delta.sin()  # cos(s w + delta)
         k_sin = sin * delta.cos() + cos * delta.sin()
         return self._expand(q, q_cos, q_sin), self._expand(k, k_cos, k_sin)

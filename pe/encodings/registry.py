@@ -106,7 +106,7 @@ def encoding(
     encodings = {n: c for n, c in classes.items() if issubclass(c, Encoding)}
     _refuse_impossible(spec, encodings, transforms)
     if transforms and not any(_takes(c, "transforms") for c in encodings.values()):
-        encodings = {"rope": lookup("rope"), **encodings}
+        encodings = {"rope": _REGISTRY["rope"], **encodings}  # type: ignore[dict-item]
     _refuse_unknown_options(spec, [*encodings.values(), *transforms.values()], options)
     given = context | options
     changes = [_build(name, c, given) for name, c in transforms.items()]
@@ -119,7 +119,7 @@ def encoding(
 def check(spec: str, options: dict[str, Any] | None = None, **context: int) -> None:
     """Raise ValueError if ``encoding(spec, ...)`` would; ``context`` defaults to common sizes."""
     sizes: dict[str, int] = {"head_dim": 64, "num_heads": 8, "original_length": 1024} | context
-    encoding(spec, **sizes, **(options or {}))  # type: ignore[arg-type]
+    encoding(spec, **sizes, **(options or {}))
 
 
 def _parameters(part: Part) -> dict[str, inspect.Parameter]:

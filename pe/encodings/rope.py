@@ -36,6 +36,7 @@ class RoPE(Encoding):
     """Rotary position embedding, with the frequency transforms that follow it in order."""
 
     rotates = True
+    inv_freq: Tensor
 
     def __init__(
         self,
@@ -59,12 +60,12 @@ class RoPE(Encoding):
             frequencies = transform(frequencies)
         return frequencies
 
-    def exact_buffers(self) -> dict[str, Tensor]:  # noqa: D102
+    def exact_buffers(self) -> dict[str, Tensor]:
         frequencies = self.frequencies()
         self.magnitude = frequencies.magnitude
         return {"inv_freq": frequencies.inv_freq}
 
-    def rotate(  # noqa: D102
+    def rotate(
         self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor
     ) -> tuple[Tensor, Tensor]:
         return self._turn(q, q_positions), self._turn(k, k_positions)

@@ -77,7 +77,7 @@ class YaRN(FrequencyTransform):
         # and slows nothing; the intent is that everything after `low` is slowed.
         return low, high if high > low else low + 0.001
 
-    def __call__(self, frequencies: Frequencies) -> Frequencies:  # noqa: D102
+    def __call__(self, frequencies: Frequencies) -> Frequencies:
         inv_freq, theta, dim, magnitude = frequencies
         low, high = self.ramp_bounds(dim, theta)
         index = torch.arange(dim // 2, dtype=torch.float64, device="cpu")

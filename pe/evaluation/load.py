@@ -23,7 +23,7 @@ def load_model(run: Run) -> PEForCausalLM:
     """The trained model in evaluation mode, on the GPU if there is one."""
     model: PEForCausalLM = AutoModelForCausalLM.from_pretrained(_checkpoint(run))
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return model.to(device).eval()  # type: ignore[no-any-return, arg-type]
+    return model.to(device).eval()  # type: ignore[no-any-return]
 
 
 def load_tokenizer(run: Run) -> PreTrainedTokenizerBase:

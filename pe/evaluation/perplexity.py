@@ -11,6 +11,7 @@ document, as most training windows do.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -63,7 +64,7 @@ def _losses(model: PEForCausalLM, hidden: torch.Tensor, targets: torch.Tensor) -
     flat, wanted = hidden.flatten(0, 1), targets.reshape(-1)
     parts = [
         token_losses(h, model.lm_head.weight, t)
-        for h, t in zip(flat.split(4096), wanted.split(4096), strict=True)
+        for h, t in zip(torch.split(flat, 4096), torch.split(wanted, 4096), strict=True)
     ]
     return torch.cat(parts).view(targets.shape)
 
@@ -91,5 +92,5 @@ def by_position(losses: np.ndarray, bins: int = POSITION_BINS) -> dict[str, Any]
     length = losses.shape[1]
     edges = [round(i * length / bins) for i in range(bins + 1)]
     means = losses.mean(axis=0)
-    nll = [round(float(means[a:b].mean()), 6) for a, b in zip(edges, edges[1:], strict=False)]
+    nll = [round(float(means[a:b].mean()), 6) for a, b in itertools.pairwise(edges)]
     return {"length": length, "edges": edges, "nll": nll}

@@ -49,10 +49,9 @@ def model_for(recipe: Recipe, data: TokenData) -> PEForCausalLM:
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
     """AdamW; weight decay on matrices only, never on norms nor on an encoding's parameters."""
-    encoding = {
-        id(p) for m in model.modules() if isinstance(m, Encoding) for p in m.parameters()
-    }
-    decayed, plain = [], []
+    encoding = {id(p) for m in model.modules() if isinstance(m, Encoding) for p in m.parameters()}
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
     for parameter in model.parameters():
         matrix = parameter.dim() >= 2 and id(parameter) not in encoding
         (decayed if matrix else plain).append(parameter)

@@ -87,7 +87,9 @@ class Metrics:
 
     def speed(self) -> float:
         """Median tokens/s over the logged intervals; the first, which warms up, is left out."""
-        rates = [x["tokens_per_second"] for x in self.lines if "tokens_per_second" in x]
+        rates: list[float] = [
+            x["tokens_per_second"] for x in self.lines if "tokens_per_second" in x
+        ]
         return statistics.median(rates[1:] or rates)
 
     def final_loss(self, steps: int) -> float:

@@ -57,5 +57,5 @@ def _in_kernel() -> bool:
         return False
     from IPython import get_ipython
 
-    shell = get_ipython()  # type: ignore[no-untyped-call]
+    shell = get_ipython()
     return shell is not None and hasattr(shell, "kernel")

@@ -154,13 +154,13 @@ def _value_problems(r: Recipe) -> typing.Iterator[str]:
     for name in positive.split():
         if getattr(r, name) <= 0:
             yield f"{name}: expected more than 0, got {getattr(r, name)!r}"
-    for name in "seed micro_batch_size warmup_steps decay_steps weight_decay validate_every".split():
+    for (
+        name
+    ) in "seed micro_batch_size warmup_steps decay_steps weight_decay validate_every".split():
         if getattr(r, name) < 0:
             yield f"{name}: expected 0 or more, got {getattr(r, name)!r}"
     if r.hidden_size % max(r.num_attention_heads, 1):
-        yield (
-            f"hidden_size: {r.hidden_size} does not divide into {r.num_attention_heads} heads"
-        )
+        yield (f"hidden_size: {r.hidden_size} does not divide into {r.num_attention_heads} heads")
     elif r.num_attention_heads % max(r.num_key_value_heads, 1):
         yield (
             f"num_attention_heads: {r.num_attention_heads} is not a multiple of "
@@ -184,9 +184,7 @@ def _value_problems(r: Recipe) -> typing.Iterator[str]:
             f"{r.decay_steps}"
         )
     if r.micro_batch_size and r.batch_size % r.micro_batch_size:
-        yield (
-            f"micro_batch_size: {r.micro_batch_size} does not divide batch_size {r.batch_size}"
-        )
+        yield (f"micro_batch_size: {r.micro_batch_size} does not divide batch_size {r.batch_size}")
     for length in r.evaluation_lengths:
         if not isinstance(length, int) or length < r.target_tokens:
             yield (

@@ -76,20 +76,37 @@ def _sized(name: str, hidden: int, layers: int, heads: int, inner: int, **more: 
 
 
 SMALL = _sized("small", 512, 12, 8, 1408, steps=16000, learning_rate=6e-4, min_learning_rate=6e-5)
-MEDIUM = _sized("medium", 768, 18, 12, 2048, steps=16000, learning_rate=6e-4, min_learning_rate=6e-5)
+MEDIUM = _sized(
+    "medium", 768, 18, 12, 2048, steps=16000, learning_rate=6e-4, min_learning_rate=6e-5
+)
 LARGE = _sized(
-    "large", 2048, 22, 32, 5632, steps=32000, learning_rate=3e-4, min_learning_rate=3e-5,
+    "large",
+    2048,
+    22,
+    32,
+    5632,
+    steps=32000,
+    learning_rate=3e-4,
+    min_learning_rate=3e-5,
     micro_batch_size=8,
 )
 PAPER = _sized(
-    "paper", 1024, 24, 16, 2816, corpus="fineweb", steps=16000, learning_rate=3e-4,
-    min_learning_rate=3e-5, warmup_steps=480, micro_batch_size=32, checkpoint_every=1000,
+    "paper",
+    1024,
+    24,
+    16,
+    2816,
+    corpus="fineweb",
+    steps=16000,
+    learning_rate=3e-4,
+    min_learning_rate=3e-5,
+    warmup_steps=480,
+    micro_batch_size=32,
+    checkpoint_every=1000,
     validate_every=1000,
 )
 
-RECIPES: dict[str, Recipe] = {
-    r.name: r for r in (DEMO, TINY, SMALL, MEDIUM, LARGE, PAPER)
-}
+RECIPES: dict[str, Recipe] = {r.name: r for r in (DEMO, TINY, SMALL, MEDIUM, LARGE, PAPER)}
 
 
 def recipe(name: str = "auto", **overrides: Any) -> Recipe:

@@ -101,7 +101,9 @@ def hardware() -> dict[str, Any]:
         "device": "cuda" if cuda else "cpu",
         "name": torch.cuda.get_device_name() if cuda else _processor(),
         "count": int(os.environ.get("WORLD_SIZE", "1")),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "platform": platform.platform(terse=True),
     }

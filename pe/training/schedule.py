@@ -1,8 +1,8 @@
 """Learning rate as a pure function of the step, so that resuming needs no scheduler state.
 
-    warmup   peak (t + 1) / W                                       t < W
-    cosine   low + (peak - low) (1 + cos(pi (t - W) / (S - W))) / 2
-    wsd      peak, then linearly down to low over the last D steps   (arXiv:2404.06395)
+warmup   peak (t + 1) / W                                       t < W
+cosine   low + (peak - low) (1 + cos(pi (t - W) / (S - W))) / 2
+wsd      peak, then linearly down to low over the last D steps   (arXiv:2404.06395)
 """
 
 from __future__ import annotations

@@ -283,7 +283,9 @@ class _Training:
             "resumes": state.resumes,
         }
         if self.metrics.peak is not None:
-            training["mfu"] = round(self.metrics.speed() * self.metrics.flops / self.metrics.peak, 4)
+            training["mfu"] = round(
+                self.metrics.speed() * self.metrics.flops / self.metrics.peak, 4
+            )
         self.run.update(status="complete", reason=None, finished=now(), training=training)
 
 
