@@ -122,6 +122,7 @@ CARRIED = {
     "jupyter_core": "nbclient",
     "traitlets": "nbclient",
     "packaging": "pytest",
+    "psutil": "accelerate",
     "huggingface_hub": "transformers",
     "tqdm": "papermill",
     "click": "papermill",
