@@ -66,6 +66,7 @@ def configure(
     """
     given_values = dict(locals())
     from pe.data.corpora import open_corpus
+    from pe.data.tokenizer import plan_tokenizer
     from pe.encodings import check
     from pe.training.recipes import recipe as named_recipe
 
@@ -74,7 +75,6 @@ def configure(
         raise ValueError(
             f"study names a folder: use letters, digits, '.', '_' and '-', not {values['study']!r}"
         )
-    check(values["pe"], values["pe_options"])
     fields = {k: values[k] for k in ("pe", "pe_options", "seed")}
     given = ("steps", "corpus", "context_length", "batch_size", "learning_rate")
     fields |= {k: values[k] for k in given if values[k]}
@@ -86,9 +86,20 @@ def configure(
         floor = base.min_learning_rate / base.learning_rate * values["learning_rate"]
         fields["min_learning_rate"] = float(f"{floor:.6g}")
     chosen = named_recipe(base.name, **(fields | values["overrides"]))
+    check(
+        chosen.pe,
+        chosen.pe_options,
+        head_dim=chosen.head_dim,
+        num_heads=chosen.num_attention_heads,
+        num_kv_heads=chosen.num_key_value_heads,
+        hidden_size=chosen.hidden_size,
+        original_length=chosen.context_length,
+    )
     run = Run(root() / values["study"] / chosen.run_name(), recipe=chosen)
     if not run.exists():  # a record can be shown where its corpus is not at hand
         open_corpus(chosen.corpus)
+        if chosen.tokenizer == "bpe":
+            plan_tokenizer(chosen.tokenizer, chosen.vocab_size)
     return run
 
 

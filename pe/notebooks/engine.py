@@ -105,9 +105,12 @@ def _client_options(kernel_name: str, log_output: bool, options: dict[str, Any])
 
 
 def _environment(run: Run) -> dict[str, str]:
-    """The kernel's environment: the same folders, wherever its working directory is."""
+    """The kernel's environment: the same folders wherever it works, and a page without chatter."""
+    environment = dict(os.environ)
+    environment.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    environment.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     runs = str(run.directory.parent.parent)
-    return dict(os.environ, PE_RUN_DIR=str(run.directory), PE_RUNS=runs)
+    return environment | {"PE_RUN_DIR": str(run.directory), "PE_RUNS": runs}
 
 
 def _failure(nb: Any) -> str | None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from IPython.display import SVG, Markdown
     from matplotlib.figure import Figure
 
+    from pe.tables import RunLike
+
 REFERENCE = "demo"
 """The study that is committed with the code."""
 
@@ -43,7 +45,7 @@ def plan(run: Run) -> Markdown:
         heads += f" ({r.num_key_value_heads} for keys and values)"
     rows = {
         "encoding": tables.label(r.pe) + (f" with {options}" if options else ""),
-        "model": f"{r.num_hidden_layers} layers, width {r.hidden_size}, {heads}",
+        "model": f"{r.num_hidden_layers} layer{'s' * (r.num_hidden_layers > 1)}, width {r.hidden_size}, {heads}",
         "text": f"corpus `{r.corpus}`, tokenizer {r.tokenizer}, {r.vocab_size:,} tokens",
         "budget": f"{r.steps:,} steps × {r.batch_size} windows × {r.context_length:,} tokens "
         f"= {r.steps * r.batch_size * r.context_length:,} tokens",
@@ -71,14 +73,14 @@ def trained(run: Run) -> Markdown:
     )
 
 
-def comparable(run: Run) -> list[Run]:
+def comparable(run: Run) -> list[RunLike]:
     """``run`` and the complete runs of its study and the reference study that differ fairly.
 
     They share everything but encoding and seed, and the text they were trained on. Of the same
     experiment in both studies only one is taken. A damaged record is named in a warning.
     """
     fields, text = _setting(run), _fingerprint(run)
-    found = {run.name: run}
+    found: dict[str, RunLike] = {run.name: run}
     for study in dict.fromkeys((run.study, REFERENCE)):
         for other in records.find(run.directory.parent.parent, study):
             try:
@@ -101,7 +103,7 @@ def keep(figure: Figure, run: Run, name: str) -> SVG:
     return SVG(figures.save(figure, run.directory / name).read_text())
 
 
-def perplexities(runs: Sequence[Run]) -> Markdown:
+def perplexities(runs: Sequence[RunLike]) -> Markdown:
     """Perplexity of the same target tokens behind growing contexts, a row a configuration."""
     columns = [f"ppl@{multiple}" for multiple in tables.multiples(runs)]
     frame = tables.study_table(runs, columns)

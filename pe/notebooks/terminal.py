@@ -45,7 +45,7 @@ class ProgressLine:
 
     def update(self, text: str) -> None:
         """The running cell reports."""
-        self.reported = " ".join(text.split())
+        self.reported = text.strip().replace("\n", " ")
         now = self.clock()
         if self.tty:
             self._draw(f"{self.place}  {self.reported}")
