@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-ENCODE_BYTES = 8_000_000
+ENCODE_BYTES = 16_000_000
 """Text handed to the tokenizer at once: enough for every core, little enough for memory."""
 
 
