@@ -452,7 +452,7 @@ def draw_yarn_small() -> Figure:
             label=f"{length:,}: low {low}, high {high}",
         )
     ax.axhline(1 / factor, color=figures.INK, lw=0.8, ls=":")
-    ax.annotate("1/s: fully interpolated", (11.2, 1 / factor + 0.03), fontsize=8)
+    ax.annotate("1/s: fully interpolated", (12.3, 1 / factor + 0.03), fontsize=8)
     ax.set(xlabel="pair i", ylabel="new frequency / old", ylim=(0, 1.08))
     ax.legend(frameon=False, fontsize=8, title="original length", title_fontsize=8)
     return figure
