@@ -13,6 +13,7 @@ import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -130,15 +131,27 @@ def perplexity_by_length(runs: Sequence[RunLike], highlight: str | None = None) 
         y = np.array([_or_nan(measure(group, f"ppl@{name}").value) for name in names])
         axes.plot(x, y, marker=marker(group.pe), label=group.label, **look)
         if len(group.runs) > 1:
-            each = [[_or_nan(measure(Group(group.pe, "", (run,)), f"ppl@{name}").value)
-                     for name in names] for run in group.runs]
+            each = [
+                [
+                    _or_nan(measure(Group(group.pe, "", (run,)), f"ppl@{name}").value)
+                    for name in names
+                ]
+                for run in group.runs
+            ]
             axes.fill_between(
-                x, np.min(each, axis=0), np.max(each, axis=0),
-                color=look["color"], alpha=0.18, linewidth=0, zorder=look["zorder"],
+                x,
+                np.min(each, axis=0),
+                np.max(each, axis=0),
+                color=look["color"],
+                alpha=0.18,
+                linewidth=0,
+                zorder=look["zorder"],
             )
+    if not names:  # nothing evaluated yet: logarithmic axes need at least one value
+        return figure
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.xaxis.set_major_locator(FixedLocator(x))
+    axes.xaxis.set_major_locator(FixedLocator(x.tolist()))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -164,7 +177,9 @@ def loss_curves(runs: Sequence[RunLike], highlight: str | None = None) -> Figure
             if "validation_loss" in metrics:
                 points = metrics.dropna(subset="validation_loss")
                 axes.plot(
-                    points["step"], points["validation_loss"], label="_validation",
+                    points["step"],
+                    points["validation_loss"],
+                    label="_validation",
                     **(look | {"linestyle": "none", "marker": marker(group.pe)}),
                 )
     _legend(figure, axes)
@@ -200,26 +215,35 @@ def _axes(xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _looks(found: list[Group], highlight: str | None) -> Iterator[tuple[Group, dict[str, object]]]:
+def _looks(found: list[Group], highlight: str | None) -> Iterator[tuple[Group, dict[str, Any]]]:
     """Line settings of each group; configurations of one encoding differ in their dashes."""
     seen: dict[str, int] = {}
     for group in found:
         number = seen[group.pe] = seen.get(group.pe, -1) + 1
         strong = highlight is None or highlight in (group.pe, *(run.name for run in group.runs))
-        yield group, {
-            "color": colour(group.pe) if strong else FAINT,
-            "alpha": 1.0 if strong else 0.45,
-            "linestyle": ("-", "--", ":", "-.")[number % 4],
-            "linewidth": 2.4 if strong and highlight else 1.8,
-            "zorder": 3 if strong else 2,
-        }
+        yield (
+            group,
+            {
+                "color": colour(group.pe) if strong else FAINT,
+                "alpha": 1.0 if strong else 0.45,
+                "linestyle": ("-", "--", ":", "-.")[number % 4],
+                "linewidth": 2.4 if strong and highlight else 1.8,
+                "zorder": 3 if strong else 2,
+            },
+        )
 
 
 def _mark(axes: Axes, x: float, text: str) -> None:
     axes.axvline(x, color=FAINT, linewidth=1, linestyle=(0, (2, 2)), zorder=1)
     axes.annotate(
-        text, (x, 1), xycoords=("data", "axes fraction"), xytext=(4, -3),
-        textcoords="offset points", va="top", color=FAINT, fontsize=8.5,
+        text,
+        (x, 1),
+        xycoords=("data", "axes fraction"),
+        xytext=(4, -3),
+        textcoords="offset points",
+        va="top",
+        color=FAINT,
+        fontsize=8.5,
     )
 
 

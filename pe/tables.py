@@ -12,7 +12,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pe._errors import unknown
@@ -51,10 +50,10 @@ NAMES = {
 class RunLike(Protocol):
     """The part of `pe.runs.Run` that tables and figures read."""
 
-    name: str
-    study: str
-    directory: Path
-
+    @property
+    def name(self) -> str: ...
+    @property
+    def study(self) -> str: ...
     def read(self) -> dict[str, Any]: ...
     def metrics(self) -> pd.DataFrame: ...
     def evaluation(self) -> dict[str, Any] | None: ...
@@ -131,6 +130,8 @@ QUANTITIES: dict[str, Quantity] = {
 """Everything measured once a run. Perplexities are ``ppl@1x``, ``ppl@2x`` ... beside these."""
 
 NOT_RECORDED, NOT_EVALUATED = "not recorded", "not evaluated"
+# Fields that change neither the weights nor what a perplexity means.
+_NO_DIFFERENCE = ("name", "checkpoint_every", "log_every", "validate_every", "evaluation_lengths")
 COLUMNS = ("final_loss", "validation_loss", "tokens_per_second", "peak_memory", "parameters")
 
 
@@ -149,6 +150,7 @@ def groups(runs: Iterable[RunLike]) -> list[Group]:
     for run in runs:
         recipe = dict(run.read()["recipe"])
         seed = recipe.pop("seed")
+        recipe = {key: value for key, value in recipe.items() if key not in _NO_DIFFERENCE}
         found.setdefault(json.dumps(recipe, sort_keys=True), []).append((seed, run, recipe))
     result = []
     for members in found.values():
@@ -238,7 +240,8 @@ def study_table(
         runs: complete runs, any number of seeds.
         columns: quantities as `measure` names them; default: every evaluated multiple of the
             training length, then `COLUMNS`.
-        links: run name -> address of its page; runs without one are named without a link.
+        links: run name -> address of its page. The last column lists the seeds, each a link where
+            there is a page.
     """
     import pandas as pd
 
@@ -248,7 +251,6 @@ def study_table(
     first = next((quantity for quantity in columns if quantity.startswith("ppl@")), None)
     if first:
         heads[first] = f"perplexity at {heads[first]}"
-    several = any(len(group.runs) > 1 for group in found)
     rows = []
     for group in found:
         row = {"encoding": group.label}
@@ -257,9 +259,7 @@ def study_table(
             # What was not recorded is a dash; what cannot be says why.
             missing = cell.value is None and cell.reason in (NOT_RECORDED, NOT_EVALUATED)
             row[heads[quantity]] = "–" if missing else write(cell, quantity)
-        if several:
-            row["seeds"] = str(len(group.runs))
-        row["runs"] = ", ".join(_link(run.name, links or {}) for run in group.runs)
+        row["seeds"] = ", ".join(_link(run, links or {}) for run in group.runs)
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -271,8 +271,9 @@ def title(quantity: str) -> str:
     return quantity.removeprefix("ppl@").replace("x", "×")
 
 
-def _link(name: str, links: Mapping[str, str]) -> str:
-    return f"[{name}]({links[name]})" if name in links else f"`{name}`"
+def _link(run: RunLike, links: Mapping[str, str]) -> str:
+    seed = str(run.read()["seed"])
+    return f"[{seed}]({links[run.name]})" if run.name in links else seed
 
 
 def markdown(frame: pd.DataFrame) -> str:

@@ -1,10 +1,10 @@
 """Roles and directives by which pages read records. A key that does not exist is a warning.
 
-    {record}`pope.ppl@4x`        a number                       (book_numbers)
-    ```{results} demo            a study's table, links to its run pages
-    ```{local-runs}              the reader's own runs beside it, or how to get some
-    ```{picture} NAME            a picture or a figure of records, light and dark
-    ```{record-schema} run       the format of a record, field by field
+| {record}`pope.ppl@4x`      a number (book_numbers); {record-code} sets it as code
+| ```{results} demo          a study's table, links to its run pages
+| ```{local-runs}            the reader's own runs beside it, or how to get some
+| ```{picture} NAME          a picture or a figure of records, light and dark
+| ```{record-schema} run     the format of a record, field by field
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from book_numbers import look_up
 from book_pictures import record_figures
-from book_studies import LOCAL, Studies
+from book_studies import LOCAL, Snapshot, Studies
 from docutils import nodes
 from docutils.parsers.rst import directives
 from docutils.statemachine import StringList
@@ -67,7 +67,7 @@ class Block(SphinxDirective):
         log.warning(message, location=self.get_location())
         return []
 
-    def study_table(self, found: list[runs.Run], columns: list[str] | None = None) -> str:
+    def study_table(self, found: list[Snapshot], columns: list[str] | None = None) -> str:
         """The Markdown table of some runs, linked to the pages that exist."""
         pages = {
             run.name: f"/runs/{run.study}/{run.name}/train.ipynb"

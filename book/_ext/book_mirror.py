@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pe.runs import Run
+from book_studies import Snapshot
+
 from pe.tables import label
 
 
@@ -26,7 +27,7 @@ def write(target: Path, data: str | bytes) -> bool:
     return True
 
 
-def mirror(root: Path, book: Path, complete: Iterable[Run]) -> None:
+def mirror(root: Path, book: Path, complete: Iterable[Snapshot]) -> None:
     """Copy notebooks/*.ipynb and each complete run's train.ipynb and pictures."""
     wanted: dict[Path, bytes] = {}
     for path in sorted((root / "notebooks").glob("*.ipynb")):
@@ -43,7 +44,7 @@ def mirror(root: Path, book: Path, complete: Iterable[Run]) -> None:
         _prune(top, set(wanted))
 
 
-def run_page(run: Run) -> bytes:
+def run_page(run: Snapshot) -> bytes:
     """The executed notebook with a title of its own, so that pages can be told apart."""
     record = run.read()
     notebook: dict[str, Any] = json.loads((run.directory / "train.ipynb").read_text("utf-8"))
@@ -51,7 +52,7 @@ def run_page(run: Run) -> bytes:
     for cell in notebook["cells"]:
         text = cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
         if cell["cell_type"] == "markdown" and text.lstrip().startswith("# "):
-            first, _, rest = text.lstrip().partition("\n")
+            _, _, rest = text.lstrip().partition("\n")
             cell["source"] = title + rest
             break
     else:

@@ -4,7 +4,8 @@
     KEY / KEY                                  {record}`rope.ppl@8x / rope.ppl@1x`
 
 SUBJECT is an encoding (a mean over its seeds), `study`, or one of `best`, `worst`, `order`, which
-give names instead of numbers. `ppl@longest` is the perplexity at the longest evaluated length. Unknown keys raise ValueError with the nearest valid one.
+give names instead of numbers. `ppl@longest` is the perplexity at the longest evaluated length.
+Unknown keys raise ValueError with the nearest valid one.
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from book_studies import Studies
+from book_studies import Snapshot, Studies
 
 from pe._errors import unknown
-from pe.runs import Run
 from pe.tables import (
     QUANTITIES,
     Group,
@@ -46,7 +46,7 @@ def look_up(studies: Studies, text: str) -> str:
     return _text(studies, key)
 
 
-def _split(studies: Studies, key: str) -> tuple[list[Run], str, str]:
+def _split(studies: Studies, key: str) -> tuple[list[Snapshot], str, str]:
     study, _, rest = key.rpartition("/")
     study = study or studies.reference
     if study not in studies.runs:
@@ -60,7 +60,7 @@ def _split(studies: Studies, key: str) -> tuple[list[Run], str, str]:
     return runs, subject, quantity
 
 
-def _group(runs: list[Run], subject: str) -> Group:
+def _group(runs: list[Snapshot], subject: str) -> Group:
     found = {group.pe: group for group in groups(runs)}
     if subject not in found:
         raise unknown("subject", subject, [*found, "study", *_RANKS])
@@ -101,21 +101,23 @@ def _number_or_last(group: Group, quantity: str) -> float:
     return float("inf") if value is None else value
 
 
-def _known(runs: list[Run], quantity: str) -> str:
+def _known(runs: list[Snapshot], quantity: str) -> str:
     facts = _facts(runs)
     if quantity not in facts:
         raise unknown("quantity of a study", quantity, facts)
     return quantity
 
 
-def _facts(runs: list[Run]) -> dict[str, Any]:
+def _facts(runs: list[Snapshot]) -> dict[str, Any]:
     """What holds for a study as a whole; where its runs differ, all values are listed."""
     records = [run.read() for run in runs]
     recipes = [record["recipe"] for record in records]
     data = [record["data"] or {} for record in records]
     evaluations = [run.evaluation() or {} for run in runs]
     machine = [
-        f"{h['name']}, {h['cores']} cores" if h["device"] == "cpu" else f"{h['count']} × {h['name']}"
+        f"{h['name']}, {h['cores']} cores"
+        if h["device"] == "cpu"
+        else f"{h['count']} × {h['name']}"
         for h in (record["hardware"] for record in records)
     ]
     facts: dict[str, Any] = {

@@ -9,15 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from book_mirror import write
-from book_studies import FILES, LOCAL, Studies
+from book_studies import FILES, LOCAL, Snapshot, Studies
 from matplotlib.figure import Figure
 from sphinx.errors import ExtensionError
 
 from pe import figures
-from pe.runs import Run
 
 TWINS = ("", "-dark")
 _FIGURES: dict[str, Callable[..., Figure]] = {
@@ -27,24 +27,24 @@ _FIGURES: dict[str, Callable[..., Figure]] = {
 }
 
 
-def record_figures(studies: Studies) -> dict[str, tuple[list[Run], Callable[[], Figure]]]:
+def record_figures(studies: Studies) -> dict[str, tuple[list[Snapshot], Callable[[], Figure]]]:
     """Name -> the runs it is made of and how to draw it.
 
     The reference study's names are bare, the reader's own begin with ``local-``; a perplexity
     figure whose name ends with an encoding draws that encoding strongly.
     """
-    found: dict[str, tuple[list[Run], Callable[[], Figure]]] = {}
+    found: dict[str, tuple[list[Snapshot], Callable[[], Figure]]] = {}
     for study, prefix in ((studies.reference, ""), (LOCAL, "local-")):
         runs = studies.runs.get(study)
         if not runs:
             continue
         for name, figure in _FIGURES.items():
-            found[prefix + name] = (runs, lambda f=figure, r=runs: f(r))  # type: ignore[misc]
+            found[prefix + name] = (runs, partial(figure, runs))
     reference = studies.runs[studies.reference]
     for pe in sorted({run.read()["pe"] for run in reference}):
         found[f"perplexity-by-length-{pe}"] = (
             reference,
-            lambda p=pe: figures.perplexity_by_length(reference, highlight=p),  # type: ignore[misc]
+            partial(figures.perplexity_by_length, reference, highlight=pe),
         )
     return found
 

@@ -6,7 +6,9 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import pandas
 from sphinx.util import logging
 
 from pe import runs
@@ -16,13 +18,49 @@ FILES = ("run.json", "metrics.jsonl", "evaluation.json")
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """A run as it stood when the build began, read and validated once. See `pe.tables.RunLike`."""
+
+    run: runs.Run
+    record: dict[str, Any]
+    evaluated: dict[str, Any] | None
+    table: pandas.DataFrame
+
+    @classmethod
+    def of(cls, run: runs.Run) -> Snapshot:
+        """Read everything; RunError names what is damaged."""
+        return cls(run, run.read(), run.evaluation(), run.metrics())
+
+    @property
+    def name(self) -> str:
+        return self.run.name
+
+    @property
+    def study(self) -> str:
+        return self.run.study
+
+    @property
+    def directory(self) -> Path:
+        return self.run.directory
+
+    def read(self) -> dict[str, Any]:
+        return self.record
+
+    def evaluation(self) -> dict[str, Any] | None:
+        return self.evaluated
+
+    def metrics(self) -> pandas.DataFrame:
+        return self.table
+
+
 @dataclass
 class Studies:
     """All studies by name. Only complete runs are shown; the others are named with their reason."""
 
     reference: str
-    runs: dict[str, list[runs.Run]] = field(default_factory=dict)
-    incomplete: dict[str, list[runs.Run]] = field(default_factory=dict)
+    runs: dict[str, list[Snapshot]] = field(default_factory=dict)
+    incomplete: dict[str, list[Snapshot]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, committed: Path, own: Path, reference: str) -> Studies:
@@ -40,17 +78,16 @@ class Studies:
         damaged = []
         found = [*committed.glob("*/*/run.json"), *own.glob(f"{LOCAL}/*/run.json")]
         for path in sorted(set(found)):
-            run = runs.Run(path.parent)
             try:
-                status = run.read()["status"]
-                run.evaluation(), run.metric_lines()
+                run = Snapshot.of(runs.Run(path.parent))
             except runs.RunError as error:
-                if run.study != LOCAL:
+                if path.parent.parent.name != LOCAL:
                     damaged.append(str(error))
                 else:
                     log.warning("a run of yours is left out: %s", error, type="pe", subtype="run")
                 continue
-            group = studies.runs if status == "complete" else studies.incomplete
+            complete = run.read()["status"] == "complete"
+            group = studies.runs if complete else studies.incomplete
             group.setdefault(run.study, []).append(run)
         if damaged:
             raise runs.RunError("these are damaged:\n" + "\n".join(damaged))
@@ -61,7 +98,7 @@ class Studies:
             )
         return studies
 
-    def complete(self) -> list[runs.Run]:
+    def complete(self) -> list[Snapshot]:
         """Every complete run of every study."""
         return [run for found in self.runs.values() for run in found]
 

@@ -22,6 +22,7 @@ BOOK = Path(__file__).resolve().parent.parent
 ROOT = BOOK.parent
 sys.path.insert(0, str(ROOT))  # the package beside the book, installed or not
 
+import book_api  # noqa: E402
 import book_directives  # noqa: E402
 import book_mirror  # noqa: E402
 import book_pictures  # noqa: E402
@@ -75,4 +76,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("config-inited", prepare, priority=100)
     app.connect("html-page-context", tidy, priority=900)
     book_directives.setup(app)
+    app.add_directive("api", book_api.Api)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,181 @@
+"""Tables and figures from made-up records: grouping, seeds, missing values, colours, bytes."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from pathlib import Path
+from xml.etree import ElementTree
+
+import book_records
+import pytest
+
+from pe import figures, runs, tables
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> list[runs.Run]:
+    return [book_records.write(tmp_path, pe) for pe in ("pope", "rope", "nope", "yarn", "learned")]
+
+
+def test_groups_come_in_the_order_of_the_book_and_not_of_the_folders(study: list[runs.Run]) -> None:
+    labels = [group.label for group in tables.groups(study)]
+    assert labels == ["NoPE", "RoPE", "YaRN", "PoPE", "Learned"]
+
+
+def test_seeds_become_mean_and_spread(tmp_path: Path) -> None:
+    seeds = [book_records.write(tmp_path, "rope", seed, scale=1 + seed / 10) for seed in range(3)]
+    (group,) = tables.groups(seeds)
+    result = tables.measure(group, "ppl@4x")
+    values = [400.0, 440.0, 480.0]
+    assert result.value == pytest.approx(statistics.fmean(values))
+    assert result.spread == pytest.approx(statistics.stdev(values))
+    assert result.n == 3
+    assert tables.study_table(seeds).loc[0, "4×"] == "440 ± 40.0"
+    assert tables.study_table(seeds).loc[0, "seeds"] == "0, 1, 2"
+
+
+def test_runs_of_other_settings_are_never_averaged(tmp_path: Path) -> None:
+    short = book_records.write(tmp_path, "rope")
+    recipe = book_records.recipe("rope", 0, steps=500)
+    long = book_records.write(tmp_path, "rope", run="rope-s0-0000beef", recipe=recipe)
+    labels = [group.label for group in tables.groups([short, long])]
+    assert labels == ["RoPE (steps 100)", "RoPE (steps 500)"]
+
+
+def test_how_often_a_run_was_judged_or_saved_does_not_split_a_group(tmp_path: Path) -> None:
+    first = book_records.write(tmp_path, "rope")
+    recipe = book_records.recipe("rope", 1, checkpoint_every=7, log_every=1)
+    second = book_records.write(tmp_path, "rope", 1, recipe=recipe)
+    assert len(tables.groups([first, second])) == 1
+
+
+def test_a_length_an_encoding_cannot_reach_shows_why(study: list[runs.Run]) -> None:
+    table = tables.study_table(study)
+    row = table[table["encoding"] == "Learned"].iloc[0]
+    assert row["perplexity at 1×"] == "43.0"
+    assert row["8×"] == "no value: longest position 256"
+    assert row["peak memory, GiB"] == "–"
+
+
+def test_a_mean_over_some_of_the_seeds_is_refused(tmp_path: Path) -> None:
+    whole = book_records.write(tmp_path, "rope", 0)
+    partial = book_records.write(tmp_path, "rope", 1)
+    (partial.directory / "evaluation.json").unlink()
+    (group,) = tables.groups([whole, partial])
+    assert tables.measure(group, "ppl@1x") == tables.Measurement(None, n=2, reason="not evaluated")
+
+
+def test_unknown_quantities_name_the_nearest(study: list[runs.Run]) -> None:
+    group = tables.groups(study)[0]
+    with pytest.raises(ValueError, match="tokens_per_second"):
+        tables.measure(group, "tokens_per_secnd")
+    with pytest.raises(ValueError, match="ppl@4x"):
+        tables.measure(group, "ppl@fourx")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0.00"), (0.01234, "0.0123"), (9.996, "10.00"), (41.26, "41.3"), (999.0, "999"),
+     (12345.6, "12,346"), (float("inf"), "inf")],
+)  # fmt: skip
+def test_numbers_are_written_without_exponents(value: float, text: str) -> None:
+    assert tables.significant(value) == text
+
+
+def test_durations_read_like_a_clock() -> None:
+    assert [tables.duration(s) for s in (5.4, 125, 7265)] == ["5 s", "2 min 05 s", "2 h 01 min"]
+
+
+def test_markdown_keeps_its_columns_when_a_cell_holds_a_bar(study: list[runs.Run]) -> None:
+    frame = tables.study_table(study, ["ppl@1x"])
+    frame.loc[0, "encoding"] = "a|b"
+    lines = tables.markdown(frame).splitlines()
+    assert len(lines) == 2 + len(frame)
+    assert {len(re.split(r"(?<!\\)\|", line)) for line in lines} == {len(frame.columns) + 2}
+
+
+def test_links_lead_from_seeds_to_pages(study: list[runs.Run]) -> None:
+    table = tables.study_table(study, links={study[0].name: "/page"})
+    assert table[table["encoding"] == "PoPE"].iloc[0]["seeds"] == "[0](/page)"
+
+
+FIGURES = [figures.perplexity_by_length, figures.loss_curves, figures.loss_by_position]
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_equal_records_give_equal_bytes_and_text_stays_text(figure, study: list[runs.Run]) -> None:
+    first, second = figures.svg(figure(study)), figures.svg(figure(study))
+    assert first == second
+    tree = ElementTree.fromstring(first)
+    texts = {"".join(e.itertext()).strip() for e in tree.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"NoPE", "RoPE", "YaRN", "PoPE"} <= texts
+    assert not re.search(r"<dc:date|Matplotlib v", first)
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_nothing_dark_is_left_on_a_dark_page(figure, study: list[runs.Run]) -> None:
+    dark = figures.darken(figures.svg(figure(study)))
+    colours = set(re.findall(r"#[0-9a-fA-F]{6}\b", re.sub(r'(href|url|id)[=(]"?#?\w+', "", dark)))
+    lines = colours - {"#3a424c"}  # the grid is meant to stay behind
+    assert lines
+    for found in lines:
+        assert contrast(found, "#121212") >= 3, found
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG 2 contrast of two colours."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_every_encoding_colour_reads_on_white_and_on_dark() -> None:
+    for pe in (*tables.NAMES, "rope+alibi"):
+        assert contrast(figures.colour(pe), "#ffffff") >= 3, pe
+        assert contrast(figures.colour(pe), "#121212") >= 3, pe
+    assert len({figures.colour(pe) for pe in ("nope", "rope", "yarn", "pope")}) == 4
+    assert len({figures.marker(pe) for pe in ("nope", "rope", "yarn", "pope")}) == 4
+
+
+def test_a_highlighted_encoding_is_the_only_one_in_colour(study: list[runs.Run]) -> None:
+    figure = figures.perplexity_by_length(study, highlight="rope")
+    coloured = {
+        line.get_label()
+        for line in figure.axes[0].lines
+        if line.get_color() == figures.colour("rope")
+    }
+    assert coloured == {"RoPE"}
+
+
+def test_lines_end_where_an_encoding_cannot_go(study: list[runs.Run]) -> None:
+    axes = figures.perplexity_by_length(study).axes[0]
+    line = next(line for line in axes.lines if line.get_label() == "Learned")
+    y = [float(value) for value in line.get_ydata()]
+    assert y[0] == pytest.approx(43.0)
+    assert all(value != value for value in y[1:])
+
+
+def test_figures_of_a_run_that_has_just_begun_are_empty_and_not_an_error(tmp_path: Path) -> None:
+    run = book_records.write(tmp_path, "rope", status="running", finished=None, training=None)
+    (run.directory / "metrics.jsonl").unlink()
+    for figure in FIGURES:
+        figures.svg(figure([run]))
+
+
+def test_captions_name_every_run(study: list[runs.Run]) -> None:
+    assert all(f"demo/{run.name}" in figures.caption(study) for run in study)
+
+
+def test_saving_the_same_figure_again_leaves_the_file_alone(
+    tmp_path: Path, study: list[runs.Run]
+) -> None:
+    path = figures.save(figures.loss_curves(study), tmp_path / "loss.svg")
+    before = path.stat().st_mtime_ns
+    figures.save(figures.loss_curves(study), path)
+    assert path.stat().st_mtime_ns == before
