@@ -275,6 +275,69 @@ def test_the_exercise_on_attending_to_the_previous_token() -> None:
     torch.testing.assert_close((-omega + delta).cos(), torch.ones_like(omega))
 
 
+# ---------------------------------------------------------------- pitfalls
+
+
+@pytest.mark.parametrize("name", ["rope", "yarn", "pope"])
+def test_casting_or_deferred_initialisation_changes_no_angle(name: str) -> None:
+    def build() -> pe.encodings.Encoding:
+        return pe.encoding(name, head_dim=16, num_heads=1, original_length=64)
+
+    q, positions = torch.randn(1, 1, 3, 16), torch.tensor([255, 4095, 100_001])
+    expected = build().rotate(q, q, positions, positions)
+    cast = build().to(torch.bfloat16)
+    with torch.device("meta"):
+        empty = build()
+    empty = empty.to_empty(device="cpu")
+    empty.reset_parameters()
+    for encoding in (cast, empty):
+        torch.testing.assert_close(encoding.rotate(q, q, positions, positions), expected)
+
+
+def test_rope_turns_positions_and_not_heads() -> None:
+    rope = pe.encoding("rope", head_dim=16, num_heads=4)
+    x, positions, order = torch.randn(1, 4, 6, 16), torch.arange(6), torch.tensor([2, 0, 3, 1])
+    plain = rope.rotate(x, x, positions, positions)[0]
+    assert torch.equal(rope.rotate(x[:, order], x, positions, positions)[0], plain[:, order])
+    flipped = rope.rotate(x.flip(2), x, positions, positions)[0]
+    assert not torch.allclose(flipped, plain.flip(2))
+    q, k = rope.rotate(x, x, positions + 1000, positions + 1000)
+    torch.testing.assert_close(q @ k.mT, plain @ plain.mT, rtol=0, atol=1e-4)
+
+
+def test_a_delta_on_or_beyond_its_bound_is_stopped_outward_and_free_inward() -> None:
+    pope = pe.encoding("pope", head_dim=4, num_heads=2, num_kv_heads=1)
+    q, k, here = torch.randn(1, 2, 3, 4), torch.randn(1, 1, 3, 4), torch.arange(3)
+    for start in (0.0, 0.1, -2 * math.pi, -7.0):
+        seen = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                pope.delta.fill_(start)
+            pope.zero_grad()
+            turned_q, turned_k = pope.rotate(q, k, here, here)
+            (sign * (turned_q @ turned_k.mT).tril(-1).sum()).backward()
+            step = -pope.delta.grad
+            inward = step <= 0 if start >= 0 else step >= 0
+            assert inward.all()
+            seen.append(step != 0)
+        assert (seen[0] | seen[1]).all(), "a step back inside is never stopped"
+
+
+def test_pope_widens_queries_and_keys_only_and_turns_keys_by_key_head() -> None:
+    pope = pe.encoding("pope", head_dim=4, num_heads=6, num_kv_heads=2)
+    assert pope.delta.shape == (2, 4)
+    q, k = torch.randn(1, 6, 3, 4), torch.randn(1, 2, 3, 4)
+    turned_q, turned_k = pope.rotate(q, k, torch.arange(3), torch.arange(3))
+    assert turned_q.shape == (1, 6, 3, 8)
+    assert turned_k.shape == (1, 2, 3, 8)
+
+
+@pytest.mark.parametrize(("spec", "word"), [("nope+rope", "nope"), ("yarn+pope", "pope")])
+def test_what_the_pages_call_refused_is_refused_by_name(spec: str, word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        pe.encoding(spec, head_dim=16, num_heads=1, original_length=64)
+
+
 # ---------------------------------------------------------------- pages
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 
 import pe
 from pe import figures
+from pe.encodings.rope import RoPE
 from pe.encodings.yarn import YaRN
 
 SENTENCE = ("the", "dog", "bit", "the", "man")
@@ -46,9 +48,10 @@ def _canvas(columns: int = 1, rows: int = 1, height: float = 2.9) -> tuple[Figur
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def frequencies(name: str, head_dim: int, **options: float) -> Tensor:
+def frequencies(name: str, head_dim: int, **options: Any) -> Tensor:
     """Angular frequencies (radians a position) an encoding of the package really uses."""
     encoding = pe.encoding(name, head_dim=head_dim, num_heads=1, hidden_size=head_dim, **options)
+    assert isinstance(encoding, RoPE)
     return encoding.frequencies().inv_freq
 
 
