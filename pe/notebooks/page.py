@@ -18,9 +18,6 @@ from pe.runs import Run, RunError
 if TYPE_CHECKING:
     from IPython.display import SVG, Markdown
     from matplotlib.figure import Figure
-
-    from pe.tables import RunLike
-
 REFERENCE = "demo"
 """The study that is committed with the code."""
 
@@ -43,9 +40,10 @@ def plan(run: Run) -> Markdown:
     heads = f"{r.num_attention_heads} heads"
     if r.num_key_value_heads != r.num_attention_heads:
         heads += f" ({r.num_key_value_heads} for keys and values)"
+    layers = f"{r.num_hidden_layers} layer" + ("s" if r.num_hidden_layers > 1 else "")
     rows = {
         "encoding": tables.label(r.pe) + (f" with {options}" if options else ""),
-        "model": f"{r.num_hidden_layers} layer{'s' * (r.num_hidden_layers > 1)}, width {r.hidden_size}, {heads}",
+        "model": f"{layers}, width {r.hidden_size}, {heads}",
         "text": f"corpus `{r.corpus}`, tokenizer {r.tokenizer}, {r.vocab_size:,} tokens",
         "budget": f"{r.steps:,} steps × {r.batch_size} windows × {r.context_length:,} tokens "
         f"= {r.steps * r.batch_size * r.context_length:,} tokens",
@@ -73,14 +71,14 @@ def trained(run: Run) -> Markdown:
     )
 
 
-def comparable(run: Run) -> list[RunLike]:
+def comparable(run: Run) -> list[Run]:
     """``run`` and the complete runs of its study and the reference study that differ fairly.
 
     They share everything but encoding and seed, and the text they were trained on. Of the same
     experiment in both studies only one is taken. A damaged record is named in a warning.
     """
     fields, text = _setting(run), _fingerprint(run)
-    found: dict[str, RunLike] = {run.name: run}
+    found: dict[str, Run] = {run.name: run}
     for study in dict.fromkeys((run.study, REFERENCE)):
         for other in records.find(run.directory.parent.parent, study):
             try:
@@ -103,7 +101,7 @@ def keep(figure: Figure, run: Run, name: str) -> SVG:
     return SVG(figures.save(figure, run.directory / name).read_text())
 
 
-def perplexities(runs: Sequence[RunLike]) -> Markdown:
+def perplexities(runs: Sequence[Run]) -> Markdown:
     """Perplexity of the same target tokens behind growing contexts, a row a configuration."""
     columns = [f"ppl@{multiple}" for multiple in tables.multiples(runs)]
     frame = tables.study_table(runs, columns)

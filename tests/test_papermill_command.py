@@ -1,0 +1,173 @@
+"""The command as it is typed: in a terminal, in a pipe, with mistakes, and when it is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+from papermill_stub import (
+    FAILS,
+    REPORTS,
+    SLEEPS,
+    STUBBORN,
+    environment,
+    folder,
+    papermill,
+    run,
+    write_stub,
+)
+
+TRAIN = Path(__file__).resolve().parent.parent / "notebooks" / "train.ipynb"
+
+
+def in_terminal(words: list[str], runs: Path, cwd: Path) -> tuple[int, str]:
+    """Run a command with stdin, stdout and stderr on a terminal of its own."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(cwd)
+        os.execvpe(words[0], words, environment(runs, COLUMNS="60"))
+    out = b""
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        if not select.select([terminal], [], [], 1)[0]:
+            continue
+        try:
+            piece = os.read(terminal, 4096)
+        except OSError:  # Linux says so when the other end is closed
+            break
+        if not piece:
+            break
+        out += piece
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), out.decode()
+
+
+def test_the_exact_command_in_a_terminal(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    (tmp_path / "notebooks").mkdir()
+    notebook = write_stub(tmp_path / "notebooks" / "train.ipynb", REPORTS)
+    before = notebook.read_bytes()
+    program = shutil.which("papermill", path=str(Path(sys.executable).parent))
+    command = [program] if program else papermill()
+    words = [*command, "notebooks/train.ipynb", "-p", "pe", "pope"]
+    status, out = in_terminal(words, runs, tmp_path)
+    assert status == 0, out
+    assert folder(runs).name.startswith("pope-s0-")
+    assert "Output Notebook: runs/local/pope-s0-" in out
+    # drawn in place, then left standing as a line
+    assert "\r\x1b[2K[5/5] Training  step 2/5" in out
+    assert "step 5/5\r\n" in out
+    assert "Missing argument" not in out
+    assert "encryption" not in out
+    assert "Recorded: runs/local/pope-s0-" in out
+    assert notebook.read_bytes() == before
+    executed = nbformat.read(folder(runs) / "train.ipynb", as_version=4)
+    display, printed = executed.cells[-1].outputs
+    assert display.data["text/plain"] == "step 5/5", "only the last state is kept"
+    assert printed.text.strip() == str(folder(runs))
+
+
+@pytest.mark.parametrize("stdin", [subprocess.PIPE, subprocess.DEVNULL])
+def test_the_exact_command_in_a_pipe(tmp_path: Path, stdin: int) -> None:
+    notebook, runs = write_stub(tmp_path / "nb.ipynb", REPORTS), tmp_path / "runs"
+    before = notebook.read_bytes()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    done = run("../nb.ipynb", "-p", "pe", "pope", runs=runs, cwd=elsewhere, stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert notebook.read_bytes() == before
+    assert (folder(runs) / "train.ipynb").exists()
+    assert list(elsewhere.iterdir()) == []
+    lines = done.stderr.splitlines()
+    assert "step 5/5" in lines
+    assert lines.count("step 3/5") == 0, "a log gets a line every few seconds"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["-p", "pee", "pope"], "unknown parameter 'pee' (did you mean 'pe'?)"),
+        (["-p", "pe", "rpoe"], "unknown encoding 'rpoe' (did you mean 'rope'?)"),
+        (["-p", "steps", "abc"], "steps: expected a whole number of 0 or more, got 'abc'"),
+        (["out.ipynb", "-p", "pee", "pope"], "unknown parameter 'pee' (did you mean 'pe'?)"),
+    ],
+)
+def test_a_mistake_stops_the_command_with_one_line(
+    words: list[str], expected: str, tmp_path: Path
+) -> None:
+    done = run(TRAIN, *words, runs=tmp_path / "runs", cwd=tmp_path, stdin=subprocess.DEVNULL)
+    assert done.returncode != 0
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert expected in line
+    assert list(tmp_path.iterdir()) == [], "nothing may be written"
+
+
+def test_a_failing_cell(tmp_path: Path) -> None:
+    notebook, runs = write_stub(tmp_path / "nb.ipynb", FAILS), tmp_path / "runs"
+    done = run(notebook, "-p", "pe", "pope", runs=runs, stdin=subprocess.DEVNULL)
+    assert done.returncode == 1
+    assert "ValueError: no such luck" in done.stderr
+    assert "papermill/execute.py" not in done.stderr, "papermill's own frames tell nothing"
+    record = json.loads((folder(runs) / "run.json").read_text())
+    assert (record["status"], record["reason"]) == ("failed", "ValueError: no such luck")
+    assert record["command"] == f"papermill {notebook} -p pe pope"
+    kept = (folder(runs) / "train.ipynb").read_text()
+    assert "An Exception was encountered at" in kept
+
+
+def started(notebook: Path, runs: Path, **more: str) -> subprocess.Popen[str]:
+    """Papermill with its cell running."""
+    process = subprocess.Popen(
+        papermill(notebook), env=environment(runs, **more), text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not list(runs.glob("*/*/begun")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return process
+
+
+def test_sigterm_lets_the_cell_save_and_a_second_command_is_refused_meanwhile(
+    tmp_path: Path,
+) -> None:
+    notebook, runs = write_stub(tmp_path / "nb.ipynb", SLEEPS), tmp_path / "runs"
+    process = started(notebook, runs)
+    before = {p: p.read_bytes() for p in folder(runs).iterdir() if p.is_file()}
+    second = run(notebook, runs=runs, stdin=subprocess.DEVNULL)
+    assert second.returncode == 1
+    (line,) = second.stderr.splitlines()
+    assert f"is being written by process {process.pid}" in line
+    assert {p: p.read_bytes() for p in folder(runs).iterdir() if p.is_file()} == before
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    assert (folder(runs) / "saved").exists()
+    record = json.loads((folder(runs) / "run.json").read_text())
+    assert (record["status"], record["reason"]) == ("interrupted", "stopped by SIGTERM")
+    assert "KeyboardInterrupt" in (folder(runs) / "train.ipynb").read_text()
+    assert "the same command resumes" in err
+
+
+def test_a_cell_that_does_not_end_in_time_is_killed(tmp_path: Path) -> None:
+    notebook, runs = write_stub(tmp_path / "nb.ipynb", STUBBORN), tmp_path / "runs"
+    process = started(notebook, runs, PE_GRACE_SECONDS="1")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1, err
+    record = json.loads((folder(runs) / "run.json").read_text())
+    assert record["status"] == "interrupted"
+    assert "did not end in time" in record["reason"]

@@ -1,0 +1,233 @@
+"""The engine from Python, and its parts."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import papermill
+import pytest
+from papermill.engines import NBClientEngine, papermill_engines
+from papermill.exceptions import PapermillExecutionError
+from papermill_stub import DIES, FAILS, REPORTS, folder, write_stub
+
+from pe.launch import check_parameters, configure, parameters
+from pe.notebooks import engine
+from pe.notebooks.holding import hold
+from pe.notebooks.terminal import ProgressLine
+from pe.papermill_engine import PeEngine
+from pe.runs import Run, RunBusy
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PE_RUNS", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+def test_the_engine_is_registered_and_is_the_default() -> None:
+    assert papermill_engines.get_engine("pe") is PeEngine
+    assert papermill_engines.get_engine(None) is PeEngine
+    assert papermill_engines.get_engine("nbclient") is NBClientEngine
+
+
+@pytest.mark.parametrize("first", ["papermill", "pe.papermill_engine", "pe.notebooks.engine"])
+def test_the_order_of_imports_does_not_matter(first: str) -> None:
+    code = f"import {first}, papermill; from papermill.engines import papermill_engines as e; "
+    code += "assert e.get_engine('pe') is e.get_engine(None)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_notebook_without_our_mark_is_left_to_papermill(
+    tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        NBClientEngine, "execute_managed_notebook", lambda manager, *a, **k: seen.append(manager)
+    )
+    notebook = write_stub(tmp_path / "nb.ipynb", FAILS, mark={})
+    papermill.execute_notebook(notebook, tmp_path / "out.ipynb", progress_bar=False)
+    assert len(seen) == 1
+    assert (tmp_path / "out.ipynb").exists()
+    assert not runs.exists()
+
+
+def test_an_explicit_output_and_the_runs_folder_both_get_the_notebook(
+    tmp_path: Path, runs: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    notebook = write_stub(tmp_path / "nb.ipynb", REPORTS)
+    papermill.execute_notebook(notebook, tmp_path / "out.ipynb", {"pe": "pope"})
+    written = nbformat.read(tmp_path / "out.ipynb", as_version=4)
+    assert written == nbformat.read(folder(runs) / "train.ipynb", as_version=4)
+    assert written.cells[-1].outputs[0].data["text/plain"] == "step 5/5"
+    assert "encryption" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [({"pee": "pope"}, "unknown parameter 'pee'"), ({"pe": "rpoe"}, "did you mean 'rope'")],
+)
+def test_python_callers_get_a_value_error_and_nothing_is_written(
+    given: dict[str, Any], message: str, tmp_path: Path, runs: Path
+) -> None:
+    notebook = write_stub(tmp_path / "nb.ipynb", FAILS)
+    with pytest.raises(ValueError, match=message):
+        papermill.execute_notebook(notebook, tmp_path / "out.ipynb", given)
+    assert list(tmp_path.iterdir()) == [notebook]
+
+
+def test_a_dead_kernel_is_a_failed_cell(tmp_path: Path, runs: Path) -> None:
+    notebook = write_stub(tmp_path / "nb.ipynb", DIES)
+    with pytest.raises(PapermillExecutionError, match="the kernel died"):
+        papermill.execute_notebook(notebook, None, {"pe": "pope"}, progress_bar=False)
+    record = Run(folder(runs)).read()
+    assert record["status"] == "failed"
+    assert record["reason"].startswith("DeadKernelError: the kernel died while it ran this cell")
+    kept = nbformat.read(folder(runs) / "train.ipynb", as_version=4)
+    assert kept.cells[-1].outputs[-1].ename == "DeadKernelError"
+
+
+@pytest.mark.parametrize("by", ["a trainer", "a notebook"])
+def test_a_busy_folder_is_not_touched(by: str, tmp_path: Path, runs: Path) -> None:
+    notebook = write_stub(tmp_path / "nb.ipynb", FAILS)
+    run = configure(pe="pope", recipe="demo")
+    run.fail("as it was")
+    (run.directory / "train.ipynb").write_text("the first one's notebook")
+    before = (run.directory / "run.json").read_bytes()
+    given = {"pe": "pope", "recipe": "demo"}
+    with run.lock() if by == "a trainer" else hold(run), pytest.raises(RunBusy):
+        papermill.execute_notebook(notebook, tmp_path / "out.ipynb", given)
+    assert (run.directory / "run.json").read_bytes() == before
+    assert (run.directory / "train.ipynb").read_text() == "the first one's notebook"
+    assert not (tmp_path / "out.ipynb").exists()
+
+
+def failed(run: Run, before: str | None, reason: str = "ValueError: x", stopped: str = "") -> Any:
+    engine._record_failure(run, before, reason, stopped, ProgressLine(io.StringIO()))
+    return run.read() if run.exists() else None
+
+
+def text(run: Run) -> str:
+    return (run.directory / "run.json").read_text()
+
+
+def test_what_the_trainer_recorded_is_kept(runs: Path) -> None:
+    run = configure(recipe="demo")
+    run.fail("NonFiniteLoss: step 7")
+    assert failed(run, before=None)["reason"] == "NonFiniteLoss: step 7"
+    # the same record from an earlier attempt says nothing about this one
+    assert failed(run, before=text(run))["reason"] == "ValueError: x"
+    run.fail("stopped by SIGINT after step 3 of 9", status="interrupted")
+    assert failed(run, None, "Interrupted", "SIGTERM")["reason"].endswith("step 3 of 9")
+    run.fail("KeyboardInterrupt: ")
+    assert failed(run, None, "stopped by SIGTERM", "SIGTERM")["status"] == "interrupted"
+
+
+def test_a_run_that_was_complete_before_stays_complete(runs: Path) -> None:
+    run = configure(recipe="demo")
+    run.fail("")
+    run.update(status="complete", reason=None)
+    assert failed(run, before=text(run))["status"] == "complete"
+    assert failed(run, before=None)["status"] == "failed", "it only just became complete"
+
+
+def test_a_run_held_by_another_process_is_not_called_failed(runs: Path) -> None:
+    run = configure(recipe="demo")
+    assert failed(run, None, "RunBusy: held") is None
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_log_gets_a_line_every_few_seconds_and_the_last_one() -> None:
+    now = [0.0]
+    out = io.StringIO()
+    line = ProgressLine(out, every=5, clock=lambda: now[0])
+    line.cell(3, 9, "Training")
+    for step in range(14):
+        now[0] = float(step)
+        line.update(f"step {step}")
+    line.end_cell()
+    line.cell(4, 9, "Training")
+    line.end_cell()
+    assert out.getvalue().splitlines() == [
+        "[3/9] Training", "step 0", "step 5", "step 10", "step 13",
+    ]  # fmt: skip
+
+
+def test_a_terminal_gets_one_line_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    out = Terminal()
+    line = ProgressLine(out)
+    line.cell(1, 2, "Training")
+    line.update("step 1/2  " + "x" * 80)
+    line.end_cell()
+    drawn = out.getvalue().split("\r\x1b[2K")[1:]
+    assert [len(d.rstrip("\n")) <= 29 for d in drawn] == [True, True]
+    assert drawn[-1].endswith("…\n")
+
+
+def test_a_closed_terminal_does_not_stop_a_run() -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    ProgressLine(Closed()).note("x")
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "value"),
+    [
+        ({"steps": 3.0}, "steps", 3),
+        ({"learning_rate": "1e-4"}, "learning_rate", 1e-4),  # YAML reads 1e-4 as text
+        ({"learning_rate": 1}, "learning_rate", 1.0),
+        ({"pe_options": '{"factor": 8}'}, "pe_options", {"factor": 8}),
+        ({"overrides": "{qk_norm: true}"}, "overrides", {"qk_norm": True}),
+        ({"overrides": None}, "overrides", {}),
+    ],
+)
+def test_values_are_accepted_in_every_form_papermill_gives(
+    given: dict[str, Any], name: str, value: Any
+) -> None:
+    assert check_parameters(given)[name] == value
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"steps": True}, "steps: expected a whole number"),
+        ({"steps": -1}, "of 0 or more, got -1"),
+        ({"learning_rate": float("nan")}, "learning_rate: expected a number"),
+        ({"study": 7}, "write -r study 7"),
+        ({"study": "../up"}, "study names a folder"),
+        ({"weight_decay": 0.1}, "field of the recipe"),
+        ({"overrides": {"steps": 3}}, "steps has a parameter of its own"),
+        ({"overrides": {"hiden_size": 3}}, "did you mean 'hidden_size'"),
+        ({"overrides": "hidden_size"}, "overrides: expected a dictionary"),
+        ({"overrides": {"vocab_size": 300}}, "multiple of 8"),
+        ({"recipe": "dmo"}, "did you mean 'demo'"),
+        ({"corpus": "stdlb"}, "did you mean 'stdlib'"),
+        ({"pe": "yarn", "pe_options": {"factr": 2}}, "did you mean 'factor'"),
+    ],
+)
+def test_wrong_values_are_named(given: dict[str, Any], message: str, runs: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        configure(**check_parameters({"recipe": "demo"} | given))
+
+
+def test_zero_and_empty_mean_what_the_recipe_says(runs: Path) -> None:
+    run = configure(recipe="demo", steps=0, corpus="", learning_rate=0)
+    assert (run.recipe.steps, run.recipe.corpus) == (260, "stdlib")
+    halved = configure(recipe="demo", learning_rate=run.recipe.learning_rate / 2).recipe
+    assert halved.min_learning_rate == pytest.approx(run.recipe.min_learning_rate / 2)
+    assert run.directory == runs / "local" / run.recipe.run_name()
+    assert json.loads(json.dumps([p.default for p in parameters().values()]))
