@@ -87,6 +87,6 @@ class Encoding(nn.Module):
             self._buffers[name] = value.to(current.device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         self.reset_buffers()
         return self

@@ -84,7 +84,7 @@ class PoPE(Encoding):
     ) -> tuple[Tensor, Tensor]:
         q_cos, q_sin = phase_tables(q_positions, self.inv_freq, like=q)
         cos, sin = phase_tables(k_positions, self.inv_freq, like=k)
-        bounded: Tensor = _Bounded.apply(self.delta.to(cos.dtype), -2 * math.pi, 0.0)  # type: ignore[no-untyped-call]
+        bounded: Tensor = _Bounded.apply(self.delta.to(cos.dtype), -2 * math.pi, 0.0)
         delta = bounded[:, None]  # (K, 1, d)
         k_cos = cos * delta.cos() - sin * delta.sin()  # cos(s w + delta)
         k_sin = sin * delta.cos() + cos * delta.sin()
