@@ -55,7 +55,7 @@ $(VENV)/.installed: $(VENV)/.locked pyproject.toml
 	@touch $@
 
 demo: env  ## train NoPE, RoPE, YaRN and PoPE with the demo recipe, evaluate them, build the guide
-	@set -e; for pe in $(ENCODINGS); do \
+	@set -e; todo=$$($(RUN) python tools/unrecorded.py $(ENCODINGS)); for pe in $$todo; do \
 		echo; echo "papermill notebooks/train.ipynb -p pe $$pe -p recipe demo"; \
 		$(RUN) papermill notebooks/train.ipynb -p pe $$pe -p recipe demo; \
 	done

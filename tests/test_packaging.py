@@ -130,12 +130,15 @@ CARRIED = {
 }
 
 
-@pytest.mark.parametrize("folder", ["pe", "tests", "tools", "benchmarks", "book/_ext"])
+FOLDERS = ("pe", "tests", "tools", "benchmarks", "book/_ext")
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
 def test_what_is_imported_is_declared(folder: str) -> None:
     extras = () if folder == "pe" else ("test",)
     names = {canonicalize_name(r.name) for r in declared(*extras)}
     distributions = importlib.metadata.packages_distributions()
-    own = {"pe"} | {p.stem for p in (ROOT / folder).rglob("*.py")} | {folder, "tests", "conftest"}
+    own = {"pe", *(p.stem for where in FOLDERS for p in (ROOT / where).rglob("*.py")), *FOLDERS}
     missing = set()
     for module, path in imported(folder):
         if module in sys.stdlib_module_names or module in own or module in OPTIONAL:
@@ -145,6 +148,18 @@ def test_what_is_imported_is_declared(folder: str) -> None:
         if not homes & names:
             missing.add(f"{path.relative_to(ROOT)} imports {module}")
     assert not missing
+
+
+def test_the_books_extensions_are_locked() -> None:
+    sphinx = yaml.safe_load((ROOT / "_config.yml").read_text())["sphinx"]
+    pins = locked(PYTHONS[0])
+    for extension in sphinx.get("extra_extensions", []):
+        if extension.startswith("sphinx.ext."):
+            continue
+        # sphinxcontrib is shared by many distributions, so the whole name has to match.
+        homes = importlib.metadata.packages_distributions().get(extension.split(".")[0], [])
+        names = {canonicalize_name(home) for home in homes} | {canonicalize_name(extension)}
+        assert names & set(pins), f"{extension} is in no locked package"
 
 
 def test_versions_agree() -> None:

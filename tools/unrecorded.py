@@ -1,0 +1,33 @@
+"""Print which of the named encodings have no finished demo run on this machine yet.
+
+    python tools/unrecorded.py nope rope
+
+`make demo` asks this once instead of starting a kernel for each run only to learn that there is
+nothing to do. A run is finished when it is trained, evaluated and its executed notebook is there;
+what is missing or cannot be read is left to the notebook, which says what is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+import pe
+
+
+def finished(name: str) -> bool:
+    """Whether `papermill notebooks/train.ipynb -p pe NAME -p recipe demo` has nothing to do."""
+    with contextlib.suppress(ValueError):
+        run = pe.configure(pe=name, recipe="demo")
+        if not run.exists() or run.read()["status"] != "complete":
+            return False
+        known = run.evaluation()
+        wanted = sorted(run.recipe.evaluation_lengths)
+        if known and known["lengths"] == wanted and (run.directory / "train.ipynb").exists():
+            print(f"{name}: recorded in {run.directory}", file=sys.stderr)
+            return True
+    return False
+
+
+if __name__ == "__main__":
+    print(*(name for name in sys.argv[1:] if not finished(name)))
