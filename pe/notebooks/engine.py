@@ -108,6 +108,7 @@ def _environment(run: Run) -> dict[str, str]:
     """The kernel's environment: the same folders wherever it works, and a page without chatter."""
     environment = dict(os.environ)
     environment.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    environment.setdefault("ACCELERATE_LOG_LEVEL", "error")
     environment.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     runs = str(run.directory.parent.parent)
     return environment | {"PE_RUN_DIR": str(run.directory), "PE_RUNS": runs}
