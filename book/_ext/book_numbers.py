@@ -93,7 +93,10 @@ def _text(studies: Studies, key: str) -> str:
         return {"best": names[0], "worst": names[-1], "order": ", ".join(names)}[subject]
     if quantity == "seeds":
         return str(len(_group(runs, subject).runs))
-    return write(measure(_group(runs, subject), quantity), quantity)
+    result = measure(_group(runs, subject), quantity)
+    if result.value is None:
+        raise ValueError(f"{key} has no value: {result.reason}")
+    return write(result, quantity)
 
 
 def _number_or_last(group: Group, quantity: str) -> float:

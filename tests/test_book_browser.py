@@ -1,0 +1,169 @@
+"""The guide as a reader sees it: in a browser, on a phone, in the dark, with no other host."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_book import listed, site  # noqa: F401
+
+pytestmark = pytest.mark.browser
+FLAGS = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+).split()
+
+
+def chromium() -> str | None:
+    """A Chromium of this machine; PE_CHROMIUM wins."""
+    named = os.environ.get("PE_CHROMIUM")
+    names = [named] if named else ["/usr/bin/chromium", "chromium", "chromium-browser",
+                                   "google-chrome", "google-chrome-stable"]  # fmt: skip
+    return next((found for name in names if (found := shutil.which(name))), None)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = chromium()
+    if path is None:
+        pytest.skip("no Chromium found: install one or name it in PE_CHROMIUM")
+    with api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield running
+        running.close()
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def address(site: Path) -> Iterator[str]:  # noqa: F811
+    handler = functools.partial(Quiet, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+class Visit:
+    """One page in a fresh context, with everything it complained about or asked for."""
+
+    def __init__(self, browser: Any, url: str, **options: Any) -> None:
+        self.outside: list[str] = []
+        self.errors: list[str] = []
+        host = "/".join(url.split("/")[:3])
+        self.context = browser.new_context(**options)
+        self.page = self.context.new_page()
+        self.page.on("request", lambda r: None if r.url.startswith((host, "data:"))
+                     else self.outside.append(r.url))  # fmt: skip
+        self.page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
+        self.page.on("pageerror", lambda e: self.errors.append(str(e)))
+        self.page.goto(url)
+        self.page.wait_for_function(
+            "!window.MathJax?.startup || MathJax.startup.promise.then(() => true)", timeout=30_000
+        )
+
+    def __enter__(self) -> Visit:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.close()
+
+    def overflow(self) -> int:
+        """Pixels by which the page is wider than its window."""
+        return int(
+            self.page.evaluate("(e => e.scrollWidth - e.clientWidth)(document.scrollingElement)")
+        )
+
+
+@pytest.mark.parametrize("name", listed())
+def test_page(browser: Any, address: str, name: str) -> None:
+    with Visit(browser, f"{address}/{name}.html", viewport={"width": 1280, "height": 900}) as visit:
+        formulas = visit.page.locator(".math").count()
+        drawn = visit.page.locator(".math mjx-container svg").count()
+        assert drawn >= formulas, f"{formulas - drawn} formulas are not drawn"
+        assert visit.page.locator("mjx-merror, [data-mjx-error]").count() == 0
+        assert visit.page.evaluate(
+            "[...document.images].every(i => i.complete && (i.naturalWidth > 0 || !i.offsetParent))"
+        )
+        visit.page.set_viewport_size({"width": 390, "height": 844})
+        assert visit.overflow() <= 0
+        assert not visit.outside
+        assert not visit.errors
+
+
+def test_a_run_page_shows_the_executed_notebook(browser: Any, address: str, site: Path) -> None:  # noqa: F811
+    path = next(iter(sorted(site.glob("runs/demo/*/train.html"))))
+    url = f"{address}/{path.relative_to(site).as_posix()}"
+    with Visit(browser, url, viewport={"width": 390, "height": 844}) as visit:
+        assert visit.page.locator("article div.cell_input").count() > 0
+        assert visit.overflow() <= 0
+        assert not visit.outside
+        assert not visit.errors
+
+
+def test_equations_are_numbered_and_references_lead_to_them(browser: Any, address: str) -> None:
+    with Visit(browser, f"{address}/methods/rope.html") as visit:
+        numbers = visit.page.locator("span.eqno").all_inner_texts()
+        assert len(numbers) >= 2
+        links = visit.page.locator("a.reference[href^='#equation-']")
+        assert links.count() > 0
+        assert links.first.inner_text().startswith("(")
+
+
+def test_wide_tables_scroll_in_their_own_box(browser: Any, address: str) -> None:
+    url = f"{address}/measurements.html"
+    with Visit(browser, url, viewport={"width": 390, "height": 844}) as visit:
+        box = visit.page.locator(".pe-results").first
+        wider = "x => x.scrollWidth > x.clientWidth"
+        assert box.evaluate(f"e => [e, ...e.querySelectorAll('*')].some({wider})")
+        assert box.evaluate("e => e.getBoundingClientRect().right <= innerWidth")
+
+
+# Luminance contrast of an element's text with the nearest painted background behind it.
+CONTRAST = """e => {
+  const rgb = c => c.match(/[\\d.]+/g).map(Number);
+  const lum = c => { const [r, g, b] = rgb(c).map(v => v / 255)
+      .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+      return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  let back = e;
+  const clear = x => (rgb(getComputedStyle(x).backgroundColor)[3] ?? 1) === 0;
+  while (back && clear(back)) back = back.parentElement;
+  const pair = [lum(getComputedStyle(e).color),
+                lum(back ? getComputedStyle(back).backgroundColor : 'rgb(255,255,255)')];
+  return (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
+}"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_both_themes_are_readable_and_show_their_own_pictures(
+    browser: Any, address: str, theme: str
+) -> None:
+    with Visit(browser, f"{address}/index.html", color_scheme=theme) as visit:
+        page = visit.page
+        assert page.locator("html").get_attribute("data-theme") == theme
+        for selector in ("article p", "figcaption .caption-text", "article pre", "article td",
+                         "article h1", "article p a"):  # fmt: skip
+            assert page.locator(selector).first.evaluate(CONTRAST) >= 4.5, selector
+        other = {"light": "dark", "dark": "light"}[theme]
+        assert page.locator(f"figure img.only-{theme}").first.is_visible()
+        assert not page.locator(f"figure img.only-{other}").first.is_visible()
+        assert page.locator("figcaption").first.is_visible()
+
+
+def test_search_finds_pages(browser: Any, address: str) -> None:
+    with Visit(browser, f"{address}/search.html?q=rotary") as visit:
+        visit.page.wait_for_selector("ul.search li a", timeout=15_000)
+        assert visit.page.locator("ul.search li a[href*='methods/rope']").count() > 0
+        assert not visit.outside
+        assert not visit.errors
