@@ -137,9 +137,11 @@ def _record_failure(
         if before is not None and json.loads(before).get("status") == "complete":
             return  # the run had been made before; only showing it failed
         wanted = "interrupted" if stopped else "failed"
-        known = _record_text(run) != before and run.read()["status"] in (wanted, "interrupted")
-        if not known:
+        record = run.read() if run.exists() else {}
+        if _record_text(run) == before or record["status"] not in (wanted, "interrupted"):
             run.fail(reason, wanted)
+        elif stopped:  # the kernel is always sent SIGINT; the record names what we were sent
+            run.fail(record["reason"].replace("by SIGINT", f"by {stopped}", 1), "interrupted")
     except (ValueError, OSError) as error:
         line.note(f"pe: the failure could not be recorded: {error}")
 
