@@ -240,8 +240,8 @@ def study_table(
         runs: complete runs, any number of seeds.
         columns: quantities as `measure` names them; default: every evaluated multiple of the
             training length, then `COLUMNS`.
-        links: run name -> address of its page. The last column lists the seeds, each a link where
-            there is a page.
+        links: run name -> address of its page. The second column lists the seeds, each a link
+            where there is a page.
     """
     import pandas as pd
 
@@ -254,12 +254,12 @@ def study_table(
     rows = []
     for group in found:
         row = {"encoding": group.label}
+        row["seeds"] = ", ".join(_link(run, links or {}) for run in group.runs)
         for quantity in columns:
             cell = measure(group, quantity)
             # What was not recorded is a dash; what cannot be says why.
             missing = cell.value is None and cell.reason in (NOT_RECORDED, NOT_EVALUATED)
             row[heads[quantity]] = "–" if missing else write(cell, quantity)
-        row["seeds"] = ", ".join(_link(run, links or {}) for run in group.runs)
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -277,9 +277,8 @@ def _link(run: RunLike, links: Mapping[str, str]) -> str:
 
 
 def markdown(frame: pd.DataFrame) -> str:
-    """A pipe table; the first and the last column to the left, figures to the right."""
+    """A pipe table; the first two columns, which name a row, to the left, figures to the right."""
     heads = [str(column) for column in frame.columns]
-    last = len(heads) - 1
-    rule = [":--" if i in (0, last) else "--:" for i in range(len(heads))]
+    rule = [":--" if i < 2 else "--:" for i in range(len(heads))]
     body = [[str(cell).replace("|", "\\|") for cell in row] for row in frame.to_numpy()]
     return "\n".join("| " + " | ".join(row) + " |" for row in (heads, rule, *body))

@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 import inspect
 import re
+import textwrap
 from typing import Any
 
 from book_directives import Block
@@ -53,38 +54,64 @@ def signature(name: str, value: Any) -> str:
     """How it is called; for a class, with its public methods below."""
     if not inspect.isclass(value):
         return _call(name, value)
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and "__init__" not in inspect.getsource(value):
         lines = [f"class {name}:"]
         for field in dataclasses.fields(value):
             default = "" if field.default is dataclasses.MISSING else f" = {field.default!r}"
             lines.append(f"    {field.name}: {field.type}{default}")
         return "\n".join(lines)
     lines = [f"class {name}:"]
+    if "__init__" in vars(value):
+        lines = [_call(f"class {name}", value.__init__, method=True) + ":", ""]
     for key, member in vars(value).items():
         if key.startswith("_") or not inspect.getdoc(member):
             continue
         if isinstance(member, property):
-            lines.append(f"    {key}  # {_first(member)}")
-        elif callable(getattr(value, key)):
-            lines.append(f"    {_call(key, getattr(value, key), method=True)}  # {_first(member)}")
-    return "\n".join(lines)
+            text = key
+        elif inspect.isroutine(getattr(value, key)):
+            text = _call(key, getattr(value, key), method=True)
+        else:
+            continue
+        first = (inspect.getdoc(member) or "").partition("\n")[0]
+        lines += textwrap.wrap(first, 72, initial_indent="    # ", subsequent_indent="    # ")
+        lines += [textwrap.indent(text, "    "), ""]
+    return "\n".join(lines).rstrip()
 
 
-def _first(member: Any) -> str:
-    return (inspect.getdoc(member) or "").partition("\n")[0]
+class _Written:
+    """An annotation that prints as it stands in the source; `Annotated` prints as its type."""
+
+    def __init__(self, annotation: Any) -> None:
+        text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+        noted = re.fullmatch(r"Annotated\[(.*?), (['\"])(.*)\2\]", text, re.S)
+        self.text, self.note = (noted[1], noted[3]) if noted else (text, "")
+
+    def __repr__(self) -> str:
+        return self.text
 
 
 def _call(name: str, value: Any, method: bool = False) -> str:
-    parameters = inspect.signature(value)
-    if method:
-        kept = [p for p in parameters.parameters.values() if p.name not in ("self", "cls")]
-        parameters = parameters.replace(parameters=kept)
-    text = name + str(parameters).replace("'", "")
-    if len(text) > 90:
-        inside = [f"    {p},".replace("'", "") for p in parameters.parameters.values()]
-        _, arrow, result = text.rpartition(" -> ")
-        text = "\n".join([f"{name}(", *inside, ")" + (f" -> {result}" if arrow else "")])
-    return text
+    empty = inspect.Signature.empty
+    found = inspect.signature(value)
+    parameters = [
+        p if p.annotation is empty else p.replace(annotation=_Written(p.annotation))
+        for p in found.parameters.values()
+        if not (method and p.name in ("self", "cls"))
+    ]
+    parts = [(str(p), getattr(p.annotation, "note", "")) for p in parameters]
+    kinds = [p.kind for p in parameters]
+    if p_only := [i for i, kind in enumerate(kinds) if kind is inspect.Parameter.KEYWORD_ONLY]:
+        parts.insert(p_only[0], ("*", ""))
+    result = found.return_annotation
+    arrow = "" if result is empty or name.startswith("class ") else f" -> {_Written(result)}"
+    text = f"{name}({', '.join(part for part, _ in parts)}){arrow}"
+    if len(text) <= 68 and not any(note for _, note in parts):
+        return text
+    lines = [f"{name}("]
+    for part, note in parts:
+        lines += textwrap.wrap(note, 72, initial_indent="    # ", subsequent_indent="    # ")
+        lines.append(f"    {part},")
+    return "\n".join([*lines, f"){arrow}"])
 
 
 def prose(doc: str) -> str:
