@@ -82,9 +82,6 @@ def configure(
         if name in parameters():
             raise ValueError(f"overrides: {name} has a parameter of its own; give it there")
     base = named_recipe(values["recipe"])
-    if values["learning_rate"]:  # the floor of the schedule keeps its share of the peak
-        floor = base.min_learning_rate / base.learning_rate * values["learning_rate"]
-        fields["min_learning_rate"] = float(f"{floor:.6g}")
     chosen = named_recipe(base.name, **(fields | values["overrides"]))
     check(
         chosen.pe,

@@ -1,8 +1,8 @@
 """The named recipes. Each states what it needs and what it is for; all else is a field away.
 
-Sizes of `small` to `large` follow the 59/164/470/1200 M ladder that other open comparisons use, so
-results can be laid side by side. `paper` is the budget of the scaffold study: 16,000 steps of
-64 x 1024 tokens, cosine 3e-4 -> 3e-5, 3% warmup.
+`small`, `medium` and `large` have about 60, 150 and 450 million parameters. `paper` is the budget
+of the scaffold study: 16,000 steps of 64 x 1024 tokens, cosine 3e-4 -> 3e-5, 3% warmup, at about
+360 million parameters.
 """
 
 from __future__ import annotations
@@ -61,50 +61,38 @@ TINY = Recipe(
     evaluation_windows=64,
 )
 
-_FINEWEB = dataclasses.replace(TINY, corpus="fineweb-edu", vocab_size=32768, context_length=1024)
-
 
 def _sized(name: str, hidden: int, layers: int, heads: int, inner: int, **more: Any) -> Recipe:
-    sizes: dict[str, Any] = {
+    fields: dict[str, Any] = {
+        "name": name,
+        "corpus": "fineweb-edu",
+        "vocab_size": 32768,
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
         "intermediate_size": inner,
+        "steps": 16000,
+        "learning_rate": 6e-4,
+        "min_learning_rate": 6e-5,
+        "warmup_steps": 480,
+        "checkpoint_every": 1000,
+        "validate_every": 1000,
     }
-    return dataclasses.replace(_FINEWEB, name=name, **(sizes | more))
+    return dataclasses.replace(TINY, **(fields | more))
 
 
-SMALL = _sized("small", 512, 12, 8, 1408, steps=16000, learning_rate=6e-4, min_learning_rate=6e-5)
-MEDIUM = _sized(
-    "medium", 768, 18, 12, 2048, steps=16000, learning_rate=6e-4, min_learning_rate=6e-5
-)
+# Corpora of the hub are streamed up to a budget; these hold a little more than the steps use.
+SMALL = _sized("small", 512, 12, 8, 1408, corpus="fineweb-edu@1100M")
+MEDIUM = _sized("medium", 768, 18, 12, 2048, corpus="fineweb-edu@1100M", micro_batch_size=32)
 LARGE = _sized(
-    "large",
-    2048,
-    22,
-    32,
-    5632,
-    steps=32000,
-    learning_rate=3e-4,
-    min_learning_rate=3e-5,
-    micro_batch_size=8,
-)
+    "large", 1280, 20, 20, 3456, corpus="fineweb-edu@1100M", micro_batch_size=16,
+    learning_rate=3e-4, min_learning_rate=3e-5,
+)  # fmt: skip
 PAPER = _sized(
-    "paper",
-    1024,
-    24,
-    16,
-    2816,
-    corpus="fineweb",
-    steps=16000,
-    learning_rate=3e-4,
-    min_learning_rate=3e-5,
-    warmup_steps=480,
-    micro_batch_size=32,
-    checkpoint_every=1000,
-    validate_every=1000,
-)
+    "paper", 1024, 24, 16, 2816, corpus="fineweb@1100M", micro_batch_size=32,
+    learning_rate=3e-4, min_learning_rate=3e-5,
+)  # fmt: skip
 
 RECIPES: dict[str, Recipe] = {r.name: r for r in (DEMO, TINY, SMALL, MEDIUM, LARGE, PAPER)}
 
@@ -117,7 +105,7 @@ def recipe(name: str = "auto", **overrides: Any) -> Recipe:
         overrides: any field of `Recipe`. When ``context_length`` changes and
             ``evaluation_lengths`` is not given, the lengths keep their multiples of it; when
             ``steps`` changes and ``warmup_steps`` or ``decay_steps`` is not given, they keep
-            their share of it.
+            their share of it, and so does ``min_learning_rate`` of ``learning_rate``.
 
     Raises:
         ValueError: unknown recipe or field (the nearest is named), or a value of a wrong type.
@@ -140,4 +128,8 @@ def recipe(name: str = "auto", **overrides: Any) -> Recipe:
         for key in ("warmup_steps", "decay_steps"):
             if key not in overrides:
                 values[key] = round(getattr(base, key) * steps / base.steps)
+    peak = values["learning_rate"]
+    if isinstance(peak, (int, float)) and "min_learning_rate" not in overrides:
+        floor = base.min_learning_rate / base.learning_rate * peak
+        values["min_learning_rate"] = float(f"{floor:.6g}")
     return Recipe.from_dict(values)
