@@ -1,8 +1,8 @@
 """The named recipes. Each states what it needs and what it is for; all else is a field away.
 
-`small`, `medium` and `large` have about 60, 150 and 450 million parameters. `paper` is the budget
+`small`, `medium` and `large` have about 55, 150 and 440 million parameters. `paper` is the budget
 of the scaffold study: 16,000 steps of 64 x 1024 tokens, cosine 3e-4 -> 3e-5, 3% warmup, at about
-360 million parameters.
+340 million parameters.
 """
 
 from __future__ import annotations
