@@ -58,7 +58,11 @@ def command() -> str:
 
 
 def code() -> dict[str, Any]:
-    """Commit of the checkout that holds this package, and whether it was changed since."""
+    """Commit of the checkout that holds this package, and whether it was changed since.
+
+    A machine that gets the files without their repository can be told the commit of an unchanged
+    copy in ``$PE_COMMIT``.
+    """
     top = Path(__file__).resolve().parents[2]
 
     def git(*arguments: str) -> str | None:
@@ -70,7 +74,11 @@ def code() -> dict[str, Any]:
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
-    commit = git("rev-parse", "HEAD") if (top / ".git").exists() else None
+    if not (top / ".git").exists():
+        commit = os.environ.get("PE_COMMIT")
+        return {"commit": commit, "dirty": None if commit is None else False,
+                "version": pe.__version__}  # fmt: skip
+    commit = git("rev-parse", "HEAD")
     # Records of runs are output: writing one does not make the code another.
     status = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!runs")
     return {
