@@ -1,0 +1,40 @@
+"""What every test starts from: one thread, no hub, and never the user's own cache."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Before torch is imported anywhere: many workers with many threads each are slower than one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MKL_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_DATASETS_OFFLINE"] = "1"
+
+
+@pytest.fixture(scope="session")
+def shared_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that all workers of this test session share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if base.name.startswith("popen-") else base
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(shared_directory: Path) -> Iterator[Path]:
+    """``PE_CACHE`` of the session: a corpus is prepared once, not once a test, nor a worker."""
+    path = shared_directory / "pe-cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PE_CACHE", str(path))
+        yield path
+
+
+@pytest.fixture
+def own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """``PE_RUNS`` of one test, for tests that train or that count records."""
+    path = tmp_path / "runs"
+    monkeypatch.setenv("PE_RUNS", str(path))
+    return path
