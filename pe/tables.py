@@ -239,14 +239,16 @@ def study_table(
     Args:
         runs: complete runs, any number of seeds.
         columns: quantities as `measure` names them; default: every evaluated multiple of the
-            training length, then `COLUMNS`.
+            training length, then those of `COLUMNS` that any run has recorded.
         links: run name -> address of its page. The second column lists the seeds, each a link
             where there is a page.
     """
     import pandas as pd
 
     found = groups(runs)
-    columns = columns or [*(f"ppl@{m}" for m in multiples(runs)), *COLUMNS]
+    if columns is None:
+        measured = [q for q in COLUMNS if any(measure(g, q).value is not None for g in found)]
+        columns = [*(f"ppl@{m}" for m in multiples(runs)), *measured]
     heads = {quantity: title(quantity) for quantity in columns}
     first = next((quantity for quantity in columns if quantity.startswith("ppl@")), None)
     if first:

@@ -11,7 +11,7 @@ from typing import Any
 import pandas
 from sphinx.util import logging
 
-from pe import runs
+from pe import runs, tables
 
 LOCAL = "local"
 FILES = ("run.json", "metrics.jsonl", "evaluation.json")
@@ -103,8 +103,14 @@ class Studies:
         return [run for found in self.runs.values() for run in found]
 
     def fingerprint(self) -> str:
-        """JSON of every record's hash. Pages that read records depend on this one file."""
-        result = {}
+        """JSON of every record's hash, and of the code that shows records.
+
+        Pages that read records depend on the one file that holds this, so none is left stale.
+        """
+        here = Path(__file__).resolve().parent
+        code = sorted([*here.glob("book*.py"), Path(tables.__file__)])
+        shown = b"".join(path.read_bytes() for path in code)
+        result = {"code": hashlib.sha256(shown).hexdigest()}
         for study in (self.runs, self.incomplete):
             for run in (run for found in study.values() for run in found):
                 for path in (run.directory / name for name in FILES):
