@@ -117,6 +117,7 @@ def caption(runs: Sequence[RunLike]) -> str:
     return "Runs: " + ", ".join(f"{run.study}/{run.name}" for g in groups(runs) for run in g.runs)
 
 
+@style()
 def perplexity_by_length(runs: Sequence[RunLike], highlight: str | None = None) -> Figure:
     """Perplexity of the same target tokens against the length of the context before them.
 
@@ -155,13 +156,14 @@ def perplexity_by_length(runs: Sequence[RunLike], highlight: str | None = None) 
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     _mark(axes, 1.0, "trained up to here")
     _legend(figure, axes)
     return figure
 
 
+@style()
 def loss_curves(runs: Sequence[RunLike], highlight: str | None = None) -> Figure:
     """Training loss by step as lines, validation loss as markers; one line a run."""
     figure, axes = _axes("optimizer step", "loss, nats per token")
@@ -186,6 +188,7 @@ def loss_curves(runs: Sequence[RunLike], highlight: str | None = None) -> Figure
     return figure
 
 
+@style()
 def loss_by_position(runs: Sequence[RunLike], highlight: str | None = None) -> Figure:
     """Mean loss of the token at each position of long windows, in bins; seeds are averaged."""
     figure, axes = _axes("position in the window, tokens", "loss, nats per token")
@@ -207,11 +210,10 @@ def loss_by_position(runs: Sequence[RunLike], highlight: str | None = None) -> F
 
 
 def _axes(xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
-    with style():
-        figure = Figure(figsize=(5.8, 3.6), layout="constrained")
-        axes = figure.add_subplot()
-        axes.set_xlabel(xlabel)
-        axes.set_ylabel(ylabel)
+    figure = Figure(figsize=(5.8, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
     return figure, axes
 
 
