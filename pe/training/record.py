@@ -74,16 +74,19 @@ def code() -> dict[str, Any]:
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
-    if not (top / ".git").exists():
-        commit = os.environ.get("PE_COMMIT")
-        return {"commit": commit, "dirty": None if commit is None else False,
-                "version": pe.__version__}  # fmt: skip
-    commit = git("rev-parse", "HEAD")
-    # Records of runs are output: writing one does not make the code another.
-    status = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!runs")
+    commit = git("rev-parse", "HEAD") if (top / ".git").exists() else None
+    if commit is None:
+        told = os.environ.get("PE_COMMIT")
+        dirty = None if told is None else False
+        return {"commit": told, "dirty": dirty, "version": pe.__version__}
+    # Records of runs are output: writing one does not make the code another. A new file in pe/
+    # does, for an encoding may be such a file.
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!runs")
+    added = git("status", "--porcelain", "--untracked-files=all", "--", "pe")
+    known = commit is not None and changed is not None and added is not None
     return {
         "commit": commit,
-        "dirty": None if commit is None or status is None else bool(status),
+        "dirty": bool(changed or added) if known else None,
         "version": pe.__version__,
     }
 
