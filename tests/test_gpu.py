@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import pe
-from pe.attention import BACKENDS
 from pe.runs import Run
 from pe.training.build import autocast, build_model
 
