@@ -152,13 +152,12 @@ class PEModel(PEPreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        first = encoding(config.pe, **config.encoding_context(), **config.pe_options)
+        arguments = config.encoding_context() | config.pe_options
+        first = encoding(config.pe, **arguments)
         instances = config.num_hidden_layers if first.per_layer else 1
         self.encodings = nn.ModuleList([first])
         for _ in range(instances - 1):
-            self.encodings.append(
-                encoding(config.pe, **config.encoding_context(), **config.pe_options)
-            )
+            self.encodings.append(encoding(config.pe, **arguments))
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:

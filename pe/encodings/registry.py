@@ -117,9 +117,16 @@ def encoding(
 
 
 def check(spec: str, options: dict[str, Any] | None = None, **context: int) -> None:
-    """Raise ValueError if ``encoding(spec, ...)`` would; ``context`` defaults to common sizes."""
-    sizes: dict[str, int] = {"head_dim": 64, "num_heads": 8, "original_length": 1024} | context
-    encoding(spec, **sizes, **(options or {}))
+    """Raise ValueError if ``encoding(spec, ...)`` would; ``context`` defaults to common sizes.
+
+    ``options`` may hold ``original_length``, for models that are trained at another length than
+    they extend from. The other sizes belong to the model, and are refused as options.
+    """
+    sizes: dict[str, Any] = {"head_dim": 64, "num_heads": 8, "original_length": 1024} | context
+    for name in options or {}:
+        if name in CONTEXT and name != "original_length":
+            raise ValueError(f"{spec!r}: {name} follows from the model's sizes, it is no option")
+    encoding(spec, **(sizes | (options or {})))
 
 
 def _parameters(part: Part) -> dict[str, inspect.Parameter]:
@@ -174,7 +181,8 @@ def _build(name: str, part: Part, given: dict[str, Any]) -> Any:
             arguments[key] = value = given[key]
             if key in CONTEXT and value is None and parameter.default is parameter.empty:
                 raise ValueError(f"{name!r} needs {key}")
-            if key not in CONTEXT and key != "transforms" and not _fits(value, hints.get(key)):
+            unset = key in CONTEXT and value is None
+            if key != "transforms" and not unset and not _fits(value, hints.get(key)):
                 raise ValueError(
                     f"{name!r}: option {key}: expected {_word(hints[key])}, got {value!r}"
                 )

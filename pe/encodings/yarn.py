@@ -52,7 +52,7 @@ class YaRN(FrequencyTransform):
         mscale_all_dim: float | None = None,
         truncate: bool = True,
     ) -> None:
-        self.original_length = original_length
+        self.original_length = int(at_least("original_length", original_length, 1))
         self.factor = at_least("factor", factor, 1.0)
         self.beta_fast = positive("beta_fast", beta_fast)
         self.beta_slow = positive("beta_slow", beta_slow)
@@ -79,6 +79,10 @@ class YaRN(FrequencyTransform):
 
     def __call__(self, frequencies: Frequencies) -> Frequencies:
         inv_freq, theta, dim, magnitude = frequencies
+        if theta <= 1:
+            raise ValueError(
+                f"theta: YaRN needs frequencies that fall, so more than 1; got {theta!r}"
+            )
         low, high = self.ramp_bounds(dim, theta)
         index = torch.arange(dim // 2, dtype=torch.float64, device="cpu")
         keep = 1 - ((index - low) / (high - low)).clamp(0, 1)
