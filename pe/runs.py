@@ -29,6 +29,12 @@ if TYPE_CHECKING:
     from pe.training.recipe import Recipe
 
 SCHEMA_VERSION = 1
+COLUMNS = (
+    "study", "run", "pe", "seed", "status", "recipe", "config_hash", "steps", "tokens",
+    "parameters", "tokens_per_second", "mfu", "peak_memory_gib", "wall_seconds", "final_loss",
+    "validation_loss", "context_length", "commit", "directory",
+)  # fmt: skip
+FILES = ("run.json", "metrics.jsonl", "evaluation.json")
 METRIC_COLUMNS = (
     "step", "loss", "grad_norm", "lr", "tokens", "tokens_per_second", "mfu", "seconds",
     "validation_loss",
@@ -62,6 +68,12 @@ def schema(name: str) -> dict[str, Any]:
 
 
 def _validated(name: str, value: Any, path: Path) -> dict[str, Any]:
+    version = value.get("schema") if isinstance(value, dict) else None
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise RunError(
+            f"{path}: is in format {version}, and this version of pe knows formats up to "
+            f"{SCHEMA_VERSION}; update pe to read it"
+        )
     errors = sorted(
         jsonschema.Draft202012Validator(schema(name)).iter_errors(value), key=lambda e: e.json_path
     )
@@ -74,28 +86,39 @@ def _validated(name: str, value: Any, path: Path) -> dict[str, Any]:
 
 def _read_json(name: str, path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(path.read_text(), parse_constant=_refuse_constant)
     except FileNotFoundError:
         raise RunError(f"{path}: there is no such record") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:  # not UTF-8, not JSON, not a number
         raise RunError(f"{path}: damaged record ({error})") from error
     return _validated(name, value, path)
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is no number")
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a file so that a reader, or a crash, sees the old text or the new, never half."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _write_json(name: str, path: Path, value: dict[str, Any]) -> None:
     _validated(name, value, path)
-    write_atomically(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+    try:
+        text = json.dumps(value, indent=1, allow_nan=False)
+    except ValueError as error:  # NaN or infinity
+        raise RunError(f"{path}: not written, a value in it is no number ({error})") from error
+    write_atomically(path, text + "\n")
 
 
 class Run:
@@ -166,18 +189,33 @@ class Run:
         """Validate and replace evaluation.json."""
         _write_json("evaluation", self.directory / "evaluation.json", evaluation)
 
-    def metric_lines(self) -> list[dict[str, Any]]:
-        """metrics.jsonl as it stands; a line that is no object raises RunError with its number."""
+    def metric_lines(self, *, drop_torn_end: bool = False) -> list[dict[str, Any]]:
+        """metrics.jsonl as it stands.
+
+        Args:
+            drop_torn_end: leave out a last line without an end, which a process that was killed
+                while it wrote leaves behind.
+
+        Raises:
+            RunError: names the file and the number of a line that is not right.
+        """
         path = self.directory / "metrics.jsonl"
         if not path.exists():
             return []
+        try:
+            texts = path.read_text().split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RunError(f"{path}: damaged record ({error})") from error
+        torn = texts.pop()
+        if torn and not drop_torn_end:
+            texts.append(torn)
         lines = []
-        for number, text in enumerate(path.read_text().splitlines(), 1):
+        for number, text in enumerate(texts, 1):
             try:
-                line = json.loads(text)
+                line = json.loads(text, parse_constant=_refuse_constant)
                 if not isinstance(line["step"], int):
                     raise TypeError("step is not a whole number")
-            except (json.JSONDecodeError, TypeError, KeyError) as error:
+            except (ValueError, TypeError, KeyError) as error:
                 raise RunError(f"{path}: line {number} is damaged ({error})") from error
             lines.append(line)
         return lines
@@ -223,12 +261,15 @@ class Run:
 
 
 def find(path: str | Path | None = None, study: str | None = None) -> list[Run]:
-    """All runs below ``path`` (default `root`), in order of folder name."""
+    """All runs below ``path`` (default `root`), in order of folder name.
+
+    A folder that holds any file of a record counts, so that a lost run.json is noticed.
+    """
     base = Path(path) if path is not None else root()
     if not base.is_dir():
         raise RunError(f"{base}: there is no such folder of runs")
-    pattern = f"{study or '*'}/*/run.json"
-    return [Run(found.parent) for found in sorted(base.glob(pattern))]
+    folders = {found.parent for name in FILES for found in base.glob(f"{study or '*'}/*/{name}")}
+    return [Run(folder) for folder in sorted(folders)]
 
 
 def load(path: str | Path | None = None, study: str | None = None) -> pandas.DataFrame:
@@ -252,11 +293,15 @@ def load(path: str | Path | None = None, study: str | None = None) -> pandas.Dat
             damaged.append(str(error))
     if damaged:
         raise RunError("damaged records:\n" + "\n".join(damaged))
-    return pandas.DataFrame(rows, columns=None if rows else ["study", "run", "pe", "seed"])
+    # Every column is there even if no run has a value for it, perplexities as far as recorded.
+    columns = list(dict.fromkeys([*COLUMNS, *(key for row in rows for key in row)]))
+    return pandas.DataFrame(rows, columns=columns)
 
 
 def _row(run: Run) -> dict[str, Any]:
     record, evaluation = run.read(), run.evaluation()
+    # Nobody has tidied up yet after a run that was killed, so its last line may be torn.
+    run.metric_lines(drop_torn_end=record["status"] == "running")
     training, model = record["training"] or {}, record["model"] or {}
     length = record["recipe"]["context_length"]
     row = {key: record[key] for key in ("study", "run", "pe", "seed", "status", "config_hash")}

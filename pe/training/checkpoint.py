@@ -12,12 +12,15 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
 from accelerate import Accelerator
 
 from pe.config import PEConfig
+from pe.runs import RunError, write_atomically
 
 KEEP = 2
 
@@ -59,18 +62,58 @@ def save(accelerator: Accelerator, directory: Path, state: TrainState, config: P
                     os.fsync(file.fileno())
         shutil.rmtree(final, ignore_errors=True)
         os.rename(temporary, final)
-        for old in checkpoints(directory)[:-KEEP]:
-            shutil.rmtree(old)
+        _prune(directory)
     accelerator.wait_for_everyone()
     return final
 
 
-def restore(accelerator: Accelerator, directory: Path) -> TrainState | None:
-    """Load the newest checkpoint into the prepared model and optimizer, if there is one."""
-    found = checkpoints(directory)
-    if not found:
-        return None
-    accelerator.load_state(str(found[-1]))
-    state = TrainState(**json.loads((found[-1] / "state.json").read_text()))
-    state.resumes += 1
-    return state
+def _prune(directory: Path) -> None:
+    """Keep the last checkpoints; remove older ones and what crashes left behind."""
+    for old in checkpoints(directory)[:-KEEP]:
+        os.rename(old, old.with_name(f".{old.name}.partial"))  # never half a checkpoint
+    for partial in directory.glob(".step-*.partial"):
+        shutil.rmtree(partial)
+
+
+def restore(
+    accelerator: Accelerator, directory: Path, say: Callable[[str], None]
+) -> TrainState | None:
+    """Load the newest checkpoint into the prepared model and optimizer, if there is one.
+
+    A damaged one costs the steps since the one before it, which is loaded instead; ``say`` gets a
+    sentence that names it.
+
+    Raises:
+        RunError: there are checkpoints and none can be read. Starting again is for the user to
+            decide.
+    """
+    damaged: list[str] = []
+    for path in reversed(checkpoints(directory)):
+        state, reason = _load(accelerator, path)
+        if state is not None:
+            state.resumes += 1
+            if accelerator.is_main_process:  # counted even if this process is killed, too
+                write_atomically(path / "state.json", json.dumps(asdict(state)))
+            return state
+        damaged.append(f"{path} cannot be read ({reason})")
+        say(f"{damaged[-1]}; going on from the checkpoint before it")
+    if damaged:
+        raise RunError(
+            f"{'; '.join(damaged)}; no checkpoint is left to go on from: delete {directory} to "
+            "train from the beginning"
+        )
+    return None
+
+
+def _load(accelerator: Accelerator, path: Path) -> tuple[TrainState | None, str]:
+    """The state of a checkpoint loaded by all processes, or None and why it could not be."""
+    state, reason = None, "another process could not read it"
+    try:
+        values = json.loads((path / "state.json").read_text())
+        accelerator.load_state(str(path))
+        state = TrainState(**values)
+    except Exception as error:  # whatever the readers of three formats raise at damaged files
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    read = torch.full((), float(state is not None), device=accelerator.device)
+    everyone = accelerator.reduce(read, "sum").item() == accelerator.num_processes
+    return (state if everyone else None), reason

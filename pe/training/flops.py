@@ -14,6 +14,7 @@ PEAK_BF16_TFLOPS = {
     "H100 NVL": 835.0,
     "H100": 989.0,
     "H200": 989.0,
+    "H200 NVL": 835.0,
     "B200": 2250.0,
     "A100": 312.0,
     "A10G": 70.0,
@@ -25,11 +26,15 @@ PEAK_BF16_TFLOPS = {
     "RTX 3090": 71.0,
 }
 """Dense bfloat16 TFLOP/s. A name is looked up by the longest key that it contains."""
+OTHER_CHIPS = ("Laptop", "D", "MIG")
+"""Words that mark a slower chip, or a slice of one, sold under the same name."""
 
 
 def peak_flops(device_name: str) -> float | None:
     """FLOP/s of the device, or None where it is not known."""
     words = device_name.replace("-", " ")
+    if any(word in words.split() for word in OTHER_CHIPS):
+        return None
     matches = [key for key in PEAK_BF16_TFLOPS if f" {key} " in f" {words} "]
     return PEAK_BF16_TFLOPS[max(matches, key=len)] * 1e12 if matches else None
 

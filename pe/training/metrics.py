@@ -15,7 +15,7 @@ from pe.runs import Run, write_atomically
 
 
 class NonFiniteLoss(RuntimeError):
-    """Training produced a loss or gradient that is no number."""
+    """Training produced a loss, a gradient or weights that are no numbers."""
 
 
 class Metrics:
@@ -76,7 +76,15 @@ class Metrics:
         return line
 
     def validation(self, step: int, loss: float) -> None:
-        """Write a validation line."""
+        """Write a validation line, unless the step has one (written before a process was killed).
+
+        Raises:
+            NonFiniteLoss: the loss is no number.
+        """
+        if not math.isfinite(loss):
+            raise NonFiniteLoss(f"validation loss {loss} after step {step}")
+        if any("validation_loss" in line and line["step"] == step for line in self.lines):
+            return
         self._write({"step": step, "validation_loss": round(loss, 6)})
 
     def _write(self, line: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import re
 import typing
 from dataclasses import dataclass, field
@@ -95,7 +96,9 @@ class Recipe:
     evaluation_windows: int = 64
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "evaluation_lengths", tuple(self.evaluation_lengths))
+        lengths: Any = self.evaluation_lengths
+        if isinstance(lengths, list):  # as JSON has it
+            object.__setattr__(self, "evaluation_lengths", tuple(lengths))
         problems = list(_type_problems(self)) or list(_value_problems(self))
         if problems:
             raise ValueError("; ".join(problems))
@@ -137,7 +140,9 @@ def _type_problems(recipe: Recipe) -> typing.Iterator[str]:
         origin = typing.get_origin(wanted) or wanted
         if wanted is float and isinstance(value, int) and not isinstance(value, bool):
             object.__setattr__(recipe, f.name, float(value))
-        elif not isinstance(value, origin) or (wanted is int and isinstance(value, bool)):
+            continue
+        right = isinstance(value, origin) and not (wanted is int and isinstance(value, bool))
+        if not right or (wanted is float and not math.isfinite(value)):
             yield f"{f.name}: expected {_word(origin)}, got {value!r}"
 
 
@@ -186,7 +191,7 @@ def _value_problems(r: Recipe) -> typing.Iterator[str]:
     if r.micro_batch_size and r.batch_size % r.micro_batch_size:
         yield (f"micro_batch_size: {r.micro_batch_size} does not divide batch_size {r.batch_size}")
     for length in r.evaluation_lengths:
-        if not isinstance(length, int) or length < r.target_tokens:
+        if type(length) is not int or length < r.target_tokens:
             yield (
                 f"evaluation_lengths: {length!r} is not a whole number of at least target_tokens "
                 f"{r.target_tokens}"

@@ -20,6 +20,7 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.name = ""
+        self._asked: torch.Tensor | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignal:
@@ -38,8 +39,14 @@ class StopSignal:
         signal.signal(number, self._before[number])
 
     def requested(self, accelerator: Accelerator) -> bool:
-        """Whether any process was asked to stop; all processes get the same answer."""
+        """Whether any process was asked to stop; all processes get the same answer.
+
+        With several processes the answer is that of the call before: its sum is there by now, so
+        nobody waits for the device.
+        """
         if accelerator.num_processes == 1:
             return bool(self.name)
-        flag = torch.tensor(float(bool(self.name)), device=accelerator.device)
-        return bool(accelerator.reduce(flag, "sum").item() > 0)
+        before = self._asked
+        flag = torch.full((), float(bool(self.name)), device=accelerator.device)
+        self._asked = accelerator.reduce(flag, "sum")
+        return before is not None and bool(before.item() > 0)

@@ -24,11 +24,11 @@ from pe.data import Batches, TokenData, prepare
 from pe.data.batches import Batch
 from pe.loss import IGNORE
 from pe.runs import Run, RunError
-from pe.training import checkpoint
+from pe.training import checkpoint, trackers
 from pe.training.build import autocast, build_optimizer, model_for, parameter_counts
 from pe.training.checkpoint import TrainState
 from pe.training.flops import flops_per_token, peak_flops
-from pe.training.metrics import Metrics
+from pe.training.metrics import Metrics, NonFiniteLoss
 from pe.training.progress import Progress, duration
 from pe.training.record import hardware, now, start_record
 from pe.training.schedule import learning_rate
@@ -43,11 +43,19 @@ def train(run: Run, *, quiet: bool = False) -> Run:
     Raises:
         RunBusy: another process holds the run's folder.
         NonFiniteLoss: the loss became NaN or infinite; names the last good checkpoint.
+        RunError: the folder holds another configuration, or no checkpoint of it can be read.
         Interrupted: a SIGTERM or SIGINT arrived; a checkpoint was written first.
         ValueError: the recipe does not fit the machine or the corpus.
     """
-    if run.exists() and run.read()["status"] == "complete":
-        return run
+    if run.exists():
+        record = run.read()
+        if record["config_hash"] != run.recipe.config_hash():
+            raise RunError(
+                f"{run.directory} holds a run of another configuration ({record['config_hash']}, "
+                f"not {run.recipe.config_hash()}); choose another folder"
+            )
+        if record["status"] == "complete":
+            return run
     main = int(os.environ.get("RANK", "0")) == 0
     with run.lock() if main else contextlib.nullcontext():
         try:
@@ -55,6 +63,10 @@ def train(run: Run, *, quiet: bool = False) -> Run:
         except Interrupted as stop:
             if main:
                 run.fail(str(stop), status="interrupted")
+            raise
+        except KeyboardInterrupt:
+            if main:
+                run.fail("stopped by SIGINT before or after its steps", status="interrupted")
             raise
         except BaseException as error:
             if main:
@@ -68,11 +80,11 @@ class _Training:
 
     def __init__(self, run: Run, quiet: bool) -> None:
         self.run, self.recipe = run, run.recipe
-        trackers = [t for t in os.environ.get("PE_TRACKERS", "").split(",") if t]
+        names = trackers.wanted()
         self.accelerator = Accelerator(
             cpu=not torch.cuda.is_available(),
-            log_with=trackers or None,
-            project_dir=str(run.directory),
+            log_with=names or None,
+            project_dir=str(run.directory / "trackers"),
             dataloader_config=DataLoaderConfiguration(),
         )
         self.device, self.main = self.accelerator.device, self.accelerator.is_main_process
@@ -91,8 +103,8 @@ class _Training:
         self.progress = Progress(enabled=self.main and not quiet)
         if self.main:
             self._open_record()
-        if trackers:
-            self.accelerator.init_trackers(run.name, config=_flat(self.recipe.to_dict()))
+        if names:
+            trackers.start(self.accelerator, run)
 
     def _open_record(self) -> None:
         record = start_record(self.run)
@@ -127,12 +139,20 @@ class _Training:
             peak *= self.accelerator.num_processes
         self.metrics = Metrics(self.run, self.main, flops, peak)
         state = self._resume(data)
-        with StopSignal() as stop:
-            self._steps(state, stop)
+        try:
+            with StopSignal() as stop:
+                self._steps(state, stop)
+        except BaseException:
+            trackers.finish(self.accelerator)  # their last values would be lost
+            raise
         self._finish(state, data)
 
     def _resume(self, data: TokenData) -> TrainState:
-        state = checkpoint.restore(self.accelerator, self.run.directory / "checkpoints")
+        state = checkpoint.restore(
+            self.accelerator,
+            self.run.directory / "checkpoints",
+            lambda text: self.progress.show(text, last=True),
+        )
         if state is None:
             state = TrainState(data_fingerprint=data.fingerprint)
         elif state.data_fingerprint != data.fingerprint:
@@ -141,12 +161,13 @@ class _Training:
                 f"{state.data_fingerprint}, and {self.recipe.corpus!r} is now {data.fingerprint}; "
                 "delete the folder or choose another study"
             )
-        self.metrics.start_at(state.step, self.run.metric_lines() if state.step else [])
+        known = self.run.metric_lines(drop_torn_end=True) if state.step else []
+        self.metrics.start_at(state.step, known)
         return state
 
     def _steps(self, state: TrainState, stop: StopSignal) -> None:
         r = self.recipe
-        tokens_before, begun = state.tokens, time.perf_counter()
+        first, tokens_before, begun = state.step, state.tokens, time.perf_counter()
         base_seconds, since = state.seconds, time.perf_counter()
         self.model.train()
         while state.step < r.steps:
@@ -164,28 +185,27 @@ class _Training:
                 line = self._flush(state, lr, time.perf_counter() - since, tokens_before)
                 base_seconds += line["seconds"]
                 state.seconds, tokens_before = base_seconds, state.tokens
-                self._report(state, line, begun)
+                left = (time.perf_counter() - begun) / (state.step - first)
+                self._report(state, line, left * (r.steps - state.step))
                 since = time.perf_counter()
             if r.validate_every and state.step % r.validate_every == 0 and state.step < r.steps:
                 self._validate(state.step)
                 since = time.perf_counter()
             if due or stopping:
+                self._refuse_broken_weights(state.step)
                 saved = checkpoint.save(
                     self.accelerator, self.run.directory / "checkpoints", state, self.config
                 )
                 since = time.perf_counter()
                 if stopping and state.step < r.steps:
                     raise Interrupted(
-                        f"stopped by {stop.name} after step {state.step} of {r.steps}; "
-                        f"the same command goes on from {saved.name}"
+                        f"stopped by {stop.name or 'a signal'} after step {state.step} of "
+                        f"{r.steps}; the same command goes on from {saved.name}"
                     )
 
     def _flush(
         self, state: TrainState, lr: float, seconds: float, tokens_before: int
     ) -> dict[str, Any]:
-        saved = checkpoint.checkpoints(self.run.directory / "checkpoints")
-        last_good = f"last good checkpoint: {saved[-1]}" if saved else "there is no checkpoint yet"
-
         def over_processes(losses: Tensor) -> Tensor:
             # reduction waits for the device, so the clock below has seen all the work
             return self.accelerator.reduce(losses, "mean")  # type: ignore[no-any-return]
@@ -193,10 +213,28 @@ class _Training:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         line = self.metrics.flush(
-            state.step, lr, state.tokens - tokens_before, seconds, over_processes, last_good
+            state.step,
+            lr,
+            state.tokens - tokens_before,
+            seconds,
+            over_processes,
+            self._last_good(),
         )
         self.accelerator.log({k: v for k, v in line.items() if v is not None}, step=state.step)
         return line
+
+    def _last_good(self) -> str:
+        saved = checkpoint.checkpoints(self.run.directory / "checkpoints")
+        return f"last good checkpoint: {saved[-1]}" if saved else "there is no checkpoint yet"
+
+    def _refuse_broken_weights(self, step: int) -> None:
+        """An update can overflow although its loss and gradient were numbers."""
+        finite = [torch.isfinite(p).all() for p in self.model.parameters()]
+        if not bool(torch.stack(finite).all()):
+            raise NonFiniteLoss(
+                f"weights are not finite after step {step}; {self._last_good()}; "
+                "try a lower learning_rate or a longer warmup"
+            )
 
     def _step(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """One optimizer step; returns loss and gradient norm, still on the device."""
@@ -250,11 +288,9 @@ class _Training:
         self.accelerator.log({"validation_loss": loss}, step=step)
         return loss
 
-    def _report(self, state: TrainState, line: dict[str, Any], begun: float) -> None:
+    def _report(self, state: TrainState, line: dict[str, Any], left: float) -> None:
+        """Show where training is; ``left`` is in seconds."""
         steps = self.recipe.steps
-        done = state.step - getattr(self, "_first_step", 0)
-        self._first_step = getattr(self, "_first_step", state.step - 1)
-        left = (time.perf_counter() - begun) / max(1, done) * (steps - state.step)
         self.progress.show(
             f"step {state.step}/{steps}  loss {line['loss']:.3f}  "
             f"{line['tokens_per_second']:,.0f} tokens/s  {duration(left)} left",
@@ -295,7 +331,3 @@ def _peak_memory(device: torch.device) -> float:
         return torch.cuda.max_memory_allocated() / 2**30
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
-
-
-def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    return {k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in values.items()}

@@ -1,0 +1,49 @@
+"""Live curves beside the record, on demand: ``PE_TRACKERS=tensorboard,wandb``."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
+
+from pe._errors import unknown
+from pe.runs import Run
+
+TRACKERS = ("tensorboard", "wandb")
+
+
+def wanted() -> list[str]:
+    """The trackers that the environment asks for.
+
+    Raises:
+        ValueError: a name is not among `TRACKERS`, or its package is not installed (accelerate
+            would go on without it and say nothing).
+    """
+    names = [name.strip() for name in os.environ.get("PE_TRACKERS", "").split(",")]
+    names = [name for name in names if name]
+    installed = {str(getattr(t, "value", t)) for t in get_available_trackers()}
+    for name in names:
+        if name not in TRACKERS:
+            raise unknown("tracker in PE_TRACKERS", name, TRACKERS)
+        if name not in installed:
+            raise ValueError(
+                f"PE_TRACKERS asks for {name}, which is not installed; "
+                f"pip install {name}, or leave it out"
+            )
+    return names
+
+
+def start(accelerator: Accelerator, run: Run) -> None:
+    """Open the trackers: events below <run>/trackers/, a wandb run with the run's name."""
+    values = run.recipe.to_dict().items()
+    config = {k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in values}
+    options: dict[str, dict[str, Any]] = {"wandb": {"name": run.name, "group": run.study}}
+    accelerator.init_trackers("pe", config=config, init_kwargs=options)
+
+
+def finish(accelerator: Accelerator) -> None:
+    """Close what is open, so that an interrupted run's last values are not lost."""
+    for tracker in accelerator.trackers:
+        tracker.finish()

@@ -1,0 +1,155 @@
+"""A training run of seconds: 15 steps an epoch, made-up text, two thin layers. For tests only."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pe.runs import Run
+from pe.training.recipe import Recipe
+
+WORDS = "the cat sat on a mat and one dog ran to her old red house by night".split()
+
+
+def text(characters: int, seed: int) -> str:
+    """Words in a random order."""
+    draw = random.Random(seed)
+    found = ""
+    while len(found) < characters:
+        found += draw.choice(WORDS) + " "
+    return found[:characters]
+
+
+def write_corpus(directory: Path, train: int = 1210, held_out: int = 400) -> Path:
+    """A folder of three .txt files, one a split. A byte is about one token."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "train.txt").write_text(text(train, 1))
+    (directory / "validation.txt").write_text(text(held_out, 2))
+    (directory / "test.txt").write_text(text(held_out, 3))
+    return directory
+
+
+def tiny(corpus: Path, **changes: Any) -> Recipe:
+    """24 steps of 4 x 16 tokens; an epoch ends inside step 15."""
+    values: dict[str, Any] = {
+        "name": "test", "pe": "rope", "corpus": str(corpus), "vocab_size": 264, "hidden_size": 32,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "intermediate_size": 48, "context_length": 16, "steps": 24, "batch_size": 4,
+        "learning_rate": 1e-2, "min_learning_rate": 1e-3, "warmup_steps": 4,
+        "checkpoint_every": 5, "log_every": 1, "validate_every": 8,
+        "evaluation_lengths": [16, 32, 64], "target_tokens": 8, "evaluation_windows": 6,
+    }  # fmt: skip
+    return Recipe.from_dict(values | changes)
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    """Every tensor of the trained model by name."""
+    from safetensors.torch import load_file
+
+    return load_file(run.checkpoint / "model.safetensors")
+
+
+def assert_same_weights(a: Run, b: Run) -> None:
+    """Bitwise."""
+    first, second = weights(a), weights(b)
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
+def lines(run: Run) -> list[tuple[int, str, float]]:
+    """(step, which loss, loss) of every line of metrics.jsonl, in order."""
+    found = []
+    for line in run.metric_lines():
+        key = "loss" if "loss" in line else "validation_loss"
+        found.append((line["step"], key, line[key]))
+    return found
+
+
+# A process that trains: started by a server that has the imports done, so that it costs a second.
+
+
+def _child(folder: str, recipe: dict[str, Any], cache: str, hook: Any, log: str) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.environ["PE_CACHE"] = cache
+    torch.set_num_threads(1)
+    from pe.training.trainer import train
+
+    if hook is not None:
+        hook()
+    train(Run(folder, Recipe.from_dict(recipe)))
+
+
+def wait_for_signal_at(last: int) -> None:
+    """Hook: steps take 30 ms, and those well after ``last`` wait for the parent's signal."""
+    from pe.training.trainer import _Training
+
+    step = _Training._step
+
+    def slowly(self: Any, batch: Any) -> Any:
+        time.sleep(0.03 if self.optimizer_steps < last + 3 else 20.0)
+        self.optimizer_steps += 1
+        return step(self, batch)
+
+    resume = _Training._resume
+
+    def counted(self: Any, data: Any) -> Any:
+        state = resume(self, data)
+        self.optimizer_steps = state.step
+        return state
+
+    _Training._step = slowly  # type: ignore[method-assign]
+    _Training._resume = counted  # type: ignore[method-assign]
+
+
+class TrainingProcess:
+    """Training in another process, as a user's command would do it."""
+
+    def __init__(self, run: Run, cache: Path, hook: Callable[[], None] | None = None) -> None:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(
+            ["tiny_training", "pe.training.trainer", "pe.training.record", "psutil",
+             "transformers.models.auto.tokenization_auto"]
+        )  # fmt: skip
+        self.run, self.log = run, run.directory.parent / f"{run.name}.log"
+        run.directory.mkdir(parents=True, exist_ok=True)
+        self.process = context.Process(
+            target=_child,
+            args=(str(run.directory), run.recipe.to_dict(), str(cache), hook, str(self.log)),
+        )
+        self.process.start()
+
+    def signal_at(self, step: int, number: signal.Signals) -> None:
+        """Send a signal as soon as the metrics show ``step``."""
+        path, end = self.run.directory / "metrics.jsonl", time.monotonic() + 120
+        while self.process.is_alive() and time.monotonic() < end:
+            rows = path.read_text().splitlines() if path.exists() else []
+            if rows and rows[-1].endswith("}") and json.loads(rows[-1])["step"] >= step:
+                time.sleep(random.random() * 0.05)  # anywhere in a step, not only at its end
+                assert self.process.pid is not None
+                os.kill(self.process.pid, number)
+                return
+            time.sleep(0.002)
+        raise AssertionError(f"step {step} never came:\n{self.output()}")
+
+    def end(self) -> int:
+        """Wait; returns the exit code, negative for a signal."""
+        self.process.join(120)
+        assert self.process.exitcode is not None, "still running"
+        return self.process.exitcode
+
+    def output(self) -> str:
+        """Standard output and error."""
+        return self.log.read_text() if self.log.exists() else ""
