@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,3 +39,10 @@ def own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "runs"
     monkeypatch.setenv("PE_RUNS", str(path))
     return path
+
+
+@pytest.fixture(autouse=True)
+def same_draws() -> None:
+    """Every test that draws random numbers draws the same ones, alone or in company."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)

@@ -179,7 +179,7 @@ def test_heads_commute_and_time_does_not(name: str) -> None:
 
 @EVERY
 def test_positions_for_each_row(name: str) -> None:
-    """(B, T) positions give each row what it gets alone; B equal to the heads is no special case."""
+    """(B, T) positions give each row what it gets alone, also where B equals the heads."""
     enc = build(name)
     q, k = drawn(HEADS, HEADS, 9, WIDTH), drawn(HEADS, HEADS, 9, WIDTH, seed=1)
     rows = torch.stack([torch.arange(9) + 50 * b for b in range(HEADS)])
