@@ -1,0 +1,336 @@
+"""Records: validated both ways, written atomically, never skipped when damaged."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import book_records
+import pytest
+
+from pe import runs
+from pe.runs import Run, RunBusy, RunError
+from pe.training.recipes import recipe
+
+
+def evaluation() -> dict[str, Any]:
+    def cell(value: float) -> dict[str, Any]:
+        return {"value": value, "nll": 3.5, "window_nll": [3.4, 3.6], "reason": None}
+
+    none = {"value": None, "nll": None, "window_nll": None, "reason": "no value: longest ..."}
+    cells = {"256": cell(40.0), "512": cell(41.5), "640": cell(42.0), "1024": none}
+    return {
+        "schema": 1, "created": "2026-01-02T03:04:05+00:00", "lengths": [256, 512, 640, 1024],
+        "target_tokens": 128, "windows": 2, "seconds": 1.5, "perplexity": cells,
+        "window_perplexity": copy.deepcopy(cells),
+        "loss_by_position": {"length": 640, "edges": [0, 320, 640], "nll": [4.0, 3.5]},
+    }  # fmt: skip
+
+
+@pytest.fixture
+def record() -> dict[str, Any]:
+    return book_records.record("demo", "pope", 3)
+
+
+@pytest.fixture
+def run(tmp_path: Path, record: dict[str, Any]) -> Run:
+    run = Run(tmp_path / "demo" / record["run"])
+    run.write(record)
+    run.write_evaluation(evaluation())
+    (run.directory / "metrics.jsonl").write_text('{"step": 1, "loss": 5.0}\n')
+    return run
+
+
+def places(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every key of a record, at every depth, but in free-form objects."""
+    if isinstance(value, dict) and path[-1:] not in (("recipe",), ("versions",)):
+        for key, inner in value.items():
+            if not (path[-1:] == ("perplexity",) or path[-1:] == ("window_perplexity",)):
+                yield (*path, key)
+            yield from places(inner, (*path, key))
+
+
+def parent(value: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    for key in path[:-1]:
+        value = value[key]
+    return value
+
+
+RUN_FIELDS = list(places(book_records.record("demo", "pope", 3)))
+EVALUATION_FIELDS = list(places(evaluation()))
+
+
+def test_every_field_of_the_schemas_is_tried_below() -> None:
+    assert {p[0] for p in RUN_FIELDS} == set(runs.schema("run")["required"])
+    assert {p[0] for p in EVALUATION_FIELDS} == set(runs.schema("evaluation")["required"])
+    assert len(RUN_FIELDS) > 45
+
+
+@pytest.mark.parametrize("field", RUN_FIELDS, ids=".".join)
+def test_a_field_missing_or_of_a_wrong_type_is_refused_both_ways(
+    run: Run, record: dict[str, Any], field: tuple[str, ...]
+) -> None:
+    path = run.directory / "run.json"
+    good = path.read_text()
+    lacking, wrong = copy.deepcopy(record), copy.deepcopy(record)
+    del parent(lacking, field)[field[-1]]
+    parent(wrong, field)[field[-1]] = ["not", "this"]
+    for bad in (lacking, wrong):
+        with pytest.raises(RunError, match=field[-1]) as error:
+            run.write(bad)
+        assert str(path) in str(error.value)
+        assert path.read_text() == good
+        path.write_text(json.dumps(bad))
+        with pytest.raises(RunError, match=field[-1]) as error:
+            run.read()
+        assert str(path) in str(error.value)
+        path.write_text(good)
+
+
+@pytest.mark.parametrize("field", EVALUATION_FIELDS, ids=".".join)
+def test_an_evaluation_is_checked_like_a_record(run: Run, field: tuple[str, ...]) -> None:
+    path = run.directory / "evaluation.json"
+    for bad in (evaluation(), evaluation()):
+        del parent(bad, field)[field[-1]]
+        with pytest.raises(RunError, match=field[-1]):
+            run.write_evaluation(bad)
+        path.write_text(json.dumps(bad))
+        with pytest.raises(RunError, match=str(path)):
+            run.evaluation()
+
+
+def test_a_field_nobody_knows_is_refused(run: Run, record: dict[str, Any]) -> None:
+    with pytest.raises(RunError, match="los"):
+        run.write(record | {"los": 1.0})
+    with pytest.raises(RunError, match="finnished"):
+        run.write(record | {"status": "finnished"})
+
+
+def test_how_many_more_mistakes_there_are_is_said(run: Run, record: dict[str, Any]) -> None:
+    with pytest.raises(RunError, match=r"\(and 1 more\)"):
+        run.write(record | {"seed": "x", "pe": 3})
+
+
+@pytest.mark.parametrize("name", ["run.json", "evaluation.json"])
+def test_a_record_of_a_later_format_asks_for_a_later_pe(run: Run, name: str) -> None:
+    path = run.directory / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": 2, "new": True}))
+    with pytest.raises(RunError, match=r"is in format 2, and this version of pe .* update pe"):
+        run.read()
+        run.evaluation()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number_is_neither_written_nor_read(
+    run: Run, record: dict[str, Any], value: float
+) -> None:
+    path = run.directory / "run.json"
+    before = path.read_text()
+    record["training"]["final_loss"] = value
+    with pytest.raises(RunError, match=r"run\.json: not written, a value in it is no number"):
+        run.write(record)
+    assert path.read_text() == before
+    path.write_text(json.dumps(record))
+    with pytest.raises(RunError, match=r"run\.json: damaged record \((NaN|Infinity) is no number"):
+        run.read()
+
+
+@pytest.mark.parametrize("name", ["run.json", "evaluation.json"])
+def test_a_crash_between_write_and_rename_leaves_the_old(
+    run: Run, record: dict[str, Any], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    before = {p.name: p.read_text() for p in run.directory.iterdir()}
+
+    def crash(*arguments: object) -> None:
+        raise OSError("power cut")
+
+    monkeypatch.setattr(os, "replace", crash)
+    with pytest.raises(OSError, match="power cut"):
+        run.write(record | {"seed": 4}) if name == "run.json" else run.write_evaluation(
+            evaluation() | {"seconds": 9.0}
+        )
+    assert {p.name: p.read_text() for p in run.directory.iterdir()} == before
+
+
+DAMAGES = {
+    "run.json": ["", "{", "[]", "null", '{"schema": 1}', "\udcff"],
+    "evaluation.json": ["", "{", "[]", '{"schema": 1}', "\udcff"],
+    "metrics.jsonl": ["{\n", "[1]\n", '{"loss": 2.0}\n', '{"step": 1, "loss": NaN}\n', "\udcff\n",
+                      '{"step": 1}\n\n{"step": 2}\n', '{"step": 1}\n{"st'],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [(name, text) for name, texts in DAMAGES.items() for text in texts]
+)
+def test_load_names_every_damaged_file(run: Run, tmp_path: Path, name: str, text: str) -> None:
+    other = book_records.record("other", "rope", 0)
+    Run(tmp_path / "other" / "whole").write(other | {"run": "whole"})
+    broken = Run(tmp_path / "other" / "broken")
+    broken.write(other | {"run": "broken"})
+    (broken.directory / "run.json").write_text("{")
+    path = run.directory / name
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(RunError) as error:
+        runs.load(tmp_path)
+    assert str(path) in str(error.value)
+    assert str(broken.directory / "run.json") in str(error.value)
+    assert "whole" not in str(error.value)
+    assert len(runs.load(tmp_path, study="nosuch")) == 0
+
+
+@pytest.mark.parametrize("left", ["metrics.jsonl", "evaluation.json"])
+def test_a_lost_run_json_is_not_a_run_that_never_was(run: Run, tmp_path: Path, left: str) -> None:
+    for name in {"run.json", "metrics.jsonl", "evaluation.json"} - {left}:
+        (run.directory / name).unlink()
+    with pytest.raises(RunError, match=r"run\.json: there is no such record"):
+        runs.load(tmp_path)
+
+
+def test_a_killed_runs_torn_line_is_no_damage_while_it_is_running(
+    run: Run, record: dict[str, Any], tmp_path: Path
+) -> None:
+    (run.directory / "metrics.jsonl").write_text('{"step": 1, "loss": 5.0}\n{"step": 2, "l')
+    run.write(record | {"status": "running", "training": None, "finished": None})
+    assert runs.load(tmp_path)["status"].tolist() == ["running"]
+
+
+def test_load_gives_one_row_a_run(run: Run, record: dict[str, Any], tmp_path: Path) -> None:
+    young = Run(tmp_path / "local" / "young")
+    young.write(
+        book_records.record(
+            "local", "rope", 0, run="young", status="running", training=None, model=None, data=None
+        )
+    )
+    table = runs.load(tmp_path)
+    assert table["run"].tolist() == [record["run"], "young"]
+    row = table.iloc[0].to_dict()
+    wanted = {
+        "study": "demo", "pe": "pope", "seed": 3, "status": "complete", "recipe": "demo",
+        "config_hash": record["config_hash"], "steps": 100, "tokens": 204800,
+        "parameters": 123456, "tokens_per_second": 9812.3, "wall_seconds": 125.0,
+        "final_loss": 3.55, "validation_loss": 3.5, "context_length": 256,
+        "commit": record["code"]["commit"], "directory": str(run.directory),
+        "ppl@256": 40.0, "ppl@1x": 40.0, "ppl@512": 41.5, "ppl@2x": 41.5, "ppl@640": 42.0,
+    }  # fmt: skip
+    assert {key: row[key] for key in wanted} == pytest.approx(wanted)
+    assert "ppl@2.5x" not in row
+    assert table[["ppl@1024", "ppl@4x", "mfu", "peak_memory_gib"]].isna().all(axis=None)
+    assert table.iloc[1][["steps", "final_loss", "ppl@1x", "parameters"]].isna().all()
+    assert runs.load(tmp_path, study="local")["run"].tolist() == ["young"]
+    assert set(runs.load(tmp_path, study="nosuch")) == set(table.columns[:19])
+
+
+def test_runs_are_looked_for_where_the_environment_says(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PE_RUNS", str(tmp_path))
+    assert runs.root() == tmp_path
+    assert [r.directory for r in runs.find()] == [run.directory]
+    monkeypatch.delenv("PE_RUNS")
+    assert runs.root() == Path(__file__).parent.parent / "runs"
+    with pytest.raises(RunError, match="nosuch: there is no such folder of runs"):
+        runs.load(tmp_path / "nosuch")
+
+
+def test_metrics_is_a_table_with_all_columns(run: Run) -> None:
+    (run.directory / "metrics.jsonl").write_text(
+        '{"step": 5, "loss": 5.0, "lr": 0.1}\n{"step": 5, "validation_loss": 5.5}\n'
+    )
+    table = run.metrics()
+    assert table["step"].tolist() == [5, 5]
+    assert table["loss"].dropna().tolist() == [5.0]
+    assert table["validation_loss"].dropna().tolist() == [5.5]
+    assert table["mfu"].isna().all()
+    assert Run(run.directory / "empty").metrics().empty
+
+
+def test_a_missing_record_is_named(tmp_path: Path) -> None:
+    run = Run(tmp_path / "demo" / "nothing")
+    with pytest.raises(RunError, match=r"nothing/run\.json: there is no such record"):
+        run.read()
+    assert not run.exists()
+    assert run.evaluation() is None
+    assert run.metric_lines() == []
+    assert not run.directory.exists(), "looking at a run creates nothing"
+
+
+def test_a_run_can_fail_before_it_has_a_record(tmp_path: Path) -> None:
+    run = Run(tmp_path / "demo" / "early", recipe("demo", pe="nope", seed=2))
+    run.fail("a cell failed: ValueError")
+    record = run.read()
+    assert (record["status"], record["reason"]) == ("failed", "a cell failed: ValueError")
+    assert (record["pe"], record["seed"], record["study"]) == ("nope", 2, "demo")
+    assert record["finished"] is not None
+    assert record["training"] is None
+    assert Run(run.directory).recipe == recipe("demo", pe="nope", seed=2)
+
+
+def test_failing_keeps_what_is_recorded(run: Run, record: dict[str, Any]) -> None:
+    run.fail("later trouble")
+    failed = run.read()
+    assert failed["training"] == record["training"]
+    assert failed["created"] == record["created"]
+    assert failed["finished"] != record["finished"]
+
+
+def test_update_changes_only_what_is_given(run: Run, record: dict[str, Any]) -> None:
+    assert run.update(seed=9) == record | {"seed": 9} == run.read()
+    with pytest.raises(RunError, match="status"):
+        run.update(status="done")
+
+
+HOLD = """
+import sys, time
+from pe.runs import Run
+with Run(sys.argv[1]).lock():
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_second_process_is_refused_at_once_and_freed_by_a_kill(tmp_path: Path) -> None:
+    run = Run(tmp_path / "demo" / "shared")
+    assert run.busy() is None
+    assert not run.directory.exists()
+    command = [sys.executable, "-c", HOLD, str(run.directory)]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "ready\n"
+        with pytest.raises(RunBusy, match=f"is being written by process {holder.pid} on ") as error:
+            with run.lock():
+                raise AssertionError("two processes hold one folder")
+        assert str(run.directory) in str(error.value)
+        assert "choose another study or seed" in str(error.value)
+        assert run.busy() == str(error.value)
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert run.busy() is None
+    with run.lock():
+        assert f"process {os.getpid()} " in str(run.busy())
+    assert run.busy() is None
+
+
+def test_a_lock_is_freed_by_an_error(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    with pytest.raises(ZeroDivisionError), run.lock():
+        raise ZeroDivisionError
+    assert run.busy() is None
+
+
+def test_training_and_evaluating_respect_the_lock(tmp_path: Path) -> None:
+    from pe.training.trainer import train
+
+    run = Run(tmp_path / "run", recipe("demo"))
+    with run.lock(), pytest.raises(RunBusy):
+        train(run)
+    assert not run.exists(), "a refused process must not write into the other's record"
