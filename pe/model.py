@@ -182,13 +182,15 @@ class PEModel(PEPreTrainedModel):
 
         Args:
             attention_mask: (B, past + T), 0 at padding.
-            position_ids: (T,) or (B, T); default: counted from the mask. With a filled cache,
-                positions must go on where the cache ends.
+            position_ids: (T,) or (B, T); default: counted from the mask. A cache holds no
+                positions, so with one only the counted ones are accepted.
             document_ids: (B, T); attention stays inside a document. Not with a cache.
         """
         for name in kwargs:
             if name not in TOLERATED:
                 raise unknown("argument", name, ARGUMENTS)
+            if name in ("output_attentions", "output_hidden_states") and kwargs[name]:
+                raise ValueError(f"{name}: this model returns its last hidden state only")
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -201,7 +203,7 @@ class PEModel(PEPreTrainedModel):
         length = x.shape[1]
         past = 0 if cache is None else cache.get_seq_length()
         positions, k_positions = self._positions(
-            attention_mask, position_ids, past, length, x.device
+            attention_mask, position_ids, past, length, cache is not None, x.device
         )
         if document_ids is not None and cache is not None:
             raise ValueError("document_ids cannot be combined with a cache; pass use_cache=False")
@@ -221,6 +223,7 @@ class PEModel(PEPreTrainedModel):
         position_ids: Tensor | None,
         past: int,
         length: int,
+        cached: bool,
         device: torch.device,
     ) -> tuple[Tensor, Tensor]:
         """Positions of the new tokens and of all keys."""
@@ -233,17 +236,26 @@ class PEModel(PEPreTrainedModel):
             counted = positions_from_mask(attention_mask)
         else:
             counted = torch.arange(past + length, device=device)
+        new = counted[..., past:]
         if position_ids is None:
-            return counted[..., past:], counted
-        if past == 0:
-            return position_ids, position_ids
-        if not torch.equal(position_ids.expand_as(counted[..., past:].expand_as(position_ids)),
-                           counted[..., past:].expand_as(position_ids)):  # fmt: skip
+            return new, counted
+        if position_ids.is_floating_point() or position_ids.shape[-1] != length:
             raise ValueError(
-                "position_ids: with a filled cache positions go on where the cache ends; pass the "
-                "attention_mask of all tokens instead"
+                f"position_ids: expected {length} integers a row, "
+                f"got {position_ids.dtype} {tuple(position_ids.shape)}"
             )
-        return counted[..., past:], counted
+        if not cached:
+            return position_ids, position_ids
+        given, expected = torch.broadcast_tensors(position_ids, new)
+        differs = given != expected
+        if attention_mask is not None:
+            differs = differs & attention_mask[:, past:].bool()
+        if differs.any():
+            raise ValueError(
+                "position_ids: with a cache, positions are those counted from the attention_mask; "
+                "pass use_cache=False to use others"
+            )
+        return new, counted
 
     def _refuse_too_far(self, positions: Tensor) -> None:
         limit = self.encodings[0].longest_position
@@ -286,8 +298,14 @@ class PEForCausalLM(PEPreTrainedModel, GenerationMixin):
             logits_to_keep: logits of the last n tokens only; 0: all.
             inputs: as `PEModel.forward` takes them.
         """
-        if use_cache is None:
-            use_cache = labels is None and shift_labels is None and not self.training
+        if use_cache is None:  # a cache is of use where decoding may go on
+            uncached = (
+                labels,
+                shift_labels,
+                inputs.get("position_ids"),
+                inputs.get("document_ids"),
+            )
+            use_cache = not self.training and all(x is None for x in uncached)
         out = self.model(input_ids=input_ids, use_cache=use_cache, **inputs)
         hidden = out.last_hidden_state
         result: dict[str, Any] = {CACHE_FIELD: out.get(CACHE_FIELD)}

@@ -1,0 +1,382 @@
+"""The decoder: what each argument does to its logits and losses, saving, compiling, refusing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_tools import LENGTH, NAMES, close, small, tokens
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from pe import loss as loss_module
+from pe.loss import summed_loss, token_losses
+from pe.model import PEConfig, PEForCausalLM, PEModel
+
+EVERY = pytest.mark.parametrize("name", NAMES)
+RELATIVE = [n for n in NAMES if small(n).model.encodings[0].relative]
+
+
+def gradients(model: PEForCausalLM) -> dict[str, Tensor]:
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+@EVERY
+def test_no_token_sees_the_future(name: str) -> None:
+    model, ids = small(name), tokens(2, 12)
+    changed = ids.clone()
+    changed[:, 7] = (changed[:, 7] + 5) % 60 + 1
+    a, b = model(ids).logits, model(changed).logits
+    assert torch.equal(a[:, :7], b[:, :7])
+    assert (a[:, 7:] - b[:, 7:]).abs().amax(-1).min() > 1e-4
+
+
+@EVERY
+def test_order_matters_except_to_nope(name: str) -> None:
+    # One layer: with two, even NoPE knows order from the causal mask.
+    model, ids = small(name, num_hidden_layers=1), tokens(1, 9)
+    swapped = ids.clone()
+    swapped[:, [1, 4]] = ids[:, [4, 1]]
+    moved = (model(ids).logits[:, -1] - model(swapped).logits[:, -1]).abs().max() > 1e-3
+    assert bool(moved) == (name != "nope")
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+def test_shifting_position_ids_changes_nothing(name: str) -> None:
+    model, ids = small(name), tokens(2, 20)
+    here = model(ids, position_ids=torch.arange(20)).logits
+    close(model(ids).logits, here, atol=1e-6)
+    close(model(ids, position_ids=torch.arange(20) + 5000).logits, here)
+    rows = torch.stack((torch.arange(20), torch.arange(20) + 777))
+    close(model(ids, position_ids=rows).logits, here)
+    if name != "nope":
+        stretched = model(ids, position_ids=torch.arange(20) * 3).logits
+        assert (stretched - here).abs().max() > 1e-2
+
+
+@EVERY
+def test_left_padding_changes_no_real_token(name: str) -> None:
+    """C5."""
+    model = small(name)
+    short, long = tokens(1, 9, seed=1), tokens(1, 2 * LENGTH)
+    pad = long.shape[1] - 9
+    ids = torch.cat((torch.cat((torch.zeros(1, pad).long(), short), 1), long))
+    mask = torch.ones_like(ids)
+    mask[0, :pad] = 0
+    out = model(ids, attention_mask=mask).logits
+    assert torch.isfinite(out).all()
+    close(out[0, pad:], model(short).logits[0])
+    close(out[1], model(long).logits[0])
+
+
+@EVERY
+def test_documents_in_one_row_equal_documents_alone(name: str) -> None:
+    model, lengths = small(name), (5, 1, 14)
+    parts = [tokens(2, n, seed=n) for n in lengths]
+    documents = torch.cat([torch.full((2, n), i) for i, n in enumerate(lengths)], 1)
+    positions = torch.cat([torch.arange(n) for n in lengths]).expand(2, -1)
+    whole = model(torch.cat(parts, 1), position_ids=positions, document_ids=documents)
+    assert whole.get("cache") is None
+    alone = torch.cat([model(part).logits for part in parts], 1)
+    close(whole.logits, alone)
+    apart = model(torch.cat(parts, 1), document_ids=documents, use_cache=False).logits
+    if small(name).model.encodings[0].relative:
+        close(apart, alone)  # masked and not restarted: the same, where only distance matters
+
+
+@EVERY
+def test_eager_equals_sdpa(name: str) -> None:
+    fast, slow = small(name), small(name, attn_implementation="eager")
+    slow.load_state_dict(fast.state_dict())
+    assert fast.model.layers[0].attention.backend is not slow.model.layers[0].attention.backend
+    ids = tokens(2, 30)
+    mask = torch.ones_like(ids)
+    mask[0, :7] = 0
+    results = []
+    for model in (fast, slow):
+        out = model(ids, labels=ids, attention_mask=mask)
+        out.loss.backward()
+        results.append((out.logits[mask.bool()], gradients(model)))
+    close(*(logits for logits, _ in results))
+    for key, gradient in results[0][1].items():
+        close(gradient, results[1][1][key])
+
+
+def test_labels_shift_labels_and_cross_entropy_agree() -> None:
+    model, ids = small("rope"), tokens(3, 16)
+    labels = ids.clone()
+    labels[0, :9] = -100
+    labels[1, -1] = -100
+    out = model(ids, labels=labels)
+    want = cross_entropy(out.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    torch.testing.assert_close(out.loss, want)
+    shifted = torch.cat((labels[:, 1:], torch.full((3, 1), -100)), 1)
+    training = model(ids, shift_labels=shifted)
+    torch.testing.assert_close(training.loss, want)
+    assert training.logits is None
+    nothing = model(ids, shift_labels=torch.full_like(ids, -100))
+    assert nothing.loss == 0
+
+
+def test_micro_batches_with_uneven_counts_add_up() -> None:
+    """G1: divided by the count of the whole batch, not by each part's own."""
+    model, ids = small("pope"), tokens(4, 16)
+    labels = ids.clone()
+    labels[:2, 3:] = -100
+    whole = model(ids, shift_labels=labels)
+    whole.loss.backward()
+    want = gradients(model)
+    model.zero_grad()
+    count = (labels != -100).sum()
+    total = torch.zeros(())
+    for part in (slice(0, 2), slice(2, 4)):
+        part_loss = model(ids[part], shift_labels=labels[part], num_items_in_batch=count).loss
+        part_loss.backward()
+        total = total + part_loss.detach()
+    torch.testing.assert_close(total, whole.loss.detach())
+    for key, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, want[key], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [1, 61 * 5, 61 * 7, 61 * 40, 10**9])
+def test_chunked_loss_equals_the_whole(chunk: int) -> None:
+    hidden, weight = torch.randn(33, 16).requires_grad_(), torch.randn(61, 16).requires_grad_()
+    targets = torch.randint(0, 61, (33,))
+    targets[[2, 3, 31]] = -100
+    want = cross_entropy(hidden @ weight.T, targets, reduction="sum")
+    loss = summed_loss(hidden, weight, targets, chunk_logits=chunk)
+    torch.testing.assert_close(loss, want)
+    for a, b in zip(
+        torch.autograd.grad(loss, (hidden, weight)),
+        torch.autograd.grad(want, (hidden, weight)),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+    each = token_losses(hidden, weight, targets)
+    assert each.dtype == torch.float32
+    assert (each[[2, 3, 31]] == 0).all()
+    torch.testing.assert_close(each.sum(), want)
+
+
+def test_chunking_bounds_the_logits_that_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    """G14: neither forward nor backward ever makes more than a chunk of them."""
+    rows: list[int] = []
+    real = loss_module.linear
+
+    def counting(hidden: Tensor, weight: Tensor) -> Tensor:
+        rows.append(hidden.shape[0])
+        return real(hidden, weight)
+
+    monkeypatch.setattr(loss_module, "linear", counting)
+    hidden, weight = torch.randn(50, 8).requires_grad_(), torch.randn(61, 8)
+    loss = summed_loss(hidden, weight, torch.randint(0, 61, (50,)), chunk_logits=61 * 8)
+    loss.backward()
+    assert max(rows) == 8
+    assert sum(rows) == 2 * 50  # once forward, once again for the backward pass
+
+
+def test_logits_to_keep() -> None:
+    model, ids = small("rope"), tokens(2, 12)
+    whole = model(ids).logits
+    close(model(ids, logits_to_keep=3).logits, whole[:, -3:], atol=1e-5)
+    close(model(ids, logits_to_keep=torch.tensor([0, 5])).logits, whole[:, [0, 5]], atol=1e-5)
+
+
+def test_embeddings_in_place_of_tokens() -> None:
+    model, ids = small("rope"), tokens(2, 12)
+    assert torch.equal(
+        model(inputs_embeds=model.get_input_embeddings()(ids)).logits, model(ids).logits
+    )
+
+
+def test_the_head_is_tied() -> None:
+    model = small("rope")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    names = [n for n, _ in model.named_parameters()]
+    assert "lm_head.weight" not in names
+
+
+@EVERY
+def test_encodings_share_every_weight_they_have_in_common(name: str) -> None:
+    other = dict(small("nope", seed=5).named_parameters())
+    mine = dict(small(name, seed=5).named_parameters())
+    common = [n for n in mine if ".encodings." not in n]
+    assert set(common) == set(other)
+    for key in common:
+        assert torch.equal(mine[key], other[key])
+    different = dict(small(name, seed=6).named_parameters())
+    assert not torch.equal(mine["model.norm.weight"] + 1, different["model.norm.weight"])
+    assert not torch.equal(
+        mine["model.layers.0.mlp.up_proj.weight"], different["model.layers.0.mlp.up_proj.weight"]
+    )
+
+
+def test_grouped_queries_equal_repeated_keys() -> None:
+    for name in NAMES:
+        grouped, full = small(name), small(name, num_key_value_heads=4)
+        weights = grouped.state_dict()
+        for i in range(2):
+            key = f"model.layers.{i}.attention.qkv_proj.weight"
+            q, k, v = weights[key].split([64, 32, 32])
+            k, v = (x.view(2, 16, 64).repeat_interleave(2, 0).flatten(0, 1) for x in (k, v))
+            weights[key] = torch.cat((q, k, v))
+        for key, value in full.state_dict().items():
+            if ".encodings." in key:
+                mine = weights[key]
+                weights[key] = mine if mine.shape == value.shape else mine.repeat_interleave(2, 0)
+        full.load_state_dict(weights)
+        ids = tokens(2, 15)
+        close(grouped(ids).logits, full(ids).logits)
+
+
+def test_qk_norm_makes_logits_blind_to_the_size_of_queries() -> None:
+    ids = tokens(1, 12)
+    for qk_norm in (False, True):
+        model = small("rope", qk_norm=qk_norm, rms_norm_eps=1e-12)
+        before = model(ids).logits
+        with torch.no_grad():
+            for layer in model.model.layers:
+                layer.attention.qkv_proj.weight[:96] *= 3  # queries and keys, not values
+        same = (model(ids).logits - before).abs().max() < 1e-3
+        assert bool(same) == qk_norm
+
+
+def test_saving_and_loading_in_another_process(tmp_path: Path) -> None:
+    """A7: the logits of a loaded model, by a program that knows only pe.model."""
+    for name in NAMES:
+        model, ids = small(name), tokens(2, 2 * LENGTH)
+        model.save_pretrained(tmp_path / name)
+        torch.save({"ids": ids, "logits": model(ids).logits}, tmp_path / name / "expected.pt")
+    code = """
+import sys, torch, pe.model
+from transformers import AutoModel, AutoModelForCausalLM
+for name in sys.argv[2:]:
+    here = f"{sys.argv[1]}/{name}"
+    saved = torch.load(here + "/expected.pt")
+    want = saved["logits"]
+    model = AutoModelForCausalLM.from_pretrained(here)
+    assert torch.equal(model(saved["ids"]).logits, want), name
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    half = AutoModelForCausalLM.from_pretrained(here, dtype=torch.bfloat16)
+    buffers = dict(half.named_buffers())
+    for key, value in model.named_buffers():
+        assert value.dtype == buffers[key].dtype and torch.equal(value, buffers[key]), (name, key)
+    got = half(saved["ids"]).logits
+    assert got.dtype == torch.bfloat16
+    error = (got.float() - want).abs().mean() / want.abs().mean()
+    assert error < 0.05, (name, error)
+    base = AutoModel.from_pretrained(here)
+    logits = base(saved["ids"]).last_hidden_state @ base.embed_tokens.weight.T
+    torch.testing.assert_close(logits, want, msg=name)
+print("pandas" in sys.modules, "datasets" in sys.modules)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path), *NAMES]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["False", "False"]
+    assert "MISSING" not in done.stderr
+    assert "UNEXPECTED" not in done.stderr
+
+
+@EVERY
+def test_a_model_from_its_configuration_is_initialised(name: str) -> None:
+    """A8: also when it is built on the meta device first."""
+    config = small(name).config
+    with torch.device("meta"):
+        model = PEForCausalLM(config)
+    model.to_empty(device="cpu")
+    for (key, a), (_, b) in zip(model.named_buffers(), small(name).named_buffers(), strict=True):
+        assert torch.equal(a, b), key
+    fresh = PEForCausalLM(config)
+    assert all(torch.isfinite(p).all() for p in fresh.parameters())
+    assert 0.01 < float(fresh.model.embed_tokens.weight.detach().std()) < 0.04
+
+
+@EVERY
+def test_compiled_equals_eager_in_one_graph(name: str) -> None:
+    """One graph for the training step: no break, or compiling is worth little."""
+    model = small(name).train()
+    ids = tokens(2, 16)
+
+    def step(ids: Tensor, labels: Tensor) -> Tensor:
+        return model(ids, shift_labels=labels).loss  # type: ignore[no-any-return]
+
+    torch._dynamo.reset()
+    explained = torch._dynamo.explain(step)(ids, ids)
+    assert explained.graph_count == 1
+    assert explained.graph_break_count == 0, explained.break_reasons
+    torch._dynamo.reset()
+    want = step(ids, ids)
+    want.backward()
+    eager = gradients(model)
+    model.zero_grad()
+    loss = torch.compile(step, backend="aot_eager", fullgraph=True)(ids, ids)
+    loss.backward()
+    torch.testing.assert_close(loss, want)
+    for key, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, eager[key], atol=1e-5, rtol=1e-4)
+
+
+def test_autocast_trains_in_bfloat16_and_stays_close() -> None:
+    for name in NAMES:
+        model, ids = small(name, std=0.05).train(), tokens(4, 32)
+        exact = model(ids, shift_labels=ids).loss
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(ids, shift_labels=ids).loss
+        loss.backward()
+        assert loss.dtype == torch.float32
+        assert float(loss) == pytest.approx(float(exact), rel=5e-3)
+        assert all(g.dtype == torch.float32 for g in gradients(model).values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "give exactly one of input_ids and inputs_embeds"),
+        ({"input_ids": tokens(1, 4), "inputs_embeds": torch.zeros(1, 4, 64)}, "exactly one of"),
+        ({"input_ids": tokens(1, 4), "attenion_mask": 1}, "did you mean 'attention_mask'"),
+        ({"input_ids": tokens(1, 4), "attention_mask": torch.ones(1, 1, 4, 4)},
+         r"attention_mask: expected \(batch, 4\), past tokens included, got \(1, 1, 4, 4\)"),
+        ({"input_ids": tokens(1, 4), "attention_mask": torch.ones(1, 3)}, "attention_mask: expec"),
+        ({"input_ids": tokens(1, 4), "position_ids": torch.ones(1, 4)}, "position_ids: expected 4"),
+        ({"input_ids": tokens(1, 4), "position_ids": torch.arange(3)}, "position_ids: expected 4"),
+        ({"input_ids": tokens(1, 4), "position_ids": torch.arange(4) + 9, "use_cache": True},
+         "with a cache, positions are those counted"),
+        ({"input_ids": tokens(1, 4), "document_ids": torch.zeros(1, 4), "use_cache": True},
+         "document_ids cannot be combined with a cache"),
+        ({"input_ids": tokens(1, 4), "output_hidden_states": True}, "output_hidden_states: this"),
+    ],
+)  # fmt: skip
+def test_what_the_model_refuses(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        small("rope")(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"pe": "rpoe"}, "did you mean 'rope'"),
+        ({"pe": "yarn", "pe_options": {"fcator": 4.0}}, "did you mean 'factor'"),
+        ({"hidden_size": 65}, "hidden_size 65 does not divide into 4 heads"),
+        ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads 3"),
+        ({"hidden_size": 20}, "head_dim 5 .* even head_dim"),
+        ({"pe": "rope", "pe_options": {"head_dim": 8}}, "head_dim follows from the model"),
+    ],
+)
+def test_what_the_configuration_refuses(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        PEConfig(**arguments)
+
+
+def test_a_configuration_survives_its_json(tmp_path: Path) -> None:
+    config = PEConfig(pe="yarn", pe_options={"factor": 8.0, "original_length": 32}, qk_norm=True)
+    config.save_pretrained(tmp_path)
+    again = PEConfig.from_pretrained(tmp_path)
+    fields = ("pe", "pe_options", "qk_norm", "head_dim", "max_position_embeddings")
+    assert [getattr(again, f) for f in fields] == [getattr(config, f) for f in fields]
+    ramp = PEModel(again).encodings[0].transforms[0]
+    assert (ramp.original_length, ramp.factor) == (32, 8.0)
