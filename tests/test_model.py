@@ -329,7 +329,7 @@ def test_autocast_trains_in_bfloat16_and_stays_close() -> None:
             loss = model(ids, shift_labels=ids).loss
         loss.backward()
         assert loss.dtype == torch.float32
-        assert float(loss) == pytest.approx(float(exact), rel=5e-3)
+        assert loss.item() == pytest.approx(exact.item(), rel=5e-3)
         assert all(g.dtype == torch.float32 for g in gradients(model).values())
 
 

@@ -1,0 +1,234 @@
+"""Decoding with a cache: step by step equals all at once, for every encoding, past any length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from model_tools import LENGTH, NAMES, close, small, tokens
+from torch import Tensor
+from transformers import DynamicCache, GenerationConfig
+
+from pe.encodings import Encoding, register, registry
+from pe.model import PEForCausalLM
+
+EVERY = pytest.mark.parametrize("name", NAMES)
+
+
+def stepwise(model: PEForCausalLM, ids: Tensor, chunks: list[int], **more: Any) -> Tensor:
+    """Logits of all tokens, fed in chunks through one cache."""
+    cache, logits, start = DynamicCache(), [], 0
+    mask = more.pop("attention_mask", None)
+    for size in chunks:
+        end = start + size
+        if mask is not None:
+            more["attention_mask"] = mask[:, :end]
+        logits.append(model(ids[:, start:end], past_key_values=cache, **more).logits)
+        start = end
+    assert start == ids.shape[1]
+    assert cache.get_seq_length() == start
+    return torch.cat(logits, 1)
+
+
+@EVERY
+@pytest.mark.parametrize("length", [LENGTH - 1, LENGTH, LENGTH + 1, 2 * LENGTH])
+def test_prefill_equals_decoding(name: str, length: int) -> None:
+    """B1, D15, E1, E3, E4."""
+    model, ids = small(name), tokens(2, length)
+    with torch.no_grad():
+        whole = model(ids, use_cache=False).logits
+        close(stepwise(model, ids, [1] * length), whole)
+        close(stepwise(model, ids, [length - 5, 1, 3, 1]), whole)
+        close(stepwise(model, ids, [7, length - 7]), whole)
+
+
+@EVERY
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_decoding_with_left_padding(name: str, attention: str) -> None:
+    """C6: padding keys are masked, and positions counted without them, in every step."""
+    model = small(name, attn_implementation=attention)
+    ids, pad = tokens(2, LENGTH + 6), 11
+    mask = torch.ones_like(ids)
+    mask[0, :pad] = 0
+    with torch.no_grad():
+        whole = model(ids, attention_mask=mask, use_cache=False).logits
+        steps = stepwise(model, ids, [pad + 4, *[1] * 6, 9], attention_mask=mask)
+        alone = stepwise(model, ids[:1, pad:], [4, *[1] * 6, 9])
+    close(steps[0, pad:], whole[0, pad:])
+    close(steps[1], whole[1])
+    close(steps[0, pad:], alone[0])
+
+
+@EVERY
+def test_explicit_positions_that_agree_are_accepted(name: str) -> None:
+    model, ids = small(name), tokens(2, 12)
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    positions = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)  # as transformers counts them
+    cache = DynamicCache()
+    with torch.no_grad():
+        want = model(ids, attention_mask=mask, use_cache=False).logits
+        first = model(ids[:, :9], attention_mask=mask[:, :9], position_ids=positions[:, :9],
+                      past_key_values=cache).logits  # fmt: skip
+        rest = model(ids[:, 9:], attention_mask=mask, position_ids=positions[:, 9:],
+                     past_key_values=cache).logits  # fmt: skip
+        close(torch.cat((first, rest), 1)[mask.bool()], want[mask.bool()])
+        with pytest.raises(ValueError, match="with a cache, positions are those counted"):
+            model(ids[:, :1], position_ids=torch.tensor([[0]]), past_key_values=cache)
+
+
+@EVERY
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"num_beams": 3}, {"do_sample": True, "temperature": 0.8, "top_k": 7}],
+    ids=["greedy", "beams", "sampling"],
+)
+def test_generate_with_and_without_a_cache(name: str, settings: dict[str, Any]) -> None:
+    model, ids = small(name), tokens(1, LENGTH - 4)
+    results = []
+    for use_cache in (True, False):
+        torch.manual_seed(0)
+        out = model.generate(ids, max_new_tokens=16, min_new_tokens=16, use_cache=use_cache,
+                             **({"do_sample": False} | settings))  # fmt: skip
+        results.append(out)
+    assert results[0].shape == (1, LENGTH + 12)
+    assert torch.equal(*results)
+
+
+@EVERY
+@pytest.mark.parametrize("beams", [1, 3])
+def test_generate_from_a_padded_batch(name: str, beams: int) -> None:
+    """C5: each row of a left-padded batch continues as it does alone."""
+    model = small(name)
+    prompts = [tokens(1, 3, seed=4), tokens(1, 14, seed=5), tokens(1, 9, seed=6)]
+    ids, mask = torch.zeros(3, 14).long(), torch.zeros(3, 14).long()
+    for row, prompt in enumerate(prompts):
+        ids[row, 14 - prompt.shape[1] :] = prompt
+        mask[row, 14 - prompt.shape[1] :] = 1
+    settings: dict[str, Any] = {
+        "max_new_tokens": 14, "min_new_tokens": 14, "num_beams": beams, "do_sample": False,
+    }  # fmt: skip
+    together = model.generate(ids, attention_mask=mask, **settings)[:, 14:]
+    for row, prompt in enumerate(prompts):
+        alone = model.generate(prompt, **settings)[0, prompt.shape[1] :]
+        assert together[row].tolist() == alone.tolist()
+
+
+def test_greedy_tokens_are_the_likeliest() -> None:
+    model, ids = small("pope"), tokens(1, 5)
+    out = model.generate(ids, max_new_tokens=8, min_new_tokens=8, do_sample=False)
+    with torch.no_grad():
+        logits = model(out).logits[0, 4:-1]
+    logits[:, 0] = float("-inf")  # the end token, which min_new_tokens forbids
+    assert torch.equal(logits.argmax(-1), out[0, 5:])
+
+
+def test_generation_stops_at_the_end_token() -> None:
+    model, ids = small("rope"), tokens(1, 5)
+    free = model.generate(ids, max_new_tokens=12, min_new_tokens=12, do_sample=False)
+    stop = int(free[0, 8])
+    first = int((free[0, 5:] == stop).nonzero()[0])
+    settings = GenerationConfig(max_new_tokens=12, do_sample=False, eos_token_id=stop)
+    out = model.generate(ids, generation_config=settings)
+    assert out[0].tolist() == free[0, : 5 + first + 1].tolist()
+
+
+def test_evaluation_returns_a_cache_and_training_none() -> None:
+    model, ids = small("rope"), tokens(1, 5)
+
+    def cached(**arguments: Any) -> bool:
+        out = model(ids, **arguments)
+        return any(out.get(key) is not None for key in ("cache", "past_key_values"))
+
+    assert cached()
+    assert not cached(use_cache=False)
+    assert not cached(labels=ids)
+    assert not cached(position_ids=torch.arange(5) + 3)
+    assert not cached(document_ids=torch.zeros(1, 5).long())
+    model.train()
+    assert not cached()
+
+
+class GrowingStretch(Encoding):
+    """Rotates by an angle that depends on the length of the sequence: keys are cached unrotated."""
+
+    length_dependent = True
+    rotates = True
+
+    def rotate(
+        self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        longest = k_positions.amax(-1, keepdim=True).float()
+
+        def turn(x: Tensor, positions: Tensor) -> Tensor:
+            angle = (positions / (10 + longest))[..., None]
+            angle = angle[None, None] if angle.dim() == 2 else angle[:, None]
+            a, b = x.chunk(2, dim=-1)
+            return torch.cat(
+                (a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1
+            )
+
+        return turn(q, q_positions), turn(k, k_positions)
+
+
+class ContentBias(Encoding):
+    """A bias that looks at queries and keys, as they were before any rotation."""
+
+    content_dependent = True
+
+    def bias(self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        keys = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+        distance = q_positions[..., :, None] - k_positions[..., None, :]
+        distance = distance if distance.dim() == 2 else distance[:, None]
+        return (q @ keys.transpose(-1, -2)).float().sigmoid() * (0.1 * distance)
+
+
+class FewPositions(Encoding):
+    longest_position = 8
+
+
+@pytest.fixture
+def toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    for cls in (GrowingStretch, ContentBias, FewPositions):
+        register(cls.__name__)(cls)
+
+
+@pytest.mark.usefixtures("toys")
+@pytest.mark.parametrize("name", ["GrowingStretch", "ContentBias", "rope+ContentBias"])
+def test_keys_are_cached_unrotated_where_the_encoding_says_so(name: str) -> None:
+    """B1: the last logits of step-by-step decoding are those of the whole at that length."""
+    model, ids = small(name), tokens(2, 2 * LENGTH)
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    with torch.no_grad():
+        for more in ({}, {"attention_mask": mask}):
+            steps = stepwise(model, ids, [9, *[1] * (2 * LENGTH - 9)], **more)
+            for end in (10, LENGTH, 2 * LENGTH):
+                cut = {key: value[:, :end] for key, value in more.items()}
+                # What earlier layers cached was computed at earlier lengths; only one layer's
+                # keys can be told apart from that, so the model below has one.
+                if name != "GrowingStretch":
+                    whole = model(ids[:, :end], use_cache=False, **cut).logits
+                    close(steps[:, end - 1], whole[:, -1])
+            shallow = small(name, num_hidden_layers=1)
+            steps = stepwise(shallow, ids, [9, *[1] * (2 * LENGTH - 9)], **more)
+            for end in (10, LENGTH, 2 * LENGTH):
+                cut = {key: value[:, :end] for key, value in more.items()}
+                whole = shallow(ids[:, :end], use_cache=False, **cut).logits
+                close(steps[:, end - 1], whole[:, -1])
+
+
+@pytest.mark.usefixtures("toys")
+def test_a_position_too_far_is_refused_before_any_work() -> None:
+    """E6."""
+    model, ids = small("FewPositions"), tokens(1, 9)
+    model(ids[:, :8])
+    with pytest.raises(ValueError, match="'FewPositions' has no position 8: longest position 7"):
+        model(ids)
+    with pytest.raises(ValueError, match="no position 8"):
+        model.generate(ids[:, :6], max_new_tokens=5, min_new_tokens=5, do_sample=False)
+    padded = torch.ones(1, 9).long()
+    padded[0, 0] = 0
+    model(ids, attention_mask=padded)  # eight real tokens
