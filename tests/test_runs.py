@@ -121,9 +121,9 @@ def test_how_many_more_mistakes_there_are_is_said(run: Run, record: dict[str, An
 def test_a_record_of_a_later_format_asks_for_a_later_pe(run: Run, name: str) -> None:
     path = run.directory / name
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": 2, "new": True}))
+    read = run.read if name == "run.json" else run.evaluation
     with pytest.raises(RunError, match=r"is in format 2, and this version of pe .* update pe"):
-        run.read()
-        run.evaluation()
+        read()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -305,9 +305,9 @@ def test_a_second_process_is_refused_at_once_and_freed_by_a_kill(tmp_path: Path)
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "ready\n"
-        with pytest.raises(RunBusy, match=f"is being written by process {holder.pid} on ") as error:
-            with run.lock():
-                raise AssertionError("two processes hold one folder")
+        holds = f"is being written by process {holder.pid} on "
+        with pytest.raises(RunBusy, match=holds) as error, run.lock():
+            raise AssertionError("two processes hold one folder")
         assert str(run.directory) in str(error.value)
         assert "choose another study or seed" in str(error.value)
         assert run.busy() == str(error.value)
