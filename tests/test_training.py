@@ -84,7 +84,7 @@ def test_weights_depend_on_the_seed_and_the_name_alone() -> None:
         if not name.endswith(("o_proj.weight", "down_proj.weight")):  # scaled by the depth
             assert torch.equal(first[name], deeper[name])
     assert len({first[name].flatten()[0].item() for name in matrices}) == len(matrices)
-    stds = {name: float(first[name].std()) for name in matrices}
+    stds = {name: first[name].std().item() for name in matrices}
     for name, std in stds.items():
         residual = name.endswith(("o_proj.weight", "down_proj.weight"))
         wanted = 0.02 / math.sqrt(2 * 4) if residual else 0.02

@@ -13,6 +13,7 @@ from pe.evaluation.perplexity import by_position, cell, no_cell, window_losses
 from pe.runs import SCHEMA_VERSION, Run, RunError
 from pe.training.build import autocast
 from pe.training.progress import Progress
+from pe.training.recipe import Recipe
 from pe.training.record import now
 
 
@@ -29,7 +30,7 @@ def evaluate(run: Run, *, quiet: bool = False) -> dict[str, Any]:
     recipe = run.recipe
     lengths = sorted(recipe.evaluation_lengths)
     known = run.evaluation()
-    if known is not None and _covers(known, lengths, recipe.target_tokens):
+    if known is not None and _covers(known, recipe):
         return known
     record = run.read()
     if record["status"] != "complete":
@@ -42,8 +43,13 @@ def evaluate(run: Run, *, quiet: bool = False) -> dict[str, Any]:
     return found
 
 
-def _covers(known: dict[str, Any], lengths: list[int], target_tokens: int) -> bool:
-    return bool(known["lengths"] == lengths and known["target_tokens"] == target_tokens)
+def _covers(known: dict[str, Any], recipe: Recipe) -> bool:
+    """Whether a recorded evaluation is the one that the recipe asks for."""
+    return bool(
+        known["lengths"] == sorted(recipe.evaluation_lengths)
+        and known["target_tokens"] == recipe.target_tokens
+        and known.get("windows_wanted", recipe.evaluation_windows) == recipe.evaluation_windows
+    )
 
 
 def _evaluate(
@@ -85,6 +91,7 @@ def _evaluate(
         "lengths": lengths,
         "target_tokens": recipe.target_tokens,
         "windows": len(ends),
+        "windows_wanted": recipe.evaluation_windows,
         "seconds": round(time.perf_counter() - begun, 2),
         "perplexity": last,
         "window_perplexity": whole,

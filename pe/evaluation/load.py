@@ -6,6 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 import pe.model  # noqa: F401  (registers the model with transformers' Auto classes)
+from pe._quiet import quiet_libraries
 from pe.model import PEForCausalLM
 from pe.runs import Run, RunError
 
@@ -21,7 +22,8 @@ def _checkpoint(run: Run) -> str:
 
 def load_model(run: Run) -> PEForCausalLM:
     """The trained model in evaluation mode, on the GPU if there is one."""
-    model: PEForCausalLM = AutoModelForCausalLM.from_pretrained(_checkpoint(run))
+    with quiet_libraries():
+        model: PEForCausalLM = AutoModelForCausalLM.from_pretrained(_checkpoint(run))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return model.to(device).eval()  # type: ignore[no-any-return]
 

@@ -90,6 +90,7 @@ def no_cell(reason: str) -> dict[str, Any]:
 def by_position(losses: np.ndarray, bins: int = POSITION_BINS) -> dict[str, Any]:
     """Mean loss in equal bins of positions, from (windows, length) losses."""
     length = losses.shape[1]
+    bins = min(bins, length)  # no empty ones
     edges = [round(i * length / bins) for i in range(bins + 1)]
     means = losses.mean(axis=0)
     nll = [round(float(means[a:b].mean()), 6) for a, b in itertools.pairwise(edges)]

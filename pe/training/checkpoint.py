@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
+from pe._quiet import quiet_libraries
 from pe.config import PEConfig
 from pe.runs import RunError, write_atomically
 
@@ -51,7 +52,8 @@ def save(accelerator: Accelerator, directory: Path, state: TrainState, config: P
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
     accelerator.wait_for_everyone()
-    accelerator.save_state(str(temporary))
+    with quiet_libraries():
+        accelerator.save_state(str(temporary))
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         config.save_pretrained(temporary)

@@ -20,6 +20,7 @@ from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
 from torch import Tensor
 
+from pe._quiet import quiet_libraries
 from pe.data import Batches, TokenData, prepare
 from pe.data.batches import Batch
 from pe.loss import IGNORE
@@ -304,7 +305,8 @@ class _Training:
         self.accelerator.end_training()
         if not self.main:
             return
-        model.save_pretrained(self.run.checkpoint, state_dict=weights)
+        with quiet_libraries():
+            model.save_pretrained(self.run.checkpoint, state_dict=weights)
         data.load_tokenizer().save_pretrained(self.run.checkpoint)
         training = {
             "steps": state.step,

@@ -1,0 +1,323 @@
+"""Perplexity by length: against a slow loop, on the same targets, and honest about what has none."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_training import tiny, write_corpus
+from torch import Tensor
+
+import pe
+from pe.data import Split, evaluation_windows, prepare
+from pe.encodings import Encoding
+from pe.evaluation import evaluate as module
+from pe.evaluation.evaluate import evaluate
+from pe.evaluation.load import load_model
+from pe.evaluation.perplexity import by_position, cell, window_losses
+from pe.model import PEForCausalLM
+from pe.runs import Run, RunBusy, RunError
+from pe.training.build import build_model
+from pe.training.recipe import Recipe
+from pe.training.trainer import train
+
+
+class Short(Encoding):
+    """An encoding with a hard end: positions 0 to 31."""
+
+    longest_position = 32
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x + 0.01 * positions[..., None]
+
+
+class Grumpy(Encoding):
+    """An encoding with a mistake that shows at long sequences."""
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        if positions.shape[-1] > 40:
+            raise ValueError("positions: some other trouble")
+        return x
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("evaluation")
+    write_corpus(base / "corpus", held_out=700)
+    return base
+
+
+@pytest.fixture(autouse=True)
+def environment(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PE_CACHE", str(shared / "cache"))
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def trained(shared: Path, tmp_path: Path) -> Callable[..., Run]:
+    def make(**changes: Any) -> Run:
+        chosen = tiny(shared / "corpus", **({"steps": 6} | changes))
+        return train(Run(tmp_path / "study" / chosen.run_name(), chosen), quiet=True)
+
+    return make
+
+
+def model_and_text(name: str = "rope") -> tuple[PEForCausalLM, Split]:
+    chosen = tiny(Path("unused"), pe=name)
+    model = build_model(chosen, 264).eval()
+    with torch.no_grad():  # far from uniform, so that mistakes show
+        for parameter in model.parameters():
+            parameter.mul_(3.0)
+    tokens = np.random.default_rng(0).integers(0, 264, 400).astype(np.uint16)
+    return model, Split(tokens, np.array([0]), ["text"])
+
+
+def slow_losses(model: PEForCausalLM, tokens: np.ndarray, end: int, length: int) -> list[float]:
+    """One window, one target at a time, by the definition."""
+    found = []
+    for target in range(end - length, end):
+        context = torch.from_numpy(tokens[end - length - 1 : target].astype(np.int64))[None]
+        with torch.no_grad():
+            logits = model(context).logits[0, -1].double()
+        found.append(float(torch.logsumexp(logits, 0) - logits[int(tokens[target])]))
+    return found
+
+
+@pytest.mark.parametrize("name", pe.list_encodings())
+def test_window_losses_equal_a_slow_loop(name: str) -> None:
+    model, split = model_and_text(name)
+    ends = [70, 131, 400]
+    for length in (16, 40):
+        found = window_losses(model, split, ends, length, tokens_per_batch=2 * length)
+        assert found.shape == (3, length)
+        assert found.dtype == np.float64
+        for row, end in zip(found, ends, strict=True):
+            wanted = slow_losses(model, split.tokens, end, length)
+            assert row == pytest.approx(wanted, abs=2e-4)
+
+
+@pytest.mark.parametrize("name", pe.list_encodings())
+def test_losses_do_not_depend_on_how_many_windows_run_at_once(name: str) -> None:
+    model, split = model_and_text(name)
+    ends = list(range(70, 330, 20))
+    one = window_losses(model, split, ends, 48, tokens_per_batch=1)
+    for together in (96, 48 * 5, 10**6):
+        many = window_losses(model, split, ends, 48, tokens_per_batch=together)
+        np.testing.assert_allclose(many, one, atol=1e-5)
+
+
+def test_every_length_scores_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pe.evaluation import perplexity
+
+    model, split = model_and_text()
+    scored: list[Tensor] = []
+    inner = perplexity._losses
+
+    def recorded(model: Any, hidden: Tensor, targets: Tensor) -> Tensor:
+        scored.append(targets)
+        return inner(model, hidden, targets)
+
+    monkeypatch.setattr(perplexity, "_losses", recorded)
+    ends = evaluation_windows(split, 128, 8, 20)
+    for length in (8, 16, 64, 128):
+        window_losses(model, split, ends, length, tokens_per_batch=10**6)
+    places = np.concatenate([np.arange(end - 8, end) for end in ends])
+    assert len(set(places.tolist())) == len(places)
+    wanted = split.tokens[places].astype(np.int64)
+    for targets in scored:
+        assert np.array_equal(targets[:, -8:].flatten().numpy(), wanted)
+
+
+def test_tokens_weigh_the_same_and_windows_are_kept_for_intervals() -> None:
+    losses = np.array([[1.0, 2.0, 3.0], [4.0, 0.0, 2.0]])
+    found = cell(losses)
+    assert found["nll"] == 2.0
+    assert found["value"] == pytest.approx(math.exp(2.0), abs=1e-4)
+    assert found["window_nll"] == [2.0, 2.0]
+    assert found["reason"] is None
+    too_large = cell(np.full((2, 3), 800.0))
+    assert too_large["value"] is None
+    assert too_large["nll"] == 800.0
+    assert "too large" in too_large["reason"]
+    json.dumps(too_large, allow_nan=False)
+
+
+@pytest.mark.parametrize("length", [1, 5, 31, 32, 33, 100, 128])
+def test_loss_by_position_averages_to_the_whole_window(length: int) -> None:
+    losses = np.random.default_rng(length).exponential(2.0, (7, length))
+    found = by_position(losses)
+    edges = found["edges"]
+    assert (edges[0], edges[-1], found["length"]) == (0, length, length)
+    assert len(found["nll"]) == len(edges) - 1 == min(32, length)
+    widths = np.diff(edges)
+    assert widths.min() > 0
+    assert widths.max() - widths.min() <= 1
+    assert np.average(found["nll"], weights=widths) == pytest.approx(losses.mean(), abs=1e-6)
+    assert found["nll"][0] == pytest.approx(losses[:, : edges[1]].mean(), abs=1e-6)
+
+
+def test_a_uniform_model_has_the_vocabulary_as_its_perplexity(
+    trained: Callable[..., Run],
+) -> None:
+    run = trained()
+    model = load_model(run)
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    model.save_pretrained(run.checkpoint)
+    found = evaluate(run, quiet=True)
+    for kind in ("perplexity", "window_perplexity"):
+        for length in ("16", "32", "64"):
+            assert found[kind][length]["value"] == pytest.approx(264.0, rel=1e-5)
+    assert found["loss_by_position"]["nll"] == pytest.approx([math.log(264)] * 32, abs=1e-5)
+
+
+def test_the_record_is_what_the_definition_says(trained: Callable[..., Run]) -> None:
+    run = trained()
+    found = evaluate(run, quiet=True)
+    assert found == run.evaluation()
+    data, model = prepare(run.recipe.corpus, 264), load_model(run)
+    ends = evaluation_windows(data.test, 64, 8, 6)
+    assert found["windows"] == len(ends) == 6
+    assert (found["lengths"], found["target_tokens"]) == ([16, 32, 64], 8)
+    for length in (16, 64):
+        slow = np.array([slow_losses(model, data.test.tokens, end, length) for end in ends])
+        last, whole = found["perplexity"][str(length)], found["window_perplexity"][str(length)]
+        assert last["nll"] == pytest.approx(slow[:, -8:].mean(), abs=1e-4)
+        assert last["value"] == pytest.approx(math.exp(slow[:, -8:].mean()), rel=1e-3)
+        assert last["window_nll"] == pytest.approx(slow[:, -8:].mean(axis=1).tolist(), abs=1e-4)
+        assert whole["nll"] == pytest.approx(slow.mean(), abs=1e-4)
+    positions = found["loss_by_position"]
+    assert positions["length"] == 64
+    assert np.mean(positions["nll"]) == pytest.approx(found["window_perplexity"]["64"]["nll"])
+
+
+def test_a_length_beyond_the_last_position_has_no_value(trained: Callable[..., Run]) -> None:
+    run = trained(pe="test_evaluation:Short")
+    found = evaluate(run, quiet=True)
+    for kind in ("perplexity", "window_perplexity"):
+        assert found[kind]["32"]["value"] > 1
+        assert found[kind]["64"] == {
+            "value": None, "nll": None, "window_nll": None,
+            "reason": "no value: longest position 31",
+        }  # fmt: skip
+    assert found["loss_by_position"]["length"] == 32
+    row = pe.runs.load(run.directory.parent.parent).iloc[0]
+    assert row["ppl@2x"] == found["perplexity"]["32"]["value"]
+    assert math.isnan(row["ppl@4x"] if row["ppl@4x"] is not None else math.nan)
+
+
+def test_another_mistake_is_not_taken_for_a_missing_position(trained: Callable[..., Run]) -> None:
+    run = trained(pe="test_evaluation:Grumpy")
+    with pytest.raises(ValueError, match="some other trouble"):
+        evaluate(run, quiet=True)
+    assert run.evaluation() is None
+    assert run.busy() is None
+
+
+def reopened(run: Run, **changes: Any) -> Run:
+    return Run(run.directory, Recipe.from_dict(run.recipe.to_dict() | changes))
+
+
+def test_what_is_recorded_is_not_computed_again(
+    trained: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained()
+    first = evaluate(run, quiet=True)
+    calls: list[Any] = []
+    inner = module._evaluate
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return inner(*arguments)
+
+    monkeypatch.setattr(module, "_evaluate", counted)
+    assert evaluate(Run(run.directory), quiet=True) == first
+    assert evaluate(reopened(run, evaluation_lengths=[64, 16, 32]), quiet=True) == first
+    assert calls == []
+    for changes, where in (
+        ({"evaluation_lengths": [16, 48]}, ("lengths", [16, 48])),
+        ({"target_tokens": 4}, ("target_tokens", 4)),
+        ({"evaluation_windows": 3}, ("windows", 3)),
+        ({"evaluation_windows": 10**6}, ("windows_wanted", 10**6)),
+    ):
+        done = len(calls)
+        again = evaluate(reopened(run, **changes), quiet=True)
+        assert len(calls) == done + 1
+        assert again[where[0]] == where[1]
+        assert run.evaluation() == again
+        assert evaluate(reopened(run, **changes), quiet=True) == again
+        assert len(calls) == done + 1
+    assert again["windows"] < 10**6
+
+
+def test_a_record_without_its_weights_can_be_read_but_not_extended(
+    trained: Callable[..., Run],
+) -> None:
+    import shutil
+
+    run = trained()
+    first = evaluate(run, quiet=True)
+    shutil.rmtree(run.checkpoint)
+    assert evaluate(Run(run.directory), quiet=True) == first
+    with pytest.raises(RunError, match="is not on this machine .*train the run again") as error:
+        evaluate(reopened(run, evaluation_lengths=[16]), quiet=True)
+    assert str(run.checkpoint) in str(error.value)
+    assert run.evaluation() == first
+    with pytest.raises(RunError, match="is not on this machine"):
+        pe.sample(run)
+
+
+def test_what_is_not_trained_is_not_evaluated(trained: Callable[..., Run], tmp_path: Path) -> None:
+    run = trained()
+    run.fail("stopped by SIGTERM", status="interrupted")
+    with pytest.raises(RunError, match="is interrupted; train it before evaluating it"):
+        evaluate(run, quiet=True)
+    with pytest.raises(RunError, match="there is no such record"):
+        evaluate(Run(tmp_path / "nothing", run.recipe), quiet=True)
+
+
+def test_lengths_that_cannot_be_are_refused(trained: Callable[..., Run]) -> None:
+    run = trained()
+    with pytest.raises(ValueError, match="the recipe has no evaluation_lengths"):
+        evaluate(reopened(run, evaluation_lengths=[]), quiet=True)
+    with pytest.raises(ValueError, match="0 evaluation windows of 4,096 tokens are possible"):
+        evaluate(reopened(run, evaluation_lengths=[16, 4096]), quiet=True)
+    assert run.evaluation() is None
+
+
+def test_other_text_than_that_of_training_is_refused(tmp_path: Path) -> None:
+    chosen = tiny(write_corpus(tmp_path / "corpus"), steps=4)
+    run = train(Run(tmp_path / "study" / chosen.run_name(), chosen), quiet=True)
+    with open(tmp_path / "corpus" / "test.txt", "a") as file:
+        file.write("leaked")
+    with pytest.raises(RunError, match="was trained on data .* is now .*; train it again") as error:
+        evaluate(run, quiet=True)
+    assert str(run.directory) in str(error.value)
+    assert run.read()["data"]["fingerprint"] in str(error.value)
+
+
+def test_a_run_that_is_being_written_is_not_evaluated(trained: Callable[..., Run]) -> None:
+    run = trained()
+    with run.lock(), pytest.raises(RunBusy):
+        evaluate(run, quiet=True)
+
+
+def test_terminal_shows_our_lines_and_no_others(
+    shared: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    chosen = tiny(shared / "corpus", steps=6)
+    run = Run(tmp_path / "run", chosen)
+    train(run)
+    evaluate(run)
+    pe.sample(run, "the", tokens=2)
+    out, err = capfd.readouterr()
+    assert out == ""
+    ours = ("preparing ", "step ", "evaluating at ")
+    assert [line for line in err.splitlines() if not line.startswith(ours)] == []
+    assert err.splitlines()[0] == f"preparing {chosen.corpus}"
