@@ -12,6 +12,8 @@ import torch
 from model_tools import LENGTH, NAMES, close, small, tokens
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from pe import loss as loss_module
 from pe.loss import summed_loss, token_losses
@@ -380,3 +382,27 @@ def test_a_configuration_survives_its_json(tmp_path: Path) -> None:
     assert [getattr(again, f) for f in fields] == [getattr(config, f) for f in fields]
     ramp = PEModel(again).encodings[0].transforms[0]
     assert (ramp.original_length, ramp.factor) == (32, 8.0)
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the size of the largest tensor that any operator returned."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self.elements = max(self.elements, leaf.numel())
+        return out
+
+
+@EVERY
+def test_a_training_step_makes_no_square_of_the_length(name: str) -> None:
+    model, ids = small(name).train(), tokens(1, 512)
+    if any(module.bias(*[torch.zeros(1, 4, 1, 16)] * 2, *[torch.zeros(1).long()] * 2) is not None
+           for module in model.model.encodings):  # fmt: skip
+        pytest.skip("a bias is a matrix")
+    with Largest() as largest:
+        model(ids, shift_labels=ids).loss.backward()
+    assert 0 < largest.elements < 512 * 512
