@@ -1,4 +1,4 @@
-"""Perplexity by length: against a slow loop, on the same targets, and honest about what has none."""
+"""Perplexity by length: against a slow loop, on the same targets, and no value where none is."""
 
 from __future__ import annotations
 

@@ -78,11 +78,13 @@ def lines(run: Run) -> list[tuple[int, str, float]]:
 # A process that trains: started by a server that has the imports done, so that it costs a second.
 
 
-def _child(folder: str, recipe: dict[str, Any], cache: str, hook: Any, log: str) -> None:
+def _child(
+    folder: str, recipe: dict[str, Any], environment: dict[str, str], hook: Any, log: str
+) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    os.environ["PE_CACHE"] = cache
+    os.environ.update(environment)
     torch.set_num_threads(1)
     from pe.training.trainer import train
 
@@ -116,18 +118,26 @@ def wait_for_signal_at(last: int) -> None:
 class TrainingProcess:
     """Training in another process, as a user's command would do it."""
 
-    def __init__(self, run: Run, cache: Path, hook: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        cache: Path,
+        hook: Callable[[], None] | None = None,
+        rank: dict[str, str] | None = None,
+    ) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(
             ["tiny_training", "pe.training.trainer", "pe.training.record", "psutil",
              "transformers.models.auto.tokenization_auto"]
         )  # fmt: skip
-        self.run, self.log = run, run.directory.parent / f"{run.name}.log"
+        environment = {"PE_CACHE": str(cache)} | (rank or {})
+        log = f"{run.name}-{environment.get('RANK', 0)}.log"
+        self.run, self.log = run, run.directory.parent / log
         run.directory.mkdir(parents=True, exist_ok=True)
         self.process = context.Process(
             target=_child,
-            args=(str(run.directory), run.recipe.to_dict(), str(cache), hook, str(self.log)),
+            args=(str(run.directory), run.recipe.to_dict(), environment, hook, str(self.log)),
         )
         self.process.start()
 
@@ -147,7 +157,9 @@ class TrainingProcess:
     def end(self) -> int:
         """Wait; returns the exit code, negative for a signal."""
         self.process.join(120)
-        assert self.process.exitcode is not None, "still running"
+        if self.process.exitcode is None:
+            self.process.kill()
+            raise AssertionError(f"hangs:\n{self.output()}")
         return self.process.exitcode
 
     def output(self) -> str:
