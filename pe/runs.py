@@ -12,7 +12,6 @@ Imports no torch, so that the book builds without it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import json
 import os
@@ -229,6 +228,8 @@ class Run:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the run's folder; a second process gets RunBusy. A dead process holds nothing."""
+        import fcntl  # not on Windows, where records can be read all the same
+
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / ".lock"
         with open(path, "a+") as file:
