@@ -200,6 +200,9 @@ class PEModel(PEPreTrainedModel):
         cache = past_key_values if cache is None else cache
         if cache is None and use_cache:
             cache = DynamicCache()
+        if getattr(cache, "is_compileable", False):
+            # Its keys come back at full length, empty places among them.
+            raise ValueError("a static cache is not supported: use transformers' DynamicCache")
         length = x.shape[1]
         past = 0 if cache is None else cache.get_seq_length()
         positions, k_positions = self._positions(

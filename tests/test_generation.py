@@ -8,7 +8,7 @@ import pytest
 import torch
 from model_tools import LENGTH, NAMES, close, small, tokens
 from torch import Tensor
-from transformers import DynamicCache, GenerationConfig
+from transformers import DynamicCache, GenerationConfig, StaticCache
 
 from pe.encodings import Encoding, register, registry
 from pe.model import PEForCausalLM
@@ -148,6 +148,26 @@ def test_evaluation_returns_a_cache_and_training_none() -> None:
     assert not cached(document_ids=torch.zeros(1, 5).long())
     model.train()
     assert not cached()
+
+
+def test_a_static_cache_is_refused() -> None:
+    # It hands back keys for places that are still empty; attending to them is silently wrong.
+    model, ids = small("rope"), tokens(1, 5)
+    with pytest.raises(ValueError, match="static cache is not supported"):
+        model(ids, past_key_values=StaticCache(model.config, max_cache_len=14))
+    with pytest.raises(ValueError, match="use transformers' DynamicCache"):
+        model.generate(ids, max_new_tokens=4, cache_implementation="static")
+
+
+@EVERY
+def test_other_ways_to_decode_give_the_same_tokens(name: str) -> None:
+    """They crop the cache or start from embeddings."""
+    model, ids = small(name), tokens(1, LENGTH - 5)
+    settings: dict[str, Any] = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False}
+    want = model.generate(ids, **settings)
+    assert torch.equal(model.generate(ids, prompt_lookup_num_tokens=3, **settings), want)
+    embedded = model.get_input_embeddings()(ids)
+    assert torch.equal(model.generate(inputs_embeds=embedded, **settings), want[:, ids.shape[1] :])
 
 
 class GrowingStretch(Encoding):
