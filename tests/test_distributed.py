@@ -46,7 +46,7 @@ def uneven(signal_at: int = 0) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
         return step(self, batch)
 
-    Batches.at = holed  # type: ignore[method-assign]
+    Batches.at = holed  # type: ignore[assignment, method-assign]
     _Training._step = counted  # type: ignore[method-assign]
 
 
@@ -110,9 +110,7 @@ def test_two_processes_stop_go_on_and_equal_one(shared: Path) -> None:
     norms = two.metrics()["grad_norm"].dropna().tolist()
     assert norms == pytest.approx(one.metrics()["grad_norm"].dropna().tolist(), rel=1e-3)
     for (name, a), b in zip(weights(two).items(), weights(one).values(), strict=True):
-        torch.testing.assert_close(
-            a, b, rtol=1e-3, atol=5e-5, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        assert torch.allclose(a, b, rtol=1e-3, atol=5e-5), name
     assert "step 18/18" in finished[0].output()
     assert "step 18/18" not in finished[1].output(), "progress comes from one process"
     assert [p.name for p in sorted((two.directory / "checkpoints").iterdir())] == [

@@ -150,7 +150,7 @@ def die_before_the_rename() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         rename(source, target)
 
-    os.rename = killed
+    os.rename = killed  # type: ignore[assignment]
 
 
 def test_a_crash_while_saving_leaves_the_checkpoint_before(

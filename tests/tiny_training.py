@@ -55,7 +55,8 @@ def weights(run: Run) -> dict[str, torch.Tensor]:
     """Every tensor of the trained model by name."""
     from safetensors.torch import load_file
 
-    return load_file(run.checkpoint / "model.safetensors")
+    found: dict[str, torch.Tensor] = load_file(run.checkpoint / "model.safetensors")
+    return found
 
 
 def assert_same_weights(a: Run, b: Run) -> None:
