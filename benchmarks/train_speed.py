@@ -5,8 +5,8 @@
 
 Same process, same batches of random tokens, the same full step for all: forward, backward, gradient
 clipping, fused AdamW; bfloat16 autocast on CUDA. The systems take turns, several rounds, so a drift
-of the machine hits all alike; the median round counts. Writes a JSON record with the machine and the
-versions in it.
+of the machine hits all alike; the median round counts. Writes a JSON record that names the machine
+and the versions.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import pe
 from pe.training.build import autocast, build_model, build_optimizer, parameter_counts
 from pe.training.flops import flops_per_token, peak_flops
-from pe.training.record import code, hardware, now, versions
 from pe.training.recipe import Recipe
+from pe.training.record import code, hardware, now, versions
 
 Step = Callable[[], Tensor]
 
