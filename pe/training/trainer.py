@@ -2,8 +2,9 @@
 
 One optimizer step is a pure function of the recipe, the step's number and the state in the last
 checkpoint, so a run that was killed ends with the same weights as one that was not. Runs on one
-device or on many: ``accelerate launch`` splits each batch, and the loss is divided by the target
-count of the whole batch, so neither processes nor micro-batches change the result.
+device or on many: with ``accelerate launch`` or ``torchrun`` each process takes a part of every
+batch, and the loss is divided by the target count of the whole batch, so neither processes nor
+micro-batches change the result.
 """
 
 from __future__ import annotations
@@ -230,8 +231,9 @@ class _Training:
 
     def _refuse_broken_weights(self, step: int) -> None:
         """An update can overflow although its loss and gradient were numbers."""
-        finite = [torch.isfinite(p).all() for p in self.model.parameters()]
-        if not bool(torch.stack(finite).all()):
+        finite = torch.stack([torch.isfinite(p).all() for p in self.model.parameters()]).all()
+        broken = self.accelerator.reduce((~finite).float(), "sum")  # the same answer everywhere
+        if broken.item() > 0:
             raise NonFiniteLoss(
                 f"weights are not finite after step {step}; {self._last_good()}; "
                 "try a lower learning_rate or a longer warmup"
