@@ -3,7 +3,7 @@
     python benchmarks/train_speed.py --recipe demo                    # CPU
     python benchmarks/train_speed.py --recipe tiny --compile          # one GPU
 
-Same process, same batches of random tokens, the same full step for all: forward, backward, gradient
+Same process, same batches (random tokens, or real text with ``--corpus``), the same full step for all: forward, backward, gradient
 clipping, fused AdamW; bfloat16 autocast on CUDA. The systems take turns, several rounds, so a drift
 of the machine hits all alike; the median round counts. Writes a JSON record that names the machine
 and the versions.
@@ -12,6 +12,7 @@ and the versions.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -19,11 +20,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import pe
+from pe.data import Batches, prepare
 from pe.training.build import autocast, build_model, build_optimizer, parameter_counts
 from pe.training.flops import flops_per_token, peak_flops
 from pe.training.recipe import Recipe
@@ -49,8 +52,30 @@ def llama(recipe: Recipe) -> nn.Module:
     )
 
 
-def make_step(system: str, recipe: Recipe, device: torch.device, compiled: bool) -> Step:
-    """A function that does one full training step of ``system`` on fresh random tokens."""
+def source_of(corpus: str, recipe: Recipe, device: torch.device) -> Callable[[], Tensor]:
+    """A function that returns fresh tokens (B, T + 1): of a corpus, or random where it is empty."""
+    if not corpus:
+        shape = (recipe.batch_size, recipe.context_length + 1)
+        generator = torch.Generator(device=device).manual_seed(0)
+        return lambda: torch.randint(
+            0, recipe.vocab_size, shape, device=device, generator=generator, dtype=torch.int64
+        )
+    data = prepare(corpus, recipe.vocab_size)
+    batches = Batches(data.train, recipe.context_length, recipe.batch_size, seed=0)
+    numbers = itertools.count()
+
+    def real() -> Tensor:
+        batch = batches.at(next(numbers))
+        text = np.concatenate((batch.input_ids, batch.targets[:, -1:]), axis=1)
+        return torch.from_numpy(text).to(device)
+
+    return real
+
+
+def make_step(
+    system: str, recipe: Recipe, device: torch.device, compiled: bool, corpus: str = ""
+) -> Step:
+    """A function that does one full training step of ``system`` on fresh tokens."""
     ours = system.startswith("pe:")
     if ours:
         model: nn.Module = build_model(pe.recipe(recipe.name, pe=system[3:]), recipe.vocab_size)
@@ -61,13 +86,10 @@ def make_step(system: str, recipe: Recipe, device: torch.device, compiled: bool)
     parameters = list(model.parameters())
     if compiled:
         model.compile()
-    shape = (recipe.batch_size, recipe.context_length + 1)
-    generator = torch.Generator(device=device).manual_seed(0)
+    tokens = source_of(corpus, recipe, device)
 
     def step() -> Tensor:
-        text = torch.randint(
-            0, recipe.vocab_size, shape, device=device, generator=generator, dtype=torch.int64
-        )
+        text = tokens()
         inputs, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
         with autocast(recipe, device):
             if ours:
@@ -99,7 +121,7 @@ def timed(step: Step, steps: int, device: torch.device) -> float:
 
 
 def measure(
-    systems: list[str], recipe: Recipe, compiled: bool, rounds: int, steps: int
+    systems: list[str], recipe: Recipe, compiled: bool, rounds: int, steps: int, corpus: str
 ) -> list[dict[str, Any]]:
     """One row a system."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -110,7 +132,7 @@ def measure(
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
-        made[system] = make_step(system, recipe, device, compiled)
+        made[system] = make_step(system, recipe, device, compiled, corpus)
         timed(made[system], 3, device)
         memory[system] = None
         if device.type == "cuda":
@@ -153,6 +175,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=0)
     parser.add_argument("--context-length", type=int, default=0)
+    parser.add_argument("--corpus", default="", help="real text instead of random tokens")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     changes = {
@@ -162,13 +185,19 @@ def main() -> None:
     }
     recipe = pe.recipe(options.recipe, **changes)
     rows = measure(
-        options.systems.split(","), recipe, options.compile, options.rounds, options.steps
+        options.systems.split(","),
+        recipe,
+        options.compile,
+        options.rounds,
+        options.steps,
+        options.corpus,
     )
     record = {
         "benchmark": "train_speed",
         "created": now(),
         "recipe": recipe.name,
         "batch": [recipe.batch_size, recipe.context_length],
+        "tokens": options.corpus or "random",
         "rounds": options.rounds,
         "steps_a_round": options.steps,
         "code": code(),
