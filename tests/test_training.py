@@ -463,6 +463,23 @@ def test_progress_tells_step_loss_speed_and_time_left(
     assert shown[-1][1], "the last line is always shown"
 
 
+def test_the_clock_is_read_after_the_device_has_done_its_work(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a GPU steps are only launched by Python; the work shows when one waits for it.
+    clock = [0.0]
+
+    def work_of_four_steps(self: Any) -> None:
+        clock[0] += 8.0
+
+    monkeypatch.setattr("pe.training.trainer.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr(_Training, "_wait_for_device", work_of_four_steps)
+    run = train_tiny(tmp_path, shared, log_every=4, steps=8, checkpoint_every=8)
+    seconds = [line["seconds"] for line in run.metric_lines() if "seconds" in line]
+    assert seconds == [8.0, 8.0]
+    assert run.read()["training"]["wall_seconds"] == 16.0
+
+
 # Trackers
 
 

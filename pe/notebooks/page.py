@@ -63,11 +63,19 @@ def trained(run: Run) -> Markdown:
     if record["status"] != "complete":
         return _markdown(f"**{record['status']}**: {record['reason']}")
     mfu = f", MFU {t['mfu']:.1%}" if t["mfu"] is not None else ""
+    if t["wall_seconds"] is None or t["tokens_per_second"] is None:
+        pace = f" on {machine['name']}, how fast is not recorded"
+    else:
+        pace = (
+            f" in {tables.duration(t['wall_seconds'])}: {t['tokens_per_second']:,.0f} tokens/s"
+            f"{mfu} on {machine['name']}"
+        )
+    notes = "".join(f"\n\n*{note}*" for note in record.get("notes", []))
     return _markdown(
         f"Trained {model['parameters']:,} parameters ({model['encoding_parameters']:,} of them the "
-        f"encoding's) for {t['steps']:,} steps in {tables.duration(t['wall_seconds'])}: "
-        f"{t['tokens_per_second']:,.0f} tokens/s{mfu} on {machine['name']}. "
+        f"encoding's) for {t['steps']:,} steps{pace}. "
         f"Final training loss {t['final_loss']:.3f}, validation loss {t['validation_loss']:.3f}."
+        f"{notes}"
     )
 
 

@@ -184,6 +184,7 @@ class _Training:
             due = state.step == r.steps or state.step % r.checkpoint_every == 0
             stopping = stop.requested(self.accelerator)
             if due or stopping or state.step % r.log_every == 0:
+                self._wait_for_device()  # or the clock would see the steps launched, not done
                 line = self._flush(state, lr, time.perf_counter() - since, tokens_before)
                 base_seconds += line["seconds"]
                 state.seconds, tokens_before = base_seconds, state.tokens
@@ -209,11 +210,8 @@ class _Training:
         self, state: TrainState, lr: float, seconds: float, tokens_before: int
     ) -> dict[str, Any]:
         def over_processes(losses: Tensor) -> Tensor:
-            # reduction waits for the device, so the clock below has seen all the work
             return self.accelerator.reduce(losses, "mean")  # type: ignore[no-any-return]
 
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
         line = self.metrics.flush(
             state.step,
             lr,
@@ -224,6 +222,10 @@ class _Training:
         )
         self.accelerator.log({k: v for k, v in line.items() if v is not None}, step=state.step)
         return line
+
+    def _wait_for_device(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
 
     def _last_good(self) -> str:
         saved = checkpoint.checkpoints(self.run.directory / "checkpoints")
