@@ -1,4 +1,4 @@
-"""What only a CUDA device can show. Run there: ``pytest -m gpu tests/test_gpu.py``."""
+"""What only a CUDA device can show. Run there: ``PE_TEST_GPU=1 pytest tests/test_gpu.py``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from pe.training.build import autocast, build_model
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="no CUDA device, or PE_TEST_GPU=1 is not set"
+    ),
 ]
 ENCODINGS = ["nope", "rope", "yarn", "pope"]
 CUDA = torch.device("cuda")
 
 
 def ratio(out: torch.Tensor, reference: torch.Tensor) -> float:
-    return float((out.double() - reference.double()).norm() / reference.double().norm())
+    out, reference = out.detach().double(), reference.detach().double()
+    return float((out - reference).norm() / reference.norm())
 
 
 @pytest.mark.parametrize("spec", ENCODINGS)

@@ -107,9 +107,9 @@ def test_from_dict_refuses_what_it_does_not_know() -> None:
         ({"precision": "fp16"}, "unknown precision 'fp16'"),
         ({"num_attention_heads": 3}, "hidden_size: 128 does not divide into 3 heads"),
         ({"num_key_value_heads": 3}, "num_attention_heads: 4 is not a multiple of"),
-        ({"min_learning_rate": 1.0}, r"min_learning_rate: expected 0 to learning_rate 0\.002"),
-        ({"warmup_steps": 200, "decay_steps": 100}, "steps: 260 is less than"),
-        ({"micro_batch_size": 5}, "micro_batch_size: 5 does not divide batch_size 16"),
+        ({"min_learning_rate": 1.0}, r"min_learning_rate: expected 0 to learning_rate 0\.004"),
+        ({"steps": 260, "warmup_steps": 200, "decay_steps": 100}, "steps: 260 is less than"),
+        ({"micro_batch_size": 5}, "micro_batch_size: 5 does not divide batch_size 8"),
         ({"evaluation_lengths": 512}, "evaluation_lengths: expected a list of whole numbers"),
         ({"evaluation_lengths": [64]}, "evaluation_lengths: 64 is not a whole number of at least"),
         ({"evaluation_lengths": ["x"]}, "evaluation_lengths: 'x' is not a whole number"),
@@ -133,9 +133,9 @@ def test_a_whole_number_is_a_number_and_the_same_recipe() -> None:
 
 def test_lengths_keep_their_multiples_of_the_context() -> None:
     changed = recipe("demo", context_length=64)
-    assert changed.evaluation_lengths == (64, 128, 256, 512)
+    assert changed.evaluation_lengths == (64, 128, 256, 512, 1024)
     assert changed.target_tokens == 64  # no more than the shortest length
-    assert recipe("demo", context_length=512).evaluation_lengths == (512, 1024, 2048, 4096)
+    assert recipe("demo", context_length=512).evaluation_lengths == (512, 1024, 2048, 4096, 8192)
     assert recipe("demo", context_length=512).target_tokens == 128
     given = recipe("demo", context_length=512, evaluation_lengths=[512, 600])
     assert given.evaluation_lengths == (512, 600)
