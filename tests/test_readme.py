@@ -39,3 +39,16 @@ def test_the_code_example_runs() -> None:
     assert names["q"].shape == before.shape
     assert not torch.equal(names["q"][:, :, 1:], before[:, :, 1:])
     assert {"pe", "seed", "status"} <= set(names["frame"].columns)
+
+
+def test_the_picture_shows_the_records_as_they_are() -> None:
+    import importlib.metadata
+
+    lock = (ROOT / "requirements-lock.txt").read_text()
+    if f"matplotlib=={importlib.metadata.version('matplotlib')}\n" not in lock:
+        pytest.skip("another matplotlib than the lock's draws other bytes")
+    source = (ROOT / "tools" / "readme_picture.py").read_text()
+    tool: dict[str, object] = {"__name__": "readme_picture", "__file__": str(ROOT / "tools" / "x")}
+    exec(compile(source, "readme_picture.py", "exec"), tool)
+    drawn = tool["picture"]()  # type: ignore[operator]
+    assert drawn == (ROOT / "runs" / "demo" / "perplexity.svg").read_text()
