@@ -22,6 +22,7 @@ from pe.notebooks.holding import hold
 from pe.notebooks.terminal import ProgressLine
 from pe.papermill_engine import PeEngine
 from pe.runs import Run, RunBusy
+from pe.training.recipes import RECIPES
 
 
 @pytest.fixture
@@ -227,7 +228,8 @@ def test_wrong_values_are_named(given: dict[str, Any], message: str, runs: Path)
 
 def test_zero_and_empty_mean_what_the_recipe_says(runs: Path) -> None:
     run = configure(recipe="demo", steps=0, corpus="", learning_rate=0)
-    assert (run.recipe.steps, run.recipe.corpus) == (260, "stdlib")
+    demo = RECIPES["demo"]
+    assert (run.recipe.steps, run.recipe.corpus) == (demo.steps, demo.corpus)
     halved = configure(recipe="demo", learning_rate=run.recipe.learning_rate / 2).recipe
     assert halved.min_learning_rate == pytest.approx(run.recipe.min_learning_rate / 2)
     assert run.directory == runs / "local" / run.recipe.run_name()
