@@ -86,10 +86,8 @@ def test_weights_depend_on_the_seed_and_the_name_alone() -> None:
     assert len({first[name].flatten()[0].item() for name in matrices}) == len(matrices)
     stds = {name: first[name].std().item() for name in matrices}
     for name, std in stds.items():
-        projection = name.endswith("_proj.weight")
-        wanted = 1 / math.sqrt(first[name].shape[1]) if projection else 0.02
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            wanted /= math.sqrt(2 * 4)
+        residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+        wanted = 0.02 / math.sqrt(2 * 4) if residual else 0.02
         assert std == pytest.approx(wanted, rel=0.05), name
 
 

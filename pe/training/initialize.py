@@ -25,13 +25,7 @@ def generator_for(seed: int, name: str) -> torch.Generator:
 
 @torch.no_grad()
 def draw_weights(model: nn.Module, seed: int, std: float = 0.02) -> None:
-    """Draw all weights anew.
-
-    Projections from Normal(0, 1/fan_in), those that write to the residual stream divided by
-    sqrt(2 layers); embeddings from Normal(0, std^2); norms at 1. A fixed 0.02 for all is common
-    and fits wide models; in narrow ones it leaves queries and keys near 0, where PoPE's softplus
-    hardly sees their content and learns late.
-    """
+    """Normal(0, std) matrices, norms at 1, residual projections scaled by 1/sqrt(2 layers)."""
     layers = sum(1 for name, _ in model.named_parameters() if name.endswith("o_proj.weight"))
     encodings = [(name, m) for name, m in model.named_modules() if isinstance(m, Encoding)]
     inside = {id(p) for _, module in encodings for p in module.parameters()}
@@ -41,9 +35,7 @@ def draw_weights(model: nn.Module, seed: int, std: float = 0.02) -> None:
         if parameter.dim() < 2:
             parameter.fill_(1.0)
             continue
-        scale = 1 / math.sqrt(parameter.shape[1]) if name.endswith("_proj.weight") else std
-        if name.endswith(RESIDUAL):
-            scale /= math.sqrt(2 * layers)
+        scale = std / math.sqrt(2 * layers) if name.endswith(RESIDUAL) else std
         drawn = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
         drawn.normal_(0.0, scale, generator=generator_for(seed, name))
         parameter.copy_(drawn)
