@@ -226,13 +226,12 @@ class Run:
         return pandas.DataFrame(self.metric_lines(), columns=list(METRIC_COLUMNS))
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, name: str = ".lock") -> Iterator[None]:
         """Hold the run's folder; a second process gets RunBusy. A dead process holds nothing."""
         import fcntl  # not on Windows, where records can be read all the same
 
         self.directory.mkdir(parents=True, exist_ok=True)
-        path = self.directory / ".lock"
-        with open(path, "a+") as file:
+        with open(self.directory / name, "a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

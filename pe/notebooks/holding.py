@@ -8,9 +8,6 @@ touches the first one's notebook.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
-import socket
 from collections.abc import Iterator
 
 from pe.runs import Run, RunBusy
@@ -24,24 +21,8 @@ def hold(run: Run) -> Iterator[None]:
     training = run.busy()
     if training:
         raise RunBusy(training)
-    run.directory.mkdir(parents=True, exist_ok=True)
-    with open(run.directory / LOCK, "a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip() or "another notebook"
-            raise RunBusy(
-                f"{run.directory} is being written by {holder}; wait for it, stop it, or choose "
-                "another study or seed"
-            ) from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
-        try:
-            yield
-        finally:
-            file.truncate(0)
+    with run.lock(LOCK):
+        yield
 
 
 def busy(run: Run) -> str | None:
