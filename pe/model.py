@@ -239,7 +239,7 @@ class PEModel(PEPreTrainedModel):
             counted = positions_from_mask(attention_mask)
         else:
             counted = torch.arange(past + length, device=device)
-        new = counted[..., past:]
+        new = counted if past == 0 else counted[..., past:]  # one tensor: tables are shared
         if position_ids is None:
             return new, counted
         if position_ids.is_floating_point() or position_ids.shape[-1] != length:

@@ -68,18 +68,27 @@ class RoPE(Encoding):
     def rotate(
         self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        return self._turn(q, q_positions), self._turn(k, k_positions)
+        q_tables = self._tables(q_positions, q)
+        # In training both are the same tensor, and one pair of tables serves both.
+        k_tables = q_tables if k_positions is q_positions else self._tables(k_positions, k)
+        return self._turn(q, *q_tables), self._turn(k, *k_tables)
 
-    def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
-        cos, sin = phase_tables(positions, self.inv_freq, like=x)  # (1 or B, 1, T, d/2)
-        if self.magnitude != 1.0:
-            cos, sin = cos * self.magnitude, sin * self.magnitude
+    def _tables(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = phase_tables(positions, self.inv_freq, like)  # (1 or B, 1, T, d/2)
+        m = self.magnitude
+        return (cos, sin) if m == 1.0 else (cos * m, sin * m)
+
+    def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         turned, rest = x[..., : self.rotary_dim].to(cos.dtype), x[..., self.rotary_dim :]
         if self.layout == "half":
             a, b = turned.chunk(2, dim=-1)
-            turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
         else:
             a, b = turned[..., 0::2], turned[..., 1::2]
-            turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+        first = torch.addcmul(a * cos, b, sin, value=-1)
+        second = torch.addcmul(b * cos, a, sin)
+        if self.layout == "half":
+            turned = torch.cat((first, second), dim=-1)
+        else:
+            turned = torch.stack((first, second), dim=-1).flatten(-2)
         turned = turned.to(x.dtype)
         return turned if rest.shape[-1] == 0 else torch.cat((turned, rest), dim=-1)
