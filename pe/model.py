@@ -25,13 +25,14 @@ from transformers import (
     GenerationMixin,
     PreTrainedModel,
 )
+from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from pe._errors import unknown
 from pe.attention import backend_named, scaled
 from pe.attention.masks import positions_from_mask, visible
 from pe.config import PEConfig
-from pe.encodings import Encoding, encoding
+from pe.encodings import Encoding, Prepared, layer_encodings
 from pe.loss import IGNORE, summed_loss
 
 # transformers 5 renamed `past_key_values` to `cache` on the way; both are accepted everywhere.
@@ -55,7 +56,8 @@ class Attention(nn.Module):
 
     def __init__(self, config: PEConfig, layer_index: int) -> None:
         super().__init__()
-        self.layer_index, self.head_dim = layer_index, config.head_dim
+        self.layer_index, self.num_layers = layer_index, config.num_hidden_layers
+        self.head_dim = config.head_dim
         hidden, kv = config.hidden_size, config.num_key_value_heads * config.head_dim
         self.head_counts = [config.num_attention_heads, *[config.num_key_value_heads] * 2]
         # One product instead of three reads the layer's input once.
@@ -76,26 +78,38 @@ class Attention(nn.Module):
         self,
         x: Tensor,
         enc: Encoding,
-        positions: Tensor,
-        k_positions: Tensor,
+        where: Prepared,
         mask: Tensor | None,
         cache: Cache | None,
     ) -> Tensor:
         q, k, v = torch.split(self._heads(self.qkv_proj(x)), self.head_counts, dim=1)
         q, k = self.q_norm(q), self.k_norm(k)
-        keep_raw = enc.length_dependent or enc.content_dependent
-        if cache is not None and keep_raw:
+        q_positions, k_positions, tables = where
+        state = enc.key_state(x)
+        if cache is not None and state is not None:
+            state = self._kept(cache, state)
+        if cache is not None and enc.raw_keys:
             k, v = cache.update(k, v, self.layer_index)
-        bias = enc.bias(q, k, positions, k_positions)
-        factor = enc.logit_scale(positions)
-        if keep_raw or cache is None:
-            q, k = enc.rotate(q, k, positions, k_positions)
+        bias = enc.bias(q, k, q_positions, k_positions, state)
+        factor = enc.logit_scale(q_positions)
+        if enc.raw_keys or cache is None:
+            q, k = enc.rotate(q, k, q_positions, k_positions, tables)
         else:  # the new keys are rotated once and kept so
-            q, k = enc.rotate(q, k, positions, k_positions[..., -k.shape[-2] :])
+            q, k = enc.rotate(q, k, q_positions, q_positions, tables)
             k, v = cache.update(k, v, self.layer_index)
         scale = 1.0 / math.sqrt(self.head_dim)
         out = self.backend(scaled(q, factor), k, v, scale=scale, bias=bias, mask=mask)
         return self.o_proj(out.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
+
+    def _kept(self, cache: Cache, state: Tensor) -> Tensor:
+        """The state of all tokens so far; it lives in the cache as one more layer for each layer.
+
+        There it is reordered, cropped and moved with the keys it belongs to.
+        """
+        index = self.num_layers + self.layer_index
+        while len(cache.layers) <= index:
+            cache.layers.append(DynamicLayer())
+        return cache.update(state, state[..., :0], index)[0]  # type: ignore[no-any-return]
 
 
 class SwiGLU(nn.Module):
@@ -153,11 +167,9 @@ class PEModel(PEPreTrainedModel):
         self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         arguments = config.encoding_context() | config.pe_options
-        first = encoding(config.pe, **arguments)
-        instances = config.num_hidden_layers if first.per_layer else 1
-        self.encodings = nn.ModuleList([first])
-        for _ in range(instances - 1):
-            self.encodings.append(encoding(config.pe, **arguments))
+        self.encodings = nn.ModuleList(
+            layer_encodings(config.pe, config.num_hidden_layers, **arguments)
+        )
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -212,13 +224,24 @@ class PEModel(PEPreTrainedModel):
             raise ValueError("document_ids cannot be combined with a cache; pass use_cache=False")
         mask = visible(length, past + length, x.device, attention_mask, document_ids)
         self._refuse_too_far(k_positions)
-        x = self.encodings[0].embed(x, positions)  # type: ignore[operator]
-        last = len(self.encodings) - 1
         for index, layer in enumerate(self.layers):
-            enc = self.encodings[min(index, last)]
-            x = layer(x, enc, positions, k_positions, mask, cache)
+            enc: Encoding = self.encodings[index % len(self.encodings)]  # type: ignore[assignment]
+            if index < len(self.encodings) or enc.random:
+                where = self._prepare(enc, positions, k_positions, x.dtype, cache is not None)
+            if index == 0:
+                x = enc.embed(x, where.q_positions)
+            x = layer(x, enc, where, mask, cache)
         output: dict[str, Any] = {"last_hidden_state": self.norm(x), CACHE_FIELD: cache}
         return BaseModelOutputWithPast(**output)
+
+    @staticmethod
+    def _prepare(
+        enc: Encoding, positions: Tensor, k_positions: Tensor, dtype: torch.dtype, cached: bool
+    ) -> Prepared:
+        """What `enc` makes of the positions; keys that are cached rotated are not turned again."""
+        if enc.raw_keys or not cached:
+            return enc.prepare(positions, k_positions, dtype)
+        return enc.prepare(positions, positions, dtype)._replace(k_positions=k_positions)
 
     def _positions(
         self,

@@ -149,13 +149,13 @@ def test_the_mask_of_who_sees_whom() -> None:
     assert positions_from_mask(padding).tolist() == [[0, 0, 0, 1], [0, 1, 2, 3]]
 
 
-@pytest.mark.parametrize("rows", [(6,), (2, 6)])
+@pytest.mark.parametrize("rows", [(6,), (2, 1, 6), (4, 6), (2, 4, 6)])
 def test_a_scale_for_each_query_row(rows: tuple[int, ...]) -> None:
     q, k, v = drawn(2, 4, 2, 6, 6, 32)
     factor = torch.rand(rows) + 0.5
     out = dense_attention(scaled(q, factor), k, v, scale=0.2)
     logits = 0.2 * (q @ k.repeat_interleave(2, 1).transpose(-1, -2))
-    logits = logits * factor.expand(2, 6)[:, None, :, None]
+    logits = logits * factor.expand(2, 4, 6)[..., None]
     logits = logits.masked_fill(torch.ones(6, 6).triu(1).bool(), float("-inf"))
     torch.testing.assert_close(out, logits.softmax(-1) @ v.repeat_interleave(2, 1))
     assert scaled(q, None) is q

@@ -42,7 +42,7 @@ def logits(enc: Encoding, q: Tensor, k: Tensor, positions: Tensor) -> Tensor:
     wide = torch.promote_types(q.dtype, torch.float32)
     result = rotated_q.to(wide) @ rotated_k.to(wide).transpose(-1, -2) / WIDTH**0.5
     if scale is not None:
-        result = result * (scale[None] if scale.dim() == 1 else scale)[:, None, :, None]
+        result = result * scale[..., None]
     return result if bias is None else result + bias
 
 

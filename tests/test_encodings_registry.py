@@ -35,14 +35,22 @@ class Slope(Encoding):
         super().__init__()
         self.strength = nn.Parameter(torch.full((num_heads,), strength))
 
-    def bias(self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+    def bias(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        state: Tensor | None = None,
+    ) -> Tensor:
         rows = q_positions if q_positions.dim() == 2 else q_positions[None]
         columns = k_positions if k_positions.dim() == 2 else k_positions[None]
         distance = (rows[:, :, None] - columns[:, None, :])[:, None].float()
         return -self.strength[:, None, None] * distance
 
     def logit_scale(self, q_positions: Tensor) -> Tensor:
-        return 1 + 0.1 * q_positions.float()
+        scale = 1 + 0.1 * q_positions.float()
+        return scale if scale.dim() == 1 else scale[:, None]
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         self.strength.data.uniform_(generator=generator)
@@ -59,7 +67,9 @@ class Shift(Encoding):
 
 
 class Halve(FrequencyTransform):
-    def __call__(self, frequencies: Frequencies) -> Frequencies:
+    stretches = False
+
+    def forward(self, frequencies: Frequencies, length: Tensor | None = None) -> Frequencies:
         return frequencies._replace(inv_freq=frequencies.inv_freq / 2)
 
 
@@ -173,7 +183,9 @@ def test_a_class_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("toys")
 def test_transforms_follow_each_other_in_order() -> None:
     class Floor(FrequencyTransform):
-        def __call__(self, frequencies: Frequencies) -> Frequencies:
+        stretches = False
+
+        def forward(self, frequencies: Frequencies, length: Tensor | None = None) -> Frequencies:
             return frequencies._replace(inv_freq=frequencies.inv_freq.clamp(min=0.01))
 
     register("floor")(Floor)

@@ -177,7 +177,12 @@ class GrowingStretch(Encoding):
     rotates = True
 
     def rotate(
-        self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        tables: Any = None,
     ) -> tuple[Tensor, Tensor]:
         longest = k_positions.amax(-1, keepdim=True).float()
 
@@ -197,7 +202,14 @@ class ContentBias(Encoding):
 
     content_dependent = True
 
-    def bias(self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+    def bias(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        state: Tensor | None = None,
+    ) -> Tensor:
         keys = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         distance = q_positions[..., :, None] - k_positions[..., None, :]
         distance = distance if distance.dim() == 2 else distance[:, None]

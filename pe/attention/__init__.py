@@ -29,11 +29,8 @@ def backend_named(name: str | None) -> Callable[..., Tensor]:
 
 
 def scaled(q: Tensor, factor: Tensor | None) -> Tensor:
-    """Multiply each query row by its logit scale, shaped (T,) or (B, T)."""
-    if factor is None:
-        return q
-    rows = factor[None] if factor.dim() == 1 else factor
-    return (q * rows[:, None, :, None]).to(q.dtype)
+    """Multiply each query row by its logit scale, broadcastable to (B, H, T)."""
+    return q if factor is None else (q * factor[..., None]).to(q.dtype)
 
 
 def attend(
@@ -45,6 +42,7 @@ def attend(
     k_positions: Tensor,
     mask: Tensor | None = None,
     backend: str | None = None,
+    layer_input: Tensor | None = None,
 ) -> Tensor:
     """Attention with a positional encoding, for use in any model.
 
@@ -53,13 +51,17 @@ def attend(
         mask: True where a query may attend, broadcastable to (B, H, Tq, Tk); None: causal, the
             queries being the last Tq of the keys.
         backend: ``"dense"`` (the definition, float32), ``"sdpa"``; None chooses.
+        layer_input: (B, Tk, hidden), what queries and keys were projected from; only encodings
+            that look at it (FoX) need it.
 
     Returns:
         (B, H, Tq, D) in v's dtype.
     """
     run = backend_named(backend)
     scale = 1.0 / math.sqrt(q.shape[-1])
-    bias = enc.bias(q, k, q_positions, k_positions)
+    state = None if layer_input is None else enc.key_state(layer_input)
+    q_positions, k_positions, tables = enc.prepare(q_positions, k_positions, q.dtype)
+    bias = enc.bias(q, k, q_positions, k_positions, state)
     factor = enc.logit_scale(q_positions)
-    q, k = enc.rotate(q, k, q_positions, k_positions)
+    q, k = enc.rotate(q, k, q_positions, k_positions, tables)
     return run(scaled(q, factor), k, v, scale=scale, bias=bias, mask=mask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
@@ -22,12 +23,17 @@ def sdpa_attention(
     if mask is None and not causal and (bias is not None or q_length > 1):
         # torch's is_causal aligns the first query with the first key, which is wrong for a cache.
         mask = lower_right_causal(q_length, k_length, q.device)
+    out_dtype = v.dtype
     if bias is not None:
         assert mask is not None
-        mask = bias.to(q.dtype).masked_fill(~mask, float("-inf"))
+        mask = bias.masked_fill(~mask, float("-inf"))
+        # torch wants the bias in the queries' type, and in bfloat16 neighbours at a distance of
+        # 300 would get the same penalty.
+        q, k, v = q.to(bias.dtype), k.to(bias.dtype), v.to(bias.dtype)
     if q.shape[-1] > width:  # the flash kernels want one width for all three
         v = pad(v, (0, q.shape[-1] - width))
-    out = scaled_dot_product_attention(
-        q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-    )
-    return out[..., :width]
+    with torch.autocast(q.device.type, enabled=False):
+        out = scaled_dot_product_attention(
+            q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+    return out[..., :width].to(out_dtype)

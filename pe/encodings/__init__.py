@@ -9,16 +9,25 @@
 
 from __future__ import annotations
 
-from pe.encodings.base import Encoding
+from pe.encodings.base import Encoding, Prepared
 from pe.encodings.frequencies import Frequencies, FrequencyTransform
-from pe.encodings.registry import check, encoding, list_encodings, lookup, register
+from pe.encodings.registry import (
+    check,
+    encoding,
+    layer_encodings,
+    list_encodings,
+    lookup,
+    register,
+)
 
 __all__ = [
     "Encoding",
     "Frequencies",
     "FrequencyTransform",
+    "Prepared",
     "check",
     "encoding",
+    "layer_encodings",
     "list_encodings",
     "lookup",
     "register",

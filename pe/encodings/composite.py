@@ -2,55 +2,102 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from pe.encodings.base import Encoding
+from pe.encodings.base import Encoding, Prepared
 
 
 class Composite(Encoding):
-    """``rope+alibi``: each hook of each part, in order. At most one part rotates."""
+    """``rope+alibi``: each hook of each part, in order. At most one part rotates.
 
-    def __init__(self, parts: list[Encoding]) -> None:
+    Args:
+        parts: the encodings, in order.
+        borrowed: parts that belong to another layer's composite; they are used here but are no
+            submodules of this one, so that a shared parameter is saved and trained once.
+    """
+
+    def __init__(self, parts: Sequence[Encoding], borrowed: Sequence[Encoding] = ()) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(parts)
+        self.parts = nn.ModuleList(p for p in parts if p not in borrowed)
+        self._all = tuple(parts)  # a tuple, which nn.Module does not look into
         # Traits of a whole follow from its parts, so they are set on the instance.
-        self.relative = all(p.relative for p in parts)  # type: ignore[misc]
-        self.length_dependent = any(p.length_dependent for p in parts)  # type: ignore[misc]
-        self.content_dependent = any(p.content_dependent for p in parts)  # type: ignore[misc]
+        self.relative = all(p.relative for p in parts)
+        self.length_dependent = any(p.length_dependent for p in parts)
+        self.content_dependent = any(p.content_dependent for p in parts)
+        self.random = any(p.random for p in parts)
         self.per_layer = any(p.per_layer for p in parts)  # type: ignore[misc]
         self.rotates = any(p.rotates for p in parts)  # type: ignore[misc]
         limits = [p.longest_position for p in parts if p.longest_position is not None]
         self.longest_position = min(limits, default=None)
 
-    def _encodings(self) -> list[Encoding]:
-        return list(self.parts)  # type: ignore[arg-type]
+    @property
+    def raw_keys(self) -> bool:
+        return any(p.raw_keys for p in self._all)
+
+    def prepare(
+        self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype = torch.float32
+    ) -> Prepared:
+        for part in self._all:
+            if part.random:  # it moves the tokens for all others
+                moved = part.prepare(q_positions, k_positions, dtype)
+                q_positions, k_positions = moved.q_positions, moved.k_positions
+        tables = [
+            None if part.random else part.prepare(q_positions, k_positions, dtype).tables
+            for part in self._all
+        ]
+        return Prepared(q_positions, k_positions, tables)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        for part in self._encodings():
+        for part in self._all:
             x = part.embed(x, positions)
         return x
 
     def rotate(
-        self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        tables: Any = None,
     ) -> tuple[Tensor, Tensor]:
-        for part in self._encodings():
-            q, k = part.rotate(q, k, q_positions, k_positions)
+        tables = tables or [None] * len(self._all)
+        for part, own in zip(self._all, tables, strict=True):
+            q, k = part.rotate(q, k, q_positions, k_positions, own)
         return q, k
 
-    def bias(self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
-        terms = [p.bias(q, k, q_positions, k_positions) for p in self._encodings()]
+    def key_state(self, x: Tensor) -> Tensor | None:
+        states = [s for s in (part.key_state(x) for part in self._all) if s is not None]
+        return torch.cat(states, dim=-1) if states else None
+
+    def bias(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        state: Tensor | None = None,
+    ) -> Tensor | None:
+        terms = []
+        for part in self._all:
+            own = None
+            if state is not None and part.state_size:
+                own, state = state[..., : part.state_size], state[..., part.state_size :]
+            terms.append(part.bias(q, k, q_positions, k_positions, own))
         given = [t for t in terms if t is not None]
         return None if not given else sum(given[1:], start=given[0])
 
     def logit_scale(self, q_positions: Tensor) -> Tensor | None:
         scale: Tensor | None = None
-        for part in self._encodings():
+        for part in self._all:
             factor = part.logit_scale(q_positions)
             if factor is not None:
                 scale = factor if scale is None else scale * factor
         return scale
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        for part in self._encodings():
-            part.reset_parameters(generator)
+        for part in self.parts:
+            part.reset_parameters(generator)  # type: ignore[operator]

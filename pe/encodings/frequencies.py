@@ -12,19 +12,26 @@ from __future__ import annotations
 from typing import ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class Frequencies(NamedTuple):
-    """A spectrum, as frequency transforms pass it on."""
+    """A spectrum, as frequency transforms pass it on. F = d/2 pairs."""
 
     inv_freq: Tensor
-    """(d/2,) float64, radians a token."""
+    """(F,) float64, radians a token; (B, F) where it depends on the length of each row."""
     theta: float
     dim: int
     """Rotated width d."""
-    magnitude: float = 1.0
-    """Multiplies cos and sin of queries and of keys, so it enters the logits squared."""
+    magnitude: float | Tensor = 1.0
+    """Multiplies cos and sin of queries and of keys, so it enters the logits squared; (B, 1) where
+    it depends on the length of each row."""
+    period: Tensor | None = None
+    """Like ``inv_freq``: positions are first reduced modulo this, where it is not 0."""
+    exempt: int = 0
+    """Positions below this turn as RoPE without any transform has them turn."""
+    warp: Tensor | None = None
+    """(n,) float64: position p turns as if it were ``warp[p]``; for transforms that move tokens."""
 
 
 def base_frequencies(dim: int, theta: float) -> Frequencies:
@@ -33,40 +40,79 @@ def base_frequencies(dim: int, theta: float) -> Frequencies:
     return Frequencies(theta**-exponent, theta, dim)
 
 
-class FrequencyTransform:
-    """Changes RoPE's frequencies: PI, NTK, YaRN ... Call it on `Frequencies` to get new ones."""
+class FrequencyTransform(nn.Module):
+    """Changes RoPE's frequencies: PI, NTK, YaRN ... Call it on `Frequencies` to get new ones.
 
-    length_dependent: ClassVar[bool] = False
+    Traits:
+        stretches: it makes room for longer texts; two such transforms cannot be combined. Those
+            that do not are applied after those that do.
+        length_dependent: `forward` looks at ``length``, or draws something, or learns: its result
+            is computed in each forward pass and never stored.
+    """
 
-    def __call__(self, frequencies: Frequencies) -> Frequencies:
-        """Return the changed spectrum."""
+    stretches: ClassVar[bool] = True
+    length_dependent: bool = False
+
+    def forward(self, frequencies: Frequencies, length: Tensor | None = None) -> Frequencies:
+        """Return the changed spectrum.
+
+        ``length`` is the number of tokens in each row, () or (B, 1), integers on the device where
+        the result is wanted; None: as many as in training.
+        """
         raise NotImplementedError
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw the learned parameters anew (none here)."""
 
 
 @torch.library.custom_op("pe::cos_sin", mutates_args=())
-def cos_sin(positions: Tensor, inv_freq: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def cos_sin(
+    positions: Tensor, inv_freq: Tensor, dtype: torch.dtype, period: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Cosine and sine of position x frequency: (..., T), (F,) float64 -> two (..., T, F).
 
-    One opaque operator, so that torch.compile computes the small table once instead of fusing
-    float64 trigonometry into every kernel that reads it.
+    ``inv_freq`` and ``period`` may be (B, F) beside positions of (B, T) or (T,). One opaque
+    operator, so that torch.compile computes the small table once instead of fusing float64
+    trigonometry into every kernel that reads it.
     """
-    phase = positions.to(torch.float64)[..., None] * inv_freq
+    phase = phases(positions, inv_freq, period)
     return phase.cos().to(dtype), phase.sin().to(dtype)
 
 
 @cos_sin.register_fake
-def _(positions: Tensor, inv_freq: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    shape = (*positions.shape, inv_freq.shape[-1])
+def _(
+    positions: Tensor, inv_freq: Tensor, dtype: torch.dtype, period: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    rows = torch.broadcast_shapes(positions.shape[:-1], inv_freq.shape[:-1])
+    shape = (*rows, positions.shape[-1], inv_freq.shape[-1])
     return (
         torch.empty(shape, dtype=dtype, device=positions.device),
         torch.empty(shape, dtype=dtype, device=positions.device),
     )
 
 
-def phase_tables(positions: Tensor, inv_freq: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin, shaped (1 or B, 1, T, F) to broadcast over heads; float64 if ``like`` is."""
-    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-    cos, sin = cos_sin(positions, inv_freq, dtype)
-    if positions.dim() == 1:
+def phases(positions: Tensor, inv_freq: Tensor, period: Tensor | None = None) -> Tensor:
+    """Position x frequency in float64, (..., T, F); shapes as in `cos_sin`."""
+    p = positions.to(torch.float64)[..., None]
+    if period is not None:
+        turn = period.unsqueeze(-2)
+        p = torch.where(turn > 0, p.remainder(turn.clamp(min=1)), p)
+    return p * inv_freq.unsqueeze(-2)
+
+
+def phase_tables(
+    positions: Tensor, inv_freq: Tensor, dtype: torch.dtype, period: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """cos and sin, shaped (1 or B, 1, T, F) to broadcast over heads.
+
+    float64 where queries are (``dtype``), otherwise float32, also under autocast.
+    """
+    dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    if inv_freq.requires_grad:
+        phase = phases(positions, inv_freq, period)
+        cos, sin = phase.cos().to(dtype), phase.sin().to(dtype)
+    else:
+        cos, sin = cos_sin(positions, inv_freq, dtype, period)
+    if cos.dim() == 2:
         cos, sin = cos[None], sin[None]
     return cos[:, None], sin[:, None]

@@ -80,10 +80,15 @@ class PoPE(Encoding):
             self.delta.uniform_(-2 * math.pi, 0.0, generator=generator)
 
     def rotate(
-        self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        tables: Any = None,
     ) -> tuple[Tensor, Tensor]:
-        q_cos, q_sin = phase_tables(q_positions, self.inv_freq, like=q)
-        cos, sin = phase_tables(k_positions, self.inv_freq, like=k)
+        q_cos, q_sin = phase_tables(q_positions, self.inv_freq, q.dtype)
+        cos, sin = phase_tables(k_positions, self.inv_freq, k.dtype)
         bounded: Tensor = _Bounded.apply(self.delta.to(cos.dtype), -2 * math.pi, 0.0)
         delta = bounded[:, None]  # (K, 1, d)
         k_cos = cos * delta.cos() - sin * delta.sin()  # cos(s w + delta)

@@ -23,7 +23,9 @@ Part = type[Encoding] | type[FrequencyTransform]
 P = TypeVar("P", bound=Part)
 
 _REGISTRY: dict[str, Part] = {}
-CONTEXT = ("head_dim", "num_heads", "num_kv_heads", "hidden_size", "original_length")
+CONTEXT = (
+    "head_dim", "num_heads", "num_kv_heads", "hidden_size", "original_length", "layer_index",
+)  # fmt: skip
 
 
 def register(name: str) -> Callable[[P], P]:
@@ -76,6 +78,7 @@ def encoding(
     num_kv_heads: int | None = None,
     hidden_size: int | None = None,
     original_length: int | None = None,
+    layer_index: int = 0,
     **options: Any,
 ) -> Encoding:
     """Build an encoding.
@@ -85,19 +88,50 @@ def encoding(
         head_dim: width of one head. num_heads, num_kv_heads: query heads, key heads (default: as
             many). hidden_size: width of the embeddings (default: head_dim x num_heads).
         original_length: context length of training, which extension methods need.
+        layer_index: the layer it is for, counted from 0; only layer schedules look at it.
         options: whatever the parts accept; an option that several accept goes to all of them.
 
     Raises:
         ValueError: unknown names, unknown options (the nearest is named), wrong values, or parts
             that cannot be combined.
     """
-    context: dict[str, Any] = {
-        "head_dim": head_dim,
-        "num_heads": num_heads,
-        "num_kv_heads": num_kv_heads or num_heads,
-        "hidden_size": hidden_size or head_dim * num_heads,
-        "original_length": original_length,
-    }
+    parts = _parts(
+        spec,
+        {
+            "head_dim": head_dim,
+            "num_heads": num_heads,
+            "num_kv_heads": num_kv_heads or num_heads,
+            "hidden_size": hidden_size or head_dim * num_heads,
+            "original_length": original_length,
+            "layer_index": layer_index,
+        },
+        options,
+    )
+    return parts[0] if len(parts) == 1 else Composite(parts)
+
+
+def layer_encodings(spec: str, num_layers: int, **given: Any) -> list[Encoding]:
+    """The encodings of a whole model: one for each layer, or a single one that all layers share.
+
+    ``given`` is what `encoding` takes. Where only some parts of a sum are per layer, the others
+    belong to the first layer and are shared by the rest.
+    """
+    first = encoding(spec, **given)
+    if not first.per_layer:
+        return [first]
+    found = [first]
+    shared = [p for p in first._all if not p.per_layer] if isinstance(first, Composite) else []
+    for index in range(1, num_layers):
+        layer = encoding(spec, **(given | {"layer_index": index}))
+        if shared and isinstance(layer, Composite) and isinstance(first, Composite):
+            pairs = zip(first._all, layer._all, strict=True)
+            parts = [own if own.per_layer else owner for owner, own in pairs]
+            layer = Composite(parts, borrowed=shared)
+        found.append(layer)
+    return found
+
+
+def _parts(spec: str, context: dict[str, Any], options: dict[str, Any]) -> list[Encoding]:
     names = [name.strip() for name in spec.split("+")]
     if len(set(names)) < len(names):
         raise ValueError(f"{spec!r} names a part twice")
@@ -112,8 +146,7 @@ def encoding(
     changes = [_build(name, c, given) for name, c in transforms.items()]
     if changes:
         given["transforms"] = changes
-    parts = [_build(name, c, given) for name, c in encodings.items()]
-    return parts[0] if len(parts) == 1 else Composite(parts)
+    return [_build(name, c, given) for name, c in encodings.items()]
 
 
 def check(spec: str, options: dict[str, Any] | None = None, **context: int) -> None:
@@ -155,6 +188,11 @@ def _refuse_impossible(
     rotating = [name for name, part in encodings.items() if part.rotates]
     if len(rotating) > 1:
         raise ValueError(f"{spec!r}: {rotating[0]} and {rotating[1]} both rotate queries and keys")
+    stretching = [name for name, part in transforms.items() if part.stretches]
+    if len(stretching) > 1:
+        raise ValueError(
+            f"{spec!r}: {stretching[0]} and {stretching[1]} both stretch RoPE's frequencies"
+        )
     for name in transforms:
         for other in rotating:
             if not _takes(encodings[other], "transforms"):

@@ -14,11 +14,12 @@ and key projections, and a wrong one with the same weights, silently.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pe.encodings.base import Encoding
+from pe.encodings.base import Encoding, Prepared
 from pe.encodings.checks import choice, positive, rotary_width
 from pe.encodings.frequencies import (
     Frequencies,
@@ -50,33 +51,82 @@ class RoPE(Encoding):
         self.theta = positive("theta", theta)
         self.layout = choice("layout", layout, LAYOUTS)
         self.rotary_dim = rotary_width(head_dim, rotary_fraction)
-        self.transforms = tuple(transforms)
+        self.transforms = nn.ModuleList(sorted(transforms, key=lambda t: not t.stretches))
+        self.length_dependent = any(t.length_dependent for t in transforms)
         self.register_exact_buffers()
 
-    def frequencies(self) -> Frequencies:
-        """The spectrum after all transforms, float64 on the CPU."""
-        frequencies = base_frequencies(self.rotary_dim, self.theta)
+    def frequencies(self, length: Tensor | None = None) -> Frequencies:
+        """The spectrum after all transforms, float64, on the device of ``length`` (or the CPU).
+
+        ``length``: tokens in each row, () or (B, 1); only length-dependent transforms look at it.
+        """
+        base = base_frequencies(self.rotary_dim, self.theta)
+        if length is not None:
+            base = base._replace(inv_freq=base.inv_freq.to(length.device))
         for transform in self.transforms:
-            frequencies = transform(frequencies)
-        return frequencies
+            base = transform(base, length)
+        return base
 
     def exact_buffers(self) -> dict[str, Tensor]:
-        frequencies = self.frequencies()
-        self.magnitude = frequencies.magnitude
-        return {"inv_freq": frequencies.inv_freq}
+        if self.length_dependent:
+            return {}
+        spectrum = self.frequencies()
+        self.magnitude, self.exempt = spectrum.magnitude, spectrum.exempt
+        buffers = {"inv_freq": spectrum.inv_freq}
+        return buffers if spectrum.period is None else buffers | {"period": spectrum.period}
+
+    def spectrum(self, positions: Tensor) -> Frequencies:
+        """The spectrum that the tokens at these positions, (T,) or (B, T), turn by."""
+        if self.length_dependent:
+            return self.frequencies(positions.amax(-1, keepdim=positions.dim() == 2) + 1)
+        period = self._buffers.get("period")
+        return Frequencies(
+            self.inv_freq, self.theta, self.rotary_dim, self.magnitude, period, self.exempt
+        )
+
+    def prepare(
+        self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype = torch.float32
+    ) -> Prepared:
+        spectrum = self.spectrum(k_positions)
+        k_tables = self._tables(k_positions, spectrum, dtype)
+        # In training both are the same tensor, and one pair of tables serves both.
+        same = q_positions is k_positions
+        q_tables = k_tables if same else self._tables(q_positions, spectrum, dtype)
+        return Prepared(q_positions, k_positions, (q_tables, k_tables))
 
     def rotate(
-        self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        tables: Any = None,
     ) -> tuple[Tensor, Tensor]:
-        q_tables = self._tables(q_positions, q)
-        # In training both are the same tensor, and one pair of tables serves both.
-        k_tables = q_tables if k_positions is q_positions else self._tables(k_positions, k)
+        q_tables, k_tables = tables or self.prepare(q_positions, k_positions, q.dtype).tables
         return self._turn(q, *q_tables), self._turn(k, *k_tables)
 
-    def _tables(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = phase_tables(positions, self.inv_freq, like)  # (1 or B, 1, T, d/2)
-        m = self.magnitude
-        return (cos, sin) if m == 1.0 else (cos * m, sin * m)
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        for transform in self.transforms:
+            transform.reset_parameters(generator)  # type: ignore[operator]
+
+    def _tables(
+        self, positions: Tensor, spectrum: Frequencies, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """cos and sin, (1 or B, 1, T, d/2)."""
+        where = positions if spectrum.warp is None else spectrum.warp[positions]
+        cos, sin = phase_tables(where, spectrum.inv_freq, dtype, spectrum.period)
+        m = spectrum.magnitude
+        if isinstance(m, Tensor):
+            m = m.to(cos.dtype)[..., None, None]  # (B, 1) -> (B, 1, 1, 1)
+        if isinstance(m, Tensor) or m != 1.0:
+            cos, sin = cos * m, sin * m
+        if spectrum.exempt:
+            base = base_frequencies(self.rotary_dim, self.theta).inv_freq.to(positions.device)
+            plain = phase_tables(positions, base, dtype)
+            first = (positions < spectrum.exempt)[..., None]
+            first = first[None, None] if positions.dim() == 1 else first[:, None]
+            cos, sin = torch.where(first, plain[0], cos), torch.where(first, plain[1], sin)
+        return cos, sin
 
     def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         turned, rest = x[..., : self.rotary_dim].to(cos.dtype), x[..., self.rotary_dim :]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
 from pe.encodings.checks import at_least, positive
 from pe.encodings.frequencies import Frequencies, FrequencyTransform
@@ -52,6 +53,7 @@ class YaRN(FrequencyTransform):
         mscale_all_dim: float | None = None,
         truncate: bool = True,
     ) -> None:
+        super().__init__()
         self.original_length = int(at_least("original_length", original_length, 1))
         self.factor = at_least("factor", factor, 1.0)
         self.beta_fast = positive("beta_fast", beta_fast)
@@ -77,14 +79,14 @@ class YaRN(FrequencyTransform):
         # and slows nothing; the intent is that everything after `low` is slowed.
         return low, high if high > low else low + 0.001
 
-    def __call__(self, frequencies: Frequencies) -> Frequencies:
-        inv_freq, theta, dim, magnitude = frequencies
+    def forward(self, frequencies: Frequencies, length: Tensor | None = None) -> Frequencies:
+        inv_freq, theta, dim, magnitude, *_ = frequencies
         if theta <= 1:
             raise ValueError(
                 f"theta: YaRN needs frequencies that fall, so more than 1; got {theta!r}"
             )
         low, high = self.ramp_bounds(dim, theta)
-        index = torch.arange(dim // 2, dtype=torch.float64, device="cpu")
+        index = torch.arange(dim // 2, dtype=torch.float64, device=inv_freq.device)
         keep = 1 - ((index - low) / (high - low)).clamp(0, 1)
         slowed = keep * inv_freq + (1 - keep) * inv_freq / self.factor
-        return Frequencies(slowed, theta, dim, magnitude * self.magnitude)
+        return frequencies._replace(inv_freq=slowed, magnitude=magnitude * self.magnitude)
