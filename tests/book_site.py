@@ -82,6 +82,7 @@ def small_tree(target: Path) -> Path:
     (target / "_toc.yml").write_text(SMALL_TOC)
     (book / "index.md").write_text(SMALL_INDEX)
     (book / "measured.md").write_text(SMALL_PAGE)
+    shutil.rmtree(book / "_ext" / "pictures")
     (book / "_ext" / "pictures.py").write_text("PICTURES = {}\n")
     return target
 

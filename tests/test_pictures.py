@@ -17,17 +17,20 @@ from pe.encodings.yarn import YaRN, temperature, turns_index
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
 import pictures  # noqa: E402
+from pictures import common, nope, pope, problem, rope, yarn  # noqa: E402
 
-METHODS = ("nope", "rope", "yarn", "pope")
+BOOK = ROOT / "book"
 PAGES = {
-    name: (ROOT / "book" / f"{name}.md").read_text(encoding="utf-8")
-    for name in ("problem", "places", "methods/index", *(f"methods/{m}" for m in METHODS))
+    str(path.relative_to(BOOK).with_suffix("")): path.read_text(encoding="utf-8")
+    for path in sorted(BOOK.rglob("*.md"))
+    if path.relative_to(BOOK).parts[0] not in ("notebooks", "runs", "_generated")
 }
+METHODS = [page for page in PAGES if page.startswith("methods/") and page != "methods/index"]
 
 
 def pair(name: str, q: torch.Tensor, k: torch.Tensor, distance: int) -> float:
     """One logit, query `distance` after the key."""
-    return float(pictures.logits_by_distance(name, q, k, distance + 1)[distance])
+    return float(common.logits_by_distance(name, q, k, distance + 1)[distance])
 
 
 # ---------------------------------------------------------------- pictures as such
@@ -35,7 +38,8 @@ def pair(name: str, q: torch.Tensor, k: torch.Tensor, distance: int) -> float:
 
 def test_every_picture_is_drawn_and_used_on_a_page() -> None:
     used = set(re.findall(r"```\{picture\} ([\w-]+)", "\n".join(PAGES.values())))
-    of_records = {name for name in used if name.startswith("perplexity-by-length")}
+    kinds = ("perplexity-by-length", "loss-curves", "loss-by-position")
+    of_records = {name for name in used if name.startswith(kinds)}
     assert used - of_records == set(pictures.PICTURES)
     for name, draw in pictures.PICTURES.items():
         with figures.style():
@@ -60,7 +64,7 @@ def test_a_picture_is_the_same_whatever_ran_before(name: str) -> None:
 
 
 def test_order_is_invisible_without_an_encoding_and_visible_with_rope() -> None:
-    numbers = pictures.order_numbers()
+    numbers = problem.order_numbers()
     first, second = numbers["nope"]
     torch.testing.assert_close(first, second, rtol=0, atol=1e-12)
     first, second = numbers["rope"]
@@ -70,13 +74,13 @@ def test_order_is_invisible_without_an_encoding_and_visible_with_rope() -> None:
 def test_self_attention_without_a_mask_commutes_with_reordering_at_any_depth() -> None:
     tokens = torch.tensor([4, 9, 4, 17, 2, 30])
     order = torch.tensor([5, 2, 0, 4, 1, 3])
-    plain = pictures._random_decoder(tokens, 3, seed=0, causal=False)
-    moved = pictures._random_decoder(tokens[order], 3, seed=0, causal=False)
+    plain = problem._random_decoder(tokens, 3, seed=0, causal=False)
+    moved = problem._random_decoder(tokens[order], 3, seed=0, causal=False)
     torch.testing.assert_close(moved, plain[order], rtol=0, atol=1e-12)
 
 
 def test_what_a_causal_stack_without_encoding_knows() -> None:
-    numbers = pictures.causal_numbers(depths=(1, 2, 4), seeds=6)
+    numbers = problem.causal_numbers(depths=(1, 2, 4), seeds=6)
     for key in ("shuffled", "doubled"):
         assert numbers[key][0].max() < 1e-13, "one layer sees proportions"
         assert numbers[key][1:].min() > 1e-4, "two layers see more"
@@ -85,7 +89,7 @@ def test_what_a_causal_stack_without_encoding_knows() -> None:
 
 def test_the_exercise_with_abc_and_ababcc() -> None:
     short, long = torch.tensor([1, 2, 3]), torch.tensor([1, 2, 1, 2, 3, 3])
-    ends = [[pictures._random_decoder(t, n, 0)[-1] for t in (short, long)] for n in (1, 2)]
+    ends = [[problem._random_decoder(t, n, 0)[-1] for t in (short, long)] for n in (1, 2)]
     torch.testing.assert_close(*ends[0], rtol=0, atol=1e-13)
     assert (ends[1][0] - ends[1][1]).norm() > 1e-3
 
@@ -102,12 +106,12 @@ def test_the_bound_on_the_largest_attention_weight_is_reached() -> None:
 
 
 def test_counting_is_exact_in_float32_and_fails_in_bfloat16_where_the_page_says() -> None:
-    numbers = pictures.counting_numbers()
+    numbers = nope.counting_numbers()
     t = torch.arange(1, 2049, dtype=torch.float64)
     torch.testing.assert_close(numbers["signal"], 1 / t, rtol=1e-12, atol=0)
     assert torch.equal(numbers["float32"], t)
     assert not torch.equal(numbers["bfloat16"], t)
-    first = pictures.first_confusion()
+    first = nope.first_confusion()
     assert f"really coincide are {first} and {first + 1}" in PAGES["methods/nope"]
     assert "guarantees 127 positions" in PAGES["methods/nope"]
     assert numbers["signal"][:127].bfloat16().unique().numel() == 127
@@ -117,25 +121,25 @@ def test_counting_is_exact_in_float32_and_fails_in_bfloat16_where_the_page_says(
 
 
 def test_rope_logits_are_constant_along_diagonals() -> None:
-    q, k = (pictures._randn(1, 32, seed=s).expand(24, -1) for s in (1, 2))
-    turned_q, turned_k = pictures.rotated("rope", q, k)
+    q, k = (common.randn(1, 32, seed=s).expand(24, -1) for s in (1, 2))
+    turned_q, turned_k = common.rotated("rope", q, k)
     logits = turned_q @ turned_k.T
     torch.testing.assert_close(logits[1:, 1:], logits[:-1, :-1], rtol=0, atol=1e-10)
 
 
 def test_rope_in_polar_form_as_the_pope_page_writes_it() -> None:
     d, distance = 32, 11
-    q, k = pictures._randn(1, d, seed=3), pictures._randn(1, d, seed=4)
+    q, k = common.randn(1, d, seed=3), common.randn(1, d, seed=4)
     polar_q = torch.complex(q[0, : d // 2], q[0, d // 2 :])
     polar_k = torch.complex(k[0, : d // 2], k[0, d // 2 :])
-    where = -distance * pictures.frequencies("rope", d)
+    where = -distance * common.frequencies("rope", d)
     what = polar_k.angle() - polar_q.angle()
     formula = (polar_q.abs() * polar_k.abs() * (where + what).cos()).sum() / math.sqrt(d)
     assert pair("rope", q, k, distance) == pytest.approx(float(formula), abs=1e-10)
 
 
 def test_the_two_layouts_differ_by_the_permutation_on_the_page() -> None:
-    d, x = 16, pictures._randn(1, 1, 9, 16, seed=5)
+    d, x = 16, common.randn(1, 1, 9, 16, seed=5)
     order = [*range(0, d, 2), *range(1, d, 2)]
     positions = torch.arange(9)
     half, interleaved = (
@@ -148,18 +152,18 @@ def test_the_two_layouts_differ_by_the_permutation_on_the_page() -> None:
 
 
 def test_wavelengths_and_turns_as_the_picture_shows_them() -> None:
-    wavelength = 2 * math.pi / pictures.frequencies("rope", 32)
+    wavelength = 2 * math.pi / common.frequencies("rope", 32)
     assert float(wavelength[0]) == pytest.approx(2 * math.pi)
     assert float(wavelength[-1]) == pytest.approx(2 * math.pi * 1e4 ** (1 - 2 / 32))
-    assert pictures.unturned_pairs(32, 256) == 9  # open from pair 7 on
+    assert rope.unturned_pairs(32, 256) == 9  # open from pair 7 on
     assert wavelength[6] < 256 < wavelength[7]
 
 
 def test_the_rope_bound_holds_and_content_can_put_the_peak_anywhere() -> None:
     d = 64
-    omega = pictures.frequencies("rope", d)
+    omega = common.frequencies("rope", d)
     for seed in range(5):
-        q, k = pictures._randn(1, d, seed=2 * seed), pictures._randn(1, d, seed=2 * seed + 1)
+        q, k = common.randn(1, d, seed=2 * seed), common.randn(1, d, seed=2 * seed + 1)
         q_pairs = torch.complex(q[0, : d // 2], q[0, d // 2 :])
         k_pairs = torch.complex(k[0, : d // 2], k[0, d // 2 :])
         h = torch.cat([q_pairs.conj() * k_pairs, torch.zeros(1)])
@@ -167,7 +171,7 @@ def test_the_rope_bound_holds_and_content_can_put_the_peak_anywhere() -> None:
             terms = torch.polar(torch.ones_like(omega), -distance * omega)
             bound = h.diff().abs().max() * terms.cumsum(0).abs().sum()
             assert abs(pair("rope", q, k, distance)) * math.sqrt(d) <= float(bound)
-    numbers = pictures.decay_numbers(favourite=300)
+    numbers = rope.decay_numbers(favourite=300)
     assert int(numbers["chosen"].argmax()) == 300
     assert float(numbers["chosen"][300]) == pytest.approx(1)
     assert float(numbers["equal"][0]) == pytest.approx(1)
@@ -188,33 +192,33 @@ def test_the_table_of_small_lengths_is_computed_from_the_formula() -> None:
         high = math.ceil(turns_index(1, 32, 1e4, tokens))
         assert [int(value) for value in stated] == [low, high, max(low, 0), min(high, 31)]
         if high > max(low, 0):
-            assert pictures.cutoffs(32, tokens) == (max(low, 0), high)
+            assert yarn.cutoffs(32, tokens) == (max(low, 0), high)
 
 
 @pytest.mark.parametrize("length", [3, 6])
 def test_tiny_lengths_slow_every_pair_but_the_first(length: int) -> None:
-    ratio = pictures.yarn_ratios(32, length, 8.0)["YaRN"]
+    ratio = yarn.yarn_ratios(32, length, 8.0)["YaRN"]
     assert float(ratio[0]) == 1
     torch.testing.assert_close(ratio[1:], torch.full_like(ratio[1:], 1 / 8))
 
 
 def test_yarn_by_hand_against_the_package() -> None:
     d, length, s = 128, 4096, 16.0
-    ratios = pictures.yarn_ratios(d, length, s)
+    ratios = yarn.yarn_ratios(d, length, s)
     index = [d * math.log(length / (2 * math.pi * b)) / (2 * math.log(1e4)) for b in (32, 1)]
     low, high = math.floor(index[0]), math.ceil(index[1])
-    assert (low, high) == pictures.cutoffs(d, length) == (20, 46)
+    assert (low, high) == yarn.cutoffs(d, length) == (20, 46)
     for i, ratio in enumerate(ratios["YaRN"].tolist()):
         keep = 1 - min(max((i - low) / (high - low), 0), 1)
         assert ratio == pytest.approx(keep + (1 - keep) / s, rel=1e-12)
     new_base = 1e4 * s ** (d / (d - 2))
     omega = new_base ** -(torch.arange(0, d, 2, dtype=torch.float64) / d)
-    torch.testing.assert_close(ratios["NTK"], omega / pictures.frequencies("rope", d))
+    torch.testing.assert_close(ratios["NTK"], omega / common.frequencies("rope", d))
     assert float(ratios["NTK"][-1]) == pytest.approx(1 / s)
 
 
 def test_yarns_factor_enters_the_logits_squared() -> None:
-    q, k = pictures._randn(1, 1, 5, 32, seed=1), pictures._randn(1, 1, 5, 32, seed=2)
+    q, k = common.randn(1, 1, 5, 32, seed=1), common.randn(1, 1, 5, 32, seed=2)
     positions = torch.arange(5)
     logits = []
     for options in ({}, {"attention_factor": 1.0}):
@@ -233,7 +237,7 @@ def test_yarns_factor_enters_the_logits_squared() -> None:
 
 def test_pope_is_the_formula_on_its_page() -> None:
     d, distance = 16, 9
-    q, k = pictures._randn(1, d, seed=3), pictures._randn(1, d, seed=4)
+    q, k = common.randn(1, d, seed=3), common.randn(1, d, seed=4)
     omega = 1e4 ** -(torch.arange(d, dtype=torch.float64) / d)
     what = torch.nn.functional.softplus(q) * torch.nn.functional.softplus(k)
     formula = (what[0] * (-distance * omega).cos()).sum() / math.sqrt(d)
@@ -242,7 +246,7 @@ def test_pope_is_the_formula_on_its_page() -> None:
 
 def test_pope_keys_point_where_position_says_and_rope_keys_do_not() -> None:
     position = 3
-    points = pictures.plane_numbers(position)
+    points = pope.plane_numbers(position)
     angles = {name: torch.atan2(xy[:, 1], xy[:, 0]) for name, xy in points.items()}
     expected = torch.full((6,), position * 1e4 ** (-1 / 8), dtype=torch.float64)
     torch.testing.assert_close(angles["pope"], expected)
@@ -250,21 +254,21 @@ def test_pope_keys_point_where_position_says_and_rope_keys_do_not() -> None:
 
 
 def test_content_moves_ropes_peak_and_leaves_popes_at_home() -> None:
-    numbers = pictures.what_where_numbers()
+    numbers = pope.what_where_numbers()
     reach = numbers["pope"].shape[1] // 2
     assert numbers["pope"].argmax(1).tolist() == [reach] * 12
     assert len(set(numbers["rope"].argmax(1).tolist())) >= 9
 
 
 def test_the_kernel_of_zero_contents_and_its_logarithmic_estimate() -> None:
-    numbers = pictures.kernel_numbers(head_dim=64)
+    numbers = pope.kernel_numbers(head_dim=64)
     assert float(numbers["pope"][0]) == pytest.approx(math.sqrt(64) * math.log(2) ** 2)
     assert float(numbers["rope"][0]) == pytest.approx(float(numbers["pope"][0]))
     error = numbers["pope"] - numbers["estimate"]
     assert float(error[8:].mean().abs()) < 0.1
     assert float(error[8:].square().mean().sqrt()) < 0.25
     zeros = torch.zeros(1, 64, dtype=torch.float64)
-    assert float(pictures.logits_by_distance("rope", zeros, zeros, 9).abs().max()) == 0
+    assert float(common.logits_by_distance("rope", zeros, zeros, 9).abs().max()) == 0
 
 
 def test_the_exercise_on_attending_to_the_previous_token() -> None:
@@ -343,14 +347,14 @@ def test_what_the_pages_call_refused_is_refused_by_name(spec: str, word: str) ->
 
 @pytest.mark.parametrize("method", METHODS)
 def test_method_pages_have_the_same_order(method: str) -> None:
-    headings = re.findall(r"^## (.+)$", PAGES[f"methods/{method}"], re.MULTILINE)
+    headings = re.findall(r"^## (.+)$", PAGES[method], re.MULTILINE)
     expected = [
         "The idea in three sentences", "Derivation", "The code", "Cost",
         "What its authors claim", "What we measured", "When to use it", "Pitfalls",
         "How it combines", "Summary", "Exercises",
     ]  # fmt: skip
     assert [h for h in headings if h in expected] == expected
-    idea = PAGES[f"methods/{method}"].split("## The idea in three sentences")[1].split("##")[0]
+    idea = PAGES[method].split("## The idea in three sentences")[1].split("##")[0]
     assert len(re.findall(r"\.(?=\s)", idea)) == 3
 
 

@@ -1,0 +1,53 @@
+"""What several pictures need: numbers from the package, a canvas, colours."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from torch import Tensor
+
+import pe
+from pe.encodings.rope import RoPE
+
+BASE = 10_000.0
+# Transparent at zero only, so that small values show and the page's background does not matter.
+SIGNED = LinearSegmentedColormap.from_list(
+    "signed", [(0, "#2f7fc4ff"), (0.5, "#2f7fc400"), (0.5, "#d9541e00"), (1, "#d9541eff")]
+)
+
+
+def randn(*shape: int, seed: int) -> Tensor:
+    """Standard normal float64 numbers that do not depend on what ran before."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def canvas(columns: int = 1, rows: int = 1, height: float = 2.9) -> tuple[Figure, np.ndarray]:
+    figure = Figure(figsize=(6.8, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def frequencies(name: str, head_dim: int, **options: Any) -> Tensor:
+    """Angular frequencies (radians a position) an encoding of the package really uses."""
+    encoding = pe.encoding(name, head_dim=head_dim, num_heads=1, hidden_size=head_dim, **options)
+    assert isinstance(encoding, RoPE)
+    return encoding.frequencies().inv_freq
+
+
+def rotated(name: str, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys (T, d), standing at positions 0..T-1, as the encoding rotates them."""
+    encoding = pe.encoding(name, head_dim=q.shape[-1], num_heads=1, hidden_size=q.shape[-1])
+    positions = torch.arange(q.shape[0])
+    with torch.no_grad():
+        out_q, out_k = encoding.rotate(q[None, None], k[None, None], positions, positions)
+    return out_q[0, 0], out_k[0, 0]
+
+
+def logits_by_distance(name: str, q: Tensor, k: Tensor, length: int) -> Tensor:
+    """Logits (T,) of one query content at position T-1 with one key content at distances 0..T-1."""
+    turned_q, turned_k = rotated(name, q.expand(length, -1), k.expand(length, -1))
+    return (turned_k @ turned_q[-1]).flip(0) / math.sqrt(q.shape[-1])
