@@ -1,0 +1,148 @@
+"""Can the model find a number that the text hides? Exact match by length and depth.
+
+Every prompt with its answer is exactly L tokens. Scores are teacher-forced: one forward pass gives
+the logits of all digits of the answer. Three are recorded for each cell of the grid, as counts:
+
+    exact    all digits right, the choice being among the ten digits   (chance 1e-5)
+    greedy   all digits right, the choice being the whole vocabulary; the same as greedy decoding,
+             since a continuation is judged only as long as it is right
+    digits   single digits right, among the ten                        (chance 0.1 each)
+
+Two controls take the answer out of the text: the needle ``removed``, and a needle that states
+``another`` key. A model that still scores there is not reading. Haystacks are held-out text; all
+models get the same prompts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import torch
+
+from pe.data.retrieval import DIGITS, TASKS, Item, RetrievalText, Tokenizer, draw_item
+from pe.data.shards import Split
+from pe.evaluation.perplexity import Context
+from pe.model import PEForCausalLM
+
+DEPTHS = tuple(round(0.1 * i, 1) for i in range(11))
+SEED = 20_231_111
+"""Of the prompts: the same for every model and every training seed."""
+VARIANTS = ("found", "removed", "another")
+
+
+def prompts(
+    text: RetrievalText, split: Split, length: int, samples: int, variant: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids (depths x samples, length) and the digits to be found (depths x samples, 5).
+
+    Raises:
+        ValueError: no document of ``split`` has as many tokens as ``length``.
+    """
+    places = _haystacks(split, length)
+    rows, keys = [], []
+    for d, depth in enumerate(DEPTHS):
+        for s in range(samples):
+            index = d * samples + s
+            item = draw_item(SEED, index, depth)
+            start = places[index % len(places)]
+            haystack = np.asarray(split.tokens[start : start + length], dtype=np.int64)
+            if variant == "removed":
+                row = text.without_needle(item, length, haystack)
+            elif variant == "another":  # every digit differs
+                other = Item((item.key + 1 + index % 9) % 10, item.name, depth)
+                row = text.build(item, length, haystack, hidden=other)
+            else:
+                row = text.build(item, length, haystack)
+            rows.append(row)
+            keys.append(item.key)
+    return np.stack(rows), np.stack(keys)
+
+
+def _haystacks(split: Split, length: int) -> np.ndarray:
+    """Where haystacks begin: each inside one document, one document after another."""
+    documents = np.flatnonzero(split.lengths >= length)
+    if not len(documents):
+        raise ValueError(
+            f"no test document has {length:,} tokens; use a corpus with longer documents or "
+            "shorter evaluation_lengths"
+        )
+    return np.asarray(split.starts[documents])
+
+
+@torch.no_grad()
+def score(
+    model: PEForCausalLM,
+    rows: np.ndarray,
+    keys: np.ndarray,
+    digit_ids: np.ndarray,
+    tokens_per_batch: int,
+    autocast: Context = contextlib.nullcontext,
+) -> dict[str, np.ndarray]:
+    """Right or wrong for each prompt: ``exact`` and ``greedy`` (N,), ``digits`` (N, 5)."""
+    device = model.device
+    choices = torch.from_numpy(digit_ids).to(device)
+    wanted = torch.from_numpy(keys).to(device)
+    size = max(1, tokens_per_batch // rows.shape[1])
+    among, free = [], []
+    for start in range(0, len(rows), size):
+        ids = torch.from_numpy(rows[start : start + size]).to(device)
+        with autocast():
+            hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
+            logits = model.lm_head(hidden[:, -DIGITS:]).float()
+        among.append(logits[..., choices].argmax(-1))
+        free.append(logits.argmax(-1))
+    digits = torch.cat(among) == wanted
+    greedy = (torch.cat(free) == choices[wanted]).all(-1)
+    found = {"exact": digits.all(-1), "greedy": greedy, "digits": digits}
+    return {name: values.cpu().numpy() for name, values in found.items()}
+
+
+def evaluate_retrieval(
+    model: PEForCausalLM,
+    tokenizer: Tokenizer,
+    split: Split,
+    lengths: list[int],
+    samples: int,
+    tokens_per_batch: int,
+    autocast: Context = contextlib.nullcontext,
+) -> dict[str, Any]:
+    """The ``retrieval`` part of evaluation.json: counts by task, length, depth.
+
+    ``samples`` is the number of prompts in each cell; controls are pooled over the depths.
+    """
+    tasks: dict[str, Any] = {}
+    for task in TASKS:
+        text = RetrievalText(task, tokenizer)
+        tasks[task] = {
+            str(length): _length(model, text, split, length, samples, tokens_per_batch, autocast)
+            for length in lengths
+        }
+    return {"samples": samples, "depths": list(DEPTHS), "digits": DIGITS, "tasks": tasks}
+
+
+def _length(
+    model: PEForCausalLM,
+    text: RetrievalText,
+    split: Split,
+    length: int,
+    samples: int,
+    tokens_per_batch: int,
+    autocast: Context,
+) -> dict[str, Any]:
+    cell: dict[str, Any] = {"exact": None, "greedy": None, "digits": None, "controls": None}
+    try:
+        for variant in VARIANTS:
+            rows, keys = prompts(text, split, length, samples, variant)
+            right = score(model, rows, keys, text.digit_ids, tokens_per_batch, autocast)
+            by_depth = {k: v.reshape(len(DEPTHS), -1).sum(-1).tolist() for k, v in right.items()}
+            if variant == "found":
+                cell |= by_depth | {"controls": {}}
+            else:
+                cell["controls"][variant] = {name: sum(c) for name, c in by_depth.items()}
+    except ValueError as error:
+        if "longest position" not in str(error):
+            raise  # another mistake: not something to record and forget
+        return cell | {"reason": f"no value: {str(error)[str(error).index('longest position') :]}"}
+    return cell | {"reason": None}

@@ -1,0 +1,242 @@
+"""Texts that hide a number: how they are built, mixed into training, and scored."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from pe.config import PEConfig
+from pe.data.batches import Batches
+from pe.data.retrieval import (
+    DIGITS,
+    FILLER,
+    NAMES,
+    TASKS,
+    Item,
+    RetrievalMix,
+    RetrievalText,
+    draw_item,
+)
+from pe.data.shards import Split
+from pe.data.tokenizer import END, PAD, train_bpe
+from pe.evaluation.retrieval import DEPTHS, evaluate_retrieval, prompts, score
+from pe.model import PEForCausalLM
+
+LENGTH = 160
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    text = [FILLER, "The special number of Oslo is 4.\nWhat is the pass key? Remember it: "] * 20
+    return PreTrainedTokenizerFast(
+        tokenizer_object=train_bpe(text + list(NAMES), 400), eos_token=END, pad_token=PAD
+    )
+
+
+@pytest.fixture(scope="module")
+def split(tokenizer: PreTrainedTokenizerFast) -> Split:
+    """Three documents of words; no digits, so that every digit in a text was put there."""
+    rng = np.random.default_rng(0)
+    words = [" ".join(rng.choice(FILLER.split(), 400)) for _ in range(3)]
+    ids = [tokenizer(w)["input_ids"] for w in words]
+    starts = np.cumsum([0, *(len(i) for i in ids[:-1])])
+    return Split(np.concatenate(ids).astype(np.uint16), starts, ["a", "b", "c"])
+
+
+def item(depth: float = 0.5) -> Item:
+    return Item(np.array([4, 0, 7, 7, 1]), "Lima", depth)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("length", [80, 161, 400])
+def test_prompt_and_answer_are_exactly_as_long_as_asked(
+    task: str, length: int, tokenizer: Any, split: Split
+) -> None:
+    text = RetrievalText(task, tokenizer)
+    haystack = np.asarray(split.tokens[:length], dtype=np.int64)
+    for depth in (0.0, 0.3, 1.0):
+        row = text.build(item(depth), length, haystack)
+        assert row.shape == (length,)
+        assert row[-DIGITS:].tolist() == text.digit_ids[[4, 0, 7, 7, 1]].tolist()
+        body = tokenizer.decode(row)
+        assert body.count("40771") == (3 if task == "passkey" else 2)
+        question = "The pass key is " if task == "passkey" else "The special number of Lima is "
+        assert body.endswith(f"\n{'What is the pass key? ' * (task == 'passkey')}{question}40771")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_depth_is_the_share_of_the_haystack_before_the_needle(
+    task: str, tokenizer: Any, split: Split
+) -> None:
+    text = RetrievalText(task, tokenizer)
+    haystack = np.asarray(split.tokens[:LENGTH], dtype=np.int64)
+    needle = text.needle(item())
+    room = LENGTH - len(needle) - len(text.question(item())) - DIGITS
+    for depth in (0.0, 0.5, 1.0):
+        row = text.build(item(depth), LENGTH, haystack)
+        at = round(depth * room)
+        assert row[at : at + len(needle)].tolist() == needle.tolist()
+        if task == "needle":
+            kept = np.concatenate((row[:at], row[at + len(needle) : room + len(needle)]))
+            assert kept.tolist() == haystack[:room].tolist()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_controls_hold_no_trace_of_the_answer(task: str, tokenizer: Any, split: Split) -> None:
+    text = RetrievalText(task, tokenizer)
+    found, keys = prompts(text, split, LENGTH, 2, "found")
+    removed, _ = prompts(text, split, LENGTH, 2, "removed")
+    another, same = prompts(text, split, LENGTH, 2, "another")
+    assert np.array_equal(keys, same)
+    assert found.shape == removed.shape == another.shape == (2 * len(DEPTHS), LENGTH)
+    for row, without, wrong, key in zip(found, removed, another, keys, strict=True):
+        answer = "".join(map(str, key))
+        assert tokenizer.decode(row[:-DIGITS]).count(answer) >= 1
+        assert not np.isin(text.digit_ids, without[:-DIGITS]).any()
+        stated = [t for t in wrong[:-DIGITS] if t in text.digit_ids][:DIGITS]
+        assert all(a != b for a, b in zip(stated, text.digit_ids[key], strict=True))
+        assert np.array_equal(row[-DIGITS:], wrong[-DIGITS:])
+
+
+def test_items_are_a_fixed_function_of_seed_and_index() -> None:
+    first = draw_item(3, 5)
+    assert (first.key.tolist(), first.name, round(first.depth, 6)) == PINNED
+    assert draw_item(3, 5, 0.25)[:2][1] == first.name
+    keys = np.stack([draw_item(0, i).key for i in range(2000)])
+    assert np.abs(np.bincount(keys.ravel(), minlength=10) / keys.size - 0.1).max() < 0.02
+
+
+PINNED = ([1, 9, 0, 7, 6], "Madrid", 0.09952)
+
+
+def test_a_mix_replaces_its_share_and_leaves_the_other_windows_alone(
+    tokenizer: Any, split: Split
+) -> None:
+    plain = Batches(split, 100, 8, seed=1)
+    mix = RetrievalMix(plain, 0.25, tokenizer)
+    replaced = 0
+    for step in range(40):
+        a, b = plain.at(step), mix.at(step)
+        changed = (a.input_ids != b.input_ids).any(1)
+        replaced += int(changed.sum())
+        for x, y in zip(a, b, strict=True):
+            assert np.array_equal(x[~changed], y[~changed])
+        assert np.array_equal(b.input_ids[:, 1:], b.targets[:, :-1])
+        assert (b.documents[changed] == 0).all()
+        for row, target in zip(b.input_ids[changed], b.targets[changed], strict=True):
+            body = tokenizer.decode(np.append(row, target[-1]))
+            assert body[-DIGITS:].isdigit()
+            assert body.count(body[-DIGITS:]) >= 2
+        again = mix.at(step, slice(2, 5))
+        assert np.array_equal(again.input_ids, b.input_ids[2:5])
+    assert 0.18 < replaced / 320 < 0.32
+
+
+def test_what_does_not_fit_is_refused(tokenizer: Any, split: Split) -> None:
+    with pytest.raises(ValueError, match=r"unknown retrieval task 'nedle'.*'needle'"):
+        RetrievalText("nedle", tokenizer)
+    text = RetrievalText("passkey", tokenizer)
+    with pytest.raises(ValueError, match="has no room for its needle"):
+        text.build(item(), 20, np.arange(20))
+    with pytest.raises(ValueError, match="context_length is 20; retrieval texts need"):
+        RetrievalMix(Batches(split, 20, 2, seed=0), 0.5, tokenizer)
+    with pytest.raises(ValueError, match="no test document has 9,999 tokens"):
+        prompts(text, split, 9999, 1, "found")
+    pairs = PreTrainedTokenizerFast(tokenizer_object=_pairs_of_digits())
+    with pytest.raises(ValueError, match="makes each digit one token"):
+        RetrievalText("needle", pairs)
+
+
+def _pairs_of_digits() -> Any:
+    from tokenizers import Tokenizer, models
+
+    return Tokenizer(models.WordLevel({"unknown": 0}, unk_token="unknown"))
+
+
+class Reader:
+    """Answers with the digits that stand behind the last 'is ' of the text before the question."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, answer: Any, vocabulary: int = 400) -> None:
+        self.answer, self.vocabulary = answer, vocabulary
+
+    def model(self, input_ids: torch.Tensor, use_cache: bool) -> Any:
+        """Hidden state t is the prediction of token t+1, one-hot."""
+        hidden = torch.zeros(*input_ids.shape, self.vocabulary)
+        for row, ids in enumerate(input_ids.tolist()):
+            for place, token in enumerate(self.answer(ids)):
+                hidden[row, input_ids.shape[1] - DIGITS + place, token] = 1
+        return SimpleNamespace(last_hidden_state=hidden)
+
+    def lm_head(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+
+def test_a_model_that_reads_the_needle_scores_and_fails_both_controls(
+    tokenizer: Any, split: Split
+) -> None:
+    text = RetrievalText("needle", tokenizer)
+
+    def read(ids: list[int]) -> list[int]:
+        stated = [t for t in ids[: -DIGITS + 1] if t in text.digit_ids][:DIGITS]
+        return stated if len(stated) == DIGITS else [0] * DIGITS
+
+    reader: Any = Reader(read)
+    found = evaluate_retrieval(reader, tokenizer, split, [LENGTH, 300], 3, 1000)
+    for cell in found["tasks"]["needle"].values():
+        assert cell["exact"] == cell["greedy"] == [3] * len(DEPTHS)
+        assert cell["digits"] == [3 * DIGITS] * len(DEPTHS)
+        assert cell["controls"]["another"] == {"exact": 0, "greedy": 0, "digits": 0}
+        assert cell["controls"]["removed"]["exact"] == 0
+        assert cell["reason"] is None
+
+
+def test_counts_are_of_the_right_things(tokenizer: Any, split: Split) -> None:
+    text = RetrievalText("needle", tokenizer)
+    rows, keys = prompts(text, split, LENGTH, 4, "found")
+    seven: Any = Reader(lambda ids: [int(text.digit_ids[7])] * DIGITS)
+    right = score(seven, rows, keys, text.digit_ids, 500)
+    assert right["digits"].tolist() == (keys == 7).tolist()
+    assert not right["exact"].any()
+    # A model that would rather say something else than a digit is right among digits only.
+    best = {tuple(row[:-1]): row[-DIGITS:].tolist() for row in rows}
+    talkative: Any = Reader(lambda ids: best[tuple(ids)])
+    talkative.lm_head = lambda hidden: (
+        hidden + 2 * torch.nn.functional.one_hot(torch.tensor(int(tokenizer.eos_token_id)), 400)
+    )
+    right = score(talkative, rows, keys, text.digit_ids, 500)
+    assert right["exact"].all()
+    assert not right["greedy"].any()
+
+
+def test_greedy_scores_are_those_of_greedy_decoding(tokenizer: Any, split: Split) -> None:
+    torch.manual_seed(0)
+    config = PEConfig(vocab_size=400, hidden_size=64, num_hidden_layers=2, intermediate_size=128)
+    model = PEForCausalLM(config)
+    text = RetrievalText("needle", tokenizer)
+    rows, keys = prompts(text, split, 64, 1, "found")
+    learnt = torch.from_numpy(rows[:6])  # by heart; the others it cannot know
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    for _ in range(40):
+        labels = learnt.clone()
+        labels[:, :-DIGITS] = -100
+        model(learnt, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+    greedy = score(model, rows, keys, text.digit_ids, 200)["greedy"]
+    prompt = torch.from_numpy(rows[:, :-DIGITS])
+    out = model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=DIGITS, do_sample=False,
+        pad_token_id=0, eos_token_id=None,
+    )  # fmt: skip
+    said = (out[:, -DIGITS:].numpy() == rows[:, -DIGITS:]).all(1)
+    assert greedy.tolist() == said.tolist()
+    assert greedy[:6].all()
+    assert not greedy.all()
