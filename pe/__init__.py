@@ -21,6 +21,7 @@ _HOMES = {
     "Recipe": "pe.training.recipe",
     "RECIPES": "pe.training.recipes",
     "recipe": "pe.training.recipes",
+    "convert": "pe.conversion",
     "train": "pe.training.trainer",
     "evaluate": "pe.evaluation.evaluate",
     "sample": "pe.evaluation.sample",
@@ -47,6 +48,7 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from pe import figures, runs, tables
     from pe.attention import attend
+    from pe.conversion import convert
     from pe.encodings import encoding, list_encodings
     from pe.evaluation.evaluate import evaluate
     from pe.evaluation.sample import sample

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from transformers import PreTrainedConfig
 
 from pe.encodings import check
+from pe.encodings.checks import choice, positive
+
+JOINT_NORMS = ("", "q", "k", "qk")
 
 
 class PEConfig(PreTrainedConfig):
@@ -17,6 +21,11 @@ class PEConfig(PreTrainedConfig):
         max_position_embeddings: context length of training, in tokens. It is no limit: what lies
             beyond it is what this project measures.
         qk_norm: RMS-normalise queries and keys of each head before rotation.
+        joint_norm: RMS-normalise queries ("q"), keys ("k") or both ("qk") over all their heads
+            together, as DroPE's variants do. "": neither.
+        softmax_scale: factor of the logits in place of 1/sqrt(head_dim).
+        length_temperature: c in the factor 1 + c ln(n / max_position_embeddings) of the logits of
+            a query that sees n tokens, n beyond the context of training.
     """
 
     model_type = "pe-decoder"
@@ -34,6 +43,9 @@ class PEConfig(PreTrainedConfig):
         pe: str = "rope",
         pe_options: dict[str, Any] | None = None,
         qk_norm: bool = False,
+        joint_norm: str = "",
+        softmax_scale: float | None = None,
+        length_temperature: float = 0.0,
         rms_norm_eps: float = 1e-5,
         initializer_range: float = 0.02,
         tie_word_embeddings: bool = True,
@@ -59,11 +71,28 @@ class PEConfig(PreTrainedConfig):
         self.pe = pe
         self.pe_options = dict(pe_options or {})
         self.qk_norm = qk_norm
+        self.joint_norm = joint_norm
+        self.softmax_scale = softmax_scale
+        self.length_temperature = length_temperature
         self.rms_norm_eps = rms_norm_eps
         self.initializer_range = initializer_range
         kwargs.pop("head_dim", None)  # derived, though a saved configuration lists it
-        check(pe, self.pe_options, **self.encoding_context())
+        self._refuse_impossible()
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
+
+    def _refuse_impossible(self) -> None:
+        choice("joint_norm", self.joint_norm, JOINT_NORMS)
+        if self.softmax_scale is not None:
+            positive("softmax_scale", self.softmax_scale)
+        check(self.pe, self.pe_options, **self.encoding_context())
+
+    def changed(self, **fields: Any) -> PEConfig:
+        """A copy in which these fields have other values. ValueError if they do not fit."""
+        other = copy.deepcopy(self)
+        for name, value in fields.items():
+            setattr(other, name, value)
+        other._refuse_impossible()
+        return other
 
     def encoding_context(self) -> dict[str, int]:
         """The sizes that `pe.encodings.encoding` wants to know."""

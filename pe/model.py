@@ -59,7 +59,7 @@ class Attention(nn.Module):
         self.layer_index, self.num_layers = layer_index, config.num_hidden_layers
         self.head_dim = config.head_dim
         hidden, kv = config.hidden_size, config.num_key_value_heads * config.head_dim
-        self.head_counts = [config.num_attention_heads, *[config.num_key_value_heads] * 2]
+        self.widths = [hidden, kv, kv]
         # One product instead of three reads the layer's input once.
         self.qkv_proj = nn.Linear(hidden, hidden + 2 * kv, bias=False)
         self.o_proj = nn.Linear(hidden, hidden, bias=False)
@@ -68,6 +68,13 @@ class Attention(nn.Module):
         if config.qk_norm:
             self.q_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
             self.k_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+        self.joint_q_norm: nn.Module = nn.Identity()
+        self.joint_k_norm: nn.Module = nn.Identity()
+        if "q" in config.joint_norm:
+            self.joint_q_norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
+        if "k" in config.joint_norm:
+            self.joint_k_norm = nn.RMSNorm(kv, eps=config.rms_norm_eps)
+        self.scale = config.softmax_scale or 1.0 / math.sqrt(self.head_dim)
         self.backend = backend_named("dense" if config._attn_implementation == "eager" else "sdpa")
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -81,9 +88,11 @@ class Attention(nn.Module):
         where: Prepared,
         mask: Tensor | None,
         cache: Cache | None,
+        temperature: Tensor | None,
     ) -> Tensor:
-        q, k, v = torch.split(self._heads(self.qkv_proj(x)), self.head_counts, dim=1)
-        q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = torch.split(self.qkv_proj(x), self.widths, dim=-1)
+        q, k = self._heads(self.joint_q_norm(q)), self._heads(self.joint_k_norm(k))
+        q, k, v = self.q_norm(q), self.k_norm(k), self._heads(v)
         q_positions, k_positions, tables = where
         state = enc.key_state(x)
         if cache is not None and state is not None:
@@ -97,8 +106,8 @@ class Attention(nn.Module):
         else:  # the new keys are rotated once and kept so
             q, k = enc.rotate(q, k, q_positions, q_positions, tables)
             k, v = cache.update(k, v, self.layer_index)
-        scale = 1.0 / math.sqrt(self.head_dim)
-        out = self.backend(scaled(q, factor), k, v, scale=scale, bias=bias, mask=mask)
+        q = scaled(scaled(q, factor), temperature)
+        out = self.backend(q, k, v, scale=self.scale, bias=bias, mask=mask)
         return self.o_proj(out.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
 
     def _kept(self, cache: Cache, state: Tensor) -> Tensor:
@@ -224,13 +233,14 @@ class PEModel(PEPreTrainedModel):
             raise ValueError("document_ids cannot be combined with a cache; pass use_cache=False")
         mask = visible(length, past + length, x.device, attention_mask, document_ids)
         self._refuse_too_far(k_positions)
+        temperature = self._temperature(positions)
         for index, layer in enumerate(self.layers):
             enc: Encoding = self.encodings[index % len(self.encodings)]  # type: ignore[assignment]
             if index < len(self.encodings) or enc.random:
                 where = self._prepare(enc, positions, k_positions, x.dtype, cache is not None)
             if index == 0:
                 x = enc.embed(x, where.q_positions)
-            x = layer(x, enc, where, mask, cache)
+            x = layer(x, enc, where, mask, cache, temperature)
         output: dict[str, Any] = {"last_hidden_state": self.norm(x), CACHE_FIELD: cache}
         return BaseModelOutputWithPast(**output)
 
@@ -282,6 +292,15 @@ class PEModel(PEPreTrainedModel):
                 "pass use_cache=False to use others"
             )
         return new, counted
+
+    def _temperature(self, positions: Tensor) -> Tensor | None:
+        """Factor of each query's logits, (1 or B, 1, T), by the number of tokens it sees."""
+        weight = self.config.length_temperature
+        if not weight:
+            return None
+        excess = (positions + 1).float() / self.config.max_position_embeddings
+        factor: Tensor = 1.0 + weight * excess.clamp(min=1.0).log()
+        return factor[:, None] if factor.dim() == 2 else factor[None, None]
 
     def _refuse_too_far(self, positions: Tensor) -> None:
         limit = self.encodings[0].longest_position

@@ -131,7 +131,8 @@ def layer_encodings(spec: str, num_layers: int, **given: Any) -> list[Encoding]:
     return found
 
 
-def _parts(spec: str, context: dict[str, Any], options: dict[str, Any]) -> list[Encoding]:
+def part_classes(spec: str) -> dict[str, Part]:
+    """The class of each part of ``spec`` by name; RoPE among them where a transform brings it."""
     names = [name.strip() for name in spec.split("+")]
     if len(set(names)) < len(names):
         raise ValueError(f"{spec!r} names a part twice")
@@ -139,8 +140,15 @@ def _parts(spec: str, context: dict[str, Any], options: dict[str, Any]) -> list[
     transforms = {n: c for n, c in classes.items() if issubclass(c, FrequencyTransform)}
     encodings = {n: c for n, c in classes.items() if issubclass(c, Encoding)}
     _refuse_impossible(spec, encodings, transforms)
-    if transforms and not any(_takes(c, "transforms") for c in encodings.values()):
-        encodings = {"rope": _REGISTRY["rope"], **encodings}  # type: ignore[dict-item]
+    if transforms and not any(takes(c, "transforms") for c in encodings.values()):
+        classes = {"rope": _REGISTRY["rope"], **classes}
+    return classes
+
+
+def _parts(spec: str, context: dict[str, Any], options: dict[str, Any]) -> list[Encoding]:
+    classes = part_classes(spec)
+    transforms = {n: c for n, c in classes.items() if issubclass(c, FrequencyTransform)}
+    encodings = {n: c for n, c in classes.items() if issubclass(c, Encoding)}
     _refuse_unknown_options(spec, [*encodings.values(), *transforms.values()], options)
     given = context | options
     changes = [_build(name, c, given) for name, c in transforms.items()]
@@ -172,11 +180,13 @@ def _parameters(part: Part) -> dict[str, inspect.Parameter]:
     }
 
 
-def _takes(part: Part, name: str) -> bool:
+def takes(part: Part, name: str) -> bool:
+    """Whether the class has this parameter, an option or one of `CONTEXT`."""
     return name in _parameters(part)
 
 
-def _options(part: Part) -> list[str]:
+def options_of(part: Part) -> list[str]:
+    """Names of the options that a user may give for the class."""
     return [n for n in _parameters(part) if n not in CONTEXT and n != "transforms"]
 
 
@@ -195,14 +205,14 @@ def _refuse_impossible(
         )
     for name in transforms:
         for other in rotating:
-            if not _takes(encodings[other], "transforms"):
+            if not takes(encodings[other], "transforms"):
                 raise ValueError(
                     f"{spec!r}: {name} changes RoPE's frequencies, and {other} has its own"
                 )
 
 
 def _refuse_unknown_options(spec: str, parts: list[Part], options: dict[str, Any]) -> None:
-    known = sorted({name for part in parts for name in _options(part)})
+    known = sorted({name for part in parts for name in options_of(part)})
     for name in options:
         if name not in known:
             listed = ", ".join(known) if known else "none"

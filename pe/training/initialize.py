@@ -27,8 +27,7 @@ def generator_for(seed: int, name: str) -> torch.Generator:
 def draw_weights(model: nn.Module, seed: int, std: float = 0.02) -> None:
     """Normal(0, std) matrices, norms at 1, residual projections scaled by 1/sqrt(2 layers)."""
     layers = sum(1 for name, _ in model.named_parameters() if name.endswith("o_proj.weight"))
-    encodings = [(name, m) for name, m in model.named_modules() if isinstance(m, Encoding)]
-    inside = {id(p) for _, module in encodings for p in module.parameters()}
+    inside = {id(p) for m in model.modules() if isinstance(m, Encoding) for p in m.parameters()}
     for name, parameter in model.named_parameters():
         if id(parameter) in inside:
             continue
@@ -39,6 +38,12 @@ def draw_weights(model: nn.Module, seed: int, std: float = 0.02) -> None:
         drawn = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
         drawn.normal_(0.0, scale, generator=generator_for(seed, name))
         parameter.copy_(drawn)
+    draw_encodings(model, seed)
+
+
+def draw_encodings(model: nn.Module, seed: int) -> None:
+    """Reset the learned parameters of each encoding in the model, by (seed, name)."""
+    encodings = [(name, m) for name, m in model.named_modules() if isinstance(m, Encoding)]
     nested = {id(m) for _, outer in encodings for m in outer.modules() if m is not outer}
     for name, module in encodings:
         if id(module) not in nested:  # a composite resets its own parts
