@@ -10,8 +10,6 @@ from transformers import PreTrainedConfig
 from pe.encodings import check
 from pe.encodings.checks import choice, positive
 
-JOINT_NORMS = ("", "q", "k", "qk")
-
 
 class PEConfig(PreTrainedConfig):
     """Sizes of a LLaMA-style decoder and the positional encoding it uses.
@@ -81,7 +79,7 @@ class PEConfig(PreTrainedConfig):
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
 
     def _refuse_impossible(self) -> None:
-        choice("joint_norm", self.joint_norm, JOINT_NORMS)
+        choice("joint_norm", self.joint_norm, ("", "q", "k", "qk"))
         if self.softmax_scale is not None:
             positive("softmax_scale", self.softmax_scale)
         check(self.pe, self.pe_options, **self.encoding_context())

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pe.training.recipe import NOT_IDENTITY, Recipe
+from pe.training.recipe import LATER, NOT_IDENTITY, Recipe
 from pe.training.recipes import DEMO, RECIPES, recipe
 
 # A valid other value for every field of the demo recipe.
@@ -25,6 +25,8 @@ OTHER: dict[str, Any] = {
     "weight_decay": 0.2, "beta1": 0.8, "beta2": 0.99, "grad_clip": 2.0, "precision": "bfloat16",
     "compile": "on", "checkpoint_every": 7, "log_every": 3, "validate_every": 9,
     "evaluation_lengths": (256,), "target_tokens": 64, "evaluation_windows": 3,
+    "joint_norm": "qk", "softmax_scale": 0.1, "start_from": "rope-s0-1a2b3c4d", "start_step": 5,
+    "keep_steps": (40, 60),
 }  # fmt: skip
 
 
@@ -36,11 +38,13 @@ def test_every_field_has_another_value_here() -> None:
 
 @pytest.mark.parametrize("name", sorted(OTHER))
 def test_the_hash_changes_with_what_is_trained_and_nothing_else(name: str) -> None:
-    changed = dataclasses.replace(DEMO, **{name: OTHER[name]})
-    same = changed.config_hash() == DEMO.config_hash()
+    also = {"start_from": OTHER["start_from"]} if name == "start_step" else {}
+    base = dataclasses.replace(DEMO, **also)
+    changed = dataclasses.replace(base, **{name: OTHER[name]})
+    same = changed.config_hash() == base.config_hash()
     judged_or_watched = {
         "name", "evaluation_lengths", "target_tokens", "evaluation_windows", "log_every",
-        "validate_every", "checkpoint_every",
+        "validate_every", "checkpoint_every", "keep_steps",
     }  # fmt: skip
     assert same == (name in judged_or_watched)
     assert set(NOT_IDENTITY) == judged_or_watched
@@ -49,7 +53,10 @@ def test_the_hash_changes_with_what_is_trained_and_nothing_else(name: str) -> No
 def test_the_hash_is_the_same_in_every_process_and_version() -> None:
     # Pinned: with a changed hash every recorded run looks like one that was never done. Who adds
     # a field leaves it out of the hash where it has the value that all earlier runs had.
-    assert Recipe.from_dict(OTHER).config_hash() == "20a43202"
+    first = {name: value for name, value in OTHER.items() if name not in LATER}
+    assert Recipe.from_dict(first).config_hash() == "20a43202"
+    defaults = {f.name: f.default for f in dataclasses.fields(Recipe)}
+    assert {name: defaults[name] for name in LATER} == LATER
     assert recipe("demo", pe="yarn", pe_options={"factor": 8.0, "alpha": 1.0}).config_hash() == (
         recipe("demo", pe="yarn", pe_options={"alpha": 1.0, "factor": 8.0}).config_hash()
     )
@@ -60,6 +67,16 @@ def test_the_hash_is_the_same_in_every_process_and_version() -> None:
             env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parent.parent)},
         )  # fmt: skip
         assert done.stdout.strip() == DEMO.config_hash()
+
+
+def test_a_run_that_starts_from_another_is_named_by_its_name_wherever_that_lies() -> None:
+    name = "rope-s0-1a2b3c4d"
+    hashes = {
+        recipe("demo", pe="nope", start_from=path, start_step=300).config_hash()
+        for path in (name, f"local/{name}", f"/somewhere/runs/local/{name}", f"./{name}/")
+    }
+    assert len(hashes) == 1
+    assert recipe("demo", pe="nope", start_from=name).config_hash() not in hashes
 
 
 @pytest.mark.parametrize("pe", ["rope", "rope+alibi", "my.module:Enc", "../../etc", "a b/c\\d\n"])
@@ -110,6 +127,11 @@ def test_from_dict_refuses_what_it_does_not_know() -> None:
         ({"min_learning_rate": 1.0}, r"min_learning_rate: expected 0 to learning_rate 0\.004"),
         ({"steps": 260, "warmup_steps": 200, "decay_steps": 100}, "steps: 260 is less than"),
         ({"micro_batch_size": 5}, "micro_batch_size: 5 does not divide batch_size 8"),
+        ({"start_step": 5}, "start_step: 5 of which run"),
+        ({"joint_norm": "v"}, "unknown joint_norm 'v'"),
+        ({"softmax_scale": -1.0}, "softmax_scale: expected 0 or more, got -1.0"),
+        ({"keep_steps": [0]}, "keep_steps: 0 is no whole number from 1 to steps 480"),
+        ({"keep_steps": [481]}, "keep_steps: 481 is no whole number from 1 to steps 480"),
         ({"evaluation_lengths": 512}, "evaluation_lengths: expected a list of whole numbers"),
         ({"evaluation_lengths": [64]}, "evaluation_lengths: 64 is not a whole number of at least"),
         ({"evaluation_lengths": ["x"]}, "evaluation_lengths: 'x' is not a whole number"),

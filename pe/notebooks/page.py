@@ -24,7 +24,7 @@ REFERENCE = "demo"
 # Fields in which runs may differ and still be drawn in one figure.
 _FREE = (
     "name", "pe", "pe_options", "seed", "log_every", "validate_every", "checkpoint_every",
-    "evaluation_lengths",
+    "keep_steps", "evaluation_lengths",
 )  # fmt: skip
 
 
@@ -156,7 +156,7 @@ def record(run: Run) -> Markdown:
 
 
 def _setting(run: Run) -> dict[str, Any]:
-    return {k: v for k, v in run.read()["recipe"].items() if k not in _FREE}
+    return {k: v for k, v in Run(run.directory).recipe.to_dict().items() if k not in _FREE}
 
 
 def _fingerprint(run: Run) -> str | None:

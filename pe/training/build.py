@@ -29,6 +29,8 @@ def build_config(recipe: Recipe, vocab_size: int, eos_token_id: int | None = Non
         pe=recipe.pe,
         pe_options=recipe.pe_options,
         qk_norm=recipe.qk_norm,
+        joint_norm=recipe.joint_norm,
+        softmax_scale=recipe.softmax_scale or None,
         bos_token_id=eos_token_id,
         eos_token_id=eos_token_id,
     )

@@ -14,6 +14,7 @@ import math
 import re
 import typing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pe._errors import unknown
@@ -21,6 +22,7 @@ from pe._errors import unknown
 SCHEDULES = ("cosine", "wsd")
 PRECISIONS = ("auto", "float32", "bfloat16")
 COMPILE = ("auto", "on", "off")
+JOINT_NORMS = ("", "q", "k", "qk")
 # These say how a run is judged or watched; they do not change the weights it ends with.
 NOT_IDENTITY = (
     "name",
@@ -30,7 +32,11 @@ NOT_IDENTITY = (
     "log_every",
     "validate_every",
     "checkpoint_every",
+    "keep_steps",
 )
+# Fields that came later, with the value all runs before them had: left out of the hash where they
+# have it, so that those runs keep their names.
+LATER = {"joint_norm": "", "softmax_scale": 0.0, "start_from": "", "start_step": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +58,10 @@ class Recipe:
     intermediate_size: int
     qk_norm: bool = False
     """RMS-normalise queries and keys for each head before they are rotated."""
+    joint_norm: str = ""
+    """RMS-normalise queries (``"q"``), keys (``"k"``) or both (``"qk"``) over all heads."""
+    softmax_scale: float = 0.0
+    """Factor of the logits; 0: 1/sqrt(head_dim)."""
 
     corpus: str = "stdlib"
     """Name of a corpus, or a path to .txt, .jsonl, .parquet files."""
@@ -65,6 +75,11 @@ class Recipe:
     mask_documents: bool = False
     """Forbid attention from one document into another inside a window."""
 
+    start_from: str = ""
+    """A run whose weights to begin with (its name in the same study, ``study/run``, or a path);
+    its encoding becomes ``pe``. Schedule and optimizer begin anew, the text goes on."""
+    start_step: int = 0
+    """The step of ``start_from`` after which its weights are taken; 0: its last one."""
     steps: int
     batch_size: int
     """Windows in an optimizer step, over all processes."""
@@ -86,6 +101,8 @@ class Recipe:
     """``auto``: torch.compile on CUDA, off elsewhere."""
 
     checkpoint_every: int = 100
+    keep_steps: tuple[int, ...] = ()
+    """Steps after which the weights are kept for good, for other runs to start from."""
     log_every: int = 10
     validate_every: int = 100
     """Steps between validation losses; 0: only at the end."""
@@ -96,9 +113,10 @@ class Recipe:
     evaluation_windows: int = 64
 
     def __post_init__(self) -> None:
-        lengths: Any = self.evaluation_lengths
-        if isinstance(lengths, list):  # as JSON has it
-            object.__setattr__(self, "evaluation_lengths", tuple(lengths))
+        for name in ("evaluation_lengths", "keep_steps"):
+            numbers: Any = getattr(self, name)
+            if isinstance(numbers, list):  # as JSON has it
+                object.__setattr__(self, name, tuple(numbers))
         problems = list(_type_problems(self)) or list(_value_problems(self))
         if problems:
             raise ValueError("; ".join(problems))
@@ -118,7 +136,13 @@ class Recipe:
 
     def config_hash(self) -> str:
         """Eight hex digits that identify the training run."""
-        values = {k: v for k, v in self.to_dict().items() if k not in NOT_IDENTITY}
+        values = {
+            name: value
+            for name, value in self.to_dict().items()
+            if name not in NOT_IDENTITY and not (name in LATER and value == LATER[name])
+        }
+        if "start_from" in values:  # wherever that run's folder is, its name says what it is
+            values["start_from"] = Path(self.start_from).name
         text = json.dumps(values, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -159,9 +183,9 @@ def _value_problems(r: Recipe) -> typing.Iterator[str]:
     for name in positive.split():
         if getattr(r, name) <= 0:
             yield f"{name}: expected more than 0, got {getattr(r, name)!r}"
-    for (
-        name
-    ) in "seed micro_batch_size warmup_steps decay_steps weight_decay validate_every".split():
+    least_zero = "seed micro_batch_size warmup_steps decay_steps weight_decay validate_every "
+    least_zero += "softmax_scale start_step"
+    for name in least_zero.split():
         if getattr(r, name) < 0:
             yield f"{name}: expected 0 or more, got {getattr(r, name)!r}"
     if r.hidden_size % max(r.num_attention_heads, 1):
@@ -175,6 +199,7 @@ def _value_problems(r: Recipe) -> typing.Iterator[str]:
         ("schedule", SCHEDULES),
         ("precision", PRECISIONS),
         ("compile", COMPILE),
+        ("joint_norm", JOINT_NORMS),
     ):
         if getattr(r, name) not in choices:
             yield str(unknown(name, getattr(r, name), choices))
@@ -190,6 +215,11 @@ def _value_problems(r: Recipe) -> typing.Iterator[str]:
         )
     if r.micro_batch_size and r.batch_size % r.micro_batch_size:
         yield (f"micro_batch_size: {r.micro_batch_size} does not divide batch_size {r.batch_size}")
+    if r.start_step and not r.start_from:
+        yield f"start_step: {r.start_step} of which run? give start_from as well"
+    for step in r.keep_steps:
+        if type(step) is not int or not 0 < step <= r.steps:
+            yield f"keep_steps: {step!r} is no whole number from 1 to steps {r.steps}"
     for length in r.evaluation_lengths:
         if type(length) is not int or length < r.target_tokens:
             yield (
