@@ -22,25 +22,9 @@ from torch.nn.functional import softplus
 
 from pe.encodings.base import Encoding
 from pe.encodings.checks import choice, positive, rotary_width
+from pe.encodings.clamping import clamped
 from pe.encodings.frequencies import phase_tables
 from pe.encodings.registry import register
-
-
-class _Bounded(torch.autograd.Function):
-    """Clamp whose gradient is stopped only where a descent step would lead further out."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, low: float, high: float) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.bounds = low, high
-        return x.clamp(low, high)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (x,) = ctx.saved_tensors
-        low, high = ctx.bounds
-        outward = ((x >= high) & (gradient < 0)) | ((x <= low) & (gradient > 0))
-        return gradient.masked_fill(outward, 0.0), None, None
 
 
 @register("pope")
@@ -89,7 +73,7 @@ class PoPE(Encoding):
     ) -> tuple[Tensor, Tensor]:
         q_cos, q_sin = phase_tables(q_positions, self.inv_freq, q.dtype)
         cos, sin = phase_tables(k_positions, self.inv_freq, k.dtype)
-        bounded: Tensor = _Bounded.apply(self.delta.to(cos.dtype), -2 * math.pi, 0.0)
+        bounded = clamped(self.delta.to(cos.dtype), -2 * math.pi, 0.0)
         delta = bounded[:, None]  # (K, 1, d)
         k_cos = cos * delta.cos() - sin * delta.sin()  # cos(s w + delta)
         k_sin = sin * delta.cos() + cos * delta.sin()
