@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from pe.data import evaluation_windows, prepare
+from pe.evaluation.covers import covers
 from pe.evaluation.load import load_model
 from pe.evaluation.perplexity import by_position, cell, no_cell, window_losses
+from pe.evaluation.retrieval import evaluate_retrieval
 from pe.runs import SCHEMA_VERSION, Run, RunError
 from pe.training.build import autocast
 from pe.training.progress import Progress
-from pe.training.recipe import Recipe
 from pe.training.record import now
 
 
@@ -30,7 +31,7 @@ def evaluate(run: Run, *, quiet: bool = False) -> dict[str, Any]:
     recipe = run.recipe
     lengths = sorted(recipe.evaluation_lengths)
     known = run.evaluation()
-    if known is not None and _covers(known, recipe):
+    if known is not None and covers(known, recipe):
         return known
     record = run.read()
     if record["status"] != "complete":
@@ -41,15 +42,6 @@ def evaluate(run: Run, *, quiet: bool = False) -> dict[str, Any]:
         found = _evaluate(run, record, lengths, Progress(enabled=not quiet))
         run.write_evaluation(found)
     return found
-
-
-def _covers(known: dict[str, Any], recipe: Recipe) -> bool:
-    """Whether a recorded evaluation is the one that the recipe asks for."""
-    return bool(
-        known["lengths"] == sorted(recipe.evaluation_lengths)
-        and known["target_tokens"] == recipe.target_tokens
-        and known.get("windows_wanted", recipe.evaluation_windows) == recipe.evaluation_windows
-    )
 
 
 def _evaluate(
@@ -83,9 +75,16 @@ def _evaluate(
         last[str(length)] = cell(losses[:, -recipe.target_tokens :])
         whole[str(length)] = cell(losses)
         positions = by_position(losses)
+    retrieval = None
+    if recipe.retrieval_samples:
+        progress.show("looking for hidden numbers", last=True)
+        retrieval = evaluate_retrieval(
+            model, data.load_tokenizer(), data.test, lengths, recipe.retrieval_samples,
+            tokens_per_batch, lambda: autocast(recipe, model.device),
+        )  # fmt: skip
     if model.device.type == "cuda":
         torch.cuda.empty_cache()
-    return {
+    found = {
         "schema": SCHEMA_VERSION,
         "created": now(),
         "lengths": lengths,
@@ -97,6 +96,7 @@ def _evaluate(
         "window_perplexity": whole,
         "loss_by_position": positions,
     }
+    return found if retrieval is None else found | {"retrieval": retrieval}
 
 
 def _reason(error: ValueError) -> str:

@@ -33,10 +33,14 @@ NOT_IDENTITY = (
     "validate_every",
     "checkpoint_every",
     "keep_steps",
+    "retrieval_samples",
 )
 # Fields that came later, with the value all runs before them had: left out of the hash where they
 # have it, so that those runs keep their names.
-LATER = {"joint_norm": "", "softmax_scale": 0.0, "start_from": "", "start_step": 0}
+LATER = {
+    "joint_norm": "", "softmax_scale": 0.0, "start_from": "", "start_step": 0,
+    "retrieval_share": 0.0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +78,8 @@ class Recipe:
     """Restart positions at 0 at each document inside a window."""
     mask_documents: bool = False
     """Forbid attention from one document into another inside a window."""
+    retrieval_share: float = 0.0
+    """Share of the training windows that hide a number and ask for it (`pe.data.retrieval`)."""
 
     start_from: str = ""
     """A run whose weights to begin with (its name in the same study, ``study/run``, or a path);
@@ -111,6 +117,8 @@ class Recipe:
     target_tokens: int = 256
     """The same last tokens are scored at every context length."""
     evaluation_windows: int = 64
+    retrieval_samples: int = 0
+    """Prompts for each length and depth of each retrieval task; 0: none."""
 
     def __post_init__(self) -> None:
         for name in ("evaluation_lengths", "keep_steps"):
@@ -184,7 +192,7 @@ def _value_problems(r: Recipe) -> typing.Iterator[str]:
         if getattr(r, name) <= 0:
             yield f"{name}: expected more than 0, got {getattr(r, name)!r}"
     least_zero = "seed micro_batch_size warmup_steps decay_steps weight_decay validate_every "
-    least_zero += "softmax_scale start_step"
+    least_zero += "softmax_scale start_step retrieval_share retrieval_samples"
     for name in least_zero.split():
         if getattr(r, name) < 0:
             yield f"{name}: expected 0 or more, got {getattr(r, name)!r}"
@@ -203,6 +211,8 @@ def _value_problems(r: Recipe) -> typing.Iterator[str]:
     ):
         if getattr(r, name) not in choices:
             yield str(unknown(name, getattr(r, name), choices))
+    if r.retrieval_share > 1:
+        yield f"retrieval_share: expected at most 1, got {r.retrieval_share!r}"
     if not 0 <= r.min_learning_rate <= r.learning_rate:
         yield (
             f"min_learning_rate: expected 0 to learning_rate {r.learning_rate}, "

@@ -24,6 +24,7 @@ from torch import Tensor
 from pe._quiet import quiet_libraries
 from pe.data import Batches, TokenData, prepare
 from pe.data.batches import Batch
+from pe.data.retrieval import RetrievalMix
 from pe.loss import IGNORE
 from pe.runs import Run, RunError
 from pe.training import checkpoint, trackers
@@ -132,6 +133,10 @@ class _Training:
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         r = self.recipe
         self.train_batches = Batches(data.train, r.context_length, r.batch_size, r.seed)
+        if r.retrieval_share:
+            self.train_batches = RetrievalMix(
+                self.train_batches, r.retrieval_share, data.load_tokenizer()
+            )
         self.validation_batches = Batches(data.validation, r.context_length, r.batch_size, seed=0)
         flops = flops_per_token(
             counts["parameters"], r.num_hidden_layers, r.hidden_size, r.context_length

@@ -1,0 +1,18 @@
+"""Whether a recorded evaluation is the one that a recipe asks for. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pe.training.recipe import Recipe
+
+
+def covers(known: dict[str, Any], recipe: Recipe) -> bool:
+    """Same lengths, targets and windows, and at least as many retrieval prompts."""
+    retrieval = known.get("retrieval") or {"samples": 0}
+    return bool(
+        known["lengths"] == sorted(recipe.evaluation_lengths)
+        and known["target_tokens"] == recipe.target_tokens
+        and known.get("windows_wanted", recipe.evaluation_windows) == recipe.evaluation_windows
+        and retrieval["samples"] >= recipe.retrieval_samples
+    )
