@@ -28,8 +28,9 @@ def small(name: str = "rope", seed: int = 0, std: float = 0.2, **more: Any) -> P
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, Encoding):
-                for parameter in module.parameters():
-                    parameter.uniform_(-1.5, -0.2, generator=generator)
+                for parameter in module.parameters():  # where it begins as a constant
+                    if (parameter == parameter.flatten()[0]).all():
+                        parameter.uniform_(-1.5, -0.2, generator=generator)
     return model.eval()
 
 
