@@ -22,11 +22,16 @@ def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
     return (q_positions[..., :, None] - k_positions[..., None, :]).clamp(min=0)
 
 
+def at_least_float32(parameter: Tensor) -> Tensor:
+    """A learned number as it enters a bias: never narrower than float32."""
+    return parameter.to(torch.promote_types(parameter.dtype, torch.float32))
+
+
 class DistanceBias(Encoding):
     """Base class: override `distance_bias`, one value for each head and distance."""
 
     def distance_bias(self, distance: Tensor) -> Tensor:
-        """Integer distances of any shape (...) -> float32 (H, ...)."""
+        """Integer distances of any shape (...) -> (H, ...), float32 or float64."""
         raise NotImplementedError
 
     def bias(
@@ -37,6 +42,23 @@ class DistanceBias(Encoding):
         k_positions: Tensor,
         state: Tensor | None = None,
     ) -> Tensor:
+        """(1 or B, H, Tq, Tk), float32; float64 where the queries are."""
+        dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         with torch.autocast(q.device.type, enabled=False):
-            values = self.distance_bias(distances(q_positions, k_positions))
-        return values[None] if values.dim() == 3 else values.transpose(0, 1)  # (1 or B, H, Tq, Tk)
+            values = self._matrix(distances(q_positions, k_positions), dtype)
+        return values[None] if values.dim() == 3 else values.transpose(0, 1)
+
+    def _matrix(self, distance: Tensor, dtype: torch.dtype) -> Tensor:
+        """One value for each head and entry of ``distance``.
+
+        On the CPU each distance up to the largest is evaluated once and looked up, which saves the
+        intermediate results of Tq x Tk values, also in the backward pass. A GPU would have to stop
+        and tell its largest distance; there torch.compile fuses the formula into one kernel.
+        """
+        if distance.device.type == "cpu" and distance.numel() and not torch.compiler.is_compiling():
+            reach = int(distance.max()) + 1
+            if reach <= distance.numel():  # else positions have gaps: fewer pairs than distances
+                table = self.distance_bias(torch.arange(reach)).to(dtype)
+                index = distance.flatten().long().expand(table.shape[0], -1)
+                return table.gather(1, index).view(-1, *distance.shape)
+        return self.distance_bias(distance).to(dtype)

@@ -1,0 +1,65 @@
+"""KERPLE: penalties whose shape each head learns, from kernels that softmax turns into distances.
+
+    kerple_log:    b(i, j) = -p ln(1 + a (i - j))       p, a > 0
+    kerple_power:  b(i, j) = -a (i - j)^p               a > 0, 0 < p <= 2
+
+Chi, Fan, Ramadge, Rudnicky 2022 (arXiv:2205.09921). Two numbers for each head and layer, drawn from
+p ~ U(0, 2) and a ~ U(0, 1). As in the authors' code they act as at least 0.01 and the power's p as
+at most 2; that code overwrites what is stored, here the value is clamped on its way into the
+formula and the gradient is stopped only where it would lead further out. Any position.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import torch
+from torch import Tensor, nn
+
+from pe.encodings.clamping import clamped
+from pe.encodings.distance import DistanceBias, at_least_float32
+from pe.encodings.registry import register
+
+LEAST = 0.01
+
+
+class Kerple(DistanceBias):
+    """What both kernels share: their parameters."""
+
+    per_layer = True
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.p = nn.Parameter(torch.zeros(num_heads))
+        self.a = nn.Parameter(torch.zeros(num_heads))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        self.p.uniform_(0.0, 2.0, generator=generator)
+        self.a.uniform_(0.0, 1.0, generator=generator)
+
+    def bounded(self, distance: Tensor, most_p: float = inf) -> tuple[Tensor, Tensor]:
+        """p and a inside their bounds, shaped (H, 1, ...) to meet ``distance``."""
+        shape = -1, *[1] * distance.dim()
+        p = clamped(at_least_float32(self.p), LEAST, most_p)
+        a = clamped(at_least_float32(self.a), LEAST, inf)
+        return p.view(shape), a.view(shape)
+
+
+@register("kerple_log")
+class KerpleLog(Kerple):
+    """The logarithmic kernel."""
+
+    def distance_bias(self, distance: Tensor) -> Tensor:
+        p, a = self.bounded(distance)
+        return -p * torch.log1p(a * distance)
+
+
+@register("kerple_power")
+class KerplePower(Kerple):
+    """The power kernel."""
+
+    def distance_bias(self, distance: Tensor) -> Tensor:
+        p, a = self.bounded(distance, most_p=2.0)
+        return -a * distance.to(p.dtype) ** p

@@ -1,0 +1,49 @@
+"""Sandwich: the inner product of two sinusoidal encodings as a bias on their distance.
+
+    b_h(i, j) = (sum_r cos((i - j) w_r) - W/2) H / (8h),    w_r = 10000^(-2r/W),  r = 1 .. W/2
+
+Chi, Fan, Rudnicky, Ramadge 2022 (arXiv:2212.10356). The width W is free of the model's. Falls about
+like a logarithm, with ripples; heads h = 1 .. H differ by a factor, the first falls fastest. Learns
+nothing. Any position. ``centred=False`` is the plain inner product: r = 0 .. W/2 - 1 and nothing
+subtracted.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pe.encodings.checks import at_least
+from pe.encodings.distance import DistanceBias
+from pe.encodings.registry import register
+
+
+@register("sandwich")
+class Sandwich(DistanceBias):
+    """Sinusoids times sinusoids."""
+
+    inv_freq: Tensor
+    head_scale: Tensor
+
+    def __init__(self, num_heads: int, width: int = 128, centred: bool = True) -> None:
+        super().__init__()
+        if at_least("width", width, 2) % 2:
+            raise ValueError(f"width: a cosine for each pair of channels, so even; got {width!r}")
+        self.num_heads, self.width, self.centred = num_heads, width, centred
+        self.register_exact_buffers()
+
+    def exact_buffers(self) -> dict[str, Tensor]:
+        pair = torch.arange(self.width // 2, dtype=torch.float64, device="cpu") + self.centred
+        head = torch.arange(1, self.num_heads + 1, dtype=torch.float64, device="cpu")
+        return {
+            "inv_freq": 10_000 ** (-2 * pair / self.width),
+            "head_scale": self.num_heads / (8 * head),
+        }
+
+    def distance_bias(self, distance: Tensor) -> Tensor:
+        total = torch.full_like(
+            distance, -self.width / 2 if self.centred else 0, dtype=torch.float64
+        )
+        for frequency in self.inv_freq:  # one at a time: together they would need W/2 matrices
+            total = total + (distance * frequency).cos()
+        return self.head_scale.view(-1, *[1] * distance.dim()) * total
