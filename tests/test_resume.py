@@ -191,7 +191,7 @@ def test_a_kill_between_validation_and_record_leaves_no_line_twice(
         raise Crash
 
     with monkeypatch.context() as patched:
-        patched.setattr("pe.training.trainer._peak_memory", killed)
+        patched.setattr("pe.training.trainer.summary", killed)
         with pytest.raises(Crash):
             train(run, quiet=True)
     train(run, quiet=True)

@@ -2,8 +2,12 @@
 
     checkpoints/step-000130/   model.safetensors, config.json, optimizer, random states, state.json
 
-Each is written under another name, flushed to disk and renamed, so it is whole or it is not there.
-Any of them loads with ``AutoModelForCausalLM.from_pretrained``.
+    checkpoints/kept/step-000300/   model.safetensors, config.json, state.json
+
+The last two of the first kind stay. Those of the second stay for good (``keep_steps``): they hold
+what another run needs to start from, and no optimizer. Each is written under another name, flushed
+to disk and renamed, so it is whole or it is not there. Any of them loads with
+``AutoModelForCausalLM.from_pretrained``.
 """
 
 from __future__ import annotations
@@ -18,12 +22,14 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from torch import nn
 
 from pe._quiet import quiet_libraries
 from pe.config import PEConfig
 from pe.runs import RunError, write_atomically
 
 KEEP = 2
+KEPT = "kept"
 
 
 @dataclass
@@ -57,16 +63,48 @@ def save(accelerator: Accelerator, directory: Path, state: TrainState, config: P
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         config.save_pretrained(temporary)
-        (temporary / "state.json").write_text(json.dumps(asdict(state)))
-        for path in temporary.rglob("*"):
-            if path.is_file():
-                with open(path, "rb+") as file:
-                    os.fsync(file.fileno())
-        shutil.rmtree(final, ignore_errors=True)
-        os.rename(temporary, final)
+        _publish(temporary, final, state)
         _prune(directory)
     accelerator.wait_for_everyone()
     return final
+
+
+def keep(accelerator: Accelerator, model: nn.Module, directory: Path, state: TrainState) -> None:
+    """Write the weights to start other runs from. All processes call this together."""
+    weights = accelerator.get_state_dict(model)
+    if accelerator.is_main_process:
+        final = directory / KEPT / f"step-{state.step:06d}"
+        temporary = final.with_name(f".{final.name}.partial")
+        shutil.rmtree(temporary, ignore_errors=True)
+        with quiet_libraries():
+            accelerator.unwrap_model(model).save_pretrained(temporary, state_dict=weights)
+        _publish(temporary, final, state)
+    accelerator.wait_for_everyone()
+
+
+def _publish(temporary: Path, final: Path, state: TrainState) -> None:
+    """Complete a checkpoint, flush it to disk and give it its name."""
+    (temporary / "state.json").write_text(json.dumps(asdict(state)))
+    for path in temporary.rglob("*"):
+        if path.is_file():
+            with open(path, "rb+") as file:
+                os.fsync(file.fileno())
+    shutil.rmtree(final, ignore_errors=True)
+    os.rename(temporary, final)
+
+
+def kept_steps(directory: Path) -> list[int]:
+    """Steps whose weights are kept for good."""
+    return [int(path.name.removeprefix("step-")) for path in checkpoints(directory / KEPT)]
+
+
+def folder_of(directory: Path, step: int) -> Path | None:
+    """A checkpoint of this step, kept or among the last ones, or None."""
+    for folder in (directory / KEPT, directory):
+        found = folder / f"step-{step:06d}"
+        if found in checkpoints(folder):
+            return found
+    return None
 
 
 def _prune(directory: Path) -> None:

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
-import sys
 import time
 from typing import Any
 
@@ -21,23 +19,24 @@ from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
 from torch import Tensor
 
-from pe._quiet import quiet_libraries
 from pe.data import Batches, TokenData, prepare
 from pe.data.batches import Batch
 from pe.data.retrieval import RetrievalMix
 from pe.loss import IGNORE
+from pe.model import PEForCausalLM
 from pe.runs import Run, RunError
 from pe.training import checkpoint, trackers
 from pe.training.build import autocast, build_optimizer, model_for, parameter_counts
 from pe.training.checkpoint import TrainState
+from pe.training.finish import finish, summary
 from pe.training.flops import flops_per_token, peak_flops
 from pe.training.metrics import Metrics, NonFiniteLoss
 from pe.training.progress import Progress, duration
-from pe.training.record import hardware, now, start_record
+from pe.training.record import hardware, start_record
 from pe.training.schedule import learning_rate
 from pe.training.signals import Interrupted, StopSignal
-
-VALIDATION_BATCHES = 8
+from pe.training.start import load_start, start_of
+from pe.training.validation import validation_loss
 
 
 def train(run: Run, *, quiet: bool = False) -> Run:
@@ -83,6 +82,7 @@ class _Training:
 
     def __init__(self, run: Run, quiet: bool) -> None:
         self.run, self.recipe = run, run.recipe
+        self.folder = run.directory / "checkpoints"
         names = trackers.wanted()
         self.accelerator = Accelerator(
             cpu=not torch.cuda.is_available(),
@@ -103,6 +103,7 @@ class _Training:
                 f"micro_batch_size {self.micro} does not divide the {self.rows} windows that each "
                 f"of {processes} processes gets"
             )
+        self.start = start_of(self.recipe, run.directory.parent)
         self.progress = Progress(enabled=self.main and not quiet)
         if self.main:
             self._open_record()
@@ -120,7 +121,7 @@ class _Training:
         self.progress.show(f"preparing {self.recipe.corpus}", last=True)
         with self.accelerator.main_process_first():
             data = prepare(self.recipe.corpus, self.recipe.vocab_size, self.recipe.tokenizer)
-        model = model_for(self.recipe, data)
+        model = self._initial_model(data)
         self.config = model.config
         counts = parameter_counts(model)
         if self.main:
@@ -154,10 +155,24 @@ class _Training:
             raise
         self._finish(state, data)
 
+    def _initial_model(self, data: TokenData) -> PEForCausalLM:
+        """Drawn weights, or those of the run to start from. A checkpoint will overwrite them."""
+        model = model_for(self.recipe, data)
+        if self.start is None:
+            return model
+        if self.start.fingerprint != data.fingerprint:
+            raise RunError(
+                f"{self.start.parent.name} was trained on data {self.start.fingerprint}, and "
+                f"{self.recipe.corpus!r} is now {data.fingerprint}; start from a run of this text"
+            )
+        if self.main:
+            self.run.update(parent=self.start.record())
+        return load_start(self.start, self.recipe, model.config)
+
     def _resume(self, data: TokenData) -> TrainState:
         state = checkpoint.restore(
             self.accelerator,
-            self.run.directory / "checkpoints",
+            self.folder,
             lambda text: self.progress.show(text, last=True),
         )
         if state is None:
@@ -176,12 +191,13 @@ class _Training:
         r = self.recipe
         first, tokens_before, begun = state.step, state.tokens, time.perf_counter()
         base_seconds, since = state.seconds, time.perf_counter()
+        passed = self.start.stream_step if self.start else 0
         self.model.train()
         while state.step < r.steps:
             lr = learning_rate(r, state.step)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
-            batch = self.train_batches.at(state.step)
+            batch = self.train_batches.at(state.step + passed)
             loss, norm = self._step(batch)
             self.metrics.add(loss, norm)
             state.step += 1
@@ -199,11 +215,13 @@ class _Training:
             if r.validate_every and state.step % r.validate_every == 0 and state.step < r.steps:
                 self._validate(state.step)
                 since = time.perf_counter()
+            if state.step in r.keep_steps:
+                self._refuse_broken_weights(state.step)
+                checkpoint.keep(self.accelerator, self.model, self.folder, state)
+                since = time.perf_counter()
             if due or stopping:
                 self._refuse_broken_weights(state.step)
-                saved = checkpoint.save(
-                    self.accelerator, self.run.directory / "checkpoints", state, self.config
-                )
+                saved = checkpoint.save(self.accelerator, self.folder, state, self.config)
                 since = time.perf_counter()
                 if stopping and state.step < r.steps:
                     raise Interrupted(
@@ -233,7 +251,7 @@ class _Training:
             torch.cuda.synchronize()
 
     def _last_good(self) -> str:
-        saved = checkpoint.checkpoints(self.run.directory / "checkpoints")
+        saved = checkpoint.checkpoints(self.folder)
         return f"last good checkpoint: {saved[-1]}" if saved else "there is no checkpoint yet"
 
     def _refuse_broken_weights(self, step: int) -> None:
@@ -276,23 +294,15 @@ class _Training:
             tensors = {name: t.pin_memory() for name, t in tensors.items()}
         return {name: t.to(self.device, non_blocking=True) for name, t in tensors.items()}
 
-    @torch.no_grad()
     def _validate(self, step: int) -> float:
-        """Loss on fixed windows of the validation split; every process computes all of it."""
-        self.model.eval()
-        model = self.accelerator.unwrap_model(self.model)
-        total, count = 0.0, 0
-        batches = self.validation_batches
-        for index in range(max(1, min(VALIDATION_BATCHES, batches.windows // batches.batch_size))):
-            batch = batches.at(index)
-            for start in range(0, batches.batch_size, self.micro):
-                inputs = self._inputs(batch, slice(start, start + self.micro))
-                targets = int((inputs["shift_labels"] != IGNORE).sum())
-                with autocast(self.recipe, self.device):
-                    total += float(model(**inputs, num_items_in_batch=1).loss)
-                count += targets
-        self.model.train()
-        loss = total / count
+        """Validate, and write it down; every process computes all of it."""
+        loss = validation_loss(
+            self.accelerator.unwrap_model(self.model),
+            self.validation_batches,
+            self.micro,
+            self._inputs,
+            lambda: autocast(self.recipe, self.device),
+        )
         if self.main:
             self.metrics.validation(step, loss)
         self.accelerator.log({"validation_loss": loss}, step=step)
@@ -309,36 +319,10 @@ class _Training:
 
     def _finish(self, state: TrainState, data: TokenData) -> None:
         validation = self._validate(state.step)
-        model = self.accelerator.unwrap_model(self.model)
         weights = self.accelerator.get_state_dict(self.model)
         self.accelerator.end_training()
-        if not self.main:
-            return
-        with quiet_libraries():
-            model.save_pretrained(self.run.checkpoint, state_dict=weights)
-        data.load_tokenizer().save_pretrained(self.run.checkpoint)
-        training = {
-            "steps": state.step,
-            "tokens": state.tokens,
-            "passes": round(state.tokens / len(data.train.tokens), 4),
-            "wall_seconds": round(state.seconds, 2),
-            "tokens_per_second": round(self.metrics.speed(), 1),
-            "mfu": None,
-            "peak_memory_gib": round(_peak_memory(self.device), 3),
-            "final_loss": round(self.metrics.final_loss(self.recipe.steps), 6),
-            "validation_loss": round(validation, 6),
-            "resumes": state.resumes,
-        }
-        if self.metrics.peak is not None:
-            training["mfu"] = round(
-                self.metrics.speed() * self.metrics.flops / self.metrics.peak, 4
-            )
-        self.run.update(status="complete", reason=None, finished=now(), training=training)
-
-
-def _peak_memory(device: torch.device) -> float:
-    """GiB: allocated on the GPU, or resident in main memory, at most so far."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated() / 2**30
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+        if self.main:
+            tokens = len(data.train.tokens)
+            training = summary(state, self.metrics, tokens, validation, self.device)
+            model = self.accelerator.unwrap_model(self.model)
+            finish(self.run, model, weights, data, training)
