@@ -75,7 +75,8 @@ lint: env  ## check style (ruff) and types (mypy)
 	$(RUN) mypy
 
 lock:  ## resolve requirements-lock.txt anew for python3.11 and python3.12
-	$$(sh tools/find-python "$(PYTHON)") tools/lock.py $$(sh tools/find-python python3.11) $$(sh tools/find-python python3.12)
+	@first=$$(sh tools/find-python python3.11) && second=$$(sh tools/find-python python3.12) && \
+		"$$first" tools/lock.py "$$first" "$$second"
 
 clean:  ## remove the built guide and caches; keeps .venv and every run
 	rm -rf _build book/notebooks book/runs book/_generated

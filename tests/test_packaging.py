@@ -138,7 +138,8 @@ def test_what_is_imported_is_declared(folder: str) -> None:
     extras = () if folder == "pe" else ("test",)
     names = {canonicalize_name(r.name) for r in declared(*extras)}
     distributions = importlib.metadata.packages_distributions()
-    own = {"pe", *(p.stem for where in FOLDERS for p in (ROOT / where).rglob("*.py")), *FOLDERS}
+    files = [p for where in FOLDERS for p in (ROOT / where).rglob("*.py")]
+    own = {"pe", *(p.stem for p in files), *(p.parent.name for p in files), *FOLDERS}
     missing = set()
     for module, path in imported(folder):
         if module in sys.stdlib_module_names or module in own or module in OPTIONAL:

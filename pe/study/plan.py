@@ -1,0 +1,211 @@
+"""From studies/NAME.yaml to a list of runs, each a complete recipe.
+
+    title: what the study asks
+    recipe: tiny                      # the recipe all runs start from
+    set: {steps: 8000}                # fields that differ from it, for all runs
+    seeds: [0, 1, 2]
+    runs:
+      rope: {pe: rope}
+      rope-dropped-10:                # goes on from another run of the study
+        pe: nope
+        start: {run: rope, at: 10/16}
+        set: {steps: 6/16, learning_rate: 1.0e-4}
+    mini: {recipe: demo, set: {...}}  # the same study in miniature, for a CPU
+
+``steps`` and ``at`` may be fractions of the study's steps, ``warmup_steps``, ``decay_steps`` and
+``checkpoint_every`` of the run's own. A run that others start from keeps the checkpoints they need.
+This module imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from pe._errors import unknown
+from pe.runs import Run, root
+from pe.training.recipe import Recipe
+from pe.training.recipes import recipe as named_recipe
+
+KEYS = ("title", "recipe", "set", "seeds", "runs", "mini")
+RUN_KEYS = ("pe", "pe_options", "start", "set", "seeds")
+OWN_SHARES = ("warmup_steps", "decay_steps", "checkpoint_every", "validate_every")
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """One run of a study."""
+
+    label: str
+    """Its name in the YAML."""
+    recipe: Recipe
+    study: str
+    parent: str | None = None
+    """Directory name of the run it starts from."""
+
+    @property
+    def name(self) -> str:
+        """Directory name: encoding, seed, hash."""
+        return self.recipe.run_name()
+
+    def run(self) -> Run:
+        """The run's folder and record, with this recipe."""
+        return Run(root() / self.study / self.name, recipe=self.recipe)
+
+    def done(self) -> bool:
+        """Trained and evaluated as its recipe asks."""
+        from pe.study.worker import complete
+
+        return complete(self.run())
+
+
+def study_file(study: str) -> Path:
+    """The YAML of a study by name (studies/NAME.yaml) or path. ValueError if there is none."""
+    path = Path(study)
+    if path.suffix in (".yaml", ".yml"):
+        if not path.exists():
+            raise ValueError(f"study file {study!r} does not exist")
+        return path
+    folder = Path(__file__).resolve().parents[2] / "studies"
+    if not folder.is_dir():  # an installed package: the studies of the folder one works in
+        folder = Path.cwd() / "studies"
+    known = sorted(p.stem for p in folder.glob("*.yaml"))
+    if study not in known:
+        raise unknown("study", study, known)
+    return folder / f"{study}.yaml"
+
+
+def load_plan(study: str, *, mini: bool = False) -> list[Planned]:
+    """The runs of a study in the order of the file, parents before the runs that start from them.
+
+    Args:
+        study: a name or a path. mini: the miniature that the file describes, recorded as the
+            study ``NAME-mini``.
+
+    Raises:
+        ValueError: a file that is not a study; names what is wrong and where.
+    """
+    import yaml
+
+    path = study_file(study)
+    try:
+        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no YAML: {error}") from error
+    if not isinstance(given, dict):
+        raise ValueError(f"{path}: expected a mapping with {', '.join(KEYS)}")
+    _refuse_unknown(str(path), given, KEYS)
+    name = path.stem
+    if mini:
+        if not given.get("mini"):
+            raise ValueError(f"{path} has no part 'mini' to run in miniature")
+        small: dict[str, Any] = given["mini"]
+        _refuse_unknown(f"{path}, mini", small, ("recipe", "set", "seeds"))
+        fields = {**given.get("set", {}), **small.get("set", {})}
+        given, name = {**given, **small, "set": fields}, f"{name}-mini"
+    if not isinstance(given.get("runs"), dict) or not given["runs"]:
+        raise ValueError(f"{path}: 'runs' must name at least one run")
+    return _expand(str(path), name, given)
+
+
+def _expand(where: str, study: str, given: Mapping[str, Any]) -> list[Planned]:
+    kept = _steps_to_keep(where, given)
+    plan: list[Planned] = []
+    for seed in given.get("seeds", [0]):
+        by_label: dict[str, Planned] = {}
+        for label, run in given["runs"].items():
+            if seed not in run.get("seeds", [seed]):
+                continue
+            planned = _one(f"{where}, run {label!r}", study, given, label, seed, by_label, kept)
+            by_label[label] = planned
+            plan.append(planned)
+    names = [p.name for p in plan]
+    for planned in plan:
+        if names.count(planned.name) > 1:
+            raise ValueError(f"{where}: two runs have the same recipe as {planned.label!r}")
+    return plan
+
+
+def _steps_to_keep(where: str, given: Mapping[str, Any]) -> dict[str, set[Any]]:
+    """Label -> where other runs start from it; checks keys on the way."""
+    kept: dict[str, set[Any]] = {}
+    for label, run in given["runs"].items():
+        if not isinstance(run, dict) or "pe" not in run:
+            raise ValueError(f"{where}, run {label!r}: expected a mapping with at least 'pe'")
+        _refuse_unknown(f"{where}, run {label!r}", run, RUN_KEYS)
+        start = run.get("start")
+        if start is not None:
+            if not isinstance(start, dict) or set(start) != {"run", "at"}:
+                raise ValueError(
+                    f"{where}, run {label!r}: 'start' names a run and where it is: "
+                    "{run: NAME, at: 10/16}"
+                )
+            kept.setdefault(start["run"], set()).add(start["at"])
+    return kept
+
+
+def _one(
+    where: str,
+    study: str,
+    given: Mapping[str, Any],
+    label: str,
+    seed: int,
+    earlier: Mapping[str, Planned],
+    kept: Mapping[str, set[Any]],
+) -> Planned:
+    run = given["runs"][label]
+    base = named_recipe(given.get("recipe", "auto"), **_plain(given.get("set", {})))
+    fields = {**given.get("set", {}), **run.get("set", {})}
+    fields["steps"] = steps = _count(where, "steps", fields.get("steps", base.steps), base.steps)
+    for field in OWN_SHARES:
+        if field in fields:
+            fields[field] = _count(where, field, fields[field], steps)
+    fields |= {"pe": run["pe"], "pe_options": run.get("pe_options", {}), "seed": seed}
+    parent = None
+    if "start" in run:
+        source = run["start"]["run"]
+        if source not in earlier:
+            known = ", ".join(earlier) or "none"
+            raise ValueError(f"{where}: starts from {source!r}; the runs above it are: {known}")
+        parent = earlier[source].name
+        at = _count(where, "at", run["start"]["at"], base.steps)
+        if not 0 < at <= earlier[source].recipe.steps:
+            raise ValueError(f"{where}: starts at step {at}, which {source!r} has not")
+        fields |= {"start_from": parent, "start_step": at}
+    if label in kept:
+        marks = {_count(where, "at", at, base.steps) for at in kept[label]}
+        fields["keep_steps"] = tuple(sorted(m for m in marks if m < steps))
+    try:
+        recipe = named_recipe(base.name, **fields)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    return Planned(label, recipe, study, parent)
+
+
+def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of all runs that are whole already; shares are worked out for each run."""
+    return {k: v for k, v in fields.items() if k not in OWN_SHARES and not _is_share(v)}
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"\d+/\d+|\d+(\.\d+)?%", value) is not None
+
+
+def _count(where: str, name: str, value: Any, of: int) -> int:
+    """Steps: a whole number, a fraction ``6/16`` or a percentage ``3%`` of ``of``."""
+    if _is_share(value):
+        share = Fraction(value[:-1]) / 100 if value.endswith("%") else Fraction(value)
+        return max(1, round(share * of))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise ValueError(f"{where}: {name}: expected steps, a fraction or a percentage; got {value!r}")
+
+
+def _refuse_unknown(where: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for key in given:
+        if key not in known:
+            raise ValueError(f"{where}: {unknown('key', str(key), known)}")

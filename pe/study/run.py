@@ -1,0 +1,173 @@
+"""Carry out the plan of a study on Dask.
+
+Without an address a cluster is started on this machine: one worker for each GPU, or a single
+one. With one (``tcp://host:8786``, or a scheduler file) the runs go to the workers of that
+cluster, which need this checkout and the same runs folder: that is all SLURM or Kubernetes add.
+
+A run that is recorded with its evaluation is not run again; one that was interrupted goes on from
+its checkpoint; one that fails is tried again, and if it fails for good the runs that start from it
+are reported as skipped while all others go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pe.runs import root
+from pe.study.plan import Planned
+from pe.study.worker import execute
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+POLL = 1.0
+
+
+class StudyFailed(RuntimeError):
+    """Some runs of a study failed for good; names each with its reason."""
+
+
+def run_study(
+    plan: Sequence[Planned],
+    *,
+    address: str | None = None,
+    workers: int | None = None,
+    retries: int = 1,
+    notebooks: bool = True,
+    show: Callable[[dict[str, str]], None] | None = None,
+) -> None:
+    """Run everything in ``plan`` that is not done.
+
+    Args:
+        address: of a Dask scheduler, or a scheduler file; None starts workers here.
+        workers: how many to start here; None: one a GPU, or one.
+        retries: how often a failed run is tried again.
+        notebooks: run each by the notebook command, which leaves the executed page in its folder.
+        show: called about once a second with run name -> state ("waiting", "running", "done",
+            "failed", "skipped").
+
+    Raises:
+        StudyFailed: runs failed for good; all others are done.
+    """
+    todo = [p for p in plan if not p.done()]
+    states = {p.name: "waiting" if p in todo else "done" for p in plan}
+    show = show or (lambda states: None)
+    show(states)
+    if not todo:
+        return
+    with connect(address, workers) as (client, devices):
+        futures = _submit(client, todo, devices, retries, notebooks)
+        while not all(f.done() for f in futures.values()):
+            _update(states, futures)
+            show(states)
+            time.sleep(POLL)
+        _update(states, futures)
+        failed = {n: str(f.exception()) for n, f in futures.items() if f.status == "error"}
+    failures = _explain(todo, states, failed)
+    show(states)
+    if failures:
+        raise StudyFailed(f"{len(failures)} of {len(plan)} runs failed: " + "; ".join(failures))
+
+
+def _submit(
+    client: Client,
+    todo: Sequence[Planned],
+    devices: Sequence[str],
+    retries: int,
+    notebooks: bool,
+) -> dict[str, Future]:
+    futures: dict[str, Future] = {}
+    for order, planned in enumerate(todo):
+        parent = futures.get(planned.parent or "")
+        futures[planned.name] = client.submit(
+            _task,
+            {
+                "directory": str(planned.run().directory),
+                "recipe": planned.recipe.to_dict(),
+                "study": planned.study,
+                "notebook": notebooks,
+            },
+            {"PE_RUNS": str(root())},
+            list(devices),
+            parent,
+            key=f"{planned.study}-{planned.name}",
+            retries=retries,
+            priority=-order,
+            pure=False,
+        )
+    return futures
+
+
+def _task(
+    task: dict[str, Any], environment: dict[str, str], devices: list[str], parent: str | None
+) -> str:
+    """On the worker: ``parent`` is waited for by Dask and not looked at."""
+    from distributed import get_worker
+
+    if devices:
+        environment = environment | {"CUDA_VISIBLE_DEVICES": devices[int(get_worker().name)]}
+    return execute(task, environment)
+
+
+def _update(states: dict[str, str], futures: dict[str, Future]) -> None:
+    words = {"finished": "done", "error": "failed", "lost": "failed", "cancelled": "failed"}
+    for name, future in futures.items():
+        states[name] = words.get(str(future.status), states[name])
+    for name in states:
+        if states[name] in ("waiting", "running"):
+            states[name] = "running" if _is_processing(futures[name]) else "waiting"
+
+
+def _is_processing(future: Future) -> bool:
+    processing = future.client.processing()
+    return any(future.key in keys for keys in processing.values())
+
+
+def _explain(todo: Sequence[Planned], states: dict[str, str], failed: dict[str, str]) -> list[str]:
+    """One line a failure; runs whose parent failed are marked as skipped."""
+    lines = []
+    for planned in todo:
+        if planned.name not in failed:
+            continue
+        if planned.parent in failed:
+            states[planned.name] = "skipped"
+            lines.append(f"{planned.label}: skipped, since {planned.parent} failed")
+        else:
+            lines.append(f"{planned.label}: {failed[planned.name]}")
+    return lines
+
+
+@contextmanager
+def connect(address: str | None, workers: int | None) -> Iterator[tuple[Client, list[str]]]:
+    """A client, and the GPUs its workers share out if they were started here."""
+    from distributed import Client, LocalCluster
+
+    if address is not None:
+        where = {"scheduler_file": address} if address.endswith(".json") else {"address": address}
+        with Client(**where) as client:
+            yield client, []
+        return
+    devices = visible_gpus()
+    count = workers or len(devices) or 1
+    if devices and count > len(devices):
+        raise ValueError(f"workers: {count} were asked for and {len(devices)} GPUs are visible")
+    cluster = LocalCluster(
+        n_workers=count, threads_per_worker=1, memory_limit=0, dashboard_address=None
+    )
+    with cluster, Client(cluster) as client:
+        yield client, devices
+
+
+def visible_gpus() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES may be set to for each GPU of this machine."""
+    import os
+
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]

@@ -1,0 +1,131 @@
+"""Where a study stands, and what the rest of it will take: as rows, as text, as a live view."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from pe.runs import Run, RunError, find, root
+from pe.study.plan import Planned
+from pe.training.progress import Progress, duration
+from pe.training.recipe import Recipe
+
+SIZES = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",
+    "context_length", "batch_size",
+)  # fmt: skip
+
+
+class Row(NamedTuple):
+    """One run of a study."""
+
+    label: str
+    seed: int
+    name: str
+    state: str
+    step: int
+    steps: int
+    tokens: int
+    loss: float | None
+    tokens_per_second: float | None
+    """Measured in this run, or in recorded runs of the same sizes."""
+    seconds_left: float | None
+    """Of training; None where no speed is known."""
+
+
+def rows(plan: Sequence[Planned], states: dict[str, str] | None = None) -> list[Row]:
+    """The plan with what the records say by now. ``states`` come from `pe.study.run_study`."""
+    speeds = _speeds()
+    found = []
+    for planned in plan:
+        r, run = planned.recipe, planned.run()
+        line = _last_line(run)
+        done = planned.done()
+        step = r.steps if done else int(line.get("step", 0))
+        speed = line.get("tokens_per_second") or _known(speeds, r)
+        left = (r.steps - step) * r.batch_size * r.context_length
+        state = "done" if done else (states or {}).get(planned.name, _state(run))
+        found.append(
+            Row(
+                planned.label, r.seed, planned.name, state, step, r.steps,
+                r.steps * r.batch_size * r.context_length, line.get("loss"), speed,
+                0.0 if done else left / speed if speed else None,
+            )
+        )  # fmt: skip
+    return found
+
+
+def text(plan: Sequence[Planned], states: dict[str, str] | None = None) -> str:
+    """The rows as aligned text, with a sum."""
+    found = rows(plan, states)
+    width = max(len(r.label) for r in found)
+    lines = []
+    for r in found:
+        loss = f"loss {r.loss:.3f}" if r.loss is not None else ""
+        speed = f"{r.tokens_per_second:,.0f} tokens/s" if r.tokens_per_second else "speed not known"
+        left = duration(r.seconds_left) + " left" if r.seconds_left else ""
+        lines.append(
+            f"{r.label:{width}}  s{r.seed}  {r.state:8}  {r.step:>6}/{r.steps:<6} "
+            f"{r.tokens / 1e6:7.1f}M tokens  {speed:>18}  {loss:10}  {left}".rstrip()
+        )
+    known = [r.seconds_left for r in found if r.seconds_left is not None]
+    missing = len(found) - len(known)
+    unknown = f" and {missing} runs of unknown speed" if missing else ""
+    done = sum(r.state == "done" for r in found)
+    lines.append(
+        f"{done} of {len(found)} runs done; {sum(r.tokens for r in found) / 1e6:,.1f}M tokens; "
+        f"{duration(sum(known))} of training left on one device{unknown}"
+    )
+    return "\n".join(lines)
+
+
+def live(plan: Sequence[Planned]) -> Callable[[dict[str, str]], None]:
+    """A callback for `run_study` that keeps the text up to date in a terminal or a notebook."""
+    progress = Progress(every_seconds=30.0)
+    last: dict[str, str] = {}
+
+    def show(states: dict[str, str]) -> None:
+        changed = states != last
+        last.clear()
+        last.update(states)
+        progress.show(text(plan, states), last=changed)
+
+    return show
+
+
+def _state(run: Run) -> str:
+    if not run.exists():
+        return "planned"
+    status = str(run.read()["status"])
+    return "trained" if status == "complete" else status
+
+
+def _last_line(run: Run) -> dict[str, Any]:
+    try:
+        lines = run.metric_lines(drop_torn_end=True)
+    except RunError:
+        return {}  # being written this moment; the record itself is checked where it is read
+    return next((line for line in reversed(lines) if "loss" in line), {})
+
+
+def _speeds() -> dict[tuple[Any, ...], list[float]]:
+    """(encoding, sizes...) -> tokens/s of complete runs on this kind of device."""
+    from pe.training.record import hardware
+
+    here = hardware()["name"]
+    found: dict[tuple[Any, ...], list[float]] = {}
+    for run in find() if root().is_dir() else []:
+        record = run.read()
+        speed = (record["training"] or {}).get("tokens_per_second")
+        if speed and record["hardware"]["name"] == here:
+            sizes = tuple(record["recipe"][name] for name in SIZES)
+            found.setdefault((record["pe"], *sizes), []).append(speed)
+            found.setdefault(("", *sizes), []).append(speed)
+    return found
+
+
+def _known(speeds: dict[tuple[Any, ...], list[float]], recipe: Recipe) -> float | None:
+    sizes = tuple(getattr(recipe, name) for name in SIZES)
+    same = speeds.get((recipe.pe, *sizes)) or speeds.get(("", *sizes))
+    return statistics.median(same) if same else None

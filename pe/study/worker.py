@@ -1,0 +1,130 @@
+"""One run of a study, as a Dask worker does it: the notebook command in its own process.
+
+A process a run gives its memory back, and an error in one run cannot reach another. The process
+watches its parent: when a worker is killed, its run saves a checkpoint and stops, and the worker
+that takes the task over goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pe.runs import Run, RunError
+from pe.training.recipe import Recipe
+
+NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "train.ipynb"
+WAIT_FOR_LOCK = 180.0
+"""Seconds that a run's folder may still be held by the process of a worker that was killed."""
+
+
+class RunFailed(RuntimeError):
+    """A run ended without a complete record; says why."""
+
+
+def execute(task: Mapping[str, Any], environment: Mapping[str, str]) -> str:
+    """Train and evaluate one run unless its record is complete; returns its directory.
+
+    Args:
+        task: ``directory``, ``recipe`` (as `Recipe.to_dict` gives it), ``study``, and ``notebook``:
+            whether by the notebook command, which leaves the executed page, or by `pe.train`.
+        environment: variables for the process, such as PE_RUNS and CUDA_VISIBLE_DEVICES.
+
+    Raises:
+        RunFailed: with the reason that the record or the last line of the log gives.
+    """
+    run = Run(Path(task["directory"]), recipe=Recipe.from_dict(dict(task["recipe"])))
+    log = run.directory.parent / ".logs" / f"{run.directory.name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    begun = time.monotonic()
+    while not complete(run):
+        with open(log, "ab") as out:
+            code = subprocess.run(
+                [sys.executable, "-m", "pe.study.worker", json.dumps(dict(task))],
+                stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False,
+                env={**os.environ, **environment},
+            ).returncode  # fmt: skip
+        if code == 0 and complete(run):
+            break
+        reason = _reason(run, log)
+        if "is being written by" in reason and time.monotonic() - begun < WAIT_FOR_LOCK:
+            time.sleep(2)
+            continue
+        raise RunFailed(f"{run.directory}: {reason} (exit code {code}; log: {log})")
+    return str(run.directory)
+
+
+def complete(run: Run) -> bool:
+    """Trained and evaluated as its recipe asks."""
+    from pe.evaluation.covers import covers
+
+    if not run.exists() or run.read()["status"] != "complete":
+        return False
+    evaluation = run.evaluation()
+    return evaluation is not None and covers(evaluation, run.recipe)
+
+
+def command(recipe: Recipe, study: str) -> list[str]:
+    """Arguments of papermill that train and evaluate ``recipe``, reproducing its hash exactly."""
+    import yaml
+
+    from pe.launch import parameters
+    from pe.training.recipes import RECIPES
+
+    base, own = RECIPES[recipe.name].to_dict(), parameters()
+    values: dict[str, Any] = {"recipe": recipe.name, "study": study}
+    overrides = {}
+    for name, value in recipe.to_dict().items():
+        if name in own:
+            values[name] = value
+        elif name != "name" and value != base[name]:
+            overrides[name] = value
+    values["overrides"] = overrides
+    given = {key: value for key, value in values.items() if value not in ({}, "")}
+    return [str(NOTEBOOK), "-y", yaml.safe_dump(given)]  # JSON's 1e-05 would be text in YAML
+
+
+def _reason(run: Run, log: Path) -> str:
+    tail = [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-1:]
+    try:
+        record = run.read() if run.exists() else {}
+    except RunError as error:
+        return str(error)
+    if record.get("status") in ("failed", "interrupted") and record.get("reason"):
+        return str(record["reason"])
+    return tail[0][:500] if tail else "no output"
+
+
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main(task: Mapping[str, Any]) -> None:
+    """What the process of one run does, until it ends or its parent does."""
+    threading.Thread(target=_watch_parent, args=(os.getppid(),), daemon=True).start()
+    recipe = Recipe.from_dict(dict(task["recipe"]))
+    if task["notebook"]:
+        from papermill.cli import papermill
+
+        sys.argv = ["papermill", *command(recipe, task["study"])]
+        papermill()
+    else:
+        import pe
+
+        run = Run(task["directory"], recipe=recipe)
+        pe.train(run)
+        pe.evaluate(run)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,245 @@
+"""Studies: plans from YAML, and carrying them out without losing or repeating anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tiny_training import write_corpus
+
+from pe.launch import configure
+from pe.runs import Run
+from pe.study import Planned, load_plan, run_study
+from pe.study.run import StudyFailed
+from pe.study.show import rows, text
+from pe.study.worker import command, execute
+
+STUDIES = Path(__file__).parents[1] / "studies"
+SMALL = {
+    "vocab_size": 264, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "intermediate_size": 48, "context_length": 16, "steps": 16,
+    "batch_size": 4, "warmup_steps": 2, "checkpoint_every": 4, "log_every": 1,
+    "validate_every": 8, "evaluation_lengths": [16, 32], "target_tokens": 8,
+    "evaluation_windows": 4,
+}  # fmt: skip
+
+
+def write(folder: Path, runs: dict[str, Any], **more: Any) -> str:
+    corpus = write_corpus(folder / "corpus")
+    content = {"recipe": "demo", "set": SMALL | {"corpus": str(corpus)} | more, "runs": runs}
+    path = folder / "small.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return str(path)
+
+
+def by_label(plan: list[Planned]) -> dict[str, Planned]:
+    return {p.label: p for p in plan}
+
+
+# ---------------------------------------------------------------- plans
+
+
+def test_the_scaffold_study_is_ten_runs_with_the_seed_studys_rates() -> None:
+    plan = by_label(load_plan("scaffold"))
+    assert list(plan)[:4] == ["nope", "rope", "pope", "yarn"]
+    assert len(plan) == 10
+    late, early = plan["pope-dropped-at-15"], plan["pope-dropped-at-10"]
+    assert (early.recipe.start_step, early.recipe.steps, early.recipe.warmup_steps) == (
+        5000, 3000, 90,
+    )  # fmt: skip
+    assert (late.recipe.start_step, late.recipe.steps, late.recipe.warmup_steps) == (7500, 500, 15)
+    assert (early.recipe.learning_rate, early.recipe.min_learning_rate) == (1e-4, 1e-5)
+    assert (late.recipe.learning_rate, late.recipe.min_learning_rate) == (5e-5, 5e-6)
+    for label in ("rope", "pope", "yarn"):
+        base = plan[label].recipe
+        assert (base.learning_rate, base.min_learning_rate, base.warmup_steps) == (3e-4, 3e-5, 240)
+        assert base.keep_steps == (5000, 7500)
+        assert plan[f"{label}-dropped-at-10"].parent == plan[label].name
+    assert plan["nope"].recipe.keep_steps == ()
+    assert {p.recipe.retrieval_share for p in plan.values()} == {0.02}
+
+
+def test_every_study_of_the_repository_can_be_planned() -> None:
+    for path in STUDIES.glob("*.yaml"):
+        assert load_plan(path.stem)
+        mini = load_plan(path.stem, mini=True)
+        assert {p.study for p in mini} == {f"{path.stem}-mini"}
+        assert len(mini) == len(load_plan(path.stem)) or len({p.recipe.seed for p in mini}) == 1
+
+
+def test_seeds_multiply_the_runs_and_parents_have_the_same_seed(tmp_path: Path) -> None:
+    runs = {"a": {"pe": "rope"}, "b": {"pe": "nope", "start": {"run": "a", "at": "1/2"}}}
+    path = Path(write(tmp_path, runs))
+    content = yaml.safe_load(path.read_text()) | {"seeds": [3, 5]}
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    plan = load_plan(str(path))
+    assert [(p.label, p.recipe.seed) for p in plan] == [("a", 3), ("b", 3), ("a", 5), ("b", 5)]
+    assert [plan[1].parent, plan[3].parent] == [plan[0].name, plan[2].name]
+    assert len({p.name for p in plan}) == 4
+
+
+@pytest.mark.parametrize(
+    ("runs", "message"),
+    [
+        ({}, "'runs' must name at least one run"),
+        ({"a": {"enc": "rope"}}, "run 'a': expected a mapping with at least 'pe'"),
+        ({"a": {"pe": "rope", "strat": {}}}, r"unknown key 'strat' \(did you mean 'start'\?\)"),
+        ({"a": {"pe": "rope", "set": {"stepz": 3}}}, r"unknown recipe field 'stepz'"),
+        ({"a": {"pe": "rope", "set": {"steps": "many"}}}, "expected steps, a fraction"),
+        (
+            {"b": {"pe": "nope", "start": {"run": "a", "at": 3}}, "a": {"pe": "rope"}},
+            "starts from 'a'; the runs above it are: none",
+        ),
+        ({"a": {"pe": "rope"}, "b": {"pe": "rope"}}, "two runs have the same recipe"),
+        (
+            {"a": {"pe": "rope"}, "b": {"pe": "nope", "start": {"run": "a", "at": 99}}},
+            "starts at step 99, which 'a' has not",
+        ),
+    ],
+)
+def test_a_file_that_is_no_study_is_refused_by_name(
+    tmp_path: Path, runs: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_plan(write(tmp_path, runs))
+
+
+def test_an_unknown_study_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"unknown study 'scafold' \(did you mean 'scaffold'\?\)"):
+        load_plan("scafold")
+
+
+def test_the_notebook_command_of_a_run_means_exactly_that_run(own_runs: Path) -> None:
+    for planned in load_plan("scaffold", mini=True):
+        notebook, flag, values = command(planned.recipe, planned.study)
+        assert (Path(notebook).name, flag) == ("train.ipynb", "-y")
+        run = configure(**yaml.safe_load(values))
+        assert run.recipe.to_dict() == planned.recipe.to_dict()
+        assert run.directory == planned.run().directory
+
+
+# ---------------------------------------------------------------- carrying them out
+
+CHAIN: dict[str, Any] = {
+    "rope": {"pe": "rope"},
+    "dropped": {
+        "pe": "nope", "start": {"run": "rope", "at": "1/2"}, "set": {"steps": "1/2"},
+    },
+}  # fmt: skip
+
+
+def trained_steps(run: Run) -> list[int]:
+    return [line["step"] for line in run.metric_lines() if "loss" in line]
+
+
+def test_a_study_runs_in_order_and_a_second_call_runs_nothing(
+    tmp_path: Path, own_runs: Path
+) -> None:
+    plan = load_plan(write(tmp_path, CHAIN))
+    assert [r.state for r in rows(plan)] == ["planned", "planned"]
+    assert "0 of 2 runs done" in text(plan)
+    seen: list[dict[str, str]] = []
+    run_study(plan, workers=1, notebooks=False, show=lambda s: seen.append(dict(s)))
+    assert all(p.done() for p in plan)
+    child = plan[1].run().read()
+    assert child["pe"] == "nope"
+    assert seen[-1] == {p.name: "done" for p in plan}
+    assert any(s[plan[1].name] == "waiting" for s in seen)
+    stamps = [p.run().directory.joinpath("run.json").stat().st_mtime_ns for p in plan]
+    run_study(plan, address="tcp://127.0.0.1:9", notebooks=False)  # nothing to do: not even asked
+    assert [p.run().directory.joinpath("run.json").stat().st_mtime_ns for p in plan] == stamps
+    assert "2 of 2 runs done" in text(plan)
+
+
+def test_a_failed_run_skips_what_starts_from_it_and_nothing_else(
+    tmp_path: Path, own_runs: Path
+) -> None:
+    exploding = CHAIN["rope"] | {"set": {"learning_rate": 1e30}}
+    runs = CHAIN | {"rope": exploding, "nope": {"pe": "nope"}}
+    plan = by_label(load_plan(write(tmp_path, runs)))
+    states: dict[str, str] = {}
+    with pytest.raises(StudyFailed, match="2 of 3 runs failed: rope: .*NonFiniteLoss") as error:
+        run_study(list(plan.values()), workers=1, retries=0, notebooks=False, show=states.update)
+    assert f"dropped: skipped, since {plan['rope'].name} failed" in str(error.value)
+    assert plan["nope"].done()
+    assert states[plan["dropped"].name] == "skipped"
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """A Dask scheduler and a worker as other processes: the address, and the worker's process."""
+    file = tmp_path / "scheduler.json"
+    tool = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--no-dashboard", "--port", "0"]
+    first = subprocess.Popen([*tool, "--scheduler-file", str(file)], stderr=subprocess.DEVNULL)
+    started = [first]
+    try:
+        wait_for(lambda: file.exists() and file.read_text().strip().endswith("}"))
+        yield str(file), started
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def add_worker(file: str, started: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    tool = [sys.executable, "-m", "distributed.cli.dask_worker", "--nthreads", "1", "--no-nanny",
+            "--no-dashboard", "--memory-limit", "0", "--scheduler-file", file]  # fmt: skip
+    worker = subprocess.Popen(tool, stderr=subprocess.DEVNULL)
+    started.append(worker)
+    return worker
+
+
+def wait_for(true: Any, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.05)
+
+
+def test_a_killed_worker_loses_nothing_and_nothing_runs_twice(
+    tmp_path: Path, own_runs: Path, scheduler: tuple[str, list[subprocess.Popen[bytes]]]
+) -> None:
+    file, started = scheduler
+    plan = load_plan(write(tmp_path, CHAIN, steps=400, checkpoint_every=20, validate_every=0))
+    worker = add_worker(file, started)
+    parent = plan[0].run()
+    killed: list[int] = []
+
+    def kill_in_the_middle(states: dict[str, str]) -> None:
+        path = parent.directory / "metrics.jsonl"
+        if not killed and path.exists() and len(path.read_text().splitlines()) > 50:
+            os.kill(worker.pid, signal.SIGKILL)
+            killed.append(worker.pid)
+            add_worker(file, started)
+
+    run_study(plan, address=file, notebooks=False, show=kill_in_the_middle)
+    assert killed
+    assert all(p.done() for p in plan)
+    assert parent.read()["training"]["resumes"] >= 1
+    assert trained_steps(parent) == list(range(1, 401))
+    assert trained_steps(plan[1].run()) == list(range(1, 201))
+
+
+def test_a_run_that_is_done_is_not_run_again_by_a_worker(tmp_path: Path, own_runs: Path) -> None:
+    plan = load_plan(write(tmp_path, {"rope": {"pe": "rope"}}))
+    task = {
+        "directory": str(plan[0].run().directory), "recipe": plan[0].recipe.to_dict(),
+        "study": plan[0].study, "notebook": False,
+    }  # fmt: skip
+    environment = {"PE_RUNS": str(own_runs)}
+    execute(task, environment)
+    log = plan[0].run().directory.parent / ".logs" / f"{plan[0].name}.log"
+    record = json.dumps(plan[0].run().read())
+    log.write_text("")
+    execute(task, environment)
+    assert log.read_text() == ""
+    assert json.dumps(plan[0].run().read()) == record
