@@ -1,0 +1,78 @@
+"""Gradients are finite at any size of queries and keys, and those of the formula (B18)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError, gradcheck
+
+from pe.conformance.law import Broken, Measure, NotPromised, law
+from pe.conformance.subject import (
+    Inputs,
+    Subject,
+    attended,
+    inputs,
+    nudged,
+    same_draw,
+    scores,
+)
+from pe.encodings import Encoding
+
+
+@law
+def gradients(subject: Subject, measure: Measure) -> None:
+    """Gradients are finite at ten scales and reach all learned numbers."""
+    enc, length = subject.build(), subject.lengths(1, 8)[-1]
+    positions = torch.arange(length)
+    names = dict(enc.named_parameters())
+    reached: set[str] = set()
+    for scale in 10 ** torch.linspace(-6, 3, 10):
+        given = Inputs(*((x * scale).requires_grad_() for x in inputs(length)))
+        with same_draw():
+            embedded = enc.embed(given.x, positions)
+        loss = attended(enc, given, positions).square().sum() + embedded.square().sum()
+        wanted: dict[str, Tensor] = {"queries": given.q, "keys": given.k, "input": given.x, **names}
+        found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
+        for name, gradient in zip(wanted, found, strict=True):
+            if gradient is not None and not gradient.isfinite().all():
+                raise Broken(f"{name}: a gradient is not finite at scale {scale:.0e}")
+            if gradient is not None and gradient.abs().max() > 0:
+                reached.add(name)
+    lost = [name for name in names if name not in reached]
+    if lost:
+        raise Broken(f"no gradient reaches {', '.join(lost)}")
+
+
+@law
+def formula(subject: Subject, measure: Measure) -> None:
+    """Gradients agree with finite differences in float64."""
+    refusals = []
+    # A learned number may begin on the bound of its range, and is right on one side only.
+    for side in (1.0, -1.0):
+        enc = nudged(subject.build(), side=side).double()
+        refusals.append(_mismatch(enc, subject.reach([0, 1, 5, 9, 900])))
+        if not refusals[-1]:
+            return
+    raise Broken(refusals[0])
+
+
+def _mismatch(enc: Encoding, positions: Tensor) -> str:
+    given = inputs(len(positions), batch=1).to(torch.float64)
+    learned = list(enc.parameters())
+    with torch.no_grad():
+        bias = enc.bias(given.q, given.k, positions, positions, enc.key_state(given.x))
+    coarse = bias is not None and bias.dtype != torch.float64
+    if coarse and (learned or enc.content_dependent):
+        raise NotPromised("its bias is float32 for float64 inputs too")
+
+    def together(q: Tensor, k: Tensor, x: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
+        with same_draw():
+            embedded = enc.embed(x, positions)
+        return scores(enc, Inputs(q, k, given.v, x), positions), embedded
+
+    wanted = [tensor.requires_grad_() for tensor in (given.q, given.k, given.x)]
+    try:
+        gradcheck(together, (*wanted, *learned), fast_mode=True)
+    except GradcheckError as error:
+        return str(error).splitlines()[0].strip(" ,")
+    return ""

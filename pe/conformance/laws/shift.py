@@ -1,0 +1,58 @@
+"""Relative encodings see distances only; absolute ones see more, or need not be called absolute."""
+
+from __future__ import annotations
+
+import torch
+
+from pe.conformance.law import Broken, Measure, NotPromised, law
+from pe.conformance.subject import Subject, inputs, same_draw, scores
+
+PLACES = [0, 1, 2, 3, 17, 300]
+SHIFTS = (1, 511, 90_001)
+FARTHEST = 100_000
+
+
+@law
+@torch.no_grad()
+def shift(subject: Subject, measure: Measure) -> None:
+    """Shifting all positions by the same amount changes no logit."""
+    if not subject.enc.relative:
+        raise NotPromised("absolute")
+    enc, given = subject.build().double(), inputs(len(PLACES) + 1).to(torch.float64)
+    reach = subject.reach(PLACES)
+    # What depends on the length sees the largest position, so that one stays where it is.
+    last = torch.tensor([FARTHEST]) if enc.length_dependent else torch.tensor([]).long()
+
+    def at(places: torch.Tensor) -> torch.Tensor:
+        n = len(places)
+        these = given._replace(
+            q=given.q[:, :, : n + len(last)], k=given.k[:, :, : n + len(last)],
+            x=given.x[:, : n + len(last)],
+        )  # fmt: skip
+        return scores(enc, these, torch.cat((places, last)))[:, :, :n, :n]
+
+    here = at(reach)
+    for amount in SHIFTS:
+        if len(subject.reach((reach + amount).tolist())) == len(reach):
+            measure.close(f"shifted by {amount}", at(reach + amount), here, 1e-7, 0.0)
+
+
+@law
+@torch.no_grad()
+def change(subject: Subject, measure: Measure) -> None:
+    """Shifting all positions changes a logit or an embedding."""
+    if subject.enc.relative:
+        raise NotPromised("relative")
+    enc = subject.build().double()
+    for amount in (1, 17, 511, 90_001):
+        places = subject.reach(PLACES)
+        places = places[: len(subject.reach((places + amount).tolist()))]
+        if not len(places):
+            break
+        given = inputs(len(places)).to(torch.float64)
+        moved = (scores(enc, given, places + amount) - scores(enc, given, places)).abs().max()
+        with same_draw():
+            embedded = enc.embed(given.x, places + amount) - enc.embed(given.x, places)
+        if max(float(moved), float(embedded.abs().max())) > 1e-6:
+            return
+    raise Broken("nothing changes when all positions are shifted: the encoding is relative")
