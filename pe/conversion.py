@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from pe.config import PEConfig
 from pe.encodings import Encoding, FrequencyTransform
-from pe.encodings.registry import Part, options_of, part_classes, takes
+from pe.encodings.change import changed_options
 from pe.model import PEForCausalLM, PEModel
 from pe.training.initialize import draw_encodings
 
@@ -60,16 +59,18 @@ def convert(
             f"convert takes a model of pe.model, not a {type(model).__name__}; load it with "
             "AutoModelForCausalLM.from_pretrained from a run's checkpoint"
         )
-    given = {
+    config = model.config
+    length = config.max_position_embeddings
+    own_length = None if context_length in (None, length) else length
+    fields = {
+        "pe": spec,
+        "pe_options": changed_options(config.pe, config.pe_options, spec, options, own_length),
         "joint_norm": joint_norm,
         "softmax_scale": softmax_scale,
         "length_temperature": length_temperature,
         "max_position_embeddings": context_length,
     }
-    config = converted_config(model.config, spec, options)
-    if context_length not in (None, config.max_position_embeddings):
-        config = _with_original_length(config)
-    config = config.changed(**{k: v for k, v in given.items() if v is not None})
+    config = config.changed(**{k: v for k, v in fields.items() if v is not None})
     with torch.random.fork_rng(devices=[]):  # a conversion draws nothing that others would
         new = type(model)(config)
     new.to(device=model.device, dtype=model.dtype)
@@ -78,54 +79,6 @@ def convert(
         new.generation_config = copy.deepcopy(model.generation_config)
     new.train(model.training)
     return new
-
-
-def converted_config(config: PEConfig, spec: str, options: dict[str, Any]) -> PEConfig:
-    """The configuration of a model whose encoding becomes ``spec``."""
-    old, new = part_classes(config.pe), part_classes(spec)
-    _refuse_strange_frequencies(config.pe, spec, old, new)
-    kept = {
-        name: value
-        for name, value in config.pe_options.items()
-        if any(_carries(name, old, part, cls) for part, cls in new.items())
-    }
-    return config.changed(pe=spec, pe_options=kept | options)
-
-
-def _carries(option: str, old: dict[str, Part], name: str, part: Part) -> bool:
-    """Whether a part of the new encoding goes on with this option of the old one."""
-    if option == "original_length":  # of the model rather than of its encoding
-        return takes(part, option)
-    if option not in options_of(part):
-        return False
-    turning = issubclass(part, Encoding) and part.rotates
-    return any(
-        option in options_of(other)
-        and (other_name == name or (turning and issubclass(other, Encoding) and other.rotates))
-        for other_name, other in old.items()
-    )
-
-
-def _refuse_strange_frequencies(
-    before: str, after: str, old: dict[str, Part], new: dict[str, Part]
-) -> None:
-    changes = [name for name, part in new.items() if issubclass(part, FrequencyTransform)]
-    hosts = [name for name, part in new.items() if takes(part, "transforms")]
-    for host in hosts if changes else []:
-        if host not in old:
-            raise ValueError(
-                f"{changes[0]!r} changes the frequencies of {host!r}, and the model was trained "
-                f"with {before!r}, which has none of them; convert it to {host!r}, train it, then "
-                f"convert it to {after!r}"
-            )
-
-
-def _with_original_length(config: PEConfig) -> PEConfig:
-    """Pin the length that extension methods count from before the context becomes another."""
-    if not any(takes(part, "original_length") for part in part_classes(config.pe).values()):
-        return config
-    length = {"original_length": config.max_position_embeddings}
-    return config.changed(pe_options=length | config.pe_options)
 
 
 @torch.no_grad()

@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM
 from pe.data import Batches, prepare
 from pe.model import PEForCausalLM
 from pe.runs import Run, RunError
-from pe.training import checkpoint
 from pe.training.recipe import Recipe
 from pe.training.start import start_of
+from pe.training.steps import kept_steps
 from pe.training.trainer import _Training, train
 
 PARENT_STEPS, AT = 12, 8
@@ -69,7 +69,7 @@ def test_kept_weights_stay_beside_the_last_checkpoints_and_change_nothing(
 ) -> None:
     folder = trained.directory / "checkpoints"
     assert sorted(p.name for p in folder.iterdir()) == ["kept", "step-000010", "step-000012"]
-    assert checkpoint.kept_steps(folder) == [4, AT]
+    assert kept_steps(folder) == [4, AT]
     files = {"config.json", "generation_config.json", "model.safetensors", "state.json"}
     assert {p.name for p in (folder / "kept" / "step-000008").iterdir()} == files
     plain = train(run_of(shared, "plain", steps=PARENT_STEPS), quiet=True)
@@ -303,3 +303,12 @@ def test_recipes_of_earlier_records_still_read(trained: Run) -> None:
         del record["recipe"][name]
     assert Recipe.from_dict(record["recipe"]).config_hash() == record["config_hash"]
     assert np.isfinite(record["training"]["final_loss"])
+
+
+def test_the_loss_before_the_first_step_is_recorded_once(shared: Path, trained: Run) -> None:
+    run = train(child(shared, trained), quiet=True)
+    first, *others = run.metric_lines()
+    assert first.keys() == {"step", "validation_loss"}
+    assert first["step"] == 0
+    assert all(line["step"] > 0 for line in others)
+    assert all(line["step"] > 0 for line in trained.metric_lines())

@@ -8,12 +8,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from pe._quiet import quiet_libraries
 from pe.config import PEConfig
+from pe.conversion import convert
 from pe.data import TokenData
 from pe.encodings import Encoding
 from pe.model import PEForCausalLM
 from pe.training.initialize import draw_weights
 from pe.training.recipe import Recipe
+from pe.training.start import Start
+
+SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "qk_norm",
+)  # fmt: skip
 
 
 def build_config(recipe: Recipe, vocab_size: int, eos_token_id: int | None = None) -> PEConfig:
@@ -47,6 +55,32 @@ def model_for(recipe: Recipe, data: TokenData) -> PEForCausalLM:
     """The model for a prepared corpus."""
     tokenizer = data.load_tokenizer()
     return build_model(recipe, data.vocab_size, tokenizer.eos_token_id)
+
+
+def start_model(start: Start, recipe: Recipe, expected: PEConfig) -> PEForCausalLM:
+    """The model of ``start``, converted to the recipe's encoding, in float32.
+
+    Raises:
+        ValueError: the model has other sizes than ``expected``, or cannot be converted.
+    """
+    with quiet_libraries():
+        model: PEForCausalLM = PEForCausalLM.from_pretrained(start.weights, dtype=torch.float32)
+    for name in SIZES:
+        own, wanted = getattr(model.config, name), getattr(expected, name)
+        if own != wanted:
+            raise ValueError(
+                f"{name}: {start.parent.name} has {own} and this recipe {wanted}; a run that "
+                "starts from another has its sizes"
+            )
+    return convert(
+        model,
+        recipe.pe,
+        joint_norm=recipe.joint_norm or None,
+        softmax_scale=recipe.softmax_scale or None,
+        context_length=recipe.context_length,
+        seed=recipe.seed,
+        **recipe.pe_options,
+    )
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:

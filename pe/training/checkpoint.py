@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -27,9 +26,9 @@ from torch import nn
 from pe._quiet import quiet_libraries
 from pe.config import PEConfig
 from pe.runs import RunError, write_atomically
+from pe.training.steps import KEPT, checkpoints
 
 KEEP = 2
-KEPT = "kept"
 
 
 @dataclass
@@ -42,12 +41,6 @@ class TrainState:
     seconds: float = 0.0
     resumes: int = 0
     data_fingerprint: str = ""
-
-
-def checkpoints(directory: Path) -> list[Path]:
-    """Whole checkpoints, oldest first."""
-    found = [p for p in directory.glob("step-*") if re.fullmatch(r"step-\d+", p.name)]
-    return sorted(p for p in found if (p / "state.json").exists())
 
 
 def save(accelerator: Accelerator, directory: Path, state: TrainState, config: PEConfig) -> Path:
@@ -91,20 +84,6 @@ def _publish(temporary: Path, final: Path, state: TrainState) -> None:
                 os.fsync(file.fileno())
     shutil.rmtree(final, ignore_errors=True)
     os.rename(temporary, final)
-
-
-def kept_steps(directory: Path) -> list[int]:
-    """Steps whose weights are kept for good."""
-    return [int(path.name.removeprefix("step-")) for path in checkpoints(directory / KEPT)]
-
-
-def folder_of(directory: Path, step: int) -> Path | None:
-    """A checkpoint of this step, kept or among the last ones, or None."""
-    for folder in (directory / KEPT, directory):
-        found = folder / f"step-{step:06d}"
-        if found in checkpoints(folder):
-            return found
-    return None
 
 
 def _prune(directory: Path) -> None:

@@ -3,7 +3,7 @@
 The new run has its own schedule and a fresh optimizer. In the text it goes on where its parent
 stopped: steps of the data stream are counted on, so that no window comes twice within a pass. That
 is exact where seed, batch and context are the parent's; with other sizes the stream is another one,
-and is entered after as many tokens.
+and is entered after as many tokens. No torch.
 """
 
 from __future__ import annotations
@@ -12,20 +12,9 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
-from pe._quiet import quiet_libraries
-from pe.config import PEConfig
-from pe.conversion import convert
-from pe.model import PEForCausalLM
 from pe.runs import Run, RunError, root
-from pe.training.checkpoint import folder_of, kept_steps
 from pe.training.recipe import Recipe
-
-SIZES = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "qk_norm",
-)  # fmt: skip
+from pe.training.steps import folder_of, kept_steps
 
 
 class Start(NamedTuple):
@@ -111,30 +100,4 @@ def start_of(recipe: Recipe, study: Path) -> Start | None:
         earlier["tokens"] + step * before,
         -(-passed // (recipe.batch_size * recipe.context_length)),
         fingerprint,
-    )
-
-
-def load_start(start: Start, recipe: Recipe, expected: PEConfig) -> PEForCausalLM:
-    """The model of ``start``, converted to the recipe's encoding, in float32.
-
-    Raises:
-        ValueError: the model has other sizes than ``expected``, or cannot be converted.
-    """
-    with quiet_libraries():
-        model: PEForCausalLM = PEForCausalLM.from_pretrained(start.weights, dtype=torch.float32)
-    for name in SIZES:
-        own, wanted = getattr(model.config, name), getattr(expected, name)
-        if own != wanted:
-            raise ValueError(
-                f"{name}: {start.parent.name} has {own} and this recipe {wanted}; a run that "
-                "starts from another has its sizes"
-            )
-    return convert(
-        model,
-        recipe.pe,
-        joint_norm=recipe.joint_norm or None,
-        softmax_scale=recipe.softmax_scale or None,
-        context_length=recipe.context_length,
-        seed=recipe.seed,
-        **recipe.pe_options,
     )

@@ -26,7 +26,13 @@ from pe.loss import IGNORE
 from pe.model import PEForCausalLM
 from pe.runs import Run, RunError
 from pe.training import checkpoint, trackers
-from pe.training.build import autocast, build_optimizer, model_for, parameter_counts
+from pe.training.build import (
+    autocast,
+    build_optimizer,
+    model_for,
+    parameter_counts,
+    start_model,
+)
 from pe.training.checkpoint import TrainState
 from pe.training.finish import finish, summary
 from pe.training.flops import flops_per_token, peak_flops
@@ -35,7 +41,7 @@ from pe.training.progress import Progress, duration
 from pe.training.record import hardware, start_record
 from pe.training.schedule import learning_rate
 from pe.training.signals import Interrupted, StopSignal
-from pe.training.start import load_start, start_of
+from pe.training.start import start_of
 from pe.training.validation import validation_loss
 
 
@@ -167,7 +173,7 @@ class _Training:
             )
         if self.main:
             self.run.update(parent=self.start.record())
-        return load_start(self.start, self.recipe, model.config)
+        return start_model(self.start, self.recipe, model.config)
 
     def _resume(self, data: TokenData) -> TrainState:
         state = checkpoint.restore(
@@ -192,6 +198,9 @@ class _Training:
         first, tokens_before, begun = state.step, state.tokens, time.perf_counter()
         base_seconds, since = state.seconds, time.perf_counter()
         passed = self.start.stream_step if self.start else 0
+        if self.start and first == 0:  # what the change of encoding cost
+            self._validate(0)
+            since = time.perf_counter()
         self.model.train()
         while state.step < r.steps:
             lr = learning_rate(r, state.step)
