@@ -81,10 +81,13 @@ def model_and_text(name: str = "rope") -> tuple[PEForCausalLM, Split]:
 def slow_losses(model: PEForCausalLM, tokens: np.ndarray, end: int, length: int) -> list[float]:
     """One window, one target at a time, by the definition."""
     found = []
+    # Where the length decides, a window is read at the length that it has.
+    whole = model.model.encodings[0].length_dependent
     for target in range(end - length, end):
-        context = torch.from_numpy(tokens[end - length - 1 : target].astype(np.int64))[None]
+        last = end - 1 if whole else target
+        context = torch.from_numpy(tokens[end - length - 1 : last].astype(np.int64))[None]
         with torch.no_grad():
-            logits = model(context).logits[0, -1].double()
+            logits = model(context).logits[0, target - last - 1].double()
         found.append(float(torch.logsumexp(logits, 0) - logits[int(tokens[target])]))
     return found
 

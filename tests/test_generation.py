@@ -14,6 +14,11 @@ from pe.encodings import Encoding, register, registry
 from pe.model import PEForCausalLM
 
 EVERY = pytest.mark.parametrize("name", NAMES)
+# What a length-dependent encoding does to a token changes with the tokens after it, and so does
+# what the layers above have cached of it. Beyond the training length decoding is not prefill then.
+GROWS = [n for n in NAMES if small(n).model.encodings[0].length_dependent]
+STEADY = pytest.mark.parametrize("name", [n for n in NAMES if n not in GROWS])
+GROWING = pytest.mark.parametrize("name", GROWS)
 
 
 def stepwise(model: PEForCausalLM, ids: Tensor, chunks: list[int], **more: Any) -> Tensor:
@@ -31,7 +36,7 @@ def stepwise(model: PEForCausalLM, ids: Tensor, chunks: list[int], **more: Any) 
     return torch.cat(logits, 1)
 
 
-@EVERY
+@STEADY
 @pytest.mark.parametrize("length", [LENGTH - 1, LENGTH, LENGTH + 1, 2 * LENGTH])
 def test_prefill_equals_decoding(name: str, length: int) -> None:
     """B1, D15, E1, E3, E4."""
@@ -43,7 +48,7 @@ def test_prefill_equals_decoding(name: str, length: int) -> None:
         close(stepwise(model, ids, [7, length - 7]), whole)
 
 
-@EVERY
+@STEADY
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_decoding_with_left_padding(name: str, attention: str) -> None:
     """C6: padding keys are masked, and positions counted without them, in every step."""
@@ -78,7 +83,7 @@ def test_explicit_positions_that_agree_are_accepted(name: str) -> None:
             model(ids[:, :1], position_ids=torch.tensor([[0]]), past_key_values=cache)
 
 
-@EVERY
+@STEADY
 @pytest.mark.parametrize(
     "settings",
     [{}, {"num_beams": 3}, {"do_sample": True, "temperature": 0.8, "top_k": 7}],
@@ -113,6 +118,53 @@ def test_generate_from_a_padded_batch(name: str, beams: int) -> None:
     for row, prompt in enumerate(prompts):
         alone = model.generate(prompt, **settings)[0, prompt.shape[1] :]
         assert together[row].tolist() == alone.tolist()
+
+
+@GROWING
+@pytest.mark.parametrize("length", [5, LENGTH - 1, LENGTH])
+def test_growing_encodings_decode_as_they_prefill_up_to_the_training_length(
+    name: str, length: int
+) -> None:
+    model, ids = small(name), tokens(2, length)
+    with torch.no_grad():
+        whole = model(ids, use_cache=False).logits
+        close(stepwise(model, ids, [1] * length), whole)
+        close(stepwise(model, ids, [2, length - 3, 1]), whole)
+
+
+@GROWING
+@pytest.mark.parametrize("length", [LENGTH + 1, LENGTH + 9, 2 * LENGTH, 3 * LENGTH + 1])
+@pytest.mark.parametrize("pad", [0, 7])
+def test_growing_encodings_turn_all_keys_for_the_length_of_the_step(
+    name: str, length: int, pad: int
+) -> None:
+    """B1: in one layer the last row of the whole is what a step computes, at every length."""
+    model, ids = small(name, num_hidden_layers=1), tokens(2, length)
+    mask = torch.ones_like(ids)
+    mask[0, :pad] = 0
+    with torch.no_grad():
+        whole = model(ids, attention_mask=mask, use_cache=False).logits[:, -1]
+        for chunks in ([pad + 2, *[1] * (length - pad - 2)], [length - 1, 1], [9, length - 9]):
+            close(stepwise(model, ids, chunks, attention_mask=mask)[:, -1], whole)
+        alone = model(ids[:1, pad:], use_cache=False).logits[:, -1]
+    close(whole[:1], alone)
+
+
+@GROWING
+def test_growing_encodings_in_deep_models_decode_otherwise_than_they_prefill(name: str) -> None:
+    """Each step reads all layers at its own length; what lies below was read at earlier ones."""
+    model, ids = small(name), tokens(1, 2 * LENGTH)
+    with torch.no_grad():
+        whole = model(ids, use_cache=False).logits[:, -1]
+        step = stepwise(model, ids, [1] * (2 * LENGTH))[:, -1]
+        assert (whole - step).abs().max() > 1e-3
+        out = model.generate(
+            ids, max_new_tokens=6, min_new_tokens=6, do_sample=False, use_cache=False
+        )
+        for end in range(2 * LENGTH, 2 * LENGTH + 6):  # without a cache each step is a prefill
+            logits = model(out[:, :end], use_cache=False).logits[0, -1]
+            logits[0] = float("-inf")  # the end token, which min_new_tokens forbids
+            assert int(logits.argmax()) == int(out[0, end])
 
 
 def test_greedy_tokens_are_the_likeliest() -> None:
@@ -159,7 +211,7 @@ def test_a_static_cache_is_refused() -> None:
         model.generate(ids, max_new_tokens=4, cache_implementation="static")
 
 
-@EVERY
+@STEADY
 def test_other_ways_to_decode_give_the_same_tokens(name: str) -> None:
     """They crop the cache or start from embeddings."""
     model, ids = small(name), tokens(1, LENGTH - 5)

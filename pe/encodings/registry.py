@@ -247,4 +247,5 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _word(hint: Any) -> str:
-    return getattr(hint, "__name__", None) or str(hint)
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return " or ".join(kind.__name__ for kind in kinds if kind is not types.NoneType)

@@ -53,6 +53,7 @@ class RoPE(Encoding):
         self.rotary_dim = rotary_width(head_dim, rotary_fraction)
         self.transforms = nn.ModuleList(sorted(transforms, key=lambda t: not t.stretches))
         self.length_dependent = any(t.length_dependent for t in transforms)
+        self.relative = not self.length_dependent  # shifted positions are a longer text
         self.register_exact_buffers()
 
     def frequencies(self, length: Tensor | None = None) -> Frequencies:

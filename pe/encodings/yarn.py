@@ -8,7 +8,7 @@
 
 Peng, Quesnelle, Fan, Shippole 2023 (arXiv:2309.00071), with the ramp of the authors' code: linear
 in the pair's index. m sits on queries and keys, so logits grow by m^2. Learns nothing; no cost at
-run time. s = 1 is RoPE.
+run time. s = 1 is RoPE. With ``dynamic`` s is L / L0 for a row of L tokens, at least 1.
 """
 
 from __future__ import annotations
@@ -33,40 +33,54 @@ def temperature(factor: float, weight: float = 1.0) -> float:
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
+def temperatures(factors: Tensor, weight: float = 1.0) -> Tensor:
+    """`temperature` of each factor."""
+    return 0.1 * weight * factors.clamp(min=1).log() + 1.0
+
+
 @register("yarn")
 class YaRN(FrequencyTransform):
     """Frequencies for ``factor`` times ``original_length``.
 
     Options ``attention_factor`` (m itself), ``mscale`` and ``mscale_all_dim`` (DeepSeek's ratio of
     two temperatures, used when both are non-zero) and ``truncate`` (floor and ceil) are those of
-    the published checkpoints.
+    the published checkpoints. ``dynamic``: as many times as each row is longer, m included; then
+    there is no ``factor`` (otherwise 4 unless given), and keys are cached unrotated.
     """
 
     def __init__(
         self,
         original_length: int,
-        factor: float = 4.0,
+        factor: float | None = None,
         beta_fast: float = 32.0,
         beta_slow: float = 1.0,
         attention_factor: float | None = None,
         mscale: float | None = None,
         mscale_all_dim: float | None = None,
         truncate: bool = True,
+        dynamic: bool = False,
     ) -> None:
         super().__init__()
         self.original_length = int(at_least("original_length", original_length, 1))
-        self.factor = at_least("factor", factor, 1.0)
+        if dynamic and factor is not None:
+            raise ValueError(
+                f"factor {factor}: with dynamic=True it follows from the length of the text; "
+                "leave one of the two out"
+            )
+        self.length_dependent = dynamic
+        self.factor = factor = at_least("factor", 4.0 if factor is None else factor, 1.0)
         self.beta_fast = positive("beta_fast", beta_fast)
         self.beta_slow = positive("beta_slow", beta_slow)
         if beta_fast < beta_slow:
             raise ValueError(f"beta_fast {beta_fast} is less than beta_slow {beta_slow}")
         self.truncate = truncate
+        self.fixed_magnitude = attention_factor is not None
+        self.weights = (mscale, mscale_all_dim) if mscale and mscale_all_dim else (1.0, 0.0)
         if attention_factor is not None:
             self.magnitude = positive("attention_factor", attention_factor)
-        elif mscale and mscale_all_dim:
-            self.magnitude = temperature(factor, mscale) / temperature(factor, mscale_all_dim)
         else:
-            self.magnitude = temperature(factor)
+            above, below = (temperature(factor, weight) for weight in self.weights)
+            self.magnitude = above / below
 
     def ramp_bounds(self, dim: int, theta: float) -> tuple[float, float]:
         """(low, high): pairs up to low keep their frequency, pairs from high on are slowed by s."""
@@ -88,5 +102,18 @@ class YaRN(FrequencyTransform):
         low, high = self.ramp_bounds(dim, theta)
         index = torch.arange(dim // 2, dtype=torch.float64, device=inv_freq.device)
         keep = 1 - ((index - low) / (high - low)).clamp(0, 1)
-        slowed = keep * inv_freq + (1 - keep) * inv_freq / self.factor
-        return frequencies._replace(inv_freq=slowed, magnitude=magnitude * self.magnitude)
+        factor, own = self.extension(length, inv_freq)
+        slowed = keep * inv_freq + (1 - keep) * inv_freq / factor
+        # the sum of two parts may differ from the whole in the last bit
+        slowed = torch.where(factor > 1, slowed, inv_freq)
+        return frequencies._replace(inv_freq=slowed, magnitude=magnitude * own)
+
+    def extension(self, length: Tensor | None, like: Tensor) -> tuple[Tensor, float | Tensor]:
+        """s, () or (B, 1), and m, for rows of these lengths."""
+        if not self.length_dependent:
+            return like.new_full((), self.factor), self.magnitude
+        if length is None:
+            length = like.new_full((), self.original_length)
+        factor = (length.to(torch.float64) / self.original_length).clamp(min=1)
+        above, below = (temperatures(factor, weight) for weight in self.weights)
+        return factor, self.magnitude if self.fixed_magnitude else above / below

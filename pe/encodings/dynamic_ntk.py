@@ -1,0 +1,44 @@
+"""Dynamic NTK: NTK-aware scaling by as much as the length of the text asks for.
+
+    alpha(L) = s L / L0 - (s - 1)    for L > L0, else 1
+    w_i <- w_i alpha(L)^(-2i/(d-2))
+
+L is the number of tokens in the row: its largest position plus one. A forum post of 2023, which
+YaRN's paper describes (arXiv:2309.00071); the formula is that of the published code. Learns
+nothing. RoPE itself up to L0 tokens, whatever s.
+
+alpha is computed in each call, for each row, from that row alone. All keys must be turned anew when
+the text grows, so they are cached unrotated.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pe.encodings.checks import at_least
+from pe.encodings.frequencies import Frequencies, FrequencyTransform
+from pe.encodings.ntk import slowed_by_base
+from pe.encodings.registry import register
+
+
+@register("dynamic_ntk")
+class DynamicNTK(FrequencyTransform):
+    """A base for each row; ``factor`` is s, how fast alpha grows beyond ``original_length``."""
+
+    length_dependent = True
+
+    def __init__(self, original_length: int, factor: float = 2.0) -> None:
+        super().__init__()
+        self.original_length = int(at_least("original_length", original_length, 1))
+        self.factor = at_least("factor", factor, 1.0)
+
+    def alpha(self, length: Tensor) -> Tensor:
+        """By how much the slowest pair is slowed at these lengths, float64."""
+        excess = length.to(torch.float64) / self.original_length - 1
+        return 1 + self.factor * excess.clamp(min=0)
+
+    def forward(self, frequencies: Frequencies, length: Tensor | None = None) -> Frequencies:
+        if length is None:
+            length = torch.tensor(self.original_length, device=frequencies.inv_freq.device)
+        return slowed_by_base(frequencies, self.alpha(length))

@@ -1,0 +1,50 @@
+"""Llama 3's scaling: slow the pairs that made less than one turn in training, keep those past four.
+
+    r_i = L0 w_i / (2 pi)                                turns of pair i in L0 tokens
+    sigma_i = clip((r_i - low) / (high - low), 0, 1)     low = 1, high = 4
+    w_i <- sigma_i w_i + (1 - sigma_i) w_i / s
+
+Published with the Llama 3.1 models (their report is arXiv:2407.21783); the formula is that of the
+released code. YaRN's idea with the ramp linear in turns, and without a temperature. Learns nothing;
+no cost at run time. s = 1 is RoPE.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from pe.encodings.checks import at_least, positive
+from pe.encodings.frequencies import Frequencies, FrequencyTransform
+from pe.encodings.registry import register
+
+
+@register("llama3")
+class Llama3(FrequencyTransform):
+    """Frequencies for ``factor`` times ``original_length``; option names are the checkpoints'."""
+
+    def __init__(
+        self,
+        original_length: int,
+        factor: float = 8.0,
+        low_freq_factor: float = 1.0,
+        high_freq_factor: float = 4.0,
+    ) -> None:
+        super().__init__()
+        self.original_length = int(at_least("original_length", original_length, 1))
+        self.factor = at_least("factor", factor, 1.0)
+        self.low = positive("low_freq_factor", low_freq_factor)
+        self.high = positive("high_freq_factor", high_freq_factor)
+        if self.high <= self.low:
+            raise ValueError(
+                f"high_freq_factor {high_freq_factor} must be more than "
+                f"low_freq_factor {low_freq_factor}: they are turns of pairs to keep and to slow"
+            )
+
+    def forward(self, frequencies: Frequencies, length: Tensor | None = None) -> Frequencies:
+        turns = self.original_length * frequencies.inv_freq / (2 * math.pi)
+        keep = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        # keep + (1 - keep) is 1 to the last bit, so that factor 1 is RoPE to the last bit
+        slowed = frequencies.inv_freq * (keep + (1 - keep) / self.factor)
+        return frequencies._replace(inv_freq=slowed)

@@ -1,0 +1,42 @@
+"""NTK-aware scaling: a larger base, so that the last pair slows by alpha and the first not at all.
+
+    b <- b alpha^(d/(d-2))    hence    w_i <- w_i alpha^(-2i/(d-2)),     i = 0 .. d/2-1
+
+A forum post of 2023, which YaRN's paper describes (arXiv:2309.00071, section 3.1). d is the rotated
+width, not the head's. Learns nothing; no cost at run time. Pairs between the ends slow by less than
+alpha, so a text alpha times longer still leads some of them to new angles. alpha = 1 is RoPE.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pe.encodings.checks import at_least
+from pe.encodings.frequencies import Frequencies, FrequencyTransform
+from pe.encodings.registry import register
+
+
+def slowed_by_base(frequencies: Frequencies, alpha: Tensor) -> Frequencies:
+    """The spectrum of the base that slows the last pair by ``alpha``, () or (B, 1) float64."""
+    inv_freq, dim = frequencies.inv_freq, frequencies.dim
+    if dim < 4:
+        raise ValueError(
+            f"rotated width {dim}: NTK-aware scaling keeps the first pair and slows the last, so "
+            "it needs two; use a larger head_dim or rotary_fraction"
+        )
+    pair = torch.arange(dim // 2, dtype=torch.float64, device=inv_freq.device)
+    return frequencies._replace(inv_freq=inv_freq * alpha ** (-2 * pair / (dim - 2)))
+
+
+@register("ntk")
+class NTK(FrequencyTransform):
+    """One base for all lengths; ``factor`` is alpha, by which the slowest pair is slowed."""
+
+    def __init__(self, factor: float = 4.0) -> None:
+        super().__init__()
+        self.factor = at_least("factor", factor, 1.0)
+
+    def forward(self, frequencies: Frequencies, length: Tensor | None = None) -> Frequencies:
+        alpha = torch.full_like(frequencies.inv_freq[..., :1], self.factor)
+        return slowed_by_base(frequencies, alpha)

@@ -1,0 +1,27 @@
+"""Position interpolation: slow all of RoPE's rotations by the same factor.
+
+    w_i <- w_i / s            which is RoPE at the positions p / s
+
+Chen, Wong, Chen, Tian 2023 (arXiv:2306.15595). Learns nothing; no cost at run time. Neighbouring
+tokens come s times closer in every pair. s = 1 is RoPE.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from pe.encodings.checks import at_least
+from pe.encodings.frequencies import Frequencies, FrequencyTransform
+from pe.encodings.registry import register
+
+
+@register("pi")
+class PI(FrequencyTransform):
+    """Every frequency divided by ``factor``."""
+
+    def __init__(self, factor: float = 4.0) -> None:
+        super().__init__()
+        self.factor = at_least("factor", factor, 1.0)
+
+    def forward(self, frequencies: Frequencies, length: Tensor | None = None) -> Frequencies:
+        return frequencies._replace(inv_freq=frequencies.inv_freq / self.factor)

@@ -1,0 +1,37 @@
+"""Resonance RoPE: round every wavelength to whole tokens, so that a pair meets its angles again.
+
+    lambda_i = round(2 pi / w_i),    w_i <- 2 pi / lambda_i,    position p turns as p mod lambda_i
+
+Wang, Kobyzev, Lu, Rezagholizadeh, Liu 2024 (arXiv:2403.00071). Works on RoPE alone and after any
+transform that stretches it: those choose the frequencies, this rounds what they chose. Learns
+nothing; one remainder an entry of the tables. A pair whose wavelength is at most L0 has shown the
+model all its angles in training; one of a longer wavelength is changed by less than 1 in 2 L0.
+
+Tables repeat bit by bit, at any position, since positions are reduced before anything is rounded.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from torch import Tensor
+
+from pe.encodings.frequencies import Frequencies, FrequencyTransform
+from pe.encodings.registry import register
+
+
+@register("resonance")
+class Resonance(FrequencyTransform):
+    """Wavelengths rounded, half to even, in float64."""
+
+    stretches: ClassVar[bool] = False
+
+    def forward(self, frequencies: Frequencies, length: Tensor | None = None) -> Frequencies:
+        inv_freq = frequencies.inv_freq
+        turning = inv_freq > 0  # a pair that stands still has no wavelength to round
+        wavelength = (2 * math.pi / inv_freq.where(turning, 1.0)).round().clamp(min=1)
+        period = wavelength.where(turning, 0.0)
+        return frequencies._replace(
+            inv_freq=(2 * math.pi / wavelength).where(turning, 0.0), period=period
+        )
