@@ -324,3 +324,34 @@ def test_terminal_shows_our_lines_and_no_others(
     ours = ("preparing ", "step ", "evaluating at ")
     assert [line for line in err.splitlines() if not line.startswith(ours)] == []
     assert err.splitlines()[0] == f"preparing {chosen.corpus}"
+
+
+def test_a_temperature_is_fitted_on_validation_text_and_never_makes_that_worse(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pe.evaluation import temperature
+
+    model, split = model_and_text("nope")
+    fit = temperature.fit_temperature(model, split, [32, 64], 8, 512)
+    trials = dict((c, nll) for c, nll in fit["trials"])
+    assert fit["trials"][0] == [0.0, fit["nll_without"]]
+    assert fit["nll"] == min(trials.values()) <= fit["nll_without"]
+    assert trials[fit["value"]] == fit["nll"]
+    assert len(trials) > 5
+    assert model.config.length_temperature == 0.0
+    ends = evaluation_windows(split, 64, 8, temperature.WINDOWS)
+    with temperature.length_temperature(model, fit["value"]):
+        again = [window_losses(model, split, ends, n, 512)[:, -8:].mean() for n in (32, 64)]
+    assert sum(again) / 2 == pytest.approx(fit["nll"], abs=1e-6)
+
+
+def test_a_temperature_changes_only_what_lies_beyond_the_training_context() -> None:
+    from pe.evaluation.temperature import length_temperature
+
+    model, split = model_and_text("rope")
+    length = model.config.max_position_embeddings
+    plain = window_losses(model, split, [400], 2 * length, 10**6)
+    with length_temperature(model, 0.7):
+        sharper = window_losses(model, split, [400], 2 * length, 10**6)
+    np.testing.assert_array_equal(plain[:, :length], sharper[:, :length])
+    assert np.abs(plain[:, length:] - sharper[:, length:]).max() > 1e-3

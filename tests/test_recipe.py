@@ -27,6 +27,7 @@ OTHER: dict[str, Any] = {
     "evaluation_lengths": (256,), "target_tokens": 64, "evaluation_windows": 3,
     "joint_norm": "qk", "softmax_scale": 0.1, "start_from": "rope-s0-1a2b3c4d", "start_step": 5,
     "keep_steps": (40, 60), "retrieval_share": 0.02, "retrieval_samples": 5,
+    "fit_temperature": True,
 }  # fmt: skip
 
 
@@ -45,6 +46,7 @@ def test_the_hash_changes_with_what_is_trained_and_nothing_else(name: str) -> No
     judged_or_watched = {
         "name", "evaluation_lengths", "target_tokens", "evaluation_windows", "log_every",
         "validate_every", "checkpoint_every", "keep_steps", "retrieval_samples",
+        "fit_temperature",
     }  # fmt: skip
     assert same == (name in judged_or_watched)
     assert set(NOT_IDENTITY) == judged_or_watched

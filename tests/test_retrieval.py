@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tiny_training import tiny, write_corpus
 from transformers import PreTrainedTokenizerFast
 
+import pe
 from pe.config import PEConfig
 from pe.data.batches import Batches
 from pe.data.retrieval import (
@@ -26,6 +30,7 @@ from pe.data.shards import Split
 from pe.data.tokenizer import END, PAD, train_bpe
 from pe.evaluation.retrieval import DEPTHS, evaluate_retrieval, prompts, score
 from pe.model import PEForCausalLM
+from pe.runs import Run
 
 LENGTH = 160
 
@@ -240,3 +245,30 @@ def test_greedy_scores_are_those_of_greedy_decoding(tokenizer: Any, split: Split
     assert greedy.tolist() == said.tolist()
     assert greedy[:6].all()
     assert not greedy.all()
+
+
+def test_a_run_is_judged_by_retrieval_and_with_a_fitted_temperature(
+    tmp_path: Path, own_runs: Path
+) -> None:
+    corpus = write_corpus(tmp_path / "corpus", held_out=900)
+    lengths = [128, 256]
+    recipe = tiny(
+        corpus, context_length=128, steps=3, warmup_steps=1, evaluation_lengths=lengths,
+        retrieval_share=0.5, retrieval_samples=1, fit_temperature=True, evaluation_windows=2,
+    )  # fmt: skip
+    run = pe.train(Run(own_runs / "local" / recipe.run_name(), recipe=recipe), quiet=True)
+    found = pe.evaluate(run, quiet=True)
+    assert run.evaluation() == found
+    cell = found["retrieval"]["tasks"]["passkey"]["256"]
+    assert len(cell["exact"]) == len(cell["digits"]) == len(DEPTHS)
+    fit = found["tempered"]["fit"]
+    assert fit["lengths"] == [256]
+    assert found["tempered"]["perplexity"]["128"] == found["perplexity"]["128"]
+    assert found["tempered"]["retrieval"].keys() == found["retrieval"].keys()
+    stamp = (run.directory / "evaluation.json").stat().st_mtime_ns
+    pe.evaluate(run, quiet=True)
+    assert (run.directory / "evaluation.json").stat().st_mtime_ns == stamp
+    more = dataclasses.replace(recipe, retrieval_samples=2)  # the same run, judged more closely
+    assert more.config_hash() == recipe.config_hash()
+    again = pe.evaluate(Run(run.directory, recipe=more), quiet=True)
+    assert again["retrieval"]["samples"] == 2

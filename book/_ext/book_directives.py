@@ -184,22 +184,33 @@ class RecordSchema(Block):
         name = self.arguments[0]
         self.env.note_dependency(str(Path(runs.__file__).parent / "schemas" / f"{name}.json"))
         lines = ["| field | type | meaning |", "| :-- | :-- | :-- |"]
-        for path, kind, meaning in _fields(runs.schema(name), ""):
+        schema = runs.schema(name)
+        for path, kind, meaning in _fields(schema, "", schema.get("$defs", {})):
             lines.append(f"| `{path}` | {kind} | {meaning} |")
         return self.markdown("\n".join(lines), nodes.container(classes=["pe-results", "wrap"]))
 
 
-def _fields(schema: dict[str, Any], prefix: str) -> list[tuple[str, str, str]]:
+def _fields(
+    schema: dict[str, Any], prefix: str, shared: dict[str, Any]
+) -> list[tuple[str, str, str]]:
     found = []
     known = schema.get("properties", {}) | {
         f"<{pattern}>": value for pattern, value in schema.get("patternProperties", {}).items()
     }
+    if isinstance(schema.get("additionalProperties"), dict):
+        known |= {"<name>": schema["additionalProperties"]}
     for name, value in known.items():
         name = "<tokens>" if name.startswith("<^[0-9]") else name
+        if "$ref" in value:
+            target = value["$ref"].rsplit("/", 1)[-1]
+            if prefix:  # spelled out where it stands at the top
+                found.append((prefix + name, "object", f"As `{target}` above."))
+                continue
+            value = shared[target]
         kinds = value.get("type", "object")
         kind = kinds if isinstance(kinds, str) else " or ".join(kinds)
         found.append((prefix + name, kind, value.get("description", "")))
-        found += _fields(value, f"{prefix}{name}.")
+        found += _fields(value, f"{prefix}{name}.", shared)
     return found
 
 

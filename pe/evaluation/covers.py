@@ -8,11 +8,12 @@ from pe.training.recipe import Recipe
 
 
 def covers(known: dict[str, Any], recipe: Recipe) -> bool:
-    """Same lengths, targets and windows, and at least as many retrieval prompts."""
+    """Same lengths, targets and windows, and at least as many prompts, a temperature if asked."""
     retrieval = known.get("retrieval") or {"samples": 0}
     return bool(
         known["lengths"] == sorted(recipe.evaluation_lengths)
         and known["target_tokens"] == recipe.target_tokens
         and known.get("windows_wanted", recipe.evaluation_windows) == recipe.evaluation_windows
         and retrieval["samples"] >= recipe.retrieval_samples
+        and ("tempered" in known or not recipe.fit_temperature)
     )

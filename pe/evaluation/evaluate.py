@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from pe.data import evaluation_windows, prepare
+from pe.data import TokenData, evaluation_windows, prepare
 from pe.evaluation.covers import covers
 from pe.evaluation.load import load_model
 from pe.evaluation.perplexity import by_position, cell, no_cell, window_losses
 from pe.evaluation.retrieval import evaluate_retrieval
+from pe.evaluation.temperature import fit_temperature, length_temperature
+from pe.model import PEForCausalLM
 from pe.runs import SCHEMA_VERSION, Run, RunError
 from pe.training.build import autocast
 from pe.training.progress import Progress
+from pe.training.recipe import Recipe
 from pe.training.record import now
 
 
@@ -55,48 +60,93 @@ def _evaluate(
             f"{recipe.corpus!r} is now {data.fingerprint}; train it again in another study"
         )
     model = load_model(run)
-    ends = evaluation_windows(
-        data.test, lengths[-1], recipe.target_tokens, recipe.evaluation_windows
-    )
     tokens_per_batch = 2**17 if model.device.type == "cuda" else 2**13
-    last: dict[str, Any] = {}
-    whole: dict[str, Any] = {}
-    positions: dict[str, Any] = {"length": None, "edges": [0], "nll": []}
-    for length in lengths:
-        progress.show(f"evaluating at {length:,} tokens", last=True)
-        try:
-            losses = window_losses(
-                model, data.test, ends, length, tokens_per_batch,
-                lambda: autocast(recipe, model.device),
-            )  # fmt: skip
-        except ValueError as error:
-            last[str(length)] = whole[str(length)] = no_cell(_reason(error))
-            continue
-        last[str(length)] = cell(losses[:, -recipe.target_tokens :])
-        whole[str(length)] = cell(losses)
-        positions = by_position(losses)
-    retrieval = None
-    if recipe.retrieval_samples:
-        progress.show("looking for hidden numbers", last=True)
-        retrieval = evaluate_retrieval(
-            model, data.load_tokenizer(), data.test, lengths, recipe.retrieval_samples,
-            tokens_per_batch, lambda: autocast(recipe, model.device),
-        )  # fmt: skip
-    if model.device.type == "cuda":
-        torch.cuda.empty_cache()
+    judge = _Judge(model, data, recipe, lengths, tokens_per_batch, progress)
     found = {
         "schema": SCHEMA_VERSION,
         "created": now(),
         "lengths": lengths,
         "target_tokens": recipe.target_tokens,
-        "windows": len(ends),
+        "windows": len(judge.ends),
         "windows_wanted": recipe.evaluation_windows,
-        "seconds": round(time.perf_counter() - begun, 2),
-        "perplexity": last,
-        "window_perplexity": whole,
-        "loss_by_position": positions,
+        **judge.measure(),
     }
-    return found if retrieval is None else found | {"retrieval": retrieval}
+    if recipe.fit_temperature:
+        found["tempered"] = judge.tempered()
+    if model.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return found | {"seconds": round(time.perf_counter() - begun, 2)}
+
+
+@dataclass
+class _Judge:
+    """A model, and everything by which it is judged."""
+
+    model: PEForCausalLM
+    data: TokenData
+    recipe: Recipe
+    lengths: list[int]
+    tokens_per_batch: int
+    progress: Progress
+
+    def __post_init__(self) -> None:
+        self.ends = evaluation_windows(
+            self.data.test,
+            self.lengths[-1],
+            self.recipe.target_tokens,
+            self.recipe.evaluation_windows,
+        )
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        return autocast(self.recipe, self.model.device)
+
+    def measure(self) -> dict[str, Any]:
+        """Perplexities, loss by position and, where the recipe asks, retrieval."""
+        last: dict[str, Any] = {}
+        whole: dict[str, Any] = {}
+        positions: dict[str, Any] = {"length": None, "edges": [0], "nll": []}
+        for length in self.lengths:
+            self.progress.show(f"evaluating at {length:,} tokens", last=True)
+            try:
+                losses = window_losses(
+                    self.model, self.data.test, self.ends, length, self.tokens_per_batch,
+                    self._autocast,
+                )  # fmt: skip
+            except ValueError as error:
+                last[str(length)] = whole[str(length)] = no_cell(_reason(error))
+                continue
+            last[str(length)] = cell(losses[:, -self.recipe.target_tokens :])
+            whole[str(length)] = cell(losses)
+            positions = by_position(losses)
+        found = {
+            "perplexity": last,
+            "window_perplexity": whole,
+            "loss_by_position": positions,
+        }
+        if self.recipe.retrieval_samples:
+            self.progress.show("looking for hidden numbers", last=True)
+            found["retrieval"] = evaluate_retrieval(
+                self.model, self.data.load_tokenizer(), self.data.test, self.lengths,
+                self.recipe.retrieval_samples, self.tokens_per_batch, self._autocast,
+            )  # fmt: skip
+        return found
+
+    def tempered(self) -> dict[str, Any]:
+        """The same with a temperature fitted on validation text; None where none can be."""
+        limit: Any = self.model.model.encodings[0].longest_position
+        longer = [
+            n for n in self.lengths
+            if n > self.recipe.context_length and (limit is None or n <= limit)
+        ]  # fmt: skip
+        if not longer:
+            return {"fit": None, "reason": "no evaluation length is beyond the training context"}
+        self.progress.show("fitting a temperature on validation text", last=True)
+        fit = fit_temperature(
+            self.model, self.data.validation, longer, self.recipe.target_tokens,
+            self.tokens_per_batch, self._autocast,
+        )  # fmt: skip
+        with length_temperature(self.model, fit["value"]):
+            return {"fit": fit, "reason": None, **self.measure()}
 
 
 def _reason(error: ValueError) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -89,7 +90,9 @@ def command(recipe: Recipe, study: str) -> list[str]:
             overrides[name] = value
     values["overrides"] = overrides
     given = {key: value for key, value in values.items() if value not in ({}, "")}
-    return [str(NOTEBOOK), "-y", yaml.safe_dump(given)]  # JSON's 1e-05 would be text in YAML
+    # In one line, so that it can be pasted; not as JSON, whose 1e-05 is a text in YAML.
+    line = yaml.safe_dump(given, default_flow_style=True, width=10**6).strip()
+    return [str(NOTEBOOK), "-y", line]
 
 
 def _reason(run: Run, log: Path) -> str:
@@ -117,6 +120,7 @@ def main(task: Mapping[str, Any]) -> None:
         from papermill.cli import papermill
 
         sys.argv = ["papermill", *command(recipe, task["study"])]
+        os.environ["PE_COMMAND"] = shlex.join(["papermill", "notebooks/train.ipynb", *sys.argv[2:]])
         papermill()
     else:
         import pe

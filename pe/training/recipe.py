@@ -34,6 +34,7 @@ NOT_IDENTITY = (
     "checkpoint_every",
     "keep_steps",
     "retrieval_samples",
+    "fit_temperature",
 )
 # Fields that came later, with the value all runs before them had: left out of the hash where they
 # have it, so that those runs keep their names.
@@ -119,6 +120,8 @@ class Recipe:
     evaluation_windows: int = 64
     retrieval_samples: int = 0
     """Prompts for each length and depth of each retrieval task; 0: none."""
+    fit_temperature: bool = False
+    """Evaluate a second time with a temperature fitted on validation text."""
 
     def __post_init__(self) -> None:
         for name in ("evaluation_lengths", "keep_steps"):

@@ -1,0 +1,45 @@
+"""``python -m pe.study NAME``: carry a study out; ``--dry-run`` shows what it would run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from pe.study.plan import load_plan
+from pe.study.run import StudyFailed, run_study
+from pe.study.show import live, text
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return 0 when all runs are done, 1 when some failed, 2 for a study that is none."""
+    parser = argparse.ArgumentParser(prog="python -m pe.study", description=__doc__)
+    parser.add_argument("study", help="a name (studies/NAME.yaml) or the path of a YAML file")
+    parser.add_argument("--mini", action="store_true", help="the study in miniature, for a CPU")
+    parser.add_argument("--dry-run", action="store_true", help="list the runs and what they cost")
+    parser.add_argument("--address", help="a Dask scheduler or a scheduler file (default: start)")
+    parser.add_argument("--workers", type=int, help="workers to start (default: one a GPU)")
+    parser.add_argument("--retries", type=int, default=1, help="for a run that fails (default: 1)")
+    parser.add_argument("--no-notebooks", action="store_true", help="leave no executed pages")
+    given = parser.parse_args(arguments)
+    try:
+        plan = load_plan(given.study, mini=given.mini)
+        if given.dry_run:
+            print(text(plan))
+            return 0
+        run_study(
+            plan, address=given.address, workers=given.workers, retries=given.retries,
+            notebooks=not given.no_notebooks, show=live(plan),
+        )  # fmt: skip
+    except StudyFailed as error:
+        print(f"{error}\n\n{text(plan)}", file=sys.stderr)
+        return 1
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(text(plan))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
