@@ -1,0 +1,118 @@
+"""Extend a trained rotary model without training it, by many methods and factors, and compare.
+
+Each cell converts the run's model (`pe.convert`), changes nothing else, and scores the same target
+tokens as `pe.evaluation.evaluate`, so that the numbers can be laid beside the run's own. The record
+is extension.json beside the run's evaluation.json.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pe.conversion import convert
+from pe.data import evaluation_windows, prepare
+from pe.evaluation.load import load_model
+from pe.evaluation.perplexity import cell, no_cell, window_losses
+from pe.runs import SCHEMA_VERSION, Run, RunError
+from pe.training.build import autocast
+from pe.training.progress import Progress
+from pe.training.record import code, hardware, now
+
+METHODS = ("pi", "ntk", "dynamic_ntk", "yarn", "llama3", "longrope", "resonance", "yarn+resonance")
+FACTORS = (2.0, 4.0, 8.0, 16.0)
+
+
+def extend(
+    run: Run,
+    methods: Sequence[str] = METHODS,
+    factors: Sequence[float] = FACTORS,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Perplexity of ``run`` under each method and factor, at the lengths of its recipe.
+
+    What extension.json holds already is kept; only missing cells are computed.
+
+    Args:
+        methods: encodings that change RoPE's frequencies. One without an option ``factor``
+            (``resonance``) is measured once, under factor 1.
+        options: more options by ``method@factor``, such as the factors that a search found for
+            ``longrope@4``.
+
+    Returns:
+        extension.json as recorded.
+
+    Raises:
+        RunError: the run is not complete or its checkpoint is not on this machine.
+        ValueError: a method that the run's model cannot be converted to.
+    """
+    record, recipe = run.read(), run.recipe
+    if record["status"] != "complete":
+        raise RunError(f"{run.directory} is {record['status']}; train it before extending it")
+    lengths = sorted(recipe.evaluation_lengths)
+    progress = Progress(enabled=not quiet)
+    with run.lock():
+        found = run.part("extension") or {
+            "schema": SCHEMA_VERSION, "lengths": lengths, "target_tokens": recipe.target_tokens,
+            "windows": 0, "cells": {},
+        }  # fmt: skip
+        if (found["lengths"], found["target_tokens"]) != (lengths, recipe.target_tokens):
+            raise RunError(
+                f"{run.directory / 'extension.json'} is of other lengths or targets than the "
+                "recipe's; remove it to measure again"
+            )
+        data = prepare(recipe.corpus, recipe.vocab_size, recipe.tokenizer)
+        if data.fingerprint != record["data"]["fingerprint"]:
+            raise RunError(f"{recipe.corpus!r} is no longer what {run.directory} was trained on")
+        model = load_model(run)
+        ends = evaluation_windows(
+            data.test, lengths[-1], recipe.target_tokens, recipe.evaluation_windows
+        )
+        found["windows"] = len(ends)
+        batch = 2**17 if model.device.type == "cuda" else 2**13
+        for name, method, given in _cells(methods, factors, options or {}):
+            if name in found["cells"]:
+                continue
+            progress.show(f"extending by {name}", last=True)
+            begun, new = time.perf_counter(), convert(model, method, **given).eval()
+            by_length: dict[str, Any] = {}
+            for length in lengths:
+                try:
+                    losses = window_losses(
+                        new, data.test, ends, length, batch, lambda: autocast(recipe, model.device)
+                    )
+                    by_length[str(length)] = cell(losses[:, -recipe.target_tokens :])
+                except ValueError as error:
+                    if "longest position" not in str(error):
+                        raise
+                    by_length[str(length)] = no_cell(str(error))
+            found["cells"][name] = {
+                "pe": method,
+                "options": {**new.config.pe_options},
+                "created": now(),
+                "seconds": round(time.perf_counter() - begun, 2),
+                "code": code(),
+                "hardware": hardware()["name"],
+                "perplexity": by_length,
+            }
+            run.write_part("extension", found)
+    return found
+
+
+def _cells(
+    methods: Sequence[str], factors: Sequence[float], options: Mapping[str, Mapping[str, Any]]
+) -> list[tuple[str, str, dict[str, Any]]]:
+    """(cell name, encoding, options) of everything asked for."""
+    from pe.encodings.registry import options_of, part_classes
+
+    cells = []
+    for method in methods:
+        takes = {name for part in part_classes(method).values() for name in options_of(part)}
+        for factor in factors if "factor" in takes else (1.0,):
+            name = f"{method}@{factor:g}"
+            given = {"factor": float(factor)} if "factor" in takes else {}
+            cells.append((name, method, {**given, **options.get(name, {})}))
+    return cells
