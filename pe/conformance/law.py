@@ -28,6 +28,10 @@ class Measure:
     """Compares tensors and keeps the worst error, beside what was allowed there."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was seen so far."""
         self.error, self.allowed = 0.0, 0.0
 
     def close(self, what: str, got: Tensor, want: Tensor, atol: float, rtol: float) -> None:

@@ -35,7 +35,10 @@ def base(subject: Subject, measure: Measure) -> None:
 
 def _without(subject: Subject, name: str) -> Subject:
     """The same spec less one transform, and less the options that only it took."""
-    spec = "+".join(n for n in subject.spec.split("+") if n.strip() != name) or "rope"
+    kept = [n for n in subject.spec.split("+") if n.strip() != name]
+    if not kept or "rope" not in part_classes("+".join(kept)):
+        kept.insert(0, "rope")  # which the transform had brought
+    spec = "+".join(kept)
     known = {option for part in part_classes(spec).values() for option in options_of(part)}
     options = {key: value for key, value in subject.options.items() if key in known}
     return Subject(spec, options | {"original_length": subject.length})

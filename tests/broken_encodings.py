@@ -1,0 +1,321 @@
+"""Encodings that each break one law, the way an encoding in the wild would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pe.encodings import Encoding, Frequencies, FrequencyTransform, Prepared
+
+
+def apart(q_positions: Tensor, k_positions: Tensor) -> Tensor:
+    """Distances, float32, (1 or B, 1, Tq, Tk)."""
+    distance = (q_positions[..., :, None] - k_positions[..., None, :]).float()
+    return distance[None, None] if distance.dim() == 2 else distance[:, None]
+
+
+def turned(x: Tensor, angle: Tensor) -> Tensor:
+    """The halves of the channels turned against each other; the angle broadcasts to (..., D/2)."""
+    a, b = x.chunk(2, dim=-1)
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+def as_angle(positions: Tensor) -> Tensor:
+    """Positions (T,) or (B, T) -> (1 or B, 1, T, 1)."""
+    return positions[None, None, :, None] if positions.dim() == 1 else positions[:, None, :, None]
+
+
+class Slope(Encoding):
+    """What most of the others are made from; right as it is."""
+
+    def bias(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        state: Tensor | None = None,
+    ) -> Tensor:
+        return self.slope(q, k, apart(q_positions, k_positions))
+
+    def slope(self, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
+        return -0.25 * distance
+
+
+class Turn(Encoding):
+    """A rotation by one frequency; right as it is."""
+
+    rotates = True
+
+    def rotate(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        tables: Any = None,
+    ) -> tuple[Tensor, Tensor]:
+        return self.turn(q, q_positions), self.turn(k, k_positions)
+
+    def turn(self, x: Tensor, positions: Tensor) -> Tensor:
+        return turned(x, as_angle(positions.double()) * 0.1)
+
+
+class Contract(Turn):
+    """Says that it does not rotate."""
+
+    rotates = False
+
+
+class HalfBias(Slope):
+    """A bias in the type of the queries."""
+
+    def slope(self, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
+        return (-0.25 * distance).to(q.dtype)
+
+
+class Shift(Slope):
+    """Calls itself relative and looks at the query's position."""
+
+    def bias(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        state: Tensor | None = None,
+    ) -> Tensor:
+        return -apart(q_positions, k_positions) / (1 + apart(q_positions, k_positions[..., :1] * 0))
+
+
+class Change(Slope):
+    """Calls itself absolute."""
+
+    relative = False
+
+
+class Heads(Slope):
+    """What one head sees depends on the others."""
+
+    content_dependent = True
+
+    def slope(self, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
+        return -0.1 * distance * q.float().mean((1, 3))[:, None, :, None].sigmoid()
+
+
+class Time(Turn):
+    """Takes the axis of heads for that of time."""
+
+    def turn(self, x: Tensor, positions: Tensor) -> Tensor:
+        heads = torch.arange(x.shape[1])
+        return turned(x, heads[None, :, None, None].double() * 0.1)
+
+
+class Rows(Slope):
+    """Gives all rows the positions of the first."""
+
+    def bias(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        state: Tensor | None = None,
+    ) -> Tensor:
+        if q_positions.dim() == 2:
+            q_positions, k_positions = q_positions[0] * 2, k_positions[0]
+        return -0.25 * apart(q_positions, k_positions)
+
+
+class Future(Slope):
+    """Looks at all keys, those behind the query too."""
+
+    content_dependent = True
+
+    def slope(self, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
+        return -0.1 * distance * k.float().mean((1, 2, 3))[:, None, None, None].sigmoid()
+
+
+class Decode(Slope):
+    """Counts queries from 0, as if they were always all there."""
+
+    def bias(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        state: Tensor | None = None,
+    ) -> Tensor:
+        return -0.25 * apart(torch.arange(q.shape[2]), torch.arange(k.shape[2])).abs()
+
+
+class Cache(Turn):
+    """Turns by an angle that depends on the length, and does not say so."""
+
+    def rotate(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        tables: Any = None,
+    ) -> tuple[Tensor, Tensor]:
+        longest = as_angle(k_positions.amax(-1, keepdim=True)).double()
+        speed = 1 / (10 + longest)
+        return (
+            turned(q, as_angle(q_positions.double()) * speed),
+            turned(k, as_angle(k_positions.double()) * speed),
+        )
+
+
+class Padding(Slope):
+    """Takes the width of the batch for the length of the row."""
+
+    length_dependent = True
+
+    def slope(self, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
+        return -4.0 * distance / k.shape[2]
+
+
+class Memory(Slope):
+    """Remembers the longest text."""
+
+    longest = 1
+
+    def slope(self, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
+        self.longest = max(self.longest, k.shape[2])
+        return -4.0 * distance / self.longest
+
+
+class Precision(Turn):
+    """Computes phases in the type of the queries."""
+
+    def turn(self, x: Tensor, positions: Tensor) -> Tensor:
+        return turned(x, as_angle(positions.to(x.dtype)) * 0.7)
+
+
+class SinglePrecision(Turn):
+    """Computes phases in float32, whatever the queries are."""
+
+    def turn(self, x: Tensor, positions: Tensor) -> Tensor:
+        return turned(x, as_angle(positions.float()) * 0.7)
+
+
+class Autocast(Slope):
+    """Multiplies where autocast rounds."""
+
+    def slope(self, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
+        return (distance @ torch.full((distance.shape[-1],) * 2, 0.3)).float()
+
+
+class Cast(Slope):
+    """Keeps its slope in a buffer that a cast rounds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steepness", torch.tensor(0.3))
+
+    def slope(self, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
+        return -self.steepness.float() * distance  # type: ignore[operator]
+
+
+class Meta(Slope):
+    """Keeps its slope in a buffer that nobody computes again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steepness", torch.tensor(0.25), persistent=False)
+
+    def slope(self, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
+        return -self.steepness.float() * distance  # type: ignore[operator]
+
+
+class Saving(Slope):
+    """Draws a slope and saves it nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steepness = float(torch.rand(()))
+
+    def slope(self, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
+        return -self.steepness * distance
+
+
+class Limit(Encoding):
+    """Has one position less than it says."""
+
+    relative = False
+    longest_position = 64
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(63, hidden_size))
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x + self.table[positions].to(x.dtype)
+
+
+class Base(FrequencyTransform):
+    """Slows by a little even where nothing is extended."""
+
+    def __init__(self, factor: float = 2.0) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, frequencies: Frequencies, length: Tensor | None = None) -> Frequencies:
+        return frequencies._replace(inv_freq=frequencies.inv_freq / (self.factor + 0.01))
+
+
+class Gradients(Slope):
+    """Takes a root whose slope at 0 is infinite."""
+
+    content_dependent = True
+
+    def slope(self, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
+        keys = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+        return -((q @ keys.transpose(-1, -2)).float().clamp(min=0) * distance.clamp(min=0)).sqrt()
+
+
+class Unused(Slope):
+    """Has a learned number that nothing depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forgotten = nn.Parameter(torch.zeros(2))
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        self.forgotten.data.zero_()
+
+
+class Formula(Slope):
+    """Stops a gradient that should pass."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.steepness = nn.Parameter(torch.full((num_heads, 1, 1), 0.25))
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        self.steepness.data.fill_(0.25)
+
+    def slope(self, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
+        return -self.steepness * self.steepness.detach() * distance
+
+
+class Composition(Slope):
+    """Moves the tokens in `prepare` without saying so; in a sum it moves nobody."""
+
+    def prepare(
+        self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype = torch.float32
+    ) -> Prepared:
+        return Prepared(q_positions * 2, k_positions * 2)
+
+
+class Crash(Slope):
+    """Raises what nobody expects."""
+
+    def slope(self, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
+        raise KeyError("slope")
