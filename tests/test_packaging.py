@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import os
 import re
 import shutil
 import subprocess
@@ -219,8 +220,11 @@ def test_gitignore(path: str, ignored: bool) -> None:
     assert (subprocess.run(command, cwd=ROOT).returncode == 0) is ignored
 
 
-def test_the_wheel_holds_the_whole_package_and_nothing_else(tmp_path: Path) -> None:
-    source = tmp_path / "source"
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, beside the folder ``source`` that it was built from."""
+    base = tmp_path_factory.mktemp("wheel")
+    source = base / "source"
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -228,8 +232,13 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(tmp_path: Path) -> N
     (source / "tests").mkdir()
     (source / "tests" / "__init__.py").touch()
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*command, "-w", str(tmp_path), str(source)], check=True)
-    (wheel,) = tmp_path.glob("pe_encodings-*.whl")
+    subprocess.run([*command, "-w", str(base), str(source)], check=True)
+    (built,) = base.glob("pe_encodings-*.whl")
+    return built
+
+
+def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None:
+    source = wheel.parent / "source"
     packed = {n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n}
     wanted = {
         str(path.relative_to(source))
@@ -238,6 +247,28 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(tmp_path: Path) -> N
     }
     assert packed == wanted
     assert "pe/schemas/run.json" in packed
+
+
+def test_the_installed_package_checks_an_encoding_of_anybodys(wheel: Path, tmp_path: Path) -> None:
+    """`pe check` and `pytest --pe` from a folder that knows nothing of this repository."""
+    site = wheel.parent / "site"
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(site)]
+    subprocess.run([*command, str(wheel)], check=True)
+    shutil.copy(ROOT / "tests" / "broken_encodings.py", tmp_path / "mine.py")
+    environment = os.environ | {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            arguments, cwd=tmp_path, env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    checked = run(str(site / "bin" / "pe"), "check", "mine:Shift", "-l", "shift", "-l", "heads")
+    assert checked.returncode == 1, checked.stdout
+    assert "1 ok, 1 FAILED, 0 not promised" in checked.stdout
+    tested = run(sys.executable, "-m", "pytest", "--pe", "mine:Slope", "-k", "shift or heads")
+    assert tested.returncode == 0, tested.stdout
+    assert "2 passed" in tested.stdout
 
 
 def test_papermill_finds_the_engine_that_the_entry_point_names() -> None:
