@@ -14,7 +14,7 @@ from pe.encodings.kerple import Kerple
 from pictures.common import canvas
 
 LOG = ((0.5, 1.0), (1.0, 1.0), (2.0, 1.0), (2.0, 0.05))  # (p, a)
-POWER = ((0.3, 1.0), (0.7, 0.2), (1.0, 0.05), (1.5, 0.005))
+POWER = ((0.3, 1.0), (0.7, 0.2), (1.0, 0.05), (1.4, 0.01))
 
 
 def shapes(name: str, parameters: tuple[tuple[float, float], ...], longest: int = 256) -> Tensor:
@@ -41,7 +41,7 @@ def draw_kerple_shapes() -> Figure:
             ax.plot(row, label=f"p = {p:g}, a = {a:g}", **look)
         ax.set_title(name, fontsize=9)
         ax.set(xlabel="distance", ylim=(-20, 0.5))
-        ax.legend(fontsize=8, loc="upper right" if name == "kerple_power" else "lower right")
+        ax.legend(fontsize=8, loc="lower left" if name == "kerple_power" else "lower right")
     axes[0, 0].set_ylabel("bias")
     return figure
 
