@@ -32,6 +32,10 @@ COLOURS = {"nope": "#858585", "rope": "#2f7fc4", "yarn": "#159570", "pope": "#d9
 MARKERS = {"nope": "o", "rope": "s", "yarn": "^", "pope": "D"}
 _MORE_COLOURS = ("#9a63c9", "#b8860b", "#c7518b", "#3a94a8", "#a0694b", "#7a8f1f")
 _MORE_MARKERS = ("v", "P", "X", "<", ">", "h")
+# Frequency transforms are compared with each other, so no two of them share a look.
+_TRANSFORMS = ("pi", "ntk", "dynamic_ntk", "llama3", "longrope", "resonance")
+COLOURS |= dict(zip(_TRANSFORMS, _MORE_COLOURS, strict=True))
+MARKERS |= dict(zip(_TRANSFORMS, _MORE_MARKERS, strict=True))
 
 SEQUENTIAL = LinearSegmentedColormap.from_list("pe_sequential", ["#2f7fc400", "#2f7fc4ff"])
 """From nothing to blue: reads on both backgrounds because its zero is transparent."""
