@@ -24,6 +24,7 @@ _HOMES = {
     "convert": "pe.conversion",
     "train": "pe.training.trainer",
     "evaluate": "pe.evaluation.evaluate",
+    "evaluate_start": "pe.evaluation.start",
     "sample": "pe.evaluation.sample",
     "configure": "pe.launch",
     "runs": "pe.runs",
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from pe.encodings import encoding, list_encodings
     from pe.evaluation.evaluate import evaluate
     from pe.evaluation.sample import sample
+    from pe.evaluation.start import evaluate_start
     from pe.launch import configure
     from pe.model import PEConfig, PEForCausalLM, PEModel
     from pe.training.recipe import Recipe

@@ -171,7 +171,10 @@ def perplexity_by_length(runs: Sequence[RunLike], highlight: str | None = None) 
 
 @style()
 def loss_curves(runs: Sequence[RunLike], highlight: str | None = None) -> Figure:
-    """Training loss by step as lines, validation loss as markers; one line a run."""
+    """Training loss by step as lines, validation loss as markers; one line a run.
+
+    A run that started from another begins where that one was.
+    """
     figure, axes = _axes("optimizer step", "loss, nats per token")
     for group, look in _looks(groups(runs), highlight):
         for i, run in enumerate(group.runs):
@@ -179,6 +182,7 @@ def loss_curves(runs: Sequence[RunLike], highlight: str | None = None) -> Figure
             if metrics.empty:
                 continue
             name = group.label if i == 0 else "_seed"
+            metrics["step"] += (run.read().get("parent") or {"stream_step": 0})["stream_step"]
             if "loss" in metrics:
                 lines = metrics.dropna(subset="loss")
                 axes.plot(lines["step"], lines["loss"], label=name, **(look | {"linewidth": 1.2}))

@@ -1,9 +1,10 @@
-"""From a notebook's parameters to a run: one function, used by everybody who names a run.
+"""From a notebook's parameters to a run: one function a notebook, used by all who name its run.
 
-The first code cell of ``notebooks/train.ipynb`` calls `configure`, and so does the papermill engine
-before any kernel starts, so that both mean the same folder and a mistake stops the command early.
-The signature of `configure` is the only list of parameters: names, types, defaults and help of the
-notebook's ``parameters`` cell are rendered from it (`parameters_cell`), and a test compares them.
+The first code cell of ``notebooks/train.ipynb`` calls `configure`, that of ``convert.ipynb`` calls
+`configure_conversion`, and so does the papermill engine before any kernel starts, so that both mean
+the same folder and a mistake stops the command early. The signature of the function is the only
+list of parameters: names, types, defaults and help of the notebook's ``parameters`` cell are
+rendered from it (`parameters_cell`), and a test compares them.
 Imports torch only where the recipe ``auto`` or an encoding needs it.
 """
 
@@ -15,10 +16,13 @@ import math
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pe._errors import unknown
 from pe.runs import Run, root
+
+if TYPE_CHECKING:
+    from pe.training.recipe import Recipe
 
 # papermill adds these names itself when it is asked to (--inject-paths).
 INJECTED_BY_PAPERMILL = ("PAPERMILL_INPUT_PATH", "PAPERMILL_OUTPUT_PATH")
@@ -67,31 +71,17 @@ def configure(
     given_values = dict(locals())
     from pe.data.corpora import open_corpus
     from pe.data.tokenizer import plan_tokenizer
-    from pe.encodings import check
     from pe.training.recipes import recipe as named_recipe
 
     values = check_parameters(given_values)
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", values["study"]):
-        raise ValueError(
-            f"study names a folder: use letters, digits, '.', '_' and '-', not {values['study']!r}"
-        )
+    _refuse_strange_study(values["study"])
     fields = {k: values[k] for k in ("pe", "pe_options", "seed")}
     given = ("steps", "corpus", "context_length", "batch_size", "learning_rate")
     fields |= {k: values[k] for k in given if values[k]}
-    for name in values["overrides"]:
-        if name in parameters():
-            raise ValueError(f"overrides: {name} has a parameter of its own; give it there")
+    _refuse_own(values["overrides"], parameters())
     base = named_recipe(values["recipe"])
     chosen = named_recipe(base.name, **(fields | values["overrides"]))
-    check(
-        chosen.pe,
-        chosen.pe_options,
-        head_dim=chosen.head_dim,
-        num_heads=chosen.num_attention_heads,
-        num_kv_heads=chosen.num_key_value_heads,
-        hidden_size=chosen.hidden_size,
-        original_length=chosen.context_length,
-    )
+    _check_encoding(chosen)
     run = Run(root() / values["study"] / chosen.run_name(), recipe=chosen)
     if not run.exists():  # a record can be shown where its corpus is not at hand
         open_corpus(chosen.corpus)
@@ -100,8 +90,111 @@ def configure(
     return run
 
 
+def configure_conversion(
+    run: Annotated[str, "the run to start from: its name in the study, or STUDY/NAME"] = "",
+    step: Annotated[int, "the step of that run whose weights are taken (0: its last)"] = 0,
+    pe: Annotated[str, "the new encoding: nope drops the old one, yarn extends RoPE ..."] = "nope",
+    study: Annotated[str, "folder below runs/ that holds the record"] = "local",
+    steps: Annotated[int, "optimizer steps to train on (0: as many as that run had left)"] = 0,
+    learning_rate: Annotated[float, "peak learning rate (0: a third of that run's)"] = 0.0,
+    min_learning_rate: Annotated[float, "at the end of the cosine (0: a tenth of the peak)"] = 0.0,
+    warmup_steps: Annotated[int, "steps to reach the peak (0: 3% of the steps)"] = 0,
+    context_length: Annotated[int, "tokens in a training window (0: as that run)"] = 0,
+    batch_size: Annotated[int, "windows in an optimizer step (0: as that run)"] = 0,
+    joint_norm: Annotated[str, "RMSNorm over all heads of q, k or qk (empty: none new)"] = "",
+    softmax_scale: Annotated[float, "factor of the logits (0: 1/sqrt(head_dim))"] = 0.0,
+    pe_options: Annotated[dict[str, Any] | None, 'options of the encoding: {"factor": 4.0}'] = None,
+    overrides: Annotated[dict[str, Any] | None, 'any other recipe field: {"weight_decay": 0.0}']
+    = None,
+) -> Run:  # fmt: skip
+    """Return the run that goes on from another one under a new encoding. Writes nothing.
+
+    Everything that is not given is as in the run it starts from: text, sizes, seed, evaluation.
+
+    Raises:
+        ValueError: as `configure`; or the encoding cannot follow the old one.
+        RunError: there is no such run, or it has no weights of that step.
+    """
+    values = check_parameters(dict(locals()), kind="convert")
+    from pe.encodings.change import changed_options
+    from pe.training.recipe import Recipe
+    from pe.training.start import parent_of, start_of
+
+    _refuse_strange_study(values["study"])
+    if not values["run"]:
+        raise ValueError("run: which run shall be converted? -p run NAME, a folder of runs/STUDY/")
+    _refuse_own(values["overrides"], parameters("convert"))
+    folder = root() / values["study"]
+    parent = parent_of(values["run"], folder)
+    old = parent.recipe
+    last = old.steps if values["step"] == 0 else values["step"]
+    more = values["steps"] or old.steps - last
+    if more <= 0:
+        raise ValueError(f"steps: how many? {parent.name} is at its end after step {last}")
+    peak = values["learning_rate"] or float(f"{old.learning_rate / 3:.6g}")
+    length = values["context_length"] or old.context_length
+    trained = None if length == old.context_length else old.context_length
+    if parent.directory.parent == folder:
+        start = parent.name
+    else:
+        below = parent.directory.parent.parent == root()
+        start = f"{parent.study}/{parent.name}" if below else values["run"]
+    fields = old.to_dict() | {
+        "pe": values["pe"],
+        "pe_options": changed_options(
+            old.pe, old.pe_options, values["pe"], values["pe_options"], trained
+        ),
+        "joint_norm": values["joint_norm"] or old.joint_norm,
+        "softmax_scale": values["softmax_scale"] or old.softmax_scale,
+        "start_from": start,
+        "start_step": last,
+        "steps": more,
+        "learning_rate": peak,
+        "min_learning_rate": values["min_learning_rate"] or float(f"{peak / 10:.6g}"),
+        "warmup_steps": values["warmup_steps"] or round(0.03 * more),
+        "schedule": "cosine",
+        "decay_steps": 0,
+        "context_length": length,
+        "batch_size": values["batch_size"] or old.batch_size,
+        "keep_steps": [],
+    }
+    chosen = Recipe.from_dict(fields | values["overrides"])
+    _check_encoding(chosen)
+    found = Run(folder / chosen.run_name(), recipe=chosen)
+    if not found.exists():  # a record can be shown where the weights are not at hand
+        start_of(chosen, folder)
+    return found
+
+
+def _refuse_strange_study(study: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", study):
+        raise ValueError(
+            f"study names a folder: use letters, digits, '.', '_' and '-', not {study!r}"
+        )
+
+
+def _refuse_own(overrides: Mapping[str, Any], own: Iterable[str]) -> None:
+    for name in overrides:
+        if name in own:
+            raise ValueError(f"overrides: {name} has a parameter of its own; give it there")
+
+
+def _check_encoding(recipe: Recipe) -> None:
+    from pe.encodings import check
+
+    check(
+        recipe.pe,
+        recipe.pe_options,
+        original_length=recipe.context_length,
+        head_dim=recipe.head_dim,
+        num_heads=recipe.num_attention_heads,
+        num_kv_heads=recipe.num_key_value_heads,
+        hidden_size=recipe.hidden_size,
+    )
+
+
 # What a notebook says it is (its metadata: {"pe": {"run": "train"}}) and who names its run.
-LAUNCHERS: dict[str, Callable[..., Run]] = {"train": configure}
+LAUNCHERS: dict[str, Callable[..., Run]] = {"train": configure, "convert": configure_conversion}
 
 
 @functools.cache
@@ -128,7 +221,9 @@ def parameters_cell(kind: str = "train") -> str:
     return "\n".join(lines)
 
 
-def check_parameters(values: Mapping[str, Any], also: Iterable[str] = ()) -> dict[str, Any]:
+def check_parameters(
+    values: Mapping[str, Any], also: Iterable[str] = (), kind: str = "train"
+) -> dict[str, Any]:
     """Complete ``values`` with the defaults, and check every name and type.
 
     Args:
@@ -136,11 +231,12 @@ def check_parameters(values: Mapping[str, Any], also: Iterable[str] = ()) -> dic
             dictionary if it is one in JSON or YAML, a whole float for a whole number, and a
             number written as text for a number (YAML reads ``1e-4`` as text).
         also: other names the notebook's own cell defines, let through unchecked.
+        kind: the notebook's, a key of `LAUNCHERS`.
 
     Raises:
         ValueError: one sentence on the first name or value that is not right.
     """
-    known = parameters()
+    known = parameters(kind)
     allowed = {*known, *also, *INJECTED_BY_PAPERMILL}
     for name in values:
         if name not in allowed:

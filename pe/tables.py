@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pe._errors import unknown
+from pe.training.recipe import LATER
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -131,13 +133,30 @@ QUANTITIES: dict[str, Quantity] = {
 
 NOT_RECORDED, NOT_EVALUATED = "not recorded", "not evaluated"
 # Fields that change neither the weights nor what a perplexity means.
-_NO_DIFFERENCE = ("name", "checkpoint_every", "log_every", "validate_every", "evaluation_lengths")
+_NO_DIFFERENCE = (
+    "name", "checkpoint_every", "keep_steps", "log_every", "validate_every", "evaluation_lengths",
+)  # fmt: skip
 COLUMNS = ("final_loss", "validation_loss", "tokens_per_second", "peak_memory", "parameters")
 
 
 def label(pe: str) -> str:
     """``"rope+alibi"`` -> ``"RoPE + ALiBi"``; a name this file does not know stays as it is."""
     return " + ".join(NAMES.get(part, part) for part in pe.split("+"))
+
+
+def _encoding_of(name: str) -> str:
+    """``study/rope-s0-1a2b3c4d`` -> ``rope``."""
+    return re.sub(r"-s\d+-[0-9a-f]{8}$", "", name.rstrip("/").rpartition("/")[2])
+
+
+def _start_label(recipe: Mapping[str, Any]) -> str:
+    """``NoPE``, or ``NoPE from RoPE, step 5,000`` for a run that started from another."""
+    own = label(recipe["pe"])
+    if not recipe.get("start_from"):
+        return own
+    step = recipe.get("start_step", 0)
+    at = f", step {step:,}" if step else ""
+    return f"{own} from {label(_encoding_of(recipe['start_from']))}{at}"
 
 
 def groups(runs: Iterable[RunLike]) -> list[Group]:
@@ -150,15 +169,22 @@ def groups(runs: Iterable[RunLike]) -> list[Group]:
     for run in runs:
         recipe = dict(run.read()["recipe"])
         seed = recipe.pop("seed")
-        recipe = {key: value for key, value in recipe.items() if key not in _NO_DIFFERENCE}
+        recipe = {
+            key: value
+            for key, value in recipe.items()
+            if key not in _NO_DIFFERENCE and not (key in LATER and value == LATER[key])
+        }
+        if "start_from" in recipe:  # of another seed, another run of the same encoding
+            recipe["start_from"] = _encoding_of(recipe["start_from"])
         found.setdefault(json.dumps(recipe, sort_keys=True), []).append((seed, run, recipe))
     result = []
     for members in found.values():
         recipe = members[0][2]
-        rivals = [other[0][2] for other in found.values() if other[0][2]["pe"] == recipe["pe"]]
+        name = _start_label(recipe)
+        rivals = [r for r in (other[0][2] for other in found.values()) if _start_label(r) == name]
         differs = [k for k in recipe if any(r.get(k) != recipe[k] for r in rivals)]
         more = ", ".join(f"{key} {recipe[key]}" for key in differs)
-        name = label(recipe["pe"]) + (f" ({more})" if more else "")
+        name += f" ({more})" if more else ""
         ordered = sorted(members, key=lambda member: (member[0], member[1].name))
         result.append(Group(recipe["pe"], name, tuple(run for _, run, _ in ordered)))
     order = list(NAMES)

@@ -50,6 +50,29 @@ def test_how_often_a_run_was_judged_or_saved_does_not_split_a_group(tmp_path: Pa
     assert len(tables.groups([first, second])) == 1
 
 
+def test_records_from_before_a_field_existed_stay_in_their_group(tmp_path: Path) -> None:
+    first = book_records.write(tmp_path, "rope")
+    later = book_records.recipe("rope", 1, joint_norm="", start_from="", keep_steps=[3])
+    second = book_records.write(tmp_path, "rope", 1, recipe=later)
+    assert len(tables.groups([first, second])) == 1
+
+
+def test_runs_that_started_from_another_say_so_and_seeds_of_them_are_one_group(
+    tmp_path: Path,
+) -> None:
+    made = [book_records.write(tmp_path, "nope")]
+    for seed in (0, 1):
+        for step in (62500, 93750):
+            start = {"start_from": f"other/rope-s{seed}-0000beef", "start_step": step}
+            recipe = book_records.recipe("nope", seed, **start)
+            name = f"nope-s{seed}-{step:08x}"
+            made.append(book_records.write(tmp_path, "nope", seed, run=name, recipe=recipe))
+    labels = {g.label: len(g.runs) for g in tables.groups(made)}
+    assert labels == {
+        "NoPE": 1, "NoPE from RoPE, step 62,500": 2, "NoPE from RoPE, step 93,750": 2,
+    }  # fmt: skip
+
+
 def test_a_length_an_encoding_cannot_reach_shows_why(study: list[runs.Run]) -> None:
     table = tables.study_table(study)
     row = table[table["encoding"] == "Learned"].iloc[0]

@@ -1,10 +1,12 @@
-"""The notebooks: pairs, marks, parameters, and train.ipynb run for real on a tiny model."""
+"""The notebooks: pairs, marks, parameters, and each run for real on a tiny model."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,13 +17,14 @@ import nbformat
 import papermill
 import pytest
 
-from pe.launch import configure, parameters, parameters_cell
+from pe.launch import configure, configure_conversion, parameters, parameters_cell
 from pe.notebooks import page
 from pe.runs import Run
+from pe.training.recipes import recipe
 
 HERE = Path(__file__).resolve().parent.parent / "notebooks"
 NOTEBOOKS = sorted(HERE.glob("*.ipynb"))
-TRAIN = HERE / "train.ipynb"
+TRAIN, CONVERT = HERE / "train.ipynb", HERE / "convert.ipynb"
 EXTRA = "metadata.papermill cell.metadata.papermill cell.metadata.execution metadata.language_info"
 TINY: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
@@ -55,16 +58,21 @@ def test_a_notebook_is_stripped_marked_and_has_one_parameters_cell(path: Path) -
     assert len(tagged(nb, "parameters")) == 1
     assert tagged(nb, "injected-parameters") == []
     assert nb.metadata.kernelspec.name == "python3", "any other name belongs to one machine"
-    assert nb.metadata.pe.run == "train"
+    assert nb.metadata.pe.run == path.stem
     assert f"papermill notebooks/{path.name}" in nb.cells[0].source
 
 
-def test_the_parameters_cell_is_the_signature_of_configure() -> None:
-    (cell,) = tagged(nbformat.read(TRAIN, as_version=4), "parameters")
-    assert cell.source == parameters_cell(), "replace the cell by pe.launch.parameters_cell()"
-    known = papermill.inspect_notebook(TRAIN)
-    assert list(known) == list(parameters())
-    for name, parameter in parameters().items():
+@pytest.mark.parametrize("kind", ["train", "convert"])
+def test_the_parameters_cell_is_the_signature_of_its_function(kind: str) -> None:
+    path = HERE / f"{kind}.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    (cell,) = tagged(notebook, "parameters")
+    assert cell.source == parameters_cell(kind), "replace it by pe.launch.parameters_cell(kind)"
+    (call,) = [c.source for c in notebook.cells if " = configure" in c.source]
+    assert re.findall(r"^    (\w+)=\1,$", call, re.M) == list(parameters(kind))
+    known = papermill.inspect_notebook(path)
+    assert list(known) == list(parameters(kind))
+    for name, parameter in parameters(kind).items():
         found = known[name]
         assert found["inferred_type_name"] == parameter.type.__name__
         assert found["help"] == parameter.help
@@ -72,8 +80,9 @@ def test_the_parameters_cell_is_the_signature_of_configure() -> None:
         assert len(parameter.help) > 10
 
 
-def test_cells_configure_call_and_show() -> None:
-    for cell in nbformat.read(TRAIN, as_version=4).cells:
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.name)
+def test_cells_configure_call_and_show(path: Path) -> None:
+    for cell in nbformat.read(path, as_version=4).cells:
         if cell.cell_type == "code" and "parameters" not in cell.metadata.get("tags", []):
             assert not re.search(r"^\s*(for|while|def|class|if|try)\b", cell.source, re.M)
 
@@ -129,6 +138,84 @@ def test_the_notebook_trains_records_and_then_shows_without_training_again(place
     again, _ = execute(place, pe="pope")
     assert {n: (run.directory / n).read_bytes() for n in before} == before
     assert "weights of this run are not" in json.dumps(again)
+
+
+def test_the_convert_notebook_goes_on_from_a_run_and_shows_before_and_after(place: Path) -> None:
+    _, parent = execute(place, pe="rope", overrides=TINY | {"keep_steps": [2]})
+    given = {"run": parent.name, "step": 2, "steps": 3, "pe": "nope"}
+    nb = papermill.execute_notebook(CONVERT, None, given, progress_bar=False)
+    run = configure_conversion(**given)
+    record = run.read()
+    assert (record["status"], record["pe"], record["training"]["steps"]) == ("complete", "nope", 3)
+    assert record["parent"]["run"] == parent.name
+    assert record["conversion"]["lengths"] == [32, 64]
+    before, converted = record["conversion"]["before"], record["conversion"]["converted"]
+    assert before["64"]["value"] != converted["64"]["value"]
+    for name in ("loss.svg", "perplexity.svg", "evaluation.json", "train.ipynb"):
+        assert (run.directory / name).stat().st_size > 0
+    outputs = [o for cell in nb.cells for o in cell.get("outputs", [])]
+    assert not [o for o in outputs if o.output_type in ("stream", "error")], "no chatter on a page"
+    pages = "\n".join(o["data"].get("text/markdown", "") for o in outputs)
+    assert f"weights of `{parent.name}` after step 2" in pages
+    assert "| RoPE, step 2 |" in pages
+    assert "| trained on for 3 steps |" in pages
+    assert "NoPE from RoPE, step 2" in (run.directory / "loss.svg").read_text()
+
+    shutil.rmtree(parent.directory / "checkpoints")  # as in a clone: weights stay behind
+    (run.directory / "checkpoint" / "config.json").unlink()
+    again = papermill.execute_notebook(CONVERT, None, given, progress_bar=False)
+    assert run.read() == record
+    assert "| RoPE, step 2 |" in json.dumps(again)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "run: which run shall be converted"),
+        ({"run": "rope-s0-00000000"}, "there is no run 'rope-s0-00000000'"),
+        ({"step": 3}, "no weights of step 3; steps it has: 2, 4"),
+        ({"step": 4}, "steps: how many\\? rope-.* is at its end after step 4"),
+        ({"step": 2, "pe": "yarm"}, "unknown encoding 'yarm'"),
+        ({"step": 2, "overrides": {"steps": 3}}, "overrides: steps has a parameter of its own"),
+        ({"step": 2, "joint_norm": "v"}, "unknown joint_norm 'v'"),
+        ({"step": 2, "recipe": "demo"}, "unknown parameter 'recipe'"),
+    ],
+)
+def test_a_mistaken_conversion_stops_before_anything_starts(
+    place: Path, given: dict[str, Any], message: str
+) -> None:
+    _, parent = execute(place, pe="rope", overrides=TINY | {"keep_steps": [2]})
+    if given:
+        given = {"run": parent.name} | given
+    before = sorted(parent.directory.parent.iterdir())
+    with pytest.raises(ValueError, match=message):
+        papermill.execute_notebook(CONVERT, None, given, progress_bar=False)
+    assert sorted(parent.directory.parent.iterdir()) == before
+
+
+def test_what_is_not_given_is_as_in_the_run_before(place: Path) -> None:
+    """The rates of the scaffold study are the defaults: a third, a tenth of that, 3% of warmup."""
+    old = recipe("demo", pe="rope", steps=16000, pe_options={"theta": 500.0}, learning_rate=3e-4)
+    parent = Run(place / "runs" / "local" / old.run_name(), old)
+    parent.fail("", status="interrupted")
+    kept = parent.directory / "checkpoints" / "kept" / "step-010000"
+    kept.mkdir(parents=True)
+    (kept / "state.json").write_text('{"data_fingerprint": "a"}')
+    (kept / "config.json").write_text("{}")
+    new = configure_conversion(run=parent.name, step=10000).recipe
+    assert (new.steps, new.warmup_steps, new.schedule) == (6000, 180, "cosine")
+    assert (new.learning_rate, new.min_learning_rate) == (1e-4, 1e-5)
+    assert (new.start_from, new.start_step, new.pe_options) == (parent.name, 10000, {})
+    changed = ("pe", "pe_options", "steps", "warmup_steps", "learning_rate", "min_learning_rate",
+               "start_from", "start_step")  # fmt: skip
+    assert new == dataclasses.replace(old, **{name: getattr(new, name) for name in changed})
+    longer = configure_conversion(
+        run=f"local/{parent.name}", step=10000, pe="yarn", study="extend", context_length=1024,
+        batch_size=2, pe_options={"factor": 4.0},
+    )  # fmt: skip
+    assert longer.study == "extend"
+    assert longer.recipe.start_from == f"local/{parent.name}"
+    assert longer.recipe.pe_options == {"factor": 4.0, "theta": 500.0, "original_length": 256}
 
 
 def write_like(run: Run, pe: str, study: str, **changes: Any) -> Run:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pe import runs as records
 from pe import tables
 from pe.runs import Run, RunError
+from pe.training.start import parent_of
 
 if TYPE_CHECKING:
     from IPython.display import SVG, Markdown
@@ -41,8 +42,13 @@ def plan(run: Run) -> Markdown:
     if r.num_key_value_heads != r.num_attention_heads:
         heads += f" ({r.num_key_value_heads} for keys and values)"
     layers = f"{r.num_hidden_layers} layer" + ("s" if r.num_hidden_layers > 1 else "")
-    rows = {
-        "encoding": tables.label(r.pe) + (f" with {options}" if options else ""),
+    rows = {"encoding": tables.label(r.pe) + (f" with {options}" if options else "")}
+    if r.start_from:
+        rows["begins with"] = f"weights of `{r.start_from}` after step {r.start_step:,}"
+        rows["learning rate"] = (
+            f"{r.learning_rate:g} → {r.min_learning_rate:g}, {r.warmup_steps:,} steps of warmup"
+        )
+    rows |= {
         "model": f"{layers}, width {r.hidden_size}, {heads}",
         "text": f"corpus `{r.corpus}`, tokenizer {r.tokenizer}, {r.vocab_size:,} tokens",
         "budget": f"{r.steps:,} steps × {r.batch_size} windows × {r.context_length:,} tokens "
@@ -77,6 +83,49 @@ def trained(run: Run) -> Markdown:
         f"Final training loss {t['final_loss']:.3f}, validation loss {t['validation_loss']:.3f}."
         f"{notes}"
     )
+
+
+def family(run: Run) -> list[Run]:
+    """``run``, the run it started from, and the complete runs that started where it did."""
+    parent = parent_of(run.recipe.start_from, run.directory.parent)
+    found = [run, parent]
+    for other in records.find(run.directory.parent.parent, run.study):
+        record = other.read()
+        twin = record.get("parent") == run.read().get("parent") and other.name != run.name
+        if record["status"] == "complete" and twin:
+            found.append(other)
+    return found
+
+
+def conversion(run: Run) -> Markdown:
+    """Perplexity of the same targets before the change of encoding, after it, and after training.
+
+    Evaluates what is not recorded yet.
+    """
+    import pe
+
+    try:
+        cells = pe.evaluate_start(run, quiet=True)
+    except RunError as error:
+        return _markdown(f"What the change did by itself is not recorded: {error}.")
+    r, last = run.recipe, pe.evaluate(run, quiet=True)["perplexity"]
+    old = tables.label(parent_of(r.start_from, run.directory.parent).recipe.pe)
+    rows = {
+        f"{old}, step {r.start_step:,}": cells["before"],
+        f"the same weights with {tables.label(r.pe)}": cells["converted"],
+        f"trained on for {r.steps:,} steps": last,
+    }
+    lengths = [str(n) for n in cells["lengths"]]
+    lines = ["| weights | " + " | ".join(f"{int(n):,}" for n in lengths) + " |"]
+    lines.append("| :-- |" + " --: |" * len(lengths))
+    for name, found in rows.items():
+        shown = [_perplexity(found[n]) for n in lengths]
+        lines.append(f"| {name} | " + " | ".join(shown) + " |")
+    return _markdown("\n".join(lines))
+
+
+def _perplexity(cell: dict[str, Any]) -> str:
+    return tables.significant(cell["value"]) if cell["value"] is not None else str(cell["reason"])
 
 
 def comparable(run: Run) -> list[Run]:

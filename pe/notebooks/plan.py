@@ -10,7 +10,7 @@ from pe.notebooks import document
 from pe.runs import Run
 
 NOTEBOOK = "train.ipynb"
-"""Name of the executed notebook in a run's folder."""
+"""Name of the executed notebook in a run's folder, whichever notebook made the run."""
 
 
 class Refused(ValueError):
@@ -33,6 +33,6 @@ def plan(notebook: Mapping[str, Any], passed: Mapping[str, Any] | None = None) -
         raise Refused(f"this version of pe knows no notebook of the kind {kind!r}")
     values = document.defaults(notebook) | dict(passed or document.stored(notebook))
     try:
-        return LAUNCHERS[kind](**check_parameters(values, also=document.declared(notebook)))
+        return LAUNCHERS[kind](**check_parameters(values, document.declared(notebook), kind))
     except ValueError as error:
         raise Refused(str(error)) from error

@@ -44,18 +44,18 @@ class Start(NamedTuple):
         }
 
 
-def parent_of(recipe: Recipe, study: Path) -> Run:
-    """The run that ``recipe.start_from`` names; ``study`` is the folder of its own study.
+def parent_of(name: str, study: Path) -> Run:
+    """The run that a recipe's ``start_from`` names; ``study`` is the folder of its own study.
 
     Raises:
         RunError: there is none.
     """
     for folder in (study, root(), Path.cwd()):
-        found = Run(folder / recipe.start_from)
+        found = Run(folder / name)
         if found.exists():
             return found
     raise RunError(
-        f"start_from: there is no run {recipe.start_from!r} in {study.name}, as STUDY/RUN below "
+        f"start_from: there is no run {name!r} in {study.name}, as STUDY/RUN below "
         f"{root().name}/ or as a folder; train it first"
     )
 
@@ -68,7 +68,7 @@ def start_of(recipe: Recipe, study: Path) -> Start | None:
     """
     if not recipe.start_from:
         return None
-    parent = parent_of(recipe, study)
+    parent = parent_of(recipe.start_from, study)
     record = parent.read()
     complete = record["status"] == "complete"
     step, last = recipe.start_step, record["training"]["steps"] if complete else 0
