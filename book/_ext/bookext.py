@@ -24,6 +24,7 @@ sys.path.insert(0, str(ROOT))  # the package beside the book, installed or not
 
 import book_api  # noqa: E402
 import book_directives  # noqa: E402
+import book_encodings  # noqa: E402
 import book_mirror  # noqa: E402
 import book_pictures  # noqa: E402
 from book_studies import Studies  # noqa: E402
@@ -77,4 +78,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("html-page-context", tidy, priority=900)
     book_directives.setup(app)
     app.add_directive("api", book_api.Api)
+    book_encodings.setup(app)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

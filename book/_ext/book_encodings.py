@@ -1,0 +1,181 @@
+"""Tables that are made from the package while the guide is built.
+
+| ```{encodings}```    every encoding with its traits, from the registry
+| ```{laws}```         every law of pe.conformance
+
+Where an encoding acts is read off the hooks that its class overrides; the rest are its traits,
+asked of an instance of the sizes in `SIZES`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from book_directives import Block
+from docutils import nodes
+from sphinx.application import Sphinx
+
+from pe.conformance import LAWS
+from pe.encodings import Encoding, FrequencyTransform, layer_encodings, list_encodings, lookup
+from pe.encodings.registry import Part
+
+BOOK = Path(__file__).resolve().parent.parent
+SIZES: dict[str, Any] = {"head_dim": 64, "num_heads": 8, "original_length": 1024}
+LAYERS = 6
+# Hook -> what it acts on, in the order in which a forward pass meets them.
+PLACES = {
+    "embed": "embeddings",
+    "prepare": "positions",
+    "rotate": "queries, keys",
+    "bias": "logits, a term",
+    "logit_scale": "logits, a factor",
+}
+FREQUENCIES = "RoPE's frequencies"
+HEADS = (
+    "encoding", "acts on", "relative", "sees length", "sees content", "learned numbers",
+    "keys in the cache", "longest position", "paper",
+)  # fmt: skip
+
+
+class Row(NamedTuple):
+    """One encoding."""
+
+    name: str
+    place: str
+    relative: bool
+    length: bool
+    content: bool
+    learned: int
+    cached: str
+    longest: int | None
+    page: str | None
+    paper: str | None
+
+
+def row(name: str) -> Row:
+    """What the registry says of one encoding."""
+    part = lookup(name)
+    layers = layer_encodings(name, LAYERS, **SIZES)
+    enc = layers[0]
+    learned = {id(p): p.numel() for layer in layers for p in layer.parameters() if p.requires_grad}
+    return Row(
+        name,
+        place(part),
+        enc.relative,
+        enc.length_dependent,
+        enc.content_dependent,
+        sum(learned.values()),
+        cached(enc),
+        None if enc.longest_position is None else enc.longest_position - 1,
+        page(part),
+        paper(part),
+    )
+
+
+def rows() -> list[Row]:
+    """All of them: first by where they act, then by name."""
+    order = ["nothing", *PLACES.values(), FREQUENCIES]
+
+    def rank(found: Row) -> tuple[int, str, str]:
+        first = next(i for i, p in enumerate(order) if found.place.startswith(p))
+        first = 3.5 if found.place == FREQUENCIES else first  # type: ignore[assignment]
+        return first, found.place, found.name
+
+    return sorted((row(name) for name in list_encodings()), key=rank)
+
+
+def place(part: Part) -> str:
+    """Where a class acts."""
+    if issubclass(part, FrequencyTransform):
+        return FREQUENCIES
+    acts = [
+        where
+        for hook, where in PLACES.items()
+        if getattr(part, hook) is not getattr(Encoding, hook)
+    ]
+    if not part.random and "positions" in acts:  # tables for `rotate`, nobody is moved
+        acts.remove("positions")
+    return "; ".join(acts) or "nothing"
+
+
+def cached(enc: Encoding) -> str:
+    """What is kept of each key."""
+    if not enc.cacheable:
+        return "no cache"
+    k, here = torch.zeros(1, SIZES["num_heads"], 1, SIZES["head_dim"]), torch.zeros(1).long()
+    width = enc.rotate(k, k, here, here)[1].shape[-1] // SIZES["head_dim"]
+    kept = "rotated" if enc.rotates and not enc.raw_keys else "as projected"
+    if width > 1 and kept == "rotated":
+        kept += f", {width} times as wide"
+    if enc.state_size:
+        kept += f", and {enc.state_size} more"
+    return kept
+
+
+def page(part: Part) -> str | None:
+    """The page that shows the class's file."""
+    file = Path(str(sys.modules[part.__module__].__file__)).name
+    for path in sorted((BOOK / "methods").glob("*.md")):
+        if re.search(rf"literalinclude\}} .*/encodings/{file}\n", path.read_text("utf-8")):
+            return path.stem
+    return None
+
+
+def paper(part: Part) -> str | None:
+    """Key of the first paper that the class's file names, in references.bib."""
+    numbers = re.findall(r"arXiv:(\d+\.\d+)", sys.modules[part.__module__].__doc__ or "")
+    entries = re.split(r"\n(?=@)", (BOOK / "references.bib").read_text("utf-8"))
+    for number in numbers:
+        for entry in entries:
+            if number in entry:
+                return re.match(r"@\w+\{([^,]+),", entry.strip())[1]  # type: ignore[index]
+    return None
+
+
+def markdown(found: list[Row]) -> str:
+    """The table."""
+    lines = ["| " + " | ".join(HEADS) + " |", "|" + " :-- |" * len(HEADS)]
+    for r in found:
+        cells = (
+            f"{{doc}}`{r.name} </methods/{r.page}>`" if r.page else f"`{r.name}`",
+            r.place,
+            "yes" if r.relative else "no",
+            "yes" if r.length else "",
+            "yes" if r.content else "",
+            f"{r.learned:,}" if r.learned else "none",
+            r.cached,
+            "any" if r.longest is None else f"{r.longest:,}",
+            f"{{cite:t}}`{r.paper}`" if r.paper else "",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+class Encodings(Block):
+    """The table, on the page where the directive stands."""
+
+    def run(self) -> list[nodes.Node]:
+        for part in map(lookup, list_encodings()):
+            self.env.note_dependency(str(sys.modules[part.__module__].__file__))
+        return self.markdown(markdown(rows()), nodes.container(classes=["pe-results"]))
+
+
+class Laws(Block):
+    """The laws in the order in which they run."""
+
+    def run(self) -> list[nodes.Node]:
+        lines = ["| law | what it says |", "| :-- | :-- |"]
+        for law in LAWS.values():
+            self.env.note_dependency(law.test.__code__.co_filename)
+            lines.append(f"| `{law.name}` | {law.sentence} |")
+        return self.markdown("\n".join(lines), nodes.container(classes=["pe-results", "wrap"]))
+
+
+def setup(app: Sphinx) -> None:
+    """Register with Sphinx."""
+    app.add_directive("encodings", Encodings)
+    app.add_directive("laws", Laws)
