@@ -36,7 +36,8 @@ def base(subject: Subject, measure: Measure) -> None:
 def _without(subject: Subject, name: str) -> Subject:
     """The same spec less one transform, and less the options that only it took."""
     kept = [n for n in subject.spec.split("+") if n.strip() != name]
-    if not kept or "rope" not in part_classes("+".join(kept)):
+    rotary = kept and any(takes(c, "transforms") for c in part_classes("+".join(kept)).values())
+    if not rotary:
         kept.insert(0, "rope")  # which the transform had brought
     spec = "+".join(kept)
     known = {option for part in part_classes(spec).values() for option in options_of(part)}
