@@ -44,7 +44,7 @@ def test_order_matters_except_to_nope(name: str) -> None:
     swapped = ids.clone()
     swapped[:, [1, 4]] = ids[:, [4, 1]]
     moved = (model(ids).logits[:, -1] - model(swapped).logits[:, -1]).abs().max() > 1e-3
-    assert bool(moved) == (name != "nope")
+    assert bool(moved) == (name not in ("nope", "ssmax"))
 
 
 @pytest.mark.parametrize("name", RELATIVE)
