@@ -66,7 +66,11 @@ class RoPE(Encoding):
             base = base._replace(inv_freq=base.inv_freq.to(length.device))
         for transform in self.transforms:
             base = transform(base, length)
-        return base
+        return self.turning(base)
+
+    def turning(self, spectrum: Frequencies) -> Frequencies:
+        """What is left of a spectrum where not every pair turns; here all of it."""
+        return spectrum
 
     def exact_buffers(self) -> dict[str, Tensor]:
         if self.length_dependent:
@@ -122,8 +126,8 @@ class RoPE(Encoding):
         if isinstance(m, Tensor) or m != 1.0:
             cos, sin = cos * m, sin * m
         if spectrum.exempt:
-            base = base_frequencies(self.rotary_dim, self.theta).inv_freq.to(positions.device)
-            plain = phase_tables(positions, base, dtype)
+            base = self.turning(base_frequencies(self.rotary_dim, self.theta)).inv_freq
+            plain = phase_tables(positions, base.to(positions.device), dtype)
             first = (positions < spectrum.exempt)[..., None]
             first = first[None, None] if positions.dim() == 1 else first[:, None]
             cos, sin = torch.where(first, plain[0], cos), torch.where(first, plain[1], sin)

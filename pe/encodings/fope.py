@@ -1,0 +1,95 @@
+"""FoPE: each pair turns by a mixture of frequencies, and those too slow to be learned are dropped.
+
+    w_i kept where w_i >= 2 pi / L0:        D of the d/2 frequencies of RoPE
+    C_hj(p) = sum_i A_hij cos(p w_i),   S_hj(p) = sum_i B_hij sin(p w_i),   j < min(D, d/4)
+    (x_a, x_b) -> (x_a C - x_b S,  x_b C + x_a S)
+    all other pairs have frequency 0:   C = 1, S = 0
+
+Hua et al. 2024 (arXiv:2412.17739). A and B are drawn once for each key head and layer, identity
+plus Xavier-normal noise, and frozen. The map is no rotation (A differs from B), so logits are not
+a function of distance alone. The authors' code gives the other pairs C = S = 1, which doubles
+their part of every logit: ``dropped="ones"``. Pairing half, as in their code, or interleaved. Any
+position; one small matrix product a layer.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from pe.encodings.checks import at_least, choice
+from pe.encodings.frequencies import Frequencies, phase_tables
+from pe.encodings.per_head import PerHeadRoPE
+from pe.encodings.registry import register
+
+
+@register("fope")
+class FoPE(PerHeadRoPE):
+    """Fourier position embedding.
+
+    Options: ``gain`` of the noise (0.3, 0.4, 0.6 in the authors' three sizes), ``dropped``
+    (``constant`` or ``ones``), ``keep_zero``: the dropped frequencies stay in the mixture as
+    zeros, whose cosine is 1, and all d/2 pairs are mixed.
+    """
+
+    per_layer = True
+    relative = False
+
+    def __init__(
+        self,
+        head_dim: int,
+        num_kv_heads: int,
+        original_length: int,
+        theta: float = 10000.0,
+        gain: float = 0.3,
+        dropped: str = "constant",
+        keep_zero: bool = False,
+        layout: str = "half",
+    ) -> None:
+        self.slowest = 2 * math.pi / at_least("original_length", original_length, 7)
+        self.keep_zero = keep_zero
+        super().__init__(head_dim, theta=theta, layout=layout)
+        self.relative = False  # which RoPE decides for an instance
+        self.gain = at_least("gain", gain, 0.0)
+        self.dropped = choice("dropped", dropped, ("constant", "ones"))
+        mixed = self.inv_freq.shape[0]
+        pairs = head_dim // 2 if keep_zero else max(min(mixed, head_dim // 4), 1)
+        shape = (num_kv_heads, mixed, pairs)
+        # Frozen, but saved: another draw would be another model.
+        self.cos_mix = nn.Parameter(torch.empty(shape), requires_grad=False)
+        self.sin_mix = nn.Parameter(torch.empty(shape), requires_grad=False)
+        self.reset_parameters()
+
+    def turning(self, spectrum: Frequencies) -> Frequencies:
+        fast = spectrum.inv_freq >= self.slowest
+        if self.keep_zero:
+            return spectrum._replace(inv_freq=spectrum.inv_freq * fast)
+        return spectrum._replace(inv_freq=spectrum.inv_freq[fast])
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        mixed, pairs = self.cos_mix.shape[1:]
+        step = -(-mixed // pairs)  # where there are more frequencies than pairs, every step-th
+        identity = torch.zeros_like(self.cos_mix)
+        chosen = torch.arange(0, mixed, step, device=identity.device)
+        identity[:, chosen, torch.arange(len(chosen), device=identity.device)] = 1.0
+        for mix in (self.cos_mix, self.sin_mix):
+            # of the whole (K, D, D') tensor, whose fans are D D' and K D', as in the authors' code
+            nn.init.xavier_normal_(mix, self.gain, generator)
+            mix.add_(identity)
+
+    def _tables(
+        self, positions: Tensor, spectrum: Frequencies, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """C and S, (1 or B, K, T, d/2)."""
+        cos, sin = phase_tables(positions, spectrum.inv_freq, torch.float64)
+        # In float64, which neither autocast nor a reduced matmul precision touches.
+        cos, sin = cos @ self.cos_mix.double(), sin @ self.sin_mix.double()
+        rest = (0, self.rotary_dim // 2 - cos.shape[-1])
+        cos = pad(cos, rest, value=1.0)
+        sin = pad(sin, rest, value=1.0 if self.dropped == "ones" else 0.0)
+        out = torch.float64 if dtype == torch.float64 else torch.float32
+        return cos.to(out), sin.to(out)

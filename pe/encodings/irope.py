@@ -1,0 +1,93 @@
+"""iRoPE: most layers rotate, every fourth has no position at all and sharpens with length.
+
+    layer l rotates unless (l + 1) mod 4 = 0:   q, k <- RMS-normalised, then RoPE (theta = 500,000)
+    the others:   logits of query p times  1 + a ln(1 + floor((p + 1) / F)),   a = 0.1, F = 8192
+
+As in transformers' Llama 4, whose code is the only description of it; pairing interleaved. Learns
+nothing; any position. Each layer has its own instance, which knows its place by ``layer_index``.
+
+Llama 4 normalises after rotating. A rotation keeps lengths, so the order makes no difference,
+except that before it a transform's magnitude (YaRN's m) is not normalised away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pe.encodings.base import Prepared
+from pe.encodings.checks import at_least
+from pe.encodings.frequencies import FrequencyTransform
+from pe.encodings.registry import register
+from pe.encodings.rope import RoPE
+
+
+@register("irope")
+class IRoPE(RoPE):
+    """One layer of Llama 4's schedule.
+
+    Options: ``nope_every`` (n: the layers n-1, 2n-1 ... do not rotate), ``floor_scale`` (F) and
+    ``attn_scale`` (a) of the temperature, ``qk_norm`` and its ``norm_eps``.
+    """
+
+    per_layer = True
+
+    def __init__(
+        self,
+        head_dim: int,
+        layer_index: int = 0,
+        theta: float = 500000.0,
+        layout: str = "interleaved",
+        nope_every: int = 4,
+        floor_scale: int = 8192,
+        attn_scale: float = 0.1,
+        qk_norm: bool = True,
+        norm_eps: float = 1e-5,
+        transforms: Sequence[FrequencyTransform] = (),
+    ) -> None:
+        at_least("nope_every", nope_every, 1)
+        self.turns = (layer_index + 1) % nope_every != 0
+        # Elsewhere a transform that learns would never get a gradient.
+        super().__init__(head_dim, theta, layout, transforms=transforms if self.turns else ())
+        self.floor_scale = int(at_least("floor_scale", floor_scale, 1))
+        self.attn_scale = at_least("attn_scale", attn_scale, 0.0)
+        self.norm_eps = at_least("norm_eps", norm_eps, 0.0) if qk_norm else None
+        if not self.turns:
+            self.relative = attn_scale == 0
+
+    def prepare(
+        self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype = torch.float32
+    ) -> Prepared:
+        if self.turns:
+            return super().prepare(q_positions, k_positions, dtype)
+        return Prepared(q_positions, k_positions)
+
+    def rotate(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        tables: Any = None,
+    ) -> tuple[Tensor, Tensor]:
+        if not self.turns:
+            return q, k
+        unit_q, unit_k = self._normalised(q), self._normalised(k)
+        turned_q, turned_k = super().rotate(unit_q, unit_k, q_positions, k_positions, tables)
+        return turned_q.to(q.dtype), turned_k.to(k.dtype)
+
+    def _normalised(self, x: Tensor) -> Tensor:
+        if self.norm_eps is None:
+            return x
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        return wide * (wide.square().mean(-1, keepdim=True) + self.norm_eps).rsqrt()
+
+    def logit_scale(self, q_positions: Tensor) -> Tensor | None:
+        if self.turns or self.attn_scale == 0:
+            return None
+        steps = (q_positions + 1) // self.floor_scale  # of integers: exact at any position
+        scale = 1.0 + self.attn_scale * steps.to(torch.float64).log1p()
+        return scale.float()[..., None, :]  # (B, 1, T), or (1, T)

@@ -1,0 +1,62 @@
+"""Multiscale RoPE: every head has a base of its own.
+
+    theta_h = theta_min^(1-h/(K-1)) theta_max^(h/(K-1)),  h = 0 .. K-1;   one head: sqrt(min max)
+    w_hi = theta_h^(-2i/d) / max(scaling_factor, 1)
+
+The bases are evenly spaced on a log scale, both ends included. From the code of kvnyu24/Nexus;
+there is no paper. K counts key heads: the query heads of a group share the base of their key.
+Pairing half, or interleaved. Learns nothing; any position; phase tables K times RoPE's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pe.encodings.checks import at_least, positive
+from pe.encodings.frequencies import Frequencies, cos_sin
+from pe.encodings.per_head import PerHeadRoPE
+from pe.encodings.registry import register
+
+
+@register("multiscale_rope")
+class MultiscaleRoPE(PerHeadRoPE):
+    """Head 0 turns by the smallest base, the last head by the largest."""
+
+    def __init__(
+        self,
+        head_dim: int,
+        num_kv_heads: int,
+        theta_min: float = 1e3,
+        theta_max: float = 1e5,
+        scaling_factor: float = 1.0,
+        layout: str = "half",
+    ) -> None:
+        positive("theta_min", theta_min)
+        at_least("theta_max", theta_max, theta_min)
+        self.scaling_factor = at_least("scaling_factor", scaling_factor, 1.0)
+        self.ends, self.num_kv_heads = (theta_min, theta_max), num_kv_heads
+        super().__init__(head_dim, theta=(theta_min * theta_max) ** 0.5, layout=layout)
+
+    def bases(self) -> Tensor:
+        """theta_h, (K,) float64."""
+        low, high = torch.tensor(self.ends, dtype=torch.float64, device="cpu").log()
+        steps = max(self.num_kv_heads - 1, 1)
+        share = torch.arange(self.num_kv_heads, dtype=torch.float64, device="cpu") / steps
+        share = share if self.num_kv_heads > 1 else share + 0.5
+        bases: Tensor = (low + share * (high - low)).exp()
+        return bases
+
+    def frequencies(self, length: Tensor | None = None) -> Frequencies:
+        exponent = torch.arange(0, self.rotary_dim, 2, dtype=torch.float64, device="cpu")
+        inv_freq = self.bases()[:, None] ** -(exponent / self.rotary_dim) / self.scaling_factor
+        return Frequencies(inv_freq, self.theta, self.rotary_dim)
+
+    def _tables(
+        self, positions: Tensor, spectrum: Frequencies, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """cos and sin, (1 or B, K, T, d/2)."""
+        rows = positions if positions.dim() == 2 else positions[None]
+        dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        cos, sin = cos_sin(rows[:, None], spectrum.inv_freq, dtype)
+        return cos, sin

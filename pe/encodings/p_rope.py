@@ -1,0 +1,47 @@
+"""p-RoPE: keep the highest frequencies of RoPE, stop the others.
+
+    w_i = theta^(-2i/d)  for i < floor(p d / 2),   otherwise w_i = 0
+
+Barbero et al. 2024 (arXiv:2410.06205). The exponent is over the full width d, so what is kept is
+RoPE's own spectrum without its slow end, which partial RoPE keeps. p = 1 is RoPE. Learns nothing;
+any position; costs what RoPE costs, since a pair that stands still is multiplied by 1 and 0.
+
+Frequency transforms act on the full spectrum before its end is cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from pe.encodings.frequencies import Frequencies, FrequencyTransform
+from pe.encodings.registry import register
+from pe.encodings.rope import RoPE
+
+
+@register("p_rope")
+class PRoPE(RoPE):
+    """RoPE with its lowest frequencies set to 0; ``p`` is the share that is kept."""
+
+    def __init__(
+        self,
+        head_dim: int,
+        p: float = 0.75,
+        theta: float = 10000.0,
+        layout: str = "half",
+        transforms: Sequence[FrequencyTransform] = (),
+    ) -> None:
+        if not 0 < p <= 1:
+            raise ValueError(f"p: expected more than 0 and at most 1, got {p!r}")
+        self.kept = int(p * head_dim / 2)  # before the base class asks for the spectrum
+        if self.kept == 0:
+            raise ValueError(
+                f"head_dim {head_dim} with p {p} keeps no frequency; use a larger p, or nope"
+            )
+        super().__init__(head_dim, theta, layout, transforms=transforms)
+
+    def turning(self, spectrum: Frequencies) -> Frequencies:
+        inv_freq = spectrum.inv_freq
+        index = torch.arange(inv_freq.shape[-1], device=inv_freq.device)
+        return spectrum._replace(inv_freq=torch.where(index < self.kept, inv_freq, 0.0))

@@ -1,0 +1,60 @@
+"""SSMax: logits grow with the logarithm of how many keys there are to choose from.
+
+    softmax_j(s ln(n) z_j),   z = q k / sqrt(d),   n = keys that the query sees = position + 1
+
+Nakanishi 2025 (arXiv:2501.19399). s is learned for each query head and layer, and with
+``with_bias`` a b for s ln(n) + b. A token that stands out by 1/s weighs n times as much as another,
+so it holds its own however many others there are. Alone it is NoPE: the order of keys is not seen.
+One multiply a query channel; any position.
+
+s starts where s ln(n) is 1 on average over a training text of L0 tokens: as plain softmax.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from pe.encodings.base import Encoding
+from pe.encodings.checks import at_least
+from pe.encodings.distance import at_least_float32
+from pe.encodings.registry import register
+
+
+@register("ssmax")
+class SSMax(Encoding):
+    """Scalable softmax; add it to an encoding, as in ``rope+ssmax``."""
+
+    relative = False
+    per_layer = True
+
+    def __init__(
+        self,
+        num_heads: int,
+        original_length: int,
+        s_init: float | None = None,
+        with_bias: bool = False,
+    ) -> None:
+        super().__init__()
+        if s_init is None:
+            length = int(at_least("original_length", original_length, 2))
+            s_init = length / math.lgamma(length + 1)  # 1 / mean of ln 1 .. ln L0
+        self.s_init = s_init
+        self.s = nn.Parameter(torch.empty(num_heads))
+        self.b = nn.Parameter(torch.empty(num_heads)) if with_bias else None
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        self.s.fill_(self.s_init)
+        if self.b is not None:
+            self.b.zero_()
+
+    def logit_scale(self, q_positions: Tensor) -> Tensor:
+        """(B, H, Tq), or (H, Tq)."""
+        s = at_least_float32(self.s)
+        log_n = (q_positions + 1).to(torch.float64).log().to(s.dtype)
+        scale = s[:, None] * log_n[..., None, :]
+        return scale if self.b is None else scale + at_least_float32(self.b)[:, None]

@@ -1,0 +1,130 @@
+"""xPos: RoPE whose pairs also shrink with distance, the fast ones most.
+
+    q_p <- R_p q zeta^((p - c) / B),    k_s <- R_s k zeta^-((s - c) / B)
+    zeta_i = (2i/d + gamma) / (1 + gamma),   gamma = 0.4,  B = 512,  c the middle of the sequence
+
+so that pair i of the logit carries zeta_i^((p - s) / B): at most 1 for keys that a decoder sees.
+Sun et al. 2022 (arXiv:2212.10554), pairing interleaved as in torchscale. Learns nothing.
+
+The centre c cancels in the logit and only keeps the factors small. It moves as the text grows, so
+keys are cached unrotated. Over L tokens the two factors together reach e^(0.00245 L) for B = 512,
+which must not overflow: one centre serves 24,521 tokens (4,495 in float16, 245,217 in float64). A
+longer text is cut into stretches of that many tokens, each with a centre of its own; queries and
+keys become as many times wider.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pe.encodings.base import Prepared
+from pe.encodings.checks import positive
+from pe.encodings.frequencies import FrequencyTransform
+from pe.encodings.registry import register
+from pe.encodings.rope import RoPE
+
+# What the product of a query's and a key's factor may reach, as a power of e. Queries and keys of
+# any size need some room below the largest number, 3e38 in float32 and 65,504 in float16.
+ROOM = {torch.float64: 600.0, torch.float16: 11.0}
+ROOM_ELSE = 60.0
+
+Table = tuple[Tensor, Tensor]
+
+
+@torch.library.custom_op("pe::powers", mutates_args=())
+def powers(offset: Tensor, rate: Tensor, dtype: torch.dtype) -> Tensor:
+    """exp(offset x rate) in float64, (..., T) and (F,) -> (..., T, F); opaque, as `cos_sin` is."""
+    return (offset.to(torch.float64)[..., None] * rate).exp().to(dtype)
+
+
+@powers.register_fake
+def _(offset: Tensor, rate: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty((*offset.shape, rate.shape[-1]), dtype=dtype, device=offset.device)
+
+
+def _times(turn: Table, factor: Tensor) -> Table:
+    factor = factor[None, None] if factor.dim() == 2 else factor[:, None]
+    return turn[0] * factor, turn[1] * factor
+
+
+@register("xpos")
+class XPos(RoPE):
+    """RoPE with relative exponential decay."""
+
+    rate: Tensor
+
+    def __init__(
+        self,
+        head_dim: int,
+        theta: float = 10000.0,
+        layout: str = "interleaved",
+        scale_base: float = 512.0,
+        gamma: float = 0.4,
+        transforms: Sequence[FrequencyTransform] = (),
+    ) -> None:
+        self.scale_base = positive("scale_base", scale_base)
+        self.gamma = positive("gamma", gamma)
+        super().__init__(head_dim, theta, layout, transforms=transforms)
+
+    @property
+    def raw_keys(self) -> bool:
+        return True
+
+    def exact_buffers(self) -> dict[str, Tensor]:
+        share = torch.arange(0, self.rotary_dim, 2, dtype=torch.float64, device="cpu")
+        zeta = (share / self.rotary_dim + self.gamma) / (1 + self.gamma)
+        return super().exact_buffers() | {"rate": zeta.log() / self.scale_base}
+
+    def stretch(self, dtype: torch.dtype) -> int:
+        """Tokens that one centre serves."""
+        fastest = math.log((1 + self.gamma) / self.gamma) / self.scale_base
+        return max(int(ROOM.get(dtype, ROOM_ELSE) / fastest), 1)
+
+    def prepare(
+        self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype = torch.float32
+    ) -> Prepared:
+        q_turn, k_turn = super().prepare(q_positions, k_positions, dtype).tables
+        width = self.stretch(dtype)
+        if k_positions.device.type == "cpu" and not torch.compiler.is_compiling():
+            length = int(k_positions.max()) + 1
+        else:  # a GPU would have to stop and tell; counted positions end at the length
+            length = k_positions.shape[-1]
+        last = max(-(-length // width), 1) - 1
+        # torchscale's centre of a row: -floor(-L/2), L being the largest position plus one
+        middle = (k_positions.amax(-1, keepdim=True) + 2) // 2
+        q_tables, k_tables = [], []
+        for index in range(last + 1):
+            centre = middle + (index - last / 2) * width
+            # A key stands in one stretch. A query looks at its own and at those before it. What
+            # the clamps change is masked; they keep it finite.
+            ahead, behind = q_positions - centre, k_positions - centre
+            q_in, k_in = ahead >= -width / 2, (behind >= -width / 2) & (behind < width / 2)
+            if index == 0:
+                q_in, k_in = torch.ones_like(q_in), behind < width / 2
+            if index == last:
+                k_in = behind >= -width / 2 if index else torch.ones_like(k_in)
+            q_factor = powers(ahead.clamp(min=-width / 2), self.rate, q_turn[0].dtype)
+            k_factor = powers(behind.clamp(max=width / 2), -self.rate, k_turn[0].dtype)
+            q_tables.append(_times(q_turn, q_factor * q_in[..., None]))
+            k_tables.append(_times(k_turn, k_factor * k_in[..., None]))
+        return Prepared(q_positions, k_positions, (q_tables, k_tables))
+
+    def rotate(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        tables: Any = None,
+    ) -> tuple[Tensor, Tensor]:
+        q_tables, k_tables = tables or self.prepare(q_positions, k_positions, q.dtype).tables
+        return self._turn_each(q, q_tables), self._turn_each(k, k_tables)
+
+    def _turn_each(self, x: Tensor, tables: list[Table]) -> Tensor:
+        turned = [self._turn(x, cos, sin) for cos, sin in tables]
+        return turned[0] if len(turned) == 1 else torch.cat(turned, dim=-1)
