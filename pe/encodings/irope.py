@@ -3,8 +3,9 @@
     layer l rotates unless (l + 1) mod 4 = 0:   q, k <- RMS-normalised, then RoPE (theta = 500,000)
     the others:   logits of query p times  1 + a ln(1 + floor((p + 1) / F)),   a = 0.1, F = 8192
 
-As in transformers' Llama 4, whose code is the only description of it; pairing interleaved. Learns
-nothing; any position. Each layer has its own instance, which knows its place by ``layer_index``.
+RoPE (arXiv:2104.09864) in the schedule of Llama 4, as transformers' code has it; pairing
+interleaved. Learns nothing; any position. Each layer has its own instance, which knows its place
+by ``layer_index``.
 
 Llama 4 normalises after rotating. A rotation keeps lengths, so the order makes no difference,
 except that before it a transform's magnitude (YaRN's m) is not normalised away.

@@ -3,9 +3,10 @@
     theta_h = theta_min^(1-h/(K-1)) theta_max^(h/(K-1)),  h = 0 .. K-1;   one head: sqrt(min max)
     w_hi = theta_h^(-2i/d) / max(scaling_factor, 1)
 
-The bases are evenly spaced on a log scale, both ends included. From the code of kvnyu24/Nexus;
-there is no paper. K counts key heads: the query heads of a group share the base of their key.
-Pairing half, or interleaved. Learns nothing; any position; phase tables K times RoPE's.
+RoPE (arXiv:2104.09864) with bases evenly spaced on a log scale, both ends included. From the code
+of kvnyu24/Nexus; there is no paper. K counts key heads: the query heads of a group share the base
+of their key. Pairing half, or interleaved. Learns nothing; any position; phase tables K times
+RoPE's.
 """
 
 from __future__ import annotations

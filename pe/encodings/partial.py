@@ -3,9 +3,9 @@
     r = d * fraction, an even number;  channels 0 .. r-1 are rotated as a head of width r would be
     w_i = theta^(-2i/r),  i = 0 .. r/2-1;   channels r .. d-1 pass through
 
-The spectrum still spans 1 .. 1/theta, with fewer frequencies in between. Of the pairings of RoPE,
-`half` pairs channel i with i + r/2 (GPT-NeoX, Phi), `interleaved` 2i with 2i + 1 (GPT-J). Learns
-nothing; any position; fewer multiply-adds than RoPE.
+RoPE (arXiv:2104.09864) as GPT-J and GPT-NeoX use it. The spectrum still spans 1 .. 1/theta, with
+fewer frequencies in between. Of the pairings, `half` pairs channel i with i + r/2 (GPT-NeoX, Phi),
+`interleaved` 2i with 2i + 1 (GPT-J). Learns nothing; any position; fewer multiply-adds than RoPE.
 """
 
 from __future__ import annotations
