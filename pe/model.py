@@ -181,6 +181,11 @@ class PEModel(PEPreTrainedModel):
         )
         self.post_init()
 
+    @property
+    def cacheable(self) -> bool:
+        """Whether the encoding allows a cache (`Encoding.cacheable`)."""
+        return self.encodings[0].cacheable  # type: ignore[return-value]
+
     def get_input_embeddings(self) -> nn.Module:
         return self.embed_tokens
 
@@ -224,6 +229,11 @@ class PEModel(PEPreTrainedModel):
         if getattr(cache, "is_compileable", False):
             # Its keys come back at full length, empty places among them.
             raise ValueError("a static cache is not supported: use transformers' DynamicCache")
+        if cache is not None and not self.cacheable:
+            raise ValueError(
+                f"{self.config.pe!r} draws the positions of all tokens anew in each call, so what "
+                "a cache holds of them is of no use; pass use_cache=False"
+            )
         length = x.shape[1]
         past = 0 if cache is None else cache.get_seq_length()
         positions, k_positions = self._positions(
@@ -304,7 +314,15 @@ class PEModel(PEPreTrainedModel):
 
     def _refuse_too_far(self, positions: Tensor) -> None:
         limit = self.encodings[0].longest_position
-        if limit is not None and positions.numel() and int(positions.max()) >= limit:  # type: ignore[operator]
+        if limit is None or positions.numel() == 0:
+            return
+        if torch.compiler.is_compiling():
+            # A graph cannot look at positions. Counted ones end at the length, and only a sequence
+            # that may be too long leaves the graph to have its positions looked at.
+            if positions.shape[-1] <= limit:  # type: ignore[operator]
+                return
+            torch._dynamo.graph_break()
+        if int(positions.max()) >= limit:  # type: ignore[operator]
             raise ValueError(
                 f"{self.config.pe!r} has no position {int(positions.max())}: "
                 f"longest position {limit - 1}"  # type: ignore[operator]
@@ -321,6 +339,8 @@ class PEForCausalLM(PEPreTrainedModel, GenerationMixin):
         self.model = PEModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+        if not self.model.cacheable:
+            self.generation_config.use_cache = False
 
     def forward(
         self,
@@ -351,6 +371,7 @@ class PEForCausalLM(PEPreTrainedModel, GenerationMixin):
                 inputs.get("document_ids"),
             )
             use_cache = not self.training and all(x is None for x in uncached)
+            use_cache = use_cache and self.model.cacheable
         out = self.model(input_ids=input_ids, use_cache=use_cache, **inputs)
         hidden = out.last_hidden_state
         result: dict[str, Any] = {CACHE_FIELD: out.get(CACHE_FIELD)}

@@ -45,6 +45,8 @@ class Encoding(nn.Module):
         state_size: S, the numbers that `key_state` keeps for each token and head.
         per_layer: each layer has its own instance (its own parameters), otherwise all share one.
         rotates: `rotate` does something; two such encodings cannot be combined.
+        embeds: `embed` does something; likewise.
+        alone_with: name of the encoding that is added where no other is named.
         longest_position: first position that is refused, or None.
     """
 
@@ -55,12 +57,36 @@ class Encoding(nn.Module):
     state_size: ClassVar[int] = 0
     per_layer: ClassVar[bool] = False
     rotates: ClassVar[bool] = False
+    embeds: ClassVar[bool] = False
+    alone_with: ClassVar[str | None] = None
     longest_position: int | None = None
 
     @property
     def raw_keys(self) -> bool:
         """Whether keys are cached before they are rotated."""
         return self.length_dependent or self.content_dependent or self.random
+
+    @property
+    def cacheable(self) -> bool:
+        """Whether what a cache holds of earlier tokens is of use in the next call.
+
+        Not where embeddings carry positions that the next call draws anew: the tokens would stand
+        out of order.
+        """
+        return not (self.random and self.embeds)
+
+    def refuse_too_far(self, positions: Tensor) -> None:
+        """Raise ValueError if a position is not below `longest_position`; on the CPU only.
+
+        Elsewhere this would wait for the device, and the model looks once for all encodings.
+        """
+        limit = self.longest_position
+        if limit is None or positions.device.type != "cpu" or torch.compiler.is_compiling():
+            return
+        if positions.numel() and int(positions.max()) >= limit:
+            raise ValueError(
+                f"there is no position {int(positions.max())}: longest position {limit - 1}"
+            )
 
     def prepare(
         self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype = torch.float32

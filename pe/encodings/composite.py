@@ -31,8 +31,20 @@ class Composite(Encoding):
         self.random = any(p.random for p in parts)
         self.per_layer = any(p.per_layer for p in parts)  # type: ignore[misc]
         self.rotates = any(p.rotates for p in parts)  # type: ignore[misc]
+        self.embeds = any(p.embeds for p in parts)  # type: ignore[misc]
         limits = [p.longest_position for p in parts if p.longest_position is not None]
         self.longest_position = min(limits, default=None)
+        self._refuse_moves_beyond(limits)
+
+    def _refuse_moves_beyond(self, limits: Sequence[int]) -> None:
+        for part in self._all:
+            farthest = part.longest_position if part.random else None
+            if farthest is not None and farthest > min(limits):
+                raise ValueError(
+                    f"tokens are moved to positions up to {farthest - 1}, and another part's "
+                    f"longest position is {min(limits) - 1}: give that more (learned: table_size) "
+                    "or move them less (randomized: max_position)"
+                )
 
     @property
     def raw_keys(self) -> bool:

@@ -1,7 +1,8 @@
 """From a name to an encoding: ``rope``, ``yarn+resonance``, ``my_module:MyEncoding``.
 
 Every file of this package registers what it defines, so adding an encoding is adding a file.
-A frequency transform acts on RoPE; named alone it brings RoPE with it.
+A frequency transform acts on RoPE; named alone it brings RoPE with it. So does any encoding that
+says what it goes with (`Encoding.alone_with`).
 """
 
 from __future__ import annotations
@@ -142,6 +143,9 @@ def part_classes(spec: str) -> dict[str, Part]:
     _refuse_impossible(spec, encodings, transforms)
     if transforms and not any(takes(c, "transforms") for c in encodings.values()):
         classes = {"rope": _REGISTRY["rope"], **classes}
+    if encodings and all(c.alone_with for c in encodings.values()):
+        brought = {str(c.alone_with) for c in encodings.values()}
+        classes = {n: _REGISTRY[n] for n in sorted(brought)} | classes
     return classes
 
 
@@ -198,6 +202,11 @@ def _refuse_impossible(
     rotating = [name for name, part in encodings.items() if part.rotates]
     if len(rotating) > 1:
         raise ValueError(f"{spec!r}: {rotating[0]} and {rotating[1]} both rotate queries and keys")
+    embedding = [name for name, part in encodings.items() if part.embeds]
+    if len(embedding) > 1:  # each would scale the tokens, and what the other added
+        raise ValueError(
+            f"{spec!r}: {embedding[0]} and {embedding[1]} both change the token embeddings"
+        )
     stretching = [name for name, part in transforms.items() if part.stretches]
     if len(stretching) > 1:
         raise ValueError(

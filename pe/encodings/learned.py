@@ -1,0 +1,47 @@
+"""Learned absolute positions: one free vector for each position.
+
+    h_i = x_i + P[i],      P of shape (table_size, d), drawn from Normal(0, 0.02)
+
+Gehring et al. 2017 (arXiv:1705.03122); in GPT-2's form, which does not scale the tokens. Learns
+table_size x d numbers. There is nothing for a position outside the table, so it is refused; a table
+larger than the training length would only hold rows that were never trained.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+
+from pe.encodings.additive import Additive
+from pe.encodings.checks import at_least, positive
+from pe.encodings.registry import register
+
+
+@register("learned")
+class Learned(Additive):
+    """A table of positions; ``table_size`` None: as many as the training length."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        original_length: int | None = None,
+        table_size: int | None = None,
+        std: float = 0.02,
+        scale_embeddings: bool = False,
+    ) -> None:
+        super().__init__(hidden_size, scale_embeddings)
+        size = original_length if table_size is None else table_size
+        if size is None:
+            raise ValueError("'learned' needs original_length, or the option table_size")
+        self.longest_position = int(at_least("table_size", size, 1))
+        self.std = positive("std", std)
+        self.table = nn.Parameter(torch.empty(self.longest_position, hidden_size))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        self.table.normal_(0.0, self.std, generator=generator)
+
+    def rows(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        return embedding(positions, self.table).to(dtype)

@@ -1,0 +1,41 @@
+"""Sine only: one sine a column, each with a frequency of its own.
+
+    P(p)_j = sin p w_j,      w_j = theta^(-j/d),   j = 0 .. d-1
+
+From the experiments of h3nock/pe-explorer, which published no results for it. Not the sinusoidal
+encoding without its cosines: that has d/2 frequencies, this one d, twice as dense. Tokens are
+multiplied by sqrt(d) first, as Vaswani et al. 2017 do (arXiv:1706.03762). Learns nothing; any
+position. Position 0 is the zero vector.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pe.encodings.additive import Additive
+from pe.encodings.checks import positive
+from pe.encodings.frequencies import cos_sin
+from pe.encodings.registry import register
+
+
+@register("sinonly")
+class SinOnly(Additive):
+    """Sines of d frequencies."""
+
+    frequencies: Tensor
+
+    def __init__(
+        self, hidden_size: int, theta: float = 10000.0, scale_embeddings: bool = True
+    ) -> None:
+        super().__init__(hidden_size, scale_embeddings)
+        self.theta = positive("theta", theta)
+        self.register_exact_buffers()
+
+    def exact_buffers(self) -> dict[str, Tensor]:
+        column = torch.arange(self.hidden_size, dtype=torch.float64, device="cpu")
+        return {"frequencies": self.theta ** (-column / self.hidden_size)}
+
+    def rows(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        _, sin = cos_sin(positions, self.frequencies, dtype)
+        return sin  # type: ignore[no-any-return]
