@@ -3,9 +3,9 @@
     alpha(L) = s L / L0 - (s - 1)    for L > L0, else 1
     w_i <- w_i alpha(L)^(-2i/(d-2))
 
-L is the number of tokens in the row: its largest position plus one. A forum post of 2023, which
-YaRN's paper describes (arXiv:2309.00071); the formula is that of the published code. Learns
-nothing. RoPE itself up to L0 tokens, whatever s.
+L is the number of tokens in the row: its largest position plus one. A forum post of 2023. YaRN's
+paper (arXiv:2309.00071, section 3.3) has alpha = L / L0, which is s = 1, the default; the slope s
+is the published code's. Learns nothing. RoPE itself up to L0 tokens, whatever s.
 
 alpha is computed in each call, for each row, from that row alone. All keys must be turned anew when
 the text grows, so they are cached unrotated.
@@ -28,7 +28,7 @@ class DynamicNTK(FrequencyTransform):
 
     length_dependent = True
 
-    def __init__(self, original_length: int, factor: float = 2.0) -> None:
+    def __init__(self, original_length: int, factor: float = 1.0) -> None:
         super().__init__()
         self.original_length = int(at_least("original_length", original_length, 1))
         self.factor = at_least("factor", factor, 1.0)

@@ -1,0 +1,68 @@
+"""All frequency transforms in one picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+import pe
+from pe import figures, tables
+from pe.encodings.rope import RoPE
+from pictures.common import canvas, frequencies
+
+HEAD_DIM, LENGTH, FACTOR = 128, 4096, 8.0
+# What is drawn, with the length of text in units of LENGTH where that matters.
+SHOWN: dict[str, tuple[dict[str, Any], int | None]] = {
+    "resonance": ({}, None),
+    "pi": ({"factor": FACTOR}, None),
+    "ntk": ({"factor": FACTOR}, None),
+    "dynamic_ntk": ({"factor": 1.0}, 2),
+    "yarn": ({"factor": FACTOR}, None),
+    "llama3": ({"factor": FACTOR}, None),
+}
+
+
+def ratios() -> dict[str, Tensor]:
+    """New frequency over RoPE's, (P,) for each transform of `SHOWN`."""
+    rope, found = frequencies("rope", HEAD_DIM), {}
+    for name, (options, multiple) in SHOWN.items():
+        enc = pe.encoding(name, head_dim=HEAD_DIM, num_heads=1, original_length=LENGTH, **options)
+        assert isinstance(enc, RoPE)
+        length = None if multiple is None else torch.tensor(multiple * LENGTH)
+        found[name] = enc.frequencies(length).inv_freq / rope
+    return found
+
+
+def draw_frequencies_side_by_side() -> Figure:
+    figure, axes = canvas(height=4.2)
+    ax = axes[0, 0]
+    turns = LENGTH * frequencies("rope", HEAD_DIM) / (2 * math.pi)
+    first = int((turns < 1).nonzero()[0])
+    ax.axvspan(first, HEAD_DIM // 2 - 1, color=figures.FAINT, alpha=0.15, lw=0)
+    for name, ratio in ratios().items():
+        multiple = SHOWN[name][1]
+        at = "" if multiple is None else f" at {multiple} L₀"
+        ax.plot(
+            ratio.numpy(),
+            color=figures.colour(name),
+            marker=figures.marker(name),
+            markevery=(list(SHOWN).index(name), 6),
+            markersize=5,
+            lw=1.4,
+            label=tables.label(name) + at,
+        )
+    ax.set(yscale="log", xlabel="pair i", ylabel="new frequency / old")
+    ax.set_yticks([1, 1 / 2, 1 / 4, 1 / 8], ["1", "1/2", "1/4", "1/8"])
+    ax.minorticks_off()
+    ax.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 0.06))
+    return figure
+
+
+PICTURES: dict[str, Callable[[], Figure]] = {
+    "frequencies-side-by-side": draw_frequencies_side_by_side
+}
