@@ -109,6 +109,11 @@ def nudged(enc: Encoding, draw: bool = True, side: float = 0.0) -> Encoding:
     return enc
 
 
+def learned(enc: Encoding) -> dict[str, Tensor]:
+    """The parameters that training changes, by name."""
+    return {name: p for name, p in enc.named_parameters() if p.requires_grad}
+
+
 def drawn(*shape: int, seed: int = 0) -> Tensor:
     """Normal numbers, the same ones each time."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))

@@ -6,7 +6,7 @@ import torch
 
 from pe.attention import BACKENDS
 from pe.conformance.law import Measure, law
-from pe.conformance.subject import Inputs, Subject, attended, inputs
+from pe.conformance.subject import Inputs, Subject, attended, inputs, learned
 
 
 @law
@@ -14,7 +14,7 @@ def backends(subject: Subject, measure: Measure) -> None:
     """Each attention backend equals the dense one, forward and backward."""
     enc, length = subject.build(), subject.lengths(1, 15, 33)[-1]
     positions = torch.arange(length)
-    learned = dict(enc.named_parameters())
+    own = learned(enc)
     for queries in (length, min(3, length)):
         results = []
         for backend in ("dense", *(name for name in BACKENDS if name != "dense")):
@@ -22,15 +22,15 @@ def backends(subject: Subject, measure: Measure) -> None:
             out = attended(enc, given.last(queries), positions, positions[-queries:], backend)
             wanted = {"queries": given.q, "keys": given.k, "values": given.v, "input": given.x}
             direction = torch.linspace(-1, 1, out.numel()).view(out.shape)
-            found = torch.autograd.grad(
-                (out * direction).sum(), [*wanted.values(), *learned.values()], allow_unused=True
+            slopes = torch.autograd.grad(
+                (out * direction).sum(), [*wanted.values(), *own.values()], allow_unused=True
             )
-            results.append((backend, out, dict(zip((*wanted, *learned), found, strict=True))))
+            results.append((backend, out, dict(zip((*wanted, *own), slopes, strict=True))))
         (_, want, gradients), *others = results
-        for backend, out, own in others:
+        for backend, out, found in others:
             measure.close(backend, out, want, 2e-5, 1e-4)
             for name, gradient in gradients.items():
                 if gradient is not None:
-                    got = own[name]
+                    got = found[name]
                     got = torch.zeros_like(gradient) if got is None else got
                     measure.close(f"{backend}, gradient of {name}", got, gradient, 2e-4, 1e-3)

@@ -63,7 +63,13 @@ def cast(subject: Subject, measure: Measure) -> None:
                 parameter.copy_(parameter.to(torch.bfloat16).to(torch.float16))
         given = inputs(len(positions)).to(dtype)
         before = hooks(enc, given.to(torch.float32), positions)
+        logits = scores(enc, given.to(torch.float32), positions)
         after = hooks(enc.to(dtype), given, positions)
+        if after["keys"].shape != before["keys"].shape:  # it spreads keys by the type's range
+            for found in (before, after):
+                del found["queries"], found["keys"]
+            rounded = scores(enc, given, positions)
+            measure.close(f"logits, {dtype}", rounded.float(), logits.float(), 2e-2, 2e-2)
         for name, value in before.items():
             got = after[name]
             if name in ("bias", "key state") and got.dtype != torch.float32:

@@ -1,0 +1,161 @@
+"""The pages that show code to type: every block is run, and what they print is what is printed."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from tiny_training import tiny, write_corpus
+
+import pe
+from pe.conformance import check_laws
+from pe.encodings import registry
+from pe.training import recipes
+
+BOOK = Path(__file__).parents[1] / "book"
+FENCE = re.compile(
+    r"^```(?:\{code-block\} )?(\w+)\n(?::caption: (\S+)\n\n)?(.*?)^```$", re.M | re.S
+)
+
+
+class Block(NamedTuple):
+    language: str
+    file: str
+    text: str
+
+
+def blocks(page: str) -> list[Block]:
+    return [Block(*found) for found in FENCE.findall((BOOK / f"{page}.md").read_text("utf-8"))]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A reader's folder, from which modules are imported, with a demo recipe of seconds."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert pe.list_encodings()  # all of them are registered before the copy is made
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    monkeypatch.setenv("PE_RUNS", str(tmp_path / "runs"))
+    demo = tiny(write_corpus(tmp_path / "corpus"), name="demo", steps=6, checkpoint_every=6)
+    monkeypatch.setitem(recipes.RECIPES, "demo", demo)
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if (tmp_path / f"{name}.py").exists():
+            del sys.modules[name]
+
+
+def run_page(page: str, folder: Path) -> dict[str, Any]:
+    """Write the files, run the Python, in the order of the page; the names that are left."""
+    names: dict[str, Any] = {}
+    for block in blocks(page):
+        if block.file:
+            (folder / block.file).write_text(block.text)
+        elif block.language == "python":
+            with contextlib.redirect_stdout(io.StringIO()):
+                exec(compile(block.text, f"{page}.md", "exec"), names)
+    return names
+
+
+def masked(text: str) -> list[str]:
+    """Lines without their measured errors, which differ from machine to machine."""
+    errors = r"\d\.\de[-+]\d\d of \de[-+]\d\d|off by \S+ allowed \S+"
+    return [re.sub(errors, "#", line).rstrip() for line in text.splitlines()]
+
+
+def commands(page: str) -> list[tuple[str, list[str]]]:
+    """Each command of the page, with the lines of output that follow it."""
+    found: list[tuple[str, list[str]]] = []
+    for block in blocks(page):
+        if block.language != "console":
+            continue
+        for line in block.text.splitlines():
+            if line.startswith("$ "):
+                found.append((line[2:], []))
+            else:
+                found[-1][1].append(line)
+    return found
+
+
+def test_adding_an_encoding_from_nothing(folder: Path) -> None:
+    names = run_page("adding", folder)
+    assert names["out"].shape == (1, 4, 12, 16)
+    found = names["found"]
+    assert sorted(run.read()["pe"] for run in found) == ["root:Root", "rope"]
+    assert all(run.read()["status"] == "complete" for run in found)
+    assert names["figure"].axes
+    for spec in ("root:Root", "hooks:Sawtooth", "hooks:Clock", "hooks:Sharper", "hooks:Halve"):
+        assert check_laws(spec).ok, check_laws(spec)
+    careless = check_laws("careless:Careless")
+    assert [f.law.name for f in careless.findings if f.result == "FAILED"] == ["cast"]
+
+
+def test_the_commands_of_adding_print_what_the_page_shows(folder: Path) -> None:
+    run_files = [b for b in blocks("adding") if b.file]
+    for block in run_files:
+        (folder / block.file).write_text(block.text)
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    checked = 0
+    for command, shown in commands("adding"):
+        words = command.split()
+        if words[0] == "pe":
+            words = [sys.executable, "-m", "pe", *words[1:]]
+        elif words[0] == "pytest":
+            words = [sys.executable, "-m", "pytest", "-p", "pe.pytest_plugin", *words[1:]]
+        elif "--dry-run" in words:
+            words = [sys.executable, *words[2:]]
+        else:
+            continue
+        done = subprocess.run(
+            words, cwd=folder, env=environment, text=True, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        assert done.returncode == ("careless" in command), done.stdout
+        assert masked("\n".join(shown)) == masked(done.stdout)[: len(shown)]
+        checked += 1
+    assert checked == 9
+    (train,) = [c for c, _ in commands("adding") if "papermill" in c]
+    assert train.endswith("papermill notebooks/train.ipynb -p pe root:Root -p recipe demo")
+
+
+def test_yarn_and_alibi_in_a_bare_attention_function(folder: Path) -> None:
+    names = run_page("elsewhere", folder)
+    attention, q, k, v = (names[n] for n in ("attention", "q", "k", "v"))
+    positions = names["positions"]
+    alibi, yarn, both = (names[n] for n in ("alibi", "yarn", "both"))
+    want = pe.attend(alibi, q, k, v, positions, positions, backend="dense")
+    bias = alibi.bias(q, k, positions, positions)
+    torch.testing.assert_close(attention(q, k, v, bias), want)
+    # ALiBi by hand: head h of 8 has the slope 2^-h.
+    distance = (positions[:, None] - positions).clamp(min=0)
+    slopes = 2.0 ** -torch.arange(1, 9)
+    torch.testing.assert_close(bias[0], -slopes[:, None, None] * distance)
+    want = pe.attend(yarn, q, k, v, positions, positions, backend="dense")
+    torch.testing.assert_close(names["turned"], want)
+    torch.testing.assert_close(names["step"], want[:, :, -1:])  # from cached keys
+    for a, b in zip(names["same"].rotate(q, k, positions, positions),
+                    yarn.rotate(q, k, positions, positions), strict=True):  # fmt: skip
+        assert torch.equal(a, b)
+    turned = yarn.rotate(q, k, positions, positions)
+    torch.testing.assert_close(names["out"], attention(*turned, v, bias), atol=1e-5, rtol=1e-5)
+    assert not yarn.raw_keys
+    assert both.rotates
+
+
+def test_no_page_has_a_block_of_another_kind() -> None:
+    known = {"python", "console", "yaml"}
+    for page in ("adding", "elsewhere"):
+        text = (BOOK / f"{page}.md").read_text("utf-8")
+        opened = re.findall(r"^```(\S.*)$", text, re.M)
+        kinds = [o for o in opened if not o.startswith(("{literalinclude}", "{laws}"))]
+        assert len(kinds) == len(blocks(page))
+        assert {block.language for block in blocks(page)} <= known
