@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +15,10 @@ import torch
 from tiny_training import tiny, write_corpus
 
 import pe
+from pe import __main__ as command
 from pe.conformance import check_laws
 from pe.encodings import registry
+from pe.study.plan import load_plan
 from pe.training import recipes
 
 BOOK = Path(__file__).parents[1] / "book"
@@ -99,32 +99,29 @@ def test_adding_an_encoding_from_nothing(folder: Path) -> None:
     assert [f.law.name for f in careless.findings if f.result == "FAILED"] == ["cast"]
 
 
-def test_the_commands_of_adding_print_what_the_page_shows(folder: Path) -> None:
-    run_files = [b for b in blocks("adding") if b.file]
-    for block in run_files:
-        (folder / block.file).write_text(block.text)
-    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
-    checked = 0
-    for command, shown in commands("adding"):
-        words = command.split()
-        if words[0] == "pe":
-            words = [sys.executable, "-m", "pe", *words[1:]]
-        elif words[0] == "pytest":
-            words = [sys.executable, "-m", "pytest", "-p", "pe.pytest_plugin", *words[1:]]
-        elif "--dry-run" in words:
-            words = [sys.executable, *words[2:]]
-        else:
-            continue
-        done = subprocess.run(
-            words, cwd=folder, env=environment, text=True, check=False,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        assert done.returncode == ("careless" in command), done.stdout
-        assert masked("\n".join(shown)) == masked(done.stdout)[: len(shown)]
-        checked += 1
-    assert checked == 9
-    (train,) = [c for c, _ in commands("adding") if "papermill" in c]
-    assert train.endswith("papermill notebooks/train.ipynb -p pe root:Root -p recipe demo")
+def test_the_commands_of_adding_print_what_the_page_shows(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for block in blocks("adding"):
+        if block.file:
+            (folder / block.file).write_text(block.text)
+    checked = [(line, shown) for line, shown in commands("adding") if line.startswith("pe ")]
+    assert len(checked) == 7
+    for line, shown in checked:
+        status = command.main(line.split()[1:])
+        out = capsys.readouterr().out
+        assert status == ("careless" in line), out
+        assert masked("\n".join(shown)) == masked(out)[: len(shown)]
+    others = [line for line, _ in commands("adding") if not line.startswith("pe ")]
+    assert others == [
+        "pytest --pe root:Root",  # tests/test_conformance.py
+        "PYTHONPATH=. papermill notebooks/train.ipynb -p pe root:Root -p recipe demo",
+        "PYTHONPATH=. python -m pe.study root.yaml --dry-run",
+        "PYTHONPATH=. python -m pe.study root.yaml",
+    ]
+    assert pe.configure(pe="root:Root", recipe="demo").name.startswith("root_Root-s0-")
+    plan = load_plan("root.yaml")
+    assert len(plan) == 9
 
 
 def test_yarn_and_alibi_in_a_bare_attention_function(folder: Path) -> None:
