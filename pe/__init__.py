@@ -27,6 +27,7 @@ _HOMES = {
     "evaluate_start": "pe.evaluation.start",
     "sample": "pe.evaluation.sample",
     "configure": "pe.launch",
+    "configure_conversion": "pe.launch",
     "runs": "pe.runs",
     "figures": "pe.figures",
     "tables": "pe.tables",
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from pe.evaluation.evaluate import evaluate
     from pe.evaluation.sample import sample
     from pe.evaluation.start import evaluate_start
-    from pe.launch import configure
+    from pe.launch import configure, configure_conversion
     from pe.model import PEConfig, PEForCausalLM, PEModel
     from pe.training.recipe import Recipe
     from pe.training.recipes import RECIPES, recipe

@@ -46,7 +46,7 @@ def plan(run: Run) -> Markdown:
     if r.start_from:
         rows["begins with"] = f"weights of `{r.start_from}` after step {r.start_step:,}"
         rows["learning rate"] = (
-            f"{r.learning_rate:g} → {r.min_learning_rate:g}, {r.warmup_steps:,} steps of warmup"
+            f"{r.learning_rate:g} → {r.min_learning_rate:g}, {r.warmup_steps:,} of warmup"
         )
     rows |= {
         "model": f"{layers}, width {r.hidden_size}, {heads}",
