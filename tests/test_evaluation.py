@@ -111,7 +111,7 @@ def test_window_losses_equal_a_slow_loop(name: str) -> None:
             assert row == pytest.approx(wanted, abs=2e-4)
 
 
-@STEADY
+@pytest.mark.parametrize("name", pe.list_encodings())
 def test_losses_do_not_depend_on_how_many_windows_run_at_once(name: str) -> None:
     model, split = model_and_text(name)
     ends = list(range(70, 330, 20))
@@ -204,6 +204,23 @@ def test_the_record_is_what_the_definition_says(trained: Callable[..., Run]) -> 
     positions = found["loss_by_position"]
     assert positions["length"] == 64
     assert np.mean(positions["nll"]) == pytest.approx(found["window_perplexity"]["64"]["nll"])
+
+
+@pytest.mark.parametrize("name", ["randomized", "alibi+randomized", "sinusoidal+randomized"])
+def test_random_positions_are_judged_alike_each_time(
+    trained: Callable[..., Run], name: str
+) -> None:
+    run = trained(pe=name, retrieval_samples=0)
+    found = []
+    for seed, lengths in ((1, [16, 64]), (2, [16, 64]), (3, [64])):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        again = evaluate(reopened(run, evaluation_lengths=lengths, target_tokens=8), quiet=True)
+        assert torch.equal(torch.get_rng_state(), before), "the caller's own draws are as they were"
+        found.append([again[part]["64"] for part in ("perplexity", "window_perplexity")])
+        (run.directory / "evaluation.json").unlink()
+    assert found[0] == found[1] == found[2]
+    assert found[0][0]["value"] > 1
 
 
 def test_a_length_beyond_the_last_position_has_no_value(trained: Callable[..., Run]) -> None:
@@ -339,7 +356,7 @@ def test_a_temperature_is_fitted_on_validation_text_and_never_makes_that_worse(
 
     model, split = model_and_text("nope")
     fit = temperature.fit_temperature(model, split, [32, 64], 8, 512)
-    trials = dict((c, nll) for c, nll in fit["trials"])
+    trials = dict(fit["trials"])
     assert fit["trials"][0] == [0.0, fit["nll_without"]]
     assert fit["nll"] == min(trials.values()) <= fit["nll_without"]
     assert trials[fit["value"]] == fit["nll"]

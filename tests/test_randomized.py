@@ -10,6 +10,7 @@ import pytest
 import torch
 from model_tools import LENGTH, small, tokens
 from test_additive import close, golden, rows, stated
+from tiny_training import assert_same_weights, tiny, write_corpus
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -18,7 +19,8 @@ from pe.encodings.additive import Additive
 from pe.encodings.alibi import ALiBi, alibi_slopes
 from pe.encodings.randomized import Randomized
 from pe.model import PEForCausalLM
-from pe.training.recipe import Recipe
+from pe.runs import Run
+from pe.training.trainer import _Training, train
 
 SUMS = ["randomized", "alibi+randomized", "sinusoidal+randomized", "yarn+randomized"]
 
@@ -92,7 +94,7 @@ def test_more_tokens_than_places_are_refused() -> None:
 
 def test_a_table_must_reach_as_far_as_tokens_are_moved() -> None:
     sizes: dict[str, Any] = {"head_dim": 16, "num_heads": 2, "original_length": 64}
-    with pytest.raises(ValueError, match=r"up to 1023.*longest position is 63.*table_size"):
+    with pytest.raises(ValueError, match=r"randomized moves .* of learned is 63.*table_size"):
         encoding("learned+randomized", **sizes)
     assert encoding("learned+randomized", **sizes, max_position=64).longest_position == 64
     assert encoding("learned+randomized", **sizes, table_size=1024).longest_position == 1024
@@ -249,6 +251,14 @@ def test_compiled_in_one_graph_and_equal_to_eager(name: str) -> None:
     assert (other - want.detach()).abs() > 1e-6, "the draw is no constant of a graph"
 
 
+def test_a_compiled_table_refuses_what_it_has_no_row_for() -> None:
+    model = small("learned", pe_options={"table_size": 16}).train()
+    compiled = torch.compile(model, backend="eager")
+    compiled(tokens(1, 16), shift_labels=tokens(1, 16))
+    with pytest.raises(ValueError, match="longest position 15"):
+        compiled(tokens(1, 17), shift_labels=tokens(1, 17))
+
+
 @pytest.mark.parametrize("name", ["randomized", "alibi+randomized"])
 def test_decoding_through_a_cache_redraws_for_all_keys(name: str) -> None:
     model, ids = small(name, num_hidden_layers=1), tokens(2, LENGTH)
@@ -287,8 +297,27 @@ def test_a_model_refuses_more_tokens_than_places() -> None:
         logits(model, tokens(1, LENGTH + 1))
 
 
-def test_a_recipe_takes_the_option(tmp_path: Path) -> None:
-    from tiny_training import tiny
+@pytest.mark.parametrize("name", ["randomized", "sinusoidal+randomized"])
+def test_a_run_that_was_killed_draws_what_it_would_have_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Nor does it matter what else drew numbers before, or how often the run was validated."""
+    corpus = write_corpus(tmp_path / "corpus")
+    monkeypatch.setenv("PE_CACHE", str(tmp_path / "cache"))
+    chosen = {"pe": name, "steps": 12, "pe_options": {"max_position": 100}}
+    plain = train(Run(tmp_path / "plain", tiny(corpus, **chosen)), quiet=True)
+    torch.manual_seed(77)
+    run = Run(tmp_path / "killed", tiny(corpus, **chosen, validate_every=2))
+    step = _Training._step
 
-    chosen: Recipe = tiny(tmp_path, pe="alibi+randomized", pe_options={"max_position": 64})
-    assert chosen.pe_options == {"max_position": 64}
+    calls = iter(range(8))
+    monkeypatch.setattr(
+        _Training, "_step",
+        lambda self, batch: step(self, batch) if next(calls) < 7 else 1 / 0,
+    )  # fmt: skip
+    with pytest.raises(ZeroDivisionError):
+        train(run, quiet=True)
+    monkeypatch.setattr(_Training, "_step", step)
+    train(run, quiet=True)
+    assert run.read()["training"]["resumes"] == 1
+    assert_same_weights(run, plain)

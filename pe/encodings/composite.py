@@ -34,17 +34,19 @@ class Composite(Encoding):
         self.embeds = any(p.embeds for p in parts)  # type: ignore[misc]
         limits = [p.longest_position for p in parts if p.longest_position is not None]
         self.longest_position = min(limits, default=None)
-        self._refuse_moves_beyond(limits)
+        self._refuse_moves_beyond()
 
-    def _refuse_moves_beyond(self, limits: Sequence[int]) -> None:
-        for part in self._all:
-            farthest = part.longest_position if part.random else None
-            if farthest is not None and farthest > min(limits):
-                raise ValueError(
-                    f"tokens are moved to positions up to {farthest - 1}, and another part's "
-                    f"longest position is {min(limits) - 1}: give that more (learned: table_size) "
-                    "or move them less (randomized: max_position)"
-                )
+    def _refuse_moves_beyond(self) -> None:
+        """Where one part moves tokens, the others must have something for them there."""
+        limits = [(p.longest_position, type(p).__name__.lower()) for p in self._all]
+        for end, mover in [limit for limit, p in zip(limits, self._all, strict=True) if p.random]:
+            for limit, name in limits:
+                if end is not None and limit is not None and limit < end:
+                    raise ValueError(
+                        f"{mover} moves tokens to positions up to {end - 1}, and the longest "
+                        f"position of {name} is {limit - 1}: give that more (learned: table_size) "
+                        "or move them less (randomized: max_position)"
+                    )
 
     @property
     def raw_keys(self) -> bool:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from pe.data import Split
+from pe.draws import same_draws
 from pe.loss import token_losses
 from pe.model import PEForCausalLM
 
@@ -38,6 +39,7 @@ def window_losses(
 ) -> np.ndarray:
     """Loss of every target of every window: float64 (windows, length), nats.
 
+    Where positions are random, all windows get the same ones, however many run at once.
     A window with end e has inputs tokens[e-length-1 : e-1] and targets tokens[e-length : e].
 
     Raises:
@@ -52,7 +54,7 @@ def window_losses(
              for e in ends[start : start + rows]]
         )  # fmt: skip
         tokens = torch.from_numpy(text).to(device)
-        with autocast():
+        with autocast(), same_draws(device):
             out = model.model(input_ids=tokens[:, :-1], use_cache=False)
             losses = _losses(model, out.last_hidden_state, tokens[:, 1:])
         found.append(losses.double().cpu().numpy())

@@ -23,6 +23,7 @@ import torch
 
 from pe.data.retrieval import DIGITS, TASKS, Item, RetrievalText, Tokenizer, draw_item
 from pe.data.shards import Split
+from pe.draws import same_draws
 from pe.evaluation.perplexity import Context
 from pe.model import PEForCausalLM
 
@@ -88,7 +89,7 @@ def score(
     among, free = [], []
     for start in range(0, len(rows), size):
         ids = torch.from_numpy(rows[start : start + size]).to(device)
-        with autocast():
+        with autocast(), same_draws(device):
             hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
             logits = model.lm_head(hidden[:, -DIGITS:]).float()
         among.append(logits[..., choices].argmax(-1))

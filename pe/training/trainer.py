@@ -22,6 +22,7 @@ from torch import Tensor
 from pe.data import Batches, TokenData, prepare
 from pe.data.batches import Batch
 from pe.data.retrieval import RetrievalMix
+from pe.draws import seed_step
 from pe.loss import IGNORE
 from pe.model import PEForCausalLM
 from pe.runs import Run, RunError
@@ -207,6 +208,7 @@ class _Training:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
             batch = self.train_batches.at(state.step + passed)
+            seed_step(r.seed, state.step, self.accelerator.process_index)
             loss, norm = self._step(batch)
             self.metrics.add(loss, norm)
             state.step += 1

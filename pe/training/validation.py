@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pe.data import Batches
 from pe.data.batches import Batch
+from pe.draws import same_draws
 from pe.loss import IGNORE
 
 BATCHES = 8
@@ -31,7 +32,7 @@ def validation_loss(
         batch = batches.at(index)
         for start in range(0, batches.batch_size, micro):
             given = inputs(batch, slice(start, start + micro))
-            with precision():
+            with precision(), same_draws(given["shift_labels"].device):
                 total += float(model(**given, num_items_in_batch=1).loss)
             count += int((given["shift_labels"] != IGNORE).sum())
     model.train()
