@@ -144,3 +144,29 @@ def test_sandwich_is_not_monotone_and_never_above_0() -> None:
     torch.testing.assert_close(bias[0], 8 * bias[7])
     wide = biases.distance_bias("sandwich", torch.arange(10), heads=16)
     torch.testing.assert_close(wide[0], 2 * bias[0, :10])
+
+
+# ---------------------------------------------------------------- all shapes in one figure
+
+
+@pytest.mark.parametrize("name", ["alibi", "t5", "kerple_log", "kerple_power", "sandwich"])
+def test_the_figure_shows_what_the_last_query_really_gets(name: str) -> None:
+    by_distance = biases.distance_bias(name, torch.arange(biases.LENGTH), hidden_size=256)
+    torch.testing.assert_close(biases.last_row(name).double(), by_distance, rtol=1e-5, atol=1e-5)
+
+
+def test_a_bounded_bias_leaves_less_for_what_is_near_in_a_longer_text() -> None:
+    """S_c(T), eight heads, contents alike: ALiBi's stays, T5's falls as 1/T."""
+    shares = {}
+    for name in ("alibi", "t5"):
+        bias = biases.distance_bias(name, torch.arange(16_384))
+        shares[name] = [bias[:, :n].softmax(-1)[:, :32].sum(-1) for n in (2048, 4096, 16_384)]
+    torch.testing.assert_close(shares["alibi"][0], shares["alibi"][2], rtol=1e-3, atol=0)
+    ratio = shares["t5"][1] / shares["t5"][2]
+    torch.testing.assert_close(ratio, torch.full_like(ratio, 4), rtol=0.02, atol=0)
+
+
+def test_sandwich_has_a_finite_reach_in_six_of_eight_heads() -> None:
+    """An exercise: p_h = 8 / (8 h) x 64 / ln 10,000."""
+    slopes = [64 / math.log(1e4) / head for head in range(1, 9)]
+    assert [p > 1 for p in slopes] == [True] * 6 + [False] * 2
