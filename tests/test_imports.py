@@ -32,6 +32,8 @@ def test_the_package_itself_brings_nothing() -> None:
             "import pe, pe.attention; pe.encoding('rope', head_dim=8, num_heads=1)",
             set(HEAVY) - {"torch"},
         ),
+        ("import pe.encodings; pe.encodings.list_encodings()", set(HEAVY) - {"torch"}),
+        ("import pe.__main__, pe.pytest_plugin", set(HEAVY)),
         ("import pe.runs", {"torch", "transformers", "pandas", "datasets"}),
         ("import pe; pe.runs.root()", {"torch", "transformers", "pandas", "datasets"}),
         ("import pe.figures", {"torch", "transformers"}),
@@ -46,6 +48,18 @@ def test_the_package_itself_brings_nothing() -> None:
 )
 def test_what_does_not_come_along(code: str, without: set[str]) -> None:
     assert not loaded_by(code) & without
+
+
+def test_encodings_bring_torch_and_nothing_else() -> None:
+    """Beyond what torch itself has loaded: only this package and the standard library."""
+    code = (
+        "import sys, torch, torch.library; before = set(sys.modules); "
+        "import pe.encodings, pe.attention; pe.encodings.list_encodings(); "
+        "found = {m.split('.')[0] for m in set(sys.modules) - before}; "
+        "print(*found - sys.stdlib_module_names)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) <= {"pe", "torch"}
 
 
 def test_every_public_name_is_there() -> None:

@@ -30,14 +30,14 @@ LAYERS = 6
 PLACES = {
     "embed": "embeddings",
     "prepare": "positions",
-    "rotate": "queries, keys",
-    "bias": "logits, a term",
-    "logit_scale": "logits, a factor",
+    "rotate": "q, k",
+    "bias": "logits",
+    "logit_scale": "scale",
 }
-FREQUENCIES = "RoPE's frequencies"
+FREQUENCIES = "frequencies"
 HEADS = (
-    "encoding", "acts on", "relative", "sees length", "sees content", "learned numbers",
-    "keys in the cache", "longest position", "paper",
+    "encoding", "acts on", "relative", "length", "content", "learned", "cached keys", "longest",
+    "paper",
 )  # fmt: skip
 
 
@@ -99,20 +99,20 @@ def place(part: Part) -> str:
     ]
     if not part.random and "positions" in acts:  # tables for `rotate`, nobody is moved
         acts.remove("positions")
-    return "; ".join(acts) or "nothing"
+    return ", ".join(acts) or "nothing"
 
 
 def cached(enc: Encoding) -> str:
     """What is kept of each key."""
     if not enc.cacheable:
-        return "no cache"
+        return "none"
     k, here = torch.zeros(1, SIZES["num_heads"], 1, SIZES["head_dim"]), torch.zeros(1).long()
     width = enc.rotate(k, k, here, here)[1].shape[-1] // SIZES["head_dim"]
-    kept = "rotated" if enc.rotates and not enc.raw_keys else "as projected"
+    kept = "rotated" if enc.rotates and not enc.raw_keys else "raw"
     if width > 1 and kept == "rotated":
-        kept += f", {width} times as wide"
+        kept += f", {width}d wide"
     if enc.state_size:
-        kept += f", and {enc.state_size} more"
+        kept += f" + {enc.state_size}"
     return kept
 
 
@@ -149,7 +149,7 @@ def markdown(found: list[Row]) -> str:
             f"{r.learned:,}" if r.learned else "none",
             r.cached,
             "any" if r.longest is None else f"{r.longest:,}",
-            f"{{cite:t}}`{r.paper}`" if r.paper else "",
+            f"{{cite:year}}`{r.paper}`" if r.paper else "",
         )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

@@ -42,6 +42,8 @@ def contract(subject: Subject, measure: Measure) -> None:
         factor = enc.logit_scale(where.q_positions)
         if factor is not None:
             factor.expand(2, SIZES["num_heads"], length)
+    if not torch.equal(embedded, given.x) and not enc.embeds:
+        raise Broken("embed changes the embeddings, and the trait `embeds` is False")
     moved = not (torch.equal(q, given.q) and torch.equal(k, given.k))
     if moved and not enc.rotates:
         raise Broken("rotate changes queries or keys, and the trait `rotates` is False: "

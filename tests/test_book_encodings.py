@@ -1,0 +1,62 @@
+"""The table of encodings: made from the registry, right where it can be known otherwise."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from pe.conformance import LAWS
+from pe.encodings import list_encodings
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "book" / "_ext"))
+import book_encodings  # noqa: E402
+
+ROWS = {row.name: row for row in book_encodings.rows()}
+
+
+def test_every_encoding_has_a_row() -> None:
+    assert set(ROWS) == set(list_encodings())
+    text = book_encodings.markdown(list(ROWS.values()))
+    assert text.count("\n") == len(ROWS) + 1
+    assert all(line.count("|") == text.splitlines()[0].count("|") for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "relative", "learned", "cached", "longest"),
+    [
+        ("nope", "nothing", True, 0, "raw", None),
+        ("rope", "q, k", True, 0, "rotated", None),
+        ("yarn", "frequencies", True, 0, "rotated", None),
+        ("pope", "q, k", True, 6 * 8 * 64, "rotated, 2d wide", None),
+        ("alibi", "logits", True, 0, "raw", None),
+        ("t5", "logits", True, 32 * 8, "raw", None),
+        ("learned", "embeddings", False, 1024 * 512, "raw", 1023),
+        ("dynamic_ntk", "frequencies", False, 0, "raw", None),
+        ("ssmax", "scale", False, 6 * 8, "raw", None),
+    ],
+)
+def test_rows_that_are_known(
+    name: str, place: str, relative: bool, learned: int, cached: str, longest: int | None
+) -> None:
+    row = ROWS[name]
+    found = (row.place, row.relative, row.learned, row.cached, row.longest)
+    assert found == (place, relative, learned, cached, longest)
+
+
+def test_pages_and_papers_exist() -> None:
+    keys = re.findall(r"@\w+\{([^,]+),", (ROOT / "book" / "references.bib").read_text())
+    for row in ROWS.values():
+        assert row.page is None or (ROOT / "book" / "methods" / f"{row.page}.md").exists()
+        assert row.paper is None or row.paper in keys
+    assert ROWS["kerple_log"].page == ROWS["kerple_power"].page == "kerple"
+    assert ROWS["rope"].paper == "su2021"
+
+
+def test_sentences_of_laws_fit_into_a_table() -> None:
+    for law in LAWS.values():
+        assert "|" not in law.sentence
+        assert len(law.sentence) < 80
