@@ -6,10 +6,10 @@
     all other pairs have frequency 0:   C = 1, S = 0
 
 Hua et al. 2024 (arXiv:2412.17739). A and B are drawn once for each key head and layer, identity
-plus Xavier-normal noise, and frozen. The map is no rotation (A differs from B), so logits are not
-a function of distance alone. The authors' code gives the other pairs C = S = 1, which doubles
-their part of every logit: ``dropped="ones"``. Pairing half, as in their code, or interleaved. Any
-position; one small matrix product a layer.
+plus Xavier-normal noise, and frozen. The map is no rotation: products of two frequencies know where
+both tokens stand, so logits are not a function of distance alone. The authors' code gives the other
+pairs C = S = 1, which doubles their part of every logit: ``dropped="ones"``. Pairing half, as in
+their code, or interleaved. Any position; one small matrix product a layer.
 """
 
 from __future__ import annotations
