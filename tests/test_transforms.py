@@ -291,6 +291,20 @@ def test_dynamic_yarns_factor_and_temperature_follow_each_row() -> None:
     assert float(weighted.frequencies(torch.tensor(4 * L0)).magnitude) == pytest.approx(ratio)
 
 
+@pytest.mark.parametrize("spec", ["dynamic_ntk+resonance", "yarn"])
+def test_a_compiled_model_takes_each_rows_length_without_leaving_its_graph(spec: str) -> None:
+    options = {"dynamic": True} if spec == "yarn" else {}
+    model = small(spec, num_hidden_layers=1, pe_options=options)
+    ids, pad = tokens(2, 2 * LENGTH), 9
+    mask = torch.ones_like(ids)
+    mask[0, :pad] = 0
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=False)
+    with torch.no_grad():
+        want = model(ids, attention_mask=mask, use_cache=False).logits
+        found = compiled(ids, attention_mask=mask, use_cache=False).logits
+    close(found[mask.bool()], want[mask.bool()], atol=1e-5)
+
+
 # ---------------------------------------------------------------- Resonance
 
 RESONANT = ["resonance", "yarn+resonance", "ntk+resonance", "pi+resonance", "llama3+resonance"]
