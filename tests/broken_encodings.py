@@ -77,6 +77,15 @@ class HalfBias(Slope):
         return (-0.25 * distance).to(q.dtype)
 
 
+class Embeds(Encoding):
+    """Changes the embeddings and does not say so."""
+
+    relative = False
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x + positions[..., None].to(x.dtype)
+
+
 class Shift(Slope):
     """Calls itself relative and looks at the query's position."""
 
@@ -249,6 +258,7 @@ class Limit(Encoding):
     """Has one position less than it says."""
 
     relative = False
+    embeds = True
     longest_position = 64
 
     def __init__(self, hidden_size: int) -> None:

@@ -47,7 +47,12 @@ def test_each_law_catches_what_breaks_it(law: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "law"),
-    [("HalfBias", "contract"), ("Unused", "gradients"), ("SinglePrecision", "shift")],
+    [
+        ("HalfBias", "contract"),
+        ("Embeds", "contract"),
+        ("Unused", "gradients"),
+        ("SinglePrecision", "shift"),
+    ],
 )
 def test_other_ways_to_break_a_law(name: str, law: str) -> None:
     assert results(f"broken_encodings:{name}", law) == {law: "FAILED"}
