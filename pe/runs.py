@@ -31,7 +31,7 @@ SCHEMA_VERSION = 1
 COLUMNS = (
     "study", "run", "pe", "seed", "status", "recipe", "config_hash", "steps", "tokens",
     "parameters", "tokens_per_second", "mfu", "peak_memory_gib", "wall_seconds", "final_loss",
-    "validation_loss", "context_length", "commit", "directory",
+    "validation_loss", "context_length", "start_from", "start_step", "commit", "directory",
 )  # fmt: skip
 FILES = ("run.json", "metrics.jsonl", "evaluation.json")
 METRIC_COLUMNS = (
@@ -286,8 +286,9 @@ def load(path: str | Path | None = None, study: str | None = None) -> pandas.Dat
 
     Columns: study, run, pe, seed, status, recipe, config_hash, steps, tokens, parameters,
     tokens_per_second, mfu, peak_memory_gib, wall_seconds, final_loss, validation_loss,
-    context_length, commit, directory, and perplexities by tokens (``ppl@512``) and by multiples of
-    the training context (``ppl@2x``).
+    context_length, start_from and start_step (the run a converted one began with, and its step, or
+    None), commit, directory, and perplexities by tokens (``ppl@512``) and by multiples of the
+    training context (``ppl@2x``).
 
     Raises:
         RunError: names the path of every damaged record; none is skipped.
@@ -321,6 +322,9 @@ def _row(run: Run) -> dict[str, Any]:
     ):  # fmt: skip
         row[key] = training.get(key)
     row |= {"parameters": model.get("parameters"), "context_length": length}
+    parent = record.get("parent")
+    row["start_from"] = None if parent is None else f"{parent['study']}/{parent['run']}"
+    row["start_step"] = None if parent is None else parent["step"]
     row |= {"commit": record["code"]["commit"], "directory": str(run.directory)}
     for at, cell in (evaluation or {}).get("perplexity", {}).items():
         row[f"ppl@{at}"] = cell["value"]

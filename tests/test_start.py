@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from pe.data import Batches, prepare
 from pe.model import PEForCausalLM
-from pe.runs import Run, RunError
+from pe.runs import Run, RunError, load
 from pe.training.recipe import Recipe
 from pe.training.start import start_of
 from pe.training.steps import kept_steps
@@ -312,3 +312,15 @@ def test_the_loss_before_the_first_step_is_recorded_once(shared: Path, trained: 
     assert first["step"] == 0
     assert all(line["step"] > 0 for line in others)
     assert all(line["step"] > 0 for line in trained.metric_lines())
+
+
+def test_the_table_of_runs_tells_converted_ones_from_others(
+    shared: Path, trained: Run, tmp_path: Path
+) -> None:
+    run = train(child(shared, trained), quiet=True)
+    for one in (run, trained):
+        shutil.copytree(one.directory, tmp_path / "study" / one.name)
+    table = load(tmp_path).set_index("pe")
+    assert table.loc["nope", "start_from"] == f"study/{trained.name}"
+    assert table.loc["nope", "start_step"] == AT
+    assert table.loc["rope", ["start_from", "start_step"]].isna().all()
