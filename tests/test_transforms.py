@@ -382,6 +382,15 @@ def test_a_pair_that_stands_still_stays_so() -> None:
     assert torch.isfinite(out.inv_freq).all()
 
 
+def test_learned_frequencies_are_not_rounded_in_silence() -> None:
+    base = base_frequencies(8, 10_000.0)
+    learned = base._replace(inv_freq=base.inv_freq.clone().requires_grad_())
+    with pytest.raises(ValueError, match="no gradient passes a rounding"):
+        Resonance()(learned)
+    with torch.no_grad():
+        Resonance()(base)
+
+
 @pytest.mark.parametrize("spec", [*RESONANT, "dynamic_ntk+resonance"])
 def test_constants_survive_casts_and_the_meta_device(spec: str) -> None:
     here, positions = build(spec), torch.arange(0, 3000, 100)

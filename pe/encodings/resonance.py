@@ -29,6 +29,11 @@ class Resonance(FrequencyTransform):
 
     def forward(self, frequencies: Frequencies, length: Tensor | None = None) -> Frequencies:
         inv_freq = frequencies.inv_freq
+        if inv_freq.requires_grad:
+            raise ValueError(
+                "resonance rounds wavelengths, and no gradient passes a rounding: a transform that "
+                "learns frequencies cannot be trained under it; leave one of the two out"
+            )
         turning = inv_freq > 0  # a pair that stands still has no wavelength to round
         wavelength = (2 * math.pi / inv_freq.where(turning, 1.0)).round().clamp(min=1)
         period = wavelength.where(turning, 0.0)
