@@ -33,6 +33,9 @@ class DynamicNTK(FrequencyTransform):
         self.original_length = int(at_least("original_length", original_length, 1))
         self.factor = at_least("factor", factor, 1.0)
 
+    def attach(self, frequencies: Frequencies) -> None:
+        self(frequencies)  # refuses a width of one pair
+
     def alpha(self, length: Tensor) -> Tensor:
         """By how much the slowest pair is slowed at these lengths, float64."""
         excess = length.to(torch.float64) / self.original_length - 1
