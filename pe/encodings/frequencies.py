@@ -48,10 +48,20 @@ class FrequencyTransform(nn.Module):
             that do not are applied after those that do.
         length_dependent: `forward` looks at ``length``, or draws something, or learns: its result
             is computed in each forward pass and never stored.
+        learns: it has parameters, which get their gradients through the spectrum.
+        longest_position: first position that is refused, or None.
     """
 
     stretches: ClassVar[bool] = True
+    learns: ClassVar[bool] = False
     length_dependent: bool = False
+    longest_position: int | None = None
+
+    def attach(self, frequencies: Frequencies) -> None:
+        """Called once, by the encoding that it becomes a part of, with that one's own spectrum.
+
+        The place to refuse what does not fit it, and to make parameters of its width.
+        """
 
     def forward(self, frequencies: Frequencies, length: Tensor | None = None) -> Frequencies:
         """Return the changed spectrum.

@@ -212,6 +212,13 @@ def _refuse_impossible(
         raise ValueError(
             f"{spec!r}: {stretching[0]} and {stretching[1]} both stretch RoPE's frequencies"
         )
+    learning = [name for name, part in transforms.items() if part.learns]
+    rounding = [name for name, part in transforms.items() if not part.stretches]
+    if learning and rounding:
+        raise ValueError(
+            f"{spec!r}: {rounding[0]} rounds the wavelengths that {learning[0]} learns, and no "
+            "gradient passes a rounding"
+        )
     for name in transforms:
         for other in rotating:
             if not takes(encodings[other], "transforms"):

@@ -54,6 +54,10 @@ class RoPE(Encoding):
         self.transforms = nn.ModuleList(sorted(transforms, key=lambda t: not t.stretches))
         self.length_dependent = any(t.length_dependent for t in transforms)
         self.relative = not self.length_dependent  # shifted positions are a longer text
+        limits = [t.longest_position for t in transforms if t.longest_position is not None]
+        self.longest_position = min(limits, default=None)
+        for transform in transforms:
+            transform.attach(base_frequencies(self.rotary_dim, self.theta))
         self.register_exact_buffers()
 
     def frequencies(self, length: Tensor | None = None) -> Frequencies:
@@ -92,6 +96,7 @@ class RoPE(Encoding):
     def prepare(
         self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype = torch.float32
     ) -> Prepared:
+        self.refuse_too_far(k_positions)
         spectrum = self.spectrum(k_positions)
         k_tables = self._tables(k_positions, spectrum, dtype)
         # In training both are the same tensor, and one pair of tables serves both.
