@@ -1,0 +1,119 @@
+"""LongRoPE: every pair is slowed by a factor of its own, found by search.
+
+    w_i <- w_i / lambda_i,      lambda = short_factor if L <= L0 else long_factor
+    cos, sin <- m cos, m sin,   m = sqrt(1 + ln s / ln L0),   s = factor
+
+Ding et al. 2024 (arXiv:2402.13753); switch and m as in the published code. L is the number of
+tokens in the row, and the whole row switches. m sits on queries and keys, so logits grow by m^2,
+short rows' too. Learns nothing by gradient: `pe.search_longrope` finds the factors. Without any,
+long rows get YaRN's and short ones RoPE's own frequencies. Keys are cached unrotated, because all
+of them turn anew when a text grows beyond L0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pe.encodings.checks import at_least, choice, positive
+from pe.encodings.frequencies import Frequencies, FrequencyTransform, base_frequencies
+from pe.encodings.registry import register
+from pe.encodings.yarn import YaRN, temperature
+
+POLICIES = ("su", "yarn")
+
+
+def yarn_factors(dim: int, theta: float, original_length: int, factor: float) -> list[float]:
+    """By how much YaRN slows each pair: lambda_i = w_i / w_i', from 1 to ``factor``."""
+    base = base_frequencies(dim, theta)
+    factors: list[float] = (base.inv_freq / YaRN(original_length, factor)(base).inv_freq).tolist()
+    return factors
+
+
+def magnitude_of(policy: str | float, factor: float, original_length: int) -> float:
+    """m: a number as it is, ``su`` as above, ``yarn`` 0.1 ln s + 1; both are 1 where s is 1."""
+    if not isinstance(policy, str):
+        return positive("magnitude", float(policy))
+    if choice("magnitude", policy, POLICIES) == "yarn" or factor == 1:
+        return temperature(factor)
+    if original_length < 2:
+        raise ValueError(
+            f"original_length {original_length}: magnitude 'su' divides by its logarithm; "
+            "use 2 or more, or a number"
+        )
+    return math.sqrt(1 + math.log(factor) / math.log(original_length))
+
+
+@register("longrope")
+class LongRoPE(FrequencyTransform):
+    """Factors for rows of up to ``original_length`` tokens, and others for longer ones.
+
+    Options: ``factor`` is s, how many times longer texts get. ``magnitude`` is ``su``, ``yarn`` or
+    m itself. ``dynamic``: factors of long rows grow with the row, in a straight line from 1 at L0
+    to ``long_factor`` at s L0. ``exempt`` (the paper's n-hat): that many first tokens turn as in
+    plain RoPE, without m.
+    """
+
+    length_dependent = True
+
+    def __init__(
+        self,
+        original_length: int,
+        factor: float = 4.0,
+        long_factor: list[float] | None = None,
+        short_factor: list[float] | None = None,
+        magnitude: str | float = "su",
+        dynamic: bool = False,
+        exempt: int = 0,
+    ) -> None:
+        super().__init__()
+        self.original_length = int(at_least("original_length", original_length, 1))
+        self.factor = at_least("factor", factor, 1.0)
+        if dynamic and factor == 1:
+            raise ValueError("factor 1: with dynamic=True factors grow up to it; use more than 1")
+        self.given = {"long_factor": long_factor, "short_factor": short_factor}
+        self.factors: tuple[Sequence[float], Sequence[float]] | None = None
+        self.magnitude = magnitude_of(magnitude, factor, self.original_length)
+        self.dynamic = dynamic
+        self.exempt = int(at_least("exempt", exempt, 0))
+
+    def attach(self, frequencies: Frequencies) -> None:
+        for name, factors in self.given.items():
+            _checked(name, factors, frequencies.dim // 2)
+        self.factors = self._factors(frequencies)
+
+    def forward(self, frequencies: Frequencies, length: Tensor | None = None) -> Frequencies:
+        inv_freq = frequencies.inv_freq
+        if length is None:
+            length = torch.tensor(self.original_length, device=inv_freq.device)
+        factors = self.factors or self._factors(frequencies)
+        long, short = (inv_freq.new_tensor(given) for given in factors)
+        if self.dynamic:
+            excess = length.to(torch.float64) / self.original_length - 1
+            long = 1 + (long - 1) * excess / (self.factor - 1)
+        slowed = inv_freq / torch.where(length > self.original_length, long, short)
+        return frequencies._replace(
+            inv_freq=slowed, magnitude=frequencies.magnitude * self.magnitude, exempt=self.exempt
+        )
+
+    def _factors(self, frequencies: Frequencies) -> tuple[Sequence[float], Sequence[float]]:
+        """lambda of long and of short rows for a spectrum of this width."""
+        dim, theta = frequencies.dim, frequencies.theta
+        long, short = self.given["long_factor"], self.given["short_factor"]
+        if long is None:
+            long = yarn_factors(dim, theta, self.original_length, self.factor)
+        return long, short or [1.0] * (dim // 2)
+
+
+def _checked(name: str, factors: Sequence[float] | None, pairs: int) -> None:
+    if factors is None:
+        return
+    if len(factors) != pairs:
+        raise ValueError(f"{name}: expected a factor for each of {pairs} pairs, got {len(factors)}")
+    for index, factor in enumerate(factors):
+        if isinstance(factor, bool) or not isinstance(factor, int | float):
+            raise ValueError(f"{name}: expected numbers, got {factor!r} for pair {index}")
+        positive(f"{name}, pair {index}", factor)
