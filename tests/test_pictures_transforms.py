@@ -174,6 +174,10 @@ def test_what_the_table_beside_the_picture_says() -> None:
     assert found["llama3"][36] < 1
     assert int(((found["llama3"] - 1 / 8).abs() < 1e-12).nonzero()[0]) == 46
     assert (found["resonance"] - 1).abs().max() < 0.05
+    example, yarn = found["longrope"], found["yarn"]
+    assert (example[:21] == 1).all()
+    assert (example[21:46] < yarn[21:46]).all()
+    torch.testing.assert_close(example[46:], yarn[46:])
     far = torch.tensor(8 * comparison_frequencies.LENGTH)
     enc = pe.encoding("dynamic_ntk", head_dim=128, num_heads=1, original_length=4096)
     ratio = enc.frequencies(far).inv_freq / rope  # type: ignore[operator]

@@ -16,21 +16,36 @@ from pe.encodings.rope import RoPE
 from pictures.common import canvas, frequencies
 
 HEAD_DIM, LENGTH, FACTOR = 128, 4096, 8.0
-# What is drawn, with the length of text in units of LENGTH where that matters.
-SHOWN: dict[str, tuple[dict[str, Any], int | None]] = {
-    "resonance": ({}, None),
-    "pi": ({"factor": FACTOR}, None),
-    "ntk": ({"factor": FACTOR}, None),
-    "dynamic_ntk": ({"factor": 1.0}, 2),
-    "yarn": ({"factor": FACTOR}, None),
-    "llama3": ({"factor": FACTOR}, None),
-}
+
+
+def search_start() -> list[float]:
+    """Example factors for LongRoPE, where its published search begins: YaRN's blend, of factors.
+
+    YaRN blends frequencies, gamma + (1 - gamma)/s; this is gamma + (1 - gamma) s, to divide by.
+    """
+    yarn = frequencies("yarn", HEAD_DIM, original_length=LENGTH, factor=FACTOR)
+    keep = (yarn / frequencies("rope", HEAD_DIM) - 1 / FACTOR) / (1 - 1 / FACTOR)
+    factors: list[float] = (keep + (1 - keep) * FACTOR).tolist()
+    return factors
+
+
+def shown() -> dict[str, tuple[dict[str, Any], int | None]]:
+    """Options of each transform, and the length of text in units of LENGTH where that matters."""
+    return {
+        "resonance": ({}, None),
+        "pi": ({"factor": FACTOR}, None),
+        "ntk": ({"factor": FACTOR}, None),
+        "dynamic_ntk": ({"factor": 1.0}, 2),
+        "yarn": ({"factor": FACTOR}, None),
+        "llama3": ({"factor": FACTOR}, None),
+        "longrope": ({"factor": FACTOR, "long_factor": search_start()}, int(FACTOR)),
+    }
 
 
 def ratios() -> dict[str, Tensor]:
-    """New frequency over RoPE's, (P,) for each transform of `SHOWN`."""
+    """New frequency over RoPE's, (P,) for each transform of `shown`."""
     rope, found = frequencies("rope", HEAD_DIM), {}
-    for name, (options, multiple) in SHOWN.items():
+    for name, (options, multiple) in shown().items():
         enc = pe.encoding(name, head_dim=HEAD_DIM, num_heads=1, original_length=LENGTH, **options)
         assert isinstance(enc, RoPE)
         length = None if multiple is None else torch.tensor(multiple * LENGTH)
@@ -44,14 +59,14 @@ def draw_frequencies_side_by_side() -> Figure:
     turns = LENGTH * frequencies("rope", HEAD_DIM) / (2 * math.pi)
     first = int((turns < 1).nonzero()[0])
     ax.axvspan(first, HEAD_DIM // 2 - 1, color=figures.FAINT, alpha=0.15, lw=0)
+    drawn = shown()
     for name, ratio in ratios().items():
-        multiple = SHOWN[name][1]
-        at = "" if multiple is None else f" at {multiple} L₀"
+        at = {"dynamic_ntk": f" at {drawn[name][1]} L₀", "longrope": ", example"}.get(name, "")
         ax.plot(
             ratio.numpy(),
             color=figures.colour(name),
             marker=figures.marker(name),
-            markevery=(list(SHOWN).index(name), 6),
+            markevery=(list(drawn).index(name), 7),
             markersize=5,
             lw=1.4,
             label=tables.label(name) + at,
