@@ -80,7 +80,7 @@ def test_p_rope_leaves_what_it_stops_after_any_transform(transform: str) -> None
         ("xpos", {"scale_base": 0.0}, "scale_base: expected a finite number above 0, got 0.0"),
         ("fope", {"original_length": 6}, "original_length: expected .* at least 7, got 6"),
         ("fope", {"dropped": "one"}, "dropped.*one"),
-        ("irope", {"nope_every": 0}, "nope_every: expected .* at least 1, got 0"),
+        ("irope", {"nope_every": 1}, "nope_every: expected .* at least 2, got 1"),
         ("ssmax", {"original_length": 1}, "original_length: expected .* at least 2, got 1"),
         ("nope+ssmax", {}, "nothing can be added"),
         ("fope+yarn", {}, "yarn changes RoPE's frequencies, and fope has its own"),

@@ -49,7 +49,7 @@ class IRoPE(RoPE):
         norm_eps: float = 1e-5,
         transforms: Sequence[FrequencyTransform] = (),
     ) -> None:
-        at_least("nope_every", nope_every, 1)
+        at_least("nope_every", nope_every, 2)
         self.turns = (layer_index + 1) % nope_every != 0
         # Elsewhere a transform that learns would never get a gradient.
         super().__init__(head_dim, theta, layout, transforms=transforms if self.turns else ())
