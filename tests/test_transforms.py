@@ -259,7 +259,9 @@ def test_a_decoding_step_is_the_last_row_of_a_full_call(
     torch.testing.assert_close(step, whole[:, :, -1:], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("spec", ["dynamic_ntk+resonance", "yarn", "yarn+resonance"])
+@pytest.mark.parametrize(
+    "spec", ["dynamic_ntk+resonance", "longrope+resonance", "yarn", "yarn+resonance"]
+)
 def test_one_layer_decodes_as_it_prefills(spec: str) -> None:
     """As tests/test_generation.py has it for those that are registered by name."""
     options = {"dynamic": True} if "yarn" in spec else {}
@@ -391,7 +393,7 @@ def test_learned_frequencies_are_not_rounded_in_silence() -> None:
         Resonance()(base)
 
 
-@pytest.mark.parametrize("spec", [*RESONANT, "dynamic_ntk+resonance"])
+@pytest.mark.parametrize("spec", [*RESONANT, "dynamic_ntk+resonance", "longrope+resonance"])
 def test_constants_survive_casts_and_the_meta_device(spec: str) -> None:
     here, positions = build(spec), torch.arange(0, 3000, 100)
     expected = turned(here, positions)
