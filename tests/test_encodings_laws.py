@@ -18,7 +18,7 @@ ALWAYS = {
 SUMS = [
     "rope+alibi", "yarn+resonance", "cope+rope", "longrope+resonance", "rope+ssmax",
     "alibi+randomized", "rope+randomized", "irope+ssmax", "clex+fire", "dynamic_ntk+alibi",
-    "sinusoidal+rope+t5",
+    "sinusoidal+rope+t5", "rope+fox", "fire+randomized", "cope+randomized", "fox+cope+rope",
 ]  # fmt: skip
 
 
@@ -26,9 +26,11 @@ def promised_by_traits(spec: str, **options: Any) -> set[str]:
     sizes: dict[str, Any] = {"head_dim": 16, "num_heads": 4, "original_length": 24}
     enc = encoding(spec, **(sizes | options))
     found = set(ALWAYS)
-    found.add("shift" if enc.relative else "change")
+    if enc.relative:
+        found.add("shift")
     if not enc.random:
         found |= {"rows", "cache", "padding"}
+        found |= set() if enc.relative else {"change"}
     if enc.rotates:
         found.add("time")
     if enc.longest_position is not None:
@@ -55,6 +57,37 @@ def test_laws_of_sums(spec: str) -> None:
     if not set(spec.split("+")) <= set(list_encodings()):
         pytest.skip("a part is not registered")
     holds(spec)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("rope", {"layout": "interleaved"}),
+        ("rope", {"rotary_fraction": 0.5}),
+        ("pope", {"delta_init": "uniform", "rotary_fraction": 0.5}),
+        ("yarn", {"dynamic": True}),
+        ("yarn", {"factor": 8.0, "attention_factor": 1.3, "truncate": False}),
+        ("yarn", {"original_length": 300}),
+        ("longrope", {"dynamic": True}),
+        ("longrope", {"exempt": 4}),
+        ("llama3", {"original_length": 300}),
+        ("irope", {"layer_index": 3}),
+        ("irope", {"nope_every": 2, "qk_norm": False}),
+        ("xpos", {"layout": "half"}),
+        ("fope", {"dropped": "ones", "keep_zero": True}),
+        ("sinusoidal", {"layout": "concat", "learned_scale": True}),
+        ("learned", {"table_size": 64, "scale_embeddings": True}),
+        ("randomized", {"max_position": 64}),
+        ("t5", {"num_buckets": 8, "max_distance": 16}),
+        ("sandwich", {"centred": False}),
+        ("cope", {"npos": 8, "divide": False}),
+        ("fire", {"threshold": 8.0}),
+        ("ssmax", {"with_bias": True}),
+    ],
+    ids=str,
+)
+def test_laws_under_options(name: str, options: dict[str, Any]) -> None:
+    holds(name, **options)
 
 
 @pytest.mark.parametrize("name", list_encodings())

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pe import loss as loss_module
+from pe.conformance.subject import same_draw
 from pe.loss import summed_loss, token_losses
 from pe.model import PEConfig, PEForCausalLM, PEModel
 
@@ -219,6 +220,8 @@ def test_encodings_share_every_weight_they_have_in_common(name: str) -> None:
 
 def test_grouped_queries_equal_repeated_keys() -> None:
     for name in NAMES:
+        if name == "multiscale_rope":  # its bases follow from the number of key heads
+            continue
         grouped, full = small(name), small(name, num_key_value_heads=4)
         weights = grouped.state_dict()
         for i in range(2):
@@ -232,7 +235,10 @@ def test_grouped_queries_equal_repeated_keys() -> None:
                 weights[key] = mine if mine.shape == value.shape else mine.repeat_interleave(2, 0)
         full.load_state_dict(weights)
         ids = tokens(2, 15)
-        close(grouped(ids).logits, full(ids).logits)
+        with same_draw():
+            want = full(ids).logits
+        with same_draw():
+            close(grouped(ids).logits, want)
 
 
 def test_qk_norm_makes_logits_blind_to_the_size_of_queries() -> None:
@@ -312,10 +318,12 @@ def test_compiled_equals_eager_in_one_graph(name: str) -> None:
     assert explained.graph_count == 1
     assert explained.graph_break_count == 0, explained.break_reasons
     torch._dynamo.reset()
+    torch.manual_seed(2)  # one encoding draws positions in training
     want = step(ids, ids)
     want.backward()
     eager = gradients(model)
     model.zero_grad()
+    torch.manual_seed(2)
     loss = torch.compile(step, backend="aot_eager", fullgraph=True)(ids, ids)
     loss.backward()
     torch.testing.assert_close(loss, want)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from pe.attention import attend, scaled
 from pe.attention.masks import lower_right_causal
-from pe.encodings import Encoding, encoding
-from pe.encodings.registry import part_classes
+from pe.encodings import Encoding, encoding, layer_encodings
+from pe.encodings.registry import part_classes, takes
 
 if TYPE_CHECKING:
     from pe.model import PEForCausalLM
@@ -57,11 +57,19 @@ class Subject:
         self.length: int = self.options.get("original_length") or LENGTH
         self.enc = self.build()
         self.parts = part_classes(spec)
+        schedule = any(takes(part, "layer_index") for part in self.parts.values())
+        self.depth = 4 if schedule else 2
 
     def build(self, spec: str | None = None, **more: Any) -> Encoding:
-        """A fresh one; its learned numbers are drawn, and moved a little off special values."""
+        """A fresh one, not in training; its learned numbers are drawn, then moved a little."""
         given = {"original_length": self.length} | SIZES | self.options | more
-        return nudged(encoding(spec or self.spec, **given))
+        return nudged(encoding(spec or self.spec, **given)).eval()
+
+    def layers(self) -> list[Encoding]:
+        """Those of a model: one for each layer, or one for all."""
+        given = {"original_length": self.length} | SIZES | self.options
+        given.pop("layer_index", None)
+        return [nudged(enc) for enc in layer_encodings(self.spec, self.depth, **given)]
 
     def model(self, spec: str | None = None, **more: Any) -> PEForCausalLM:
         """A small decoder with wide weights, so that its logits show what an encoding does."""
@@ -70,11 +78,12 @@ class Subject:
 
         sizes: dict[str, Any] = {
             "vocab_size": VOCABULARY, "hidden_size": SIZES["hidden_size"], "intermediate_size": 96,
-            "num_hidden_layers": 2, "num_attention_heads": SIZES["num_heads"],
+            "num_hidden_layers": self.depth, "num_attention_heads": SIZES["num_heads"],
             "num_key_value_heads": SIZES["num_kv_heads"], "max_position_embeddings": self.length,
             "eos_token_id": 0, "bos_token_id": 0, "pad_token_id": 0,
         }  # fmt: skip
-        config = PEConfig(pe=spec or self.spec, pe_options=self.options, **(sizes | more))
+        options = {k: v for k, v in self.options.items() if k != "layer_index"}
+        config = PEConfig(pe=spec or self.spec, pe_options=options, **(sizes | more))
         model: PEForCausalLM = PEForCausalLM(config)
         draw_weights(model, seed=0, std=0.2)
         for enc in model.model.encodings:
@@ -116,7 +125,7 @@ def learned(enc: Encoding) -> dict[str, Tensor]:
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
     """Normal numbers, the same ones each time."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def inputs(length: int, batch: int = 2, seed: int = 0) -> Inputs:

@@ -22,13 +22,14 @@ def base(subject: Subject, measure: Measure) -> None:
     for name, part in subject.parts.items():
         if not issubclass(part, FrequencyTransform):
             continue
+        extended = _without(subject, name)
         for option in (o for o in NEUTRAL if takes(part, o)):
             tried += 1
-            neutral = subject.build(**{option: NEUTRAL[option]})
+            # Its other options are left at their defaults: one may ask for something at factor 1.
+            neutral = Subject(subject.spec, extended.options | {option: NEUTRAL[option]}).enc
             measure.close(f"{name} with {option}={NEUTRAL[option]}",
                           scores(neutral, given, positions),
-                          scores(_without(subject, name).enc, given, positions),
-                          1e-6, 1e-6)  # fmt: skip
+                          scores(extended.enc, given, positions), 1e-6, 1e-6)  # fmt: skip
     if not tried:
         raise NotPromised("no part extends by a factor")
 

@@ -24,7 +24,7 @@ def cache(subject: Subject, measure: Measure) -> None:
     longest = lengths[-1]
     # Rows that deeper layers computed at earlier lengths stay what they were, so with several
     # layers a length-dependent encoding is not promised to agree.
-    model = subject.model(num_hidden_layers=1 if subject.enc.length_dependent else 2)
+    model = subject.model(num_hidden_layers=1 if subject.enc.length_dependent else subject.depth)
     ids = tokens(2, longest)
     plans = [[1] * longest, [min(7, longest), *[1] * 3, longest], [longest - 1, 1]]
     with torch.no_grad():

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from pe.conformance.law import Broken, Measure, NotPromised, law
-from pe.conformance.subject import Subject, inputs, scores, tokens
+from pe.conformance.subject import Inputs, Subject, inputs, scores, tokens
 from pe.encodings import Encoding, list_encodings
 from pe.encodings.composite import Composite
+from pe.encodings.registry import lookup, takes
 
 PARTNERS = ("rope", "alibi")
 
@@ -21,36 +22,38 @@ def composition(subject: Subject, measure: Measure) -> None:
         raise NotPromised("has both parts already")
     for partner in partners:
         spec = f"{subject.spec}+{partner}"
+        # An option that both take goes to both, and need not mean the same: left at its default.
+        own = {k: v for k, v in subject.options.items() if not takes(lookup(partner), k)}
+        alone, other = Subject(subject.spec, own), Subject(partner)
         try:
-            whole = subject.build(spec)
+            whole = Subject(spec, own)
         except ValueError as refusal:
-            missing = [n for n in (*subject.spec.split("+"), partner) if n in str(refusal)]
-            if partner not in missing or len(missing) < 2:
+            named = [n for n in (*subject.spec.split("+"), partner) if n in str(refusal)]
+            if partner not in named or len(named) < 2:
                 raise Broken(f"{spec}: the refusal does not name both parts: {refusal}") from None
             continue
+        whole.enc.load_state_dict(_inside(alone.enc), strict=False)
         length = subject.lengths(1, 12)[-1]
         given, positions = inputs(length), torch.arange(length)
-        both = scores(whole, given, positions)
+        both = scores(whole.enc, given, positions)
         if not both.isfinite().all():
             raise Broken(f"{spec}: logits are not finite")
         if not subject.enc.random:
-            alone, other = subject.build(), subject.build(partner)
-            whole.load_state_dict(_inside(alone), strict=False)
-            both = scores(whole, given, positions)
-            if other.rotates:
-                bias = alone.bias(given.q, given.k, positions, positions, alone.key_state(given.x))
-                factor = alone.logit_scale(positions)
-                want = scores(other, given, positions)
-                want = want if factor is None else want * factor[..., None]
-            else:
-                bias = other.bias(given.q, given.k, positions, positions)
-                want = scores(alone, given, positions)
-            want = want if bias is None else want + bias.tril()
-            measure.close(spec, both, want, 1e-5, 1e-5)
-        model = subject.model(spec)
+            measure.close(spec, both, _added(alone.enc, other.enc, given, positions), 1e-5, 1e-5)
         with torch.no_grad():
-            if not model(tokens(2, length)).logits.isfinite().all():
+            if not whole.model()(tokens(2, length)).logits.isfinite().all():
                 raise Broken(f"{spec}: a model's logits are not finite")
+
+
+def _added(alone: Encoding, other: Encoding, given: Inputs, positions: Tensor) -> Tensor:
+    """Logits of the sum, by hand: those of the part that rotates, with the other's hooks on top."""
+    first, second = (other, alone) if other.rotates else (alone, other)
+    bias = second.bias(given.q, given.k, positions, positions, second.key_state(given.x))
+    factor = second.logit_scale(positions)
+    logits = scores(first, given, positions)
+    if factor is not None:  # RoPE, the first, has no term that must not be multiplied
+        logits = logits * factor[..., None]
+    return logits if bias is None else logits + bias.tril()
 
 
 def _inside(alone: Encoding) -> dict[str, Tensor]:

@@ -36,7 +36,7 @@ STEPS = Step(1e-6, 1e-5, 1e-15), Step(1e-2, 1e-2, 1e-7)
 @law
 def gradients(subject: Subject, measure: Measure) -> None:
     """Gradients are finite at ten scales and reach all learned numbers."""
-    enc, length = subject.build(), subject.lengths(1, 8)[-1]
+    enc, length = subject.build().train(), subject.lengths(1, 8)[-1]
     positions = torch.arange(length)
     names = learned(enc)
     reached: set[str] = set()
@@ -66,7 +66,7 @@ def formula(subject: Subject, measure: Measure) -> None:
     for step in STEPS:
         for side in (1.0, -1.0):
             measure.reset()
-            enc = nudged(subject.build(), side=side).double()
+            enc = nudged(subject.build(), side=side).double().train()
             try:
                 return _compare(enc, subject.reach([0, 1, 5, 9, 900]), measure, step)
             except Broken as refusal:

@@ -20,7 +20,7 @@ def meta(subject: Subject, measure: Measure) -> None:
     stray += [name for name, t in enc.named_buffers() if not t.is_meta]
     if stray:
         raise Broken(f"not on the meta device: {', '.join(stray)}")
-    enc.to_empty(device="cpu")
+    enc.eval().to_empty(device="cpu")
     with torch.no_grad():  # memory that nobody wrote holds anything
         for parameter in enc.parameters():
             parameter.fill_(float("nan"))

@@ -20,7 +20,7 @@ def padding(subject: Subject, measure: Measure) -> None:
     ids = tokens(2, longest)
     mask = torch.ones_like(ids)
     mask[0, :pad] = 0
-    depth = 1 if subject.enc.length_dependent else 2  # as in `cache`
+    depth = 1 if subject.enc.length_dependent else subject.depth  # as in `cache`
     model = subject.model(num_hidden_layers=depth)
     with torch.no_grad():
         alone = [model(ids[:1, pad:], use_cache=False).logits[0], model(ids[1:]).logits[0]]

@@ -45,6 +45,8 @@ def change(subject: Subject, measure: Measure) -> None:
     """Shifting all positions changes a logit or an embedding."""
     if subject.enc.relative:
         raise NotPromised("relative")
+    if subject.enc.random:
+        raise NotPromised("positions are drawn, and only their order is kept")
     enc = subject.build().double()
     # The first few alone as well: a text of 300 tokens is long already, and stays so when shifted.
     for amount, count in itertools.product((1, 17, 511, 90_001), (len(PLACES), 3)):
