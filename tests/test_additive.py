@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 import types
 from functools import cache
@@ -239,6 +240,16 @@ def test_every_position_has_a_vector_of_its_own_also_after_casting(name: str) ->
     assert len(before.unique(dim=0)) == len(far)
     if name != "learned":
         assert torch.equal(rows(enc.to(torch.bfloat16), far, torch.float32), before)
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch compiles with a C++ compiler")
+@pytest.mark.parametrize("name", ["binary", "decimal_norm"])
+def test_compiled_to_code_digits_are_the_same(name: str) -> None:
+    """With torch's own code generator: it once divided by zeros of its own making."""
+    enc, x, where = build(name, 24), torch.randn(2, 13, 24), torch.arange(13) * 4
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, where: enc.embed(x, where), fullgraph=True)
+    torch.testing.assert_close(compiled(x, where), enc.embed(x, where))
 
 
 @EVERY

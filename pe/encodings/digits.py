@@ -16,6 +16,21 @@ from pe.encodings.additive import Additive
 LARGEST = torch.iinfo(torch.int64).max
 
 
+@torch.library.custom_op("pe::digits", mutates_args=())
+def digits(positions: Tensor, powers: Tensor, base: int) -> Tensor:
+    """(...), (n,) -> (..., n): the digit that is worth each of the powers.
+
+    One opaque operator: torch.compile's vectorised CPU code fills what is left of its last vector
+    with zeros, and then stops because it divides by them.
+    """
+    return (positions[..., None] // powers) % base
+
+
+@digits.register_fake
+def _(positions: Tensor, powers: Tensor, base: int) -> Tensor:
+    return positions.new_empty((*positions.shape, len(powers)))
+
+
 class Digits(Additive):
     """Base class: set ``base``, and whether digits are mapped to -1 .. 1."""
 
@@ -34,6 +49,6 @@ class Digits(Additive):
         return {"powers": torch.tensor(powers[::-1], device="cpu")}
 
     def rows(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        digits = (positions[..., None] // self.powers) % self.base
-        digits = pad(digits, (self.hidden_size - digits.shape[-1], 0)).to(dtype)
-        return 2 * digits / (self.base - 1) - 1 if self.normalised else digits
+        found = digits(positions.long(), self.powers, self.base).to(dtype)
+        found = pad(found, (self.hidden_size - len(self.powers), 0))
+        return 2 * found / (self.base - 1) - 1 if self.normalised else found
