@@ -56,7 +56,7 @@ def test_shifting_position_ids_changes_nothing(name: str) -> None:
     close(model(ids, position_ids=torch.arange(20) + 5000).logits, here)
     rows = torch.stack((torch.arange(20), torch.arange(20) + 777))
     close(model(ids, position_ids=rows).logits, here)
-    if name != "nope":
+    if name not in ("nope", "cope", "fox"):  # these look at the order of tokens only
         stretched = model(ids, position_ids=torch.arange(20) * 3).logits
         assert (stretched - here).abs().max() > 1e-2
 
@@ -408,9 +408,11 @@ class Largest(TorchDispatchMode):
 @EVERY
 def test_a_training_step_makes_no_square_of_the_length(name: str) -> None:
     model, ids = small(name).train(), tokens(1, 512)
-    if any(module.bias(*[torch.zeros(1, 4, 1, 16)] * 2, *[torch.zeros(1).long()] * 2) is not None
-           for module in model.model.encodings):  # fmt: skip
-        pytest.skip("a bias is a matrix")
+    q, place = torch.zeros(1, 4, 1, 16), torch.zeros(1).long()
+    for module in model.model.encodings:
+        state = module.key_state(torch.zeros(1, 1, 64))
+        if module.bias(q, q, place, place, state) is not None:
+            pytest.skip("a bias is a matrix")
     with Largest() as largest:
         model(ids, shift_labels=ids).loss.backward()
     assert 0 < largest.elements < 512 * 512

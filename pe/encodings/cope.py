@@ -1,0 +1,99 @@
+"""CoPE: a key's position is how many tokens that matter to the query lie between, itself included.
+
+    g(i, t) = sigmoid(q_i . k_t / sqrt(d))          does the query count token t?
+    p(i, j) = min( sum_{t=j..i} g(i, t),  npos - 1 )
+    b(i, j) = q_i . e(p(i, j)) / sqrt(d)            e: a table, read between its rows linearly
+
+Golovneva, Wang, Weston, Sukhbaatar 2024 (arXiv:2405.18719). Learns a table of npos x d numbers in
+each layer, shared by its heads and zero at first, so that training begins without any encoding.
+The authors' code divides the term by sqrt(d) as here; the paper's listing does not
+(``divide=False``). Any position, but counts from npos - 1 on are alike; npos is the training length
+plus one, as in the authors' code, unless given.
+
+Gates look at which token came before which, not at position numbers: a query never counts a key
+ahead of it. Needs every logit of a query, so no fused attention kernel can compute it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from pe.encodings.base import Encoding
+from pe.encodings.checks import at_least
+from pe.encodings.query_rows import by_query_rows
+from pe.encodings.registry import register
+
+HELD = 10
+"""About how many numbers a block holds for each head, query and key."""
+
+
+@register("cope")
+class CoPE(Encoding):
+    """Contextual position encoding; one table for each layer."""
+
+    content_dependent = True
+    per_layer = True
+
+    def __init__(
+        self,
+        head_dim: int,
+        original_length: int | None = None,
+        npos: int | None = None,
+        divide: bool = True,
+    ) -> None:
+        super().__init__()
+        if npos is None:
+            if original_length is None:
+                raise ValueError("cope needs to know how far to count: give npos")
+            npos = original_length + 1
+        self.npos, self.divide = int(at_least("npos", npos, 2)), divide
+        self.table = nn.Parameter(torch.zeros(self.npos, head_dim))
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        self.table.zero_()
+
+    def gates(self, q: Tensor, k: Tensor, first: int = 0) -> Tensor:
+        """(B, H, Tq, Tk) of whether queries count keys; ``first`` is the first query's place."""
+        batch, heads, q_length, width = q.shape
+        grouped = q.reshape(batch, k.shape[1], -1, width)  # those that share a key head in a row
+        logits = (grouped @ k.transpose(-1, -2)).view(batch, heads, q_length, -1)
+        seen = logits.new_ones(q_length, k.shape[-2], dtype=torch.bool).tril(first)
+        return (logits / math.sqrt(width)).sigmoid() * seen
+
+    def counts(self, gates: Tensor) -> Tensor:
+        """p of each query and key: the gates from the key up to the query, added up."""
+        return gates.flip(-1).cumsum(-1).flip(-1).clamp(max=self.npos - 1)
+
+    def read(self, q: Tensor, counts: Tensor) -> Tensor:
+        """q . e(p): the products with all rows of the table, read between its rows."""
+        products = q @ self.table.to(q.dtype).t()  # (B, H, Tq, npos)
+        below = counts.detach().long()
+        above = (below + 1).clamp(max=self.npos - 1)
+        return products.gather(-1, below).lerp(products.gather(-1, above), counts - below)
+
+    def bias(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        state: Tensor | None = None,
+    ) -> Tensor:
+        """(B, H, Tq, Tk), float32; float64 where the queries are."""
+        wide = torch.promote_types(q.dtype, torch.float32)
+        queries, keys = q.to(wide), k.to(wide)
+        q_length, k_length = q.shape[-2], k.shape[-2]
+        before = k_length - q_length
+
+        def block(start: int, stop: int) -> Tensor:
+            rows = queries[:, :, start:stop].contiguous()
+            gates = self.gates(rows, keys[:, :, : before + stop], before + start)
+            values = self.read(rows, self.counts(gates))
+            return values / math.sqrt(q.shape[-1]) if self.divide else values
+
+        with torch.autocast(q.device.type, enabled=False):
+            return by_query_rows(block, q_length, k_length, HELD * q.shape[0] * q.shape[1])

@@ -1,0 +1,109 @@
+"""FIRE: a small network of the distance as a share of what the query has seen.
+
+    b_h(i, j) = f_h( psi(i - j) / (psi(max(i, |m L|)) + eps) ),    psi(x) = ln(1 + |c x|)
+    f(u) = W2 relu(W1 u + b1) + b2,    u in [0, 1] for every query from the threshold |m L| on
+
+Li et al. 2023 (arXiv:2310.04418). Learns c, the threshold's multiplier m and the network f (32
+hidden units, one output a head) in each layer. The divisor belongs to the query: past the threshold
+the bias is no function of the distance any more, and no row of it can be used for another query.
+Any position; what f is asked for stays between 0 and 1.
+
+L is a constant. The listing in the paper has 512 whatever the training length; here it is 512, or
+the training length where that is less, since no row of a shorter training would reach the
+threshold. Costs 32 multiplications and additions a head, query and key, in each layer.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from pe.encodings.base import Encoding
+from pe.encodings.checks import at_least, positive
+from pe.encodings.distance import distances
+from pe.encodings.query_rows import by_query_rows
+from pe.encodings.registry import register
+
+AUTHORS_THRESHOLD = 512
+
+
+@register("fire")
+class FIRE(Encoding):
+    """Functional interpolation of relative positions."""
+
+    relative = False
+    per_layer = True
+
+    def __init__(
+        self,
+        num_heads: int,
+        original_length: int | None = None,
+        mlp_width: int = 32,
+        c: float = 0.1,
+        threshold: float | None = None,
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        if threshold is None:
+            threshold = min(AUTHORS_THRESHOLD, original_length or AUTHORS_THRESHOLD)
+        self.threshold = positive("threshold", threshold)
+        self.initial_c, self.eps = positive("c", c), positive("eps", eps)
+        width = int(at_least("mlp_width", mlp_width, 1))
+        self.c = nn.Parameter(torch.empty(1))
+        self.multiplier = nn.Parameter(torch.empty(1))
+        # Bare parameters: transformers draws every nn.Linear it finds by a rule of its own.
+        self.hidden_weight = nn.Parameter(torch.empty(width, 1))
+        self.hidden_bias = nn.Parameter(torch.empty(width))
+        self.head_weight = nn.Parameter(torch.empty(num_heads, width))
+        self.head_bias = nn.Parameter(torch.empty(num_heads))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        self.c.fill_(self.initial_c)
+        self.multiplier.fill_(1.0)
+        bound = 1 / math.sqrt(self.head_weight.shape[1])  # both as torch begins a linear layer
+        for parameter, most in (
+            (self.hidden_weight, 1.0), (self.hidden_bias, 1.0),
+            (self.head_weight, bound), (self.head_bias, bound),
+        ):  # fmt: skip
+            parameter.uniform_(-most, most, generator=generator)
+
+    def share(self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """u of each query and key, (Tq, Tk) or (B, Tq, Tk): what the network is asked for."""
+        c, multiplier = self.c.to(dtype), self.multiplier.to(dtype)
+        reach = torch.maximum(q_positions.to(dtype), (multiplier * self.threshold).abs())
+        whole = (c * reach).abs().log1p() + self.eps
+        return (c * distances(q_positions, k_positions)).abs().log1p() / whole[..., None]
+
+    def network(self, share: Tensor) -> Tensor:
+        """f of each of them, (H, ...)."""
+        hidden = self.hidden_weight.to(share.dtype) * share.flatten()
+        hidden = (hidden + self.hidden_bias.to(share.dtype)[:, None]).relu()  # (width, n)
+        values = self.head_weight.to(share.dtype) @ hidden
+        values = values + self.head_bias.to(share.dtype)[:, None]
+        return values.view(-1, *share.shape)
+
+    def bias(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        state: Tensor | None = None,
+    ) -> Tensor:
+        """(1 or B, H, Tq, Tk), float32; float64 where queries and parameters are."""
+        dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        q_length, k_length = q_positions.shape[-1], k_positions.shape[-1]
+        rows = torch.broadcast_shapes(q_positions.shape[:-1], k_positions.shape[:-1]).numel()
+
+        def block(start: int, stop: int) -> Tensor:
+            seen = k_positions[..., : k_length - q_length + stop]
+            values = self.network(self.share(q_positions[..., start:stop], seen, dtype))
+            return values[None] if values.dim() == 3 else values.transpose(0, 1)
+
+        with torch.autocast(q.device.type, enabled=False):
+            width = rows * (2 * self.hidden_bias.numel() + self.head_bias.numel())
+            return by_query_rows(block, q_length, k_length, width)

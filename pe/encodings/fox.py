@@ -1,0 +1,79 @@
+"""FoX: every token says how much of the past to forget, and penalties add up along the way.
+
+    f_h(l) = sigmoid(w_h . x_l + beta_h)            x: the layer's input
+    b_h(i, j) = sum_{l=j+1..i} ln f_h(l)            0 for the token itself
+
+Lin, Nikishin, He, Courville 2025 (arXiv:2503.02130), the forgetting transformer. Learns a linear
+map from the layer's input to one gate a head, in each layer. With all gates alike it is ALiBi. Any
+position, and no other encoding needed. The authors begin at w ~ N(0, 0.02), beta = 0: every gate
+is about 1/2, a slope of ln 2 in all heads; ``gate_bias`` begins elsewhere.
+
+b is C_i - C_j with C the running sum of ln f. The sum is taken in float64 and handed on as a pair
+of float32 numbers, so that far into a text neighbours still differ by what their gates say.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, logsigmoid
+
+from pe.encodings.base import Encoding
+from pe.encodings.checks import at_least
+from pe.encodings.distance import at_least_float32
+from pe.encodings.registry import register
+
+
+@register("fox")
+class FoX(Encoding):
+    """Forget gates that depend on the data; one for each head and layer."""
+
+    per_layer = True
+    state_size = 1
+
+    def __init__(
+        self, num_heads: int, hidden_size: int, gate_bias: float = 0.0, gate_std: float = 0.02
+    ) -> None:
+        super().__init__()
+        if not math.isfinite(gate_bias):
+            raise ValueError(f"gate_bias: expected a finite number, got {gate_bias!r}")
+        self.gate_bias, self.gate_std = gate_bias, at_least("gate_std", gate_std, 0)
+        # Bare parameters: transformers draws every nn.Linear it finds by a rule of its own.
+        self.weight = nn.Parameter(torch.empty(num_heads, hidden_size))
+        self.beta = nn.Parameter(torch.empty(num_heads))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        self.weight.normal_(0.0, self.gate_std, generator=generator)
+        self.beta.fill_(self.gate_bias)
+
+    def key_state(self, x: Tensor) -> Tensor:
+        """ln f of each token and head, (B, H, T, 1)."""
+        with torch.autocast(x.device.type, enabled=False):
+            x = at_least_float32(x)
+            logits = linear(x, self.weight.to(x.dtype), self.beta.to(x.dtype))
+            return logsigmoid(logits).transpose(-1, -2)[..., None]
+
+    def bias(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        state: Tensor | None = None,
+    ) -> Tensor:
+        """(B, H, Tq, Tk), float32; float64 where the gates are."""
+        if state is None:
+            raise ValueError(
+                "fox takes its gates from the layer's input: pass layer_input to pe.attend, or "
+                "state=key_state(x) to bias"
+            )
+        total = state[..., 0].double().cumsum(-1)  # (B, H, Tk)
+        whole = total.detach().to(state.dtype)
+        rest = (total - whole).to(state.dtype)  # what rounding took, and the path of the gradient
+        here = slice(state.shape[-2] - q.shape[-2], None)
+        bias = whole[..., here, None] - whole[..., None, :]
+        return bias.add_(rest[..., here, None]).sub_(rest[..., None, :])
