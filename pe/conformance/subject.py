@@ -60,10 +60,10 @@ class Subject:
         schedule = any(takes(part, "layer_index") for part in self.parts.values())
         self.depth = 4 if schedule else 2
 
-    def build(self, spec: str | None = None, **more: Any) -> Encoding:
+    def build(self) -> Encoding:
         """A fresh one, not in training; its learned numbers are drawn, then moved a little."""
-        given = {"original_length": self.length} | SIZES | self.options | more
-        return nudged(encoding(spec or self.spec, **given)).eval()
+        given = {"original_length": self.length} | SIZES | self.options
+        return nudged(encoding(self.spec, **given)).eval()
 
     def layers(self) -> list[Encoding]:
         """Those of a model: one for each layer, or one for all."""
@@ -71,7 +71,7 @@ class Subject:
         given.pop("layer_index", None)
         return [nudged(enc) for enc in layer_encodings(self.spec, self.depth, **given)]
 
-    def model(self, spec: str | None = None, **more: Any) -> PEForCausalLM:
+    def model(self, **more: Any) -> PEForCausalLM:
         """A small decoder with wide weights, so that its logits show what an encoding does."""
         from pe.model import PEConfig, PEForCausalLM
         from pe.training.initialize import draw_weights
@@ -83,7 +83,7 @@ class Subject:
             "eos_token_id": 0, "bos_token_id": 0, "pad_token_id": 0,
         }  # fmt: skip
         options = {k: v for k, v in self.options.items() if k != "layer_index"}
-        config = PEConfig(pe=spec or self.spec, pe_options=options, **(sizes | more))
+        config = PEConfig(pe=self.spec, pe_options=options, **(sizes | more))
         model: PEForCausalLM = PEForCausalLM(config)
         draw_weights(model, seed=0, std=0.2)
         for enc in model.model.encodings:
