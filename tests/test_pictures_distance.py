@@ -155,6 +155,17 @@ def test_the_figure_shows_what_the_last_query_really_gets(name: str) -> None:
     torch.testing.assert_close(biases.last_row(name).double(), by_distance, rtol=1e-5, atol=1e-5)
 
 
+def test_fox_begins_like_alibi_with_a_slope_of_ln_2_in_every_head() -> None:
+    row = biases.last_row("fox")
+    assert (row[:, 0] == 0).all()
+    torch.testing.assert_close(row[:, -1] / 511, torch.full((8,), -math.log(2)), rtol=0.05, atol=0)
+
+
+def test_fire_begins_as_a_bounded_curve_that_bends_little() -> None:
+    row = biases.last_row("fire")
+    assert row.abs().max() < 2
+
+
 def test_a_bounded_bias_leaves_less_for_what_is_near_in_a_longer_text() -> None:
     """S_c(T), eight heads, contents alike: ALiBi's stays, T5's falls as 1/T."""
     shares = {}

@@ -15,7 +15,7 @@ from pe.encodings.distance import DistanceBias
 from pictures.common import canvas, randn
 
 HEADS, LENGTH = 8, 512
-NAMES = ("nope", "alibi", "t5", "kerple_log", "kerple_power", "sandwich")
+NAMES = ("nope", "alibi", "t5", "kerple_log", "kerple_power", "sandwich", "fire", "fox")
 
 
 def distance_bias(name: str, distance: Tensor, heads: int = HEADS, **options: Any) -> Tensor:
@@ -45,7 +45,7 @@ def last_row(name: str) -> Tensor:
 
 
 def draw_bias_shapes() -> Figure:
-    figure, axes = canvas(columns=3, rows=2, height=4.4)
+    figure, axes = canvas(columns=4, rows=2, height=4.4)
     for ax, name in zip(axes.flat, NAMES, strict=True):
         for head, row in enumerate(last_row(name)):
             ax.plot(row.numpy(), color=figures.colour(name), alpha=1 - 0.09 * head, lw=1.2)
