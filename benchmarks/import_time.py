@@ -41,7 +41,7 @@ def main(rounds: int = 9) -> None:
 
     report = {
         "benchmark": "import_time", "created": now(), "rounds": rounds, "code": code(),
-        "hardware": hardware("cpu"), "versions": versions(), "seconds": found,
+        "hardware": hardware(), "versions": versions(), "seconds": found,
     }  # fmt: skip
     print(json.dumps(report, indent=1))
 
