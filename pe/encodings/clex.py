@@ -1,0 +1,124 @@
+"""CLEX: how frequencies change with the length of the text is a differential equation, and learned.
+
+    z(t) = ln w(t),  z(1) = ln w,  t = length / L0
+    dz/dt = act((z + ln w_ntk(t)) U) D - (4i / (d-2)) / (2t - 1)
+    ln w_ntk_i(t) = -(2i/d) ln b - (2i/(d-2)) ln(2t - 1)
+
+Chen, Li, Meng, Liang, Bing 2023 (arXiv:2310.16450), as in the authors' code. U and D are learned; D
+begins at 0, and then w(t) is NTK-aware scaling by alpha = 2t - 1. One solution a forward pass, for
+all layers and rows. Reads up to ``max_factor`` L0 tokens, t = ceil(L / L0) for each row.
+
+In training mode t is drawn from 1 .. max_factor, and the n tokens of a row stand at random places
+in the right order between 0 and n t - 1, so that short texts teach what long ones need.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from pe.encodings.checks import at_least, choice, positive
+from pe.encodings.clex_ode import ACTIVATIONS, solve
+from pe.encodings.frequencies import Frequencies, FrequencyTransform
+from pe.encodings.registry import register
+
+
+@register("clex")
+class CLEX(FrequencyTransform):
+    """Frequencies that a small network learns to move as texts get longer.
+
+    Options: ``max_factor``, the largest t; ``width``, of the network in units of d; ``act``, tanh
+    or silu; ``steps`` of the solver for a unit of t; ``time_base``, b in what the network sees,
+    where the authors' code has 10,000 whatever RoPE's theta (None: theta).
+    """
+
+    learns: ClassVar[bool] = True
+    length_dependent = True
+    up: Tensor
+    down: Tensor
+
+    def __init__(
+        self,
+        original_length: int,
+        max_factor: int = 16,
+        width: int = 1,
+        act: str = "tanh",
+        steps: int = 10,
+        time_base: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.original_length = int(at_least("original_length", original_length, 1))
+        self.max_factor = int(at_least("max_factor", max_factor, 1))
+        self.width = int(at_least("width", width, 1))
+        self.act = choice("act", act, ACTIVATIONS)
+        self.steps = int(at_least("steps", steps, 1))
+        self.time_base = None if time_base is None else positive("time_base", time_base)
+        self.reach = self.longest_position = self.max_factor * self.original_length
+
+    def attach(self, frequencies: Frequencies) -> None:
+        dim = frequencies.dim
+        if dim < 4:
+            raise ValueError(
+                f"rotated width {dim}: CLEX keeps the first pair and slows the last, so it needs "
+                "two; use a larger head_dim or rotary_fraction"
+            )
+        self.up = nn.Parameter(torch.empty(dim // 2, self.width * dim))
+        self.down = nn.Parameter(torch.empty(self.width * dim, dim // 2))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """U uniform within 1/sqrt(its columns), as in the authors' code; D at 0."""
+        bound = 1 / math.sqrt(self.up.shape[1])
+        self.up.uniform_(-bound, bound, generator=generator)
+        self.down.zero_()
+
+    def forward(self, frequencies: Frequencies, length: Tensor | None = None) -> Frequencies:
+        inv_freq = frequencies.inv_freq
+        if length is None:
+            length = torch.tensor(self.original_length, device=inv_freq.device)
+        if self.training:
+            tokens = length.max()
+            t = torch.randint(1, self.max_factor + 1, (), device=length.device)
+            order = torch.randperm(self.original_length * self.max_factor**2, device=length.device)
+            frequencies = frequencies._replace(
+                warp=stretched(order, tokens, t, self.original_length, self.reach)
+            )
+        else:
+            t = -(-length // self.original_length)
+            t = t.clamp(1, self.max_factor)
+        rows = self.table(frequencies, t.amax()).exp().index_select(0, t.reshape(-1) - 1)
+        moved = rows.reshape(*t.shape[:1], -1)  # (F,) or (B, F)
+        # Where nothing is stretched, RoPE to the last bit.
+        return frequencies._replace(inv_freq=torch.where(t > 1, moved, inv_freq))
+
+    def table(self, frequencies: Frequencies, last: Tensor) -> Tensor:
+        """ln w(t) for t = 1 .. max_factor, (max_factor, F) float64; solved as far as ``last``."""
+        start = frequencies.inv_freq.log()
+        base = self.time_base or frequencies.theta
+        pair = torch.arange(len(start), dtype=start.dtype, device=start.device)
+        origin = -2 * pair / frequencies.dim * math.log(base)
+        up, down = self.up.double(), self.down.double()
+        arguments = (start, origin, up, down, last, self.max_factor, self.steps, self.act)
+        found: Tensor = solve(*arguments)
+        return found
+
+
+def stretched(order: Tensor, tokens: Tensor, t: Tensor, original: int, places: int) -> Tensor:
+    """Where token 0, 1 .. of a training text stand, (places,) float64; those beyond it anywhere.
+
+    The first stands at 0, the last of n at n t - 1, the others at the first n - 2 numbers below
+    n t - 2 of the permutation ``order``, plus 1, sorted. Texts of n >= 2 L0 tokens are squeezed by
+    n // L0. Tensors throughout, so that no device has to be waited for.
+    """
+    squeeze = (tokens // original).clamp(min=1)
+    inside = order < tokens * t - 2
+    taken = inside & (inside.cumsum(0) <= tokens - 2)
+    drawn = torch.zeros_like(order).scatter(0, order, taken.to(order.dtype)).cumsum(0)
+    token = torch.arange(places, device=order.device)
+    found = (torch.searchsorted(drawn, token) + 1) / squeeze.to(torch.float64)
+    found = torch.where(token < tokens - 1, found, (tokens * t // squeeze - 1).to(found.dtype))
+    return torch.where((token == 0) | (t == 1), token.to(found.dtype), found)
