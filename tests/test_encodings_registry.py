@@ -82,7 +82,14 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_names() -> None:
-    assert {"nope", "rope", "yarn", "pope"} <= set(list_encodings())
+    assert set(list_encodings()) == {
+        "nope", "rope", "pope",
+        "sinusoidal", "sinonly", "learned", "binary", "binary_norm", "decimal", "decimal_norm",
+        "partial", "p_rope", "multiscale_rope", "xpos", "fope",
+        "pi", "ntk", "dynamic_ntk", "yarn", "llama3", "longrope", "resonance", "clex",
+        "alibi", "t5", "kerple_log", "kerple_power", "sandwich", "fire", "cope", "fox",
+        "randomized", "ssmax", "irope",
+    }  # fmt: skip
     assert pe.list_encodings() == list_encodings() == sorted(list_encodings())
 
 
