@@ -25,6 +25,7 @@ _HOMES = {
     "train": "pe.training.trainer",
     "evaluate": "pe.evaluation.evaluate",
     "evaluate_start": "pe.evaluation.start",
+    "search_longrope": "pe.evaluation.longrope_search",
     "sample": "pe.evaluation.sample",
     "configure": "pe.launch",
     "configure_conversion": "pe.launch",
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from pe.conversion import convert
     from pe.encodings import encoding, list_encodings
     from pe.evaluation.evaluate import evaluate
+    from pe.evaluation.longrope_search import search_longrope
     from pe.evaluation.sample import sample
     from pe.evaluation.start import evaluate_start
     from pe.launch import configure, configure_conversion

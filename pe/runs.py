@@ -188,14 +188,14 @@ class Run:
         """Validate and replace evaluation.json."""
         _write_json("evaluation", self.directory / "evaluation.json", evaluation)
 
-    def part(self, name: str) -> dict[str, Any] | None:
-        """Another part of the record, ``<name>.json``, validated; None if there is none."""
-        path = self.directory / f"{name}.json"
+    def part(self, name: str, suffix: str = "") -> dict[str, Any] | None:
+        """Another part of the record, ``<name><suffix>.json``, validated; None if there is none."""
+        path = self.directory / f"{name}{suffix}.json"
         return _read_json(name, path) if path.exists() else None
 
-    def write_part(self, name: str, value: dict[str, Any]) -> None:
-        """Validate and replace ``<name>.json``."""
-        _write_json(name, self.directory / f"{name}.json", value)
+    def write_part(self, name: str, value: dict[str, Any], suffix: str = "") -> None:
+        """Validate and replace ``<name><suffix>.json``."""
+        _write_json(name, self.directory / f"{name}{suffix}.json", value)
 
     def metric_lines(self, *, drop_torn_end: bool = False) -> list[dict[str, Any]]:
         """metrics.jsonl as it stands.
