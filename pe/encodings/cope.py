@@ -11,7 +11,7 @@ The authors' code divides the term by sqrt(d) as here; the paper's listing does 
 plus one, as in the authors' code, unless given.
 
 Gates look at which token came before which, not at position numbers: a query never counts a key
-ahead of it. Needs every logit of a query, so no fused attention kernel can compute it.
+ahead of it. Needs all logits of a query at once, which torch's fused kernels never hold.
 """
 
 from __future__ import annotations
