@@ -53,7 +53,7 @@ class LongRoPE(FrequencyTransform):
 
     Options: ``factor`` is s, how many times longer texts get. ``magnitude`` is ``su``, ``yarn`` or
     m itself. ``dynamic``: factors of long rows grow with the row, in a straight line from 1 at L0
-    to ``long_factor`` at s L0. ``exempt`` (the paper's n-hat): that many first tokens turn as in
+    to ``long_factor`` at s L0. ``exempt`` (n-hat): that many first tokens turn as in
     plain RoPE, without m.
     """
 

@@ -1,7 +1,7 @@
 """How LongRoPE's search makes candidates: seeds, mutation, crossover. Knows nothing of models.
 
 A candidate is one factor a pair, lambda_0 .. lambda_(d/2-1), by which the pair is slowed, from 1 to
-1 + s and never falling from a pair to the next, since slower pairs have more to lose
+1 + s and never falling from a pair to the next, since a slower pair has seen less of the circle
 (arXiv:2402.13753). New genes lie on a grid.
 
 Every generation has a random generator of its own, seeded by (seed, generation). So what is made

@@ -1,0 +1,109 @@
+"""Pictures of CLEX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from pe import figures
+from pe.encodings.clex import CLEX, stretched
+from pe.encodings.frequencies import base_frequencies
+from pictures.common import BASE, canvas
+
+HEAD_DIM, TRAINED, LARGEST = 64, 256, 8
+
+
+def transform(steps: int = 10, learned: bool = False) -> CLEX:
+    """As it begins, or with made-up weights for what it may learn."""
+    made = CLEX(TRAINED, max_factor=LARGEST, steps=steps)
+    made.attach(base_frequencies(HEAD_DIM, BASE))
+    generator = torch.Generator().manual_seed(4)
+    made.reset_parameters(generator)
+    if learned:
+        with torch.no_grad():
+            made.down.normal_(0, 0.012, generator=generator)
+    return made.eval()
+
+
+@torch.no_grad()
+def flow(learned: bool, steps: int = 10) -> Tensor:
+    """(LARGEST, P): frequencies over RoPE's at t = 1, 2 .. LARGEST."""
+    base = base_frequencies(HEAD_DIM, BASE)
+    table = transform(steps, learned).table(base, torch.tensor(LARGEST))
+    return table.exp() / base.inv_freq
+
+
+def solver_errors(learned: bool) -> dict[int, float]:
+    """Largest relative error of a frequency at t = LARGEST by steps a unit, against 160."""
+    exact = flow(learned, 160)[-1]
+    return {
+        steps: float((flow(learned, steps)[-1] / exact - 1).abs().max())
+        for steps in (1, 2, 4, 8, 10, 16, 32)
+    }
+
+
+def phase_error(learned: bool, steps: int) -> float:
+    """Largest error of an angle (radians) at the last position of the longest text."""
+    off = flow(learned, steps)[-1] - flow(learned, 160)[-1]
+    far = TRAINED * LARGEST - 1
+    return float((off * base_frequencies(HEAD_DIM, BASE).inv_freq * far).abs().max())
+
+
+def places(t: int, tokens: int) -> Tensor:
+    """Where the tokens of one training text stand."""
+    order = torch.randperm(tokens * LARGEST**2, generator=torch.Generator().manual_seed(t))
+    found = stretched(order, torch.tensor(tokens), torch.tensor(t), tokens, tokens * LARGEST)
+    return found[:tokens]
+
+
+def draw_clex_flow() -> Figure:
+    figure, axes = canvas(columns=2)
+    left, right = axes[0]
+    ink, t = figures.colour("clex"), torch.arange(1, LARGEST + 1)
+    begins, moved = flow(False), flow(True)
+    for number, pair in enumerate((4, 16, 31)):
+        shade = (0.45, 0.7, 1.0)[number]
+        left.plot(t, begins[:, pair], color=figures.FAINT, ls="--", alpha=shade)
+        left.plot(t, moved[:, pair], color=ink, alpha=shade, marker=".")
+        left.annotate(f"{pair}", (LARGEST + 0.15, float(moved[-1, pair]) * 0.95), fontsize=8)
+    left.plot([], [], color=figures.FAINT, ls="--", label="D = 0")
+    left.plot([], [], color=ink, marker=".", label="some other D")
+    left.set(yscale="log", xlabel="t = length / L₀", ylabel="frequency / RoPE's", xlim=(0.7, 8.9))
+    left.legend(frameon=False, fontsize=8, loc="lower left")
+    tokens = 16
+    for row, t_drawn in enumerate((1, 2, 4, 8)):
+        x = places(t_drawn, tokens).numpy()
+        right.plot(x, [row] * tokens, ls="", marker="o", ms=4, color=ink)
+        right.annotate(f"t = {t_drawn}", (tokens * LARGEST + 3, row - 0.1), fontsize=8)
+    right.set(xlabel="position", yticks=[], ylim=(-0.6, 3.6), xlim=(-3, tokens * LARGEST + 25))
+    return figure
+
+
+def draw_clex_solver() -> Figure:
+    figure, axes = canvas(height=2.6)
+    ax = axes[0, 0]
+    for learned, line, mark, name in ((False, "-", "", "D = 0"), (True, "", "o", "some other D")):
+        errors = solver_errors(learned)
+        ax.plot(
+            list(errors), list(errors.values()), color=figures.colour("clex"), ls=line, marker=mark,
+            label=name,
+        )  # fmt: skip
+    ax.axhline(2.0**-24, color=figures.INK, lw=0.8, ls=":")
+    ax.annotate("rounding of float32", (1, 2.0**-24 * 1.6), fontsize=8)
+    ax.set(
+        xscale="log", yscale="log", xlabel="steps for a unit of t",
+        ylabel="relative error of a frequency",
+    )  # fmt: skip
+    ax.set_xticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
+    ax.minorticks_off()
+    ax.legend(frameon=False, fontsize=8)
+    return figure
+
+
+PICTURES: dict[str, Callable[[], Figure]] = {
+    "clex-flow": draw_clex_flow,
+    "clex-solver": draw_clex_solver,
+}
