@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("_config.yml", "_toc.yml", "book", "pe", "notebooks", "runs")
+PARTS = ("_config.yml", "_toc.yml", "book", "pe", "notebooks", "runs", "studies")
 MADE = {"_generated", "__pycache__", "local", "checkpoint", "checkpoints", ".ipynb_checkpoints"}
 
 SMALL_TOC = """\

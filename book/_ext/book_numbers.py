@@ -2,10 +2,16 @@
 
     [STUDY/]SUBJECT.QUANTITY[:format]          {record}`pope.ppl@4x`  {record}`study.hardware`
     KEY / KEY                                  {record}`rope.ppl@8x / rope.ppl@1x`
+    [STUDY/]ROW vs ROW.QUANTITY                {record}`scaffold/rope vs yarn.ppl@1x`
 
 SUBJECT is an encoding (a mean over its seeds), `study`, or one of `best`, `worst`, `order`, which
 give names instead of numbers. `ppl@longest` is the perplexity at the longest evaluated length.
 Unknown keys raise ValueError with the nearest valid one.
+
+In a study with a YAML in studies/, SUBJECT is a row's name there (`scaffold/rope-dropped-at-10`),
+and QUANTITY any of `pe.study.results`, `recipe.FIELD`, `before` (the validation loss of a converted
+model before its first step) or `extension.yarn@4.ppl@4x`. `vs` gives words: "lower by 8.1% (3.3 to
+13%)", or "no difference shown" where the intervals do not tell the two apart.
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ from typing import Any
 from book_studies import Snapshot, Studies
 
 from pe._errors import unknown
+from pe.study import extensions, results
 from pe.tables import (
     QUANTITIES,
     Group,
@@ -37,6 +44,9 @@ def look_up(studies: Studies, text: str) -> str:
     if not match:
         raise ValueError("an empty key")
     key, form = match.groups()
+    versus = re.fullmatch(r"(?:([^/\s]+)/)?(\S+) vs (\S+?)\.(\S+)", key)
+    if versus:
+        return _versus(studies, *versus.groups())
     parts = [part.strip() for part in key.split(" / ")]
     if len(parts) == 2:
         upper, lower = (_number(studies, part) for part in parts)
@@ -44,6 +54,64 @@ def look_up(studies: Studies, text: str) -> str:
     if form:
         return format(_number(studies, key), form)
     return _text(studies, key)
+
+
+def study_rows(studies: Studies, study: str) -> dict[str, results.Row]:
+    """The rows of a study by name; worked out once a build."""
+    runs = studies.runs[study]
+    cached = studies.rows.get(study)
+    if cached is None:
+        cached = studies.rows[study] = {row.label: row for row in results.rows(study, runs)}
+    return cached
+
+
+def _versus(studies: Studies, study: str | None, one: str, other: str, quantity: str) -> str:
+    study = study or studies.reference
+    if study not in studies.runs:
+        raise unknown("study", study, studies.runs)
+    first, second = (_row(study_rows(studies, study), name) for name in (one, other))
+    return results.write_difference(first, second, quantity)
+
+
+def _row(rows: dict[str, results.Row], subject: str) -> results.Row:
+    if subject not in rows:
+        raise unknown("subject", subject, [*rows, "study", *_RANKS])
+    return rows[subject]
+
+
+def _of_row(row: results.Row, quantity: str) -> tuple[Any, str]:
+    """A quantity of a row as a number or word, and as text."""
+    run = row.runs[0]
+    kind, _, rest = quantity.partition(".")
+    if kind == "recipe":
+        recipe = run.read()["recipe"]
+        if rest not in recipe:
+            raise unknown("recipe field", rest, recipe)
+        value = recipe[rest]
+        if isinstance(value, float):
+            return value, f"{value:g}"
+        return value, whole(value) if type(value) is int else str(value)
+    if kind == "extension":
+        name, _, at = rest.rpartition(".ppl@")
+        record = getattr(run, "extended", None)
+        if record is None:
+            raise ValueError(f"{run.study}/{run.name} has no extension.json")
+        length = run.read()["recipe"]["context_length"]
+        value = extensions.value(record, length, name, float(at.removesuffix("x")))
+        return value, significant(value)
+    if quantity == "before":
+        lines = run.metrics()
+        lines = lines[lines["step"] == 0].dropna(subset="validation_loss")
+        if lines.empty:
+            raise ValueError(f"{row.label} has no loss from before its first step")
+        value = float(lines["validation_loss"].iloc[0])
+        return value, f"{value:.3f}"
+    if quantity == "seeds":
+        return len(row.runs), str(len(row.runs))
+    found = results.measure(row, quantity)
+    if found.value is None:
+        raise ValueError(f"{row.label}.{quantity} has no value: {found.reason}")
+    return found.value, results.write(found, quantity)
 
 
 def _split(studies: Studies, key: str) -> tuple[list[Snapshot], str, str]:
@@ -74,6 +142,11 @@ def _number(studies: Studies, key: str) -> float:
         if not isinstance(value, int | float):
             raise ValueError(f"{key} is no number")
         return value
+    if results.planned(runs[0].study):
+        value, _ = _of_row(_row(study_rows(studies, runs[0].study), subject), quantity)
+        if not isinstance(value, int | float):
+            raise ValueError(f"{key} is no number")
+        return value
     result = measure(_group(runs, subject), quantity)
     if result.value is None:
         raise ValueError(f"{key} has no value: {result.reason}")
@@ -84,9 +157,16 @@ def _text(studies: Studies, key: str) -> str:
     runs, subject, quantity = _split(studies, key)
     if subject == "study":
         value = _facts(runs)[_known(runs, quantity)]
-        if quantity == "wall_time":
+        if quantity in ("wall_time", "evaluation_time"):
             return duration(value)
         return whole(value) if isinstance(value, int | float) else str(value)
+    if results.planned(runs[0].study):
+        rows = study_rows(studies, runs[0].study)
+        if subject not in _RANKS:
+            return _of_row(_row(rows, subject), quantity)[1]
+        cells = [(results.measure(row, quantity).value, row.title) for row in rows.values()]
+        titles = [name for _, name in sorted((x, name) for x, name in cells if x is not None)]
+        return {"best": titles[0], "worst": titles[-1], "order": ", ".join(titles)}[subject]
     if subject in _RANKS:
         ranked = sorted((_number_or_last(g, quantity), g.label) for g in groups(runs))
         names = [name for _, name in ranked]
@@ -139,6 +219,8 @@ def _facts(runs: list[Snapshot]) -> dict[str, Any]:
         "longest": multiples(runs)[-1].removesuffix("x"),
         "windows": _one([entry.get("windows") for entry in evaluations]),
         "target_tokens": _one([entry.get("target_tokens") for entry in evaluations]),
+        "evaluation_time": sum(entry.get("seconds") or 0.0 for entry in evaluations),
+        "prompts": _one([_prompts(entry) for entry in evaluations]),
         "layers": _one([recipe["num_hidden_layers"] for recipe in recipes]),
         "heads": _one([recipe["num_attention_heads"] for recipe in recipes]),
     }
@@ -149,6 +231,12 @@ def _facts(runs: list[Snapshot]) -> dict[str, Any]:
     for package in ("python", "torch", "transformers"):
         facts[package] = _one([record["versions"].get(package) for record in records])
     return facts
+
+
+def _prompts(evaluation: dict[str, Any]) -> int | None:
+    """How often each retrieval task is asked at one length."""
+    asked = evaluation.get("retrieval")
+    return asked and asked["samples"] * len(asked["depths"])
 
 
 def _one(values: list[Any]) -> Any:

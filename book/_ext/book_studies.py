@@ -11,10 +11,11 @@ from typing import Any
 import pandas
 from sphinx.util import logging
 
-from pe import runs, tables
+from pe import runs, statistics, tables
+from pe.study import extensions, plan, results
 
 LOCAL = "local"
-FILES = ("run.json", "metrics.jsonl", "evaluation.json")
+FILES = ("run.json", "metrics.jsonl", "evaluation.json", "extension.json")
 log = logging.getLogger(__name__)
 
 
@@ -26,11 +27,12 @@ class Snapshot:
     record: dict[str, Any]
     evaluated: dict[str, Any] | None
     table: pandas.DataFrame
+    extended: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, run: runs.Run) -> Snapshot:
         """Read everything; RunError names what is damaged."""
-        return cls(run, run.read(), run.evaluation(), run.metrics())
+        return cls(run, run.read(), run.evaluation(), run.metrics(), run.part("extension"))
 
     @property
     def name(self) -> str:
@@ -61,6 +63,8 @@ class Studies:
     reference: str
     runs: dict[str, list[Snapshot]] = field(default_factory=dict)
     incomplete: dict[str, list[Snapshot]] = field(default_factory=dict)
+    rows: dict[str, dict[str, results.Row]] = field(default_factory=dict)
+    """By study and name: filled by book_numbers.study_rows."""
 
     @classmethod
     def load(cls, committed: Path, own: Path, reference: str) -> Studies:
@@ -108,8 +112,10 @@ class Studies:
         Pages that read records depend on the one file that holds this, so none is left stale.
         """
         here = Path(__file__).resolve().parent
-        code = sorted([*here.glob("book*.py"), Path(tables.__file__)])
-        shown = b"".join(path.read_bytes() for path in code)
+        code = [*here.glob("book*.py")]
+        code += [Path(str(m.__file__)) for m in (tables, statistics, extensions, results, plan)]
+        code += (here.parents[1] / "studies").glob("*.yaml")
+        shown = b"".join(path.read_bytes() for path in sorted(code))
         result = {"code": hashlib.sha256(shown).hexdigest()}
         for study in (self.runs, self.incomplete):
             for run in (run for found in study.values() for run in found):

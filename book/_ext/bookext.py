@@ -27,6 +27,7 @@ import book_directives  # noqa: E402
 import book_encodings  # noqa: E402
 import book_mirror  # noqa: E402
 import book_pictures  # noqa: E402
+import book_tables  # noqa: E402
 from book_studies import Studies  # noqa: E402
 from sphinx.application import Sphinx  # noqa: E402
 from sphinx.config import Config  # noqa: E402
@@ -79,4 +80,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     book_directives.setup(app)
     app.add_directive("api", book_api.Api)
     book_encodings.setup(app)
+    book_tables.setup(app)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -24,7 +24,7 @@ from typing import Any
 
 from pe._errors import unknown
 from pe.statistics import NO_DIFFERENCE, Interval, mean_interval, paired, verdict, wilson
-from pe.study.plan import load_plan
+from pe.study.plan import load_plan, study_file
 from pe.tables import (
     NOT_EVALUATED,
     NOT_RECORDED,
@@ -70,17 +70,23 @@ class Cell:
     reason: str | None = None
 
 
+def planned(study: str) -> bool:
+    """Whether the study has a YAML, whose names its rows have."""
+    try:
+        study_file(study)
+    except ValueError:
+        return False
+    return True
+
+
 def rows(study: str, runs: Sequence[RunLike]) -> list[Row]:
     """Rows of a study in the YAML's order; runs that the YAML does not name come last."""
-    try:
-        plan = load_plan(study)
-    except ValueError:  # recorded without a YAML
-        plan = []
+    plan = load_plan(study) if planned(study) else []
     by_name = {run.name: run for run in runs}
     found: dict[str, list[RunLike]] = {}
-    for planned in plan:
-        if planned.name in by_name:
-            found.setdefault(planned.label, []).append(by_name.pop(planned.name))
+    for entry in plan:
+        if entry.name in by_name:
+            found.setdefault(entry.label, []).append(by_name.pop(entry.name))
     for group in groups(list(by_name.values())):
         name = group.pe if group.pe not in found else group.label
         found[name] = list(group.runs)
