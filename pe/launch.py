@@ -31,6 +31,7 @@ _WORDS: dict[type, str] = {
     str: "text",
     int: "a whole number of 0 or more",
     float: "a number of 0 or more",
+    bool: "True or False, 1 or 0",
     dict: "a dictionary",
 }
 
@@ -148,6 +149,7 @@ def configure_conversion(
         "softmax_scale": values["softmax_scale"] or old.softmax_scale,
         "start_from": start,
         "start_step": last,
+        "start_state": "weights",
         "steps": more,
         "learning_rate": peak,
         "min_learning_rate": values["min_learning_rate"] or float(f"{peak / 10:.6g}"),
@@ -157,6 +159,7 @@ def configure_conversion(
         "context_length": length,
         "batch_size": values["batch_size"] or old.batch_size,
         "keep_steps": [],
+        "keep_states": [],
     }
     chosen = Recipe.from_dict(fields | values["overrides"])
     _check_encoding(chosen)

@@ -134,7 +134,8 @@ QUANTITIES: dict[str, Quantity] = {
 NOT_RECORDED, NOT_EVALUATED = "not recorded", "not evaluated"
 # Fields that change neither the weights nor what a perplexity means.
 _NO_DIFFERENCE = (
-    "name", "checkpoint_every", "keep_steps", "log_every", "validate_every", "evaluation_lengths",
+    "name", "checkpoint_every", "keep_steps", "keep_states", "log_every", "validate_every",
+    "evaluation_lengths",
 )  # fmt: skip
 COLUMNS = ("final_loss", "validation_loss", "tokens_per_second", "peak_memory", "parameters")
 
@@ -155,6 +156,8 @@ def _start_label(recipe: Mapping[str, Any]) -> str:
     if not recipe.get("start_from"):
         return own
     step = recipe.get("start_step", 0)
+    if recipe.get("start_state") == "all":  # a branch is a shorter run of the same kind
+        return f"{own}, {step + recipe['steps']:,} steps"
     at = f", step {step:,}" if step else ""
     return f"{own} from {label(_encoding_of(recipe['start_from']))}{at}"
 

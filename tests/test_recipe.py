@@ -26,6 +26,7 @@ OTHER: dict[str, Any] = {
     "compile": "on", "checkpoint_every": 7, "log_every": 3, "validate_every": 9,
     "evaluation_lengths": (256,), "target_tokens": 64, "evaluation_windows": 3,
     "joint_norm": "qk", "softmax_scale": 0.1, "start_from": "rope-s0-1a2b3c4d", "start_step": 5,
+    "start_state": "all", "keep_states": (40, 60),
     "keep_steps": (40, 60), "retrieval_share": 0.02, "retrieval_samples": 5,
     "fit_temperature": True,
 }  # fmt: skip
@@ -39,14 +40,15 @@ def test_every_field_has_another_value_here() -> None:
 
 @pytest.mark.parametrize("name", sorted(OTHER))
 def test_the_hash_changes_with_what_is_trained_and_nothing_else(name: str) -> None:
-    also = {"start_from": OTHER["start_from"]} if name == "start_step" else {}
+    also = {"start_from": OTHER["start_from"]} if name.startswith("start_st") else {}
+    also |= {"start_step": 5} if name == "start_state" else {}
     base = dataclasses.replace(DEMO, **also)
     changed = dataclasses.replace(base, **{name: OTHER[name]})
     same = changed.config_hash() == base.config_hash()
     judged_or_watched = {
         "name", "evaluation_lengths", "target_tokens", "evaluation_windows", "log_every",
-        "validate_every", "checkpoint_every", "keep_steps", "retrieval_samples",
-        "fit_temperature",
+        "validate_every", "checkpoint_every", "keep_steps", "keep_states",
+        "retrieval_samples", "fit_temperature",
     }  # fmt: skip
     assert same == (name in judged_or_watched)
     assert set(NOT_IDENTITY) == judged_or_watched

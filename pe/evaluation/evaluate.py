@@ -14,6 +14,7 @@ from pe.evaluation.covers import covers
 from pe.evaluation.load import load_model
 from pe.evaluation.perplexity import by_position, cell, no_cell, window_losses
 from pe.evaluation.retrieval import evaluate_retrieval
+from pe.evaluation.start import evaluate_start
 from pe.evaluation.temperature import fit_temperature, length_temperature
 from pe.model import PEForCausalLM
 from pe.runs import SCHEMA_VERSION, Run, RunError
@@ -25,6 +26,8 @@ from pe.training.record import now
 
 def evaluate(run: Run, *, quiet: bool = False) -> dict[str, Any]:
     """Evaluate ``run`` at the lengths of its recipe, unless that is recorded already.
+
+    For a run that began with another run's weights, these are evaluated too (`pe.evaluate_start`).
 
     Returns:
         evaluation.json as recorded.
@@ -43,10 +46,20 @@ def evaluate(run: Run, *, quiet: bool = False) -> dict[str, Any]:
         raise RunError(f"{run.directory} is {record['status']}; train it before evaluating it")
     if not lengths:
         raise ValueError("the recipe has no evaluation_lengths")
+    if recipe.start_from and recipe.start_state == "weights":
+        _judge_start(run, quiet)
     with run.lock():
         found = _evaluate(run, record, lengths, Progress(enabled=not quiet))
         run.write_evaluation(found)
     return found
+
+
+def _judge_start(run: Run, quiet: bool) -> None:
+    """Record what the change of encoding did by itself, while the old weights are at hand."""
+    try:
+        evaluate_start(run, quiet=quiet)
+    except RunError as error:  # they are gone: the run itself can be judged all the same
+        Progress(enabled=not quiet).show(f"not evaluated before training: {error}", last=True)
 
 
 def _evaluate(

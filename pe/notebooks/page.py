@@ -25,7 +25,7 @@ REFERENCE = "demo"
 # Fields in which runs may differ and still be drawn in one figure.
 _FREE = (
     "name", "pe", "pe_options", "seed", "log_every", "validate_every", "checkpoint_every",
-    "keep_steps", "evaluation_lengths",
+    "keep_steps", "keep_states", "evaluation_lengths",
 )  # fmt: skip
 
 
@@ -44,7 +44,8 @@ def plan(run: Run) -> Markdown:
     layers = f"{r.num_hidden_layers} layer" + ("s" if r.num_hidden_layers > 1 else "")
     rows = {"encoding": tables.label(r.pe) + (f" with {options}" if options else "")}
     if r.start_from:
-        rows["begins with"] = f"weights of `{r.start_from}` after step {r.start_step:,}"
+        what = "weights" if r.start_state == "weights" else "weights and optimizer"
+        rows["begins with"] = f"{what} of `{r.start_from}` after step {r.start_step:,}"
         rows["learning rate"] = (
             f"{r.learning_rate:g} → {r.min_learning_rate:g}, {r.warmup_steps:,} of warmup"
         )

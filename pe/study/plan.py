@@ -10,11 +10,19 @@
         pe: nope
         start: {run: rope, at: 10/16}
         set: {steps: 6/16, learning_rate: 1.0e-4}
+      yarn:                             # goes on from a run of another study
+        pe: yarn
+        start: {run: scaffold/rope, at: end}
+      pope:                             # with schedule wsd: runs of fewer steps, too
+        pe: pope
+        branches: [1/4, 1/2]
     mini: {recipe: demo, set: {...}}  # the same study in miniature, for a CPU
 
-``steps`` and ``at`` may be fractions of the study's steps, ``warmup_steps``, ``decay_steps`` and
-``checkpoint_every`` of the run's own. A run that others start from keeps the checkpoints they need.
-This module imports no torch.
+``steps``, ``at`` and ``branches`` may be fractions of the study's steps, ``warmup_steps``,
+``decay_steps`` and ``checkpoint_every`` of the run's own. A run that others start from keeps the
+checkpoints they need. The miniature of a study starts from miniatures of others.
+A branch of b steps shares the first of them with its run and has its own decay, ``decay_steps`` of
+b; it is named ``pope@1/4``. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -31,8 +39,9 @@ from pe.runs import Run, root
 from pe.training.recipe import Recipe
 from pe.training.recipes import recipe as named_recipe
 
+FOLDER = Path(__file__).resolve().parents[2] / "studies"
 KEYS = ("title", "recipe", "set", "seeds", "runs", "mini")
-RUN_KEYS = ("pe", "pe_options", "start", "set", "seeds")
+RUN_KEYS = ("pe", "pe_options", "start", "set", "seeds", "branches")
 OWN_SHARES = ("warmup_steps", "decay_steps", "checkpoint_every", "validate_every")
 
 
@@ -45,7 +54,7 @@ class Planned:
     recipe: Recipe
     study: str
     parent: str | None = None
-    """Directory name of the run it starts from."""
+    """Directory name of the run of this study that it starts from."""
 
     @property
     def name(self) -> str:
@@ -70,7 +79,7 @@ def study_file(study: str) -> Path:
         if not path.exists():
             raise ValueError(f"study file {study!r} does not exist")
         return path
-    folder = Path(__file__).resolve().parents[2] / "studies"
+    folder = FOLDER
     if not folder.is_dir():  # an installed package: the studies of the folder one works in
         folder = Path.cwd() / "studies"
     known = sorted(p.stem for p in folder.glob("*.yaml"))
@@ -120,9 +129,11 @@ def _expand(where: str, study: str, given: Mapping[str, Any]) -> list[Planned]:
         for label, run in given["runs"].items():
             if seed not in run.get("seeds", [seed]):
                 continue
-            planned = _one(f"{where}, run {label!r}", study, given, label, seed, by_label, kept)
-            by_label[label] = planned
-            plan.append(planned)
+            here = f"{where}, run {label!r}"
+            planned, branches = _one(here, study, given, label, seed, by_label, kept)
+            for one in (planned, *branches):
+                by_label[one.label] = one
+                plan.append(one)
     names = [p.name for p in plan]
     for planned in plan:
         if names.count(planned.name) > 1:
@@ -145,6 +156,9 @@ def _steps_to_keep(where: str, given: Mapping[str, Any]) -> dict[str, set[Any]]:
                     "{run: NAME, at: 10/16}"
                 )
             kept.setdefault(start["run"], set()).add(start["at"])
+        branches = run.get("branches", [])
+        if not isinstance(branches, list):
+            raise ValueError(f"{where}, run {label!r}: 'branches' is a list: [1/4, 1/2]")
     return kept
 
 
@@ -156,10 +170,12 @@ def _one(
     seed: int,
     earlier: Mapping[str, Planned],
     kept: Mapping[str, set[Any]],
-) -> Planned:
+) -> tuple[Planned, list[Planned]]:
+    """A run and its branches."""
     run = given["runs"][label]
     base = named_recipe(given.get("recipe", "auto"), **_plain(given.get("set", {})))
     fields = {**given.get("set", {}), **run.get("set", {})}
+    decay = fields.get("decay_steps", base.decay_steps)
     fields["steps"] = steps = _count(where, "steps", fields.get("steps", base.steps), base.steps)
     for field in OWN_SHARES:
         if field in fields:
@@ -167,23 +183,86 @@ def _one(
     fields |= {"pe": run["pe"], "pe_options": run.get("pe_options", {}), "seed": seed}
     parent = None
     if "start" in run:
-        source = run["start"]["run"]
-        if source not in earlier:
-            known = ", ".join(earlier) or "none"
-            raise ValueError(f"{where}: starts from {source!r}; the runs above it are: {known}")
-        parent = earlier[source].name
-        at = _count(where, "at", run["start"]["at"], base.steps)
-        if not 0 < at <= earlier[source].recipe.steps:
-            raise ValueError(f"{where}: starts at step {at}, which {source!r} has not")
-        fields |= {"start_from": parent, "start_step": at}
+        parent, begins = _start(where, study, run["start"], seed, earlier, base.steps)
+        fields |= begins
     if label in kept:
-        marks = {_count(where, "at", at, base.steps) for at in kept[label]}
+        marks = {_at(where, at, base.steps, steps) for at in kept[label]}
         fields["keep_steps"] = tuple(sorted(m for m in marks if m < steps))
+    ends = {
+        f"{label}@{share}": _count(where, "branches", share, base.steps)
+        for share in run.get("branches", [])
+    }
+    decays = {name: _count(where, "decay_steps", decay, end) for name, end in ends.items()}
+    if ends:
+        fields["keep_states"] = tuple(sorted({end - decays[name] for name, end in ends.items()}))
     try:
         recipe = named_recipe(base.name, **fields)
+        _check_branches(recipe, ends, decays)
+        planned = Planned(label, recipe, study, parent)
+        branches = [
+            Planned(name, _branch(recipe, end, decays[name]), study, planned.name)
+            for name, end in ends.items()
+        ]
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
-    return Planned(label, recipe, study, parent)
+    return planned, branches
+
+
+def _start(
+    where: str,
+    study: str,
+    start: Mapping[str, Any],
+    seed: int,
+    earlier: Mapping[str, Planned],
+    of: int,
+) -> tuple[str | None, dict[str, Any]]:
+    """The run of this study to wait for, if it is one of this study, and the recipe's fields."""
+    name, source = start["run"], earlier.get(start["run"])
+    elsewhere, _, label = str(name).partition("/")
+    if source is None and label:
+        mini = study.endswith("-mini")
+        found = {p.label: p for p in load_plan(elsewhere, mini=mini) if p.recipe.seed == seed}
+        if label not in found:
+            known = ", ".join(found) or "none"
+            raise ValueError(f"{where}: starts from {name!r}; runs there with seed {seed}: {known}")
+        source, of = found[label], found[label].recipe.steps
+    elif source is None:
+        known = ", ".join(earlier) or "none"
+        raise ValueError(f"{where}: starts from {name!r}; the runs above it are: {known}")
+    at = _at(where, start["at"], of, source.recipe.steps)
+    if not 0 < at <= source.recipe.steps:
+        raise ValueError(f"{where}: starts at step {at}, which {name!r} has not")
+    if source.study == study:
+        return source.name, {"start_from": source.name, "start_step": at}
+    kept = (*source.recipe.keep_steps, *source.recipe.keep_states, source.recipe.steps)
+    if at not in kept:
+        steps = ", ".join(map(str, kept))
+        raise ValueError(f"{where}: starts at step {at} of {name!r}, which keeps {steps}")
+    return None, {"start_from": f"{source.study}/{source.name}", "start_step": at}
+
+
+def _check_branches(recipe: Recipe, ends: Mapping[str, int], decays: Mapping[str, int]) -> None:
+    if ends and (recipe.schedule != "wsd" or not recipe.decay_steps):
+        raise ValueError("branches need a plateau: set schedule: wsd and decay_steps, say 20%")
+    for name, end in ends.items():
+        first, last = recipe.warmup_steps, recipe.steps - recipe.decay_steps
+        if not first <= end - decays[name] <= last or not 0 < decays[name] < end:
+            raise ValueError(
+                f"branch {name} of {end} steps would leave after step {end - decays[name]}; the "
+                f"plateau lasts from {first} to {last}"
+            )
+
+
+def _branch(recipe: Recipe, end: int, decay: int) -> Recipe:
+    """The last ``decay`` steps of a run of ``end`` steps that is like ``recipe`` otherwise."""
+    return dataclasses.replace(
+        recipe, start_from=recipe.run_name(), start_step=end - decay, start_state="all",
+        steps=decay, warmup_steps=0, decay_steps=decay, keep_steps=(), keep_states=(),
+    )  # fmt: skip
+
+
+def _at(where: str, value: Any, of: int, steps: int) -> int:
+    return steps if value == "end" else _count(where, "at", value, of)
 
 
 def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pe.runs import root
 from pe.study.plan import Planned
 from pe.study.worker import execute
+from pe.training.start import start_of
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -51,6 +52,7 @@ def run_study(
 
     Raises:
         StudyFailed: runs failed for good; all others are done.
+        RunError: runs start from a run of another study that is not there yet.
     """
     todo = [p for p in plan if not p.done()]
     states = {p.name: "waiting" if p in todo else "done" for p in plan}
@@ -58,6 +60,9 @@ def run_study(
     show(states)
     if not todo:
         return
+    for planned in todo:
+        if "/" in planned.recipe.start_from:  # of another study: nothing here will make it
+            start_of(planned.recipe, planned.run().directory.parent)
     with connect(address, workers) as (client, devices):
         futures = _submit(client, todo, devices, retries, notebooks)
         while not all(f.done() for f in futures.values()):

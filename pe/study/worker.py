@@ -23,6 +23,11 @@ from pe.runs import Run, RunError
 from pe.training.recipe import Recipe
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "train.ipynb"
+# Fields that keep their share of another one unless they are given (`pe.recipe`).
+FOLLOWS = {
+    "warmup_steps": "steps", "decay_steps": "steps", "min_learning_rate": "learning_rate",
+    "evaluation_lengths": "context_length", "target_tokens": "context_length",
+}  # fmt: skip
 WAIT_FOR_LOCK = 180.0
 """Seconds that a run's folder may still be held by the process of a worker that was killed."""
 
@@ -81,12 +86,13 @@ def command(recipe: Recipe, study: str) -> list[str]:
     from pe.training.recipes import RECIPES
 
     base, own = RECIPES[recipe.name].to_dict(), parameters()
+    new = {name for name, value in recipe.to_dict().items() if value != base[name]}
     values: dict[str, Any] = {"recipe": recipe.name, "study": study}
     overrides = {}
     for name, value in recipe.to_dict().items():
         if name in own:
             values[name] = value
-        elif name != "name" and value != base[name]:
+        elif name != "name" and (name in new or FOLLOWS.get(name) in new):
             overrides[name] = value
     values["overrides"] = overrides
     given = {key: value for key, value in values.items() if value not in ({}, "")}

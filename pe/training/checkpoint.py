@@ -4,9 +4,10 @@
 
     checkpoints/kept/step-000300/   model.safetensors, config.json, state.json
 
-The last two of the first kind stay. Those of the second stay for good (``keep_steps``): they hold
-what another run needs to start from, and no optimizer. Each is written under another name, flushed
-to disk and renamed, so it is whole or it is not there. Any of them loads with
+The last two of the first kind stay. Those of the second stay for good: with ``keep_steps`` they
+hold what another run needs to start from, and no optimizer; with ``keep_states`` they hold
+everything, for a branch. Each is written under another name, flushed to disk and renamed, so it is
+whole or it is not there. Any of them loads with
 ``AutoModelForCausalLM.from_pretrained``.
 """
 
@@ -46,7 +47,23 @@ class TrainState:
 def save(accelerator: Accelerator, directory: Path, state: TrainState, config: PEConfig) -> Path:
     """Write a checkpoint and prune older ones. All processes call this together."""
     final = directory / f"step-{state.step:06d}"
-    temporary = directory / f".{final.name}.partial"
+    _save_all(accelerator, final, state, config)
+    if accelerator.is_main_process:
+        _prune(directory)
+    accelerator.wait_for_everyone()
+    return final
+
+
+def keep_all(
+    accelerator: Accelerator, directory: Path, state: TrainState, config: PEConfig
+) -> None:
+    """Write a checkpoint to branch other runs from. All processes call this together."""
+    _save_all(accelerator, directory / KEPT / f"step-{state.step:06d}", state, config)
+    accelerator.wait_for_everyone()
+
+
+def _save_all(accelerator: Accelerator, final: Path, state: TrainState, config: PEConfig) -> None:
+    temporary = final.with_name(f".{final.name}.partial")
     if accelerator.is_main_process:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
@@ -57,9 +74,6 @@ def save(accelerator: Accelerator, directory: Path, state: TrainState, config: P
     if accelerator.is_main_process:
         config.save_pretrained(temporary)
         _publish(temporary, final, state)
-        _prune(directory)
-    accelerator.wait_for_everyone()
-    return final
 
 
 def keep(accelerator: Accelerator, model: nn.Module, directory: Path, state: TrainState) -> None:
@@ -122,6 +136,17 @@ def restore(
             "train from the beginning"
         )
     return None
+
+
+def begin_from(accelerator: Accelerator, path: Path) -> None:
+    """Load weights, optimizer and random states of another run's checkpoint.
+
+    Raises:
+        RunError: it cannot be read.
+    """
+    state, reason = _load(accelerator, path)
+    if state is None:
+        raise RunError(f"{path} cannot be read ({reason}); train the run it belongs to again")
 
 
 def _load(accelerator: Accelerator, path: Path) -> tuple[TrainState | None, str]:

@@ -23,6 +23,7 @@ SCHEDULES = ("cosine", "wsd")
 PRECISIONS = ("auto", "float32", "bfloat16")
 COMPILE = ("auto", "on", "off")
 JOINT_NORMS = ("", "q", "k", "qk")
+START_STATES = ("weights", "all")
 # These say how a run is judged or watched; they do not change the weights it ends with.
 NOT_IDENTITY = (
     "name",
@@ -33,6 +34,7 @@ NOT_IDENTITY = (
     "validate_every",
     "checkpoint_every",
     "keep_steps",
+    "keep_states",
     "retrieval_samples",
     "fit_temperature",
 )
@@ -40,7 +42,7 @@ NOT_IDENTITY = (
 # have it, so that those runs keep their names.
 LATER = {
     "joint_norm": "", "softmax_scale": 0.0, "start_from": "", "start_step": 0,
-    "retrieval_share": 0.0,
+    "start_state": "weights", "retrieval_share": 0.0,
 }  # fmt: skip
 
 
@@ -87,6 +89,8 @@ class Recipe:
     its encoding becomes ``pe``. Schedule and optimizer begin anew, the text goes on."""
     start_step: int = 0
     """The step of ``start_from`` after which its weights are taken; 0: its last one."""
+    start_state: str = "weights"
+    """``"weights"``, with a fresh optimizer, or ``"all"``: a branch, which goes on as that run."""
     steps: int
     batch_size: int
     """Windows in an optimizer step, over all processes."""
@@ -110,6 +114,8 @@ class Recipe:
     checkpoint_every: int = 100
     keep_steps: tuple[int, ...] = ()
     """Steps after which the weights are kept for good, for other runs to start from."""
+    keep_states: tuple[int, ...] = ()
+    """The same with optimizer and random states, for branches."""
     log_every: int = 10
     validate_every: int = 100
     """Steps between validation losses; 0: only at the end."""
@@ -124,7 +130,7 @@ class Recipe:
     """Evaluate a second time with a temperature fitted on validation text."""
 
     def __post_init__(self) -> None:
-        for name in ("evaluation_lengths", "keep_steps"):
+        for name in ("evaluation_lengths", "keep_steps", "keep_states"):
             numbers: Any = getattr(self, name)
             if isinstance(numbers, list):  # as JSON has it
                 object.__setattr__(self, name, tuple(numbers))
@@ -211,6 +217,7 @@ def _value_problems(r: Recipe) -> typing.Iterator[str]:
         ("precision", PRECISIONS),
         ("compile", COMPILE),
         ("joint_norm", JOINT_NORMS),
+        ("start_state", START_STATES),
     ):
         if getattr(r, name) not in choices:
             yield str(unknown(name, getattr(r, name), choices))
@@ -230,9 +237,12 @@ def _value_problems(r: Recipe) -> typing.Iterator[str]:
         yield (f"micro_batch_size: {r.micro_batch_size} does not divide batch_size {r.batch_size}")
     if r.start_step and not r.start_from:
         yield f"start_step: {r.start_step} of which run? give start_from as well"
-    for step in r.keep_steps:
-        if type(step) is not int or not 0 < step <= r.steps:
-            yield f"keep_steps: {step!r} is no whole number from 1 to steps {r.steps}"
+    if r.start_state == "all" and not (r.start_from and r.start_step):
+        yield "start_state: all of which run and step? give start_from and start_step as well"
+    for name in ("keep_steps", "keep_states"):
+        for step in getattr(r, name):
+            if type(step) is not int or not 0 < step <= r.steps:
+                yield f"{name}: {step!r} is no whole number from 1 to steps {r.steps}"
     for length in r.evaluation_lengths:
         if type(length) is not int or length < r.target_tokens:
             yield (

@@ -3,7 +3,11 @@
 The new run has its own schedule and a fresh optimizer. In the text it goes on where its parent
 stopped: steps of the data stream are counted on, so that no window comes twice within a pass. That
 is exact where seed, batch and context are the parent's; with other sizes the stream is another one,
-and is entered after as many tokens. No torch.
+and is entered after as many tokens.
+
+A branch (``start_state: all``) takes the optimizer too and is the same run with another end: under
+the schedule ``wsd`` it is, to the last bit, what a shorter run would have been from its decay on.
+No torch.
 """
 
 from __future__ import annotations
@@ -13,8 +17,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pe.runs import Run, RunError, root
-from pe.training.recipe import Recipe
+from pe.training.recipe import NOT_IDENTITY, Recipe
 from pe.training.steps import folder_of, kept_steps
+
+# What a branch may have of its own: where it begins and ends, and the rates between.
+OF_A_BRANCH = (
+    *NOT_IDENTITY, "start_from", "start_step", "start_state", "steps", "schedule", "warmup_steps",
+    "decay_steps", "learning_rate", "min_learning_rate",
+)  # fmt: skip
 
 
 class Start(NamedTuple):
@@ -31,6 +41,13 @@ class Start(NamedTuple):
     """First step of the data stream that the new run takes."""
     fingerprint: str
     """The text they were trained on."""
+    whole: bool = False
+    """A branch: optimizer and random states are there and go on."""
+
+    @property
+    def draws_step(self) -> int:
+        """Steps by which the draws of the new run's steps are counted on."""
+        return self.step if self.whole else 0
 
     def record(self) -> dict[str, Any]:
         """What run.json says about it."""
@@ -65,6 +82,7 @@ def start_of(recipe: Recipe, study: Path) -> Start | None:
 
     Raises:
         RunError: the run it starts from, or the weights of that step, are not there.
+        ValueError: a branch that differs from its parent in more than its end.
     """
     if not recipe.start_from:
         return None
@@ -73,7 +91,10 @@ def start_of(recipe: Recipe, study: Path) -> Start | None:
     complete = record["status"] == "complete"
     step, last = recipe.start_step, record["training"]["steps"] if complete else 0
     found = folder_of(parent.directory / "checkpoints", step)
-    if complete and step in (0, last):
+    whole = recipe.start_state == "all"
+    if whole:
+        _check_branch(recipe, parent)
+    if complete and step in (0, last) and not whole:
         step, weights, fingerprint = last, parent.checkpoint, record["data"]["fingerprint"]
     elif step and found is not None:
         weights = found
@@ -90,6 +111,11 @@ def start_of(recipe: Recipe, study: Path) -> Start | None:
             f"{weights} is not on this machine (weights are not kept in git); train the run again "
             "to have it"
         )
+    if whole and not (weights / "optimizer.bin").exists():
+        raise RunError(
+            f"{weights} holds weights and no optimizer, so no branch can go on from it; train "
+            f"{parent.name} with keep_states, in another study if it is complete"
+        )
     before = parent.recipe.batch_size * parent.recipe.context_length
     earlier = record.get("parent") or {"tokens": 0, "stream_step": 0}
     passed = (earlier["stream_step"] + step) * before
@@ -100,4 +126,19 @@ def start_of(recipe: Recipe, study: Path) -> Start | None:
         earlier["tokens"] + step * before,
         -(-passed // (recipe.batch_size * recipe.context_length)),
         fingerprint,
+        whole,
     )
+
+
+def _check_branch(recipe: Recipe, parent: Run) -> None:
+    own, old = recipe.to_dict(), parent.recipe.to_dict()
+    if old["start_state"] == "all":
+        raise ValueError(
+            f"start_from: {parent.name} is itself a branch; branch from {old['start_from']}"
+        )
+    for name, value in own.items():
+        if name not in OF_A_BRANCH and value != old[name]:
+            raise ValueError(
+                f"{name}: {parent.name} has {old[name]!r} and this branch of it {value!r}; a "
+                "branch differs in steps and rates alone"
+            )

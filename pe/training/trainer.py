@@ -174,6 +174,8 @@ class _Training:
             )
         if self.main:
             self.run.update(parent=self.start.record())
+        if self.start.whole:
+            return model  # everything is loaded once model and optimizer are prepared
         return start_model(self.start, self.recipe, model.config)
 
     def _resume(self, data: TokenData) -> TrainState:
@@ -184,6 +186,8 @@ class _Training:
         )
         if state is None:
             state = TrainState(data_fingerprint=data.fingerprint)
+            if self.start and self.start.whole:
+                checkpoint.begin_from(self.accelerator, self.start.weights)
         elif state.data_fingerprint != data.fingerprint:
             raise RunError(
                 f"{self.run.directory}: its checkpoint was trained on data "
@@ -199,6 +203,7 @@ class _Training:
         first, tokens_before, begun = state.step, state.tokens, time.perf_counter()
         base_seconds, since = state.seconds, time.perf_counter()
         passed = self.start.stream_step if self.start else 0
+        drawn = self.start.draws_step if self.start else 0
         if self.start and first == 0:  # what the change of encoding cost
             self._validate(0)
             since = time.perf_counter()
@@ -208,7 +213,7 @@ class _Training:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
             batch = self.train_batches.at(state.step + passed)
-            seed_step(r.seed, state.step, self.accelerator.process_index)
+            seed_step(r.seed, state.step + drawn, self.accelerator.process_index)
             loss, norm = self._step(batch)
             self.metrics.add(loss, norm)
             state.step += 1
@@ -226,9 +231,12 @@ class _Training:
             if r.validate_every and state.step % r.validate_every == 0 and state.step < r.steps:
                 self._validate(state.step)
                 since = time.perf_counter()
-            if state.step in r.keep_steps:
+            if state.step in (*r.keep_steps, *r.keep_states):
                 self._refuse_broken_weights(state.step)
-                checkpoint.keep(self.accelerator, self.model, self.folder, state)
+                if state.step in r.keep_states:
+                    checkpoint.keep_all(self.accelerator, self.folder, state, self.config)
+                else:
+                    checkpoint.keep(self.accelerator, self.model, self.folder, state)
                 since = time.perf_counter()
             if due or stopping:
                 self._refuse_broken_weights(state.step)
