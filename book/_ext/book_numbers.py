@@ -9,8 +9,8 @@ give names instead of numbers. `ppl@longest` is the perplexity at the longest ev
 Unknown keys raise ValueError with the nearest valid one.
 
 In a study with a YAML in studies/, SUBJECT is a row's name there (`scaffold/rope-dropped-at-10`),
-and QUANTITY any of `pe.study.results`, `recipe.FIELD`, `before` (the validation loss of a converted
-model before its first step) or `extension.yarn@4.ppl@4x`. `vs` gives words: "lower by 8.1% (3.3 to
+and QUANTITY any of `pe.study.results`, `title`, `recipe.FIELD`, `before` (the validation loss of a
+converted model before its first step) or `extension.yarn@4.ppl@4x`. `vs` gives words: "lower by 8.1% (3.3 to
 13%)", or "no difference shown" where the intervals do not tell the two apart.
 """
 
@@ -108,6 +108,8 @@ def _of_row(row: results.Row, quantity: str) -> tuple[Any, str]:
         return value, f"{value:.3f}"
     if quantity == "seeds":
         return len(row.runs), str(len(row.runs))
+    if quantity == "title":
+        return row.title, row.title
     found = results.measure(row, quantity)
     if found.value is None:
         raise ValueError(f"{row.label}.{quantity} has no value: {found.reason}")
@@ -221,6 +223,7 @@ def _facts(runs: list[Snapshot]) -> dict[str, Any]:
         "target_tokens": _one([entry.get("target_tokens") for entry in evaluations]),
         "evaluation_time": sum(entry.get("seconds") or 0.0 for entry in evaluations),
         "prompts": _one([_prompts(entry) for entry in evaluations]),
+        **_controls(evaluations),
         "layers": _one([recipe["num_hidden_layers"] for recipe in recipes]),
         "heads": _one([recipe["num_attention_heads"] for recipe in recipes]),
     }
@@ -237,6 +240,18 @@ def _prompts(evaluation: dict[str, Any]) -> int | None:
     """How often each retrieval task is asked at one length."""
     asked = evaluation.get("retrieval")
     return asked and asked["samples"] * len(asked["depths"])
+
+
+def _controls(evaluations: list[dict[str, Any]]) -> dict[str, int]:
+    """Prompts without the number asked for, over all runs, and how many were answered with it."""
+    hits = asked = 0
+    for evaluation in evaluations:
+        for lengths in (evaluation.get("retrieval") or {"tasks": {}})["tasks"].values():
+            for cell in lengths.values():
+                for control in (cell["controls"] or {}).values():
+                    hits += control["exact"]
+                    asked += _prompts(evaluation) or 0
+    return {"control_hits": hits, "control_prompts": asked}
 
 
 def _one(values: list[Any]) -> Any:

@@ -13,11 +13,13 @@ from functools import partial
 from pathlib import Path
 
 from book_mirror import write
+from book_numbers import study_rows
 from book_studies import FILES, LOCAL, Snapshot, Studies
 from matplotlib.figure import Figure
 from sphinx.errors import ExtensionError
 
-from pe import figures
+from pe import figures, figures_extension, figures_retrieval, figures_study
+from pe.study import results
 
 TWINS = ("", "-dark")
 _FIGURES: dict[str, Callable[..., Figure]] = {
@@ -46,6 +48,44 @@ def record_figures(studies: Studies) -> dict[str, tuple[list[Snapshot], Callable
             reference,
             partial(figures.perplexity_by_length, reference, highlight=pe),
         )
+    for study, runs in studies.runs.items():
+        if study not in (studies.reference, LOCAL) and results.planned(study):
+            found |= _study_figures(studies, study, runs)
+    return found
+
+
+def _study_figures(
+    studies: Studies, study: str, runs: list[Snapshot]
+) -> dict[str, tuple[list[Snapshot], Callable[[], Figure]]]:
+    """Figures of a study with a YAML: STUDY-perplexity ... and those of its extended runs."""
+    rows = list(study_rows(studies, study).values())
+    found: dict[str, tuple[list[Snapshot], Callable[[], Figure]]] = {
+        f"{study}-perplexity": (runs, partial(figures_study.perplexity, rows)),
+        f"{study}-training": (runs, partial(figures_study.training, rows)),
+        f"{study}-by-position": (runs, partial(figures_study.by_position, rows)),
+    }
+    asked = [row for row in rows if (row.runs[0].evaluation() or {}).get("retrieval")]
+    of_asked = [run for run in runs if (run.evaluation() or {}).get("retrieval")]
+    for task in ("needle", "passkey"):
+        if asked:
+            draw_it = partial(figures_retrieval.retrieval, asked, task)
+            found[f"{study}-{task}"] = (of_asked, draw_it)
+    for row in rows:
+        run = row.runs[0]
+        record = getattr(run, "extended", None)
+        if record is None:
+            continue
+        length = run.read()["recipe"]["context_length"]
+        cells = (run.evaluation() or {})["perplexity"]
+        base = {int(at) / length: cell["value"] for at, cell in cells.items()}
+        for name, figure in (
+            ("factor", figures_extension.by_factor),
+            ("length", figures_extension.by_length),
+        ):
+            made_of = [r for r in runs if r.name == run.name]
+            found[f"{study}-{row.label}-extension-by-{name}"] = (
+                made_of, partial(figure, record, length, base),
+            )  # fmt: skip
     return found
 
 
@@ -54,7 +94,9 @@ def draw(root: Path, book: Path, studies: Studies) -> None:
     target = book / "_generated"
     stamps_file = target / "pictures.json"
     old = json.loads(stamps_file.read_text()) if stamps_file.exists() else {}
-    look = _hash([root / "pe" / "figures.py", root / "pe" / "tables.py"])
+    modules = [*(root / "pe").glob("figures*.py"), root / "pe" / "tables.py"]
+    modules += (root / "pe" / "study" / f"{name}.py" for name in ("extensions", "plan", "results"))
+    look = _hash([*sorted(modules), *sorted((root / "studies").glob("*.yaml"))])
     stamps: dict[str, str] = {}
     for name, (runs, function) in record_figures(studies).items():
         stamps[name] = look + _hash(run.directory / file for run in runs for file in FILES)

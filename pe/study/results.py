@@ -6,6 +6,8 @@ A row is one entry of ``runs:`` in studies/NAME.yaml with all its seeds. Quantit
     needle@4x, passkey@4x      exact matches at 4 times the training length, the prompts of all
                                depths and seeds together, as a share with Wilson's interval
     tempered.ppl@4x, tempered.needle@4x ...   the same with the fitted temperature
+    needle_reach@4x            how many tokens before the end a number may lie, to be found more
+                               often than not at that depth and at all later ones
     c                          that temperature
     mfu, passes                of training
 
@@ -35,10 +37,13 @@ from pe.tables import (
     label,
     multiples,
     significant,
+    whole,
 )
 from pe.tables import measure as measure_group
 
 _AT = re.compile(r"(tempered\.)?(ppl|needle|passkey)@(\d+(?:\.\d+)?)x")
+_REACH = re.compile(r"(tempered\.)?(needle|passkey)_reach@(\d+(?:\.\d+)?)x")
+_TASKS = ("needle", "passkey", "needle_reach", "passkey_reach")
 OTHERS = ("c", "mfu", "passes")
 TITLES = {"c": "c", "mfu": "MFU", "passes": "passes"}
 
@@ -101,6 +106,8 @@ def _row(name: str, members: tuple[RunLike, ...]) -> Row:
         origin = re.sub(r"-s\d+-[0-9a-f]{8}$", "", parent)
         change = "dropped" if recipe["pe"] == "nope" else f"as {title}"
         title = f"{label(origin)}, {change} at {recipe.get('start_step', 0):,}"
+    elif recipe.get("start_from"):
+        title += f", {recipe['start_step'] + recipe['steps']:,} steps"
     return Row(name, title, origin, members)
 
 
@@ -129,6 +136,10 @@ def _value(run: RunLike, quantity: str, at: re.Match[str] | None) -> tuple[float
         if entry is None:
             return None, NOT_EVALUATED
         return entry["value"], entry["reason"] or NOT_RECORDED
+    reach = _REACH.fullmatch(quantity)
+    if reach:
+        tempered = bool(reach[1])
+        return _reach(run, reach[2], float(reach[3]), tempered=tempered), NOT_EVALUATED
     if quantity == "c":
         fit = ((run.evaluation() or {}).get("tempered") or {}).get("fit")
         return (None, NOT_EVALUATED) if fit is None else (fit["value"], "")
@@ -161,6 +172,19 @@ def counts(
     tasks = (_part(run, tempered).get("retrieval") or {}).get("tasks", {})
     found: dict[str, Any] | None = tasks.get(task, {}).get(_tokens(run, multiple))
     return found
+
+
+def _reach(run: RunLike, task: str, multiple: float, *, tempered: bool) -> float | None:
+    found = counts(run, task, multiple, tempered=tempered)
+    if found is None or found["exact"] is None:
+        return None
+    asked = _part(run, tempered)["retrieval"]
+    reach = 0.0
+    for depth, right in reversed(list(zip(asked["depths"], found["exact"], strict=True))):
+        if 2 * right <= asked["samples"]:
+            break
+        reach = (1 - depth) * int(_tokens(run, multiple))
+    return reach
 
 
 def _part(run: RunLike, tempered: bool) -> dict[str, Any]:
@@ -224,6 +248,8 @@ def write(cell: Cell, quantity: str) -> str:
     form: Callable[[float], str]
     if quantity == "mfu":
         form = "{:.1%}".format
+    elif _REACH.fullmatch(quantity):
+        form = whole
     elif quantity in ("c", "passes"):
         form = "{:.2f}".format
     else:
@@ -251,7 +277,7 @@ def expand(columns: Sequence[str], runs: Sequence[RunLike]) -> list[str]:
     """``needle`` -> ``needle@1x``, ``needle@2x`` ... for every evaluated length."""
     found: list[str] = []
     for column in columns:
-        if column.rpartition(".")[2] in ("ppl", "needle", "passkey"):
+        if column.rpartition(".")[2] in ("ppl", *_TASKS):
             found += [f"{column}@{multiple}" for multiple in multiples(runs)]
         else:
             found.append(column)
@@ -262,6 +288,9 @@ def title(quantity: str) -> str:
     """A column's heading."""
     if _AT.fullmatch(quantity):
         return quantity.rpartition("@")[2].replace("x", "×")
+    reach = _REACH.fullmatch(quantity)
+    if reach:
+        return f"{reach[3]}×"
     return TITLES.get(quantity) or QUANTITIES[quantity].title
 
 

@@ -1,0 +1,116 @@
+"""Figures of the committed study: what each shows, that its bytes are stable and its inks read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from pe import figures, figures_extension, figures_retrieval, figures_study, runs
+from pe.study import results
+from pe.study.extensions import extended, missing, table, value
+
+ROOT = Path(__file__).resolve().parent.parent
+ROWS = results.rows("scaffold", runs.find(ROOT / "runs", "scaffold"))
+BY_LABEL = {row.label: row for row in ROWS}
+ROPE = runs.Run(ROOT / "runs" / "scaffold" / BY_LABEL["rope"].runs[0].name)
+RECORD = ROPE.part("extension") or {}
+BASE = {
+    int(at) / 1024: cell["value"] for at, cell in (ROPE.evaluation() or {})["perplexity"].items()
+}
+
+DRAW: dict[str, Callable[[], Figure]] = {
+    "perplexity": lambda: figures_study.perplexity(ROWS),
+    "training": lambda: figures_study.training(ROWS),
+    "by_position": lambda: figures_study.by_position(ROWS),
+    "needle": lambda: figures_retrieval.retrieval(ROWS, "needle"),
+    "by_factor": lambda: figures_extension.by_factor(RECORD, 1024, BASE),
+    "by_length": lambda: figures_extension.by_length(RECORD, 1024, BASE),
+}
+
+
+@pytest.fixture(scope="module")
+def drawn() -> dict[str, str]:
+    return {name: figures.svg(draw()) for name, draw in DRAW.items()}
+
+
+def words(text: str) -> set[str]:
+    found = ElementTree.fromstring(text).iter("{http://www.w3.org/2000/svg}text")
+    return {"".join(element.itertext()).strip() for element in found}
+
+
+@pytest.mark.parametrize("name", DRAW)
+def test_the_same_records_give_the_same_bytes_of_a_modest_size(
+    name: str, drawn: dict[str, str]
+) -> None:
+    assert figures.svg(DRAW[name]()) == drawn[name]
+    assert len(drawn[name]) < 200_000
+
+
+@pytest.mark.parametrize("name", DRAW)
+def test_no_ink_is_lost_on_a_dark_page(name: str, drawn: dict[str, str]) -> None:
+    dark = re.sub(r'(href|url|id)[=(]"?#?\w+', "", figures.darken(drawn[name]))
+    lines = set(re.findall(r"#[0-9a-fA-F]{6}\b", dark))
+    assert not lines & {"#000000", "#ffffff", figures.INK, figures.FAINT}
+
+
+def test_a_panel_holds_a_baseline_its_heirs_and_nope_in_grey() -> None:
+    found = figures_study.families(ROWS)
+    assert [title for title, _, _ in found] == ["RoPE", "YaRN", "PoPE"]
+    for title, strong, grey in found:
+        assert [row.title.partition(",")[0] for row in strong] == [title] * 3
+        assert [row.label for row in grey] == ["nope"]
+    assert figures_study.families([BY_LABEL["nope"], BY_LABEL["rope"]])[0][2] == []
+
+
+def test_converted_runs_begin_where_the_parent_was() -> None:
+    axes = figures_study.training(ROWS).axes[0]
+    blue = figures.colour("rope")
+    marked = [
+        np.asarray(line.get_xdata(), dtype=float)
+        for line in axes.lines
+        if to_hex(line.get_color()) == blue and line.get_marker() not in ("None", "")
+    ]
+    assert [(x[0], x[-1]) for x in marked] == [(500, 8000), (5000, 8000), (7500, 8000)]
+
+
+def test_heat_maps_show_the_recorded_shares() -> None:
+    names = ["1x", "2x", "4x"]
+    depths, shares = figures_retrieval.shares(BY_LABEL["pope"], "needle", names)
+    counts = results.counts(BY_LABEL["pope"].runs[0], "needle", 2)
+    assert counts is not None
+    assert shares.shape == (len(depths), 3)
+    assert (shares[:, 1] * 10).round().astype(int).tolist() == counts["exact"]
+    figure = figures_retrieval.retrieval(ROWS, "needle")
+    assert len(figure.axes) == len(ROWS) + 1  # and the bar
+    low, high = figure.axes[0].get_ylim()
+    assert low > high  # the beginning of the text is at the top
+    assert figures_retrieval.retrieval([], "needle").axes == []
+
+
+def test_every_method_is_on_the_extension_curves(drawn: dict[str, str]) -> None:
+    assert {"PI", "NTK", "Dynamic NTK", "YaRN", "Llama 3"} <= words(drawn["by_factor"])
+    assert "YaRN + Resonance" in words(drawn["by_length"])
+    assert "factor = length" in words(drawn["by_length"])
+
+
+def test_the_extension_table_is_the_record() -> None:
+    cells = extended(RECORD, 1024)
+    assert [c.factor for c in cells if c.pe == "yarn"] == [2, 4, 8, 16]
+    found = value(RECORD, 1024, "yarn@4", 4)
+    assert found == RECORD["cells"]["yarn@4"]["perplexity"]["4096"]["value"]
+    lines = table(RECORD, 1024, BASE).splitlines()
+    assert len(lines) == 3 + len(RECORD["cells"])
+    assert sum(line.count("**") for line in lines) == 2 * sum(c.factor is not None for c in cells)
+    with pytest.raises(ValueError, match=r"yarn@4"):
+        value(RECORD, 1024, "yarn@5", 4)
+    with pytest.raises(ValueError, match="not evaluated"):
+        value(RECORD, 1024, "yarn@4", 32)
+    assert "yarn" not in missing(RECORD)
+    assert missing({"cells": {}})[0] == "pi"
