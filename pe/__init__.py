@@ -29,6 +29,10 @@ _HOMES = {
     "sample": "pe.evaluation.sample",
     "configure": "pe.launch",
     "configure_conversion": "pe.launch",
+    "configure_study": "pe.launch",
+    "load_plan": "pe.study.plan",
+    "run_study": "pe.study.run",
+    "extend": "pe.evaluation.extension",
     "runs": "pe.runs",
     "figures": "pe.figures",
     "tables": "pe.tables",
@@ -54,11 +58,14 @@ if TYPE_CHECKING:
     from pe.conversion import convert
     from pe.encodings import encoding, list_encodings
     from pe.evaluation.evaluate import evaluate
+    from pe.evaluation.extension import extend
     from pe.evaluation.longrope_search import search_longrope
     from pe.evaluation.sample import sample
     from pe.evaluation.start import evaluate_start
-    from pe.launch import configure, configure_conversion
+    from pe.launch import configure, configure_conversion, configure_study
     from pe.model import PEConfig, PEForCausalLM, PEModel
+    from pe.study.plan import load_plan
+    from pe.study.run import run_study
     from pe.training.recipe import Recipe
     from pe.training.recipes import RECIPES, recipe
     from pe.training.trainer import train

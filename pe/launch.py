@@ -1,10 +1,10 @@
 """From a notebook's parameters to a run: one function a notebook, used by all who name its run.
 
 The first code cell of ``notebooks/train.ipynb`` calls `configure`, that of ``convert.ipynb`` calls
-`configure_conversion`, and so does the papermill engine before any kernel starts, so that both mean
-the same folder and a mistake stops the command early. The signature of the function is the only
-list of parameters: names, types, defaults and help of the notebook's ``parameters`` cell are
-rendered from it (`parameters_cell`), and a test compares them.
+`configure_conversion`, that of ``study.ipynb`` `configure_study`, and so does the papermill engine
+before any kernel starts, so that both mean the same folder and a mistake stops the command early.
+The signature of the function is the only list of parameters: names, types, defaults and help of the
+notebook's ``parameters`` cell are rendered from it (`parameters_cell`), and a test compares them.
 Imports torch only where the recipe ``auto`` or an encoding needs it.
 """
 
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pe._errors import unknown
 from pe.runs import Run, root
+from pe.study.plan import StudyFolder, load_plan
 
 if TYPE_CHECKING:
     from pe.training.recipe import Recipe
@@ -169,6 +170,29 @@ def configure_conversion(
     return found
 
 
+def configure_study(
+    study: Annotated[str, "a study by name (studies/NAME.yaml), or the path of a YAML file"] = "",
+    mini: Annotated[bool, "the study in miniature, for a CPU (1 or 0)"] = False,
+    dry_run: Annotated[bool, "only list the runs and what they would take (1 or 0)"] = False,
+    address: Annotated[str, "a Dask scheduler or a scheduler file (empty: workers here)"] = "",
+    workers: Annotated[int, "workers to start here (0: one a GPU)"] = 0,
+    retries: Annotated[int, "how often a run that fails is tried again"] = 1,
+) -> StudyFolder:  # fmt: skip
+    """Return the folder and the plan of the study that these parameters describe. Writes nothing.
+
+    Raises:
+        ValueError: an unknown study (the nearest is named), or a file that is none.
+    """
+    values = check_parameters(dict(locals()), kind="study")
+    if not values["study"]:
+        raise ValueError("study: which one? -p study scaffold, or the path of a YAML file")
+    if values["workers"] and values["address"]:
+        raise ValueError("workers: those at the address are there already; give one of the two")
+    plan = load_plan(values["study"], mini=values["mini"])
+    _refuse_strange_study(plan[0].study)
+    return StudyFolder(plan, dry_run=values["dry_run"])
+
+
 def _refuse_strange_study(study: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", study):
         raise ValueError(
@@ -197,7 +221,9 @@ def _check_encoding(recipe: Recipe) -> None:
 
 
 # What a notebook says it is (its metadata: {"pe": {"run": "train"}}) and who names its run.
-LAUNCHERS: dict[str, Callable[..., Run]] = {"train": configure, "convert": configure_conversion}
+LAUNCHERS: dict[str, Callable[..., Run]] = {
+    "train": configure, "convert": configure_conversion, "study": configure_study,
+}  # fmt: skip
 
 
 @functools.cache
@@ -271,7 +297,9 @@ def _checked(parameter: Parameter, value: Any) -> Any:
         value = _number(value)
     elif kind is int and isinstance(value, float) and value.is_integer():
         value = int(value)
-    right = isinstance(value, kind) and not isinstance(value, bool)
+    elif kind is bool and value in (0, 1):
+        value = bool(value)
+    right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
     if right and kind in (int, float):
         right = math.isfinite(value) and value >= 0
     if right and kind is dict:

@@ -123,6 +123,9 @@ def _write_json(name: str, path: Path, value: dict[str, Any]) -> None:
 class Run:
     """One run's folder. ``Run(directory)`` neither reads nor creates anything."""
 
+    notebook = "train.ipynb"
+    """Name of the executed notebook in the folder, whichever notebook made the run."""
+
     def __init__(self, directory: str | Path, recipe: Recipe | None = None) -> None:
         self.directory = Path(directory)
         self._recipe = recipe
@@ -139,6 +142,11 @@ class Run:
     def study(self) -> str:
         """Name of the folder above."""
         return self.directory.parent.name
+
+    @property
+    def records(self) -> Path:
+        """The folder of all studies, ``runs/``."""
+        return self.directory.parent.parent
 
     @property
     def recipe(self) -> Recipe:

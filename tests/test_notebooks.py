@@ -17,6 +17,7 @@ import nbformat
 import papermill
 import pytest
 
+import pe
 from pe.launch import configure, configure_conversion, parameters, parameters_cell
 from pe.notebooks import page
 from pe.runs import Run
@@ -62,7 +63,7 @@ def test_a_notebook_is_stripped_marked_and_has_one_parameters_cell(path: Path) -
     assert f"papermill notebooks/{path.name}" in nb.cells[0].source
 
 
-@pytest.mark.parametrize("kind", ["train", "convert"])
+@pytest.mark.parametrize("kind", ["train", "convert", "study"])
 def test_the_parameters_cell_is_the_signature_of_its_function(kind: str) -> None:
     path = HERE / f"{kind}.ipynb"
     notebook = nbformat.read(path, as_version=4)
@@ -100,13 +101,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def execute(place: Path, **given: Any) -> tuple[Any, Run]:
-    values = {
+def values(place: Path, **given: Any) -> dict[str, Any]:
+    return {
         "recipe": "demo", "steps": 4, "context_length": 32, "batch_size": 2,
         "corpus": str(place / "corpus"), "overrides": TINY,
     } | given  # fmt: skip
-    nb = papermill.execute_notebook(TRAIN, None, values, progress_bar=False)
-    return nb, configure(**values)
+
+
+def execute(place: Path, **given: Any) -> tuple[Any, Run]:
+    chosen = values(place, **given)
+    nb = papermill.execute_notebook(TRAIN, None, chosen, progress_bar=False)
+    return nb, configure(**chosen)
 
 
 @pytest.fixture(autouse=True)
@@ -184,7 +189,8 @@ def test_the_convert_notebook_goes_on_from_a_run_and_shows_before_and_after(plac
 def test_a_mistaken_conversion_stops_before_anything_starts(
     place: Path, given: dict[str, Any], message: str
 ) -> None:
-    _, parent = execute(place, pe="rope", overrides=TINY | {"keep_steps": [2]})
+    chosen = values(place, pe="rope", overrides=TINY | {"keep_steps": [2]})
+    parent = pe.train(configure(**chosen), quiet=True)  # no kernel: it is the mistake that counts
     if given:
         given = {"run": parent.name} | given
     before = sorted(parent.directory.parent.iterdir())

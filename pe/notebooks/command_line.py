@@ -48,7 +48,7 @@ def prepare(argv: list[str]) -> None:
     _keep_streams(argv, command)
     typed = shlex.join(["papermill", *argv[1:]])
     from pe.notebooks import holding
-    from pe.notebooks.plan import NOTEBOOK, Refused, plan
+    from pe.notebooks.plan import Refused, plan
 
     try:
         run = plan(notebook, passed_parameters(command))
@@ -64,7 +64,7 @@ def prepare(argv: list[str]) -> None:
     os.environ["PE_COMMAND"] = typed
     sys.excepthook = _brief
     if len(command.paths) == 1:
-        argv.append(_as_output_path(run.directory / NOTEBOOK))
+        argv.append(_as_output_path(run.directory / run.notebook))
         if command.last("--engine", "pe") != "pe":  # another engine will not make the folder
             run.directory.mkdir(parents=True, exist_ok=True)
 

@@ -15,7 +15,7 @@ from papermill.log import logger
 
 from pe.notebooks.client import Client
 from pe.notebooks.holding import hold
-from pe.notebooks.plan import NOTEBOOK, plan
+from pe.notebooks.plan import plan
 from pe.notebooks.terminal import ProgressLine
 from pe.runs import Run, write_atomically
 
@@ -57,7 +57,7 @@ def execute(
         before = _record_text(run)
         line = ProgressLine(quiet=progress_bar is False)
         manager = Manager(
-            nb, run.directory / NOTEBOOK, output_path=output_path, log_output=log_output,
+            nb, run.directory / run.notebook, output_path=output_path, log_output=log_output,
             autosave_cell_every=autosave_cell_every,
         )  # fmt: skip
         client = Client(manager, line, **_client_options(kernel_name, log_output, options))
@@ -110,8 +110,7 @@ def _environment(run: Run) -> dict[str, str]:
     environment.setdefault("TRANSFORMERS_VERBOSITY", "error")
     environment.setdefault("ACCELERATE_LOG_LEVEL", "error")
     environment.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    runs = str(run.directory.parent.parent)
-    return environment | {"PE_RUN_DIR": str(run.directory), "PE_RUNS": runs}
+    return environment | {"PE_RUN_DIR": str(run.directory), "PE_RUNS": str(run.records)}
 
 
 def _failure(nb: Any) -> str | None:

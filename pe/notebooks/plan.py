@@ -9,16 +9,13 @@ from pe.launch import LAUNCHERS, check_parameters
 from pe.notebooks import document
 from pe.runs import Run
 
-NOTEBOOK = "train.ipynb"
-"""Name of the executed notebook in a run's folder, whichever notebook made the run."""
-
 
 class Refused(ValueError):
     """The notebook's parameters describe no run; the message says which and why."""
 
 
 def plan(notebook: Mapping[str, Any], passed: Mapping[str, Any] | None = None) -> Run:
-    """The run that ``notebook`` describes.
+    """The run that ``notebook`` describes, or the study (a `Run` as far as its folder goes).
 
     Args:
         notebook: one of ours (`pe.notebooks.document.kind`).

@@ -44,8 +44,8 @@ class ProgressLine:
         self.heading = heading
 
     def update(self, text: str) -> None:
-        """The running cell reports."""
-        self.reported = text.strip().replace("\n", " ")
+        """The running cell reports; of several lines the last one, which sums up, is shown."""
+        self.reported = (text.strip().splitlines() or [""])[-1]
         now = self.clock()
         if self.tty:
             self._draw(f"{self.place}  {self.reported}")

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,31 @@ class Planned:
         from pe.study.worker import complete
 
         return complete(self.run())
+
+
+class StudyFolder(Run):
+    """A study as the notebook command sees it: a folder to hold, and to put the page into.
+
+    It has no record of its own; what came of the study is in the records of its runs.
+    """
+
+    def __init__(self, plan: Sequence[Planned], *, dry_run: bool = False) -> None:
+        super().__init__(root() / plan[0].study)
+        self.plan, self.dry_run = list(plan), dry_run
+        self.notebook = "plan.ipynb" if dry_run else "study.ipynb"
+
+    @property
+    def study(self) -> str:
+        """Name of the folder itself."""
+        return self.directory.name
+
+    @property
+    def records(self) -> Path:
+        """The folder of all studies."""
+        return self.directory.parent
+
+    def fail(self, reason: str, status: str = "failed") -> None:
+        """Nothing: the runs' own records say what became of each."""
 
 
 def study_file(study: str) -> Path:

@@ -11,6 +11,7 @@ are reported as skipped while all others go on.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -160,8 +161,9 @@ def connect(address: str | None, workers: int | None) -> Iterator[tuple[Client, 
     if devices and count > len(devices):
         raise ValueError(f"workers: {count} were asked for and {len(devices)} GPUs are visible")
     cluster = LocalCluster(
-        n_workers=count, threads_per_worker=1, memory_limit=0, dashboard_address=None
-    )
+        n_workers=count, threads_per_worker=1, memory_limit=0, dashboard_address=":0",
+        silence_logs=logging.CRITICAL,  # what failed is told once, at the end
+    )  # fmt: skip
     with cluster, Client(cluster) as client:
         yield client, devices
 

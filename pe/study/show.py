@@ -73,9 +73,11 @@ def text(plan: Sequence[Planned], states: dict[str, str] | None = None) -> str:
     missing = len(found) - len(known)
     unknown = f" and {missing} runs of unknown speed" if missing else ""
     done = sum(r.state == "done" for r in found)
+    now = ", ".join(f"{r.label} {r.step}/{r.steps}" for r in found if r.state == "running")
+    running = f"running {now}; " if now else ""
     lines.append(
-        f"{done} of {len(found)} runs done; {sum(r.tokens for r in found) / 1e6:,.1f}M tokens; "
-        f"{duration(sum(known))} of training left on one device{unknown}"
+        f"{done} of {len(found)} runs done; {running}{sum(r.tokens for r in found) / 1e6:,.1f}M "
+        f"tokens; {duration(sum(known))} of training left on one device{unknown}"
     )
     return "\n".join(lines)
 

@@ -1,0 +1,100 @@
+"""What the study notebook does and shows: the plan, the study as it runs, its results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pe.study import results
+from pe.study.plan import Planned, StudyFolder
+from pe.study.run import StudyFailed, run_study
+from pe.study.show import live, rows
+from pe.tables import duration
+
+if TYPE_CHECKING:
+    from IPython.display import Markdown
+
+LOSSES = ("validation_loss", "ppl", "tokens_per_second", "wall_time")
+
+
+def plan(study: StudyFolder) -> Markdown:
+    """The runs, where each stands, and what the rest will take on one device."""
+    lines = [
+        "| run | seed | begins with | steps | tokens | state | training left |",
+        "| :-- | --: | :-- | --: | --: | :-- | --: |",
+    ]
+    found = rows(study.plan)
+    for planned, row in zip(study.plan, found, strict=True):
+        left = "not known" if row.seconds_left is None else duration(row.seconds_left)
+        lines.append(
+            f"| {row.label} | {row.seed} | {_begins(planned)} | {row.steps:,} | "
+            f"{row.tokens / 1e6:,.1f} M | {row.state} | {left} |"
+        )
+    known = [row.seconds_left for row in found if row.seconds_left is not None]
+    missing = len(found) - len(known)
+    note = f"; no record tells how fast {missing} of the runs will be here" if missing else ""
+    total = sum(row.tokens for row in found) / 1e6
+    lines.append(
+        f"\n{len(found)} runs, {total:,.1f} M tokens in all, {duration(sum(known))} of training "
+        f"left on one device, evaluations not counted{note}."
+    )
+    return _markdown("\n".join(lines))
+
+
+def _begins(planned: Planned) -> str:
+    r = planned.recipe
+    if not r.start_from:
+        return "drawn weights"
+    branch = ", a branch" if r.start_state == "all" else ""
+    return f"`{r.start_from}`, step {r.start_step:,}{branch}"
+
+
+def carry_out(
+    study: StudyFolder, *, address: str = "", workers: int = 0, retries: int = 1
+) -> StudyFailed | None:
+    """Run what is not done, with a live view. A failure is returned, so that results come first."""
+    if study.dry_run:
+        return None
+    try:
+        run_study(
+            study.plan, address=address or None, workers=workers or None, retries=retries,
+            show=live(study.plan),
+        )  # fmt: skip
+    except StudyFailed as error:
+        return error
+    return None
+
+
+def outcome(study: StudyFolder) -> Markdown:
+    """Tables of all runs that are done: losses and perplexities, then retrieval."""
+    done = [planned.run() for planned in study.plan if planned.done()]
+    missing = len(study.plan) - len(done)
+    if not done:
+        return _markdown("No run of this study is done.")
+    found = results.rows(study.name, done)
+    texts = [_table("Perplexity behind contexts of 1, 2, ... times the length", found, LOSSES)]
+    if any((run.evaluation() or {}).get("retrieval") for run in done):
+        texts += [
+            _table(f"Share of prompts answered exactly ({task})", found, (task,))
+            for task in ("needle", "passkey")
+        ]
+    if missing:
+        texts.append(f"{missing} of {len(study.plan)} runs are not done and not in these tables.")
+    return _markdown("\n\n".join(texts))
+
+
+def end(failure: StudyFailed | None) -> Markdown:
+    """The last word: raises what failed, if anything did."""
+    if failure is not None:
+        raise failure
+    return _markdown("Nothing failed.")
+
+
+def _table(caption: str, found: list[results.Row], columns: Sequence[str]) -> str:
+    return f"{caption}:\n\n{results.table(found, columns, {})}"
+
+
+def _markdown(text: str) -> Markdown:
+    from IPython.display import Markdown
+
+    return Markdown(text)

@@ -1,0 +1,125 @@
+"""``papermill notebooks/study.ipynb -p study NAME``: plan, live view, results, failures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import papermill
+import pytest
+from papermill.exceptions import PapermillExecutionError
+from papermill_stub import environment
+from test_study import by_label, write
+
+import pe
+from pe.launch import configure_study
+from pe.notebooks import study_page
+from pe.study import load_plan
+
+STUDY = Path(__file__).resolve().parents[1] / "notebooks" / "study.ipynb"
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, own_runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(tmp_path)
+
+
+def pages(nb: Any) -> str:
+    found = [o for cell in nb.cells for o in cell.get("outputs", [])]
+    return "\n".join(o.get("data", {}).get("text/markdown", "") for o in found)
+
+
+def test_the_notebook_carries_a_study_out_and_ends_with_what_failed(
+    tmp_path: Path, own_runs: Path
+) -> None:
+    nowhere = {"pe": "nope", "set": {"corpus": "nowhere"}}
+    after = {"pe": "rope", "start": {"run": "broken", "at": "1/2"}}
+    study = write(tmp_path, {"rope": {"pe": "rope"}, "broken": nowhere, "after": after})
+    given = {"study": study, "workers": 1, "retries": 0}
+    with pytest.raises(PapermillExecutionError, match="2 of 3 runs failed: broken: .*nowhere"):
+        papermill.execute_notebook(STUDY, None, given, progress_bar=False)
+    folder = own_runs / "small"
+    nb = nbformat.read(folder / "study.ipynb", as_version=4)
+    errors = [o for cell in nb.cells for o in cell.get("outputs", []) if o.output_type == "error"]
+    assert [error.ename for error in errors] == ["StudyFailed"]
+    assert errors[0] in nb.cells[-1].outputs
+    outputs = [o for cell in nb.cells for o in cell.get("outputs", [])]
+    assert not [o for o in outputs if o.output_type == "stream"], "no chatter on a page"
+    (view,) = [o.data["text/plain"] for o in outputs if o.get("metadata", {}).get("pe_progress")]
+    assert "1 of 3 runs done" in view
+    assert "skipped" in view
+    text = pages(nb)
+    assert "| broken | 0 | drawn weights | 16 | 0.0 M | planned |" in text
+    assert "3 runs, 0.0 M tokens in all" in text
+    assert "| RoPE |" in text
+    assert "2 of 3 runs are not done" in text
+    plan = by_label(load_plan(study))
+    assert plan["rope"].done()
+    assert (plan["rope"].run().directory / "train.ipynb").exists()
+    assert not plan["broken"].run().exists()
+    command = plan["rope"].run().read()["command"]
+    assert command.startswith("papermill notebooks/train.ipynb -y")
+    assert sorted(p.name for p in folder.iterdir() if p.is_file()) == [
+        ".notebook.lock", "study.ipynb",
+    ]  # fmt: skip
+
+
+def test_a_dry_run_lists_and_runs_nothing(tmp_path: Path, own_runs: Path) -> None:
+    study = write(tmp_path, {"rope": {"pe": "rope"}})
+    given = {"study": study, "dry_run": 1}
+    nb = papermill.execute_notebook(STUDY, None, given, progress_bar=False)
+    assert "| rope | 0 | drawn weights | 16 |" in pages(nb)
+    assert "No run of this study is done." in pages(nb)
+    assert [p.name for p in (own_runs / "small").glob("*")] == [".notebook.lock", "plan.ipynb"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["study", "scafold"], "unknown study 'scafold' (did you mean 'scaffold'?)"),
+        (["studdy", "scaffold"], "unknown parameter 'studdy' (did you mean 'study'?)"),
+    ],
+)
+def test_a_mistake_stops_the_command_with_one_line(
+    tmp_path: Path, own_runs: Path, words: list[str], message: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "papermill", str(STUDY), "-p", *words],
+        capture_output=True, text=True, timeout=60, env=environment(own_runs),
+    )  # fmt: skip
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"pe: {message}; choose from: ")
+    assert done.stdout == ""
+    assert not own_runs.exists()
+
+
+def test_parameters_that_fit_no_study_are_refused(tmp_path: Path) -> None:
+    for given, message in (
+        ({}, "study: which one"),
+        ({"study": "scaffold", "mini": 2}, "mini: expected True or False, 1 or 0, got 2"),
+        ({"study": "scaffold", "address": "a:1", "workers": 2}, "give one of the two"),
+        ({"study": str(tmp_path / "no.yaml")}, "no.yaml' does not exist"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            configure_study(**given)
+    assert configure_study(study="scaffold", mini=1).name == "scaffold-mini"  # type: ignore[arg-type]
+
+
+def test_results_of_branches_and_seeds_are_told_apart(tmp_path: Path, own_runs: Path) -> None:
+    runs = {"rope": {"pe": "rope", "branches": ["1/2"]}}
+    more = {"schedule": "wsd", "decay_steps": 2, "validate_every": 0}
+    study = configure_study(study=write(tmp_path, runs, **more))
+    for planned in study.plan:
+        pe.evaluate(pe.train(planned.run(), quiet=True), quiet=True)
+    text = study_page.outcome(study).data
+    assert "| RoPE |" in text
+    assert "| RoPE, 8 steps |" in text
+    assert "a branch" in study_page.plan(study).data
+    assert study_page.end(None).data == "Nothing failed."
+    assert json.dumps(text)
