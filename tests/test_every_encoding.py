@@ -1,0 +1,61 @@
+"""The whole way of a run for every name: train, resume to the same bits, evaluate, generate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_training import assert_same_weights, tiny, write_corpus
+
+import pe
+from pe.runs import Run
+from pe.training.metrics import Metrics
+
+SUMS = (
+    "rope+alibi", "yarn+resonance", "cope+rope", "longrope+resonance", "rope+ssmax",
+    "alibi+randomized", "irope+ssmax", "fox+rope",
+)  # fmt: skip
+
+
+class Stopped(RuntimeError):
+    """Stands for a crash."""
+
+
+@pytest.mark.parametrize("name", [*pe.list_encodings(), *SUMS])
+def test_a_run_from_its_first_step_to_its_sample(
+    name: str, tmp_path: Path, own_runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tiny(
+        write_corpus(tmp_path / "corpus"), pe=name, steps=6, warmup_steps=1, checkpoint_every=2,
+        validate_every=0,
+    )  # fmt: skip
+    whole, broken = (Run(own_runs / s / recipe.run_name(), recipe=recipe) for s in ("a", "b"))
+    pe.train(whole, quiet=True)
+    add, calls = Metrics.add, [0]
+
+    def crash(self: Metrics, *values: Any) -> None:
+        calls[0] += 1
+        if calls[0] == 4:
+            raise Stopped
+        add(self, *values)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Metrics, "add", crash)
+        with pytest.raises(Stopped):
+            pe.train(broken, quiet=True)
+    pe.train(broken, quiet=True)
+    assert broken.read()["training"]["resumes"] == 1
+    assert_same_weights(whole, broken)
+
+    limit = pe.encoding(name, head_dim=16, num_heads=2, original_length=16).longest_position
+    for length, cell in pe.evaluate(whole, quiet=True)["perplexity"].items():
+        if limit is not None and int(length) > limit:
+            assert cell["value"] is None
+            assert cell["reason"] == f"no value: longest position {limit - 1}"
+        else:
+            assert cell["value"] > 1
+    prompt = "the cat "
+    said = pe.sample(whole, prompt, tokens=6)
+    assert said.startswith(prompt)
+    assert len(said) > len(prompt)
