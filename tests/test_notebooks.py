@@ -171,6 +171,7 @@ def test_the_convert_notebook_goes_on_from_a_run_and_shows_before_and_after(plac
     again = papermill.execute_notebook(CONVERT, None, given, progress_bar=False)
     assert run.read() == record
     assert "| RoPE, step 2 |" in json.dumps(again)
+    shutil.rmtree(parent.directory)  # for the tests below to train it again
 
 
 @pytest.mark.parametrize(
