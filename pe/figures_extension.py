@@ -58,7 +58,7 @@ def by_factor(record: Mapping[str, Any], context_length: int, base: Base) -> Fig
         pe: members for pe, members in _methods(cells).items() if len(members) > 1
     }  # one without a factor is a point on no axis
     lengths = [m for m in sorted(base) if m > 1]
-    figure = Figure(figsize=(6.4, 5.8), layout="constrained")
+    figure = Figure(figsize=(5.8, 5.6), layout="constrained")
     grid = figure.subplots(-(-len(lengths) // 2), 2, squeeze=False, sharex=True, sharey=True)
     for axes, length in zip(grid.flat, lengths, strict=False):
         for pe, members in methods.items():
@@ -86,7 +86,7 @@ def by_length(record: Mapping[str, Any], context_length: int, base: Base) -> Fig
     cells = extended(record, context_length)
     lengths = sorted(base)
     largest = max((c.factor for c in cells if c.factor), default=None)
-    figure = Figure(figsize=(6.4, 3.7), layout="constrained")
+    figure = Figure(figsize=(5.8, 3.7), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for axes in (left, right):
         axes.plot(lengths, [base[m] for m in lengths], color=INK, linewidth=1.2, label="as trained")

@@ -53,7 +53,7 @@ def retrieval(rows: Sequence[Row], task: str, tempered: bool = False) -> Figure:
     asked = [(row, depths, share) for row, depths, share in found if depths]
     across = min(5, max(1, len(asked)))
     down = max(1, -(-len(asked) // across))
-    figure = Figure(figsize=(6.8, 0.7 + 2.05 * down), layout="constrained")
+    figure = Figure(figsize=(6.2, 0.7 + 2.0 * down), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
     for axes, (row, depths, share) in zip(grid.flat, asked, strict=False):
         _map(axes, depths, share, names)

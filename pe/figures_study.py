@@ -65,7 +65,7 @@ def _panels(
     found = families(rows)
     columns = 1 if len(found) == 1 else 2
     lines = -(-len(found) // columns)
-    figure = Figure(figsize=(6.4, 3.9 if lines == 1 else 0.4 + 2.6 * lines), layout="constrained")
+    figure = Figure(figsize=(5.6, 3.7 if lines == 1 else 0.4 + 2.4 * lines), layout="constrained")
     grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
     panels = list(grid.flat)
     legend: dict[str, Line2D] = {}  # the same dashes in every panel, so they are named once

@@ -14,7 +14,7 @@ from typing import Any
 
 from book_studies import Snapshot
 
-from pe.tables import label
+from pe.study.results import named
 
 
 def write(target: Path, data: str | bytes) -> bool:
@@ -48,7 +48,8 @@ def run_page(run: Snapshot) -> bytes:
     """The executed notebook with a title of its own, so that pages can be told apart."""
     record = run.read()
     notebook: dict[str, Any] = json.loads((run.directory / "train.ipynb").read_text("utf-8"))
-    title = f"# {label(record['pe'])}, seed {record['seed']} ({run.study})\n"
+    name, _ = named(record["recipe"])
+    title = f"# {name}, seed {record['seed']} ({run.study})\n"
     for cell in notebook["cells"]:
         text = cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
         if cell["cell_type"] == "markdown" and text.lstrip().startswith("# "):

@@ -10,8 +10,8 @@ Unknown keys raise ValueError with the nearest valid one.
 
 In a study with a YAML in studies/, SUBJECT is a row's name there (`scaffold/rope-dropped-at-10`),
 and QUANTITY any of `pe.study.results`, `title`, `recipe.FIELD`, `before` (the validation loss of a
-converted model before its first step) or `extension.yarn@4.ppl@4x`. `vs` gives words: "lower by 8.1% (3.3 to
-13%)", or "no difference shown" where the intervals do not tell the two apart.
+converted model before its first step) or `extension.yarn@4.ppl@4x`. `vs` gives words: "lower by
+8.1% (3.3 to 13%)", or "no difference shown" where the intervals do not tell the two apart.
 """
 
 from __future__ import annotations

@@ -58,15 +58,11 @@ class OfStudy(Block):
             text = self.text()
         except ValueError as error:
             return self.warn(str(error))
-        return self.markdown(text, nodes.container(classes=["pe-results", *self.classes()]))
+        return self.markdown(text, nodes.container(classes=["pe-results"]))
 
     def text(self) -> str:
         """The Markdown."""
         raise NotImplementedError
-
-    def classes(self) -> list[str]:
-        """More CSS classes."""
-        return []
 
 
 class StudyTable(OfStudy):
@@ -141,14 +137,13 @@ class Rerun(OfStudy):
             parent = record.get("parent")
             first = f"# after {parent['run']}, from its step {parent['step']}\n" if parent else ""
             commands.append(
-                f"{row.title}, seed {record['seed']}: the folder `runs/{study}/{run.name}`\n\n"
-                f"```bash\ngit checkout {commit}\n{first}{record['command']}\n```"
+                f"````{{dropdown}} {row.title}, seed {record['seed']}: runs/{study}/{run.name}\n"
+                f"```bash\ngit checkout {commit}\n{first}{record['command']}\n```\n````"
             )
         total = f"All {len(runs)} together: {duration(seconds)} of training and evaluation."
+        if not all((run.read()["training"] or {}).get("wall_seconds") for _, run in runs):
+            total = "A dash stands for a time that is not recorded."
         return "\n".join(lines) + f"\n\n{total}\n\n" + "\n\n".join(commands)
-
-    def classes(self) -> list[str]:
-        return ["wrap"]
 
 
 def setup(app: Sphinx) -> None:

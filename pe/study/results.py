@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +99,11 @@ def rows(study: str, runs: Sequence[RunLike]) -> list[Row]:
 
 
 def _row(name: str, members: tuple[RunLike, ...]) -> Row:
-    recipe = members[0].read()["recipe"]
+    return Row(name, *named(members[0].read()["recipe"]), members)
+
+
+def named(recipe: Mapping[str, Any]) -> tuple[str, str]:
+    """A run's title for readers, and the encoding that it was trained with first."""
     origin, title = recipe["pe"], label(recipe["pe"])
     if recipe.get("start_from") and recipe.get("start_state") != "all":  # that is a branch
         parent = recipe["start_from"].rpartition("/")[2]
@@ -108,7 +112,7 @@ def _row(name: str, members: tuple[RunLike, ...]) -> Row:
         title = f"{label(origin)}, {change} at {recipe.get('start_step', 0):,}"
     elif recipe.get("start_from"):
         title += f", {recipe['start_step'] + recipe['steps']:,} steps"
-    return Row(name, title, origin, members)
+    return title, origin
 
 
 def measure(row: Row, quantity: str) -> Cell:
