@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -118,8 +117,6 @@ def test_results_of_branches_and_seeds_are_told_apart(tmp_path: Path, own_runs: 
     for planned in study.plan:
         pe.evaluate(pe.train(planned.run(), quiet=True), quiet=True)
     text = study_page.outcome(study).data
-    assert "| RoPE |" in text
-    assert "| RoPE, 8 steps |" in text
+    assert text.index("| RoPE |") < text.index("| RoPE, 8 steps |")  # as in the file
     assert "a branch" in study_page.plan(study).data
     assert study_page.end(None).data == "Nothing failed."
-    assert json.dumps(text)

@@ -71,7 +71,7 @@ def outcome(study: StudyFolder) -> Markdown:
     missing = len(study.plan) - len(done)
     if not done:
         return _markdown("No run of this study is done.")
-    found = results.rows(study.name, done)
+    found = results.rows(study.name, done, study.plan)
     texts = [_table("Perplexity behind contexts of 1, 2, ... times the length", found, LOSSES)]
     if any((run.evaluation() or {}).get("retrieval") for run in done):
         texts += [

@@ -26,7 +26,7 @@ from typing import Any
 
 from pe._errors import unknown
 from pe.statistics import NO_DIFFERENCE, Interval, mean_interval, paired, verdict, wilson
-from pe.study.plan import load_plan, study_file
+from pe.study.plan import Planned, load_plan, study_file
 from pe.tables import (
     NOT_EVALUATED,
     NOT_RECORDED,
@@ -84,9 +84,10 @@ def planned(study: str) -> bool:
     return True
 
 
-def rows(study: str, runs: Sequence[RunLike]) -> list[Row]:
+def rows(study: str, runs: Sequence[RunLike], plan: Sequence[Planned] | None = None) -> list[Row]:
     """Rows of a study in the YAML's order; runs that the YAML does not name come last."""
-    plan = load_plan(study) if planned(study) else []
+    if plan is None:
+        plan = load_plan(study) if planned(study) else []
     by_name = {run.name: run for run in runs}
     found: dict[str, list[RunLike]] = {}
     for entry in plan:

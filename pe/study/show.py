@@ -71,7 +71,7 @@ def text(plan: Sequence[Planned], states: dict[str, str] | None = None) -> str:
         )
     known = [r.seconds_left for r in found if r.seconds_left is not None]
     missing = len(found) - len(known)
-    unknown = f" and {missing} runs of unknown speed" if missing else ""
+    unknown = f", {missing} runs of unknown speed not counted" if missing else ""
     done = sum(r.state == "done" for r in found)
     now = ", ".join(f"{r.label} {r.step}/{r.steps}" for r in found if r.state == "running")
     running = f"running {now}; " if now else ""
