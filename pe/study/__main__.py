@@ -12,7 +12,7 @@ from pe.study.show import live, text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 when all runs are done, 1 when some failed, 2 for a study that is none."""
+    """Return 0 when all runs are done, 1 when some failed, 2 for a study that is none, 130 for Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m pe.study", description=__doc__)
     parser.add_argument("study", help="a name (studies/NAME.yaml) or the path of a YAML file")
     parser.add_argument("--mini", action="store_true", help="the study in miniature, for a CPU")
@@ -37,6 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on", file=sys.stderr)
+        return 130
     print(text(plan))
     return 0
 
