@@ -12,7 +12,7 @@ from pe.study.show import live, text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 when all runs are done, 1 when some failed, 2 for a study that is none, 130 for Ctrl-C."""
+    """Return 0: all runs are done; 1: some failed; 2: no such study; 130: stopped by Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m pe.study", description=__doc__)
     parser.add_argument("study", help="a name (studies/NAME.yaml) or the path of a YAML file")
     parser.add_argument("--mini", action="store_true", help="the study in miniature, for a CPU")
