@@ -142,37 +142,31 @@ def trained_steps(run: Run) -> list[int]:
     return [line["step"] for line in run.metric_lines() if "loss" in line]
 
 
-def test_a_study_runs_in_order_and_a_second_call_runs_nothing(
+def test_a_study_runs_in_order_a_failure_skips_what_starts_from_it_and_nothing_runs_twice(
     tmp_path: Path, own_runs: Path
 ) -> None:
-    plan = load_plan(write(tmp_path, CHAIN))
-    assert [r.state for r in rows(plan)] == ["planned", "planned"]
-    assert "0 of 2 runs done" in text(plan)
+    runs = CHAIN | {
+        "broken": {"pe": "pope", "set": {"learning_rate": 1e30}},
+        "after": {"pe": "nope", "start": {"run": "broken", "at": "1/2"}},
+    }
+    plan = load_plan(write(tmp_path, runs))
+    good, (broken, after) = plan[:2], plan[2:]
+    assert [r.state for r in rows(plan)] == ["planned"] * 4
+    assert "0 of 4 runs done" in text(plan)
     seen: list[dict[str, str]] = []
-    run_study(plan, workers=1, notebooks=False, show=lambda s: seen.append(dict(s)))
-    assert all(p.done() for p in plan)
-    child = plan[1].run().read()
-    assert child["pe"] == "nope"
-    assert seen[-1] == {p.name: "done" for p in plan}
-    assert any(s[plan[1].name] == "waiting" for s in seen)
-    stamps = [p.run().directory.joinpath("run.json").stat().st_mtime_ns for p in plan]
-    run_study(plan, address="tcp://127.0.0.1:9", notebooks=False)  # nothing to do: not even asked
-    assert [p.run().directory.joinpath("run.json").stat().st_mtime_ns for p in plan] == stamps
-    assert "2 of 2 runs done" in text(plan)
-
-
-def test_a_failed_run_skips_what_starts_from_it_and_nothing_else(
-    tmp_path: Path, own_runs: Path
-) -> None:
-    exploding = CHAIN["rope"] | {"set": {"learning_rate": 1e30}}
-    runs = CHAIN | {"rope": exploding, "nope": {"pe": "nope"}}
-    plan = by_label(load_plan(write(tmp_path, runs)))
-    states: dict[str, str] = {}
-    with pytest.raises(StudyFailed, match="2 of 3 runs failed: rope: .*NonFiniteLoss") as error:
-        run_study(list(plan.values()), workers=1, retries=0, notebooks=False, show=states.update)
-    assert f"dropped: skipped, since {plan['rope'].name} failed" in str(error.value)
-    assert plan["nope"].done()
-    assert states[plan["dropped"].name] == "skipped"
+    with pytest.raises(StudyFailed, match="2 of 4 runs failed: broken: .*NonFiniteLoss") as error:
+        run_study(plan, workers=1, retries=0, notebooks=False, show=lambda s: seen.append(dict(s)))
+    assert f"after: skipped, since {broken.name} failed" in str(error.value)
+    assert seen[-1] == {p.name: "done" for p in good} | {
+        broken.name: "failed", after.name: "skipped",
+    }  # fmt: skip
+    assert any(s[good[1].name] == "waiting" for s in seen)
+    assert all(p.done() for p in good)
+    assert good[1].run().read()["pe"] == "nope"
+    stamps = [p.run().directory.joinpath("run.json").stat().st_mtime_ns for p in good]
+    run_study(good, address="tcp://127.0.0.1:9", notebooks=False)  # nothing to do: not even asked
+    assert [p.run().directory.joinpath("run.json").stat().st_mtime_ns for p in good] == stamps
+    assert "2 of 4 runs done" in text(plan)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from test_study import CHAIN, SMALL, by_label, write
 from tiny_training import assert_same_weights, lines, write_corpus
@@ -141,3 +142,24 @@ def test_what_follows_another_field_is_said_where_that_one_differs(own_runs: Pat
     run = configure(recipe="demo", steps=240, overrides={"warmup_steps": 48})
     _, _, line = command(run.recipe, "local")
     assert configure(**yaml.safe_load(line)).recipe.to_dict() == run.recipe.to_dict()
+
+
+def test_every_run_of_extend_can_begin_with_a_rope_model() -> None:
+    """As its training will: the model of the scaffold study, in small."""
+    config = pe.PEConfig(
+        vocab_size=32, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64, pe="rope",
+    )  # fmt: skip
+    model = pe.PEForCausalLM(config)
+    ids = torch.arange(200)[None] % 32
+    plan = load_plan("extend")
+    assert {p.recipe.context_length for p in plan} == {4096}
+    logits = {}
+    for planned in plan:
+        r = planned.recipe
+        longer = pe.convert(model, r.pe, context_length=256, seed=0, **r.pe_options)
+        with torch.no_grad():
+            logits[planned.label] = longer(ids).logits
+    plain = logits.pop("rope")
+    assert len(logits) == 8
+    assert all(not torch.equal(found, plain) for found in logits.values())
