@@ -314,16 +314,13 @@ def test_compiled_equals_eager_in_one_graph(name: str) -> None:
         return model(ids, shift_labels=labels).loss  # type: ignore[no-any-return]
 
     torch._dynamo.reset()
-    explained = torch._dynamo.explain(step)(ids, ids)
-    assert explained.graph_count == 1
-    assert explained.graph_break_count == 0, explained.break_reasons
-    torch._dynamo.reset()
     torch.manual_seed(2)  # one encoding draws positions in training
     want = step(ids, ids)
     want.backward()
     eager = gradients(model)
     model.zero_grad()
     torch.manual_seed(2)
+    # fullgraph: a graph break raises, and names its reason
     loss = torch.compile(step, backend="aot_eager", fullgraph=True)(ids, ids)
     loss.backward()
     torch.testing.assert_close(loss, want)
