@@ -132,6 +132,8 @@ def started(notebook: Path, runs: Path, **more: str) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         papermill(notebook), env=environment(runs, **more), text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        # Tests that run in a shell's background job would hand on that SIGINT is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     deadline = time.monotonic() + 60
     while not list(runs.glob("*/*/begun")):

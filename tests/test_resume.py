@@ -323,11 +323,15 @@ def test_changed_text_is_refused_at_a_resume(
 def test_a_second_signal_acts_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     from pe.training.signals import StopSignal
 
-    before = signal.getsignal(signal.SIGINT)
-    with StopSignal() as stop:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert stop.name == "SIGINT"
-        with pytest.raises(KeyboardInterrupt):
+    # A shell starts its background jobs with SIGINT ignored; Python's own handler is meant here.
+    started_with = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with StopSignal() as stop:
             os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
+            assert stop.name == "SIGINT"
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, started_with)
     assert issubclass(Interrupted, RuntimeError)
