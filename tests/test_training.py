@@ -20,6 +20,7 @@ import pe
 from pe.data import Batches, prepare
 from pe.data.batches import Batch
 from pe.encodings import Encoding, encoding
+from pe.model import PEForCausalLM
 from pe.runs import Run
 from pe.training import checkpoint, trackers
 from pe.training.build import build_model, build_optimizer
@@ -528,3 +529,20 @@ def test_a_recipe_cannot_be_changed_by_accident(shared: Path) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         tiny(shared / "corpus").steps = 3  # type: ignore[misc]
     assert os.environ["PE_CACHE"]
+
+
+def test_training_and_validation_ask_for_one_graph_and_not_for_one_of_any_divisor(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A run that validates first waited 45 s for a step compiled for any divisor.
+    seen: set[float] = set()
+    forward = PEForCausalLM.forward
+
+    def watched(self: PEForCausalLM, *args: Any, **inputs: Any) -> Any:
+        seen.add(inputs["num_items_in_batch"])
+        return forward(self, *args, **inputs)
+
+    monkeypatch.setattr(PEForCausalLM, "forward", watched)
+    recipe = tiny(shared / "corpus", steps=8, validate_every=4)
+    pe.train(Run(tmp_path / recipe.run_name(), recipe=recipe), quiet=True)
+    assert seen == {1}

@@ -294,7 +294,9 @@ class _Training:
             last = start + self.micro == first + self.rows
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
                 with autocast(self.recipe, self.device):
-                    loss = self.model(**inputs, num_items_in_batch=targets).loss
+                    # Divided here: in the model, two divisors (this and validation's 1) would be
+                    # two graphs, the second of them compiled for any number.
+                    loss = self.model(**inputs, num_items_in_batch=1).loss / targets
                 self.accelerator.backward(loss)
             total += loss.detach()
         norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.recipe.grad_clip)
