@@ -190,7 +190,8 @@ def configure_study(
         raise ValueError("workers: those at the address are there already; give one of the two")
     plan = load_plan(values["study"], mini=values["mini"])
     _refuse_strange_study(plan[0].study)
-    return StudyFolder(plan, dry_run=values["dry_run"])
+    count = 1 if values["address"] else values["workers"] or None
+    return StudyFolder(plan, dry_run=values["dry_run"], workers=count)
 
 
 def _refuse_strange_study(study: str) -> None:

@@ -161,6 +161,8 @@ def test_a_study_runs_in_order_a_failure_skips_what_starts_from_it_and_nothing_r
         broken.name: "failed", after.name: "skipped",
     }  # fmt: skip
     assert any(s[good[1].name] == "waiting" for s in seen)
+    # One worker: `rope` and `broken` wait for nothing, and only one of them can be running.
+    assert max(list(s.values()).count("running") for s in seen) == 1
     assert all(p.done() for p in good)
     assert good[1].run().read()["pe"] == "nope"
     stamps = [p.run().directory.joinpath("run.json").stat().st_mtime_ns for p in good]

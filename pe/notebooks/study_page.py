@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pe.study import results
+from pe.study.parents import everything
 from pe.study.plan import Planned, StudyFolder
 from pe.study.run import StudyFailed, run_study
-from pe.study.show import live, rows
+from pe.study.show import live, rows, time_left
 from pe.tables import duration
 
 if TYPE_CHECKING:
@@ -18,25 +19,24 @@ LOSSES = ("validation_loss", "ppl", "tokens_per_second", "wall_time")
 
 
 def plan(study: StudyFolder) -> Markdown:
-    """The runs, where each stands, and what the rest will take on one device."""
+    """The runs, where each stands, and what the rest will take on one device and on those here."""
     lines = [
         "| run | seed | begins with | steps | tokens | state | training left |",
         "| :-- | --: | :-- | --: | --: | :-- | --: |",
     ]
     found = rows(study.plan)
-    for planned, row in zip(study.plan, found, strict=True):
+    for planned, row in zip(everything(study.plan), found, strict=True):
         left = "not known" if row.seconds_left is None else duration(row.seconds_left)
         lines.append(
             f"| {row.label} | {row.seed} | {_begins(planned)} | {row.steps:,} | "
             f"{row.tokens / 1e6:,.1f} M | {row.state} | {left} |"
         )
-    known = [row.seconds_left for row in found if row.seconds_left is not None]
-    missing = len(found) - len(known)
-    note = f"; no record tells how fast {missing} of the runs will be here" if missing else ""
     total = sum(row.tokens for row in found) / 1e6
+    again = len(found) - len(study.plan)
+    second = f"{again} more are trained again, because their weights are lost; " if again else ""
     lines.append(
-        f"\n{len(found)} runs, {total:,.1f} M tokens in all, {duration(sum(known))} of training "
-        f"left on one device, evaluations not counted{note}."
+        f"\n{len(study.plan)} runs, {total:,.1f} M tokens in all; {second}"
+        f"{time_left(found, study.workers)}, evaluations not counted."
     )
     return _markdown("\n".join(lines))
 
@@ -58,7 +58,7 @@ def carry_out(
     try:
         run_study(
             study.plan, address=address or None, workers=workers or None, retries=retries,
-            show=live(study.plan),
+            show=live(study.plan, study.workers),
         )  # fmt: skip
     except StudyFailed as error:
         return error

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from pe.study.plan import load_plan
-from pe.study.run import StudyFailed, run_study
+from pe.study.run import StudyFailed, run_study, workers_here
 from pe.study.show import live, text
 
 
@@ -24,12 +24,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         plan = load_plan(given.study, mini=given.mini)
+        count = 1 if given.address else workers_here(given.workers)  # at an address: not known
         if given.dry_run:
-            print(text(plan))
+            print(text(plan, workers=count))
             return 0
         run_study(
             plan, address=given.address, workers=given.workers, retries=given.retries,
-            notebooks=not given.no_notebooks, show=live(plan),
+            notebooks=not given.no_notebooks, show=live(plan, count),
         )  # fmt: skip
     except StudyFailed as error:
         print(f"{error}\n\n{text(plan)}", file=sys.stderr)

@@ -38,6 +38,7 @@ from pe._errors import unknown
 from pe.runs import Run, root
 from pe.training.recipe import Recipe
 from pe.training.recipes import recipe as named_recipe
+from pe.training.start import AGAIN
 
 FOLDER = Path(__file__).resolve().parents[2] / "studies"
 KEYS = ("title", "recipe", "set", "seeds", "runs", "mini")
@@ -54,19 +55,22 @@ class Planned:
     recipe: Recipe
     study: str
     parent: str | None = None
-    """Directory name of the run of this study that it starts from."""
+    """Name of the run that has to be done before it: of this study, or one to train again."""
+    again: bool = False
+    """A complete run that is trained once more for its lost weights (`pe.study.parents`)."""
 
     @property
     def name(self) -> str:
-        """Directory name: encoding, seed, hash."""
-        return self.recipe.run_name()
+        """Its folder in that of the study: encoding, seed, hash."""
+        name = self.recipe.run_name()
+        return f"{AGAIN}/{name}" if self.again else name
 
     def run(self) -> Run:
         """The run's folder and record, with this recipe."""
         return Run(root() / self.study / self.name, recipe=self.recipe)
 
     def done(self) -> bool:
-        """Trained and evaluated as its recipe asks."""
+        """Trained and evaluated as its recipe asks; of one trained again, the weights are there."""
         from pe.study.worker import complete
 
         return complete(self.run())
@@ -78,15 +82,24 @@ class StudyFolder(Run):
     It has no record of its own; what came of the study is in the records of its runs.
     """
 
-    def __init__(self, plan: Sequence[Planned], *, dry_run: bool = False) -> None:
+    def __init__(
+        self, plan: Sequence[Planned], *, dry_run: bool = False, workers: int | None = 1
+    ) -> None:
         super().__init__(root() / plan[0].study)
-        self.plan, self.dry_run = list(plan), dry_run
+        self.plan, self.dry_run, self._workers = list(plan), dry_run, workers
         self.notebook = "plan.ipynb" if dry_run else "study.ipynb"
 
     @property
     def study(self) -> str:
         """Name of the folder itself."""
         return self.directory.name
+
+    @property
+    def workers(self) -> int:
+        """How many share the work; 1 where that is not known. None was: as many as GPUs."""
+        from pe.study.run import workers_here
+
+        return workers_here(self._workers)
 
     @property
     def records(self) -> Path:

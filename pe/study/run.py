@@ -6,7 +6,8 @@ cluster, which need this checkout and the same runs folder: that is all SLURM or
 
 A run that is recorded with its evaluation is not run again; one that was interrupted goes on from
 its checkpoint; one that fails is tried again, and if it fails for good the runs that start from it
-are reported as skipped while all others go on.
+are reported as skipped while all others go on. A complete parent whose weights are not on this
+machine is trained again first (`pe.study.parents`).
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pe.runs import root
+from pe.study.parents import everything
 from pe.study.plan import Planned
 from pe.study.worker import execute
 from pe.training.start import start_of
 
 if TYPE_CHECKING:
-    from distributed import Client, Future
+    from distributed import Client, Future, Worker
 
 POLL = 1.0
 
@@ -49,28 +51,30 @@ def run_study(
         retries: how often a failed run is tried again.
         notebooks: run each by the notebook command, which leaves the executed page in its folder.
         show: called about once a second with run name -> state ("waiting", "running", "done",
-            "failed", "skipped").
+            "failed", "skipped"); running is what a worker carries out at this moment. Parents that
+            are trained again are ``.parents/NAME``.
 
     Raises:
         StudyFailed: runs failed for good; all others are done.
         RunError: runs start from a run of another study that is not there yet.
     """
-    todo = [p for p in plan if not p.done()]
-    states = {p.name: "waiting" if p in todo else "done" for p in plan}
+    listed = everything(plan)
+    todo = [p for p in listed if not p.done()]
+    states = {p.name: "waiting" if p in todo else "done" for p in listed}
     show = show or (lambda states: None)
     show(states)
     if not todo:
         return
     for planned in todo:
-        if "/" in planned.recipe.start_from:  # of another study: nothing here will make it
+        if "/" in planned.recipe.start_from and not planned.parent:  # nothing here will make it
             start_of(planned.recipe, planned.run().directory.parent)
     with connect(address, workers) as (client, devices):
         futures = _submit(client, todo, devices, retries, notebooks)
         while not all(f.done() for f in futures.values()):
-            _update(states, futures)
+            _update(states, futures, _executing(client))
             show(states)
             time.sleep(POLL)
-        _update(states, futures)
+        _update(states, futures, set())
         failed = {n: str(f.exception()) for n, f in futures.items() if f.status == "error"}
     failures = _explain(todo, states, failed)
     show(states)
@@ -118,18 +122,22 @@ def _task(
     return execute(task, environment)
 
 
-def _update(states: dict[str, str], futures: dict[str, Future]) -> None:
+def _update(states: dict[str, str], futures: dict[str, Future], executing: set[str]) -> None:
     words = {"finished": "done", "error": "failed", "lost": "failed", "cancelled": "failed"}
     for name, future in futures.items():
         states[name] = words.get(str(future.status), states[name])
-    for name in states:
         if states[name] in ("waiting", "running"):
-            states[name] = "running" if _is_processing(futures[name]) else "waiting"
+            states[name] = "running" if future.key in executing else "waiting"
 
 
-def _is_processing(future: Future) -> bool:
-    processing = future.client.processing()
-    return any(future.key in keys for keys in processing.values())
+def _executing(client: Client) -> set[str]:
+    """Keys that workers carry out now; Dask's own "processing" counts those in their queues."""
+    found = client.run(_keys_of_worker, on_error="ignore")  # a worker that just died has none
+    return {key for keys in found.values() for key in keys}
+
+
+def _keys_of_worker(dask_worker: Worker) -> list[str]:
+    return [str(task.key) for task in dask_worker.state.executing]
 
 
 def _explain(todo: Sequence[Planned], states: dict[str, str], failed: dict[str, str]) -> list[str]:
@@ -157,7 +165,7 @@ def connect(address: str | None, workers: int | None) -> Iterator[tuple[Client, 
             yield client, []
         return
     devices = visible_gpus()
-    count = workers or len(devices) or 1
+    count = workers_here(workers)
     if devices and count > len(devices):
         raise ValueError(f"workers: {count} were asked for and {len(devices)} GPUs are visible")
     cluster = LocalCluster(
@@ -166,6 +174,11 @@ def connect(address: str | None, workers: int | None) -> Iterator[tuple[Client, 
     )  # fmt: skip
     with cluster, Client(cluster) as client:
         yield client, devices
+
+
+def workers_here(workers: int | None = None) -> int:
+    """How many workers `run_study` starts on this machine."""
+    return workers or len(visible_gpus()) or 1
 
 
 def visible_gpus() -> list[str]:

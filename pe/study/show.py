@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from pe.runs import Run, RunError, find, root
+from pe.study.parents import everything
 from pe.study.plan import Planned
 from pe.training.progress import Progress, duration
 from pe.training.recipe import Recipe
@@ -32,13 +33,18 @@ class Row(NamedTuple):
     """Measured in this run, or in recorded runs of the same sizes."""
     seconds_left: float | None
     """Of training; None where no speed is known."""
+    parent: str | None = None
+    """Name of the run that it waits for."""
 
 
 def rows(plan: Sequence[Planned], states: dict[str, str] | None = None) -> list[Row]:
-    """The plan with what the records say by now. ``states`` come from `pe.study.run_study`."""
+    """The plan with what the records say by now; parents to train again stand before their heirs.
+
+    ``states`` come from `pe.study.run_study`.
+    """
     speeds = _speeds()
     found = []
-    for planned in plan:
+    for planned in everything(plan):
         r, run = planned.recipe, planned.run()
         line = _last_line(run)
         done = planned.done()
@@ -50,14 +56,14 @@ def rows(plan: Sequence[Planned], states: dict[str, str] | None = None) -> list[
             Row(
                 planned.label, r.seed, planned.name, state, step, r.steps,
                 r.steps * r.batch_size * r.context_length, line.get("loss"), speed,
-                0.0 if done else left / speed if speed else None,
+                0.0 if done else left / speed if speed else None, planned.parent,
             )
         )  # fmt: skip
     return found
 
 
-def text(plan: Sequence[Planned], states: dict[str, str] | None = None) -> str:
-    """The rows as aligned text, with a sum."""
+def text(plan: Sequence[Planned], states: dict[str, str] | None = None, workers: int = 1) -> str:
+    """The rows as aligned text, with a sum, and the time that ``workers`` will take together."""
     found = rows(plan, states)
     width = max(len(r.label) for r in found)
     lines = []
@@ -69,20 +75,52 @@ def text(plan: Sequence[Planned], states: dict[str, str] | None = None) -> str:
             f"{r.label:{width}}  s{r.seed}  {r.state:8}  {r.step:>6}/{r.steps:<6} "
             f"{r.tokens / 1e6:7.1f}M tokens  {speed:>18}  {loss:10}  {left}".rstrip()
         )
-    known = [r.seconds_left for r in found if r.seconds_left is not None]
-    missing = len(found) - len(known)
-    unknown = f", {missing} runs of unknown speed not counted" if missing else ""
-    done = sum(r.state == "done" for r in found)
-    now = ", ".join(f"{r.label} {r.step}/{r.steps}" for r in found if r.state == "running")
+    own = {planned.name for planned in plan}
+    done = sum(r.state == "done" and r.name in own for r in found)
+    again = sum(r.state != "done" and r.name not in own for r in found)
+    second = f"{again} to train again for lost weights; " if again else ""
+    now = ", ".join(
+        f"{r.label} s{r.seed} {r.step}/{r.steps}" for r in found if r.state == "running"
+    )
     running = f"running {now}; " if now else ""
     lines.append(
-        f"{done} of {len(found)} runs done; {running}{sum(r.tokens for r in found) / 1e6:,.1f}M "
-        f"tokens; {duration(sum(known))} of training left on one device{unknown}"
+        f"{done} of {len(plan)} runs done; {second}{running}"
+        f"{sum(r.tokens for r in found) / 1e6:,.1f}M tokens; {time_left(found, workers)}"
     )
     return "\n".join(lines)
 
 
-def live(plan: Sequence[Planned]) -> Callable[[dict[str, str]], None]:
+def time_left(found: Sequence[Row], workers: int = 1) -> str:
+    """``2:05:00 of training left on one device, 35:00 with 4 workers``; evaluation not counted."""
+    missing = sum(r.seconds_left is None for r in found)
+    if missing and not any(r.seconds_left for r in found):
+        return "time left not known: no run of these sizes is recorded on this kind of device"
+    alone = duration(sum(r.seconds_left or 0.0 for r in found))
+    together = f", {duration(_together(found, workers))} with {workers} workers"
+    unknown = f", {missing} runs of unknown speed not counted" if missing else ""
+    return f"{alone} of training left on one device{together if workers > 1 else ''}{unknown}"
+
+
+def _together(found: Sequence[Row], workers: int) -> float:
+    """Seconds until the last run ends, each taken by the first free worker once its parent is done.
+
+    Of the runs that could begin first, the first in order does.
+    """
+    free, ends = [0.0] * workers, dict[str, float]()
+    waiting = [r for r in found if r.seconds_left]
+    names = {r.name for r in waiting}
+    while waiting:
+        earliest = min(free)
+        ready = [r for r in waiting if r.parent not in names or r.parent in ends]
+        begins = {r.name: max(earliest, ends.get(r.parent or "", 0.0)) for r in ready}
+        run = min(ready, key=lambda r: begins[r.name])
+        ends[run.name] = begins[run.name] + (run.seconds_left or 0.0)
+        free[free.index(earliest)] = ends[run.name]
+        waiting.remove(run)
+    return max(free)
+
+
+def live(plan: Sequence[Planned], workers: int = 1) -> Callable[[dict[str, str]], None]:
     """A callback for `run_study` that keeps the text up to date in a terminal or a notebook."""
     progress = Progress(every_seconds=30.0)
     last: dict[str, str] = {}
@@ -91,7 +129,7 @@ def live(plan: Sequence[Planned]) -> Callable[[dict[str, str]], None]:
         changed = states != last
         last.clear()
         last.update(states)
-        progress.show(text(plan, states), last=changed)
+        progress.show(text(plan, states, workers), last=changed)
 
     return show
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from typing import Any
 
 from pe.runs import Run, RunError
 from pe.training.recipe import Recipe
+from pe.training.start import is_again
+from pe.training.steps import folder_of
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "train.ipynb"
 # Fields that keep their share of another one unless they are given (`pe.recipe`).
@@ -41,7 +44,8 @@ def execute(task: Mapping[str, Any], environment: Mapping[str, str]) -> str:
 
     Args:
         task: ``directory``, ``recipe`` (as `Recipe.to_dict` gives it), ``study``, and ``notebook``:
-            whether by the notebook command, which leaves the executed page, or by `pe.train`.
+            whether by the notebook command, which leaves the executed page, or by `pe.train`. A run
+            that is trained again for its weights is neither evaluated nor given a page.
         environment: variables for the process, such as PE_RUNS and CUDA_VISIBLE_DEVICES.
 
     Raises:
@@ -69,13 +73,49 @@ def execute(task: Mapping[str, Any], environment: Mapping[str, str]) -> str:
 
 
 def complete(run: Run) -> bool:
-    """Trained and evaluated as its recipe asks."""
+    """Trained and evaluated as its recipe asks; of a run trained again, the weights are there."""
     from pe.evaluation.covers import covers
 
     if not run.exists() or run.read()["status"] != "complete":
         return False
+    if is_again(run):
+        return _all_weights(run)
     evaluation = run.evaluation()
     return evaluation is not None and covers(evaluation, run.recipe)
+
+
+def _all_weights(run: Run) -> bool:
+    """The last weights and all that the recipe keeps on the way."""
+    kept = run.directory / "checkpoints"
+    states = [folder_of(kept, step) for step in run.recipe.keep_states]
+    return (
+        (run.checkpoint / "config.json").exists()
+        and all(folder_of(kept, step) is not None for step in run.recipe.keep_steps)
+        and all(state is not None and (state / "optimizer.bin").exists() for state in states)
+    )
+
+
+def _train_again(run: Run) -> None:
+    """Train a complete run once more, beside its record, for its weights.
+
+    Raises:
+        RunError: the text is no longer the one that it was trained on.
+    """
+    import pe
+    from pe.data import prepare
+
+    first = Run(run.directory.parent.parent / run.name).read()["data"]["fingerprint"]
+    r = run.recipe
+    text = prepare(r.corpus, r.vocab_size, r.tokenizer).fingerprint
+    if text != first:
+        raise RunError(
+            f"{run.name} was trained on data {first}, and {r.corpus!r} is now {text}; it cannot be "
+            "trained again without that text"
+        )
+    if run.exists() and run.read()["status"] == "complete":  # some of its weights are gone, too
+        with run.lock():
+            shutil.rmtree(run.directory)
+    pe.train(run)
 
 
 def command(recipe: Recipe, study: str) -> list[str]:
@@ -122,7 +162,10 @@ def main(task: Mapping[str, Any]) -> None:
     """What the process of one run does, until it ends or its parent does."""
     threading.Thread(target=_watch_parent, args=(os.getppid(),), daemon=True).start()
     recipe = Recipe.from_dict(dict(task["recipe"]))
-    if task["notebook"]:
+    run = Run(task["directory"], recipe=recipe)
+    if is_again(run):
+        _train_again(run)
+    elif task["notebook"]:
         from papermill.cli import papermill
 
         sys.argv = ["papermill", *command(recipe, task["study"])]
@@ -131,7 +174,6 @@ def main(task: Mapping[str, Any]) -> None:
     else:
         import pe
 
-        run = Run(task["directory"], recipe=recipe)
         pe.train(run)
         pe.evaluate(run)
 

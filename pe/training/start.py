@@ -7,7 +7,9 @@ and is entered after as many tokens.
 
 A branch (``start_state: all``) takes the optimizer too and is the same run with another end: under
 the schedule ``wsd`` it is, to the last bit, what a shorter run would have been from its decay on.
-No torch.
+
+Weights are not in git, so a parent can have a complete record and no weights on this machine. A
+study then trains it again beside its record (`again`), and what starts there says so. No torch.
 """
 
 from __future__ import annotations
@@ -27,6 +29,10 @@ OF_A_BRANCH = (
 )  # fmt: skip
 
 
+AGAIN = ".parents"
+"""Folder of a study in which complete runs are trained again for the sake of their weights."""
+
+
 class Start(NamedTuple):
     """Where a run begins."""
 
@@ -43,6 +49,8 @@ class Start(NamedTuple):
     """The text they were trained on."""
     whole: bool = False
     """A branch: optimizer and random states are there and go on."""
+    retrained: Run | None = None
+    """Where the weights are, if the parent had to be trained again."""
 
     @property
     def draws_step(self) -> int:
@@ -51,7 +59,7 @@ class Start(NamedTuple):
 
     def record(self) -> dict[str, Any]:
         """What run.json says about it."""
-        return {
+        found = {
             "study": self.parent.study,
             "run": self.parent.name,
             "config_hash": self.parent.read()["config_hash"],
@@ -59,6 +67,46 @@ class Start(NamedTuple):
             "tokens": self.tokens,
             "stream_step": self.stream_step,
         }
+        if self.retrained is not None:
+            record = self.retrained.read()
+            found["retrained"] = {
+                "finished": record["finished"],
+                "commit": record["code"]["commit"],
+                "hardware": record["hardware"]["name"],
+                "validation_loss": (record["training"] or {}).get("validation_loss"),
+            }
+        return found
+
+
+def again(parent: Run) -> Run:
+    """Where ``parent`` is trained again when its weights are lost; its folder stays as it is."""
+    return Run(parent.directory.parent / AGAIN / parent.name)
+
+
+def is_again(run: Run) -> bool:
+    """Whether this is the second training of a run that has its record elsewhere."""
+    return run.directory.parent.name == AGAIN
+
+
+def lost(recipe: Recipe, study: Path) -> Run | None:
+    """The complete run that ``recipe`` starts from, if its own folder lacks the weights for it."""
+    if not recipe.start_from:
+        return None
+    try:
+        parent = parent_of(recipe.start_from, study)
+    except RunError:
+        return None  # it was never trained: nothing to train again
+    complete = parent.read()["status"] == "complete"
+    return parent if complete and not holds(parent, recipe) else None
+
+
+def holds(parent: Run, recipe: Recipe) -> bool:
+    """Whether the folder of ``parent`` has the weights that ``recipe`` starts with."""
+    try:
+        _weights(parent, recipe)
+    except RunError:
+        return False
+    return True
 
 
 def parent_of(name: str, study: Path) -> Run:
@@ -67,12 +115,13 @@ def parent_of(name: str, study: Path) -> Run:
     Raises:
         RunError: there is none.
     """
-    for folder in (study, root(), Path.cwd()):
+    own = study.parent if study.name == AGAIN else study
+    for folder in (own, root(), Path.cwd()):
         found = Run(folder / name)
         if found.exists():
             return found
     raise RunError(
-        f"start_from: there is no run {name!r} in {study.name}, as STUDY/RUN below "
+        f"start_from: there is no run {name!r} in {own.name}, as STUDY/RUN below "
         f"{root().name}/ or as a folder; train it first"
     )
 
@@ -87,13 +136,33 @@ def start_of(recipe: Recipe, study: Path) -> Start | None:
     if not recipe.start_from:
         return None
     parent = parent_of(recipe.start_from, study)
-    record = parent.read()
-    complete = record["status"] == "complete"
-    step, last = recipe.start_step, record["training"]["steps"] if complete else 0
-    found = folder_of(parent.directory / "checkpoints", step)
-    whole = recipe.start_state == "all"
+    record, whole = parent.read(), recipe.start_state == "all"
     if whole:
         _check_branch(recipe, parent)
+    second = again(parent)
+    retrained = second if second.exists() and not holds(parent, recipe) else None
+    step, weights, fingerprint = _weights(retrained or parent, recipe)
+    before = parent.recipe.batch_size * parent.recipe.context_length
+    earlier = record.get("parent") or {"tokens": 0, "stream_step": 0}
+    passed = (earlier["stream_step"] + step) * before
+    return Start(
+        parent,
+        step,
+        weights,
+        earlier["tokens"] + step * before,
+        -(-passed // (recipe.batch_size * recipe.context_length)),
+        fingerprint,
+        whole,
+        retrained,
+    )
+
+
+def _weights(parent: Run, recipe: Recipe) -> tuple[int, Path, str]:
+    """Step, folder and text of the weights that ``recipe`` asks of ``parent``; RunError if none."""
+    record = parent.read()
+    complete, whole = record["status"] == "complete", recipe.start_state == "all"
+    step, last = recipe.start_step, record["training"]["steps"] if complete else 0
+    found = folder_of(parent.directory / "checkpoints", step)
     if complete and step in (0, last) and not whole:
         step, weights, fingerprint = last, parent.checkpoint, record["data"]["fingerprint"]
     elif step and found is not None:
@@ -116,18 +185,7 @@ def start_of(recipe: Recipe, study: Path) -> Start | None:
             f"{weights} holds weights and no optimizer, so no branch can go on from it; train "
             f"{parent.name} with keep_states, in another study if it is complete"
         )
-    before = parent.recipe.batch_size * parent.recipe.context_length
-    earlier = record.get("parent") or {"tokens": 0, "stream_step": 0}
-    passed = (earlier["stream_step"] + step) * before
-    return Start(
-        parent,
-        step,
-        weights,
-        earlier["tokens"] + step * before,
-        -(-passed // (recipe.batch_size * recipe.context_length)),
-        fingerprint,
-        whole,
-    )
+    return step, weights, fingerprint
 
 
 def _check_branch(recipe: Recipe, parent: Run) -> None:

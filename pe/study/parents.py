@@ -1,0 +1,82 @@
+"""Parents without weights: a study goes on where only the records of its runs are left.
+
+Records are in git and weights are not. After a clone, or when the machine of a study was given
+back, a complete parent has nothing to start from. It is then trained again from its recipe, in
+``runs/<study>/.parents/<run>/``: neither evaluated nor shown, and its record is not touched. A run
+that starts there says so in its own (``parent.retrained``). Imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from pe.runs import Run, root
+from pe.study.plan import Planned
+from pe.training.recipe import Recipe
+from pe.training.start import again, holds, lost
+
+
+def everything(plan: Sequence[Planned]) -> list[Planned]:
+    """``plan``, and before a run the complete ones that must be trained again for it to start.
+
+    Those are parents of runs that have yet to be trained, and parents of those in turn; of this
+    study or another one.
+    """
+    needs = _Needs()
+    for planned in plan:
+        if not _trained(planned.run()):
+            needs.collect(planned.recipe, _folder(planned))
+    labels = {planned.name: planned.label for planned in plan}
+    found: dict[str, Planned] = {}
+
+    def add(planned: Planned) -> None:
+        parent = None if _trained(planned.run()) else lost(planned.recipe, _folder(planned))
+        if parent is not None:
+            recipe, label = needs.recipe(parent), labels.get(parent.name, parent.read()["pe"])
+            second = Planned(f"{label}, again", recipe, parent.study, again=True)
+            if second.name not in found:
+                add(second)
+            planned = dataclasses.replace(planned, parent=second.name)
+        found[planned.name] = planned
+
+    for planned in plan:
+        add(planned)
+    return list(found.values())
+
+
+class _Needs:
+    """Which steps of which lost parents are asked for."""
+
+    def __init__(self) -> None:
+        self.steps: dict[Path, set[int]] = {}
+        self.states: dict[Path, set[int]] = {}
+
+    def collect(self, recipe: Recipe, folder: Path) -> None:
+        parent = lost(recipe, folder)
+        if parent is None:
+            return
+        kind = self.states if recipe.start_state == "all" else self.steps
+        kind.setdefault(parent.directory, set()).add(recipe.start_step)
+        if not holds(again(parent), recipe):
+            self.collect(parent.recipe, parent.directory.parent)
+
+    def recipe(self, parent: Run) -> Recipe:
+        """The parent's recorded recipe, keeping what is asked for: it has the same hash."""
+        r = parent.recipe
+        steps = {s for s in self.steps.get(parent.directory, ()) if 0 < s < r.steps}
+        states = self.states.get(parent.directory, set())
+        return dataclasses.replace(
+            r,
+            keep_steps=tuple(sorted({*r.keep_steps, *steps})),
+            keep_states=tuple(sorted({*r.keep_states, *states})),
+        )
+
+
+def _folder(planned: Planned) -> Path:
+    return root() / planned.study
+
+
+def _trained(run: Run) -> bool:
+    return run.exists() and run.read()["status"] == "complete"
