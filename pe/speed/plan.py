@@ -1,0 +1,212 @@
+"""What a speed run measures, and in which order. Imports no torch at the top.
+
+A *cell* is one system in one mode at one length, always with the same number of tokens:
+
+    train    a full training step: forward, backward, clipping, AdamW
+    prefill  one forward pass without gradients, logits of the last token
+    small    a training step of one window of 128 tokens: what is left is overhead
+
+Time on a GPU is lent by the minute and compiling costs most of it, so the cells that answer the
+most questions come first, and encodings that differ from RoPE in their frequencies alone, which
+compile to the same graph, come last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from pe._errors import unknown
+from pe.training.recipe import Recipe
+from pe.training.recipes import recipe as named_recipe
+
+MODES = ("train", "prefill", "small")
+SMALL = 128
+MAIN = (1024, 16384)
+"""The lengths that the targets speak of."""
+FIRST = (
+    "nope", "rope", "alibi", "kerple_log", "t5", "sandwich", "pope", "xpos", "fope", "fire", "fox",
+    "cope",
+)  # fmt: skip
+SUMS = ("rope+alibi",)
+"""Measured beside the single encodings: a rotation and a bias in one kernel."""
+PEERS = (
+    "transformers/rope", "x-transformers/nope", "x-transformers/rope", "x-transformers/alibi",
+    "x-transformers/t5", "x-transformers/pope", "x-transformers/dynamic", "x-transformers/fox",
+    "x-transformers/cope",
+)  # fmt: skip
+"""Other libraries' models of the same sizes. ``dynamic`` is an MLP on the distance, as FIRE is."""
+
+
+class Cell(NamedTuple):
+    """One measurement."""
+
+    system: str
+    mode: str
+    length: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides what is measured. `settings` fills in what is not given."""
+
+    recipe: str
+    tokens: int
+    lengths: tuple[int, ...]
+    modes: tuple[str, ...]
+    systems: tuple[str, ...]
+    repeats: int
+    compiled: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the record keeps it."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Settings:
+        """Back from the record."""
+        given: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
+        }
+        return cls(**given)
+
+
+def settings(
+    recipe: str = "auto",
+    tokens: int = 0,
+    lengths: Sequence[int] = (),
+    modes: Sequence[str] = (),
+    encodings: Sequence[str] = (),
+    peers: Sequence[str] | None = None,
+    repeats: int = 0,
+    compiled: bool | None = None,
+) -> Settings:
+    """Settings with the machine's defaults where nothing is given. NoPE is always measured.
+
+    Args:
+        encodings: () for all of them and `SUMS`. peers: None for those that can be imported.
+        compiled: None: on CUDA only.
+
+    Raises:
+        ValueError: an unknown name, or a length that does not divide the tokens.
+    """
+    import torch
+
+    cuda = torch.cuda.is_available()
+    sizes = named_recipe(recipe)
+    tokens = tokens or (65_536 if cuda else 2_048)
+    lengths = tuple(lengths) or ((1024, 4096, 16384, 32768) if cuda else (256, 512))
+    for length in lengths:
+        if length < 1 or tokens % length:
+            raise ValueError(
+                f"lengths: {tokens} tokens do not divide into windows of {length}; choose lengths "
+                "that divide the tokens, or other tokens"
+            )
+    for mode in modes:
+        if mode not in MODES:
+            raise unknown("mode", mode, MODES)
+    if repeats < 0:
+        raise ValueError(f"repeats: expected 0 (the default) or more, got {repeats}")
+    names = list(dict.fromkeys(["nope", *(encodings or all_encodings())]))
+    for name in names:
+        _check(name, sizes)
+    chosen = importable() if peers is None else tuple(peers)
+    for peer in chosen:
+        if peer not in PEERS:
+            raise unknown("peer", peer, PEERS)
+    return Settings(
+        sizes.name,
+        tokens,
+        tuple(dict.fromkeys(lengths)),
+        tuple(mode for mode in MODES if mode in (modes or MODES)),
+        (*names, *chosen),
+        repeats or (5 if cuda else 2),
+        cuda if compiled is None else compiled,
+    )
+
+
+def all_encodings() -> list[str]:
+    """Every name of the registry, and `SUMS`."""
+    from pe.encodings import list_encodings
+
+    return [*list_encodings(), *SUMS]
+
+
+def importable() -> tuple[str, ...]:
+    """The peers whose library is installed; x-transformers never is a dependency."""
+    from importlib.util import find_spec
+
+    found = {name: find_spec(name.replace("-", "_")) is not None for name in map(library, PEERS)}
+    return tuple(peer for peer in PEERS if found[library(peer)])
+
+
+def library(system: str) -> str:
+    """``x-transformers/rope`` -> ``x-transformers``; "" for an encoding of ours."""
+    return system.partition("/")[0] if system in PEERS else ""
+
+
+def order(chosen: Settings) -> list[Cell]:
+    """Every cell, the most telling first."""
+    lengths = chosen.lengths
+    main = [n for n in lengths if n in MAIN] or list(lengths[:1])
+    rest = [n for n in lengths if n not in main]
+    systems = _by_interest(chosen.systems)
+    early = [s for s in systems if s in FIRST or library(s)]
+    late = [s for s in systems if s not in early]
+    found: list[Cell] = []
+
+    def add(mode: str, who: Iterable[str], at: Iterable[int]) -> None:
+        if mode not in chosen.modes:
+            return
+        for length in at:
+            batch = 1 if mode == "small" else chosen.tokens // length
+            cells = [Cell(system, mode, length, batch) for system in who]
+            found.extend(cell for cell in cells if cell not in found)
+
+    add("train", early, main)
+    add("train", late, main[:1])
+    add("train", early, rest)
+    add("prefill", early, main)
+    add("small", early, [SMALL])
+    add("train", late, lengths)
+    add("prefill", early, rest)
+    add("prefill", late, lengths)
+    add("small", late, [SMALL])
+    return found
+
+
+def _by_interest(systems: Sequence[str]) -> list[str]:
+    """NoPE, the named ones, peers, other encodings, and last those with RoPE's own graph."""
+    same = {s for s in systems if not library(s) and _same_graph_as_rope(s)}
+
+    def rank(system: str) -> tuple[int, int]:
+        if system in FIRST:
+            return 0, FIRST.index(system)
+        return (1, PEERS.index(system)) if library(system) else (3 if system in same else 2, 0)
+
+    return sorted(systems, key=rank)  # stable: otherwise in the order given
+
+
+def _same_graph_as_rope(spec: str) -> bool:
+    from pe.encodings.frequencies import FrequencyTransform
+    from pe.encodings.registry import part_classes
+
+    given = {name.strip() for name in spec.split("+")}
+    return all(
+        issubclass(c, FrequencyTransform) for n, c in part_classes(spec).items() if n in given
+    )
+
+
+def _check(name: str, sizes: Recipe) -> None:
+    from pe.encodings import check
+
+    check(
+        name,
+        head_dim=sizes.head_dim,
+        num_heads=sizes.num_attention_heads,
+        num_kv_heads=sizes.num_key_value_heads,
+        hidden_size=sizes.hidden_size,
+        original_length=sizes.context_length,
+    )

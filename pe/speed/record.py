@@ -1,0 +1,168 @@
+"""The record of a speed run, and what follows from it. Imports no torch.
+
+    runs/speed/<name>/speed.json     settings, sessions, cells (schemas/speed.json)
+
+A record may be made in several sessions, on the same kind of machine. NoPE is measured again and
+again, so that a drift of the machine shows and does not count: a ratio to NoPE is to the rounds of
+NoPE just before and just after, in the same session, mode and length.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pe.runs import Run, RunError, root
+from pe.speed.plan import SMALL
+
+STUDY = "speed"
+TIME_UP = "not measured: time was up"
+MISSING = "not measured"
+
+
+class SpeedRun(Run):
+    """The folder of a speed run. Its record is speed.json; it has no run.json."""
+
+    notebook = "speed.ipynb"
+
+    @property
+    def file(self) -> Path:
+        """The record."""
+        return self.directory / "speed.json"
+
+    def exists(self) -> bool:
+        return self.file.exists()
+
+    def read(self) -> dict[str, Any]:
+        """speed.json, validated. RunError names the file if it is missing or damaged."""
+        found = self.part("speed")
+        if found is None:
+            raise RunError(f"{self.file}: there is no such record")
+        return found
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Validate and replace speed.json."""
+        self.write_part("speed", record)
+
+    def fail(self, reason: str, status: str = "failed") -> None:
+        """Nothing: `pe.speed.measure` says in the record how far it came."""
+
+
+def speed_run(name: str) -> SpeedRun:
+    """The run of this name below runs/speed/."""
+    return SpeedRun(root() / STUDY / name)
+
+
+def default_name(recipe: str) -> str:
+    """``nvidia-h100-80gb-hbm3-tiny``, ``cpu-demo``: the machine and the sizes."""
+    from pe.training.record import hardware
+
+    machine = hardware()
+    name = "cpu" if machine["device"] == "cpu" else machine["name"].lower()
+    return re.sub(r"[^a-z0-9]+", "-", f"{name} {recipe}").strip("-")
+
+
+def find(folder: Path | None = None) -> list[SpeedRun]:
+    """All speed runs below a folder of runs, by name."""
+    base = root() if folder is None else folder
+    return [SpeedRun(path.parent) for path in sorted(base.glob(f"{STUDY}/*/speed.json"))]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the rounds of one system in one mode at one length say together."""
+
+    rows: tuple[dict[str, Any], ...]
+
+    def __getitem__(self, key: str) -> Any:
+        """A field of the first row that was measured, None if none was."""
+        return self._measured[0][key] if self._measured else None
+
+    @property
+    def _measured(self) -> list[dict[str, Any]]:
+        return [row for row in self.rows if row["tokens_per_second"] is not None]
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Median over the rounds."""
+        rates = [row["tokens_per_second"] for row in self._measured]
+        return statistics.median(rates) if rates else None
+
+    @property
+    def spread(self) -> tuple[float, float] | None:
+        """Least and most tokens/s of any repeat of any round."""
+        rows = self._measured
+        return (min(r["least"] for r in rows), max(r["most"] for r in rows)) if rows else None
+
+    @property
+    def reason(self) -> str | None:
+        """Why nothing was measured; None if something was."""
+        if self._measured:
+            return None
+        return str(self.rows[-1]["reason"]) if self.rows else MISSING
+
+
+class Speed:
+    """A record to ask for numbers."""
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        self.record = record
+        self.settings = record["settings"]
+        self._rows: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
+        self._place = {id(row): index for index, row in enumerate(record["cells"])}
+        for row in record["cells"]:
+            self._rows.setdefault((row["system"], row["mode"], row["length"]), []).append(row)
+
+    @property
+    def hardware(self) -> dict[str, Any]:
+        """The machine of the first session; later ones have the same kind."""
+        return self.record["sessions"][0]["hardware"]  # type: ignore[no-any-return]
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether this says anything about a GPU."""
+        return bool(self.hardware["device"] == "cuda")
+
+    def lengths(self, mode: str = "train") -> list[int]:
+        """The lengths that a mode was asked for, in order."""
+        return [SMALL] if mode == "small" else sorted(self.settings["lengths"])
+
+    def systems(self, mode: str | None = None) -> Iterator[str]:
+        """The systems with a row, in the order of the settings."""
+        there = {system for system, of, _ in self._rows if mode in (None, of)}
+        return (system for system in self.settings["systems"] if system in there)
+
+    def result(self, system: str, mode: str, length: int) -> Result:
+        """All rounds of a cell; empty if there is none."""
+        return Result(tuple(self._rows.get((system, mode, length), ())))
+
+    def ratio(self, system: str, mode: str, length: int, to: str = "nope") -> float | None:
+        """Tokens/s over those of ``to``, each over the rounds of NoPE beside it. NoPE's is 1."""
+        one, other = (self._over_nope(name, mode, length) for name in (system, to))
+        return one / other if one and other else None
+
+    def _over_nope(self, system: str, mode: str, length: int) -> float | None:
+        """Median over rounds of tokens/s over the mean of the two rounds of NoPE around each."""
+        if system == "nope":
+            return 1.0 if self.result("nope", mode, length).tokens_per_second else None
+        ratios = []
+        for row in self.result(system, mode, length).rows:
+            beside = self._beside(row)
+            if row["tokens_per_second"] is not None and beside:
+                ratios.append(row["tokens_per_second"] / statistics.fmean(beside))
+        return statistics.median(ratios) if ratios else None
+
+    def _beside(self, row: dict[str, Any]) -> list[float]:
+        """Tokens/s of NoPE just before and just after a row, of its session, mode and length."""
+        same = [
+            (self._place[id(r)], r["tokens_per_second"])
+            for r in self.result("nope", row["mode"], row["length"]).rows
+            if r["session"] == row["session"] and r["tokens_per_second"] is not None
+        ]
+        here = self._place[id(row)]
+        before = [rate for place, rate in same if place < here]
+        return before[-1:] + [rate for place, rate in same if place > here][:1]

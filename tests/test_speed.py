@@ -1,0 +1,372 @@
+"""The speed run: what comes first, when it stops, how it goes on, and what its numbers mean."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import speed_records
+import torch
+
+import pe
+from pe import runs
+from pe.speed import cell as cells
+from pe.speed import measure as measuring
+from pe.speed.cell import measure_cell, numbers
+from pe.speed.measure import measure
+from pe.speed.plan import Cell, Settings, all_encodings, order, settings
+from pe.speed.record import TIME_UP, Speed, SpeedRun, speed_run
+from pe.training.recipes import RECIPES
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+CPU = torch.device("cpu")
+SMALL: dict[str, Any] = {"recipe": "demo", "tokens": 32, "peers": (), "compiled": False}
+
+
+@pytest.fixture
+def chooser(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A chooser that answers ``path``, or refuses what `refuses` says."""
+    answers: dict[str, Any] = {"path": "by hand", "seen": []}
+
+    def path_for(enc: Any, device: torch.device, dtype: torch.dtype, length: int) -> str:
+        answers["seen"].append((device.type, dtype, length))
+        return str(answers["path"])
+
+    module = types.ModuleType("pe.attention.choose")
+    module.path_for = path_for  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pe.attention.choose", module)
+    return answers
+
+
+@pytest.fixture(autouse=True)
+def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recipe demo, smaller still."""
+    sizes = {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 128,
+    }  # fmt: skip
+    monkeypatch.setitem(RECIPES, "demo", dataclasses.replace(RECIPES["demo"], **sizes))
+    monkeypatch.setattr(cells.gc, "collect", lambda: 0)  # slow beside all that pytest holds
+
+
+def fake(monkeypatch: pytest.MonkeyPatch, **by_system: Any) -> list[Cell]:
+    """Replace the measurement: a rate by system (1000), or an error to raise. Returns the log."""
+    log: list[Cell] = []
+
+    def measured(cell: Cell, chosen: Settings, device: torch.device) -> dict[str, Any]:
+        log.append(cell)
+        answer = by_system.get(cell.system, 1000.0)
+        if isinstance(answer, BaseException):
+            raise answer
+        if callable(answer):
+            answer = answer()
+        return cell._asdict() | cells.NOTHING | {
+            "tokens_per_second": answer, "least": answer, "most": answer, "reason": None,
+            "seconds": 0.1, "path": "p",
+        }  # fmt: skip
+
+    monkeypatch.setattr(measuring, "measure_cell", measured)
+    return log
+
+
+def test_a_cell_is_a_median_with_its_least_and_most() -> None:
+    assert numbers([0.5, 0.25, 1.0], tokens=100) == {
+        "tokens_per_second": 200.0, "least": 100.0, "most": 400.0, "repeats": 3,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["train", "prefill", "small"])
+def test_a_cell_measures_for_real(mode: str, chooser: dict[str, Any]) -> None:
+    chosen = settings(**SMALL, lengths=(16,), repeats=3)
+    row = measure_cell(Cell("alibi", mode, 16, 2), chosen, CPU)
+    assert row["tokens_per_second"] > 0
+    assert row["least"] <= row["tokens_per_second"] <= row["most"]
+    assert (row["repeats"], row["reason"], row["path"]) == (3, None, "by hand")
+    assert row["parameters"] > 1e4
+    assert row["mfu"] is None  # nobody knows this processor's peak
+    assert row["peak_memory_gib"] is None
+    assert row["compiled"] is False
+    assert chooser["seen"] == [("cpu", torch.float32, 16)]
+
+
+def test_training_steps_train_and_prefill_does_not(
+    chooser: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    real = cells.build
+
+    def watched(*arguments: Any) -> Any:
+        system = real(*arguments)
+        seen.append((system, {n: p.clone() for n, p in system.model.named_parameters()}))
+        return system
+
+    monkeypatch.setattr(cells, "build", watched)
+    chosen = settings(**SMALL, lengths=(16,))
+    for mode in ("train", "prefill"):
+        measure_cell(Cell("t5", mode, 16, 2), chosen, CPU)
+    (trained, before), (read, same) = seen
+    assert all(not torch.equal(p, before[n]) for n, p in trained.model.named_parameters())
+    assert all(torch.equal(p, same[n]) for n, p in read.model.named_parameters())
+    assert not read.model.training
+    assert read.last(torch.zeros(2, 16, dtype=torch.long)).shape[:2] == (2, 1)
+
+
+def test_every_encoding_can_be_measured(chooser: dict[str, Any]) -> None:
+    chosen = settings(**SMALL, lengths=(16,), repeats=1)
+    for name in all_encodings():
+        row = measure_cell(Cell(name, "prefill", 16, 1), chosen, CPU)
+        assert row["reason"] is None, name
+
+
+def test_only_a_lack_of_memory_and_our_own_refusals_are_reasons(
+    chooser: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = settings(**SMALL, lengths=(16,))
+    batches: list[int] = []
+
+    def build(error: BaseException, until: int) -> Any:
+        def built(name: str, recipe: Any, *_: Any) -> Any:
+            batches.append(recipe.batch_size)
+            if recipe.batch_size > until:
+                raise error
+            return real(name, recipe, *_)
+
+        return built
+
+    real = cells.build
+    short = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has")
+    monkeypatch.setattr(cells, "build", build(short, 0))
+    row = measure_cell(Cell("fire", "train", 16, 8), chosen, CPU)
+    assert row["reason"] == "out of memory at batch 8 (20.00 GiB more asked for)"
+    assert (row["tokens_per_second"], row["path"], batches) == (None, None, [8])
+
+    # A peer is given less until it fits; what it was measured with is recorded.
+    batches.clear()
+    monkeypatch.setattr(cells, "build", build(short, 2))
+    row = measure_cell(Cell("transformers/rope", "train", 16, 8), chosen, CPU)
+    assert (batches, row["batch"], row["reason"]) == ([8, 4, 2], 2, None)
+    assert row["tokens_per_second"] > 0
+
+    monkeypatch.setattr(cells, "build", build(ValueError("not ours"), 0))
+    with pytest.raises(ValueError, match="not ours"):
+        measure_cell(Cell("fire", "train", 16, 8), chosen, CPU)
+
+    monkeypatch.setattr(cells, "build", lambda *_: pe.encoding("no-such", head_dim=8, num_heads=1))
+    row = measure_cell(Cell("fire", "train", 16, 8), chosen, CPU)
+    assert row["reason"].startswith("unknown encoding 'no-such'")
+
+
+def test_the_most_telling_cells_come_first_and_none_comes_twice() -> None:
+    peers = ("x-transformers/rope", "transformers/rope")
+    chosen = settings(
+        "tiny", 65536, (1024, 4096, 16384, 32768), encodings=("yarn", "sinusoidal", "cope", "rope"),
+        peers=peers,
+    )  # fmt: skip
+    found = order(chosen)
+    assert [c.system for c in found[:5]] == [
+        "nope", "rope", "cope", "transformers/rope", "x-transformers/rope",
+    ]  # fmt: skip
+    assert [(c.mode, c.length) for c in found[:10]] == [("train", 1024)] * 5 + [
+        ("train", 16384)
+    ] * 5
+    assert found[10:12] == [
+        Cell("sinusoidal", "train", 1024, 64), Cell("yarn", "train", 1024, 64),
+    ]  # fmt: skip
+    assert [(c.mode, c.length) for c in found[12:22:5]] == [("train", 4096), ("train", 32768)]
+    assert len(found) == len(set(found)) == 7 * (4 + 4 + 1)
+    assert {c.batch * c.length for c in found if c.mode != "small"} == {65536}
+    assert {(c.batch, c.length) for c in found if c.mode == "small"} == {(1, 128)}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"lengths": (1000,)}, "32 tokens do not divide into windows of 1000"),
+        ({"modes": ("trian",)}, "did you mean 'train'"),
+        ({"encodings": ("alibbi",)}, "did you mean 'alibi'"),
+        ({"peers": ("x-transformers/rop",)}, "did you mean 'x-transformers/rope'"),
+        ({"recipe": "tiyn"}, "did you mean 'tiny'"),
+        ({"repeats": -1}, "repeats"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        settings(**({"lengths": (16,)} | SMALL | given))
+
+
+def test_nope_comes_round_again_and_ratios_are_to_its_neighbours(
+    own_runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The machine becomes slower and slower; ratios do not.
+    pace = iter([1000.0, 800.0, 600.0])
+    halves = iter([450.0, 450.0, 450.0, 450.0, 350.0, 350.0])
+    names = ("alibi", "t5", "fire", "fox", "pope", "cope")
+    log = fake(
+        monkeypatch, nope=lambda: next(pace), **{name: lambda: next(halves) for name in names}
+    )
+    chosen = settings(**SMALL, lengths=(16,), modes=("train",), encodings=names)
+    record = measure(speed_run("drift"), chosen)
+    assert [c.system for c in log].count("nope") == 2
+    assert log[0].system == "nope"
+    speed = Speed(record)
+    assert speed.ratio("alibi", "train", 16) == pytest.approx(0.5)  # between 1000 and 800
+    assert speed.ratio("cope", "train", 16) == pytest.approx(350 / 800)
+    assert speed.ratio("alibi", "train", 16, to="cope") == pytest.approx(0.5 / (350 / 800))
+    assert speed.result("nope", "train", 16).tokens_per_second == 900.0
+    assert speed.result("nope", "train", 16).spread == (800.0, 1000.0)
+    assert speed.ratio("rope", "train", 16) is None
+    assert speed.result("rope", "train", 16).reason == "not measured"
+
+
+def test_when_time_is_up_the_rest_is_said_to_be_missing_and_can_be_done_later(
+    own_runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(measuring.time, "monotonic", lambda: clock[0])
+
+    def slow() -> float:
+        clock[0] += 40.0
+        return 900.0
+
+    log = fake(monkeypatch, nope=slow, rope=slow, alibi=slow)
+    chosen = settings(**SMALL, lengths=(16,), modes=("train",), encodings=("rope", "alibi"))
+    run = speed_run("short")
+    record = measure(run, chosen, minutes=1)
+    assert record == run.read()
+    assert [c.system for c in log] == ["nope", "rope"]  # 80 s: over by one cell at most
+    assert (record["status"], len(record["sessions"])) == ("stopped", 1)
+    assert [(r["system"], r["reason"]) for r in record["cells"]] == [
+        ("nope", None), ("rope", None), ("alibi", TIME_UP),
+    ]  # fmt: skip
+
+    log.clear()
+    record = measure(run, chosen, minutes=10)
+    assert [c.system for c in log] == ["nope", "alibi"]  # NoPE again, beside what is new
+    assert (record["status"], len(record["sessions"])) == ("complete", 2)
+    assert [(r["system"], r["session"], r["round"], r["reason"]) for r in record["cells"]] == [
+        ("nope", 0, 0, None), ("rope", 0, 0, None), ("nope", 1, 1, None), ("alibi", 1, 0, None),
+    ]  # fmt: skip
+    log.clear()
+    assert measure(run, chosen) == record
+    assert not log
+
+
+def test_an_unexpected_error_ends_the_run_and_is_passed_over_by_the_next(
+    own_runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = fake(monkeypatch, rope=RuntimeError("illegal memory access\n  at kernel"))
+    chosen = settings(**SMALL, lengths=(16,), modes=("train",), encodings=("rope", "alibi"))
+    run = speed_run("broken")
+    with pytest.raises(RuntimeError, match="illegal"):
+        measure(run, chosen)
+    failed = run.read()["cells"][-1]
+    assert (failed["system"], failed["reason"]) == (
+        "rope", "failed: RuntimeError: illegal memory access",
+    )  # fmt: skip
+    assert run.read()["status"] == "stopped"
+    log.clear()
+    measure(run, chosen)
+    assert [c.system for c in log] == ["nope", "alibi"]
+
+
+def test_a_killed_run_loses_the_cell_it_was_at(
+    own_runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = speed_run("killed")
+    seen: list[tuple[str, int]] = []
+
+    def look() -> float:
+        record = run.read()
+        seen.append((record["status"], len(record["cells"])))
+        return 1.0
+
+    fake(monkeypatch, rope=look, alibi=look)
+    measure(run, settings(**SMALL, lengths=(16,), modes=("train",), encodings=("rope", "alibi")))
+    assert seen == [("running", 1), ("running", 2)]
+
+
+def test_another_machine_or_other_settings_want_another_name(own_runs: Path) -> None:
+    run = speed_run("h100")
+    run.write(speed_records.record(study="speed"))
+    chosen = Settings.from_dict(run.read()["settings"])
+    assert measure(run, chosen) == run.read()  # complete: it can be shown anywhere
+    values = copy.deepcopy(run.read())
+    values["cells"] = values["cells"][:3]
+    run.write(values)
+    with pytest.raises(runs.RunError, match="measured on NVIDIA H100 80GB HBM3 and this is"):
+        measure(run, chosen)
+    other = Settings.from_dict(chosen.to_dict() | {"tokens": 1, "repeats": 2})
+    with pytest.raises(runs.RunError, match="other tokens, repeats"):
+        measure(run, other)
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (lambda r: r.pop("sessions"), "'sessions' is a required"),
+        (lambda r: r["cells"][0].update(mode="trian"), r"\$\.cells\[0\]\.mode"),
+        (lambda r: r["cells"][0].update(ratio=1.0), r"\$\.cells\[0\]"),
+        (lambda r: r["cells"][0].update(tokens_per_second="fast"), "tokens_per_second"),
+        (lambda r: r["settings"].update(lengths=["1k"]), r"\$\.settings\.lengths\[0\]"),
+        (lambda r: r.update(schema=2), "update pe to read it"),
+    ],
+)
+def test_a_damaged_record_is_named(tmp_path: Path, change: Any, where: str) -> None:
+    record = speed_records.record()
+    change(record)
+    folder = tmp_path / "speed" / "h100"
+    folder.mkdir(parents=True)
+    (folder / "speed.json").write_text(json.dumps(record))
+    with pytest.raises(runs.RunError, match=where) as caught:
+        SpeedRun(folder).read()
+    assert "speed.json" in str(caught.value)
+    with pytest.raises(runs.RunError):
+        SpeedRun(folder).write(record)
+
+
+def command(words: list[str]) -> int:
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        import speed
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+    return int(speed.main(words))
+
+
+def test_the_command_measures_prints_and_resumes(
+    own_runs: Path, chooser: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "--tokens 32 --lengths 16 --modes train,small --encodings rope --repeats 1".split()
+    assert command([*words, "--peers", "transformers/rope", "--minutes", "5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:5] for line in lines[:3]] == [
+        ["train", "2", "x", "16", name] for name in ("nope", "rope", "transformers/rope")
+    ]
+    assert "[by hand]" in lines[1]
+    assert "of NoPE" in lines[1]
+    assert lines[-1].startswith("complete: ")
+    file = own_runs / "speed" / "cpu-demo" / "speed.json"
+    record = json.loads(file.read_text())
+    assert record["sessions"][0]["hardware"]["device"] == "cpu"
+    assert record["sessions"][0]["versions"]["torch"]
+
+    assert command(words) == 2  # never over a record
+    assert "--resume it, or give another --name" in capsys.readouterr().err
+    record["cells"] = record["cells"][:2]
+    file.write_text(json.dumps(record))
+    assert command(["--resume", str(file), "--tokens", "64"]) == 2
+    assert "leave out tokens" in capsys.readouterr().err
+    assert command(["--resume", str(file)]) == 0
+    again = json.loads(file.read_text())
+    assert len(again["sessions"]) == 2
+    assert {(r["system"], r["mode"]) for r in again["cells"]} == {
+        (system, mode)
+        for system in ("nope", "rope", "transformers/rope")
+        for mode in ("train", "small")
+    }
