@@ -1,8 +1,9 @@
 """From a notebook's parameters to a run: one function a notebook, used by all who name its run.
 
 The first code cell of ``notebooks/train.ipynb`` calls `configure`, that of ``convert.ipynb`` calls
-`configure_conversion`, that of ``study.ipynb`` `configure_study`, and so does the papermill engine
-before any kernel starts, so that both mean the same folder and a mistake stops the command early.
+`configure_conversion`, that of ``study.ipynb`` `configure_study`, that of ``speed.ipynb``
+`configure_speed`, and so does the papermill engine before any kernel starts, so that both mean the
+same folder and a mistake stops the command early.
 The signature of the function is the only list of parameters: names, types, defaults and help of the
 notebook's ``parameters`` cell are rendered from it (`parameters_cell`), and a test compares them.
 Imports torch only where the recipe ``auto`` or an encoding needs it.
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pe._errors import unknown
 from pe.runs import Run, root
+from pe.speed.record import SpeedRun
 from pe.study.plan import StudyFolder, load_plan
 
 if TYPE_CHECKING:
@@ -194,6 +196,53 @@ def configure_study(
     return StudyFolder(plan, dry_run=values["dry_run"], workers=count)
 
 
+def configure_speed(
+    name: Annotated[str, "folder below runs/speed/ (empty: after the machine and the recipe)"] = "",
+    recipe: Annotated[str, "whose sizes the models have (auto: as the machine allows)"] = "auto",
+    encodings: Annotated[str, "encodings, with commas: rope,fire,rope+alibi (empty: all)"] = "",
+    lengths: Annotated[str, "tokens in a window, with commas (empty: as the machine allows)"] = "",
+    modes: Annotated[str, "of train,prefill,small (empty: all three)"] = "",
+    peers: Annotated[str, "other libraries: transformers/rope,... or none (empty: those installed)"]
+    = "",
+    tokens: Annotated[int, "tokens in a step (0: as the machine allows)"] = 0,
+    repeats: Annotated[int, "how often each cell is timed (0: as the machine allows)"] = 0,
+    minutes: Annotated[float, "nothing is begun after so many (0: no limit)"] = 0.0,
+) -> SpeedRun:  # fmt: skip
+    """Return the folder and settings of the speed run that these parameters describe.
+
+    Writes nothing.
+
+    Raises:
+        ValueError: an unknown name (the nearest is named), or lengths that do not fit the tokens.
+    """
+    values = check_parameters(dict(locals()), kind="speed")
+    from pe.speed.plan import settings
+    from pe.speed.record import default_name, speed_run
+
+    words = {
+        key: [word.strip() for word in values[key].split(",") if word.strip()]
+        for key in ("encodings", "lengths", "modes", "peers")
+    }
+    if not all(word.isdigit() for word in words["lengths"]):
+        raise ValueError(
+            f"lengths: expected whole numbers with commas between, got {values['lengths']!r}"
+        )
+    chosen = settings(
+        recipe=values["recipe"],
+        tokens=values["tokens"],
+        lengths=[int(word) for word in words["lengths"]],
+        modes=words["modes"],
+        encodings=words["encodings"],
+        peers=() if words["peers"] == ["none"] else words["peers"] or None,
+        repeats=values["repeats"],
+    )
+    if values["name"]:
+        _refuse_strange_study(values["name"])
+    run = speed_run(values["name"] or default_name(chosen.recipe))
+    run.settings = chosen
+    return run
+
+
 def _refuse_strange_study(study: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", study):
         raise ValueError(
@@ -224,6 +273,7 @@ def _check_encoding(recipe: Recipe) -> None:
 # What a notebook says it is (its metadata: {"pe": {"run": "train"}}) and who names its run.
 LAUNCHERS: dict[str, Callable[..., Run]] = {
     "train": configure, "convert": configure_conversion, "study": configure_study,
+    "speed": configure_speed,
 }  # fmt: skip
 
 

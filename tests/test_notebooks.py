@@ -63,7 +63,7 @@ def test_a_notebook_is_stripped_marked_and_has_one_parameters_cell(path: Path) -
     assert f"papermill notebooks/{path.name}" in nb.cells[0].source
 
 
-@pytest.mark.parametrize("kind", ["train", "convert", "study"])
+@pytest.mark.parametrize("kind", ["train", "convert", "study", "speed"])
 def test_the_parameters_cell_is_the_signature_of_its_function(kind: str) -> None:
     path = HERE / f"{kind}.ipynb"
     notebook = nbformat.read(path, as_version=4)

@@ -179,7 +179,7 @@ def order(chosen: Settings) -> list[Cell]:
 
 def _by_interest(systems: Sequence[str]) -> list[str]:
     """NoPE, the named ones, peers, other encodings, and last those with RoPE's own graph."""
-    same = {s for s in systems if not library(s) and _same_graph_as_rope(s)}
+    same = {s for s in systems if not library(s) and same_graph_as_rope(s)}
 
     def rank(system: str) -> tuple[int, int]:
         if system in FIRST:
@@ -189,7 +189,8 @@ def _by_interest(systems: Sequence[str]) -> list[str]:
     return sorted(systems, key=rank)  # stable: otherwise in the order given
 
 
-def _same_graph_as_rope(spec: str) -> bool:
+def same_graph_as_rope(spec: str) -> bool:
+    """Whether an encoding differs from RoPE in its frequencies alone."""
     from pe.encodings.frequencies import FrequencyTransform
     from pe.encodings.registry import part_classes
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pe.runs import Run, RunError, root
-from pe.speed.plan import SMALL
+from pe.speed.plan import SMALL, Settings
 
 STUDY = "speed"
 TIME_UP = "not measured: time was up"
@@ -28,6 +28,8 @@ class SpeedRun(Run):
     """The folder of a speed run. Its record is speed.json; it has no run.json."""
 
     notebook = "speed.ipynb"
+    settings: Settings | None = None
+    """What it is to measure, where that was said."""
 
     @property
     def file(self) -> Path:

@@ -1,0 +1,83 @@
+"""Figures of a speed record: tokens/s and memory of a training step against the length.
+
+One line a family, drawn through the encoding that stands for it; beside them transformers' Llama.
+The number of tokens in a step is the same everywhere, so a level line is a cost that grows
+linearly with the text. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from pe.figures import FAINT, style
+from pe.speed.families import FAMILIES, title
+from pe.speed.record import Result, Speed
+from pe.speed.tables import rate
+
+LLAMA = "transformers/rope"
+_LOOKS = {
+    "none": ("#858585", "o"), "rotation": ("#2f7fc4", "s"), "distance": ("#159570", "^"),
+    "fire": ("#9a63c9", "v"), "fox": ("#b8860b", "P"), "cope": ("#c7518b", "X"),
+    "wide": ("#d9541e", "D"), "additive": ("#3a94a8", "<"), "learned": ("#a0694b", ">"),
+}  # fmt: skip
+
+
+@style()
+def training(speed: Speed) -> Figure:
+    """Tokens/s and, where it was recorded, peak memory of a training step, by length."""
+    panels: list[tuple[str, Callable[[Result], float | None]]] = [
+        ("tokens/s (log scale)", lambda result: result.tokens_per_second)
+    ]
+    if any(row["peak_memory_gib"] for row in speed.record["cells"]):
+        panels.append(("peak memory, GiB (log scale)", lambda result: result["peak_memory_gib"]))
+    figure = Figure(figsize=(3.9 * len(panels), 4.1), layout="constrained")
+    lengths = speed.lengths("train")
+    for place, (label, value) in enumerate(panels):
+        axes = figure.add_subplot(1, len(panels), place + 1)
+        for system, look in _lines(speed, lengths):
+            y = [value(speed.result(system, "train", n)) for n in lengths]
+            axes.plot(lengths, [float("nan") if v is None else v for v in y], **look)
+        _axes(axes, lengths, label, plain=place > 0)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=2 * len(panels), fontsize=9)
+    figure.supxlabel("tokens in a window; as many in every step", fontsize=10.5)
+    return figure
+
+
+def _lines(speed: Speed, lengths: Sequence[int]) -> list[tuple[str, dict[str, Any]]]:
+    """System and look of each line: families that were measured at all."""
+
+    def there(system: str) -> bool:
+        return any(speed.result(system, "train", n).tokens_per_second for n in lengths)
+
+    found: list[tuple[str, dict[str, Any]]] = []
+    for family in FAMILIES.values():
+        system = next((m for m in family.members if there(m)), None)
+        if system is None:
+            continue
+        colour, marker = _LOOKS[family.name]
+        more = len(family.members) > 1 and title(system) not in family.title
+        name = title(system) + (f" ({family.title})" if more else "")
+        found.append((system, {"color": colour, "marker": marker, "label": name}))
+    if there(LLAMA):
+        look = {"color": FAINT, "linestyle": (0, (4, 2)), "marker": ".", "label": title(LLAMA)}
+        found.append((LLAMA, look))
+    return found
+
+
+def _axes(axes: Axes, lengths: Sequence[int], label: str, plain: bool) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(list(lengths)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    form = (lambda value, _: f"{value:g}") if plain else (lambda value, _: rate(value))
+    axes.yaxis.set_major_formatter(FuncFormatter(form))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_ylabel(label)

@@ -1,0 +1,206 @@
+"""A speed record as Markdown. Every number is computed here, from the record. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pe.speed.families import FAMILIES, Family, counterpart, title
+from pe.speed.plan import MAIN, library
+from pe.speed.record import Speed
+from pe.speed.targets import all_targets, short
+from pe.tables import significant
+
+COMMAND = "python benchmarks/speed.py --minutes 14 --name h100"
+ON_CPU = "CPU, small: no speeds to compare with a GPU's."
+MODES = {"train": "training", "prefill": "prefill", "small": "one window of 128 tokens"}
+
+
+def rate(tokens_per_second: float) -> str:
+    """``1.76 M``, ``432 k``, ``980``."""
+    for size, letter in ((1e6, " M"), (1e3, " k")):
+        if tokens_per_second >= size:
+            return significant(tokens_per_second / size) + letter
+    return significant(tokens_per_second)
+
+
+def machine(speed: Speed) -> str:
+    """Where, when and with what a record was made; on a CPU, that it is no speed to compare."""
+    first, hardware = speed.record["sessions"][0], speed.hardware
+    chosen, versions = speed.settings, first["versions"]
+    code = first["code"]
+    commits = list(
+        dict.fromkeys((s["code"]["commit"] or "unknown")[:12] for s in speed.record["sessions"])
+    )
+    sizes = speed.result("nope", "train", min(chosen["lengths"]))["parameters"]
+    model = f"recipe `{chosen['recipe']}`" + (f", {sizes / 1e6:.1f} M parameters" if sizes else "")
+    how = "bfloat16 autocast" if speed.on_gpu else "float32"
+    how += ", compiled" if chosen["compiled"] else ", not compiled"
+    text = (
+        f"{hardware['name']}, {first['created'][:10]}, torch {versions['torch']}; {model}, "
+        f"{chosen['tokens']:,} tokens a step, {how}; medians of {chosen['repeats']} repeats. "
+        f"Commit {', '.join(f'`{c}`' for c in commits)}"
+        f"{' (changed)' if code['dirty'] else ''}, record `runs/{speed.record['study']}/"
+        f"{speed.record['run']}/speed.json`, command `{first['command']}`."
+    )
+    if speed.record["status"] != "complete":
+        text += " Not everything was measured: what is missing says so."
+    return text if speed.on_gpu else f"**{ON_CPU}** {text}"
+
+
+def drift(speed: Speed) -> str:
+    """How far the rounds of NoPE lie apart, a line a mode and length."""
+    lines = []
+    for mode in speed.settings["modes"]:
+        for length in speed.lengths(mode):
+            result = speed.result("nope", mode, length)
+            if result.spread is None:
+                continue
+            least, most = result.spread
+            rounds = sum(row["tokens_per_second"] is not None for row in result.rows)
+            lines.append(
+                f"| {MODES[mode]} | {length:,} | {rounds} | {rate(least)} | "
+                f"{rate(result.tokens_per_second or 0.0)} | {rate(most)} |"
+            )
+    heads = [
+        "| | tokens | rounds | least | median | most |",
+        "| :-- | --: | --: | --: | --: | --: |",
+    ]
+    return "\n".join([*heads, *lines])
+
+
+def overview(speed: Speed, mode: str = "train") -> str:
+    """Systems by lengths: tokens/s, and in brackets the ratio to NoPE."""
+    lengths = speed.lengths(mode)
+    heads = ["encoding", *(f"{n:,} tokens" for n in lengths)]
+    lines = [_line(heads), _line([":--", *("--:" for _ in lengths)])]
+    for system in _shown(speed, mode):
+        cells = []
+        for length in lengths:
+            result = speed.result(system, mode, length)
+            if result.tokens_per_second is None:
+                cells.append(short(str(result.reason)))
+                continue
+            ratio = None if system == "nope" else speed.ratio(system, mode, length)
+            tail = "" if ratio is None else f" ({ratio:.2f})"
+            cells.append(rate(result.tokens_per_second) + tail)
+        lines.append(_line([title(system), *cells]))
+    return "\n".join(lines)
+
+
+def details(speed: Speed, mode: str, length: int) -> str:
+    """Everything about one mode and length, a row a system."""
+    heads = [
+        "encoding", "attention", "batch", "tokens/s", "least", "most", "of NoPE", "MFU",
+        "memory, GiB", "first step, s",
+    ]  # fmt: skip
+    lines = [_line(heads), _line([":--", ":--", *("--:" for _ in heads[2:])])]
+    for system in _shown(speed, mode):
+        result = speed.result(system, mode, length)
+        if not result.rows:
+            continue
+        if result.tokens_per_second is None or result.spread is None:
+            reason = str(result.reason).replace("|", "\\|")
+            batch = str(result.rows[-1]["batch"])
+            lines.append(_line([title(system), reason, batch, *("–" for _ in heads[3:])]))
+            continue
+        ratio = speed.ratio(system, mode, length)
+        found = [result["mfu"], result["peak_memory_gib"], result["first_step_seconds"]]
+        forms = ["{:.1%}".format, "{:.2f}".format, "{:.1f}".format]
+        more = ["–" if x is None else form(x) for x, form in zip(found, forms, strict=True)]
+        path = str(result["path"]) + ("" if result["compiled"] == speed.settings["compiled"]
+                                      else ", not compiled")  # fmt: skip
+        lines.append(
+            _line(
+                [
+                    title(system), path, str(result["batch"]), rate(result.tokens_per_second),
+                    *(rate(x) for x in result.spread), "–" if ratio is None else f"{ratio:.3f}",
+                    *more,
+                ]
+            )
+        )  # fmt: skip
+    return "\n".join(lines)
+
+
+def of_family(speed: Speed, family: Family) -> str:
+    """What a family's members cost in training: path, ratio to NoPE and memory by length."""
+    lengths = speed.lengths("train")
+    members = [m for m in family.members if m in set(speed.systems("train"))]
+    heads = ["encoding", "attention", *(f"{n:,}" for n in lengths)]
+    lines = [_line(heads), _line([":--", ":--", *("--:" for _ in lengths)])]
+    for system in members:
+        results = [speed.result(system, "train", n) for n in lengths]
+        path = next((str(r["path"]) for r in results if r["path"]), "–")
+        cells = []
+        for length, result in zip(lengths, results, strict=True):
+            if result.tokens_per_second is None:
+                cells.append(short(str(result.reason)))
+                continue
+            ratio = speed.ratio(system, "train", length)
+            memory = result["peak_memory_gib"]
+            text = rate(result.tokens_per_second) if ratio is None else f"{ratio:.2f} of NoPE"
+            if system == "nope":
+                text = f"{rate(result.tokens_per_second)} tokens/s"
+            cells.append(text + ("" if memory is None else f", {memory:.1f} GiB"))
+        lines.append(_line([title(system), path, *cells]))
+    return "\n".join(lines) if members else ""
+
+
+def peers(speed: Speed, mode: str = "train") -> str:
+    """How many times as fast ours are as other libraries' models with the same method."""
+    lengths = [n for n in speed.lengths(mode) if n in MAIN] or speed.lengths(mode)[:1]
+    lines = [_line(["other library", "ours", *(f"{n:,} tokens" for n in lengths)])]
+    lines.append(_line([":--", ":--", *("--:" for _ in lengths)]))
+    for peer in (s for s in speed.systems(mode) if library(s)):
+        own = counterpart(peer)
+        cells = []
+        for length in lengths:
+            result = speed.result(peer, mode, length)
+            ratio = speed.ratio(own, mode, length, to=peer)
+            if result.tokens_per_second is None:
+                cells.append(short(str(result.reason)))
+            elif ratio is None:
+                cells.append(f"{rate(result.tokens_per_second)} beside none of ours")
+            else:
+                batch = speed.settings["tokens"] // length
+                note = "" if result["batch"] == batch else f", batch {result['batch']}"
+                cells.append(f"{ratio:.2f}× ({rate(result.tokens_per_second)}{note})")
+        lines.append(_line([title(peer), title(own), *cells]))
+    return "\n".join(lines)
+
+
+def targets(speeds: Sequence[Speed]) -> str:
+    """The goals and what was reached."""
+    lines = ["| goal, one H100 | 1,024 tokens | 16,384 tokens |", "| :-- | :-- | :-- |"]
+    for target in all_targets():
+        cells = []
+        for length in MAIN:
+            goal = target.goal.get(length)
+            verdict = target.verdict(speeds, length) if goal else None
+            cells.append("" if verdict is None else f"{goal}: **{verdict.word}**"
+                         + (f"; {verdict.detail}" if verdict.detail else ""))  # fmt: skip
+        lines.append(_line([target.title, *cells]))
+    return "\n".join(lines)
+
+
+def best(speeds: Sequence[Speed]) -> Speed | None:
+    """The record to show: a GPU's before a CPU's, the 34 M model's before others, the newest."""
+
+    def worth(speed: Speed) -> tuple[bool, bool, str]:
+        created = speed.record["sessions"][0]["created"]
+        return speed.on_gpu, speed.settings["recipe"] == "tiny", created
+
+    begun = [speed for speed in speeds if speed.record["sessions"]]
+    return max(begun, key=worth, default=None)
+
+
+def _shown(speed: Speed, mode: str) -> list[str]:
+    """Systems of a mode: ours by family, then the peers."""
+    there = list(speed.systems(mode))
+    place = [member for family in FAMILIES.values() for member in family.members]
+    own = [s for s in there if not library(s)]
+    own.sort(key=lambda s: place.index(s) if s in place else len(place))
+    return own + [s for s in there if library(s)]
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
