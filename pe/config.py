@@ -24,6 +24,8 @@ class PEConfig(PreTrainedConfig):
         softmax_scale: factor of the logits in place of 1/sqrt(head_dim).
         length_temperature: c in the factor 1 + c ln(n / max_position_embeddings) of the logits of
             a query that sees n tokens, n beyond the context of training.
+        attention_backend: "sdpa", "dense" or "kernel" forces that one; None takes the fastest that
+            is exact (`pe.attention.choose`).
     """
 
     model_type = "pe-decoder"
@@ -44,6 +46,7 @@ class PEConfig(PreTrainedConfig):
         joint_norm: str = "",
         softmax_scale: float | None = None,
         length_temperature: float = 0.0,
+        attention_backend: str | None = None,
         rms_norm_eps: float = 1e-5,
         initializer_range: float = 0.02,
         tie_word_embeddings: bool = True,
@@ -72,6 +75,7 @@ class PEConfig(PreTrainedConfig):
         self.joint_norm = joint_norm
         self.softmax_scale = softmax_scale
         self.length_temperature = length_temperature
+        self.attention_backend = attention_backend
         self.rms_norm_eps = rms_norm_eps
         self.initializer_range = initializer_range
         kwargs.pop("head_dim", None)  # derived, though a saved configuration lists it

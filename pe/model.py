@@ -29,7 +29,8 @@ from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from pe._errors import unknown
-from pe.attention import backend_named, scaled
+from pe.attention import scaled
+from pe.attention.choose import bias_matrix, checked, compute, kernel_form
 from pe.attention.masks import positions_from_mask, visible
 from pe.config import PEConfig
 from pe.encodings import Encoding, Prepared, layer_encodings
@@ -75,7 +76,8 @@ class Attention(nn.Module):
         if "k" in config.joint_norm:
             self.joint_k_norm = nn.RMSNorm(kv, eps=config.rms_norm_eps)
         self.scale = config.softmax_scale or 1.0 / math.sqrt(self.head_dim)
-        self.backend = backend_named("dense" if config._attn_implementation == "eager" else "sdpa")
+        eager = config._attn_implementation == "eager"
+        self.backend = checked("dense" if eager else config.attention_backend)
 
     def _heads(self, x: Tensor) -> Tensor:
         batch, length, _ = x.shape
@@ -89,6 +91,7 @@ class Attention(nn.Module):
         mask: Tensor | None,
         cache: Cache | None,
         temperature: Tensor | None,
+        counted: bool = False,
     ) -> Tensor:
         q, k, v = torch.split(self.qkv_proj(x), self.widths, dim=-1)
         q, k = self._heads(self.joint_q_norm(q)), self._heads(self.joint_k_norm(k))
@@ -99,7 +102,10 @@ class Attention(nn.Module):
             state = self._kept(cache, state)
         if cache is not None and enc.raw_keys:
             k, v = cache.update(k, v, self.layer_index)
-        bias = enc.bias(q, k, q_positions, k_positions, state)
+        form = kernel_form(enc, q, k, state, mask, counted, self.backend)
+        bias = None
+        if form is None:
+            bias = bias_matrix(enc, q, k, q_positions, k_positions, state, self.backend)
         factor = enc.logit_scale(q_positions)
         if enc.raw_keys or cache is None:
             q, k = enc.rotate(q, k, q_positions, k_positions, tables)
@@ -107,7 +113,7 @@ class Attention(nn.Module):
             q, k = enc.rotate(q, k, q_positions, q_positions, tables)
             k, v = cache.update(k, v, self.layer_index)
         q = scaled(scaled(q, factor), temperature)
-        out = self.backend(q, k, v, scale=self.scale, bias=bias, mask=mask)
+        out = compute(q, k, v, self.scale, bias, mask, form, self.backend)
         return self.o_proj(out.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
 
     def _kept(self, cache: Cache, state: Tensor) -> Tensor:
@@ -244,13 +250,15 @@ class PEModel(PEPreTrainedModel):
         mask = visible(length, past + length, x.device, attention_mask, document_ids)
         self._refuse_too_far(k_positions)
         temperature = self._temperature(positions)
+        plain = attention_mask is None and position_ids is None and past == 0
         for index, layer in enumerate(self.layers):
             enc: Encoding = self.encodings[index % len(self.encodings)]  # type: ignore[assignment]
             if index < len(self.encodings) or enc.random:
                 where = self._prepare(enc, positions, k_positions, x.dtype, cache is not None)
             if index == 0:
                 x = enc.embed(x, where.q_positions)
-            x = layer(x, enc, where, mask, cache, temperature)
+            counted = plain and where.q_positions is positions  # else they were moved
+            x = layer(x, enc, where, mask, cache, temperature, counted)
         output: dict[str, Any] = {"last_hidden_state": self.norm(x), CACHE_FIELD: cache}
         return BaseModelOutputWithPast(**output)
 

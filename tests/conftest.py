@@ -16,6 +16,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Exactness is promised on the CPU; a GPU is asked for with PE_TEST_GPU=1 (tests/test_gpu.py).
 if os.environ.get("PE_TEST_GPU") != "1":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ["TRITON_INTERPRET"] = "1"  # kernels that are asked for run on the CPU
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 import pe
-from pe.attention import BACKENDS, backend_named, scaled
+from pe.attention import BACKENDS, scaled
 from pe.attention.dense import dense_attention
 from pe.attention.masks import lower_right_causal, positions_from_mask, visible
+from pe.config import PEConfig
 from pe.encodings import encoding
+from pe.model import PEForCausalLM
 
 FAST = [name for name in BACKENDS if name != "dense"]
 
@@ -196,6 +198,8 @@ def test_attend_by_any_backend(spec: str, name: str) -> None:
 
 
 def test_an_unknown_backend_is_named() -> None:
+    q = k = v = torch.zeros(1, 1, 2, 16)
     with pytest.raises(ValueError, match=r"unknown attention backend 'spda' .*'sdpa'"):
-        backend_named("spda")
-    assert backend_named(None) is backend_named("sdpa")
+        pe.attend(encoding("nope", head_dim=16, num_heads=1), q, k, v, backend="spda")
+    with pytest.raises(ValueError, match=r"unknown attention backend 'spda'"):
+        PEForCausalLM(PEConfig(attention_backend="spda"))

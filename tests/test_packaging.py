@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PYTHONS = ("3.11", "3.12")
 # torch pins these exactly itself, and only its CUDA builds need them.
-CUDA = re.compile(r"^(nvidia-|cuda-|triton$)")
+CUDA = re.compile(r"^(nvidia-|cuda-)")
 
 
 def declared(*extras: str) -> list[Requirement]:
@@ -128,6 +128,7 @@ CARRIED = {
     "tqdm": "papermill",
     "click": "papermill",
     "setuptools": "torch",
+    "triton": "torch",  # of its CUDA builds, and only with those are the kernels imported
 }
 
 

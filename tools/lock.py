@@ -19,9 +19,10 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CUDA = re.compile(r"^(nvidia-|cuda-|triton$)")
+CUDA = re.compile(r"^(nvidia-|cuda-)")
 # Versions that are chosen, not resolved: what the tests and the committed records were made with.
-CHOSEN = {"torch": "2.13.0"}
+# triton is the one that this torch's CUDA build pins; a CPU build leaves it to the test extra.
+CHOSEN = {"torch": "2.13.0", "triton": "3.7.1"}
 HEADER = """\
 # Exact versions for CPython 3.11 and 3.12 on Linux x86_64, runtime and test extra.
 # Written by `make lock` (tools/lock.py) from pyproject.toml; do not edit by hand.

@@ -1,31 +1,20 @@
 """Attention under any encoding, by any backend.
 
-Backends share one signature, ``(q, k, v, scale, bias, mask) -> output``; ``dense`` is the
-definition in float32, the others must agree with it.
+``dense`` is the definition in float32; all others must agree with it. `pe.attention.choose` says
+which there are and which is taken.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
-from pe._errors import unknown
-from pe.attention.dense import dense_attention
-from pe.attention.sdpa import sdpa_attention
+from pe.attention.choose import BACKENDS, bias_matrix, checked, compute, kernel_form, path_for
 from pe.encodings.base import Encoding
 
-BACKENDS: dict[str, Callable[..., Tensor]] = {"dense": dense_attention, "sdpa": sdpa_attention}
-
-
-def backend_named(name: str | None) -> Callable[..., Tensor]:
-    """The backend called ``name``; None is ``sdpa``. Unknown names raise ValueError."""
-    if name is None:
-        return sdpa_attention
-    if name not in BACKENDS:
-        raise unknown("attention backend", name, BACKENDS)
-    return BACKENDS[name]
+__all__ = ["BACKENDS", "attend", "path_for", "scaled"]
 
 
 def scaled(q: Tensor, factor: Tensor | None) -> Tensor:
@@ -38,8 +27,8 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    q_positions: Tensor,
-    k_positions: Tensor,
+    q_positions: Tensor | None = None,
+    k_positions: Tensor | None = None,
     mask: Tensor | None = None,
     backend: str | None = None,
     layer_input: Tensor | None = None,
@@ -47,21 +36,37 @@ def attend(
     """Attention with a positional encoding, for use in any model.
 
     Args:
-        q: (B, H, Tq, D). k, v: (B, K, Tk, D), K dividing H. positions: integers (T,) or (B, T).
+        q: (B, H, Tq, D). k, v: (B, K, Tk, D), K dividing H. positions: integers (T,) or (B, T);
+            None: counted from the first key, which is what the fast kernels need.
         mask: True where a query may attend, broadcastable to (B, H, Tq, Tk); None: causal, the
             queries being the last Tq of the keys.
-        backend: ``"dense"`` (the definition, float32), ``"sdpa"``; None chooses.
+        backend: ``"dense"`` (the definition, float32), ``"sdpa"`` (torch's, a bias being a
+            matrix), ``"kernel"`` (ours, never a matrix); None chooses.
         layer_input: (B, Tk, hidden), what queries and keys were projected from; only encodings
             that look at it (FoX) need it.
 
     Returns:
         (B, H, Tq, D) in v's dtype.
+
+    Raises:
+        ValueError: an unknown backend, or one that cannot serve this case.
     """
-    run = backend_named(backend)
+    backend = checked(backend)
     scale = 1.0 / math.sqrt(q.shape[-1])
     state = None if layer_input is None else enc.key_state(layer_input)
-    q_positions, k_positions, tables = enc.prepare(q_positions, k_positions, q.dtype)
-    bias = enc.bias(q, k, q_positions, k_positions, state)
+    counted = q_positions is None and k_positions is None
+    if k_positions is None:
+        k_positions = torch.arange(k.shape[-2], device=k.device)
+    if q_positions is None:
+        same = q.shape[-2] == k.shape[-2]
+        q_positions = k_positions if same else k_positions[..., -q.shape[-2] :]
+    where = enc.prepare(q_positions, k_positions, q.dtype)
+    counted = counted and where.q_positions is q_positions
+    q_positions, k_positions, tables = where.q_positions, where.k_positions, where.tables
+    form = kernel_form(enc, q, k, state, mask, counted, backend)
+    bias = None
+    if form is None:
+        bias = bias_matrix(enc, q, k, q_positions, k_positions, state, backend)
     factor = enc.logit_scale(q_positions)
     q, k = enc.rotate(q, k, q_positions, k_positions, tables)
-    return run(scaled(q, factor), k, v, scale=scale, bias=bias, mask=mask)
+    return compute(scaled(q, factor), k, v, scale, bias, mask, form, backend)

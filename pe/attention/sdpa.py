@@ -30,10 +30,17 @@ def sdpa_attention(
         # torch wants the bias in the queries' type, and in bfloat16 neighbours at a distance of
         # 300 would get the same penalty.
         q, k, v = q.to(bias.dtype), k.to(bias.dtype), v.to(bias.dtype)
-    if q.shape[-1] > width:  # the flash kernels want one width for all three
+    if q.shape[-1] > width and not _takes_two_widths(q):
         v = pad(v, (0, q.shape[-1] - width))
     with torch.autocast(q.device.type, enabled=False):
         out = scaled_dot_product_attention(
             q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
     return out[..., :width].to(out_dtype)
+
+
+def _takes_two_widths(q: Tensor) -> bool:
+    """Most flash kernels want one width for all three; cuDNN's, on Hopper and later, do not."""
+    if not q.is_cuda or q.dtype not in (torch.float16, torch.bfloat16) or q.shape[-1] > 128:
+        return False
+    return torch.cuda.get_device_capability(q.device) >= (9, 0)

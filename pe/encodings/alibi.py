@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pe.encodings.checks import at_least
 from pe.encodings.distance import DistanceBias
+from pe.encodings.forms import Form, by_key
 from pe.encodings.registry import register
 
 
@@ -46,3 +47,7 @@ class ALiBi(DistanceBias):
     def distance_bias(self, distance: Tensor) -> Tensor:
         slopes = self.slopes.view(-1, *[1] * distance.dim())
         return -slopes * distance
+
+    def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
+        """m_h j less m_h i: one number a key, which costs a kernel less than one a distance."""
+        return by_key(self.slopes[None, :, None] * torch.arange(length, device=device))

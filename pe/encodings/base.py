@@ -5,9 +5,9 @@
     bias         on the attention logits, in each layer
     logit_scale  on the attention logits, one factor a query row
 
-and two that serve them: `prepare` settles where the tokens stand and what follows from that alone,
-once for all layers that share the encoding; `key_state` keeps what a bias must know of each token
-besides its key.
+and three that serve them: `bias_form` says what a bias is made of, for kernels; `prepare` settles
+where the tokens stand and what follows from that alone, once for all layers that share the
+encoding; `key_state` keeps what a bias must know of each token besides its key.
 
 Shapes used below: B batch, T tokens, H query heads, K key heads, D head_dim. Positions are integers
 of shape (T,) or (B, T). Nothing is remembered from one call to the next.
@@ -20,6 +20,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from pe.encodings.forms import Form
 
 
 class Prepared(NamedTuple):
@@ -136,6 +138,26 @@ class Encoding(nn.Module):
         gave for all keys, (B, H, Tk, S).
         """
         return None
+
+    @property
+    def biased(self) -> bool:
+        """Whether `bias` adds something."""
+        return type(self).bias is not Encoding.bias
+
+    @property
+    def has_form(self) -> bool:
+        """Whether `bias_form` gives something; true of what has no bias."""
+        return not self.biased or type(self).bias_form is not Encoding.bias_form
+
+    def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
+        """What the bias is made of, for tokens that stand at 0 .. ``length`` - 1.
+
+        Must say the same as `bias`. Override it where the bias is less than a matrix, and kernels
+        will never make one (`pe.encodings.forms`).
+        """
+        if self.biased:
+            raise NotImplementedError(f"{type(self).__name__} has no bias_form")
+        return Form()
 
     def logit_scale(self, q_positions: Tensor) -> Tensor | None:
         """Factor on top of 1/sqrt(D), broadcastable to (B, H, Tq); None is 1."""

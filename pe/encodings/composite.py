@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pe.encodings.base import Encoding, Prepared
+from pe.encodings.forms import NONE, Form
 
 
 class Composite(Encoding):
@@ -103,6 +104,19 @@ class Composite(Encoding):
             terms.append(part.bias(q, k, q_positions, k_positions, own))
         given = [t for t in terms if t is not None]
         return None if not given else sum(given[1:], start=given[0])
+
+    @property
+    def biased(self) -> bool:
+        return any(part.biased for part in self._all)
+
+    @property
+    def has_form(self) -> bool:
+        """A sum of two biases has none: it would take a kernel for each pair."""
+        return sum(part.biased for part in self._all) <= 1 and all(p.has_form for p in self._all)
+
+    def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
+        forms = [part.bias_form(length, device, state) for part in self._all]
+        return next((form for form in forms if form.kind != NONE), Form())
 
     def logit_scale(self, q_positions: Tensor) -> Tensor | None:
         scale: Tensor | None = None

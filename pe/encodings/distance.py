@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pe.encodings.base import Encoding
+from pe.encodings.forms import Form, by_distance
 
 
 def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
@@ -33,6 +34,15 @@ class DistanceBias(Encoding):
     def distance_bias(self, distance: Tensor) -> Tensor:
         """Integer distances of any shape (...) -> (H, ...), float32 or float64."""
         raise NotImplementedError
+
+    @property
+    def alike_from(self) -> int | None:
+        """Distance from which on all have the same bias, or None."""
+        return None
+
+    def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
+        """One number a distance."""
+        return by_distance(self.distance_bias(torch.arange(length, device=device)), self.alike_from)
 
     def bias(
         self,

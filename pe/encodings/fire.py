@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from pe.encodings.base import Encoding
 from pe.encodings.checks import at_least, positive
 from pe.encodings.distance import distances
+from pe.encodings.forms import Form
+from pe.encodings.forms import fire as fire_form
 from pe.encodings.query_rows import by_query_rows
 from pe.encodings.registry import register
 
@@ -107,3 +109,10 @@ class FIRE(Encoding):
         with torch.autocast(q.device.type, enabled=False):
             width = rows * (2 * self.hidden_bias.numel() + self.head_bias.numel())
             return by_query_rows(block, q_length, k_length, width)
+
+    def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
+        """The network between knots; how exact that is, `pe.encodings.forms` shows."""
+        return fire_form(
+            self.c, self.multiplier, self.hidden_weight, self.hidden_bias, self.head_weight,
+            self.head_bias, self.threshold, self.eps, length,
+        )  # fmt: skip

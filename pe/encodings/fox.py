@@ -23,6 +23,7 @@ from torch.nn.functional import linear, logsigmoid
 from pe.encodings.base import Encoding
 from pe.encodings.checks import at_least
 from pe.encodings.distance import at_least_float32
+from pe.encodings.forms import Form, by_key
 from pe.encodings.registry import register
 
 
@@ -66,14 +67,24 @@ class FoX(Encoding):
         state: Tensor | None = None,
     ) -> Tensor:
         """(B, H, Tq, Tk), float32; float64 where the gates are."""
-        if state is None:
-            raise ValueError(
-                "fox takes its gates from the layer's input: pass layer_input to pe.attend, or "
-                "state=key_state(x) to bias"
-            )
-        total = state[..., 0].double().cumsum(-1)  # (B, H, Tk)
+        total = self._total(state)  # (B, H, Tk)
+        assert state is not None
         whole = total.detach().to(state.dtype)
         rest = (total - whole).to(state.dtype)  # what rounding took, and the path of the gradient
         here = slice(state.shape[-2] - q.shape[-2], None)
         bias = whole[..., here, None] - whole[..., None, :]
         return bias.add_(rest[..., here, None]).sub_(rest[..., None, :])
+
+    def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
+        """C_i - C_j: one number a key."""
+        return by_key(-self._total(state))
+
+    @staticmethod
+    def _total(state: Tensor | None) -> Tensor:
+        """C, (B, H, T) float64."""
+        if state is None:
+            raise ValueError(
+                "fox takes its gates from the layer's input: pass layer_input to pe.attend, or "
+                "state=key_state(x) to bias"
+            )
+        return state[..., 0].double().cumsum(-1)

@@ -61,5 +61,10 @@ class T5(DistanceBias):
         """Integer distances of any shape -> the row of the table for each."""
         return torch.bucketize(distance, self.starts, right=True) - 1
 
+    @property
+    def alike_from(self) -> int:
+        """Where the last bucket begins."""
+        return int(bucket_starts(self.num_buckets, self.max_distance)[-1])
+
     def distance_bias(self, distance: Tensor) -> Tensor:
         return at_least_float32(self.table).T[:, self.buckets(distance)]

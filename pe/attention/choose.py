@@ -1,0 +1,163 @@
+"""Which way a layer's attention is computed, and why not another.
+
+    flash   torch's fused attention: no bias
+    kernel  our Triton kernels: a bias that is made block by block (`pe.encodings.forms`)
+    matrix  torch's attention with the bias as a matrix, in float32
+    dense   the definition (`pe.attention.dense`), only where it is asked for
+
+The first of these that is exact for the case at hand. A matrix that would fill a GPU is refused:
+better one clear error than a run that dies when memory does.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+
+import torch
+from torch import Tensor
+
+from pe._errors import unknown
+from pe.attention.dense import dense_attention
+from pe.attention.sdpa import sdpa_attention
+from pe.encodings.base import Encoding
+from pe.encodings.forms import Form
+
+BACKENDS = {"dense": dense_attention, "sdpa": sdpa_attention}
+"""Those that take any bias and any mask, ``(q, k, v, scale, bias, mask) -> output``."""
+NAMES = (*BACKENDS, "kernel")
+LARGEST_MATRIX = 2**31
+"""Entries of a bias on a GPU: 8 GiB in float32, several of which are needed at once."""
+WIDTHS = (16, 32, 64, 128)
+
+
+def checked(backend: str | None) -> str | None:
+    """The name, if it is one; None chooses. Unknown names raise ValueError."""
+    if backend is not None and backend not in NAMES:
+        raise unknown("attention backend", backend, NAMES)
+    return backend
+
+
+@functools.cache
+def interpreted() -> bool:
+    """Whether Triton runs its kernels on the CPU, one block after another, as tests do."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@functools.cache
+def missing(device: torch.device) -> str | None:
+    """Why there are no kernels for ``device``; None if there are."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if device.type == "cuda" and not interpreted():
+        if torch.cuda.get_device_capability(device) < (8, 0):
+            return "the kernels need compute capability 8.0 (Ampere) or newer"
+        return None
+    return None if interpreted() and device.type == "cpu" else "the kernels need a CUDA device"
+
+
+def obstacle(enc: Encoding, device: torch.device, dtype: torch.dtype, plain: bool) -> str | None:
+    """Why the kernels cannot serve this bias here; None if they can.
+
+    ``plain``: causal attention of equally many queries and keys, all at their counted positions.
+    """
+    if not enc.has_form:
+        return "its bias is known as a matrix only"
+    if (reason := missing(device)) is not None:
+        return reason
+    if dtype not in (torch.float16, torch.bfloat16) and not interpreted():
+        return f"the kernels compute in bfloat16 or float16, and queries are {dtype}"
+    if not plain:
+        return "positions are not simply counted, tokens are masked, or keys come from a cache"
+    return None
+
+
+def path_for(enc: Encoding, device: torch.device, dtype: torch.dtype, length: int) -> str:
+    """The path of a training or prefill step of ``length`` tokens."""
+    if not enc.biased:
+        return "flash"
+    if device.type == "cuda" and length > 1 and obstacle(enc, device, dtype, plain=True) is None:
+        return "kernel"
+    return "matrix"
+
+
+def kernel_form(
+    enc: Encoding,
+    q: Tensor,
+    k: Tensor,
+    state: Tensor | None,
+    mask: Tensor | None,
+    counted: bool,
+    backend: str | None,
+) -> Form | None:
+    """What the kernels need of the bias, or None where another path is taken.
+
+    Raises:
+        ValueError: ``backend="kernel"`` and they cannot serve this case.
+    """
+    if backend not in (None, "kernel"):
+        return None
+    if backend is None and (not enc.biased or not q.is_cuda):
+        return None  # interpreted kernels are for tests, which ask for them
+    plain = counted and mask is None and q.shape[-2] == k.shape[-2]
+    if backend is None and q.shape[-2] == 1:
+        return None  # one row is no matrix
+    reason = obstacle(enc, q.device, q.dtype, plain)
+    if reason is None and q.shape[-1] not in WIDTHS:
+        reason = f"head_dim is {q.shape[-1]} and must be one of {WIDTHS}"
+    if reason is None:
+        with torch.autocast(q.device.type, enabled=False):
+            return enc.bias_form(q.shape[-2], q.device, state)
+    if backend == "kernel":
+        raise ValueError(f"backend 'kernel' cannot serve {type(enc).__name__} here: {reason}")
+    return None
+
+
+def bias_matrix(
+    enc: Encoding,
+    q: Tensor,
+    k: Tensor,
+    q_positions: Tensor,
+    k_positions: Tensor,
+    state: Tensor | None,
+    backend: str | None,
+) -> Tensor | None:
+    """The bias as a matrix.
+
+    Raises:
+        ValueError: it would not fit on a GPU; ``backend="sdpa"`` and ``"dense"`` try all the same.
+    """
+    entries = q.shape[0] * q.shape[1] * q.shape[-2] * k.shape[-2]
+    if enc.biased and backend is None and q.is_cuda and entries > LARGEST_MATRIX:
+        plain = q.shape[-2] == k.shape[-2]
+        reason = obstacle(enc, q.device, q.dtype, plain) or "tokens are masked or moved"
+        raise ValueError(
+            f"{type(enc).__name__}: for {q.shape[0]} x {q.shape[-2]:,} queries and "
+            f"{k.shape[-2]:,} keys its bias is a matrix of {entries * 4 / 2**30:,.0f} GiB, and no "
+            f"kernel avoids it here ({reason}); use fewer or shorter texts at a time, or force "
+            "backend='sdpa'"
+        )
+    return enc.bias(q, k, q_positions, k_positions, state)
+
+
+def compute(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    form: Form | None,
+    backend: str | None,
+) -> Tensor:
+    """(B, H, Tq, D) by the path that is left once the bias is there as ``form`` or ``bias``."""
+    if form is None:
+        return BACKENDS[backend or "sdpa"](q, k, v, scale=scale, bias=bias, mask=mask)
+    from pe.attention.kernels.ops import attend  # needs triton
+
+    with torch.autocast(q.device.type, enabled=False):
+        out: Tensor = attend(
+            q, k, v, scale, form.kind, form.own, list(form.parts), form.reach
+        )[0]  # fmt: skip
+    return out

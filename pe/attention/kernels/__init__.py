@@ -1,0 +1,1 @@
+"""Triton kernels: attention with biases that are never a matrix."""

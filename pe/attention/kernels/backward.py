@@ -1,0 +1,183 @@
+"""The gradients of `pe.attention.kernels.flash`, in the same terms.
+
+    dv = P^T dO    dS = P (dO v^T - rowsum(dO o))    dq = scale dS k    dk = scale dS^T q
+
+Weights are made again from the logarithms that the forward pass kept. The bias' own gradient is dS
+added up: over queries for KEYS, along diagonals for TABLE, by what f depends on for FIRE. Each row
+of dS adds up to 0, which is why what all biases of a row share needs no gradient.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from pe.attention.kernels.flash import add_bias
+
+
+@triton.jit
+def row_sums(O, DO, R, T, H, o_b, o_h, o_t, g_b, g_h, g_t, D: tl.constexpr, BM: tl.constexpr):
+    """rowsum(dO o), float32."""
+    i = tl.program_id(0) * BM + tl.arange(0, BM)
+    b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
+    d = tl.arange(0, D)
+    inside = i[:, None] < T
+    o = tl.load(O + b * o_b + h * o_h + i[:, None] * o_t + d[None, :], mask=inside, other=0.0)
+    g = tl.load(DO + b * g_b + h * g_h + i[:, None] * g_t + d[None, :], mask=inside, other=0.0)
+    total = tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)
+    tl.store(R + tl.program_id(1).to(tl.int64) * T + i, total, mask=i < T)
+
+
+@triton.jit
+def query_blocks(
+    dk, dv, dx, k, v, near, Q, DO, L, R, j, j0, start, stop, T, q_t, g_t, scale, X, Y, Z,
+    KIND: tl.constexpr, FAR: tl.constexpr, DIAGONAL: tl.constexpr, SUMS: tl.constexpr,
+    REACH: tl.constexpr, KNOTS: tl.constexpr, E: tl.constexpr, D: tl.constexpr,
+    BM: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Gradients of one block of keys from the queries from ``start`` to ``stop``."""
+    e, d = tl.arange(0, E), tl.arange(0, D)
+    for i0 in tl.range(start, stop, BM):
+        i = i0 + tl.arange(0, BM)
+        inside = i < T
+        q = tl.load(Q + i[:, None] * q_t + e[None, :], mask=inside[:, None], other=0.0)
+        lse = tl.load(L + i, mask=inside, other=float("inf"))  # weights of no query are 0
+        s = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale
+        s = add_bias(s, i, j, i0, j0, near, X, Y, Z, KIND, FAR, REACH, KNOTS, True)
+        p = tl.math.exp2(s - lse[None, :])
+        if DIAGONAL:
+            p = tl.where(i[None, :] >= j[:, None], p, 0.0)
+        g = tl.load(DO + i[:, None] * g_t + d[None, :], mask=inside[:, None], other=0.0)
+        dv = tl.dot(p.to(g.dtype), g, dv, input_precision=PRECISION)
+        sums = tl.load(R + i, mask=inside, other=0.0)
+        dp = tl.dot(v, tl.trans(g), input_precision=PRECISION)
+        ds = p * (dp - sums[None, :])
+        if SUMS:
+            dx += tl.sum(ds, 1)
+        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+    return dk, dv, dx
+
+
+@triton.jit
+def by_keys(
+    Q, K, V, DO, L, R, X, Y, Z, DK, DV, DX, T, H, G, scale, plain_scale,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, x_b, x_h, y_b, y_h,
+    dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
+    KIND: tl.constexpr, SUMS: tl.constexpr, REACH: tl.constexpr, KNOTS: tl.constexpr,
+    E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One block of keys of one key head: dk, dv and, with SUMS, the column sums of dS."""
+    j0 = tl.program_id(0) * BN  # the first keys are seen by most queries
+    heads = H // G
+    b, hk = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
+    j = j0 + tl.arange(0, BN)
+    e, d = tl.arange(0, E), tl.arange(0, D)
+    inside = j[:, None] < T
+    k = tl.load(K + b * k_b + hk * k_h + j[:, None] * k_t + e[None, :], mask=inside, other=0.0)
+    v = tl.load(V + b * v_b + hk * v_h + j[:, None] * v_t + d[None, :], mask=inside, other=0.0)
+    dk = tl.zeros((BN, E), tl.float32)
+    dv = tl.zeros((BN, D), tl.float32)
+    for g in range(G):
+        h = hk * G + g
+        Qh, DOh = Q + b * q_b + h * q_h, DO + b * g_b + h * g_h
+        Xh, Yh = X + b * x_b + h * x_h, Y + b * y_b + h * y_h
+        Lh, Rh = L + (b * H + h) * T, R + (b * H + h) * T
+        near = tl.load(Xh + j) if KIND == 1 else j
+        dx = tl.zeros((BN,), tl.float32)
+        dk, dv, dx = query_blocks(
+            dk, dv, dx, k, v, near, Qh, DOh, Lh, Rh, j, j0, j0, tl.minimum(j0 + BN, T), T, q_t,
+            g_t, scale, Xh, Yh, Z, KIND, False, True, SUMS, REACH, KNOTS, E, D, BM, PRECISION,
+        )  # fmt: skip
+        far = T
+        if REACH > 0:
+            beyond = tl.cdiv(REACH - 1, BM) * BM  # the diagonal
+            far = tl.minimum(j0 + BN + beyond, T)
+        dk, dv, dx = query_blocks(
+            dk, dv, dx, k, v, near, Qh, DOh, Lh, Rh, j, j0, j0 + BN, far, T, q_t,
+            g_t, scale, Xh, Yh, Z, KIND, False, False, SUMS, REACH, KNOTS, E, D, BM, PRECISION,
+        )  # fmt: skip
+        if REACH > 0:
+            dk, dv, dx = query_blocks(
+                dk, dv, dx, k, v, near, Qh, DOh, Lh, Rh, j, j0, far, T, T, q_t,
+                g_t, scale, Xh, Yh, Z, KIND, True, False, SUMS, REACH, KNOTS, E, D, BM, PRECISION,
+            )  # fmt: skip
+        if SUMS:
+            tl.store(DX + (b * H + h) * T + j, dx, mask=j < T)
+    at = DK + b * dk_b + hk * dk_h + j[:, None] * dk_t + e[None, :]
+    tl.store(at, (dk * plain_scale).to(DK.dtype.element_ty), mask=inside)
+    at = DV + b * dv_b + hk * dv_h + j[:, None] * dv_t + d[None, :]
+    tl.store(at, dv.to(DV.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def key_blocks(
+    dq, q, g, lse, sums, K, V, i, i0, start, stop, T, k_t, v_t, scale, X, Y, Z,
+    KIND: tl.constexpr, FAR: tl.constexpr, DIAGONAL: tl.constexpr, REACH: tl.constexpr,
+    KNOTS: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Gradient of one block of queries from the keys from ``start`` to ``stop``."""
+    e, d = tl.arange(0, E), tl.arange(0, D)
+    for j0 in tl.range(start, stop, BN):
+        j = j0 + tl.arange(0, BN)
+        if DIAGONAL:
+            k = tl.load(K + j[:, None] * k_t + e[None, :], mask=j[:, None] < T, other=0.0)
+            v = tl.load(V + j[:, None] * v_t + d[None, :], mask=j[:, None] < T, other=0.0)
+        else:
+            k = tl.load(K + j[:, None] * k_t + e[None, :])
+            v = tl.load(V + j[:, None] * v_t + d[None, :])
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        near = tl.load(X + j) if KIND == 1 else j
+        s = add_bias(s, i, j, i0, j0, near, X, Y, Z, KIND, FAR, REACH, KNOTS, False)
+        p = tl.math.exp2(s - lse[:, None])
+        if DIAGONAL:
+            p = tl.where(i[:, None] >= j[None, :], p, 0.0)
+        dp = tl.dot(g, tl.trans(v), input_precision=PRECISION)
+        ds = p * (dp - sums[:, None])
+        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+    return dq
+
+
+@triton.jit
+def by_queries(
+    Q, K, V, DO, L, R, X, Y, Z, DQ, T, H, G, scale, plain_scale,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, x_b, x_h, y_b, y_h,
+    dq_b, dq_h, dq_t,
+    KIND: tl.constexpr, REACH: tl.constexpr, KNOTS: tl.constexpr, E: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One block of queries of one head: dq."""
+    block = tl.num_programs(0) - 1 - tl.program_id(0)
+    b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
+    K += b * k_b + (h // G) * k_h
+    V += b * v_b + (h // G) * v_h
+    X += b * x_b + h * x_h
+    Y += b * y_b + h * y_h
+    i0 = block * BM
+    i = i0 + tl.arange(0, BM)
+    e, d = tl.arange(0, E), tl.arange(0, D)
+    inside = i[:, None] < T
+    q = tl.load(Q + b * q_b + h * q_h + i[:, None] * q_t + e[None, :], mask=inside, other=0.0)
+    g = tl.load(DO + b * g_b + h * g_h + i[:, None] * g_t + d[None, :], mask=inside, other=0.0)
+    rows = tl.program_id(1).to(tl.int64) * T + i
+    lse = tl.load(L + rows, mask=i < T, other=float("inf"))
+    sums = tl.load(R + rows, mask=i < T, other=0.0)
+    dq = tl.zeros((BM, E), tl.float32)
+    whole, far = (i0 // BN) * BN, 0
+    if REACH > 0:
+        far = tl.maximum((i0 - REACH + 1) // BN, 0) * BN
+        dq = key_blocks(
+            dq, q, g, lse, sums, K, V, i, i0, 0, far, T, k_t, v_t, scale, X, Y, Z,
+            KIND, True, False, REACH, KNOTS, E, D, BN, PRECISION,
+        )  # fmt: skip
+    dq = key_blocks(
+        dq, q, g, lse, sums, K, V, i, i0, far, whole, T, k_t, v_t, scale, X, Y, Z,
+        KIND, False, False, REACH, KNOTS, E, D, BN, PRECISION,
+    )  # fmt: skip
+    dq = key_blocks(
+        dq, q, g, lse, sums, K, V, i, i0, whole, i0 + BM, T, k_t, v_t, scale, X, Y, Z,
+        KIND, False, True, REACH, KNOTS, E, D, BN, PRECISION,
+    )  # fmt: skip
+    at = DQ + b * dq_b + h * dq_h + i[:, None] * dq_t + e[None, :]
+    tl.store(at, (dq * plain_scale).to(DQ.dtype.element_ty), mask=inside)

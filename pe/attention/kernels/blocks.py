@@ -1,0 +1,40 @@
+"""How the kernels cut their work up: block sizes, warps and pipeline stages, by measurement.
+
+Chosen on an H100 (benchmarks/LOG.md has the tables); other cards run the same, less well tuned.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Blocks(NamedTuple):
+    """Queries and keys of a block, warps that share it, loads in flight."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+class Plan(NamedTuple):
+    """The blocks of each kernel."""
+
+    forward: Blocks
+    keys: Blocks
+    """dk and dv; its query blocks must divide its key blocks."""
+    queries: Blocks
+    """dq."""
+    table: Blocks
+    """Gradient by distance; square."""
+
+
+NARROW = Plan(
+    Blocks(128, 64, 4, 3), Blocks(64, 128, 8, 2), Blocks(128, 64, 8, 2), Blocks(64, 64, 4, 2)
+)
+WIDE = Plan(Blocks(128, 64, 8, 2), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2))
+
+
+def plan_for(query_width: int, value_width: int, kind: int) -> Plan:
+    """The plan for these widths and this kind of bias."""
+    return NARROW if max(query_width, value_width) <= 64 else WIDE

@@ -1,0 +1,159 @@
+"""Flash attention with a bias that is never a matrix, forward and backward, in Triton.
+
+    S2 = (scale q k^T + b) log2(e)      P = 2^(S2 - lse)      dS = P (dO v^T - rowsum(dO o))
+
+Blocks of queries meet blocks of keys on the chip, as in FlashAttention-2 (arXiv:2307.08691); the
+bias of a block is made where the block is, from one of these (`KIND`):
+
+    NONE   nothing
+    KEYS   b_ij = x_j - x_i, one number a key (FoX, ALiBi). Softmax forgets what a row has in
+           common, so x_j is measured from any number near x_i: X holds x_j less the x at the
+           beginning of its stretch of 128 keys, Y (float64) the x at the beginning of each.
+    TABLE  b_ij = t(i - j), one number a distance, the same from REACH on (KERPLE, Sandwich, T5)
+    FIRE   b_ij = f(psi(i - j) / N_i), f read between the knots of a table: X has f at a knot and
+           its rise to the next, Y psi by distance, Z the knots over N_i
+
+All in base 2: x, t and f come multiplied by log2(e). What is read by distance has `PADDING` entries
+before distance 0 and after the last. Queries and keys may be wider than values.
+B batch, H query heads, G of them to a key head, T tokens, E query width, D value width.
+"""
+
+from __future__ import annotations
+
+import os
+
+import triton
+import triton.language as tl
+
+NONE, KEYS, TABLE, FIRE = 0, 1, 2, 3
+STRETCH = 128
+"""Keys that are measured from one number; no block is longer."""
+PADDING = 256
+"""Entries around what is read by distance, and after what is read by place: blocks stick out."""
+INTERPRETED: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+
+
+@triton.jit
+def read(address):
+    """One float32 from each address.
+
+    As assembly, since Triton takes a load in a loop for one to fetch ahead into shared memory, and
+    a table is better read where it is: in the first cache, one line for many threads.
+    """
+    if INTERPRETED:
+        return tl.load(address.to(tl.pointer_type(tl.float32)))
+    return tl.inline_asm_elementwise(
+        "ld.global.nc.f32 $0, [$1];", "=f,l", [address], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def by_distance(X, i, j, TURNED: tl.constexpr):
+    """X at i - j. In 64 bits throughout: then the addresses of a thread differ by constants."""
+    rows = X.to(tl.int64) + i.to(tl.int64) * 4
+    keys = j.to(tl.int64) * 4
+    return read(rows[None, :] - keys[:, None] if TURNED else rows[:, None] - keys[None, :])
+
+
+@triton.jit
+def add_bias(
+    s, i, j, i0, j0, near, X, Y, Z, KIND: tl.constexpr, FAR: tl.constexpr, REACH: tl.constexpr,
+    KNOTS: tl.constexpr, TURNED: tl.constexpr,
+):  # fmt: skip
+    """Add the bias to a block in base 2: queries i down and keys j across, or TURNED.
+
+    ``near``: X of the keys, which KEYS adds; anything for other kinds.
+    """
+    if KIND == 1:
+        shift = (tl.load(Y + j0 // 128) - tl.load(Y + i0 // 128)).to(tl.float32)
+        keys = near + shift
+        s += keys[:, None] if TURNED else keys[None, :]
+    elif KIND == 2:
+        if FAR:
+            s += tl.load(X + REACH)
+        else:
+            s += by_distance(X, i, j, TURNED)
+    elif KIND == 3:
+        rows = tl.load(Z + i)
+        place = by_distance(Y, i, j, TURNED) * (rows[None, :] if TURNED else rows[:, None])
+        knot = tl.minimum(place.to(tl.int32), KNOTS - 1)
+        address = X.to(tl.int64) + knot.to(tl.int64) * 8
+        s += read(address) + read(address + 4) * (place - knot.to(tl.float32))
+    return s
+
+
+@triton.jit
+def forward_blocks(
+    acc, top, total, q, K, V, i, i0, start, stop, T, k_t, v_t, scale, X, Y, Z,
+    KIND: tl.constexpr, FAR: tl.constexpr, DIAGONAL: tl.constexpr, REACH: tl.constexpr,
+    KNOTS: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Take in the key blocks from ``start`` to ``stop``."""
+    e, d = tl.arange(0, E), tl.arange(0, D)
+    for j0 in tl.range(start, stop, BN):
+        j = j0 + tl.arange(0, BN)
+        if DIAGONAL:
+            k = tl.load(K + j[None, :] * k_t + e[:, None], mask=j[None, :] < T, other=0.0)
+        else:
+            k = tl.load(K + j[None, :] * k_t + e[:, None])
+        s = tl.dot(q, k, input_precision=PRECISION) * scale
+        near = tl.load(X + j) if KIND == 1 else j
+        s = add_bias(s, i, j, i0, j0, near, X, Y, Z, KIND, FAR, REACH, KNOTS, False)
+        if DIAGONAL:
+            s = tl.where(i[:, None] >= j[None, :], s, float("-inf"))
+        new = tl.maximum(top, tl.max(s, 1))
+        p = tl.math.exp2(s - new[:, None])
+        shrink = tl.math.exp2(top - new)
+        total = total * shrink + tl.sum(p, 1)
+        if DIAGONAL:
+            v = tl.load(V + j[:, None] * v_t + d[None, :], mask=j[:, None] < T, other=0.0)
+        else:
+            v = tl.load(V + j[:, None] * v_t + d[None, :])
+        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+        top = new
+    return acc, top, total
+
+
+@triton.jit
+def forward(
+    Q, K, V, O, L, X, Y, Z, T, H, G, scale,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, x_b, x_h, y_b, y_h,
+    KIND: tl.constexpr, REACH: tl.constexpr, KNOTS: tl.constexpr, E: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One block of queries of one head: o and the base-2 logarithm of the softmax's divisor."""
+    block = tl.num_programs(0) - 1 - tl.program_id(0)  # the long rows first
+    b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
+    Q += b * q_b + h * q_h
+    K += b * k_b + (h // G) * k_h
+    V += b * v_b + (h // G) * v_h
+    O += b * o_b + h * o_h
+    X += b * x_b + h * x_h
+    Y += b * y_b + h * y_h
+    i0 = block * BM
+    i = i0 + tl.arange(0, BM)
+    e, d = tl.arange(0, E), tl.arange(0, D)
+    q = tl.load(Q + i[:, None] * q_t + e[None, :], mask=i[:, None] < T, other=0.0)
+    acc = tl.zeros((BM, D), tl.float32)
+    top = tl.full((BM,), float("-inf"), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    whole = (i0 // BN) * BN  # key blocks before this lie behind all queries
+    far = 0
+    if REACH > 0:
+        far = tl.maximum((i0 - REACH + 1) // BN, 0) * BN
+        acc, top, total = forward_blocks(
+            acc, top, total, q, K, V, i, i0, 0, far, T, k_t, v_t, scale, X, Y, Z,
+            KIND, True, False, REACH, KNOTS, E, D, BN, PRECISION,
+        )  # fmt: skip
+    acc, top, total = forward_blocks(
+        acc, top, total, q, K, V, i, i0, far, whole, T, k_t, v_t, scale, X, Y, Z,
+        KIND, False, False, REACH, KNOTS, E, D, BN, PRECISION,
+    )  # fmt: skip
+    acc, top, total = forward_blocks(
+        acc, top, total, q, K, V, i, i0, whole, i0 + BM, T, k_t, v_t, scale, X, Y, Z,
+        KIND, False, True, REACH, KNOTS, E, D, BN, PRECISION,
+    )  # fmt: skip
+    out = acc / total[:, None]
+    tl.store(O + i[:, None] * o_t + d[None, :], out.to(O.dtype.element_ty), mask=i[:, None] < T)
+    tl.store(L + tl.program_id(1).to(tl.int64) * T + i, top + tl.math.log2(total), mask=i < T)

@@ -1,0 +1,126 @@
+"""The gradient of a table or a network: dS added up over the batch, where one number serves all.
+
+Kept apart from dq, dk and dv, because only here do blocks of different texts belong together: a
+program holds one place of the matrix and walks through the batch, so that nothing is added to from
+two sides and the same inputs give the same bits.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from pe.attention.kernels.flash import add_bias, by_distance
+
+
+@triton.jit
+def score_gradient(
+    Q, K, V, DO, L, R, X, Y, Z, b, h, i0, j0, T, H, G, scale,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t,
+    KIND: tl.constexpr, REACH: tl.constexpr, KNOTS: tl.constexpr, E: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dS of one square block, (BM, BM) float32."""
+    e, d = tl.arange(0, E), tl.arange(0, D)
+    i, j = i0 + tl.arange(0, BM), j0 + tl.arange(0, BM)
+    some, keys = i < T, j[:, None] < T
+    at = Q + b * q_b + h * q_h + i[:, None] * q_t + e[None, :]
+    q = tl.load(at, mask=some[:, None], other=0.0)
+    at = K + b * k_b + (h // G) * k_h + j[:, None] * k_t + e[None, :]
+    k = tl.load(at, mask=keys, other=0.0)
+    at = V + b * v_b + (h // G) * v_h + j[:, None] * v_t + d[None, :]
+    v = tl.load(at, mask=keys, other=0.0)
+    at = DO + b * g_b + h * g_h + i[:, None] * g_t + d[None, :]
+    g = tl.load(at, mask=some[:, None], other=0.0)
+    lse = tl.load(L + (b * H + h) * T + i, mask=some, other=float("inf"))
+    sums = tl.load(R + (b * H + h) * T + i, mask=some, other=0.0)
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    s = add_bias(s, i, j, i0, j0, j, X, Y, Z, KIND, False, REACH, KNOTS, False)
+    p = tl.math.exp2(s - lse[:, None])
+    p = tl.where(i[:, None] >= j[None, :], p, 0.0)
+    return p * (tl.dot(g, tl.trans(v), input_precision=PRECISION) - sums[:, None])
+
+
+@triton.jit
+def of_table(
+    Q, K, V, DO, L, R, X, Y, Z, TILES, B, T, H, G, scale,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, x_h,
+    KIND: tl.constexpr, REACH: tl.constexpr, KNOTS: tl.constexpr, E: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Program (n, s, h) walks down the n-th diagonal of blocks, whose distances agree, in the s-th
+    share of the batch, and leaves the sum of its blocks."""
+    n, share, h = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    total = tl.zeros((BM, BM), tl.float32)
+    blocks = tl.cdiv(T, BM) - n
+    each = tl.cdiv(B, tl.num_programs(1))
+    first = share * each
+    count = tl.maximum(tl.minimum(each, B - first), 0) * blocks
+    for step in tl.range(0, count):
+        b = (first + step // blocks).to(tl.int64)
+        j0 = (step % blocks) * BM
+        total += score_gradient(
+            Q, K, V, DO, L, R, X + h * x_h, Y, Z, b, h, j0 + n * BM, j0, T, H, G, scale,
+            q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t,
+            KIND, REACH, KNOTS, E, D, BM, PRECISION,
+        )  # fmt: skip
+    at = ((h * tl.num_programs(0) + n) * tl.num_programs(1) + share).to(tl.int64)
+    r = tl.arange(0, BM)
+    tl.store(TILES + at * BM * BM + r[:, None] * BM + r[None, :], total)
+
+
+@triton.jit
+def block_sum(x):
+    """Sum of all entries."""
+    return tl.sum(tl.sum(x, 1), 0)
+
+
+@triton.jit
+def of_network(
+    Q, K, V, DO, L, R, X, Y, Z, BREAKS, BY_C, ROWS_C, ROWS_M, PARTS, B, T, H, G, scale,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, x_h,
+    KIND: tl.constexpr, REACH: tl.constexpr, KNOTS: tl.constexpr, UNITS: tl.constexpr,
+    E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """FIRE: what its network and its two numbers need of one block of the matrix, whole batch.
+
+    With u the share that f is asked for: PARTS (H, blocks, 4, UNITS) gets, over u > BREAKS[n], the
+    sums of dS, dS u, dS du/dc and dS du/dm.
+    """
+    block, h = tl.program_id(0), tl.program_id(1)
+    # the block's place in the lower triangle, rows one after another
+    row = ((tl.sqrt(8.0 * block.to(tl.float32) + 1.0) - 1.0) / 2.0).to(tl.int32)
+    row = tl.where(row * (row + 1) // 2 > block, row - 1, row)
+    row = tl.where((row + 1) * (row + 2) // 2 <= block, row + 1, row)
+    i0, j0 = row * BM, (block - row * (row + 1) // 2) * BM
+    total = tl.zeros((BM, BM), tl.float32)
+    X += h * x_h
+    for b in tl.range(0, B):
+        total += score_gradient(
+            Q, K, V, DO, L, R, X, Y, Z, b + tl.full((), 0, tl.int64), h, i0, j0, T, H, G, scale,
+            q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t,
+            KIND, REACH, KNOTS, E, D, BM, PRECISION,
+        )  # fmt: skip
+    i, j = i0 + tl.arange(0, BM), j0 + tl.arange(0, BM)
+    rows = tl.load(Z + i) / KNOTS  # 1 / N_i
+    u = by_distance(Y, i, j, False) * rows[:, None]
+    u = tl.where(i[:, None] >= j[None, :], u, 0.0)
+    # du/dc = psi'(i - j) / N_i - u (dN_i/dc) / N_i,   du/dm = - u (dN_i/dm) / N_i
+    of_c = (by_distance(BY_C, i, j, False) - u * tl.load(ROWS_C + i)[:, None]) * rows[:, None]
+    of_m = -u * (tl.load(ROWS_M + i) * rows)[:, None]
+    all_plain, all_u = block_sum(total), block_sum(total * u)
+    all_c, all_m = block_sum(total * of_c), block_sum(total * of_m)
+    least, most = tl.min(tl.min(u, 1), 0), tl.max(tl.max(u, 1), 0)
+    at = PARTS + (h * tl.num_programs(0) + block).to(tl.int64) * 4 * UNITS
+    for n in tl.range(0, UNITS):
+        edge = tl.load(BREAKS + n)
+        some = tl.where(edge >= most, 0.0, 1.0)  # none or all of the block lies above this edge
+        plain, by_u, by_c, by_m = all_plain * some, all_u * some, all_c * some, all_m * some
+        if (edge >= least) & (edge < most):
+            above = tl.where(u > edge, total, 0.0)
+            plain, by_u = block_sum(above), block_sum(above * u)
+            by_c, by_m = block_sum(above * of_c), block_sum(above * of_m)
+        tl.store(at + n, plain)
+        tl.store(at + UNITS + n, by_u)
+        tl.store(at + 2 * UNITS + n, by_c)
+        tl.store(at + 3 * UNITS + n, by_m)

@@ -1,0 +1,102 @@
+"""What a bias is made of, where it is less than a matrix.
+
+An encoding whose bias follows from one number a key (`KeyBias`), one number a distance
+(`DistanceBias`), or FIRE's network says so in `Encoding.bias_form`, and a kernel makes each block
+of the matrix where it is needed. Everything here is float32 or float64, whatever the queries are.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+LOG2E = 1.0 / math.log(2.0)
+# As in pe.attention.kernels.flash, which needs triton to be imported.
+NONE, KEYS, TABLE, FIRE = 0, 1, 2, 3
+STRETCH, PADDING = 128, 256
+
+
+class Form(NamedTuple):
+    """What the kernels are handed; see `pe.attention.kernels.ops`."""
+
+    kind: int = NONE
+    own: Tensor | None = None
+    parts: tuple[Tensor, ...] = ()
+    reach: int = 0
+
+
+def by_key(total: Tensor) -> Form:
+    """b(i, j) = x_j - x_i for x = ``total``, (B or 1, H, T) float64.
+
+    Only differences are ever rounded, so neighbours far into a text still differ by what they
+    should. A gradient goes to x_j alone: that of x_i is 0.
+    """
+    length = total.shape[-1]
+    total = total * LOG2E
+    stretches = -(-length // STRETCH) + PADDING // STRETCH
+    anchors = total.detach()[..., ::STRETCH]
+    inside = total - anchors.repeat_interleave(STRETCH, -1)[..., :length]
+    anchors = pad(anchors, (0, stretches - anchors.shape[-1])).contiguous()
+    return Form(KEYS, pad(inside.float(), (0, PADDING)), (anchors,))
+
+
+def by_distance(table: Tensor, reach: int | None = None) -> Form:
+    """b(i, j) = table[h, i - j], (H, T); alike from distance ``reach`` on."""
+    own = pad(table.float() * LOG2E, (PADDING, PADDING))
+    return Form(TABLE, own, (), reach if reach is not None and reach < table.shape[-1] else 0)
+
+
+def fire(
+    c: Tensor,
+    multiplier: Tensor,
+    weight: Tensor,
+    offset: Tensor,
+    head_weight: Tensor,
+    head_offset: Tensor,
+    threshold: float,
+    eps: float,
+    length: int,
+    knots: int = 4096,
+) -> Form:
+    """FIRE's bias (`pe.encodings.fire`): U units of ``weight`` and ``offset``, (H, U) to the heads.
+
+    f is a broken line with U corners. Read between K knots it is exact but in the cells that hold
+    a corner, and there off by at most a quarter of the cell times the change of slope:
+    max |f - f_K| <= max_u |head_weight_u weight_u| / 4K for corners in cells of their own.
+    """
+    device = c.device
+    with torch.no_grad():
+        at = torch.arange(knots + 1, device=device, dtype=torch.float64) / knots
+        w, o = weight.double().flatten(), offset.double()
+        heights = head_weight.double() @ (w[:, None] * at + o[:, None]).relu()
+        values = ((heights + head_offset.double()[:, None]) * LOG2E).float()
+        rises = values[:, 1:] - values[:, :-1]
+        pairs = torch.stack((values[:, :-1], rises), -1).contiguous()
+        # c and m enter with their signs: psi(x) = ln(1 + |c x|)
+        distance = torch.arange(length + PADDING, device=device, dtype=torch.float64)
+        steep, sign = c.double().abs(), c.double().sign()
+        psi = pad((steep * distance).log1p().float(), (PADDING, 0))
+        by_c = pad((sign * distance / (1 + steep * distance)).float(), (PADDING, 0))
+        bound = (multiplier.double() * threshold).abs()
+        reach = torch.maximum(distance, bound)
+        whole = (steep * reach).log1p() + eps
+        rows = (knots / whole).float()
+        rows_c = (sign * reach / (1 + steep * reach)).float()
+        # where both are alike, half: as torch.maximum has it
+        part = (distance < bound) + 0.5 * (distance == bound)
+        moved = part * multiplier.double().sign() * threshold
+        rows_m = (steep * moved / (1 + steep * reach)).float()
+        breaks = torch.where(w == 0, torch.where(o > 0, -math.inf, math.inf), -o / w).float()
+        breaks = pad(breaks, (0, 1), value=-math.inf)  # and one below which there is nothing
+    # f = sum of units that are above their corner, or below it where they fall.
+    heights = head_weight * offset + 0.0 * head_offset[:, None]
+    own = torch.cat(
+        (heights, head_weight * weight.flatten(), (c + 0 * multiplier).expand(len(head_weight), 1),
+         multiplier.expand(len(head_weight), 1)), dim=-1,
+    ).float()  # fmt: skip
+    slopes = own.detach()[:, len(w) : 2 * len(w)]
+    return Form(FIRE, own, (pairs, psi, rows, breaks, by_c, rows_c, rows_m, w >= 0, slopes))

@@ -1,0 +1,195 @@
+"""The Triton kernels, interpreted on the CPU, against the definition: values and every gradient.
+
+On a GPU the same cases run compiled, in bfloat16 and at full length: tests/test_gpu.py.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import pe
+from pe.attention.choose import kernel_form, obstacle, path_for
+from pe.attention.kernels import ops
+from pe.config import PEConfig
+from pe.encodings import Encoding, forms
+from pe.model import PEForCausalLM
+
+CPU = torch.device("cpu")
+BIASED = ["alibi", "kerple_log", "kerple_power", "sandwich", "t5", "fire", "fox", "rope+alibi"]
+PLAIN = ["nope", "pope"]
+
+
+def made(spec: str, heads: int, kv: int, width: int, seed: int = 0) -> Encoding:
+    """An encoding none of whose parameters is at a place where gradients vanish."""
+    torch.manual_seed(seed)
+    enc = pe.encoding(
+        spec, head_dim=width, num_heads=heads, num_kv_heads=kv, hidden_size=24, original_length=48
+    )
+    enc.reset_parameters(torch.Generator().manual_seed(seed + 1))
+    return enc
+
+
+def computed(
+    enc: Encoding, backend: str, length: int, heads: int, kv: int, width: int, seed: int = 0
+) -> dict[str, Tensor]:
+    """Output and gradients by name."""
+    torch.manual_seed(seed)
+    shapes = (heads, kv, kv)
+    q, k, v = (torch.randn(2, h, length, width, requires_grad=True) for h in shapes)
+    x = torch.randn(2, length, 24, requires_grad=True)
+    direction = torch.randn(2, heads, length, width)
+    out = pe.attend(enc, q, k, v, backend=backend, layer_input=x)
+    named = {"q": q, "k": k, "v": v, **dict(enc.named_parameters())}
+    if "fox" in type(enc).__name__.lower():
+        named["x"] = x
+    gradients = torch.autograd.grad(
+        (out * direction).sum(), list(named.values()), allow_unused=True
+    )
+    return {"out": out.detach()} | {
+        name: torch.zeros_like(t) if g is None else g
+        for (name, t), g in zip(named.items(), gradients, strict=True)
+    }
+
+
+def agree(fast: dict[str, Tensor], exact: dict[str, Tensor], rtol: float = 1e-4) -> None:
+    assert fast.keys() == exact.keys()
+    for name, want in exact.items():
+        assert torch.isfinite(fast[name]).all(), name
+        error = float((fast[name] - want).norm())
+        assert error <= rtol * float(want.norm()) + 2e-5, (name, error, float(want.norm()))
+
+
+@pytest.mark.parametrize("spec", [*PLAIN, *BIASED])
+@pytest.mark.parametrize("length", [1, 15, 128, 257])
+def test_kernels_agree_with_the_definition(spec: str, length: int) -> None:
+    enc = made(spec, heads=4, kv=4, width=16)
+    case = {"length": length, "heads": 4, "kv": 4, "width": 16}
+    agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
+
+
+@pytest.mark.parametrize("spec", ["nope", "alibi", "kerple_log", "t5", "fire", "fox"])
+@pytest.mark.parametrize(("heads", "kv", "width"), [(1, 1, 64), (8, 2, 32), (3, 1, 128)])
+def test_kernels_agree_for_other_heads_and_widths(
+    spec: str, heads: int, kv: int, width: int
+) -> None:
+    enc = made(spec, heads, kv, width, seed=3)
+    case = {"length": 97, "heads": heads, "kv": kv, "width": width, "seed": 5}
+    agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
+
+
+@pytest.mark.parametrize("spec", ["nope", "alibi", "t5", "fire", "fox"])
+def test_every_number_is_written(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_empty = Tensor.new_empty
+
+    def poisoned(self: Tensor, *size: Any, **options: Any) -> Tensor:
+        return new_empty(self, *size, **options).fill_(math.nan)
+
+    monkeypatch.setattr(Tensor, "new_empty", poisoned)
+    enc = made(spec, heads=2, kv=1, width=16)
+    found = computed(enc, "kernel", length=70, heads=2, kv=1, width=16)
+    assert all(torch.isfinite(t).all() for t in found.values())
+
+
+@pytest.mark.parametrize("spec", ["kerple_log", "t5", "fire", "fox"])
+def test_the_same_inputs_give_the_same_bits(spec: str) -> None:
+    enc = made(spec, heads=2, kv=1, width=16)
+    first, second = (computed(enc, "kernel", length=130, heads=2, kv=1, width=16) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_neighbours_far_into_a_text_differ_by_what_they_should() -> None:
+    """Running sums of float32 would round a difference of 1/64 away at 1e6."""
+    total = torch.full((1, 1, 300), 1e6, dtype=torch.float64)
+    total[..., 290:] += 1 / 64
+    form = forms.by_key(total)
+    assert form.own is not None
+    anchors = form.parts[0][..., 299 // forms.STRETCH]
+    later, earlier = form.own[0, 0, 295], form.own[0, 0, 285]
+    assert float(later - earlier) == pytest.approx(forms.LOG2E / 64, rel=1e-6)
+    assert anchors.dtype == torch.float64
+
+
+@pytest.mark.parametrize("knots", [256, 1024, 4096])
+def test_fire_between_knots_is_off_by_no_more_than_the_bound_says(knots: int) -> None:
+    enc = made("fire", heads=4, kv=4, width=16, seed=9)
+    weight, offset = enc.hidden_weight.detach().flatten(), enc.hidden_bias.detach()
+    form = forms.fire(
+        enc.c, enc.multiplier, enc.hidden_weight, enc.hidden_bias, enc.head_weight, enc.head_bias,
+        48, 1e-6, 64, knots=knots,
+    )  # fmt: skip
+    u = torch.linspace(0, 1, 100_003, dtype=torch.float64)
+    exact = enc.double().network(u).detach()
+    pairs = form.parts[0].double() / forms.LOG2E
+    place = u * knots
+    cell = place.long().clamp(max=knots - 1)
+    read = pairs[:, cell, 0] + pairs[:, cell, 1] * (place - cell)
+    # where several corners share a cell, their changes of slope add up
+    corners = -offset.double() / weight.double()
+    inside = (corners > 0) & (corners < 1)
+    change = (enc.head_weight.detach().double() * weight.double()).abs()[:, inside]
+    most = torch.zeros(4, knots, dtype=torch.float64)
+    most.index_add_(1, (corners[inside] * knots).long(), change)
+    bound = most.max(1).values / (4 * knots)
+    error = (read - exact).abs().max(1).values
+    assert (error <= bound + 1e-6).all(), (error, bound)
+    assert float(bound.max()) < 1 / knots
+
+
+def test_a_forced_kernel_says_why_it_cannot() -> None:
+    q = k = v = torch.randn(1, 2, 8, 16)
+    positions = torch.arange(8)
+    with pytest.raises(ValueError, match="'kernel' cannot serve CoPE .* as a matrix only"):
+        pe.attend(made("cope", 2, 2, 16), q, k, v, backend="kernel")
+    with pytest.raises(ValueError, match="positions are not simply counted"):
+        pe.attend(made("alibi", 2, 2, 16), q, k, v, positions, positions, backend="kernel")
+    odd = torch.randn(1, 2, 8, 24)
+    with pytest.raises(ValueError, match="head_dim is 24"):
+        pe.attend(made("alibi", 2, 2, 24), odd, odd, odd, backend="kernel")
+
+
+def test_what_has_no_form_or_no_kernel_takes_another_path() -> None:
+    cuda = torch.device("cuda", 0)
+    assert path_for(made("rope", 2, 2, 16), CPU, torch.float32, 64) == "flash"
+    assert path_for(made("alibi", 2, 2, 16), CPU, torch.float32, 64) == "matrix"
+    assert path_for(made("cope", 2, 2, 16), cuda, torch.bfloat16, 64) == "matrix"
+    assert "matrix only" in str(obstacle(made("alibi+fox", 2, 2, 16), cuda, torch.bfloat16, True))
+    q = torch.randn(1, 2, 8, 16)
+    assert kernel_form(made("alibi", 2, 2, 16), q, q, None, None, True, None) is None
+
+
+@pytest.mark.parametrize("spec", ["alibi", "t5", "fire", "fox", "rope+kerple_log"])
+def test_a_model_on_kernels_has_the_loss_and_gradients_of_one_on_matrices(spec: str) -> None:
+    found = []
+    ids = torch.randint(0, 40, (2, 33), generator=torch.Generator().manual_seed(1))
+    for backend in ("kernel", "sdpa"):
+        torch.manual_seed(0)
+        config = PEConfig(
+            vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+            num_attention_heads=2, max_position_embeddings=32, pe=spec, attention_backend=backend,
+        )  # fmt: skip
+        model = PEForCausalLM(config)
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        found.append({n: p.grad for n, p in model.named_parameters()} | {"loss": loss.detach()})
+    for name, fast in found[0].items():
+        slow = found[1][name]
+        if fast is None or slow is None:
+            assert slow is None or float(slow.norm()) < 1e-6, name
+            continue
+        assert float((fast - slow).norm()) <= 2e-4 * float(slow.norm()) + 1e-6, name
+
+
+def test_moved_positions_take_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel counts tokens; a randomized encoding has them stand elsewhere."""
+    monkeypatch.setattr(ops, "attend", None)  # would fail if it were called
+    config = PEConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=32, pe="alibi+randomized",
+    )  # fmt: skip
+    ids = torch.randint(0, 40, (1, 9))
+    PEForCausalLM(config)(input_ids=ids, labels=ids)
