@@ -18,7 +18,7 @@ from book_pictures import record_figures  # noqa: E402
 from book_studies import Studies  # noqa: E402
 
 STUDIES = Studies.load(ROOT / "runs", ROOT / "runs", "demo")
-PAGES = ("scaffold", "extended", "rerun")
+PAGES = ("scaffold", "seeds", "extended", "rerun")
 
 
 def recorded(label: str) -> tuple[dict, dict]:
@@ -95,7 +95,8 @@ def page(name: str) -> str:
 @pytest.mark.parametrize("name", PAGES)
 def test_no_result_is_typed_into_the_pages(name: str) -> None:
     """What is left when roles, code, formulas and multiples are taken out holds no measurement."""
-    text = re.sub(r"```\{(study-table|extension|rerun)\}.*?```", "", page(name), flags=re.S)
+    made = "study-table|seeds-table|two-budgets|missing-runs|extension|rerun"
+    text = re.sub(rf"```\{{({made})\}}.*?```", "", page(name), flags=re.S)
     text = re.sub(r"^:(alt|name|class|columns):.*$", "", text, flags=re.M)
     text = re.sub(r"`{3,}", "", re.sub(r"```bash.*?```", "", text, flags=re.S))
     text = re.sub(r"\{[a-z:-]+\}`[^`]*`|`[^`]*`|\$[^$]*\$|\(arXiv:[\d.]+\)", "", text)
@@ -145,7 +146,7 @@ def test_the_built_tables_hold_the_records(site: Path) -> None:
 
 def test_every_row_can_be_run_again_from_its_page(site: Path) -> None:
     words = book_site.text(site / "rerun.html")
-    for study in ("scaffold", "demo", "tiny"):
+    for study in ("scaffold", "scaffold-seeds", "demo", "tiny"):
         for run in STUDIES.runs[study]:
             record = run.read()
             assert " ".join(record["command"].split()) in words

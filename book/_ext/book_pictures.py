@@ -18,7 +18,7 @@ from book_studies import FILES, LOCAL, Snapshot, Studies
 from matplotlib.figure import Figure
 from sphinx.errors import ExtensionError
 
-from pe import figures, figures_extension, figures_retrieval, figures_study
+from pe import figures, figures_budgets, figures_extension, figures_retrieval, figures_study
 from pe.study import results
 
 TWINS = ("", "-dark")
@@ -51,7 +51,20 @@ def record_figures(studies: Studies) -> dict[str, tuple[list[Snapshot], Callable
     for study, runs in studies.runs.items():
         if study not in (studies.reference, LOCAL) and results.planned(study):
             found |= _study_figures(studies, study, runs)
+            if f"{study}-seeds" in studies.runs:
+                found[f"{study}-budgets"] = _of_budgets(studies, study, f"{study}-seeds")
     return found
+
+
+def _of_budgets(studies: Studies, *names: str) -> tuple[list[Snapshot], Callable[[], Figure]]:
+    """The runs of two studies that began with weights of their own, in one figure."""
+    rows = {
+        name: [row for row in study_rows(studies, name).values() if not row.converted]
+        for name in names
+    }
+    drawn = {run.name for found in rows.values() for row in found for run in row.runs}
+    runs = [run for name in names for run in studies.runs[name] if run.name in drawn]
+    return runs, partial(figures_budgets.perplexity, rows)
 
 
 def _study_figures(
@@ -95,7 +108,10 @@ def draw(root: Path, book: Path, studies: Studies) -> None:
     stamps_file = target / "pictures.json"
     old = json.loads(stamps_file.read_text()) if stamps_file.exists() else {}
     modules = [*(root / "pe").glob("figures*.py"), root / "pe" / "tables.py"]
-    modules += (root / "pe" / "study" / f"{name}.py" for name in ("extensions", "plan", "results"))
+    modules += (
+        root / "pe" / "study" / f"{name}.py"
+        for name in ("budgets", "extensions", "plan", "results")
+    )
     look = _hash([*sorted(modules), *sorted((root / "studies").glob("*.yaml"))])
     stamps: dict[str, str] = {}
     for name, (runs, function) in record_figures(studies).items():

@@ -12,7 +12,7 @@ import pandas
 from sphinx.util import logging
 
 from pe import runs, statistics, tables
-from pe.study import extensions, plan, results
+from pe.study import budgets, extensions, plan, results
 
 LOCAL = "local"
 FILES = ("run.json", "metrics.jsonl", "evaluation.json", "extension.json")
@@ -113,7 +113,9 @@ class Studies:
         """
         here = Path(__file__).resolve().parent
         code = [*here.glob("book*.py")]
-        code += [Path(str(m.__file__)) for m in (tables, statistics, extensions, results, plan)]
+        code += [
+            Path(str(m.__file__)) for m in (tables, statistics, budgets, extensions, results, plan)
+        ]
         code += (here.parents[1] / "studies").glob("*.yaml")
         shown = b"".join(path.read_bytes() for path in sorted(code))
         result = {"code": hashlib.sha256(shown).hexdigest()}

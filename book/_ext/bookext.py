@@ -23,6 +23,7 @@ ROOT = BOOK.parent
 sys.path.insert(0, str(ROOT))  # the package beside the book, installed or not
 
 import book_api  # noqa: E402
+import book_budgets  # noqa: E402
 import book_directives  # noqa: E402
 import book_encodings  # noqa: E402
 import book_mirror  # noqa: E402
@@ -81,4 +82,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("api", book_api.Api)
     book_encodings.setup(app)
     book_tables.setup(app)
+    book_budgets.setup(app)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -11,8 +11,9 @@ A row is one entry of ``runs:`` in studies/NAME.yaml with all its seeds. Quantit
     c                          that temperature
     mfu, passes                of training
 
-Other quantities of several seeds are means with Student's interval; one seed gives none. Imports
-no torch.
+Other quantities of several seeds are means with Student's interval; one seed gives none. Those of
+perplexity are taken of its logarithm, the loss: the mean is the geometric one, and no interval
+reaches below zero. Imports no torch.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pe._errors import unknown
@@ -131,8 +132,19 @@ def measure(row: Row, quantity: str) -> Cell:
         if value is None:  # a mean over some of the seeds would be another quantity
             return Cell(None, reason=reason)
         values.append(value)
+    if at:
+        return _of_logarithms(values)
     interval = mean_interval(values) if len(values) > 1 else None
     return Cell(statistics.fmean(values), interval)
+
+
+def _of_logarithms(values: Sequence[float]) -> Cell:
+    if len(values) < 2:
+        return Cell(values[0])
+    nats = mean_interval([math.log(value) for value in values])
+    low, high = max(nats.low, 0.0), min(nats.high, 700.0)  # no perplexity is below 1
+    value = math.exp(nats.value)
+    return Cell(value, Interval(value, math.exp(low), math.exp(high), nats.n))
 
 
 def _value(run: RunLike, quantity: str, at: re.Match[str] | None) -> tuple[float | None, str]:
@@ -205,14 +217,15 @@ def difference(first: Row, second: Row, quantity: str) -> tuple[str, Interval]:
     """How ``first`` differs from ``second``: a verdict, and the interval of the difference.
 
     Perplexities are compared as losses in nats, over the windows of one seed or over seeds, and
-    other quantities over seeds. Both rows must have the same seeds.
+    other quantities over seeds. Seeds that only one of the rows has are left out.
 
     Raises:
         ValueError: there is nothing to pair.
     """
     at = _AT.fullmatch(quantity)
-    if len(first.runs) != len(second.runs):
-        raise ValueError(f"{first.label} and {second.label} have different numbers of seeds")
+    ones, others = same_seeds(first, second)
+    first, second = (replace(a, runs=tuple(one.runs[0] for one in found))
+                     for a, found in ((first, ones), (second, others)))  # fmt: skip
     if at and at[2] == "ppl":
         losses = [[_window_nll(run, at) for run in row.runs] for row in (first, second)]
         if len(first.runs) == 1:
@@ -234,6 +247,28 @@ def difference(first: Row, second: Row, quantity: str) -> tuple[str, Interval]:
     return verdict(found), found
 
 
+def seed_of(run: RunLike) -> int:
+    """The seed that a run was trained with: its initial weights and the order of its text."""
+    found: int = run.read()["seed"]
+    return found
+
+
+def same_seeds(first: Row, second: Row) -> tuple[list[Row], list[Row]]:
+    """Rows of one run each, paired by seed.
+
+    Raises:
+        ValueError: the two have no seed in common.
+    """
+    runs = [{seed_of(run): run for run in row.runs} for row in (first, second)]
+    common = sorted(runs[0].keys() & runs[1].keys())
+    if not common:
+        raise ValueError(f"{first.label} and {second.label} have no seed in common")
+    return tuple(  # type: ignore[return-value]
+        [replace(row, runs=(by_seed[seed],)) for seed in common]
+        for row, by_seed in zip((first, second), runs, strict=True)
+    )
+
+
 def _window_nll(run: RunLike, at: re.Match[str]) -> list[float]:
     entry = _part(run, bool(at[1])).get("perplexity", {}).get(_tokens(run, float(at[3])))
     if not entry or entry["window_nll"] is None:
@@ -242,7 +277,7 @@ def _window_nll(run: RunLike, at: re.Match[str]) -> list[float]:
 
 
 def write(cell: Cell, quantity: str) -> str:
-    """A table cell: ``22.4``, ``22.4 ± 0.3``, ``64% (54-72)``, or why there is no value."""
+    """A table cell: ``22.4``, ``22.4 (21.9-23.0)``, ``64% (54-72)``, or why there is no value."""
     if cell.value is None:
         return "–" if cell.reason in (NOT_RECORDED, NOT_EVALUATED) else cell.reason or "–"
     at = _AT.fullmatch(quantity)
@@ -250,6 +285,9 @@ def write(cell: Cell, quantity: str) -> str:
         share = cell.interval
         assert share is not None
         return f"{100 * share.value:.0f}% ({100 * share.low:.0f}–{100 * share.high:.0f})"
+    if at:
+        ends = cell.interval and f" ({large(cell.interval.low)}–{large(cell.interval.high)})"
+        return large(cell.value) + (ends or "")
     form: Callable[[float], str]
     if quantity == "mfu":
         form = "{:.1%}".format
@@ -261,6 +299,15 @@ def write(cell: Cell, quantity: str) -> str:
         form = QUANTITIES[quantity].write if quantity in QUANTITIES else significant
     text = form(cell.value)
     return text if cell.interval is None else f"{text} ± {form(cell.interval.half_width)}"
+
+
+def large(value: float, start: float = 1e6) -> str:
+    """Three significant digits, ``1.2·10⁹`` from ``start`` on."""
+    if value < start:
+        return "1" if value == 1 else significant(value)
+    mantissa, exponent = f"{value:.1e}".split("e")
+    power = "".join("⁰¹²³⁴⁵⁶⁷⁸⁹"[int(digit)] for digit in str(int(exponent)))
+    return f"{mantissa}·10{power}"
 
 
 def write_difference(first: Row, second: Row, quantity: str) -> str:
