@@ -26,7 +26,6 @@ from pe.encodings.forms import Form
 
 BACKENDS = {"dense": dense_attention, "sdpa": sdpa_attention}
 """Those that take any bias and any mask, ``(q, k, v, scale, bias, mask) -> output``."""
-NAMES = (*BACKENDS, "kernel")
 LARGEST_MATRIX = 2**31
 """Entries of a bias on a GPU: 8 GiB in float32, several of which are needed at once."""
 WIDTHS = (16, 32, 64, 128)
@@ -34,8 +33,9 @@ WIDTHS = (16, 32, 64, 128)
 
 def checked(backend: str | None) -> str | None:
     """The name, if it is one; None chooses. Unknown names raise ValueError."""
-    if backend is not None and backend not in NAMES:
-        raise unknown("attention backend", backend, NAMES)
+    names = (*BACKENDS, "kernel")
+    if backend is not None and backend not in names:
+        raise unknown("attention backend", backend, names)
     return backend
 
 
