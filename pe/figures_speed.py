@@ -20,6 +20,8 @@ from pe.speed.record import Result, Speed
 from pe.speed.tables import rate
 
 LLAMA = "transformers/rope"
+LEAST_RANGE = 8.0
+"""Of the axes, from bottom to top."""
 _LOOKS = {
     "none": ("#858585", "o"), "rotation": ("#2f7fc4", "s"), "distance": ("#159570", "^"),
     "fire": ("#9a63c9", "v"), "fox": ("#b8860b", "P"), "cope": ("#c7518b", "X"),
@@ -81,3 +83,7 @@ def _axes(axes: Axes, lengths: Sequence[int], label: str, plain: bool) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(form))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_ylabel(label)
+    low, high = axes.get_ylim()
+    if high / low < LEAST_RANGE:  # a small difference should look small
+        more = (LEAST_RANGE * low / high) ** 0.5
+        axes.set_ylim(low / more, high * more)

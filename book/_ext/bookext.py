@@ -28,6 +28,7 @@ import book_directives  # noqa: E402
 import book_encodings  # noqa: E402
 import book_mirror  # noqa: E402
 import book_pictures  # noqa: E402
+import book_speed  # noqa: E402
 import book_tables  # noqa: E402
 from book_studies import Studies  # noqa: E402
 from sphinx.application import Sphinx  # noqa: E402
@@ -45,6 +46,7 @@ def prepare(app: Sphinx, config: Config) -> None:
     config.external_toc_path = "../_toc.yml"
     try:
         studies = Studies.load(ROOT / "runs", runs.root(), STUDY)
+        book_speed.prepare(ROOT, BOOK)
     except runs.RunError as error:
         raise ExtensionError(f"the book is built from records, and {error}") from error
     book_mirror.mirror(ROOT, BOOK, studies.complete())
@@ -82,5 +84,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("api", book_api.Api)
     book_encodings.setup(app)
     book_tables.setup(app)
+    book_speed.setup(app)
     book_budgets.setup(app)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -90,8 +90,8 @@ def overview(speed: Speed, mode: str = "train") -> str:
 def details(speed: Speed, mode: str, length: int) -> str:
     """Everything about one mode and length, a row a system."""
     heads = [
-        "encoding", "attention", "batch", "tokens/s", "least", "most", "of NoPE", "MFU",
-        "memory, GiB", "first step, s",
+        "encoding", "attention", "tokens/s", "of NoPE", "memory, GiB", "MFU", "least", "most",
+        "batch", "first step, s",
     ]  # fmt: skip
     lines = [_line(heads), _line([":--", ":--", *("--:" for _ in heads[2:])])]
     for system in _shown(speed, mode):
@@ -100,25 +100,30 @@ def details(speed: Speed, mode: str, length: int) -> str:
             continue
         if result.tokens_per_second is None or result.spread is None:
             reason = str(result.reason).replace("|", "\\|")
-            batch = str(result.rows[-1]["batch"])
-            lines.append(_line([title(system), reason, batch, *("–" for _ in heads[3:])]))
+            lines.append(_line([title(system), reason, *("–" for _ in heads[2:])]))
             continue
         ratio = speed.ratio(system, mode, length)
-        found = [result["mfu"], result["peak_memory_gib"], result["first_step_seconds"]]
-        forms = ["{:.1%}".format, "{:.2f}".format, "{:.1f}".format]
-        more = ["–" if x is None else form(x) for x, form in zip(found, forms, strict=True)]
-        path = str(result["path"]) + ("" if result["compiled"] == speed.settings["compiled"]
-                                      else ", not compiled")  # fmt: skip
+        usual = result["compiled"] == speed.settings["compiled"]
         lines.append(
             _line(
                 [
-                    title(system), path, str(result["batch"]), rate(result.tokens_per_second),
-                    *(rate(x) for x in result.spread), "–" if ratio is None else f"{ratio:.3f}",
-                    *more,
+                    title(system),
+                    str(result["path"]) + ("" if usual else ", not compiled"),
+                    rate(result.tokens_per_second),
+                    _or_dash(ratio, "{:.3f}"),
+                    _or_dash(result["peak_memory_gib"], "{:.2f}"),
+                    _or_dash(result["mfu"], "{:.1%}"),
+                    *(rate(x) for x in result.spread),
+                    str(result["batch"]),
+                    _or_dash(result["first_step_seconds"], "{:.1f}"),
                 ]
             )
-        )  # fmt: skip
+        )
     return "\n".join(lines)
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "–" if value is None else form.format(value)
 
 
 def of_family(speed: Speed, family: Family) -> str:

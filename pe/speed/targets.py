@@ -80,7 +80,7 @@ def _rates(name: str, goals: dict[int, float]) -> Target:
         def value(speed: Speed, system: str) -> float | None:
             return speed.result(system, "train", length).tokens_per_second
 
-        return _each(speeds, _plain(), length, value, goals[length], lambda x: f"{x / 1e6:.2f} M")
+        return _each(speeds, _plain(), length, value, goals[length], lambda x: f"{x / 1e6:.3f} M")
 
     words = {n: f"at least {x / 1e6:.2f} M tokens/s" for n, x in goals.items()}
     return Target(name, words, verdict)

@@ -1,0 +1,171 @@
+"""What the speed page shows, from the records of runs/speed/*/speed.json.
+
+| ```{speed} machine            where and with what the record was made, or how to make one
+| ```{speed} picture            throughput and memory by length, light and dark
+| ```{speed} overview train     encodings by lengths
+| ```{speed} details train      everything about a mode, a tab a length
+| ```{speed} family distance    what one family costs
+| ```{speed} targets | peers | drift
+
+Without a record the page says so, and the blocks that would show it say that nothing is measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+from book_directives import Block
+from book_mirror import write
+from docutils import nodes
+from docutils.parsers.rst import directives
+from sphinx.application import Sphinx
+from sphinx.util import logging
+
+from pe import figures, figures_speed, runs
+from pe._errors import unknown
+from pe.speed import families, record, tables
+from pe.speed.record import Speed, SpeedRun
+
+log = logging.getLogger(__name__)
+_now: dict[str, Any] = {"speeds": [], "best": None}
+FOLDER = Path("_generated") / "speed"
+NOTHING = "*Not measured yet.*"
+MADE_BY = f"""\
+```{{admonition}} No GPU has been measured yet
+:class: note
+There is no record of a GPU in `runs/speed/`. One command makes it, in as many minutes as it is
+given; what follows then fills itself.
+```
+
+```bash
+{tables.COMMAND}
+```
+"""
+
+
+def prepare(root: Path, book: Path) -> None:
+    """Read the records and draw the figure. RunError names a committed record that is damaged."""
+    speeds = []
+    for run in dict.fromkeys(run.directory for run in _all(root)):
+        try:
+            speeds.append(Speed(SpeedRun(run).read()))
+        except runs.RunError as error:
+            if run.is_relative_to(root):
+                raise
+            log.warning("a speed run of yours is left out: %s", error, type="pe", subtype="run")
+    best = tables.best(speeds)
+    _now.update(speeds=speeds, best=best, book=book)
+    code = [*Path(str(record.__file__)).parent.glob("*.py"), Path(__file__)]
+    code.append(Path(str(figures_speed.__file__)))
+    parts = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(code)]
+    parts += [json.dumps(speed.record, sort_keys=True) for speed in speeds]
+    write(book / FOLDER / "stamp", hashlib.sha256("".join(parts).encode()).hexdigest() + "\n")
+    for twin in ("", "-dark"):
+        target = book / FOLDER / f"training{twin}.svg"
+        if best is None:
+            target.unlink(missing_ok=True)
+            continue
+        with figures.style():
+            light = figures.svg(figures_speed.training(best))
+        write(target, figures.darken(light) if twin else light)
+
+
+def _all(root: Path) -> list[SpeedRun]:
+    return [*record.find(root / "runs"), *record.find(runs.root())]
+
+
+class SpeedBlock(Block):
+    """One part of the page; see the module."""
+
+    required_arguments = 1
+    optional_arguments = 1
+    final_argument_whitespace = False
+    has_content = True
+    option_spec: ClassVar[dict[str, Any]] = {"alt": directives.unchanged_required}
+
+    def run(self) -> list[nodes.Node]:
+        self.env.note_dependency(str(_now["book"] / FOLDER / "stamp"))
+        part, *more = self.arguments
+        makers = {
+            "machine": self.machine, "picture": self.picture, "overview": self.overview,
+            "details": self.details, "family": self.family, "targets": self.targets,
+            "peers": self.peers, "drift": self.drift,
+        }  # fmt: skip
+        if part not in makers:
+            return self.warn(str(unknown("part", part, makers)))
+        try:
+            return makers[part](*more)
+        except (TypeError, ValueError) as error:
+            return self.warn(str(error))
+
+    def table(self, text: str, *, wrap: bool = False) -> list[nodes.Node]:
+        """A table with its own box to scroll in."""
+        return self.markdown(text, nodes.container(classes=["pe-results", *(["wrap"] * wrap)]))
+
+    def machine(self) -> list[nodes.Node]:
+        best: Speed | None = _now["best"]
+        text = tables.machine(best) if best else ""
+        return self.markdown(text if best and best.on_gpu else f"{MADE_BY}\n\n{text}")
+
+    def picture(self) -> list[nodes.Node]:
+        if _now["best"] is None:
+            return []
+        figure = nodes.figure(align="center")
+        pair = nodes.container(classes=["pe-pair"])
+        for twin, shown in (("", "only-light"), ("-dark", "only-dark")):
+            image = nodes.image(uri=f"/{FOLDER}/training{twin}.svg", alt=self.options["alt"])
+            image["classes"] = [shown]
+            pair += image
+        figure += pair
+        run = _now["best"].record
+        text = "\n".join(self.content) + f" *Record: {run['study']}/{run['run']}.*"
+        caption, *_ = self.markdown(text)
+        figure += nodes.caption(text, "", *caption.children)
+        return [figure]
+
+    def overview(self, mode: str) -> list[nodes.Node]:
+        best: Speed | None = _now["best"]
+        if best is None or not list(best.systems(_mode(mode))):
+            return self.markdown(NOTHING)
+        return self.table(tables.overview(best, mode))
+
+    def details(self, mode: str) -> list[nodes.Node]:
+        best: Speed | None = _now["best"]
+        if best is None or not list(best.systems(_mode(mode))):
+            return self.markdown(NOTHING)
+        tabs = [
+            f"````{{tab-item}} {length:,} tokens\n"
+            f"```{{container}} pe-results\n{tables.details(best, mode, length)}\n```\n````"
+            for length in best.lengths(mode)
+        ]
+        return self.markdown("`````{tab-set}\n" + "\n".join(tabs) + "\n`````")
+
+    def family(self, name: str) -> list[nodes.Node]:
+        found = families.family(name)
+        text = tables.of_family(_now["best"], found) if _now["best"] else ""
+        return self.table(text) if text else []
+
+    def targets(self) -> list[nodes.Node]:
+        return self.table(tables.targets(_now["speeds"]), wrap=True)
+
+    def peers(self) -> list[nodes.Node]:
+        text = tables.peers(_now["best"]) if _now["best"] else ""
+        return self.table(text) if text.count("\n") > 1 else self.markdown(NOTHING)
+
+    def drift(self) -> list[nodes.Node]:
+        text = tables.drift(_now["best"]) if _now["best"] else ""
+        return self.table(text) if text.count("\n") > 1 else self.markdown(NOTHING)
+
+
+def _mode(name: str) -> str:
+    if name not in tables.MODES:
+        raise unknown("mode", name, tables.MODES)
+    return name
+
+
+def setup(app: Sphinx) -> None:
+    """Register with Sphinx."""
+    app.add_directive("speed", SpeedBlock)

@@ -1,0 +1,71 @@
+"""The speed page: it builds and says so where nothing is measured, and follows the record."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import book_records
+import book_site
+import pytest
+import speed_records
+
+from pe.speed.record import SpeedRun
+
+PAGE = book_site.ROOT / "book" / "speed.md"
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small book that has the speed page, and no record of speed."""
+    target = book_site.small_tree(tmp_path_factory.mktemp("speed"))
+    book_records.write(target / "runs", "rope")
+    shutil.copyfile(PAGE, target / "book" / "measured.md")
+    return target
+
+
+def words(tree: Path) -> str:
+    return book_site.text(tree / "_build" / "html" / "measured.html")
+
+
+def test_the_page_stands_without_a_record_and_names_wrong_words(tree: Path) -> None:
+    page = tree / "book" / "measured.md"
+    good = page.read_text()
+    page.write_text(good + "\n```{speed} famly fire\n```\n\n```{speed} family fir\n```\n")
+    try:
+        result = book_site.build(tree, *book_site.STRICT)
+    finally:
+        page.write_text(good)
+    assert result.returncode != 0
+    assert result.stdout.count("WARNING: ") == 2, result.stdout[-4000:]
+    assert "did you mean 'family'" in result.stdout
+    assert "did you mean 'fire'" in result.stdout
+
+    shown = words(tree)
+    assert "No GPU has been measured yet" in shown
+    assert "python benchmarks/speed.py --minutes" in shown
+    assert shown.count("Not measured yet.") >= 5
+    assert "at least 1.75 M tokens/s: not measured" in shown
+    assert "Three numbers from the data sheet" in shown, "the reasoning needs no record"
+
+
+def test_the_page_follows_a_record_and_a_damaged_one_stops_the_build(tree: Path) -> None:
+    run = SpeedRun(tree / "runs" / "speed" / "h100")
+    run.write(speed_records.record())
+    result = book_site.build(tree, *book_site.STRICT)
+    assert result.returncode == 0, result.stdout[-4000:]
+    shown = words(tree)
+    assert "No GPU has been measured yet" not in shown
+    assert "NVIDIA H100 80GB HBM3" in shown
+    assert "at least 0.50 of NoPE: reached ; least 0.600 (CoPE)" in shown
+    assert "at least 0.85 of NoPE: not reached ; FIRE (out of memory)" in shown
+    assert speed_records.SHORT in shown
+    assert "Record: speed/h100." in shown
+    html = (tree / "_build" / "html" / "measured.html").read_text("utf-8")
+    assert {"training.svg", "training-dark.svg"} <= set(re.findall(r"_images/([\w-]+\.svg)", html))
+
+    run.file.write_text(run.file.read_text().replace('"mode": "train"', '"mode": "trian"', 1))
+    result = book_site.build(tree)
+    assert result.returncode != 0
+    assert f"{run.file}: $.cells[0].mode" in result.stdout
