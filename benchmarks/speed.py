@@ -12,7 +12,11 @@ On a CPU: recipe demo, 2,048 tokens, lengths 256 and 512, not compiled, two repe
 telling cells come first (pe.speed.plan). The record, runs/speed/<name>/speed.json ($PE_RUNS moves
 runs/), is written after each cell. A cell that cannot be measured says why: out of memory, or a
 refusal of the package. Any other error ends the command; --resume then passes over that cell.
-x-transformers is measured where it can be imported (PYTHONPATH).
+x-transformers is measured where it can be imported, for example from a folder of its own:
+
+    pip install --target xt --no-deps x-transformers einops einx loguru frozendict PoPE-pytorch \\
+        torch-einops-utils
+    PYTHONPATH=xt python benchmarks/speed.py
 """
 
 from __future__ import annotations

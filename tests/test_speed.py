@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib.util
 import json
 import sys
 import types
@@ -198,6 +199,22 @@ def test_the_most_telling_cells_come_first_and_none_comes_twice() -> None:
 def test_settings_that_mean_nothing_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         settings(**({"lengths": (16,)} | SMALL | given))
+
+
+def test_a_peer_is_measured_where_it_is_installed_and_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = SMALL | {"peers": None, "lengths": (16,), "encodings": ("rope",)}
+    monkeypatch.delitem(sys.modules, "x_transformers", raising=False)
+    if importlib.util.find_spec("x_transformers") is None:
+        assert settings(**given).systems == ("nope", "rope", "transformers/rope")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "x_transformers.py").write_text("import nothing_of_that_name\n")
+    with pytest.raises(ValueError, match="x-transformers is installed and cannot be imported"):
+        settings(**given)
+    (tmp_path / "x_transformers.py").write_text("")
+    importlib.invalidate_caches()
+    assert len([s for s in settings(**given).systems if s.startswith("x-transformers/")]) == 8
 
 
 def test_nope_comes_round_again_and_ratios_are_to_its_neighbours(

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from pe._errors import unknown
@@ -135,11 +137,24 @@ def all_encodings() -> list[str]:
 
 
 def importable() -> tuple[str, ...]:
-    """The peers whose library is installed; x-transformers never is a dependency."""
-    from importlib.util import find_spec
+    """The peers whose library is installed; x-transformers never is a dependency.
 
-    found = {name: find_spec(name.replace("-", "_")) is not None for name in map(library, PEERS)}
-    return tuple(peer for peer in PEERS if found[library(peer)])
+    Raises:
+        ValueError: a library is there, and something that it needs is not.
+    """
+    there = {}
+    for name in dict.fromkeys(map(library, PEERS)):
+        module = name.replace("-", "_")
+        there[name] = find_spec(module) is not None
+        try:
+            if there[name]:
+                import_module(module)
+        except ImportError as error:
+            raise ValueError(
+                f"peers: {name} is installed and cannot be imported ({error}); install what it "
+                "needs, or name the peers to be measured"
+            ) from error
+    return tuple(peer for peer in PEERS if there[library(peer)])
 
 
 def library(system: str) -> str:
