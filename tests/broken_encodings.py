@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pe.encodings import Encoding, Frequencies, FrequencyTransform, Prepared
+from pe.encodings import Encoding, Frequencies, FrequencyTransform, Prepared, forms
 
 
 def apart(q_positions: Tensor, k_positions: Tensor) -> Tensor:
@@ -43,6 +43,13 @@ class Slope(Encoding):
 
     def slope(self, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
         return -0.25 * distance
+
+
+class Form(Slope):
+    """Tells kernels of another slope than its matrix has."""
+
+    def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> forms.Form:
+        return forms.by_distance(torch.arange(length, device=device)[None].expand(4, -1) * -0.26)
 
 
 class Turn(Encoding):

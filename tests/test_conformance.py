@@ -36,7 +36,7 @@ BREAKS = {
     "time": "Time", "rows": "Rows", "future": "Future", "decode": "Decode", "cache": "Cache",
     "padding": "Padding", "memory": "Memory", "precision": "Precision", "autocast": "Autocast",
     "cast": "Cast", "meta": "Meta", "saving": "Saving", "limit": "Limit", "base": "Base",
-    "gradients": "Gradients", "formula": "Formula", "composition": "Composition",
+    "gradients": "Gradients", "form": "Form", "formula": "Formula", "composition": "Composition",
 }  # fmt: skip
 
 

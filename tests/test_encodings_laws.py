@@ -35,6 +35,8 @@ def promised_by_traits(spec: str, **options: Any) -> set[str]:
         found.add("time")
     if enc.longest_position is not None:
         found.add("limit")
+    if enc.biased and enc.has_form and not enc.random:
+        found.add("form")
     return found
 
 

@@ -193,3 +193,20 @@ def test_moved_positions_take_the_matrix(monkeypatch: pytest.MonkeyPatch) -> Non
     )  # fmt: skip
     ids = torch.randint(0, 40, (1, 9))
     PEForCausalLM(config)(input_ids=ids, labels=ids)
+
+
+@pytest.mark.parametrize(("kind", "reach"), [(0, 0), (1, 0), (2, 0), (2, 40), (3, 0)])
+def test_the_proof_before_first_use_passes_and_catches_a_wrong_kernel(
+    kind: int, reach: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = (kind, reach, 16, 16, torch.float32, CPU)
+    ops.prove.__wrapped__(*case)
+    forward = ops.forward
+
+    def wrong(*arguments: Any) -> tuple[Tensor, Tensor]:
+        out, lse = forward(*arguments)
+        return out * 1.01, lse
+
+    monkeypatch.setattr(ops, "forward", wrong)
+    with pytest.raises(RuntimeError, match=r"wrong on this machine: the output .*backend='sdpa'"):
+        ops.prove.__wrapped__(*case)

@@ -100,3 +100,26 @@ def fire(
     ).float()  # fmt: skip
     slopes = own.detach()[:, len(w) : 2 * len(w)]
     return Form(FIRE, own, (pairs, psi, rows, breaks, by_c, rows_c, rows_m, w >= 0, slopes))
+
+
+def matrix(form: Form, length: int) -> Tensor:
+    """The bias that ``form`` stands for, (1 or B, H, T, T) float32: what a kernel must compute.
+
+    Keys ahead of a query get whatever there is; they are masked. KEYS is given up to what a row has
+    in common, here with 0 for the token itself.
+    """
+    assert form.own is not None
+    place = torch.arange(length, device=form.own.device)
+    distance = (place[:, None] - place).clamp(min=0)
+    if form.kind == KEYS:
+        anchors = form.parts[0][..., place // STRETCH]
+        inside = form.own[..., :length].double()
+        total = anchors + inside
+        return ((total[..., None, :] - total[..., :, None]) / LOG2E).float()
+    if form.kind == TABLE:
+        reached = distance.clamp(max=form.reach) if form.reach else distance
+        return (form.own[:, PADDING:][:, reached] / LOG2E)[None]
+    pairs, psi, rows = form.parts[:3]
+    at = psi[PADDING:][distance] * rows[:length, None]
+    knot = at.long().clamp(max=pairs.shape[1] - 1)
+    return ((pairs[:, knot, 0] + pairs[:, knot, 1] * (at - knot)) / LOG2E)[None]

@@ -29,12 +29,16 @@ class Plan(NamedTuple):
     """Gradient by distance; square."""
 
 
-NARROW = Plan(
-    Blocks(128, 64, 4, 3), Blocks(64, 128, 8, 2), Blocks(128, 64, 8, 2), Blocks(64, 64, 4, 2)
-)
+S = Blocks(64, 64, 4, 3)
+NARROW = {
+    0: Plan(Blocks(128, 64, 8, 3), Blocks(32, 64, 4, 3), Blocks(64, 64, 4, 2), S),
+    1: Plan(Blocks(128, 64, 4, 3), Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), S),
+    2: Plan(Blocks(64, 128, 4, 2), Blocks(64, 64, 4, 3), Blocks(64, 32, 4, 3), S),
+    3: Plan(Blocks(64, 128, 4, 2), Blocks(64, 64, 4, 3), Blocks(64, 32, 4, 3), S),
+}
 WIDE = Plan(Blocks(128, 64, 8, 2), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2))
 
 
 def plan_for(query_width: int, value_width: int, kind: int) -> Plan:
     """The plan for these widths and this kind of bias."""
-    return NARROW if max(query_width, value_width) <= 64 else WIDE
+    return NARROW[kind] if max(query_width, value_width) <= 64 else WIDE

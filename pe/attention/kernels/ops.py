@@ -15,6 +15,7 @@ if it wants one, ``parts`` never do; `pe.encodings.forms` makes both:
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pe.attention.kernels import backward, flash, learned
+from pe.attention.kernels import flash, gradients, learned, proof
 from pe.attention.kernels.blocks import plan_for
 from pe.attention.kernels.flash import FIRE, KEYS, NONE, PADDING, TABLE
 
@@ -75,8 +76,7 @@ def _precision(q: Tensor) -> str:
     return "ieee" if q.dtype == torch.float32 else "tf32"
 
 
-@torch.library.custom_op("pe::flash", mutates_args=())
-def attend(
+def forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -86,7 +86,7 @@ def attend(
     parts: list[Tensor],
     reach: int,
 ) -> tuple[Tensor, Tensor]:
-    """o (B, H, T, D) and lse (B, H, T) in base 2."""
+    """What pe::flash does."""
     q, k, v = _ready(q), _ready(k), _ready(v)
     batch, heads, length, width = q.shape
     out = _tokens_first(q, v.shape[-1])
@@ -102,6 +102,27 @@ def attend(
     return out, lse
 
 
+@torch.library.custom_op("pe::flash", mutates_args=())
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    kind: int,
+    own: Tensor | None,
+    parts: list[Tensor],
+    reach: int,
+) -> tuple[Tensor, Tensor]:
+    """o (B, H, T, D) and lse (B, H, T) in base 2.
+
+    Raises:
+        RuntimeError: on this machine the kernels do not compute what they should.
+    """
+    if q.is_cuda:
+        prove(kind, reach, q.shape[-1], v.shape[-1], q.dtype, q.device)
+    return forward(q, k, v, scale, kind, own, parts, reach)
+
+
 @attend.register_fake
 def _(
     q: Tensor, k: Tensor, v: Tensor, scale: float, kind: int, own: Tensor | None,
@@ -110,8 +131,7 @@ def _(
     return _tokens_first(q, v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-@torch.library.custom_op("pe::flash_backward", mutates_args=())
-def attend_backward(
+def backward(
     gradient: Tensor,
     q: Tensor,
     k: Tensor,
@@ -125,14 +145,14 @@ def attend_backward(
     reach: int,
     learns: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv and the gradient of ``own``, empty unless ``learns``."""
+    """What pe::flash_backward does."""
     q, k, v, gradient = _ready(q), _ready(k), _ready(v), _ready(gradient)
     batch, heads, length, width = q.shape
     key_heads, value_width = k.shape[1], v.shape[-1]
     groups = heads // key_heads
     plan, bias = plan_for(width, value_width, kind), _Bias(kind, q, own, parts)
     sums = torch.empty_like(lse)
-    backward.row_sums[(-(-length // 64), batch * heads)](
+    gradients.row_sums[(-(-length // 64), batch * heads)](
         out, gradient, sums, length, heads, *_rows(out), *_rows(gradient), D=value_width, BM=64,
         num_warps=4,
     )  # fmt: skip
@@ -144,13 +164,13 @@ def attend_backward(
     by_keys = learns and kind == KEYS
     dx = q.new_empty(batch, heads, length if by_keys else 0, dtype=torch.float32)
     b = plan.keys
-    backward.by_keys[(-(-length // b.keys), batch * key_heads)](
+    gradients.by_keys[(-(-length // b.keys), batch * key_heads)](
         *inputs, dk, dv, dx, length, heads, groups, scale / LN2, scale, *strides, *bias.strides,
         *_rows(dk), *_rows(dv), SUMS=by_keys, BM=b.queries, BN=b.keys, **shape,
         num_warps=b.warps, num_stages=b.stages,
     )  # fmt: skip
     b = plan.queries
-    backward.by_queries[(-(-length // b.queries), batch * heads)](
+    gradients.by_queries[(-(-length // b.queries), batch * heads)](
         *inputs, dq, length, heads, groups, scale / LN2, scale, *strides, *bias.strides,
         *_rows(dq), BM=b.queries, BN=b.keys, **shape, num_warps=b.warps, num_stages=b.stages,
     )  # fmt: skip
@@ -182,6 +202,25 @@ def attend_backward(
     )  # fmt: skip
     found = by_distance(tiles.sum(2), own.shape[-1] - PADDING, reach) * LN2
     return dq, dk, dv, pad(found, (PADDING, 0))
+
+
+@torch.library.custom_op("pe::flash_backward", mutates_args=())
+def attend_backward(
+    gradient: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    kind: int,
+    own: Tensor | None,
+    parts: list[Tensor],
+    reach: int,
+    learns: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv and the gradient of ``own``, empty unless ``learns``."""
+    return backward(gradient, q, k, v, out, lse, scale, kind, own, parts, reach, learns)
 
 
 def by_distance(tiles: Tensor, width: int, reach: int) -> Tensor:
@@ -239,3 +278,26 @@ def _backward(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Any, ...]:
 
 
 attend.register_autograd(_backward, setup_context=_save)
+
+
+@functools.cache
+def prove(
+    kind: int, reach: int, width: int, value_width: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Compare the kernels with the definition, once for each kind, before they are relied on.
+
+    They are compiled on the user's machine by whatever Triton its torch brings, and a compiler's
+    mistake would look like a worse encoding.
+
+    Raises:
+        RuntimeError: they differ; names the tensor and says what to use instead.
+    """
+    case = proof.case(kind, reach, width, value_width, dtype, device)
+    form, scale = case.form, width**-0.5
+    parts = list(form.parts)
+    out, lse = forward(case.q, case.k, case.v, scale, kind, form.own, parts, form.reach)
+    found = backward(
+        case.gradient, case.q, case.k, case.v, out, lse, scale, kind, form.own, parts, form.reach,
+        kind != NONE,
+    )  # fmt: skip
+    proof.compare((out, *found), proof.expected(case, scale), dtype)

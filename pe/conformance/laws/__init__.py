@@ -6,7 +6,7 @@ import importlib
 
 FILES = (
     "contract", "shift", "heads", "rows", "future", "decode", "cache", "padding", "memory",
-    "precision", "meta", "saving", "limit", "base", "gradients", "backends", "composition",
+    "precision", "meta", "saving", "limit", "base", "gradients", "form", "backends", "composition",
 )  # fmt: skip
 
 for _name in FILES:

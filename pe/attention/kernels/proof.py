@@ -1,0 +1,121 @@
+"""A small case of each kind of bias, and what the definition makes of it, without autograd.
+
+P = softmax(scale q k^T + b)    o = P v    dv = P^T dO    dS = P (dP - rowsum(P dP)),  dP = dO v^T
+dq = scale dS k    dk = scale dS^T q    and dS added up by what the bias depends on
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pe.encodings.forms import FIRE, KEYS, NONE, PADDING, TABLE, Form, by_distance, by_key, fire
+from pe.encodings.forms import matrix as matrix_of
+
+BATCH, HEADS, LENGTH = 2, 2, 256
+LN2 = math.log(2.0)
+
+
+class Case(NamedTuple):
+    """Two texts of two heads that share their keys."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gradient: Tensor
+    form: Form
+
+
+def case(
+    kind: int, reach: int, width: int, value_width: int, dtype: torch.dtype, device: torch.device
+) -> Case:
+    """The same numbers every time; no generator of the caller's is touched."""
+    generator = torch.Generator(device=device).manual_seed(7)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device)
+
+    sizes = ((HEADS, width), (1, width), (1, value_width), (HEADS, value_width))
+    tensors = [drawn(BATCH, heads, LENGTH, size).to(dtype) for heads, size in sizes]
+    form = Form()
+    if kind == KEYS:
+        form = by_key((0.3 * drawn(BATCH, HEADS, LENGTH).double()).cumsum(-1))
+    elif kind == TABLE:
+        table = drawn(HEADS, LENGTH)
+        if 0 < reach < LENGTH:
+            table[:, reach:] = table[:, reach : reach + 1]
+        form = by_distance(table, reach or None)
+    elif kind == FIRE:
+        weights = drawn(8, 1), drawn(8), drawn(HEADS, 8), drawn(HEADS)
+        c, multiplier = torch.full((1,), 0.3, device=device), torch.ones(1, device=device)
+        form = fire(c, multiplier, *weights, 100.0, 1e-6, LENGTH)
+    q, k, v, gradient = tensors
+    return Case(q, k, v, gradient, form)
+
+
+def expected(given: Case, scale: float) -> tuple[Tensor, ...]:
+    """o, dq, dk, dv and the gradient of the bias' own numbers, float64."""
+    q, k, v, gradient = (t.double() for t in given[:4])
+    logits = scale * (q @ k.transpose(-1, -2))
+    if given.form.kind != NONE:
+        logits = logits + matrix_of(given.form, LENGTH)
+    seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=q.device).tril()
+    weights = logits.masked_fill(~seen, -math.inf).softmax(-1)
+    by_weight = gradient @ v.transpose(-1, -2)
+    by_logit = weights * (by_weight - (weights * by_weight).sum(-1, keepdim=True))
+    return (
+        weights @ v,
+        scale * (by_logit @ k),
+        scale * (by_logit.transpose(-1, -2) @ q).sum(1, keepdim=True),
+        (weights.transpose(-1, -2) @ gradient).sum(1, keepdim=True),
+        _own(given.form, by_logit),
+    )
+
+
+def _own(form: Form, by_logit: Tensor) -> Tensor:
+    """The gradient of ``form.own`` from that of the logits, (B, H, T, T)."""
+    place = torch.arange(LENGTH, device=by_logit.device)
+    distance = (place[:, None] - place).clamp(min=0)  # ahead of a query the gradient is 0
+    if form.kind == NONE or form.own is None:
+        return by_logit.new_empty(0)
+    own = torch.zeros_like(form.own, dtype=torch.float64)
+    if form.kind == KEYS:
+        own[..., :LENGTH] = by_logit.sum(-2) * LN2
+    elif form.kind == TABLE:
+        reached = distance.clamp(max=form.reach) if form.reach else distance
+        sums = by_logit.sum(0).flatten(1) * LN2
+        own[:, PADDING:].index_add_(1, reached.flatten(), sums)
+    else:
+        _, psi, rows, breaks, by_c, rows_c, rows_m, rising, slopes = (
+            p.double() for p in form.parts
+        )
+        knots = form.parts[0].shape[1]
+        inverse = rows[:LENGTH, None] / knots  # 1 / N_i
+        u = psi[PADDING:][distance] * inverse
+        of_c = (by_c[PADDING:][distance] - u * rows_c[:LENGTH, None]) * inverse
+        of_m = -u * rows_m[:LENGTH, None] * inverse
+        above = u > breaks[:-1, None, None]
+        active = torch.where(rising[:, None, None].bool(), above, ~above).double()
+        total = by_logit.sum(0)
+        parts = [torch.einsum("hij,uij->hu", total, active * w) for w in (1, u, of_c, of_m)]
+        numbers = [(part * slopes).sum(-1, keepdim=True) for part in parts[2:]]
+        own = torch.cat((parts[0], parts[1], *numbers), -1)
+    return own
+
+
+def compare(found: Sequence[Tensor], wanted: Sequence[Tensor], dtype: torch.dtype) -> None:
+    """RuntimeError if a tensor is further off than its type excuses."""
+    allowed = 1e-4 if dtype == torch.float32 else 2e-2
+    names = ("the output", "the gradient of q", "of k", "of v", "of the bias")
+    for name, got, want in zip(names, found, wanted, strict=True):
+        error = float((got.double() - want).norm() / want.norm().clamp(min=1e-12))
+        if want.numel() and not error <= allowed:
+            raise RuntimeError(
+                f"the attention kernels are wrong on this machine: {name} is off by {error:.1g} "
+                f"where {allowed:.0e} is allowed; please report it with the versions of torch and "
+                "triton, and use backend='sdpa' (attention_backend in the configuration) meanwhile"
+            )
