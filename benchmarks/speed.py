@@ -2,6 +2,7 @@
 
     python benchmarks/speed.py                              # all that this machine can
     python benchmarks/speed.py --minutes 14 --name h100     # stops in time; what is left is said
+    python benchmarks/speed.py --helpers 4 --minutes 9 ...  # 4 processes compile ahead of it
     python benchmarks/speed.py --resume runs/speed/h100/speed.json --minutes 14
     python benchmarks/speed.py --encodings rope,fire --lengths 1024,4096 --modes train --peers ""
     python benchmarks/speed.py --recipe paper --tokens 32768 --lengths 1024 --modes train \\
@@ -51,6 +52,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--compile", choices=("on", "off"), help="torch.compile (on a GPU)")
     made.add_argument("--name", help="folder below runs/speed/ (the machine's name and recipe)")
     made.add_argument("--minutes", type=float, default=0.0, help="no cell begins after so long")
+    made.add_argument(
+        "--helpers", type=int, default=0, help="processes that compile ahead, each with its memory"
+    )
     made.add_argument("--resume", type=Path, help="a speed.json to go on with")
     return made
 
@@ -91,6 +95,8 @@ def main(argv: list[str] | None = None) -> int:
             chosen,
             minutes=options.minutes,
             start=start,
+            processes=options.helpers,
+            tell=lambda text: print(text, flush=True),
             show=lambda row, speed: print(line(row, speed), flush=True),
         )
     except RunError as error:

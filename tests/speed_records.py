@@ -42,6 +42,7 @@ def session(**changes: Any) -> dict[str, Any]:
         "versions": {"python": "3.11.7", "torch": "2.11.0", "transformers": "5.17.0"},
         "hardware": {"device": "cuda", "name": "NVIDIA H100 80GB HBM3", "count": 1, "cores": 16,
                      "memory_gib": 128.0, "platform": "Linux"},
+        "helpers": 0,
     } | changes  # fmt: skip
 
 

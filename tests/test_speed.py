@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import json
 import sys
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from pe.speed.cell import measure_cell, numbers
 from pe.speed.measure import measure
 from pe.speed.plan import Cell, Settings, all_encodings, order, settings
 from pe.speed.record import TIME_UP, Speed, SpeedRun, speed_run
+from pe.speed.warm import warm, work
 from pe.training.recipes import RECIPES
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -345,6 +347,68 @@ def test_a_damaged_record_is_named(tmp_path: Path, change: Any, where: str) -> N
     assert "speed.json" in str(caught.value)
     with pytest.raises(runs.RunError):
         SpeedRun(folder).write(record)
+
+
+def test_helpers_compile_ahead_and_their_first_steps_are_recorded(
+    own_runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = fake(monkeypatch)
+    asked: list[Any] = []
+
+    def warm(ahead: list[Cell], chosen: Settings, processes: int, seconds: float) -> Any:
+        asked.append(([c.system for c in ahead], processes, len(log)))
+        return {c: 99.0 for c in ahead if c.system != "t5"}, ["t5: broken"]
+
+    def measured(cell: Cell, chosen: Settings, device: torch.device) -> dict[str, Any]:
+        return there(cell, chosen, device) | {"first_step_seconds": 2.0}
+
+    there = measuring.measure_cell
+    monkeypatch.setattr(measuring, "warm", warm)
+    monkeypatch.setattr(measuring, "measure_cell", measured)
+    told: list[str] = []
+    names = ("rope", "alibi", "t5", "fire", "fox", "cope")
+    given = SMALL | {"lengths": (16,), "modes": ("train",), "compiled": True}
+    chosen = settings(**given, encodings=names)
+    record = measure(speed_run("helped"), chosen, processes=1, tell=told.append)
+    assert [(ahead, number) for ahead, number, _ in asked] == [
+        (["nope", "rope", "alibi", "t5", "fire", "fox"], 1), (["cope"], 1),
+    ]  # fmt: skip
+    assert [done for _, _, done in asked] == [0, 7], "before what they compile is measured"
+    assert told == ["compiling ahead: t5: broken"] * 2
+    first = {(r["system"], r["round"]): r["first_step_seconds"] for r in record["cells"]}
+    assert first["rope", 0] == 99.0
+    assert first["t5", 0] == 2.0
+    assert record["sessions"][0]["helpers"] == 1
+
+    asked.clear()
+    measure(speed_run("eager"), settings(**(given | {"compiled": False})), processes=1)
+    assert not asked, "nothing to compile"
+
+
+def test_a_helper_reports_each_cell_and_ends_when_time_is_up(
+    capsys: pytest.CaptureFixture[str], chooser: dict[str, Any]
+) -> None:
+    chosen = settings(**SMALL, lengths=(16,))
+    good, bad = Cell("rope", "train", 16, 2), Cell("roep", "train", 16, 2)
+    work(json.dumps({"settings": chosen.to_dict(), "cells": [good, bad]}))
+    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert (Cell(*first["cell"]), first["error"]) == (good, None)
+    assert first["seconds"] > 0
+    assert second["error"].startswith("ValueError: unknown encoding 'roep' (did you mean 'rope'?)")
+
+    began = time.monotonic()
+    assert warm([good], chosen, 3, 0.0) == ({}, ["a helper was stopped, since time was up"])
+    assert time.monotonic() - began < 10.0
+
+
+def test_helpers_are_processes_that_find_the_package(tmp_path: Path) -> None:
+    # The sizes are those of the recipe, which a patch of this process does not reach.
+    chosen = settings(**SMALL, lengths=(16,))
+    cells_of = [Cell("nope", "prefill", 16, 1), Cell("nonesuch", "prefill", 16, 1)]
+    found, wrong = warm(cells_of, chosen, 1, 120.0)
+    assert list(found) == cells_of[:1]
+    (line,) = wrong
+    assert line.startswith("prefill 16 nonesuch: ValueError: unknown encoding")
 
 
 def command(words: list[str]) -> int:

@@ -159,6 +159,9 @@ def test_a_cpu_says_that_its_speeds_compare_with_nothing() -> None:
     record = speed_records.record()
     assert "no speeds to compare" not in tables.machine(Speed(record))
     assert "34.1 M parameters" in tables.machine(Speed(record))
+    assert "side by side" not in tables.machine(Speed(record))
+    record["sessions"].append(speed_records.session(helpers=4))
+    assert "first steps with 4 processes compiling side by side" in tables.machine(Speed(record))
     record["sessions"][0]["hardware"] |= {"device": "cpu", "name": "Test processor"}
     record["status"] = "stopped"
     text = tables.machine(Speed(record))

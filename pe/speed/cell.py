@@ -47,7 +47,7 @@ def measure_cell(cell: Cell, chosen: Settings, device: torch.device) -> dict[str
     begun = time.perf_counter()
     batch, reason, found = cell.batch, None, dict(NOTHING)
     while True:
-        _free(device)
+        free(device)
         try:
             found, reason = _measured(cell, batch, chosen, device), None
         except torch.OutOfMemoryError as error:
@@ -64,12 +64,20 @@ def measure_cell(cell: Cell, chosen: Settings, device: torch.device) -> dict[str
     return row | {"seconds": round(time.perf_counter() - begun, 2)}
 
 
-def _measured(cell: Cell, batch: int, chosen: Settings, device: torch.device) -> dict[str, Any]:
+def first_step(cell: Cell, chosen: Settings, device: torch.device) -> float:
+    """Seconds from the model to the end of its first step; the graphs stay in torch's cache."""
+    _, step, _ = _prepared(cell, cell.batch, chosen, device)
+    return _timed(step, 1, device)
+
+
+def _prepared(
+    cell: Cell, batch: int, chosen: Settings, device: torch.device
+) -> tuple[System, Callable[[], Any], Recipe]:
+    """The system, to be compiled at its first step; a step of it; its recipe."""
     own = {} if library(cell.system) else {"pe": cell.system}
     recipe = pe.recipe(chosen.recipe, context_length=cell.length, batch_size=batch, **own)
     with autocast(recipe, device):
         dtype = torch.get_autocast_dtype(device.type) if device.type == "cuda" else torch.float32
-    before = _allocated(device)
     system = build(cell.system, recipe, device, dtype)
     step = (_prefill if cell.mode == "prefill" else _training)(system, recipe, device)
     compiled = chosen.compiled and system.compilable
@@ -77,6 +85,12 @@ def _measured(cell: Cell, batch: int, chosen: Settings, device: torch.device) ->
         step()  # whether the batch fits shows without the compiler too, and sooner
     if compiled:
         system.model.compile()
+    return system, step, recipe
+
+
+def _measured(cell: Cell, batch: int, chosen: Settings, device: torch.device) -> dict[str, Any]:
+    before = _allocated(device)
+    system, step, recipe = _prepared(cell, batch, chosen, device)
     first = _timed(step, 1, device)
     step()
     warm = _timed(step, 1, device)
@@ -96,7 +110,7 @@ def _measured(cell: Cell, batch: int, chosen: Settings, device: torch.device) ->
         "peak_memory_gib": _peak(before, device),
         "first_step_seconds": round(first, 3),
         "parameters": counted,
-        "compiled": compiled,
+        "compiled": chosen.compiled and system.compilable,
         "path": system.path,
     }
 
@@ -184,7 +198,7 @@ def _peak(before: int, device: torch.device) -> float | None:
     return round((torch.cuda.max_memory_allocated() - before) / 2**30, 3)
 
 
-def _free(device: torch.device) -> None:
+def free(device: torch.device) -> None:
     """Forget earlier models, and graphs that were compiled for them."""
     gc.collect()
     if "torch._dynamo" in sys.modules:

@@ -17,10 +17,15 @@ from pe.runs import SCHEMA_VERSION, RunError
 from pe.speed.cell import NOTHING, measure_cell
 from pe.speed.plan import Cell, Settings, library, order
 from pe.speed.record import TIME_UP, Speed, SpeedRun
+from pe.speed.warm import warm
 from pe.training.record import code, command, hardware, now, versions
 
 NOPE_EVERY = 5
 """Cells of a mode and length between two rounds of NoPE."""
+CELLS_A_HELPER = 6
+"""How many cells a helper compiles before they are measured."""
+LONGEST_WARMING = 240.0
+"""Seconds that helpers get for them, and never more than half of what is left."""
 Show = Callable[[dict[str, Any], Speed], None]
 
 
@@ -30,14 +35,17 @@ def measure(
     *,
     minutes: float = 0.0,
     start: dict[str, Any] | None = None,
+    processes: int = 0,
     show: Show | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Measure what is not in the record yet, and return the record.
 
     Args:
         minutes: no cell is begun after so long; 0: no limit.
         start: a record to go on with; default: that of ``run``, if there is one.
-        show: called with each row and the record so far.
+        processes: helpers that compile before cells are measured (`pe.speed.warm`); 0: none.
+        show: called with each row and the record so far. tell: with what helpers report.
 
     Raises:
         RunError: the earlier record has other settings or comes from another machine.
@@ -52,18 +60,27 @@ def measure(
     todo = _left(record, chosen)
     if not todo:
         return record
-    record["sessions"].append(_session())
+    helpers = processes if chosen.compiled else 0
+    record["sessions"].append(_session(helpers))
     record["cells"] = [row for row in record["cells"] if row["reason"] != TIME_UP]
     record["status"] = "running"
     since: dict[tuple[str, int], int] = {}
+    cold: dict[Cell, float] = {}
     gc.freeze()  # what is there already need not be looked through after each cell
     try:
         for index, cell in enumerate(todo):
+            if helpers and index % (CELLS_A_HELPER * helpers) == 0:
+                ahead = todo[index : index + CELLS_A_HELPER * helpers]
+                left = min((deadline - time.monotonic()) / 2, LONGEST_WARMING)
+                cold, wrong = warm(ahead, chosen, helpers, left)
+                if tell is not None:
+                    for text in wrong:
+                        tell(f"compiling ahead: {text}")
             for part in _with_nope(cell, record, since):
                 if time.monotonic() >= deadline:
                     _note_rest(record, todo[index:])
                     return _end(run, record, "stopped")
-                row = _row(part, chosen, device, record, run)
+                row = _row(part, chosen, device, record, run, cold)
                 if show is not None:
                     show(row, Speed(record))
         return _end(run, record, "complete")
@@ -105,11 +122,11 @@ def _left(record: dict[str, Any], chosen: Settings) -> list[Cell]:
     return [cell for cell in order(chosen) if cell[:3] not in done]
 
 
-def _session() -> dict[str, Any]:
+def _session(helpers: int) -> dict[str, Any]:
     return {
         "created": now(), "finished": None, "command": command(), "code": code(),
         "versions": versions() | _more_versions(),
-        "hardware": hardware(),
+        "hardware": hardware(), "helpers": helpers,
     }  # fmt: skip
 
 
@@ -135,7 +152,12 @@ def _with_nope(cell: Cell, record: dict[str, Any], since: dict[tuple[str, int], 
 
 
 def _row(
-    cell: Cell, chosen: Settings, device: Any, record: dict[str, Any], run: SpeedRun
+    cell: Cell,
+    chosen: Settings,
+    device: Any,
+    record: dict[str, Any],
+    run: SpeedRun,
+    cold: dict[Cell, float],
 ) -> dict[str, Any]:
     session = len(record["sessions"]) - 1
     earlier = [r for r in record["cells"] if (r["system"], r["mode"], r["length"]) == cell[:3]]
@@ -147,6 +169,8 @@ def _row(
         reason = f"failed: {type(error).__name__}: {_line(error)}"
         record["cells"].append(_empty(cell, reason) | place)
         raise
+    if row["first_step_seconds"] is not None and cell in cold and not earlier:
+        row["first_step_seconds"] = cold[cell]  # here the graphs were found in the cache
     record["cells"].append(row)
     record["sessions"][-1]["finished"] = now()
     run.write(record)

@@ -35,9 +35,11 @@ def machine(speed: Speed) -> str:
     model = f"recipe `{chosen['recipe']}`" + (f", {sizes / 1e6:.1f} M parameters" if sizes else "")
     how = "bfloat16 autocast" if speed.on_gpu else "float32"
     how += ", compiled" if chosen["compiled"] else ", not compiled"
+    helpers = max(session["helpers"] for session in speed.record["sessions"])
+    beside = f", first steps with {helpers} processes compiling side by side" if helpers else ""
     text = (
         f"{hardware['name']}, {first['created'][:10]}, torch {versions['torch']}; {model}, "
-        f"{chosen['tokens']:,} tokens a step, {how}; medians of {chosen['repeats']} repeats. "
+        f"{chosen['tokens']:,} tokens a step, {how}; medians of {chosen['repeats']} repeats{beside}. "
         f"Commit {', '.join(f'`{c}`' for c in commits)}"
         f"{' (changed)' if code['dirty'] else ''}, record `runs/{speed.record['study']}/"
         f"{speed.record['run']}/speed.json`, command `{first['command']}`."
