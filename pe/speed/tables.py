@@ -39,8 +39,8 @@ def machine(speed: Speed) -> str:
     beside = f", first steps with {helpers} processes compiling side by side" if helpers else ""
     text = (
         f"{hardware['name']}, {first['created'][:10]}, torch {versions['torch']}; {model}, "
-        f"{chosen['tokens']:,} tokens a step, {how}; medians of {chosen['repeats']} repeats{beside}. "
-        f"Commit {', '.join(f'`{c}`' for c in commits)}"
+        f"{chosen['tokens']:,} tokens a step, {how}; medians of {chosen['repeats']} repeats"
+        f"{beside}. Commit {', '.join(f'`{c}`' for c in commits)}"
         f"{' (changed)' if code['dirty'] else ''}, record `runs/{speed.record['study']}/"
         f"{speed.record['run']}/speed.json`, command `{first['command']}`."
     )
