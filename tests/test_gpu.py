@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +19,9 @@ pytestmark = [
         not torch.cuda.is_available(), reason="no CUDA device, or PE_TEST_GPU=1 is not set"
     ),
 ]
-ENCODINGS = ["nope", "rope", "yarn", "pope"]
+ENCODINGS = ["nope", "rope", "yarn", "pope", "xpos", "fope"]
+BIASED = ["alibi", "kerple_log", "kerple_power", "sandwich", "t5", "fire", "fox", "rope+alibi"]
+HIDDEN = 48
 CUDA = torch.device("cuda")
 
 
@@ -57,7 +61,87 @@ def test_sdpa_on_cuda_agrees_with_the_dense_definition_forward_and_backward(
             assert ratio(fast, exact) < 1.5e-2, name
 
 
-@pytest.mark.parametrize("spec", ENCODINGS)
+def attended(
+    spec: str, backend: str | None, length: int, heads: tuple[int, int], width: int, seed: int = 0
+) -> dict[str, torch.Tensor]:
+    """Output and every gradient, in float32 where it is the definition and else in bfloat16."""
+    torch.manual_seed(seed)
+    enc = pe.encoding(
+        spec, head_dim=width, num_heads=heads[0], num_kv_heads=heads[1], hidden_size=HIDDEN,
+        original_length=1024,
+    ).to(CUDA)  # fmt: skip
+    enc.reset_parameters(torch.Generator(CUDA).manual_seed(seed))
+    generator = torch.Generator(CUDA).manual_seed(seed + length)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=CUDA, generator=generator)
+
+    dtype = torch.float32 if backend == "dense" else torch.bfloat16
+    sizes = (heads[0], heads[1], heads[1])
+    q, k, v = (drawn(2, h, length, width).bfloat16().to(dtype).requires_grad_() for h in sizes)
+    x = drawn(2, length, HIDDEN).requires_grad_()
+    out = pe.attend(enc, q, k, v, backend=backend, layer_input=x)
+    named = {"q": q, "k": k, "v": v, "x": x, **dict(enc.named_parameters())}
+    upstream = drawn(*out.shape).bfloat16()
+    found = torch.autograd.grad(out, list(named.values()), upstream.to(dtype), allow_unused=True)
+    return {"out": out.detach()} | {
+        name: torch.zeros_like(t) if g is None else g
+        for (name, t), g in zip(named.items(), found, strict=True)
+    }
+
+
+@pytest.mark.parametrize("spec", ["nope", "pope", *BIASED])
+@pytest.mark.parametrize("length", [1, 15, 128, 257, 1000, 4096])
+@pytest.mark.parametrize(
+    ("heads", "width"), [((4, 4), 64), ((8, 2), 32), ((1, 1), 128), ((12, 12), 64)]
+)
+def test_kernels_on_cuda_agree_with_the_definition(
+    spec: str, length: int, heads: tuple[int, int], width: int
+) -> None:
+    if length == 4096 and heads[0] > 4:
+        pytest.skip("the definition would need too much memory")
+    if spec == "pope" and width == 128:
+        pytest.skip("its queries would be 256 wide")
+    for seed in (0, 1):
+        fast = attended(spec, "kernel", length, heads, width, seed)
+        exact = attended(spec, "dense", length, heads, width, seed)
+        for name, want in exact.items():
+            assert torch.isfinite(fast[name]).all(), name
+            if want.norm() < 1e-3 * max(1.0, want.numel() ** 0.5):
+                assert fast[name].norm() < 2e-2 * want.numel() ** 0.5, name
+            else:
+                assert ratio(fast[name], want) < 1.5e-2, name
+
+
+@pytest.mark.parametrize("spec", BIASED)
+def test_kernels_give_the_same_bits_twice_and_write_everything(
+    spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_empty = torch.Tensor.new_empty
+
+    def poisoned(self: torch.Tensor, *size: Any, **options: Any) -> torch.Tensor:
+        return new_empty(self, *size, **options).fill_(math.nan)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+    first, second = (attended(spec, "kernel", 1000, (4, 2), 64) for _ in range(2))
+    for name, found in first.items():
+        assert torch.isfinite(found).all(), name
+        assert torch.equal(found, second[name]), name
+
+
+@pytest.mark.parametrize("spec", [*BIASED, "nope", "pope", "xpos", "fope"])
+def test_memory_grows_with_the_length_and_not_with_its_square(spec: str) -> None:
+    peaks = []
+    for length in (4096, 8192, 16384):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        attended(spec, None, length, (4, 4), 64)
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert peaks[2] - peaks[1] < 2.2 * (peaks[1] - peaks[0]) + 2**20, peaks
+
+
+@pytest.mark.parametrize("spec", [*ENCODINGS, *BIASED])
 def test_a_compiled_step_has_the_loss_and_gradients_of_the_eager_one(spec: str) -> None:
     recipe = pe.recipe("demo", pe=spec)
     text = torch.randint(0, recipe.vocab_size, (4, 257), device=CUDA)

@@ -423,6 +423,7 @@ def test_a_finished_record_tells_what_was_done(shared: Path, tmp_path: Path) -> 
     stored = sum(v.numel() for v in weights(run).values())
     assert record["model"]["parameters"] == stored
     assert record["model"]["encoding_parameters"] > 0
+    assert record["model"]["attention"] == "flash"
     fresh = prepare(run.recipe.corpus, run.recipe.vocab_size)
     assert data == fresh.summary()
     assert not list(run.directory.glob("*.tmp"))

@@ -15,7 +15,7 @@ import torch
 
 import pe
 from pe.training import progress, record
-from pe.training.build import build_model, parameter_counts
+from pe.training.build import attention_path, build_model, parameter_counts
 from pe.training.flops import flops_per_token, peak_flops
 from pe.training.metrics import Metrics
 from pe.training.progress import Progress, duration
@@ -267,3 +267,20 @@ def test_in_a_kernel_one_display_changes(
 
 def test_a_plain_python_is_no_kernel() -> None:
     assert progress._in_kernel() is False
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes", "path"),
+    [
+        ("rope", {}, "flash"),
+        ("alibi", {}, "matrix"),
+        ("rope", {"mask_documents": True}, "flash"),
+        ("fire", {"reset_positions": True}, "matrix"),
+    ],
+)
+def test_the_record_says_how_attention_was_computed(
+    spec: str, changes: dict[str, Any], path: str
+) -> None:
+    recipe = pe.recipe("demo", pe=spec, **changes)
+    model = build_model(recipe, 64)
+    assert attention_path(model, recipe, torch.device("cpu")) == path

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from pe._quiet import quiet_libraries
+from pe.attention import path_for
 from pe.config import PEConfig
 from pe.conversion import convert
 from pe.data import TokenData
@@ -108,6 +109,17 @@ def autocast(recipe: Recipe, device: torch.device) -> contextlib.AbstractContext
     if not bfloat16:
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def attention_path(model: PEForCausalLM, recipe: Recipe, device: torch.device) -> str:
+    """How a training step's attention is computed (`pe.attention.choose`)."""
+    enc: Any = model.model.encodings[0]
+    if recipe.reset_positions or recipe.mask_documents:  # no kernel of ours has either
+        return "matrix" if enc.biased else "flash"
+    with autocast(recipe, device):
+        narrow = torch.is_autocast_enabled(device.type)
+    dtype = torch.get_autocast_dtype(device.type) if narrow else model.dtype
+    return path_for(enc, device, dtype, recipe.context_length)
 
 
 def parameter_counts(model: nn.Module) -> dict[str, int]:

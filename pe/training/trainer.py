@@ -28,6 +28,7 @@ from pe.model import PEForCausalLM
 from pe.runs import Run, RunError
 from pe.training import checkpoint, trackers
 from pe.training.build import (
+    attention_path,
     autocast,
     build_optimizer,
     model_for,
@@ -132,7 +133,8 @@ class _Training:
         self.config = model.config
         counts = parameter_counts(model)
         if self.main:
-            self.run.update(data=data.summary(), model=counts)
+            path = {"attention": attention_path(model, self.recipe, self.device)}
+            self.run.update(data=data.summary(), model=counts | path)
         if self.recipe.compile == "on" or (
             self.recipe.compile == "auto" and self.device.type == "cuda"
         ):
