@@ -140,7 +140,11 @@ def test_tables_hold_the_numbers_and_the_reasons() -> None:
         found
     )
     assert "| training | 1,024 | 2 | 1.78 M | 1.80 M | 1.82 M |" in tables.drift(found)
-    assert "0.95 of NoPE, 12.0 GiB" in tables.of_family(found, FAMILIES["distance"])
+    family = tables.of_family(found, FAMILIES["distance"])
+    assert "| ALiBi | torch SDPA | 0.97 · 12.0 GiB | 0.95 · 12.0 GiB |" in family
+    assert "| 1.80 M/s · 12.0 GiB | 800 k/s · 12.0 GiB |" in tables.of_family(
+        found, FAMILIES["none"]
+    )
     assert tables.of_family(found, FAMILIES["additive"]) == ""
     heads, *rows = tables.targets([found]).splitlines()
     assert heads == "| goal, one H100 | 1,024 tokens | 16,384 tokens |"

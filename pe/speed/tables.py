@@ -129,10 +129,10 @@ def _or_dash(value: float | None, form: str) -> str:
 
 
 def of_family(speed: Speed, family: Family) -> str:
-    """What a family's members cost in training: path, ratio to NoPE and memory by length."""
+    """What a family's members cost in training: path, speed over NoPE's and memory, by length."""
     lengths = speed.lengths("train")
     members = [m for m in family.members if m in set(speed.systems("train"))]
-    heads = ["encoding", "attention", *(f"{n:,}" for n in lengths)]
+    heads = ["encoding", "attention", *(f"{n:,} tokens" for n in lengths)]
     lines = [_line(heads), _line([":--", ":--", *("--:" for _ in lengths)])]
     for system in members:
         results = [speed.result(system, "train", n) for n in lengths]
@@ -144,10 +144,10 @@ def of_family(speed: Speed, family: Family) -> str:
                 continue
             ratio = speed.ratio(system, "train", length)
             memory = result["peak_memory_gib"]
-            text = rate(result.tokens_per_second) if ratio is None else f"{ratio:.2f} of NoPE"
-            if system == "nope":
-                text = f"{rate(result.tokens_per_second)} tokens/s"
-            cells.append(text + ("" if memory is None else f", {memory:.1f} GiB"))
+            text = f"{rate(result.tokens_per_second)}/s"
+            if ratio is not None and system != "nope":
+                text = f"{ratio:.2f}"
+            cells.append(text + ("" if memory is None else f" · {memory:.1f} GiB"))
         lines.append(_line([title(system), path, *cells]))
     return "\n".join(lines) if members else ""
 
