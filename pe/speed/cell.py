@@ -200,9 +200,9 @@ def _peak(before: int, device: torch.device) -> float | None:
 
 def free(device: torch.device) -> None:
     """Forget earlier models, and graphs that were compiled for them."""
-    gc.collect()
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
+    gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 

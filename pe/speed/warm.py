@@ -40,6 +40,8 @@ def warm(
     deadline = time.monotonic() + seconds
     above = str(Path(pe.__file__).resolve().parent.parent)
     path = os.pathsep.join([above, *filter(None, [os.environ.get("PYTHONPATH")])])
+    threads = str(max(1, (os.cpu_count() or 1) // processes))  # of each helper's own compiling
+    environment = {"TORCHINDUCTOR_COMPILE_THREADS": threads} | os.environ | {"PYTHONPATH": path}
     found: dict[Cell, float] = {}
     wrong: list[str] = []
     with contextlib.ExitStack() as stack:
@@ -49,7 +51,7 @@ def warm(
             helper = subprocess.Popen(
                 [sys.executable, "-m", "pe.speed.warm"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
-                env=os.environ | {"PYTHONPATH": path},
+                env=environment,
             )  # fmt: skip
             stack.callback(helper.kill)
             assert helper.stdin is not None
