@@ -30,7 +30,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from pe._errors import unknown
 from pe.attention import scaled
-from pe.attention.choose import bias_matrix, checked, compute, kernel_form
+from pe.attention.choose import bias_of, checked, compute
 from pe.attention.masks import positions_from_mask, visible
 from pe.config import PEConfig
 from pe.encodings import Encoding, Prepared, layer_encodings
@@ -102,10 +102,9 @@ class Attention(nn.Module):
             state = self._kept(cache, state)
         if cache is not None and enc.raw_keys:
             k, v = cache.update(k, v, self.layer_index)
-        form = kernel_form(enc, q, k, state, mask, counted, self.backend)
-        bias = None
-        if form is None:
-            bias = bias_matrix(enc, q, k, q_positions, k_positions, state, self.backend)
+        bias = bias_of(
+            enc, q, k, q_positions, k_positions, state, mask, counted, self.backend
+        )  # fmt: skip
         factor = enc.logit_scale(q_positions)
         if enc.raw_keys or cache is None:
             q, k = enc.rotate(q, k, q_positions, k_positions, tables)
@@ -113,7 +112,7 @@ class Attention(nn.Module):
             q, k = enc.rotate(q, k, q_positions, q_positions, tables)
             k, v = cache.update(k, v, self.layer_index)
         q = scaled(scaled(q, factor), temperature)
-        out = compute(q, k, v, self.scale, bias, mask, form, self.backend)
+        out = compute(q, k, v, self.scale, bias, mask, self.backend)
         return self.o_proj(out.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
 
     def _kept(self, cache: Cache, state: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from pe.attention.choose import BACKENDS, bias_matrix, checked, compute, kernel_form, path_for
+from pe.attention.choose import BACKENDS, bias_of, checked, compute, path_for
 from pe.encodings.base import Encoding
 
 __all__ = ["BACKENDS", "attend", "path_for", "scaled"]
@@ -63,10 +63,7 @@ def attend(
     where = enc.prepare(q_positions, k_positions, q.dtype)
     counted = counted and where.q_positions is q_positions
     q_positions, k_positions, tables = where.q_positions, where.k_positions, where.tables
-    form = kernel_form(enc, q, k, state, mask, counted, backend)
-    bias = None
-    if form is None:
-        bias = bias_matrix(enc, q, k, q_positions, k_positions, state, backend)
+    bias = bias_of(enc, q, k, q_positions, k_positions, state, mask, counted, backend)
     factor = enc.logit_scale(q_positions)
     q, k = enc.rotate(q, k, q_positions, k_positions, tables)
-    return compute(scaled(q, factor), k, v, scale, bias, mask, form, backend)
+    return compute(scaled(q, factor), k, v, scale, bias, mask, backend)

@@ -3,10 +3,11 @@
     flash   torch's fused attention: no bias
     kernel  our Triton kernels: a bias that is made block by block (`pe.encodings.forms`)
     matrix  torch's attention with the bias as a matrix, in float32
+    rows    the same, a block of rows at a time (`pe.attention.rows`), where it would be large
     dense   the definition (`pe.attention.dense`), only where it is asked for
 
-The first of these that is exact for the case at hand. A matrix that would fill a GPU is refused:
-better one clear error than a run that dies when memory does.
+The first of these that is exact for the case at hand and whose memory does not grow with the square
+of the length beyond what is small.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pe._errors import unknown
+from pe.attention import rows
 from pe.attention.dense import dense_attention
 from pe.attention.sdpa import sdpa_attention
 from pe.encodings.base import Encoding
@@ -26,8 +29,6 @@ from pe.encodings.forms import Form
 
 BACKENDS = {"dense": dense_attention, "sdpa": sdpa_attention}
 """Those that take any bias and any mask, ``(q, k, v, scale, bias, mask) -> output``."""
-LARGEST_MATRIX = 2**31
-"""Entries of a bias on a GPU: 8 GiB in float32, several of which are needed at once."""
 WIDTHS = (16, 32, 64, 128)
 
 
@@ -73,13 +74,15 @@ def obstacle(enc: Encoding, device: torch.device, dtype: torch.dtype, plain: boo
     return None
 
 
-def path_for(enc: Encoding, device: torch.device, dtype: torch.dtype, length: int) -> str:
-    """The path of a training or prefill step of ``length`` tokens."""
+def path_for(
+    enc: Encoding, device: torch.device, dtype: torch.dtype, length: int, sequences: int = 1
+) -> str:
+    """The path of a training or prefill step of ``length`` tokens; ``sequences``: batch x heads."""
     if not enc.biased:
         return "flash"
     if device.type == "cuda" and length > 1 and obstacle(enc, device, dtype, plain=True) is None:
         return "kernel"
-    return "matrix"
+    return "rows" if sequences * length**2 > rows.LARGEST_MATRIX else "matrix"
 
 
 def kernel_form(
@@ -114,31 +117,48 @@ def kernel_form(
     return None
 
 
-def bias_matrix(
+class Bias(NamedTuple):
+    """A bias before it is known which way attention goes: as it is, as a form, or row by row."""
+
+    whole: Tensor | None = None
+    form: Form | None = None
+    by_rows: rows.RowsBias | None = None
+
+
+def bias_of(
     enc: Encoding,
     q: Tensor,
     k: Tensor,
     q_positions: Tensor,
     k_positions: Tensor,
     state: Tensor | None,
+    mask: Tensor | None,
+    counted: bool,
     backend: str | None,
-) -> Tensor | None:
-    """The bias as a matrix.
+) -> Bias:
+    """What ``enc`` adds to the logits of these queries and keys, which are not rotated yet.
 
     Raises:
-        ValueError: it would not fit on a GPU; ``backend="sdpa"`` and ``"dense"`` try all the same.
+        ValueError: ``backend="kernel"`` and the kernels cannot serve this case.
     """
-    entries = q.shape[0] * q.shape[1] * q.shape[-2] * k.shape[-2]
-    if enc.biased and backend is None and q.is_cuda and entries > LARGEST_MATRIX:
-        plain = q.shape[-2] == k.shape[-2]
-        reason = obstacle(enc, q.device, q.dtype, plain) or "tokens are masked or moved"
-        raise ValueError(
-            f"{type(enc).__name__}: for {q.shape[0]} x {q.shape[-2]:,} queries and "
-            f"{k.shape[-2]:,} keys its bias is a matrix of {entries * 4 / 2**30:,.0f} GiB, and no "
-            f"kernel avoids it here ({reason}); use fewer or shorter texts at a time, or force "
-            "backend='sdpa'"
-        )
-    return enc.bias(q, k, q_positions, k_positions, state)
+    form = kernel_form(enc, q, k, state, mask, counted, backend)
+    if form is not None:
+        return Bias(form=form)
+    length, known = q.shape[-2], k.shape[-2]
+    entries = q.shape[0] * q.shape[1] * length * known
+    # Of a cache that holds rotated keys only the new ones are here; there queries are few.
+    all_here = known == k_positions.shape[-1]
+    if not enc.biased or backend is not None or entries <= rows.LARGEST_MATRIX or not all_here:
+        return Bias(enc.bias(q, k, q_positions, k_positions, state))
+
+    def some(start: int, stop: int) -> Tensor | None:
+        seen = known - length + stop
+        return enc.bias(
+            q[:, :, start:stop], k[:, :, :seen], q_positions[..., start:stop],
+            k_positions[..., :seen], None if state is None else state[:, :, :seen],
+        )  # fmt: skip
+
+    return Bias(by_rows=some)
 
 
 def compute(
@@ -146,18 +166,19 @@ def compute(
     k: Tensor,
     v: Tensor,
     scale: float,
-    bias: Tensor | None,
+    bias: Bias,
     mask: Tensor | None,
-    form: Form | None,
     backend: str | None,
 ) -> Tensor:
-    """(B, H, Tq, D) by the path that is left once the bias is there as ``form`` or ``bias``."""
-    if form is None:
-        return BACKENDS[backend or "sdpa"](q, k, v, scale=scale, bias=bias, mask=mask)
+    """(B, H, Tq, D) by the path that ``bias`` leaves."""
+    if bias.by_rows is not None:
+        by_rows: Tensor = rows.attend_by_rows(bias.by_rows, q, k, v, scale, mask)
+        return by_rows
+    if bias.form is None:
+        return BACKENDS[backend or "sdpa"](q, k, v, scale=scale, bias=bias.whole, mask=mask)
     from pe.attention.kernels.ops import attend  # needs triton
 
+    form = bias.form
     with torch.autocast(q.device.type, enabled=False):
-        out: Tensor = attend(
-            q, k, v, scale, form.kind, form.own, list(form.parts), form.reach
-        )[0]  # fmt: skip
+        out: Tensor = attend(q, k, v, scale, form.kind, form.own, list(form.parts), form.reach)[0]
     return out

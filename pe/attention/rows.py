@@ -1,0 +1,55 @@
+"""Attention with a bias that only a matrix can express, a block of query rows at a time.
+
+Of the matrix one block is ever there: it is dropped when its rows are done and made again for the
+gradient, so memory grows with the length and not with its square. Nothing is approximated; the
+price is that the bias is computed twice, and that a compiler sees one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from pe.attention.sdpa import sdpa_attention
+
+LARGEST_MATRIX = 2**29
+"""Entries, over batch and heads, up to which a bias is made whole: 2 GiB in float32."""
+BLOCK = 2**27
+"""Entries of a block of rows."""
+
+RowsBias = Callable[[int, int], Tensor | None]
+
+
+@torch.compiler.disable
+def attend_by_rows(
+    bias: RowsBias, q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None
+) -> Tensor:
+    """(B, H, Tq, E), (B, K, Tk, E), (B, K, Tk, D) -> (B, H, Tq, D); queries are the last keys.
+
+    ``bias(start, stop)`` is that of the queries from ``start`` to ``stop`` and of all keys that
+    the last of them sees, or None. ``mask`` as in `pe.attention.dense`.
+    """
+    batch, heads, length, _ = q.shape
+    before = k.shape[-2] - length
+    size = max(1, BLOCK // (batch * heads * k.shape[-2]))
+
+    def block(start: int, stop: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        allowed = mask if mask is None else mask[..., start:stop, : before + stop]
+        return sdpa_attention(q, k, v, scale, bias=bias(start, stop), mask=allowed)
+
+    pieces = []
+    for start in range(0, length, size):
+        stop = min(start + size, length)
+        seen = slice(0, before + stop)
+        inputs = q[:, :, start:stop], k[:, :, seen], v[:, :, seen]
+        if torch.is_grad_enabled():
+            piece = checkpoint(
+                block, start, stop, *inputs, use_reentrant=False, preserve_rng_state=False
+            )
+        else:
+            piece = block(start, stop, *inputs)
+        pieces.append(piece)
+    return torch.cat(pieces, dim=2)
