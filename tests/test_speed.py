@@ -8,7 +8,6 @@ import importlib.util
 import json
 import sys
 import time
-import types
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 
 import pe
 from pe import runs
+from pe.attention import choose
 from pe.speed import cell as cells
 from pe.speed import measure as measuring
 from pe.speed.cell import measure_cell, numbers
@@ -34,16 +34,14 @@ SMALL: dict[str, Any] = {"recipe": "demo", "tokens": 32, "peers": (), "compiled"
 
 @pytest.fixture
 def chooser(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A chooser that answers ``path``, or refuses what `refuses` says."""
+    """A chooser that answers ``path`` and notes what it was asked."""
     answers: dict[str, Any] = {"path": "by hand", "seen": []}
 
-    def path_for(enc: Any, device: torch.device, dtype: torch.dtype, length: int) -> str:
-        answers["seen"].append((device.type, dtype, length))
+    def path_for(enc: Any, device: torch.device, dtype: torch.dtype, *sizes: int) -> str:
+        answers["seen"].append((device.type, dtype, *sizes))
         return str(answers["path"])
 
-    module = types.ModuleType("pe.attention.choose")
-    module.path_for = path_for  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "pe.attention.choose", module)
+    monkeypatch.setattr(choose, "path_for", path_for)
     return answers
 
 
@@ -95,7 +93,7 @@ def test_a_cell_measures_for_real(mode: str, chooser: dict[str, Any]) -> None:
     assert row["mfu"] is None  # nobody knows this processor's peak
     assert row["peak_memory_gib"] is None
     assert row["compiled"] is False
-    assert chooser["seen"] == [("cpu", torch.float32, 16)]
+    assert chooser["seen"] == [("cpu", torch.float32, 16, 2 * 2)]
 
 
 def test_training_steps_train_and_prefill_does_not(

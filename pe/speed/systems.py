@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from pe.attention import choose
 from pe.speed.plan import library
 from pe.training.build import build_model
 from pe.training.recipe import Recipe
@@ -59,11 +60,10 @@ def build(name: str, recipe: Recipe, device: torch.device, dtype: torch.dtype) -
 
 
 def _ours(name: str, recipe: Recipe, device: torch.device, dtype: torch.dtype) -> System:
-    from pe.attention.choose import path_for
-
     model = build_model(recipe, recipe.vocab_size).to(device)
     encoding: Any = model.model.encodings[0]
-    path = path_for(encoding, device, dtype, recipe.context_length)
+    sequences = recipe.batch_size * recipe.num_attention_heads
+    path = choose.path_for(encoding, device, dtype, recipe.context_length, sequences)
 
     def loss(tokens: Tensor, targets: Tensor) -> Tensor:
         # As the trainer does it: in the model, the divisor would be part of the graph.
