@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from pe.attention.sdpa import sdpa_attention
 
@@ -32,6 +31,8 @@ def attend_by_rows(
     ``bias(start, stop)`` is that of the queries from ``start`` to ``stop`` and of all keys that
     the last of them sees, or None. ``mask`` as in `pe.attention.dense`.
     """
+    from torch.utils.checkpoint import checkpoint  # brings numpy, for which encodings need not wait
+
     batch, heads, length, _ = q.shape
     before = k.shape[-2] - length
     size = max(1, BLOCK // (batch * heads * k.shape[-2]))
