@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pe
-from pe.attention import path_for, rows
+from pe.attention import choose, path_for, rows
 from pe.config import PEConfig
 from pe.model import PEForCausalLM
 
@@ -20,11 +20,11 @@ SPECS = ["cope", "fire", "alibi", "fox", "t5", "kerple_log+fox", "alibi+randomiz
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every matrix counts as large; a block is about seven rows."""
-    monkeypatch.setattr(rows, "LARGEST_MATRIX", 0)
+    monkeypatch.setattr(choose, "LARGEST_MATRIX", 0)
     monkeypatch.setattr(rows, "BLOCK", 2 * 4 * 40 * 7)
 
 
-def step(spec: str, **inputs: Any) -> dict[str, Tensor]:
+def step(spec: str, compiler: Any = None, **inputs: Any) -> dict[str, Tensor]:
     torch.manual_seed(0)
     config = PEConfig(
         vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
@@ -34,6 +34,8 @@ def step(spec: str, **inputs: Any) -> dict[str, Tensor]:
     for encoding in model.model.encodings:  # CoPE begins with a table of zeros
         for parameter in encoding.parameters():
             torch.nn.init.normal_(parameter, 0.3, 0.1)
+    if compiler is not None:
+        model.compile(backend=compiler)
     ids = torch.randint(0, 40, (2, 40))
     torch.manual_seed(1)  # of randomized positions
     loss = model(input_ids=ids, labels=ids, **inputs).loss
@@ -76,7 +78,7 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("spec", ["cope", "kerple_log+fox"])
 def test_the_matrix_is_never_there(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "LARGEST_MATRIX", 0)
+    monkeypatch.setattr(choose, "LARGEST_MATRIX", 0)
     monkeypatch.setattr(rows, "BLOCK", 2**14)
     largest = []
     for length in (256, 512):
@@ -113,3 +115,20 @@ def test_generation_with_a_cache_goes_on() -> None:
     out = model.generate(ids, max_new_tokens=5, do_sample=False)
     for end in range(12, 17):
         assert out[0, end] == model(out[:, :end], use_cache=False).logits[0, -1].argmax()
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_compiler_does_not_unroll_the_blocks() -> None:
+    eager = step("cope")
+    torch._dynamo.reset()
+    traced: list[int] = []
+
+    def count(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        traced.append(len(graph.graph.nodes))
+        assert not any("checkpoint" in str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    found = step("cope", compiler=count)
+    assert len(traced) >= 2
+    for name, want in eager.items():
+        torch.testing.assert_close(found[name], want, atol=2e-5, rtol=2e-4, msg=name)

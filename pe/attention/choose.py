@@ -15,13 +15,13 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pe._errors import unknown
-from pe.attention import rows
 from pe.attention.dense import dense_attention
 from pe.attention.sdpa import sdpa_attention
 from pe.encodings.base import Encoding
@@ -29,6 +29,8 @@ from pe.encodings.forms import Form
 
 BACKENDS = {"dense": dense_attention, "sdpa": sdpa_attention}
 """Those that take any bias and any mask, ``(q, k, v, scale, bias, mask) -> output``."""
+LARGEST_MATRIX = 2**29
+"""Entries, over batch and heads, up to which a bias is made whole: 2 GiB in float32."""
 WIDTHS = (16, 32, 64, 128)
 
 
@@ -82,7 +84,7 @@ def path_for(
         return "flash"
     if device.type == "cuda" and length > 1 and obstacle(enc, device, dtype, plain=True) is None:
         return "kernel"
-    return "rows" if sequences * length**2 > rows.LARGEST_MATRIX else "matrix"
+    return "rows" if sequences * length**2 > LARGEST_MATRIX else "matrix"
 
 
 def kernel_form(
@@ -122,7 +124,7 @@ class Bias(NamedTuple):
 
     whole: Tensor | None = None
     form: Form | None = None
-    by_rows: rows.RowsBias | None = None
+    by_rows: Callable[[int, int], Tensor | None] | None = None
 
 
 def bias_of(
@@ -148,7 +150,7 @@ def bias_of(
     entries = q.shape[0] * q.shape[1] * length * known
     # Of a cache that holds rotated keys only the new ones are here; there queries are few.
     all_here = known == k_positions.shape[-1]
-    if not enc.biased or backend is not None or entries <= rows.LARGEST_MATRIX or not all_here:
+    if not enc.biased or backend is not None or entries <= LARGEST_MATRIX or not all_here:
         return Bias(enc.bias(q, k, q_positions, k_positions, state))
 
     def some(start: int, stop: int) -> Tensor | None:
@@ -172,7 +174,9 @@ def compute(
 ) -> Tensor:
     """(B, H, Tq, D) by the path that ``bias`` leaves."""
     if bias.by_rows is not None:
-        by_rows: Tensor = rows.attend_by_rows(bias.by_rows, q, k, v, scale, mask)
+        from pe.attention.rows import attend_by_rows  # brings the compiler
+
+        by_rows: Tensor = attend_by_rows(bias.by_rows, q, k, v, scale, mask)
         return by_rows
     if bias.form is None:
         return BACKENDS[backend or "sdpa"](q, k, v, scale=scale, bias=bias.whole, mask=mask)

@@ -11,28 +11,28 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from pe.attention.sdpa import sdpa_attention
 
-LARGEST_MATRIX = 2**29
-"""Entries, over batch and heads, up to which a bias is made whole: 2 GiB in float32."""
 BLOCK = 2**27
 """Entries of a block of rows."""
 
-RowsBias = Callable[[int, int], Tensor | None]
 
-
-@torch.compiler.disable
+@torch.compiler.disable  # a compiler would unroll the blocks of all layers
 def attend_by_rows(
-    bias: RowsBias, q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None
+    bias: Callable[[int, int], Tensor | None],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    mask: Tensor | None,
 ) -> Tensor:
     """(B, H, Tq, E), (B, K, Tk, E), (B, K, Tk, D) -> (B, H, Tq, D); queries are the last keys.
 
     ``bias(start, stop)`` is that of the queries from ``start`` to ``stop`` and of all keys that
     the last of them sees, or None. ``mask`` as in `pe.attention.dense`.
     """
-    from torch.utils.checkpoint import checkpoint  # brings numpy, for which encodings need not wait
-
     batch, heads, length, _ = q.shape
     before = k.shape[-2] - length
     size = max(1, BLOCK // (batch * heads * k.shape[-2]))
