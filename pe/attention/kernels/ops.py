@@ -1,105 +1,29 @@
 """The kernels as one differentiable operator that torch.compile leaves whole.
 
     pe::flash           q, k, v and what the bias is made of -> o, lse
-    pe::flash_backward  -> dq, dk, dv, and the gradient of ``learned``
+    pe::flash_backward  -> dq, dk, dv, and the gradient of ``own``
 
-q (B, H, T, E), k (B, K, T, E), v (B, K, T, D); plain causal attention. ``learned`` gets a gradient
+q (B, H, T, E), k (B, K, T, E), v (B, K, T, D); plain causal attention. ``own`` gets a gradient
 if it wants one, ``parts`` never do; `pe.encodings.forms` makes both:
 
     NONE   neither
-    KEYS   learned (B or 1, H, T + P): X of `flash`; parts: Y
-    TABLE  learned (H, P + T + P): by distance, alike from ``reach`` on (0: nowhere)
-    FIRE   learned (H, 2U + 2): of f's U pieces height and slope, and its two numbers; parts: X, Y,
+    KEYS   own (B or 1, H, T + P): X of `flash`; parts: Y
+    TABLE  own (H, P + T + P): by distance, alike from ``reach`` on (0: nowhere)
+    FIRE   own (H, 2U + 2): of f's U pieces height and slope, and its two numbers; parts: X, Y,
            Z of `flash`, and what `pe.attention.kernels.learned` reads
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from pe.attention.kernels import flash, gradients, learned, proof
-from pe.attention.kernels.blocks import plan_for
-from pe.attention.kernels.flash import FIRE, KEYS, NONE, PADDING, TABLE
-
-LN2 = math.log(2.0)
-PROGRAMS = 1024
-"""Programs that the gradient of a table is spread over, at least."""
-
-
-def _rows(x: Tensor) -> tuple[int, int, int]:
-    return x.stride(0), x.stride(1), x.stride(2)
-
-
-def _ready(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _tokens_first(like: Tensor, width: int) -> Tensor:
-    """(B, H, T, width) with a token's heads side by side, as the next layer reads them."""
-    batch, heads, length, _ = like.shape
-    return like.new_empty(batch, length, heads, width).transpose(1, 2)
-
-
-class _Bias:
-    """What the kernels are told about the bias."""
-
-    def __init__(self, kind: int, q: Tensor, own: Tensor | None, parts: list[Tensor]) -> None:
-        self.knots, self.strides = 1, [0, 0, 0, 0]
-        x = y = z = q  # of kinds that have none, never read
-        if kind == NONE:
-            pass
-        elif own is None:
-            raise ValueError("own: a bias has numbers of its own")
-        elif kind == KEYS:
-            x, y = own, parts[0]
-            self.strides = [_step(x), x.stride(1), _step(y), y.stride(1)]
-        elif kind == TABLE:
-            x = own[:, PADDING:]  # distance 0
-            self.strides[1] = x.stride(0)
-        elif kind == FIRE:
-            x, y, z = parts[0], parts[1][PADDING:], parts[2]
-            self.knots, self.strides[1] = x.shape[1], x.stride(0)
-        self.tensors = x, y, z
-
-
-def _step(x: Tensor) -> int:
-    return 0 if x.shape[0] == 1 else x.stride(0)
-
-
-def _precision(q: Tensor) -> str:
-    return "ieee" if q.dtype == torch.float32 else "tf32"
-
-
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    kind: int,
-    own: Tensor | None,
-    parts: list[Tensor],
-    reach: int,
-) -> tuple[Tensor, Tensor]:
-    """What pe::flash does."""
-    q, k, v = _ready(q), _ready(k), _ready(v)
-    batch, heads, length, width = q.shape
-    out = _tokens_first(q, v.shape[-1])
-    lse = q.new_empty(batch, heads, length, dtype=torch.float32)
-    bias = _Bias(kind, q, own, parts)
-    plan = plan_for(width, v.shape[-1], kind).forward
-    flash.forward[(-(-length // plan.queries), batch * heads)](
-        q, k, v, out, lse, *bias.tensors, length, heads, heads // k.shape[1], scale / LN2,
-        *_rows(q), *_rows(k), *_rows(v), *_rows(out), *bias.strides, KIND=kind, REACH=reach,
-        KNOTS=bias.knots, E=width, D=v.shape[-1], BM=plan.queries, BN=plan.keys,
-        PRECISION=_precision(q), num_warps=plan.warps, num_stages=plan.stages,
-    )  # fmt: skip
-    return out, lse
+from pe.attention.kernels import proof
+from pe.attention.kernels.flash import NONE
+from pe.attention.kernels.launch import backward, forward, tokens_first
 
 
 @torch.library.custom_op("pe::flash", mutates_args=())
@@ -128,80 +52,7 @@ def _(
     q: Tensor, k: Tensor, v: Tensor, scale: float, kind: int, own: Tensor | None,
     parts: list[Tensor], reach: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return _tokens_first(q, v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
-
-
-def backward(
-    gradient: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    scale: float,
-    kind: int,
-    own: Tensor | None,
-    parts: list[Tensor],
-    reach: int,
-    learns: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What pe::flash_backward does."""
-    q, k, v, gradient = _ready(q), _ready(k), _ready(v), _ready(gradient)
-    batch, heads, length, width = q.shape
-    key_heads, value_width = k.shape[1], v.shape[-1]
-    groups = heads // key_heads
-    plan, bias = plan_for(width, value_width, kind), _Bias(kind, q, own, parts)
-    sums = torch.empty_like(lse)
-    gradients.row_sums[(-(-length // 64), batch * heads)](
-        out, gradient, sums, length, heads, *_rows(out), *_rows(gradient), D=value_width, BM=64,
-        num_warps=4,
-    )  # fmt: skip
-    inputs = (q, k, v, gradient, lse, sums, *bias.tensors)
-    strides = (*_rows(q), *_rows(k), *_rows(v), *_rows(gradient))
-    shape: dict[str, Any] = {"KIND": kind, "REACH": reach, "KNOTS": bias.knots, "E": width}
-    shape |= {"D": value_width, "PRECISION": _precision(q)}
-    dq, dk, dv = _tokens_first(q, width), _tokens_first(k, width), _tokens_first(v, value_width)
-    by_keys = learns and kind == KEYS
-    dx = q.new_empty(batch, heads, length if by_keys else 0, dtype=torch.float32)
-    b = plan.keys
-    gradients.by_keys[(-(-length // b.keys), batch * key_heads)](
-        *inputs, dk, dv, dx, length, heads, groups, scale / LN2, scale, *strides, *bias.strides,
-        *_rows(dk), *_rows(dv), SUMS=by_keys, BM=b.queries, BN=b.keys, **shape,
-        num_warps=b.warps, num_stages=b.stages,
-    )  # fmt: skip
-    b = plan.queries
-    gradients.by_queries[(-(-length // b.queries), batch * heads)](
-        *inputs, dq, length, heads, groups, scale / LN2, scale, *strides, *bias.strides,
-        *_rows(dq), BM=b.queries, BN=b.keys, **shape, num_warps=b.warps, num_stages=b.stages,
-    )  # fmt: skip
-    if not learns or own is None:
-        return dq, dk, dv, q.new_empty(0, dtype=torch.float32)
-    if by_keys:
-        dx = dx.sum(0, keepdim=True) if own.shape[0] == 1 else dx
-        return dq, dk, dv, pad(dx * LN2, (0, own.shape[-1] - length))
-    b = plan.table
-    size = b.queries
-    own_arguments = (batch, length, heads, groups, scale / LN2, *strides, bias.strides[1])
-    options: dict[str, Any] = {"BM": size, "num_warps": b.warps, "num_stages": b.stages}
-    if kind == FIRE:
-        blocks, units = -(-length // size), parts[3].shape[0]
-        found = q.new_empty(heads, blocks * (blocks + 1) // 2, 4, units, dtype=torch.float32)
-        by_c = parts[4][PADDING:]
-        learned.of_network[(found.shape[1], heads)](
-            *inputs, parts[3], by_c, parts[5], parts[6], found, *own_arguments,
-            UNITS=units, **shape, **options,
-        )  # fmt: skip
-        return dq, dk, dv, by_unit(found.sum(1), parts[7], parts[8])
-    diagonals = -(-length // size)
-    if reach:  # what is alike beyond is found without looking
-        diagonals = min(diagonals, -(-(reach + size - 1) // size))
-    shares = min(batch, max(1, -(-PROGRAMS // (diagonals * heads))))
-    tiles = q.new_empty(heads, diagonals, shares, size, size, dtype=torch.float32)
-    learned.of_table[(diagonals, shares, heads)](
-        *inputs, tiles, *own_arguments, **shape, **options
-    )  # fmt: skip
-    found = by_distance(tiles.sum(2), own.shape[-1] - PADDING, reach) * LN2
-    return dq, dk, dv, pad(found, (PADDING, 0))
+    return tokens_first(q, v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @torch.library.custom_op("pe::flash_backward", mutates_args=())
@@ -223,44 +74,14 @@ def attend_backward(
     return backward(gradient, q, k, v, out, lse, scale, kind, own, parts, reach, learns)
 
 
-def by_distance(tiles: Tensor, width: int, reach: int) -> Tensor:
-    """Blocks added up along diagonals, (H, n, S, S) -> sums over equal distances (H, width).
-
-    Entry (r, c) of block n is at distance n S + r - c. The sum over all distances is 0, since each
-    row of dS adds up to 0: so the entry ``reach``, which stands for all beyond, is what is missing.
-    """
-    heads, count, size, _ = tiles.shape
-    turned = pad(tiles.flip(-1), (0, size)).flatten(-2)[..., : size * (2 * size - 1)]
-    skewed = turned.view(heads, count, size, 2 * size - 1).sum(2)  # by r - c + S - 1
-    sums = tiles.new_zeros(heads, (count + 1) * size)
-    sums[:, : count * size] += skewed[..., :size].flatten(1)
-    sums[:, size:] += pad(skewed[..., size:], (0, 1)).flatten(1)
-    sums = sums[:, size - 1 :]  # from distance 0; ahead of a query there is nothing
-    sums = pad(sums, (0, max(0, width - sums.shape[-1])))[:, :width].contiguous()
-    if 0 < reach < width:
-        sums[:, reach:] = 0
-        sums[:, reach] = -sums[:, :reach].sum(-1)
-    return sums
-
-
-def by_unit(above: Tensor, rising: Tensor, slopes: Tensor) -> Tensor:
-    """Sums above each unit's corner, (H, 4, U + 1), the last over everything -> (H, 2U + 2).
-
-    A unit is not 0 above its corner if it is ``rising``, else below it.
-    """
-    active = torch.where(rising, above[..., :-1], above[..., -1:] - above[..., :-1])
-    numbers = (active[:, 2:] * slopes[:, None]).sum(-1)  # f' by those of c and m
-    return torch.cat((active[:, 0], active[:, 1], numbers), -1)
-
-
 @attend_backward.register_fake
 def _(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float,
     kind: int, own: Tensor | None, parts: list[Tensor], reach: int, learns: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     found = q.new_empty(own.shape if learns and own is not None else (0,), dtype=torch.float32)
-    dk, dv = _tokens_first(k, k.shape[-1]), _tokens_first(v, v.shape[-1])
-    return _tokens_first(q, q.shape[-1]), dk, dv, found
+    dk, dv = tokens_first(k, k.shape[-1]), tokens_first(v, v.shape[-1])
+    return tokens_first(q, q.shape[-1]), dk, dv, found
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
