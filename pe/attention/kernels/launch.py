@@ -146,13 +146,15 @@ def backward(
     options: dict[str, Any] = {"BM": size, "num_warps": b.warps, "num_stages": b.stages}
     if kind == FIRE:
         blocks, units = -(-length // size), parts[3].shape[0]
-        found = q.new_empty(heads, blocks * (blocks + 1) // 2, 4, units, dtype=torch.float32)
+        places = 2 ** (units - 1).bit_length()
+        programs = min(blocks * (blocks + 1) // 2, PROGRAMS)
+        found = q.new_empty(heads, programs, 4, places, dtype=torch.float32)
         by_c = parts[4][PADDING:]
-        learned.of_network[(found.shape[1], heads)](
-            *inputs, parts[3], by_c, parts[5], parts[6], found, *own_arguments,
-            UNITS=units, **shape, **options,
+        learned.of_network[(programs, heads)](
+            *inputs, parts[3], by_c, parts[5], parts[6], found, *own_arguments, units,
+            PLACES=places, **shape, **options,
         )  # fmt: skip
-        return dq, dk, dv, by_unit(found.sum(1), parts[7], parts[8])
+        return dq, dk, dv, by_unit(found.sum(1)[..., :units], parts[7], parts[8])
     diagonals = -(-length // size)
     if reach:  # what is alike beyond is found without looking
         diagonals = min(diagonals, -(-(reach + size - 1) // size))

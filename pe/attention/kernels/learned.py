@@ -78,49 +78,62 @@ def block_sum(x):
 @triton.jit
 def of_network(
     Q, K, V, DO, L, R, X, Y, Z, BREAKS, BY_C, ROWS_C, ROWS_M, PARTS, B, T, H, G, scale,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, x_h,
-    KIND: tl.constexpr, REACH: tl.constexpr, KNOTS: tl.constexpr, UNITS: tl.constexpr,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, x_h, UNITS,
+    KIND: tl.constexpr, REACH: tl.constexpr, KNOTS: tl.constexpr, PLACES: tl.constexpr,
     E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """FIRE: what its network and its two numbers need of one block of the matrix, whole batch.
+    """FIRE: what its network and its two numbers need of every n-th block, whole batch.
 
-    With u the share that f is asked for: PARTS (H, blocks, 4, UNITS) gets, over u > BREAKS[n], the
-    sums of dS, dS u, dS du/dc and dS du/dm.
+    With u the share that f is asked for: PARTS (H, programs, 4, PLACES) gets, over u > BREAKS[n],
+    the sums of dS, dS u, dS du/dc and dS du/dm. PLACES is UNITS rounded up to a power of two.
     """
-    block, h = tl.program_id(0), tl.program_id(1)
-    # the block's place in the lower triangle, rows one after another
-    row = ((tl.sqrt(8.0 * block.to(tl.float32) + 1.0) - 1.0) / 2.0).to(tl.int32)
-    row = tl.where(row * (row + 1) // 2 > block, row - 1, row)
-    row = tl.where((row + 1) * (row + 2) // 2 <= block, row + 1, row)
-    i0, j0 = row * BM, (block - row * (row + 1) // 2) * BM
-    total = tl.zeros((BM, BM), tl.float32)
+    h = tl.program_id(1)
     X += h * x_h
-    for b in tl.range(0, B):
-        total += score_gradient(
-            Q, K, V, DO, L, R, X, Y, Z, b + tl.full((), 0, tl.int64), h, i0, j0, T, H, G, scale,
-            q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t,
-            KIND, REACH, KNOTS, E, D, BM, PRECISION,
-        )  # fmt: skip
-    i, j = i0 + tl.arange(0, BM), j0 + tl.arange(0, BM)
-    rows = tl.load(Z + i) / KNOTS  # 1 / N_i
-    u = by_distance(Y, i, j, False) * rows[:, None]
-    u = tl.where(i[:, None] >= j[None, :], u, 0.0)
-    # du/dc = psi'(i - j) / N_i - u (dN_i/dc) / N_i,   du/dm = - u (dN_i/dm) / N_i
-    of_c = (by_distance(BY_C, i, j, False) - u * tl.load(ROWS_C + i)[:, None]) * rows[:, None]
-    of_m = -u * (tl.load(ROWS_M + i) * rows)[:, None]
-    all_plain, all_u = block_sum(total), block_sum(total * u)
-    all_c, all_m = block_sum(total * of_c), block_sum(total * of_m)
-    least, most = tl.min(tl.min(u, 1), 0), tl.max(tl.max(u, 1), 0)
-    at = PARTS + (h * tl.num_programs(0) + block).to(tl.int64) * 4 * UNITS
-    for n in tl.range(0, UNITS):
-        edge = tl.load(BREAKS + n)
-        some = tl.where(edge >= most, 0.0, 1.0)  # none or all of the block lies above this edge
-        plain, by_u, by_c, by_m = all_plain * some, all_u * some, all_c * some, all_m * some
-        if (edge >= least) & (edge < most):
-            above = tl.where(u > edge, total, 0.0)
-            plain, by_u = block_sum(above), block_sum(above * u)
-            by_c, by_m = block_sum(above * of_c), block_sum(above * of_m)
-        tl.store(at + n, plain)
-        tl.store(at + UNITS + n, by_u)
-        tl.store(at + 2 * UNITS + n, by_c)
-        tl.store(at + 3 * UNITS + n, by_m)
+    places = tl.arange(0, PLACES)
+    plain = tl.zeros((PLACES,), tl.float32)
+    by_u, by_c, by_m = plain, plain, plain
+    across = tl.cdiv(T, BM)
+    for block in tl.range(tl.program_id(0), across * (across + 1) // 2, tl.num_programs(0)):
+        # its place in the lower triangle, rows one after another; a root may be off by one
+        root = tl.sqrt(8.0 * (block + tl.full((), 0, tl.int32)).to(tl.float32) + 1.0)
+        row = ((root - 1.0) / 2.0).to(tl.int32)
+        row = tl.where(row * (row + 1) // 2 > block, row - 1, row)
+        row = tl.where((row + 1) * (row + 2) // 2 <= block, row + 1, row)
+        i0, j0 = row * BM, (block - row * (row + 1) // 2) * BM
+        total = tl.zeros((BM, BM), tl.float32)
+        for b in tl.range(0, B):
+            total += score_gradient(
+                Q, K, V, DO, L, R, X, Y, Z, b + tl.full((), 0, tl.int64), h, i0, j0, T, H, G, scale,
+                q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t,
+                KIND, REACH, KNOTS, E, D, BM, PRECISION,
+            )  # fmt: skip
+        i, j = i0 + tl.arange(0, BM), j0 + tl.arange(0, BM)
+        rows = tl.load(Z + i) / KNOTS  # 1 / N_i
+        u = by_distance(Y, i, j, False) * rows[:, None]
+        u = tl.where(i[:, None] >= j[None, :], u, 0.0)
+        # du/dc = psi'(i - j) / N_i - u (dN_i/dc) / N_i,   du/dm = - u (dN_i/dm) / N_i
+        of_c = (by_distance(BY_C, i, j, False) - u * tl.load(ROWS_C + i)[:, None]) * rows[:, None]
+        of_m = -u * (tl.load(ROWS_M + i) * rows)[:, None]
+        all_plain, all_u = block_sum(total), block_sum(total * u)
+        all_c, all_m = block_sum(total * of_c), block_sum(total * of_m)
+        least, most = tl.min(tl.min(u, 1), 0), tl.max(tl.max(u, 1), 0)
+        edges = tl.load(BREAKS + places, mask=places < UNITS, other=float("inf"))
+        whole = edges < least  # the block lies above these edges
+        plain += tl.where(whole, all_plain, 0.0)
+        by_u += tl.where(whole, all_u, 0.0)
+        by_c += tl.where(whole, all_c, 0.0)
+        by_m += tl.where(whole, all_m, 0.0)
+        for n in tl.range(0, UNITS):
+            edge = tl.load(BREAKS + n)
+            if (edge >= least) & (edge < most):  # the edge runs through the block
+                above = tl.where(u > edge, total, 0.0)
+                here = places == n
+                plain += tl.where(here, block_sum(above), 0.0)
+                by_u += tl.where(here, block_sum(above * u), 0.0)
+                by_c += tl.where(here, block_sum(above * of_c), 0.0)
+                by_m += tl.where(here, block_sum(above * of_m), 0.0)
+    at = PARTS + (h * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * 4 * PLACES + places
+    tl.store(at, plain)
+    tl.store(at + PLACES, by_u)
+    tl.store(at + 2 * PLACES, by_c)
+    tl.store(at + 3 * PLACES, by_m)
