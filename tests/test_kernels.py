@@ -210,3 +210,12 @@ def test_the_proof_before_first_use_passes_and_catches_a_wrong_kernel(
     monkeypatch.setattr(ops, "forward", wrong)
     with pytest.raises(RuntimeError, match=r"wrong on this machine: the output .*backend='sdpa'"):
         ops.prove.__wrapped__(*case)
+
+
+def test_a_kernel_that_does_not_run_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: Any) -> tuple[Tensor, Tensor]:
+        raise MemoryError("out of resource: shared memory")
+
+    monkeypatch.setattr(ops, "forward", broken)
+    with pytest.raises(RuntimeError, match=r"do not run .* shared memory.*backend='sdpa'"):
+        ops.prove.__wrapped__(0, 0, 16, 16, torch.float32, CPU)

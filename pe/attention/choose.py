@@ -53,6 +53,8 @@ def missing(device: torch.device) -> str | None:
     """Why there are no kernels for ``device``; None if there are."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
+    if torch.version.hip is not None:
+        return "the kernels are written for NVIDIA's cards"
     if device.type == "cuda" and not interpreted():
         if torch.cuda.get_device_capability(device) < (8, 0):
             return "the kernels need compute capability 8.0 (Ampere) or newer"

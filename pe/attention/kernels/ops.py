@@ -111,14 +111,19 @@ def prove(
     mistake would look like a worse encoding.
 
     Raises:
-        RuntimeError: they differ; names the tensor and says what to use instead.
+        RuntimeError: they fail or differ; says how, and what to use instead.
     """
     case = proof.case(kind, reach, width, value_width, dtype, device)
     form, scale = case.form, width**-0.5
-    parts = list(form.parts)
-    out, lse = forward(case.q, case.k, case.v, scale, kind, form.own, parts, form.reach)
-    found = backward(
-        case.gradient, case.q, case.k, case.v, out, lse, scale, kind, form.own, parts, form.reach,
-        kind != NONE,
-    )  # fmt: skip
+    bias = kind, form.own, list(form.parts), form.reach
+    try:
+        out, lse = forward(case.q, case.k, case.v, scale, *bias)
+        found = backward(
+            case.gradient, case.q, case.k, case.v, out, lse, scale, *bias, kind != NONE
+        )  # fmt: skip
+    except Exception as error:
+        raise RuntimeError(
+            f"the attention kernels do not run on this machine ({type(error).__name__}: {error}); "
+            f"{proof.REMEDY}"
+        ) from error
     proof.compare((out, *found), proof.expected(case, scale), dtype)

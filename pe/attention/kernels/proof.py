@@ -17,6 +17,10 @@ from pe.encodings.forms import FIRE, KEYS, NONE, PADDING, TABLE, Form, by_distan
 from pe.encodings.forms import matrix as matrix_of
 
 BATCH, HEADS, LENGTH = 2, 2, 256
+REMEDY = (
+    "please report it with the versions of torch and triton, and use backend='sdpa' "
+    "(attention_backend in the configuration) meanwhile"
+)
 LN2 = math.log(2.0)
 
 
@@ -116,6 +120,5 @@ def compare(found: Sequence[Tensor], wanted: Sequence[Tensor], dtype: torch.dtyp
         if want.numel() and not error <= allowed:
             raise RuntimeError(
                 f"the attention kernels are wrong on this machine: {name} is off by {error:.1g} "
-                f"where {allowed:.0e} is allowed; please report it with the versions of torch and "
-                "triton, and use backend='sdpa' (attention_backend in the configuration) meanwhile"
+                f"where {allowed:.0e} is allowed; {REMEDY}"
             )
