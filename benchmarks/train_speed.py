@@ -23,33 +23,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import pe
 from pe.data import Batches, prepare
+from pe.speed.systems import llama
 from pe.training.build import autocast, build_model, build_optimizer, parameter_counts
 from pe.training.flops import flops_per_token, peak_flops
 from pe.training.recipe import Recipe
 from pe.training.record import code, hardware, now, versions
 
 Step = Callable[[], Tensor]
-
-
-def llama(recipe: Recipe) -> nn.Module:
-    """The model a user would pick instead, of the same sizes."""
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=recipe.vocab_size,
-            hidden_size=recipe.hidden_size,
-            intermediate_size=recipe.intermediate_size,
-            num_hidden_layers=recipe.num_hidden_layers,
-            num_attention_heads=recipe.num_attention_heads,
-            num_key_value_heads=recipe.num_key_value_heads,
-            max_position_embeddings=recipe.context_length,
-            tie_word_embeddings=True,
-            use_cache=False,
-        )
-    )
 
 
 def source_of(corpus: str, recipe: Recipe, device: torch.device) -> Callable[[], Tensor]:

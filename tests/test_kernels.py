@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import pe
+from pe.attention import choose
 from pe.attention.choose import kernel_form, obstacle, path_for
 from pe.attention.kernels import ops
 from pe.config import PEConfig
@@ -152,11 +153,17 @@ def test_a_forced_kernel_says_why_it_cannot() -> None:
         pe.attend(made("alibi", 2, 2, 24), odd, odd, odd, backend="kernel")
 
 
-def test_what_has_no_form_or_no_kernel_takes_another_path() -> None:
+def test_what_has_no_form_or_no_kernel_takes_another_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cuda = torch.device("cuda", 0)
     assert path_for(made("rope", 2, 2, 16), CPU, torch.float32, 64) == "flash"
     assert path_for(made("alibi", 2, 2, 16), CPU, torch.float32, 64) == "matrix"
     assert path_for(made("cope", 2, 2, 16), cuda, torch.bfloat16, 64) == "matrix"
+    monkeypatch.setattr(choose, "missing", lambda device: None)
+    assert path_for(made("alibi", 2, 2, 16), cuda, torch.bfloat16, 64) == "kernel"
+    assert path_for(made("alibi", 2, 2, 24), cuda, torch.bfloat16, 64, head_dim=24) == "matrix"
+    assert path_for(made("alibi", 2, 2, 16), cuda, torch.float32, 1) == "matrix"
     assert "matrix only" in str(obstacle(made("alibi+fox", 2, 2, 16), cuda, torch.bfloat16, True))
     q = torch.randn(1, 2, 8, 16)
     assert kernel_form(made("alibi", 2, 2, 16), q, q, None, None, True, None) is None
@@ -184,18 +191,27 @@ def test_a_model_on_kernels_has_the_loss_and_gradients_of_one_on_matrices(spec: 
         assert float((fast - slow).norm()) <= 2e-4 * float(slow.norm()) + 1e-6, name
 
 
-def test_moved_positions_take_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel counts tokens; a randomized encoding has them stand elsewhere."""
-    monkeypatch.setattr(ops, "attend", None)  # would fail if it were called
+@pytest.mark.parametrize(
+    ("spec", "inputs"),
+    [
+        ("alibi+randomized", {}),
+        ("alibi", {"position_ids": torch.arange(9) + 3}),
+        ("alibi", {"attention_mask": torch.ones(1, 9).long()}),
+        ("alibi", {"document_ids": torch.zeros(1, 9).long()}),
+    ],
+)
+def test_kernels_are_not_given_moved_or_masked_tokens(spec: str, inputs: dict[str, Any]) -> None:
+    """A kernel counts tokens and lets each see all before it; here they stand elsewhere."""
     config = PEConfig(
         vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
-        num_attention_heads=2, max_position_embeddings=32, pe="alibi+randomized",
+        num_attention_heads=2, max_position_embeddings=32, pe=spec, attention_backend="kernel",
     )  # fmt: skip
     ids = torch.randint(0, 40, (1, 9))
-    PEForCausalLM(config)(input_ids=ids, labels=ids)
+    with pytest.raises(ValueError, match="positions are not simply counted"):
+        PEForCausalLM(config)(input_ids=ids, labels=ids, **inputs)
 
 
-@pytest.mark.parametrize(("kind", "reach"), [(0, 0), (1, 0), (2, 0), (2, 40), (3, 0)])
+@pytest.mark.parametrize(("kind", "reach"), [(0, 0), (1, 0), (2, 0), (2, 40), (2, 300), (3, 0)])
 def test_the_proof_before_first_use_passes_and_catches_a_wrong_kernel(
     kind: int, reach: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,7 +93,7 @@ def test_a_cell_measures_for_real(mode: str, chooser: dict[str, Any]) -> None:
     assert row["mfu"] is None  # nobody knows this processor's peak
     assert row["peak_memory_gib"] is None
     assert row["compiled"] is False
-    assert chooser["seen"] == [("cpu", torch.float32, 16, 2 * 2)]
+    assert chooser["seen"] == [("cpu", torch.float32, 16, 2 * 2, 16)]
 
 
 def test_training_steps_train_and_prefill_does_not(

@@ -79,12 +79,18 @@ def obstacle(enc: Encoding, device: torch.device, dtype: torch.dtype, plain: boo
 
 
 def path_for(
-    enc: Encoding, device: torch.device, dtype: torch.dtype, length: int, sequences: int = 1
+    enc: Encoding,
+    device: torch.device,
+    dtype: torch.dtype,
+    length: int,
+    sequences: int = 1,
+    head_dim: int = 64,
 ) -> str:
     """The path of a training or prefill step of ``length`` tokens; ``sequences``: batch x heads."""
     if not enc.biased:
         return "flash"
-    if device.type == "cuda" and length > 1 and obstacle(enc, device, dtype, plain=True) is None:
+    fits = device.type == "cuda" and length > 1 and head_dim in WIDTHS
+    if fits and obstacle(enc, device, dtype, plain=True) is None:
         return "kernel"
     return "rows" if sequences * length**2 > LARGEST_MATRIX else "matrix"
 

@@ -15,9 +15,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 LOG2E = 1.0 / math.log(2.0)
-# As in pe.attention.kernels.flash, which needs triton to be imported.
 NONE, KEYS, TABLE, FIRE = 0, 1, 2, 3
-STRETCH, PADDING = 128, 256
+"""The kinds of bias; `pe.attention.kernels.flash` says what each is."""
+STRETCH = 128
+"""Keys that are measured from one number; no block of a kernel is longer."""
+PADDING = 256
+"""Entries around what is read by distance, and after what is read by place: blocks stick out."""
 
 
 class Form(NamedTuple):

@@ -63,7 +63,9 @@ def _ours(name: str, recipe: Recipe, device: torch.device, dtype: torch.dtype) -
     model = build_model(recipe, recipe.vocab_size).to(device)
     encoding: Any = model.model.encodings[0]
     sequences = recipe.batch_size * recipe.num_attention_heads
-    path = choose.path_for(encoding, device, dtype, recipe.context_length, sequences)
+    path = choose.path_for(
+        encoding, device, dtype, recipe.context_length, sequences, recipe.head_dim
+    )
 
     def loss(tokens: Tensor, targets: Tensor) -> Tensor:
         # As the trainer does it: in the model, the divisor would be part of the graph.
@@ -77,10 +79,11 @@ def _ours(name: str, recipe: Recipe, device: torch.device, dtype: torch.dtype) -
     return System(model, loss, last, path)
 
 
-def _llama(name: str, recipe: Recipe, device: torch.device, dtype: torch.dtype) -> System:
+def llama(recipe: Recipe) -> nn.Module:
+    """transformers' model of the recipe's sizes."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    model = LlamaForCausalLM(
+    model: nn.Module = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=recipe.vocab_size,
             hidden_size=recipe.hidden_size,
@@ -93,7 +96,12 @@ def _llama(name: str, recipe: Recipe, device: torch.device, dtype: torch.dtype) 
             use_cache=False,
             attn_implementation="sdpa",
         )
-    ).to(device)
+    )
+    return model
+
+
+def _llama(name: str, recipe: Recipe, device: torch.device, dtype: torch.dtype) -> System:
+    model = llama(recipe).to(device)
 
     def loss(tokens: Tensor, targets: Tensor) -> Tensor:
         return model(input_ids=tokens, labels=tokens).loss  # type: ignore[no-any-return]

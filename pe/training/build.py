@@ -120,7 +120,7 @@ def attention_path(model: PEForCausalLM, recipe: Recipe, device: torch.device) -
         narrow = torch.is_autocast_enabled(device.type)
     dtype = torch.get_autocast_dtype(device.type) if narrow else model.dtype
     sequences = (recipe.micro_batch_size or recipe.batch_size) * recipe.num_attention_heads
-    return path_for(enc, device, dtype, recipe.context_length, sequences)
+    return path_for(enc, device, dtype, recipe.context_length, sequences, recipe.head_dim)
 
 
 def parameter_counts(model: nn.Module) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """How the kernels cut their work up: block sizes, warps and pipeline stages, by measurement.
 
-Chosen on an H100 (benchmarks/LOG.md has the tables); other cards run the same, less well tuned.
+Chosen on an H100 for heads of 64 (benchmarks/LOG.md has the tables); what is wider, and other
+cards, run with less well chosen ones.
 """
 
 from __future__ import annotations

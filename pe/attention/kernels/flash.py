@@ -3,7 +3,8 @@
     S2 = (scale q k^T + b) log2(e)      P = 2^(S2 - lse)      dS = P (dO v^T - rowsum(dO o))
 
 Blocks of queries meet blocks of keys on the chip, as in FlashAttention-2 (arXiv:2307.08691); the
-bias of a block is made where the block is, from one of these (`KIND`):
+bias of a block is made where the block is, from one of these (`KIND`, 0 to 3 as in
+`pe.encodings.forms`):
 
     NONE   nothing
     KEYS   b_ij = x_j - x_i, one number a key (FoX, ALiBi). Softmax forgets what a row has in
@@ -25,11 +26,6 @@ import os
 import triton
 import triton.language as tl
 
-NONE, KEYS, TABLE, FIRE = 0, 1, 2, 3
-STRETCH = 128
-"""Keys that are measured from one number; no block is longer."""
-PADDING = 256
-"""Entries around what is read by distance, and after what is read by place: blocks stick out."""
 INTERPRETED: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 

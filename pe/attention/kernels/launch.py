@@ -14,8 +14,8 @@ from torch.nn.functional import pad
 
 from pe.attention.kernels import flash, gradients, learned
 from pe.attention.kernels.blocks import plan_for
-from pe.attention.kernels.flash import FIRE, KEYS, NONE, PADDING, TABLE
 from pe.attention.kernels.sums import by_distance, by_unit
+from pe.encodings.forms import FIRE, KEYS, NONE, PADDING, TABLE
 
 LN2 = math.log(2.0)
 PROGRAMS = 1024
@@ -76,7 +76,7 @@ def forward(
     parts: list[Tensor],
     reach: int,
 ) -> tuple[Tensor, Tensor]:
-    """What pe::flash does."""
+    """o (B, H, T, D) and lse (B, H, T) in base 2."""
     q, k, v = _ready(q), _ready(k), _ready(v)
     batch, heads, length, width = q.shape
     out = tokens_first(q, v.shape[-1])
@@ -106,7 +106,7 @@ def backward(
     reach: int,
     learns: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What pe::flash_backward does."""
+    """dq, dk, dv and the gradient of ``own``, empty unless ``learns``."""
     q, k, v, gradient = _ready(q), _ready(k), _ready(v), _ready(gradient)
     batch, heads, length, width = q.shape
     key_heads, value_width = k.shape[1], v.shape[-1]

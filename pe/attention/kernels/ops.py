@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from pe.attention.kernels import proof
-from pe.attention.kernels.flash import NONE
 from pe.attention.kernels.launch import backward, forward, tokens_first
+from pe.encodings.forms import NONE
 
 
 @torch.library.custom_op("pe::flash", mutates_args=())
@@ -55,23 +55,7 @@ def _(
     return tokens_first(q, v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-@torch.library.custom_op("pe::flash_backward", mutates_args=())
-def attend_backward(
-    gradient: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    scale: float,
-    kind: int,
-    own: Tensor | None,
-    parts: list[Tensor],
-    reach: int,
-    learns: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv and the gradient of ``own``, empty unless ``learns``."""
-    return backward(gradient, q, k, v, out, lse, scale, kind, own, parts, reach, learns)
+attend_backward = torch.library.custom_op("pe::flash_backward", backward, mutates_args=())
 
 
 @attend_backward.register_fake

@@ -38,25 +38,26 @@ def case(
     kind: int, reach: int, width: int, value_width: int, dtype: torch.dtype, device: torch.device
 ) -> Case:
     """The same numbers every time; no generator of the caller's is touched."""
+    length = max(LENGTH, -(-reach // 128) * 128 + 128)  # beyond what is alike, too
     generator = torch.Generator(device=device).manual_seed(7)
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=device)
 
     sizes = ((HEADS, width), (1, width), (1, value_width), (HEADS, value_width))
-    tensors = [drawn(BATCH, heads, LENGTH, size).to(dtype) for heads, size in sizes]
+    tensors = [drawn(BATCH, heads, length, size).to(dtype) for heads, size in sizes]
     form = Form()
     if kind == KEYS:
-        form = by_key((0.3 * drawn(BATCH, HEADS, LENGTH).double()).cumsum(-1))
+        form = by_key((0.3 * drawn(BATCH, HEADS, length).double()).cumsum(-1))
     elif kind == TABLE:
-        table = drawn(HEADS, LENGTH)
-        if 0 < reach < LENGTH:
+        table = drawn(HEADS, length)
+        if reach:
             table[:, reach:] = table[:, reach : reach + 1]
         form = by_distance(table, reach or None)
     elif kind == FIRE:
         weights = drawn(8, 1), drawn(8), drawn(HEADS, 8), drawn(HEADS)
         c, multiplier = torch.full((1,), 0.3, device=device), torch.ones(1, device=device)
-        form = fire(c, multiplier, *weights, 100.0, 1e-6, LENGTH)
+        form = fire(c, multiplier, *weights, 100.0, 1e-6, length)
     q, k, v, gradient = tensors
     return Case(q, k, v, gradient, form)
 
@@ -66,8 +67,8 @@ def expected(given: Case, scale: float) -> tuple[Tensor, ...]:
     q, k, v, gradient = (t.double() for t in given[:4])
     logits = scale * (q @ k.transpose(-1, -2))
     if given.form.kind != NONE:
-        logits = logits + matrix_of(given.form, LENGTH)
-    seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=q.device).tril()
+        logits = logits + matrix_of(given.form, q.shape[-2])
+    seen = torch.ones_like(logits[0, 0], dtype=torch.bool, device=q.device).tril()
     weights = logits.masked_fill(~seen, -math.inf).softmax(-1)
     by_weight = gradient @ v.transpose(-1, -2)
     by_logit = weights * (by_weight - (weights * by_weight).sum(-1, keepdim=True))
@@ -82,13 +83,14 @@ def expected(given: Case, scale: float) -> tuple[Tensor, ...]:
 
 def _own(form: Form, by_logit: Tensor) -> Tensor:
     """The gradient of ``form.own`` from that of the logits, (B, H, T, T)."""
-    place = torch.arange(LENGTH, device=by_logit.device)
+    length = by_logit.shape[-1]
+    place = torch.arange(length, device=by_logit.device)
     distance = (place[:, None] - place).clamp(min=0)  # ahead of a query the gradient is 0
     if form.kind == NONE or form.own is None:
         return by_logit.new_empty(0)
     own = torch.zeros_like(form.own, dtype=torch.float64)
     if form.kind == KEYS:
-        own[..., :LENGTH] = by_logit.sum(-2) * LN2
+        own[..., :length] = by_logit.sum(-2) * LN2
     elif form.kind == TABLE:
         reached = distance.clamp(max=form.reach) if form.reach else distance
         sums = by_logit.sum(0).flatten(1) * LN2
@@ -98,10 +100,10 @@ def _own(form: Form, by_logit: Tensor) -> Tensor:
             p.double() for p in form.parts
         )
         knots = form.parts[0].shape[1]
-        inverse = rows[:LENGTH, None] / knots  # 1 / N_i
+        inverse = rows[:length, None] / knots  # 1 / N_i
         u = psi[PADDING:][distance] * inverse
-        of_c = (by_c[PADDING:][distance] - u * rows_c[:LENGTH, None]) * inverse
-        of_m = -u * rows_m[:LENGTH, None] * inverse
+        of_c = (by_c[PADDING:][distance] - u * rows_c[:length, None]) * inverse
+        of_m = -u * rows_m[:length, None] * inverse
         above = u > breaks[:-1, None, None]
         active = torch.where(rising[:, None, None].bool(), above, ~above).double()
         total = by_logit.sum(0)
