@@ -120,7 +120,7 @@ def test_an_unknown_study_names_the_nearest() -> None:
 
 @pytest.mark.parametrize("study", sorted(p.stem for p in STUDIES.glob("*.yaml")))
 def test_the_notebook_command_of_a_run_means_exactly_that_run(own_runs: Path, study: str) -> None:
-    for planned in load_plan(study, mini=True):
+    for planned in (p for p in load_plan(study, mini=True) if not p.zero_shot):
         notebook, flag, values = command(planned.recipe, planned.study)
         assert (Path(notebook).name, flag) == ("train.ipynb", "-y")
         run = configure(**yaml.safe_load(values))

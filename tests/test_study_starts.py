@@ -152,7 +152,7 @@ def test_every_run_of_extend_can_begin_with_a_rope_model() -> None:
     )  # fmt: skip
     model = pe.PEForCausalLM(config)
     ids = torch.arange(200)[None] % 32
-    plan = load_plan("extend")
+    plan = [p for p in load_plan("extend") if not p.zero_shot]
     assert {p.recipe.context_length for p in plan} == {4096}
     logits = {}
     for planned in plan:

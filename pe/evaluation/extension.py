@@ -13,12 +13,13 @@ from typing import Any
 
 from pe.conversion import convert
 from pe.data import evaluation_windows, prepare
-from pe.evaluation.load import load_model
+from pe.evaluation.load import holder, load_model
 from pe.evaluation.perplexity import cell, no_cell, window_losses
 from pe.runs import SCHEMA_VERSION, Run, RunError
 from pe.training.build import autocast
 from pe.training.progress import Progress
 from pe.training.record import code, hardware, now
+from pe.training.start import retraining
 
 METHODS = ("pi", "ntk", "dynamic_ntk", "yarn", "llama3", "longrope", "resonance", "yarn+resonance")
 FACTORS = (2.0, 4.0, 8.0, 16.0)
@@ -34,7 +35,9 @@ def extend(
 ) -> dict[str, Any]:
     """Perplexity of ``run`` under each method and factor, at the lengths of its recipe.
 
-    What extension.json holds already is kept; only missing cells are computed.
+    What extension.json holds already is kept; only missing cells are computed, and those that were
+    measured with other options than ``options`` gives them now. Weights that are lost may be those
+    of a second training (`pe.study.parents`), which the cells say.
 
     Args:
         methods: encodings that change RoPE's frequencies. One without an option ``factor``
@@ -67,14 +70,17 @@ def extend(
         data = prepare(recipe.corpus, recipe.vocab_size, recipe.tokenizer)
         if data.fingerprint != record["data"]["fingerprint"]:
             raise RunError(f"{recipe.corpus!r} is no longer what {run.directory} was trained on")
-        model = load_model(run)
+        source = holder(run)
+        model = load_model(source)
+        second = {} if source is run else {"retrained": retraining(source)}
         ends = evaluation_windows(
             data.test, lengths[-1], recipe.target_tokens, recipe.evaluation_windows
         )
         found["windows"] = len(ends)
         batch = 2**17 if model.device.type == "cuda" else 2**13
         for name, method, given in _cells(methods, factors, options or {}):
-            if name in found["cells"]:
+            known = found["cells"].get(name, {"options": {}})["options"]
+            if name in found["cells"] and all(known.get(k) == v for k, v in given.items()):
                 continue
             progress.show(f"extending by {name}", last=True)
             begun, new = time.perf_counter(), convert(model, method, **given).eval()
@@ -97,6 +103,7 @@ def extend(
                 "code": code(),
                 "hardware": hardware()["name"],
                 "perplexity": by_length,
+                **second,
             }
             run.write_part("extension", found)
     return found

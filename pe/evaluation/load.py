@@ -9,6 +9,7 @@ import pe.model  # noqa: F401  (registers the model with transformers' Auto clas
 from pe._quiet import quiet_libraries
 from pe.model import PEForCausalLM
 from pe.runs import Run, RunError
+from pe.training.start import again
 
 
 def _checkpoint(run: Run) -> str:
@@ -18,6 +19,14 @@ def _checkpoint(run: Run) -> str:
             "again to have it"
         )
     return str(run.checkpoint)
+
+
+def holder(run: Run) -> Run:
+    """``run``, or where it was trained again (`pe.study.parents`) if only that has its weights."""
+    second = again(run)
+    own, other = (r.checkpoint / "config.json" for r in (run, second))
+    complete = second.exists() and second.read()["status"] == "complete"
+    return second if complete and other.exists() and not own.exists() else run
 
 
 def load_model(run: Run) -> PEForCausalLM:

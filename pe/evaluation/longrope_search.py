@@ -17,7 +17,7 @@ from typing import Any
 from pe.data import prepare
 from pe.encodings.registry import part_classes
 from pe.evaluation.evolution import Candidate, Evolution, Factors, Scored
-from pe.evaluation.load import load_model
+from pe.evaluation.load import holder, load_model
 from pe.evaluation.longrope_fitness import Fitness
 from pe.runs import SCHEMA_VERSION, Run, RunError
 from pe.training.progress import Progress
@@ -69,7 +69,7 @@ def search_longrope(
         data = prepare(run.recipe.corpus, run.recipe.vocab_size, run.recipe.tokenizer)
         if data.fingerprint != record["data"]["fingerprint"]:
             raise RunError(f"{run.recipe.corpus!r} is no longer what {run.directory} saw")
-        fitness = Fitness.of(run.recipe, load_model(run), data, settings)
+        fitness = Fitness.of(run.recipe, load_model(holder(run)), data, settings)
         return list(_Search(run, settings, fitness, Progress(enabled=not quiet)).run_to(iterations))
 
 

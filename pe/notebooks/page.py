@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pe import runs as records
 from pe import tables
 from pe.runs import Run, RunError
+from pe.study.turns import take_turn
 from pe.training.start import parent_of
 
 if TYPE_CHECKING:
@@ -35,7 +36,11 @@ def shown(run: Run) -> str:
 
 
 def plan(run: Run) -> Markdown:
-    """What will be trained: a table, and the formula of each encoding in the sum."""
+    """What will be trained: a table, and the formula of each encoding in the sum.
+
+    A run of a study waits here for its turn on the device; all imports are behind it.
+    """
+    take_turn()
     r = run.recipe
     options = ", ".join(f"{key} {value}" for key, value in r.pe_options.items())
     heads = f"{r.num_attention_heads} heads"

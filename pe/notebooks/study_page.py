@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pe.study import results
+from pe.study import extensions, results
 from pe.study.parents import everything
 from pe.study.plan import Planned, StudyFolder
 from pe.study.run import StudyFailed, run_study
@@ -33,12 +33,17 @@ def plan(study: StudyFolder) -> Markdown:
         )
     total = sum(row.tokens for row in found) / 1e6
     again = len(found) - len(study.plan)
+    runs = len(_trained(study))
     second = f"{again} more are trained again, because their weights are lost; " if again else ""
     lines.append(
-        f"\n{len(study.plan)} runs, {total:,.1f} M tokens in all; {second}"
+        f"\n{runs} runs, {total:,.1f} M tokens in all; {second}"
         f"{time_left(found, study.workers)}, evaluations not counted."
     )
     return _markdown("\n".join(lines))
+
+
+def _trained(study: StudyFolder) -> list[Planned]:
+    return [planned for planned in study.plan if not planned.zero_shot]
 
 
 def _begins(planned: Planned) -> str:
@@ -66,21 +71,43 @@ def carry_out(
 
 
 def outcome(study: StudyFolder) -> Markdown:
-    """Tables of all runs that are done: losses and perplexities, then retrieval."""
-    done = [planned.run() for planned in study.plan if planned.done()]
-    missing = len(study.plan) - len(done)
-    if not done:
+    """Tables of all runs that are done: losses, perplexities, retrieval; what was extended."""
+    done = [planned.run() for planned in _trained(study) if planned.done()]
+    missing = len(_trained(study)) - len(done)
+    texts = _extended(study)
+    if not done and not texts:
         return _markdown("No run of this study is done.")
-    found = results.rows(study.name, done, study.plan)
-    texts = [_table("Perplexity behind contexts of 1, 2, ... times the length", found, LOSSES)]
+    if done:
+        found = results.rows(study.name, done, study.plan)
+        title = "Perplexity behind contexts of 1, 2, ... times the length"
+        texts.append(_table(title, found, LOSSES))
     if any((run.evaluation() or {}).get("retrieval") for run in done):
         texts += [
             _table(f"Share of prompts answered exactly ({task})", found, (task,))
             for task in ("needle", "passkey")
         ]
     if missing:
-        texts.append(f"{missing} of {len(study.plan)} runs are not done and not in these tables.")
+        texts.append(
+            f"{missing} of {len(_trained(study))} runs are not done and not in these tables."
+        )
     return _markdown("\n\n".join(texts))
+
+
+def _extended(study: StudyFolder) -> list[str]:
+    """A table for each run that was extended without training."""
+    texts = []
+    for planned in study.plan:
+        run = planned.run()
+        record = run.part("extension") if planned.zero_shot else None
+        if record is None:
+            continue
+        length, evaluated = run.recipe.context_length, (run.evaluation() or {"perplexity": {}})
+        base = {int(at) / length: c["value"] for at, c in evaluated["perplexity"].items()}
+        texts.append(
+            f"`{planned.recipe.start_from}`, extended without training:\n\n"
+            f"{extensions.table(record, length, base)}"
+        )
+    return texts
 
 
 def end(failure: StudyFailed | None) -> Markdown:

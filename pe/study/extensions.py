@@ -42,6 +42,11 @@ def extended(record: Mapping[str, Any], context_length: int) -> list[Extended]:
     )
 
 
+def searched(options: Mapping[str, Any]) -> bool:
+    """Whether LongRoPE's factors were found for the model, and not taken from YaRN."""
+    return options.get("long_factor") is not None
+
+
 def missing(record: Mapping[str, Any]) -> list[str]:
     """Methods that the record holds no cell of."""
     there = {cell["pe"] for cell in record["cells"].values()}

@@ -22,23 +22,26 @@ def everything(plan: Sequence[Planned]) -> list[Planned]:
     """``plan``, and before a run the complete ones that must be trained again for it to start.
 
     Those are parents of runs that have yet to be trained, and parents of those in turn; of this
-    study or another one.
+    study or another one. Nothing is validated on their way, since that is in their records.
     """
     needs = _Needs()
     for planned in plan:
-        if not _trained(planned.run()):
+        if not planned.past_its_start():
             needs.collect(planned.recipe, _folder(planned))
     labels = {planned.name: planned.label for planned in plan}
+    here = {f"{planned.study}/{planned.name}": planned.name for planned in plan}
     found: dict[str, Planned] = {}
 
     def add(planned: Planned) -> None:
-        parent = None if _trained(planned.run()) else lost(planned.recipe, _folder(planned))
+        parent = None if planned.past_its_start() else lost(planned.recipe, _folder(planned))
         if parent is not None:
             recipe, label = needs.recipe(parent), labels.get(parent.name, parent.read()["pe"])
             second = Planned(f"{label}, again", recipe, parent.study, again=True)
             if second.name not in found:
                 add(second)
             planned = dataclasses.replace(planned, parent=second.name)
+        elif planned.recipe.start_from in here:  # of another study that is carried out with this
+            planned = dataclasses.replace(planned, parent=here[planned.recipe.start_from])
         found[planned.name] = planned
 
     for planned in plan:
@@ -71,12 +74,9 @@ class _Needs:
             r,
             keep_steps=tuple(sorted({*r.keep_steps, *steps})),
             keep_states=tuple(sorted({*r.keep_states, *states})),
+            validate_every=0,
         )
 
 
 def _folder(planned: Planned) -> Path:
     return root() / planned.study
-
-
-def _trained(run: Run) -> bool:
-    return run.exists() and run.read()["status"] == "complete"

@@ -16,6 +16,7 @@
       pope:                             # with schedule wsd: runs of fewer steps, too
         pe: pope
         branches: [1/4, 1/2]
+    zero_shot: {run: scaffold/rope, factors: [2, 4]}  # one more task (`pe.study.zero_shot`)
     mini: {recipe: demo, set: {...}}  # the same study in miniature, for a CPU
 
 ``steps``, ``at`` and ``branches`` may be fractions of the study's steps, ``warmup_steps``,
@@ -36,12 +37,13 @@ from typing import Any
 
 from pe._errors import unknown
 from pe.runs import Run, root
+from pe.study.zero_shot import ZeroShot
 from pe.training.recipe import Recipe
 from pe.training.recipes import recipe as named_recipe
 from pe.training.start import AGAIN
 
 FOLDER = Path(__file__).resolve().parents[2] / "studies"
-KEYS = ("title", "recipe", "set", "seeds", "runs", "mini")
+KEYS = ("title", "recipe", "set", "seeds", "runs", "zero_shot", "mini")
 RUN_KEYS = ("pe", "pe_options", "start", "set", "seeds", "branches")
 OWN_SHARES = ("warmup_steps", "decay_steps", "checkpoint_every", "validate_every")
 
@@ -58,22 +60,36 @@ class Planned:
     """Name of the run that has to be done before it: of this study, or one to train again."""
     again: bool = False
     """A complete run that is trained once more for its lost weights (`pe.study.parents`)."""
+    zero_shot: ZeroShot | None = None
+    """Nothing to train: what the recipe starts from is measured, extended by other encodings."""
 
     @property
     def name(self) -> str:
         """Its folder in that of the study: encoding, seed, hash."""
+        if self.zero_shot:
+            return f"extension of {self.recipe.start_from}"
         name = self.recipe.run_name()
         return f"{AGAIN}/{name}" if self.again else name
 
     def run(self) -> Run:
-        """The run's folder and record, with this recipe."""
+        """The run's folder and record, with this recipe; of a zero-shot task, those it extends."""
+        if self.zero_shot:
+            return Run(root() / self.recipe.start_from)
         return Run(root() / self.study / self.name, recipe=self.recipe)
 
     def done(self) -> bool:
         """Trained and evaluated as its recipe asks; of one trained again, the weights are there."""
         from pe.study.worker import complete
 
+        if self.zero_shot:
+            return not self.zero_shot.missing(self.run())
         return complete(self.run())
+
+    def past_its_start(self) -> bool:
+        """Whether the weights that it starts from are needed no more."""
+        if self.zero_shot:
+            return self.done()
+        return self.run().exists() and self.run().read()["status"] == "complete"
 
 
 class StudyFolder(Run):
@@ -151,9 +167,13 @@ def load_plan(study: str, *, mini: bool = False) -> list[Planned]:
         if not given.get("mini"):
             raise ValueError(f"{path} has no part 'mini' to run in miniature")
         small: dict[str, Any] = given["mini"]
-        _refuse_unknown(f"{path}, mini", small, ("recipe", "set", "seeds"))
-        fields = {**given.get("set", {}), **small.get("set", {})}
-        given, name = {**given, **small, "set": fields}, f"{name}-mini"
+        _refuse_unknown(f"{path}, mini", small, ("recipe", "set", "seeds", "zero_shot"))
+        parts = {
+            part: {**given.get(part, {}), **small.get(part, {})}
+            for part in ("set", "zero_shot")
+            if part in given or part in small
+        }
+        given, name = {**given, **small, **parts}, f"{name}-mini"
     if not isinstance(given.get("runs"), dict) or not given["runs"]:
         raise ValueError(f"{path}: 'runs' must name at least one run")
     return _expand(str(path), name, given)
@@ -172,6 +192,8 @@ def _expand(where: str, study: str, given: Mapping[str, Any]) -> list[Planned]:
             for one in (planned, *branches):
                 by_label[one.label] = one
                 plan.append(one)
+        if given.get("zero_shot"):
+            plan.append(_zero_shot(f"{where}, zero_shot", study, given["zero_shot"], seed))
     names = [p.name for p in plan]
     for planned in plan:
         if names.count(planned.name) > 1:
@@ -244,6 +266,24 @@ def _one(
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
     return planned, branches
+
+
+def _zero_shot(where: str, study: str, given: Mapping[str, Any], seed: int) -> Planned:
+    """The task that extends the last weights of a run of another study."""
+    if "run" not in given or "/" not in str(given["run"]):
+        raise ValueError(f"{where}: expected run: STUDY/RUN, got {given.get('run')!r}")
+    try:
+        wanted = ZeroShot.of(given)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    _, begins = _start(where, study, {"run": given["run"], "at": "end"}, seed, {}, 0)
+    source = next(
+        p
+        for p in load_plan(given["run"].partition("/")[0], mini=study.endswith("-mini"))
+        if begins["start_from"] == f"{p.study}/{p.name}"
+    )
+    recipe = dataclasses.replace(source.recipe, **begins, keep_steps=(), keep_states=())
+    return Planned("zero-shot", recipe, study, zero_shot=wanted)
 
 
 def _start(

@@ -4,6 +4,11 @@ Without an address a cluster is started on this machine: one worker for each GPU
 one. With one (``tcp://host:8786``, or a scheduler file) the runs go to the workers of that
 cluster, which need this checkout and the same runs folder: that is all SLURM or Kubernetes add.
 
+Runs are begun in the order of the plan, each as soon as a worker is free and its parent is done, so
+that what is whole when the time runs out is whole families: no run of a later seed is begun while
+one of an earlier seed could be. A worker with a GPU takes a second run, which gets ready while the
+first has the device (`pe.study.turns`).
+
 A run that is recorded with its evaluation is not run again; one that was interrupted goes on from
 its checkpoint; one that fails is tried again, and if it fails for good the runs that start from it
 are reported as skipped while all others go on. A complete parent whose weights are not on this
@@ -16,11 +21,13 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pe.runs import root
 from pe.study.parents import everything
 from pe.study.plan import Planned
+from pe.study.turns import TURN, turn_of
 from pe.study.worker import execute
 from pe.training.start import start_of
 
@@ -69,56 +76,90 @@ def run_study(
         if "/" in planned.recipe.start_from and not planned.parent:  # nothing here will make it
             start_of(planned.recipe, planned.run().directory.parent)
     with connect(address, workers) as (client, devices):
-        futures = _submit(client, todo, devices, retries, notebooks)
-        while not all(f.done() for f in futures.values()):
-            _update(states, futures, _executing(client))
+        queue = _Queue(client, devices, todo, retries=retries, notebooks=notebooks)
+        while queue.fill():
+            _update(states, queue.futures, _executing(client))
             show(states)
             time.sleep(POLL)
-        _update(states, futures, set())
-        failed = {n: str(f.exception()) for n, f in futures.items() if f.status == "error"}
+        _update(states, queue.futures, set())
+        failed = queue.failed()
     failures = _explain(todo, states, failed)
     show(states)
     if failures:
         raise StudyFailed(f"{len(failures)} of {len(plan)} runs failed: " + "; ".join(failures))
 
 
-def _submit(
-    client: Client,
-    todo: Sequence[Planned],
-    devices: Sequence[str],
-    retries: int,
-    notebooks: bool,
-) -> dict[str, Future]:
-    futures: dict[str, Future] = {}
-    for order, planned in enumerate(todo):
-        parent = futures.get(planned.parent or "")
-        futures[planned.name] = client.submit(
-            _task,
-            {
-                "directory": str(planned.run().directory),
-                "recipe": planned.recipe.to_dict(),
-                "study": planned.study,
-                "notebook": notebooks,
-            },
-            {"PE_RUNS": str(root())},
-            list(devices),
-            parent,
-            key=f"{planned.study}-{planned.name}",
-            retries=retries,
-            priority=-order,
-            pure=False,
-        )
-    return futures
+@dataclass
+class _Queue:
+    """Runs that are not begun yet, in order, and those that are Dask's.
+
+    Dask gets no more of them than its workers can begin: it hands out all that it has at once, and
+    would not take a run back when one that stands before it becomes possible.
+    """
+
+    client: Client
+    devices: Sequence[str]
+    waiting: list[Planned]
+    retries: int
+    notebooks: bool
+    futures: dict[str, Future] = field(default_factory=dict)
+    skipped: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.waiting = list(self.waiting)
+        self._places = {planned.name: place for place, planned in enumerate(self.waiting)}
+
+    def fill(self) -> bool:
+        """Begin what can be begun; False when nothing is left to wait for."""
+        self._skip()
+        under_way = sum(not future.done() for future in self.futures.values())
+        room = max(0, sum(self.client.nthreads().values()) - under_way)
+        for planned in [p for p in self.waiting if self._ready(p)][:room]:
+            self.waiting.remove(planned)
+            self.futures[planned.name] = self._submit(planned)
+        return bool(self.waiting) or not all(f.done() for f in self.futures.values())
+
+    def failed(self) -> dict[str, str]:
+        """Name -> reason of the runs that failed for good; of those skipped, none."""
+        found = {n: str(f.exception()) for n, f in self.futures.items() if f.status == "error"}
+        return found | dict.fromkeys(self.skipped, "")
+
+    def _skip(self) -> None:
+        """Leave out what starts from a run that failed, and what starts from that in turn."""
+        gone = {n for n, f in self.futures.items() if f.done() and f.status != "finished"}
+        for planned in list(self.waiting):  # parents stand before what starts from them
+            if planned.parent in gone | self.skipped:
+                self.waiting.remove(planned)
+                self.skipped.add(planned.name)
+
+    def _ready(self, planned: Planned) -> bool:
+        parent = planned.parent or ""
+        if parent in self.futures:
+            return str(self.futures[parent].status) == "finished"
+        return parent not in self._places  # it was done before
+
+    def _submit(self, planned: Planned) -> Future:
+        task = {
+            "directory": str(planned.run().directory),
+            "recipe": planned.recipe.to_dict(),
+            "study": planned.study,
+            "notebook": self.notebooks,
+            "zero_shot": planned.zero_shot.to_dict() if planned.zero_shot else None,
+        }
+        return self.client.submit(
+            _task, task, {"PE_RUNS": str(root())}, list(self.devices),
+            key=f"{planned.study}-{planned.name}", retries=self.retries,
+            priority=-self._places[planned.name], pure=False,
+        )  # fmt: skip
 
 
-def _task(
-    task: dict[str, Any], environment: dict[str, str], devices: list[str], parent: str | None
-) -> str:
-    """On the worker: ``parent`` is waited for by Dask and not looked at."""
+def _task(task: dict[str, Any], environment: dict[str, str], devices: list[str]) -> str:
+    """On the worker: one run, on the worker's device when it is this run's turn."""
     from distributed import get_worker
 
     if devices:
-        environment = environment | {"CUDA_VISIBLE_DEVICES": devices[int(get_worker().name)]}
+        device = devices[int(get_worker().name)]
+        environment = environment | {"CUDA_VISIBLE_DEVICES": device, TURN: turn_of(device)}
     return execute(task, environment)
 
 
@@ -169,7 +210,8 @@ def connect(address: str | None, workers: int | None) -> Iterator[tuple[Client, 
     if devices and count > len(devices):
         raise ValueError(f"workers: {count} were asked for and {len(devices)} GPUs are visible")
     cluster = LocalCluster(
-        n_workers=count, threads_per_worker=1, memory_limit=0, dashboard_address=":0",
+        n_workers=count, threads_per_worker=2 if devices else 1, memory_limit=0,
+        dashboard_address=":0",
         silence_logs=logging.CRITICAL,  # what failed is told once, at the end
     )  # fmt: skip
     with cluster, Client(cluster) as client:

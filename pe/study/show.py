@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from pe.runs import Run, RunError, find, root
 from pe.study.parents import everything
 from pe.study.plan import Planned
+from pe.study.zero_shot import ZeroShot
 from pe.training.progress import Progress, duration
 from pe.training.recipe import Recipe
 
@@ -46,6 +47,9 @@ def rows(plan: Sequence[Planned], states: dict[str, str] | None = None) -> list[
     found = []
     for planned in everything(plan):
         r, run = planned.recipe, planned.run()
+        if planned.zero_shot:
+            found.append(_zero_shot(planned, planned.zero_shot, states or {}))
+            continue
         line = _last_line(run)
         done = planned.done()
         step = r.steps if done else int(line.get("step", 0))
@@ -62,6 +66,16 @@ def rows(plan: Sequence[Planned], states: dict[str, str] | None = None) -> list[
     return found
 
 
+def _zero_shot(planned: Planned, wanted: ZeroShot, states: dict[str, str]) -> Row:
+    """Cells in place of steps; like all evaluation it counts as no time of training."""
+    cells, missing = len(wanted.cells()), len(wanted.missing(planned.run()))
+    state = "done" if not missing else states.get(planned.name, "planned")
+    return Row(
+        planned.label, planned.recipe.seed, planned.name, state, cells - missing, cells, 0, None,
+        None, 0.0, planned.parent,
+    )  # fmt: skip
+
+
 def text(plan: Sequence[Planned], states: dict[str, str] | None = None, workers: int = 1) -> str:
     """The rows as aligned text, with a sum, and the time that ``workers`` will take together."""
     found = rows(plan, states)
@@ -70,6 +84,7 @@ def text(plan: Sequence[Planned], states: dict[str, str] | None = None, workers:
     for r in found:
         loss = f"loss {r.loss:.3f}" if r.loss is not None else ""
         speed = f"{r.tokens_per_second:,.0f} tokens/s" if r.tokens_per_second else "speed not known"
+        speed = speed if r.tokens else "no training"
         left = duration(r.seconds_left) + " left" if r.seconds_left else ""
         lines.append(
             f"{r.label:{width}}  s{r.seed}  {r.state:8}  {r.step:>6}/{r.steps:<6} "

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from pe.runs import Run, RunError
+from pe.study.turns import take_turn
+from pe.study.zero_shot import ZeroShot, carry_out
 from pe.training.recipe import Recipe
 from pe.training.start import is_again
 from pe.training.steps import folder_of
@@ -45,7 +47,8 @@ def execute(task: Mapping[str, Any], environment: Mapping[str, str]) -> str:
     Args:
         task: ``directory``, ``recipe`` (as `Recipe.to_dict` gives it), ``study``, and ``notebook``:
             whether by the notebook command, which leaves the executed page, or by `pe.train`. A run
-            that is trained again for its weights is neither evaluated nor given a page.
+            that is trained again for its weights is neither evaluated nor given a page. With
+            ``zero_shot`` (as `ZeroShot.to_dict` gives it) the run there is extended instead.
         environment: variables for the process, such as PE_RUNS and CUDA_VISIBLE_DEVICES.
 
     Raises:
@@ -55,14 +58,14 @@ def execute(task: Mapping[str, Any], environment: Mapping[str, str]) -> str:
     log = run.directory.parent / ".logs" / f"{run.directory.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
-    while not complete(run):
+    while not _done(run, task):
         with open(log, "ab") as out:
             code = subprocess.run(
                 [sys.executable, "-m", "pe.study.worker", json.dumps(dict(task))],
                 stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False,
                 env={**os.environ, **environment},
             ).returncode  # fmt: skip
-        if code == 0 and complete(run):
+        if code == 0 and _done(run, task):
             break
         reason = _reason(run, log)
         if "is being written by" in reason and time.monotonic() - begun < WAIT_FOR_LOCK:
@@ -70,6 +73,12 @@ def execute(task: Mapping[str, Any], environment: Mapping[str, str]) -> str:
             continue
         raise RunFailed(f"{run.directory}: {reason} (exit code {code}; log: {log})")
     return str(run.directory)
+
+
+def _done(run: Run, task: Mapping[str, Any]) -> bool:
+    if task.get("zero_shot"):
+        return not ZeroShot.of(task["zero_shot"]).missing(run)
+    return complete(run)
 
 
 def complete(run: Run) -> bool:
@@ -115,7 +124,9 @@ def _train_again(run: Run) -> None:
     if run.exists() and run.read()["status"] == "complete":  # some of its weights are gone, too
         with run.lock():
             shutil.rmtree(run.directory)
-    pe.train(run)
+    train = pe.train  # imports all that it needs
+    take_turn()
+    train(run)
 
 
 def command(recipe: Recipe, study: str) -> list[str]:
@@ -163,7 +174,13 @@ def main(task: Mapping[str, Any]) -> None:
     threading.Thread(target=_watch_parent, args=(os.getppid(),), daemon=True).start()
     recipe = Recipe.from_dict(dict(task["recipe"]))
     run = Run(task["directory"], recipe=recipe)
-    if is_again(run):
+    if task.get("zero_shot"):
+        import pe.evaluation.extension
+        import pe.evaluation.longrope_search
+
+        take_turn()
+        carry_out(Run(task["directory"]), ZeroShot.of(task["zero_shot"]))
+    elif is_again(run):
         _train_again(run)
     elif task["notebook"]:
         from papermill.cli import papermill
@@ -174,8 +191,10 @@ def main(task: Mapping[str, Any]) -> None:
     else:
         import pe
 
-        pe.train(run)
-        pe.evaluate(run)
+        train, evaluate = pe.train, pe.evaluate
+        take_turn()
+        train(run)
+        evaluate(run)
 
 
 if __name__ == "__main__":

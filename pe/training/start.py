@@ -68,19 +68,24 @@ class Start(NamedTuple):
             "stream_step": self.stream_step,
         }
         if self.retrained is not None:
-            record = self.retrained.read()
-            found["retrained"] = {
-                "finished": record["finished"],
-                "commit": record["code"]["commit"],
-                "hardware": record["hardware"]["name"],
-                "validation_loss": (record["training"] or {}).get("validation_loss"),
-            }
+            found["retrained"] = retraining(self.retrained)
         return found
 
 
 def again(parent: Run) -> Run:
     """Where ``parent`` is trained again when its weights are lost; its folder stays as it is."""
     return Run(parent.directory.parent / AGAIN / parent.name)
+
+
+def retraining(second: Run) -> dict[str, Any]:
+    """What a record says about a second training whose weights it is made with."""
+    record = second.read()
+    return {
+        "finished": record["finished"],
+        "commit": record["code"]["commit"],
+        "hardware": record["hardware"]["name"],
+        "validation_loss": (record["training"] or {}).get("validation_loss"),
+    }
 
 
 def is_again(run: Run) -> bool:

@@ -1,0 +1,150 @@
+"""In which order runs are begun, which studies one command takes, and turns on a device."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from test_study import CHAIN, write
+
+from pe.study import load_plan, run_study
+from pe.study import run as study_run
+from pe.study.__main__ import several
+from pe.study.parents import everything
+from pe.study.run import StudyFailed
+from pe.study.turns import TURN, take_turn, turn_of
+
+
+@contextmanager
+def workers_in_this_process(count: int) -> Iterator[Any]:
+    from distributed import Client, LocalCluster
+
+    with (
+        LocalCluster(
+            n_workers=count, threads_per_worker=1, processes=False, dashboard_address=None
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client, []
+
+
+def begun(
+    monkeypatch: pytest.MonkeyPatch, path: str, workers: int, fails: str = ""
+) -> list[tuple[str, int]]:
+    """(label, seed) of the runs of a study in the order in which workers begin them."""
+    plan = load_plan(path)
+    labels = {str(p.run().directory): (p.label, p.recipe.seed) for p in plan}
+    order: list[tuple[str, int]] = []
+    lock = threading.Lock()
+
+    def execute(task: dict[str, Any], environment: dict[str, str]) -> str:
+        with lock:
+            order.append(labels[task["directory"]])
+        time.sleep(0.05)
+        if labels[task["directory"]][0] == fails:
+            raise RuntimeError("no")
+        return str(task["directory"])
+
+    monkeypatch.setattr(study_run, "execute", execute)
+    monkeypatch.setattr(study_run, "POLL", 0.01)
+    monkeypatch.setattr(study_run, "connect", lambda a, w: workers_in_this_process(workers))
+    try:
+        run_study(plan, retries=0)
+    except StudyFailed:
+        assert fails
+    return order
+
+
+def two_seeds(folder: Path) -> str:
+    runs = {
+        "pope": {"pe": "pope"}, **CHAIN,
+        "late": {"pe": "nope", "start": {"run": "rope", "at": "3/4"}, "set": {"steps": "1/4"}},
+    }  # fmt: skip
+    path = Path(write(folder, runs))
+    content = yaml.safe_load(path.read_text()) | {"seeds": [0, 1]}
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return str(path)
+
+
+def test_a_seeds_runs_are_all_begun_before_the_next_seed_begins(
+    tmp_path: Path, own_runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = ["pope", "rope", "dropped", "late"]
+    order = begun(monkeypatch, two_seeds(tmp_path), 1)
+    assert order == [(label, seed) for seed in (0, 1) for label in labels]
+
+
+def test_two_workers_keep_busy_and_keep_the_order(
+    tmp_path: Path, own_runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = begun(monkeypatch, two_seeds(tmp_path), 2)
+    assert set(order[:2]) == {("pope", 0), ("rope", 0)}
+    assert len(order) == 8
+    # While `rope` trains nothing of seed 0 can be begun, so one run of seed 1 may come before.
+    assert [seed for _, seed in order[:5]].count(0) == 4
+
+
+def test_what_starts_from_a_failed_run_is_never_begun(
+    tmp_path: Path, own_runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = begun(monkeypatch, two_seeds(tmp_path), 1, fails="rope")
+    assert order == [("pope", 0), ("rope", 0), ("pope", 1), ("rope", 1)]
+
+
+def test_studies_of_one_command_stand_in_its_order_and_each_run_once(own_runs: Path) -> None:
+    plan = several(["scaffold-seeds:0,1", "extend", "scaffold-seeds"])
+    places = [(p.study, p.recipe.seed) for p in plan]
+    assert places == sorted(places[:20]) + [("extend", 0)] * 10 + [("scaffold-seeds", 2)] * 10
+    assert several(["scaffold"]) == load_plan("scaffold")
+    extended = [p for p in everything(plan) if p.study == "extend"]
+    (rope,) = [p.name for p in plan[:10] if p.label == "rope"]
+    assert {p.parent for p in extended} == {rope}  # it is carried out by the same command
+    assert {p.parent for p in load_plan("extend")} == {None}
+    with pytest.raises(ValueError, match="extend:0,1: the seeds of extend are 0"):
+        several(["extend:0,1"])
+    with pytest.raises(ValueError, match="unknown study 'extned' .*'extend'"):
+        several(["scaffold", "extned"])
+
+
+def test_a_device_has_one_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert turn_of("0") != turn_of("1")
+    assert "/" not in Path(turn_of("MIG-GPU/1/0")).name
+    monkeypatch.delenv(TURN, raising=False)
+    take_turn()  # alone: nothing to wait for
+    code = (
+        "import sys, time; from pe.study.turns import take_turn; print('ready', flush=True);"
+        "take_turn(); take_turn(); print('works', flush=True); sys.stdin.read()"
+    )
+    environment = os.environ | {TURN: str(tmp_path / "turn")}
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", code], env=environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    with start() as first:
+        assert first.stdout
+        assert [first.stdout.readline() for _ in range(2)] == ["ready\n", "works\n"]
+        with start() as second:
+            assert second.stdout
+            lines = second.stdout
+            assert lines.readline() == "ready\n"
+            heard: list[str] = []
+            listener = threading.Thread(target=lambda: heard.append(lines.readline()))
+            listener.start()
+            time.sleep(0.3)
+            assert heard == []
+            first.kill()  # also a turn that ends badly is over
+            listener.join(timeout=30)
+            assert heard == ["works\n"]
+            second.communicate(timeout=30)

@@ -1,0 +1,183 @@
+"""The zero-shot part of a study: one task, measured once, also where the weights are lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from test_study import SMALL, by_label
+from test_study_parents import lose_weights
+from tiny_training import write_corpus
+
+import pe
+from pe.evaluation import extension
+from pe.notebooks import study_page
+from pe.runs import Run, RunError
+from pe.study import Planned, load_plan, run_study
+from pe.study.parents import everything
+from pe.study.plan import StudyFolder
+from pe.study.show import rows, text
+from pe.study.worker import _train_again, execute
+from pe.study.zero_shot import ZeroShot, carry_out
+
+SEARCH = {"iterations": 1, "population": 4, "windows": 2}
+PART: dict[str, Any] = {
+    "run": "first/rope", "factors": [2, 4], "methods": ["pi", "resonance", "longrope"],
+    "search": SEARCH,
+}  # fmt: skip
+CELLS = ["pi@2", "pi@4", "resonance@1", "longrope@2", "longrope@4"]
+
+
+@pytest.fixture
+def studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two studies: `first` trains RoPE, `second` trains PI from it and extends it."""
+    folder = tmp_path / "studies"
+    folder.mkdir()
+    monkeypatch.setattr("pe.study.plan.FOLDER", folder)
+    corpus = write_corpus(tmp_path / "corpus")
+    common = {"recipe": "demo", "set": SMALL | {"corpus": str(corpus), "steps": 4}}
+    write(folder, "first", common | {"runs": {"rope": {"pe": "rope"}}})
+    longer = {
+        "pe": "pi", "pe_options": {"factor": 2.0}, "start": {"run": "first/rope", "at": "end"},
+        "set": {"context_length": 32, "steps": 2, "warmup_steps": 0, "batch_size": 2},
+    }  # fmt: skip
+    write(folder, "second", common | {"runs": {"pi": longer}, "zero_shot": PART})
+    return folder
+
+
+def write(folder: Path, name: str, content: dict[str, Any]) -> None:
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+
+
+def as_task(planned: Planned) -> dict[str, Any]:
+    assert planned.zero_shot
+    return {
+        "directory": str(planned.run().directory), "recipe": planned.recipe.to_dict(),
+        "study": planned.study, "notebook": False, "zero_shot": planned.zero_shot.to_dict(),
+    }  # fmt: skip
+
+
+def test_the_zero_shot_part_is_one_task_of_the_plan(studies: Path, own_runs: Path) -> None:
+    (parent,), plan = load_plan("first"), by_label(load_plan("second"))
+    assert list(plan) == ["pi", "zero-shot"]
+    task = plan["zero-shot"]
+    assert task.run().directory == parent.run().directory
+    assert task.zero_shot is not None
+    assert task.zero_shot.cells() == CELLS
+    assert ZeroShot.of(task.zero_shot.to_dict()) == task.zero_shot
+    assert not task.done()
+    assert "zero-shot  s0  planned        0/5          0.0M tokens         no training" in text(
+        list(plan.values())
+    )
+    with pytest.raises(RunError, match="train it first"):
+        run_study([task], workers=1, notebooks=False)
+
+
+def test_names_of_cells_are_those_that_are_measured() -> None:
+    wanted = ZeroShot((2.0, 16.0))
+    made = [name for name, _, _ in extension._cells(wanted.methods, wanted.factors, {})]
+    assert wanted.cells() == made
+    assert wanted.methods == extension.METHODS
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"run": "rope"}, "expected run: STUDY/RUN, got 'rope'"),
+        ({"run": "first/pope"}, "starts from 'first/pope'; runs there .*: rope"),
+        ({"factors": [1]}, r"factors: expected numbers above 1, as \[2, 4\]; got \[1\]"),
+        ({"factors": []}, "factors: expected numbers above 1"),
+        ({"methods": ["yarm"]}, r"unknown method 'yarm' \(did you mean 'yarn'\?\)"),
+        ({"search": {"populaton": 4}}, "unknown setting of the search 'populaton'"),
+        ({"search": {"iterations": "many"}}, "iterations: expected a whole number, got 'many'"),
+        ({"factor": [2]}, r"unknown key 'factor' \(did you mean 'factors'\?\)"),
+    ],
+)
+def test_a_part_that_cannot_be_is_refused(
+    studies: Path, own_runs: Path, part: dict[str, Any], message: str
+) -> None:
+    content = yaml.safe_load((studies / "second.yaml").read_text())
+    write(studies, "second", content | {"zero_shot": PART | part})
+    with pytest.raises(ValueError, match=message):
+        load_plan("second")
+
+
+def test_lost_weights_are_trained_again_and_the_cells_say_so(
+    studies: Path, own_runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (parent,), plan = load_plan("first"), load_plan("second")
+    pe.evaluate(pe.train(parent.run(), quiet=True), quiet=True)
+    carry_out(parent.run(), ZeroShot((2.0,), ("pi",)), quiet=True)
+    first = parent.run().part("extension")
+    assert first is not None
+    lose_weights(own_runs)
+    record = (parent.run().directory / "run.json").read_bytes()
+    listed = everything(plan)
+    assert [p.label for p in listed] == ["rope, again", "pi", "zero-shot"]
+    assert listed[2].parent == listed[0].name
+    _train_again(listed[0].run())
+    losses = [line for line in listed[0].run().metric_lines() if "validation_loss" in line]
+    assert [line["step"] for line in losses] == [4]  # none on the way
+
+    execute(as_task(plan[1]), {"PE_RUNS": str(own_runs)})
+    assert plan[1].done()
+    assert (parent.run().directory / "run.json").read_bytes() == record
+    found = parent.run().part("extension")
+    assert found is not None
+    assert sorted(found["cells"]) == sorted(CELLS)
+    assert found["cells"]["pi@2"] == first["cells"]["pi@2"]  # it was there
+    assert "retrained" not in found["cells"]["pi@2"]
+    second = listed[0].run().read()
+    for name in CELLS[1:]:
+        assert found["cells"][name]["retrained"]["finished"] == second["finished"]
+        assert found["cells"][name]["perplexity"]["32"]["value"]
+    for factor in (2, 4):
+        path = parent.run().directory / f"longrope-{factor}x.json"
+        best = json.loads(path.read_text())["best"]["factors"]
+        assert found["cells"][f"longrope@{factor}"]["options"]["long_factor"] == best
+    assert [row.state for row in rows(plan)] == ["done", "planned", "done"]
+    assert [row.step for row in rows(plan)] == [4, 0, 5]
+
+
+def test_what_is_recorded_is_not_measured_again(
+    studies: Path, own_runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (parent,), task = load_plan("first"), load_plan("second")[1]
+    run = parent.run()
+    pe.train(run, quiet=True)
+    wanted = task.zero_shot
+    assert wanted is not None
+    pe.extend(run, ["longrope"], [2.0], quiet=True)
+    assert wanted.missing(run) == CELLS  # YaRN's factors are not searched ones
+    carry_out(run, wanted, quiet=True)
+    assert wanted.missing(run) == []
+    before = run.part("extension")
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("converted again")
+
+    monkeypatch.setattr(extension, "convert", never)
+    carry_out(run, wanted, quiet=True)
+    assert run.part("extension") == before
+    lost = Run(run.directory)
+    assert extension.holder(lost) is lost
+
+
+def test_the_page_of_a_study_counts_its_runs_and_shows_what_was_extended(
+    studies: Path, own_runs: Path
+) -> None:
+    (parent,), plan = load_plan("first"), load_plan("second")
+    pe.evaluate(pe.train(parent.run(), quiet=True), quiet=True)
+    folder = StudyFolder(plan)
+    assert "| zero-shot | 0 |" in study_page.plan(folder).data
+    assert "1 runs, " in study_page.plan(folder).data
+    assert study_page.outcome(folder).data == "No run of this study is done."
+    assert plan[1].zero_shot
+    carry_out(parent.run(), plan[1].zero_shot, quiet=True)
+    shown = study_page.outcome(folder).data
+    assert "without training" in shown
+    assert "| LongRoPE | 4 |" in shown
+    assert "1 of 1 runs are not done" in shown
