@@ -12,7 +12,6 @@ of the length beyond what is small.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 from collections.abc import Callable
@@ -42,24 +41,24 @@ def checked(backend: str | None) -> str | None:
     return backend
 
 
-@functools.cache
-def interpreted() -> bool:
-    """Whether Triton runs its kernels on the CPU, one block after another, as tests do."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
+# Known before any graph is traced: torch.compile can follow neither question, and would leave half
+# of each layer uncompiled.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether Triton runs its kernels on the CPU, one block after another, as tests do."""
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
-@functools.cache
 def missing(device: torch.device) -> str | None:
     """Why there are no kernels for ``device``; None if there are."""
-    if importlib.util.find_spec("triton") is None:
+    if not HAS_TRITON:
         return "triton is not installed"
     if torch.version.hip is not None:
         return "the kernels are written for NVIDIA's cards"
-    if device.type == "cuda" and not interpreted():
-        if torch.cuda.get_device_capability(device) < (8, 0):
+    if device.type == "cuda" and not INTERPRETED:
+        if torch.cuda.get_device_properties(device).major < 8:
             return "the kernels need compute capability 8.0 (Ampere) or newer"
         return None
-    return None if interpreted() and device.type == "cpu" else "the kernels need a CUDA device"
+    return None if INTERPRETED and device.type == "cpu" else "the kernels need a CUDA device"
 
 
 def obstacle(enc: Encoding, device: torch.device, dtype: torch.dtype, plain: bool) -> str | None:
@@ -71,7 +70,7 @@ def obstacle(enc: Encoding, device: torch.device, dtype: torch.dtype, plain: boo
         return "its bias is known as a matrix only"
     if (reason := missing(device)) is not None:
         return reason
-    if dtype not in (torch.float16, torch.bfloat16) and not interpreted():
+    if dtype not in (torch.float16, torch.bfloat16) and not INTERPRETED:
         return f"the kernels compute in bfloat16 or float16, and queries are {dtype}"
     if not plain:
         return "positions are not simply counted, tokens are masked, or keys come from a cache"

@@ -43,4 +43,4 @@ def _takes_two_widths(q: Tensor) -> bool:
     """Most flash kernels want one width for all three; cuDNN's, on Hopper and later, do not."""
     if not q.is_cuda or q.dtype not in (torch.float16, torch.bfloat16) or q.shape[-1] > 128:
         return False
-    return torch.cuda.get_device_capability(q.device) >= (9, 0)
+    return torch.cuda.get_device_properties(q.device).major >= 9

@@ -9,7 +9,7 @@ on in float32.
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -81,9 +81,9 @@ def cos_sin(
 ) -> tuple[Tensor, Tensor]:
     """Cosine and sine of position x frequency: (..., T), (F,) float64 -> two (..., T, F).
 
-    ``inv_freq`` and ``period`` may be (B, F) beside positions of (B, T) or (T,). One opaque
-    operator, so that torch.compile computes the small table once instead of fusing float64
-    trigonometry into every kernel that reads it.
+    ``inv_freq`` and ``period`` may be (B, F) beside positions of (B, T) or (T,). Differentiable in
+    ``inv_freq``. One opaque operator, so that torch.compile computes the small table once instead
+    of fusing float64 trigonometry into every kernel that reads it.
     """
     phase = phases(positions, inv_freq, period)
     return phase.cos().to(dtype), phase.sin().to(dtype)
@@ -101,13 +101,33 @@ def _(
     )
 
 
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    positions, inv_freq, _, period = inputs
+    ctx.save_for_backward(positions, inv_freq, period, *output)
+
+
+def _backward(ctx: Any, to_cos: Tensor, to_sin: Tensor) -> tuple[Any, ...]:
+    positions, inv_freq, period, cos, sin = ctx.saved_tensors
+    to_phase = to_sin.double() * cos - to_cos.double() * sin
+    gradient = (to_phase * counted(positions, period)).sum(-2).sum_to_size(inv_freq.shape)
+    return None, gradient.to(inv_freq.dtype), None, None
+
+
+cos_sin.register_autograd(_backward, setup_context=_save)
+
+
+def counted(positions: Tensor, period: Tensor | None = None) -> Tensor:
+    """What frequencies are multiplied by, float64, (..., T, 1); (..., T, F) with a period."""
+    p = positions.to(torch.float64)[..., None]
+    if period is None:
+        return p
+    turn = period.unsqueeze(-2)
+    return torch.where(turn > 0, p.remainder(turn.clamp(min=1)), p)
+
+
 def phases(positions: Tensor, inv_freq: Tensor, period: Tensor | None = None) -> Tensor:
     """Position x frequency in float64, (..., T, F); shapes as in `cos_sin`."""
-    p = positions.to(torch.float64)[..., None]
-    if period is not None:
-        turn = period.unsqueeze(-2)
-        p = torch.where(turn > 0, p.remainder(turn.clamp(min=1)), p)
-    return p * inv_freq.unsqueeze(-2)
+    return counted(positions, period) * inv_freq.unsqueeze(-2)
 
 
 def phase_tables(
@@ -118,11 +138,7 @@ def phase_tables(
     float64 where queries are (``dtype``), otherwise float32, also under autocast.
     """
     dtype = torch.float64 if dtype == torch.float64 else torch.float32
-    if inv_freq.requires_grad:
-        phase = phases(positions, inv_freq, period)
-        cos, sin = phase.cos().to(dtype), phase.sin().to(dtype)
-    else:
-        cos, sin = cos_sin(positions, inv_freq, dtype, period)
+    cos, sin = cos_sin(positions, inv_freq, dtype, period)
     if cos.dim() == 2:
         cos, sin = cos[None], sin[None]
     return cos[:, None], sin[:, None]

@@ -23,7 +23,7 @@ from torch.nn.functional import softplus
 from pe.encodings.base import Encoding
 from pe.encodings.checks import choice, positive, rotary_width
 from pe.encodings.clamping import clamped
-from pe.encodings.frequencies import phase_tables
+from pe.encodings.frequencies import cos_sin, phase_tables
 from pe.encodings.registry import register
 
 
@@ -71,16 +71,21 @@ class PoPE(Encoding):
         k_positions: Tensor,
         tables: Any = None,
     ) -> tuple[Tensor, Tensor]:
-        q_cos, q_sin = phase_tables(q_positions, self.inv_freq, q.dtype)
-        cos, sin = phase_tables(k_positions, self.inv_freq, k.dtype)
-        bounded = clamped(self.delta.to(cos.dtype), -2 * math.pi, 0.0)
-        delta = bounded[:, None]  # (K, 1, d)
-        k_cos = cos * delta.cos() - sin * delta.sin()  # cos(s w + delta)
-        k_sin = sin * delta.cos() + cos * delta.sin()
-        return self._expand(q, q_cos, q_sin), self._expand(k, k_cos, k_sin)
+        q_table = torch.stack(phase_tables(q_positions, self.inv_freq, q.dtype), dim=-2)
+        k_table = q_table
+        if k_positions is not q_positions:
+            k_table = torch.stack(phase_tables(k_positions, self.inv_freq, k.dtype), dim=-2)
+        bounded = clamped(self.delta.double(), -2 * math.pi, 0.0)
+        once = bounded.new_ones(1, dtype=torch.long)  # one step of delta: opaque to a compiler too
+        cos, sin = cos_sin(once, bounded, q_table.dtype)  # (K, 1, d)
+        # cos(s w + delta) = cos cos - sin sin, sin(s w + delta) = sin cos + cos sin
+        signed = torch.stack((-sin, sin), dim=-2)
+        k_table = torch.addcmul(k_table * cos[..., None, :], k_table.flip(-2), signed)
+        return self._expand(q, q_table), self._expand(k, k_table)
 
-    def _expand(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        magnitude = softplus(x[..., : self.polar_dim].to(cos.dtype))
-        polar = torch.cat((magnitude * cos, magnitude * sin), dim=-1).to(x.dtype)
+    def _expand(self, x: Tensor, table: Tensor) -> Tensor:
+        """``table``: (..., T, 2, d), cosines and sines."""
+        magnitude = softplus(x[..., : self.polar_dim].to(table.dtype))
+        polar = (magnitude[..., None, :] * table).flatten(-2).to(x.dtype)
         rest = x[..., self.polar_dim :]
         return polar if rest.shape[-1] == 0 else torch.cat((polar, rest), dim=-1)
