@@ -20,7 +20,9 @@ pytestmark = [
     ),
 ]
 ENCODINGS = ["nope", "rope", "yarn", "pope", "xpos", "fope"]
-BIASED = ["alibi", "kerple_log", "kerple_power", "sandwich", "t5", "fire", "fox", "rope+alibi"]
+BIASED = [
+    "alibi", "kerple_log", "kerple_power", "sandwich", "t5", "fire", "fox", "cope", "rope+alibi",
+]  # fmt: skip
 HIDDEN = 48
 CUDA = torch.device("cuda")
 
@@ -81,7 +83,8 @@ def attended(
     q, k, v = (drawn(2, h, length, width).bfloat16().to(dtype).requires_grad_() for h in sizes)
     x = drawn(2, length, HIDDEN).requires_grad_()
     out = pe.attend(enc, q, k, v, backend=backend, layer_input=x)
-    named = {"q": q, "k": k, "v": v, "x": x, **dict(enc.named_parameters())}
+    learned = {n: p for n, p in enc.named_parameters() if p.requires_grad}
+    named = {"q": q, "k": k, "v": v, "x": x, **learned}
     upstream = drawn(*out.shape).bfloat16()
     found = torch.autograd.grad(out, list(named.values()), upstream.to(dtype), allow_unused=True)
     return {"out": out.detach()} | {
@@ -149,15 +152,20 @@ def test_a_compiled_step_has_the_loss_and_gradients_of_the_eager_one(spec: str) 
     for compiled in (False, True):
         model = build_model(recipe, recipe.vocab_size).to(CUDA).train()
         if compiled:
-            model.compile()
+            model.compile(fullgraph=True)  # raises where the compiler has to stop
         with autocast(recipe, CUDA):
             loss = model(input_ids=text[:, :-1], shift_labels=text[:, 1:]).loss
         loss.backward()
-        found.append((loss.detach(), {n: p.grad for n, p in model.named_parameters()}))
+        learned = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
+        found.append((loss.detach(), learned))
     (eager, eager_gradients), (fast, fast_gradients) = found
     assert abs(float(eager - fast)) < 2e-3
+    largest = max(float(gradient.norm()) for gradient in eager_gradients.values())
     for name, gradient in eager_gradients.items():
-        assert ratio(fast_gradients[name], gradient) < 0.05, name
+        if gradient.norm() < 1e-6 * largest:  # nothing but what rounding left
+            assert fast_gradients[name].norm() < 1e-5 * largest, name
+        else:
+            assert ratio(fast_gradients[name], gradient) < 0.05, name
 
 
 def test_phases_stay_exact_far_away_on_the_device() -> None:

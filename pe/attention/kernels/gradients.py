@@ -5,6 +5,10 @@
 Weights are made again from the logarithms that the forward pass kept. The bias' own gradient is dS
 added up: over queries for KEYS, along diagonals for TABLE, by what f depends on for FIRE. Each row
 of dS adds up to 0, which is why what all biases of a row share needs no gradient.
+
+It does if rowsum(dO o) is that of the o before rounding to 16 bits. Sums over thousands of entries
+would collect what is missing, so where they are wanted (SUMS) `by_queries`, which runs first, adds
+to the rowsum what its row of dS adds up to, and from there on rows do add up to 0.
 """
 
 from __future__ import annotations
@@ -13,19 +17,6 @@ import triton
 import triton.language as tl
 
 from pe.attention.kernels.flash import add_bias
-
-
-@triton.jit
-def row_sums(O, DO, R, T, H, o_b, o_h, o_t, g_b, g_h, g_t, D: tl.constexpr, BM: tl.constexpr):
-    """rowsum(dO o), float32."""
-    i = tl.program_id(0) * BM + tl.arange(0, BM)
-    b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
-    d = tl.arange(0, D)
-    inside = i[:, None] < T
-    o = tl.load(O + b * o_b + h * o_h + i[:, None] * o_t + d[None, :], mask=inside, other=0.0)
-    g = tl.load(DO + b * g_b + h * g_h + i[:, None] * g_t + d[None, :], mask=inside, other=0.0)
-    total = tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)
-    tl.store(R + tl.program_id(1).to(tl.int64) * T + i, total, mask=i < T)
 
 
 @triton.jit
@@ -112,10 +103,10 @@ def by_keys(
 
 @triton.jit
 def key_blocks(
-    dq, q, g, lse, sums, K, V, i, i0, start, stop, T, k_t, v_t, scale, X, Y, Z,
-    KIND: tl.constexpr, FAR: tl.constexpr, DIAGONAL: tl.constexpr, REACH: tl.constexpr,
-    KNOTS: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    dq, rest, q, g, lse, sums, K, V, i, i0, start, stop, T, k_t, v_t, scale, X, Y, Z,
+    KIND: tl.constexpr, FAR: tl.constexpr, DIAGONAL: tl.constexpr, SUMS: tl.constexpr,
+    REACH: tl.constexpr, KNOTS: tl.constexpr, E: tl.constexpr, D: tl.constexpr,
+    BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one block of queries from the keys from ``start`` to ``stop``."""
     e, d = tl.arange(0, E), tl.arange(0, D)
@@ -135,19 +126,22 @@ def key_blocks(
             p = tl.where(i[:, None] >= j[None, :], p, 0.0)
         dp = tl.dot(g, tl.trans(v), input_precision=PRECISION)
         ds = p * (dp - sums[:, None])
+        if SUMS:
+            rest += tl.sum(ds, 1)
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
-    return dq
+    return dq, rest
 
 
 @triton.jit
 def by_queries(
-    Q, K, V, DO, L, R, X, Y, Z, DQ, T, H, G, scale, plain_scale,
+    Q, K, V, DO, L, R, X, Y, Z, O, DQ, T, H, G, scale, plain_scale,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, x_b, x_h, y_b, y_h,
-    dq_b, dq_h, dq_t,
-    KIND: tl.constexpr, REACH: tl.constexpr, KNOTS: tl.constexpr, E: tl.constexpr,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+    o_b, o_h, o_t, dq_b, dq_h, dq_t,
+    KIND: tl.constexpr, SUMS: tl.constexpr, REACH: tl.constexpr, KNOTS: tl.constexpr,
+    E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one head: dq."""
+    """One block of queries of one head: dq, and R, which the other gradients need."""
     block = tl.num_programs(0) - 1 - tl.program_id(0)
     b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
     K += b * k_b + (h // G) * k_h
@@ -162,22 +156,25 @@ def by_queries(
     g = tl.load(DO + b * g_b + h * g_h + i[:, None] * g_t + d[None, :], mask=inside, other=0.0)
     rows = tl.program_id(1).to(tl.int64) * T + i
     lse = tl.load(L + rows, mask=i < T, other=float("inf"))
-    sums = tl.load(R + rows, mask=i < T, other=0.0)
+    o = tl.load(O + b * o_b + h * o_h + i[:, None] * o_t + d[None, :], mask=inside, other=0.0)
+    sums = tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)
+    rest = tl.zeros((BM,), tl.float32)
     dq = tl.zeros((BM, E), tl.float32)
     whole, far = (i0 // BN) * BN, 0
     if REACH > 0:
         far = tl.maximum((i0 - REACH + 1) // BN, 0) * BN
-        dq = key_blocks(
-            dq, q, g, lse, sums, K, V, i, i0, 0, far, T, k_t, v_t, scale, X, Y, Z,
-            KIND, True, False, REACH, KNOTS, E, D, BN, PRECISION,
+        dq, rest = key_blocks(
+            dq, rest, q, g, lse, sums, K, V, i, i0, 0, far, T, k_t, v_t, scale, X, Y, Z,
+            KIND, True, False, SUMS, REACH, KNOTS, E, D, BN, PRECISION,
         )  # fmt: skip
-    dq = key_blocks(
-        dq, q, g, lse, sums, K, V, i, i0, far, whole, T, k_t, v_t, scale, X, Y, Z,
-        KIND, False, False, REACH, KNOTS, E, D, BN, PRECISION,
+    dq, rest = key_blocks(
+        dq, rest, q, g, lse, sums, K, V, i, i0, far, whole, T, k_t, v_t, scale, X, Y, Z,
+        KIND, False, False, SUMS, REACH, KNOTS, E, D, BN, PRECISION,
     )  # fmt: skip
-    dq = key_blocks(
-        dq, q, g, lse, sums, K, V, i, i0, whole, i0 + BM, T, k_t, v_t, scale, X, Y, Z,
-        KIND, False, True, REACH, KNOTS, E, D, BN, PRECISION,
+    dq, rest = key_blocks(
+        dq, rest, q, g, lse, sums, K, V, i, i0, whole, i0 + BM, T, k_t, v_t, scale, X, Y, Z,
+        KIND, False, True, SUMS, REACH, KNOTS, E, D, BN, PRECISION,
     )  # fmt: skip
+    tl.store(R + rows, sums + rest, mask=i < T)
     at = DQ + b * dq_b + h * dq_h + i[:, None] * dq_t + e[None, :]
     tl.store(at, (dq * plain_scale).to(DQ.dtype.element_ty), mask=inside)

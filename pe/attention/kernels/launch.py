@@ -113,15 +113,17 @@ def backward(
     groups = heads // key_heads
     plan, bias = plan_for(width, value_width, kind), _Bias(kind, q, own, parts)
     sums = torch.empty_like(lse)
-    gradients.row_sums[(-(-length // 64), batch * heads)](
-        out, gradient, sums, length, heads, *_rows(out), *_rows(gradient), D=value_width, BM=64,
-        num_warps=4,
-    )  # fmt: skip
     inputs = (q, k, v, gradient, lse, sums, *bias.tensors)
     strides = (*_rows(q), *_rows(k), *_rows(v), *_rows(gradient))
     shape: dict[str, Any] = {"KIND": kind, "REACH": reach, "KNOTS": bias.knots, "E": width}
     shape |= {"D": value_width, "PRECISION": _precision(q)}
     dq, dk, dv = tokens_first(q, width), tokens_first(k, width), tokens_first(v, value_width)
+    b = plan.queries
+    gradients.by_queries[(-(-length // b.queries), batch * heads)](
+        *inputs, out, dq, length, heads, groups, scale / LN2, scale, *strides, *bias.strides,
+        *_rows(out), *_rows(dq), SUMS=learns, BM=b.queries, BN=b.keys, **shape,
+        num_warps=b.warps, num_stages=b.stages,
+    )  # fmt: skip
     by_keys = learns and kind == KEYS
     dx = q.new_empty(batch, heads, length if by_keys else 0, dtype=torch.float32)
     b = plan.keys
@@ -129,11 +131,6 @@ def backward(
         *inputs, dk, dv, dx, length, heads, groups, scale / LN2, scale, *strides, *bias.strides,
         *_rows(dk), *_rows(dv), SUMS=by_keys, BM=b.queries, BN=b.keys, **shape,
         num_warps=b.warps, num_stages=b.stages,
-    )  # fmt: skip
-    b = plan.queries
-    gradients.by_queries[(-(-length // b.queries), batch * heads)](
-        *inputs, dq, length, heads, groups, scale / LN2, scale, *strides, *bias.strides,
-        *_rows(dq), BM=b.queries, BN=b.keys, **shape, num_warps=b.warps, num_stages=b.stages,
     )  # fmt: skip
     if not learns or own is None:
         return dq, dk, dv, q.new_empty(0, dtype=torch.float32)
