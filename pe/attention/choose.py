@@ -24,7 +24,7 @@ from pe._errors import unknown
 from pe.attention.dense import dense_attention
 from pe.attention.sdpa import sdpa_attention
 from pe.encodings.base import Encoding
-from pe.encodings.forms import Form
+from pe.encodings.forms import COUNTS, Form
 
 BACKENDS = {"dense": dense_attention, "sdpa": sdpa_attention}
 """Those that take any bias and any mask, ``(q, k, v, scale, bias, mask) -> output``."""
@@ -187,9 +187,14 @@ def compute(
         return by_rows
     if bias.form is None:
         return BACKENDS[backend or "sdpa"](q, k, v, scale=scale, bias=bias.whole, mask=mask)
-    from pe.attention.kernels.ops import attend  # needs triton
+    from pe.attention.kernels import cope_ops, ops  # need triton
 
     form = bias.form
     with torch.autocast(q.device.type, enabled=False):
-        out: Tensor = attend(q, k, v, scale, form.kind, form.own, list(form.parts), form.reach)[0]
-    return out
+        found: tuple[Tensor, ...]
+        if form.kind == COUNTS:
+            found = cope_ops.attend(q, k, v, scale, form.own)
+        else:
+            bias_of_kind = form.kind, form.own, list(form.parts), form.reach
+            found = ops.attend(q, k, v, scale, *bias_of_kind)
+    return found[0]

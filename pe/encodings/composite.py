@@ -111,8 +111,14 @@ class Composite(Encoding):
 
     @property
     def has_form(self) -> bool:
-        """A sum of two biases has none: it would take a kernel for each pair."""
-        return sum(part.biased for part in self._all) <= 1 and all(p.has_form for p in self._all)
+        """A sum of two biases has none: it would take a kernel for each pair.
+
+        Nor one that looks at queries and keys which another part changes: kernels see them last.
+        """
+        if sum(part.biased for part in self._all) > 1 or not all(p.has_form for p in self._all):
+            return False
+        scales = any(type(p).logit_scale is not Encoding.logit_scale for p in self._all)
+        return not (self.content_dependent and (self.rotates or scales))
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
         forms = [part.bias_form(length, device, state) for part in self._all]

@@ -11,7 +11,8 @@ The authors' code divides the term by sqrt(d) as here; the paper's listing does 
 plus one, as in the authors' code, unless given.
 
 Gates look at which token came before which, not at position numbers: a query never counts a key
-ahead of it. Needs all logits of a query at once, which torch's fused kernels never hold.
+ahead of it. torch's fused attention cannot say this, since a bias depends on the logits of all keys
+in between; `pe.attention.kernels.cope` goes from each query to the left and counts as it goes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 from pe.encodings.base import Encoding
 from pe.encodings.checks import at_least
+from pe.encodings.forms import Form, by_count
 from pe.encodings.query_rows import by_query_rows
 from pe.encodings.registry import register
 
@@ -97,3 +99,7 @@ class CoPE(Encoding):
 
         with torch.autocast(q.device.type, enabled=False):
             return by_query_rows(block, q_length, k_length, HELD * q.shape[0] * q.shape[1])
+
+    def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
+        reachable = self.table[: length + 2]  # a gate is at most 1
+        return by_count(reachable / math.sqrt(self.table.shape[-1]) if self.divide else reachable)

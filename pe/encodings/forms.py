@@ -1,8 +1,9 @@
 """What a bias is made of, where it is less than a matrix.
 
 An encoding whose bias follows from one number a key (`KeyBias`), one number a distance
-(`DistanceBias`), or FIRE's network says so in `Encoding.bias_form`, and a kernel makes each block
-of the matrix where it is needed. Everything here is float32 or float64, whatever the queries are.
+(`DistanceBias`), one vector a count of keys (CoPE), or FIRE's network says so in
+`Encoding.bias_form`, and a kernel makes each block of the matrix where it is needed. Everything
+here is float32 or float64, whatever the queries are.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 LOG2E = 1.0 / math.log(2.0)
-NONE, KEYS, TABLE, FIRE = 0, 1, 2, 3
-"""The kinds of bias; `pe.attention.kernels.flash` says what each is."""
+NONE, KEYS, TABLE, FIRE, COUNTS = 0, 1, 2, 3, 4
+"""The kinds of bias; `pe.attention.kernels.flash` says what each is, and `.cope` the last."""
 STRETCH = 128
 """Keys that are measured from one number; no block of a kernel is longer."""
 PADDING = 256
@@ -51,6 +52,15 @@ def by_distance(table: Tensor, reach: int | None = None) -> Form:
     """b(i, j) = table[h, i - j], (H, T); alike from distance ``reach`` on."""
     own = pad(table.float() * LOG2E, (PADDING, PADDING))
     return Form(TABLE, own, (), reach if reach is not None and reach < table.shape[-1] else 0)
+
+
+def by_count(table: Tensor) -> Form:
+    """b(i, j) = q_i . table[c_ij], (rows, D): c_ij the gates of i from j on, at most rows - 1.
+
+    Gates are sigmoids of the logits, so this holds for queries and keys that nothing turns or
+    scales in between.
+    """
+    return Form(COUNTS, table.float().contiguous())
 
 
 def fire(
@@ -105,13 +115,17 @@ def fire(
     return Form(FIRE, own, (pairs, psi, rows, breaks, by_c, rows_c, rows_m, w >= 0, slopes))
 
 
-def matrix(form: Form, length: int) -> Tensor:
+def matrix(form: Form, length: int, q: Tensor | None = None, k: Tensor | None = None) -> Tensor:
     """The bias that ``form`` stands for, (1 or B, H, T, T) float32: what a kernel must compute.
 
     Keys ahead of a query get whatever there is; they are masked. KEYS is given up to what a row has
-    in common, here with 0 for the token itself.
+    in common, here with 0 for the token itself. COUNTS needs (B, H, T, D) and (B, K, T, D).
     """
     assert form.own is not None
+    if form.kind == COUNTS:
+        assert q is not None
+        assert k is not None
+        return _counted(form.own, q.float(), k.float())
     place = torch.arange(length, device=form.own.device)
     distance = (place[:, None] - place).clamp(min=0)
     if form.kind == KEYS:
@@ -126,3 +140,13 @@ def matrix(form: Form, length: int) -> Tensor:
     at = psi[PADDING:][distance] * rows[:length, None]
     knot = at.long().clamp(max=pairs.shape[1] - 1)
     return ((pairs[:, knot, 0] + pairs[:, knot, 1] * (at - knot)) / LOG2E)[None]
+
+
+def _counted(table: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """COUNTS, read between rows by weights that are 0 from a distance of 1 on."""
+    logits = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(-1, -2)
+    gates = (logits / math.sqrt(q.shape[-1])).sigmoid().tril()
+    counts = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=len(table) - 1)
+    rows = torch.arange(len(table), device=q.device)
+    weights = (1 - (counts[..., None] - rows).abs()).clamp(min=0)
+    return torch.einsum("bhid,nd,bhijn->bhij", q, table, weights)

@@ -24,7 +24,7 @@ def form(subject: Subject, measure: Measure) -> None:
         raise NotPromised("it has no bias")
     want = enc.bias(given.q, given.k, positions, positions, state)
     assert want is not None
-    got = matrix(made, length).expand_as(want)
+    got = matrix(made, length, given.q, given.k).expand_as(want)
     seen = torch.ones(length, length, dtype=torch.bool).tril()
     got, want = (
         (x - x.diagonal(dim1=-2, dim2=-1)[..., None]).masked_fill(~seen, 0.0) for x in (got, want)

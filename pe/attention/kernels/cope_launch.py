@@ -1,0 +1,179 @@
+"""Run CoPE's kernels: q (B, H, T, E), k (B, K, T, E), v (B, K, T, D) and its table (rows, E).
+
+Products of queries and table rows are made for some heads at a time, so that they never need more
+than a few GiB however long the text is; nothing grows with the square of the length.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pe.attention.kernels import cope, cope_gradients
+from pe.attention.kernels.blocks import Blocks
+from pe.attention.kernels.launch import tokens_first
+from pe.encodings.forms import LOG2E
+
+HELD = 2**29
+"""Products of queries and table rows that are there at once, 4 bytes each."""
+SHARES = 2**28
+"""Numbers in the shares of dk and dv, at most, beyond one share a head."""
+PROGRAMS = 264
+"""Programs that the gradients are spread over, at least: two for each of 132 processors."""
+SPLITS = 64
+ALIGNED = 32
+
+
+FORWARD, BACKWARD, PRODUCTS = Blocks(64, 64, 4, 2), Blocks(64, 64, 8, 2), Blocks(64, 64, 4, 2)
+"""Queries of a backward block divide those of a forward block, keys likewise."""
+
+
+def bits(length: int) -> int:
+    """Bits behind the point of a count: as many as 32 bits leave, and two halves of 11 hold."""
+    return min(22, 31 - (length + 2).bit_length())
+
+
+def across(length: int, b: Blocks = FORWARD) -> int:
+    """Blocks of queries."""
+    return -(-length // b.queries)
+
+
+class _Call:
+    """What all kernels of a call are told."""
+
+    def __init__(self, q: Tensor, k: Tensor, table: Tensor) -> None:
+        self.batch, self.heads, self.length, self.width = q.shape
+        self.groups = self.heads // k.shape[1]
+        self.last = table.shape[0] - 1
+        self.columns = -(-table.shape[0] // ALIGNED) * ALIGNED
+        self.high = table.to(q.dtype).contiguous()
+        self.low = (table - self.high.to(table.dtype)).to(q.dtype)
+        self.options: dict[str, Any] = {
+            "E": self.width, "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
+        }  # fmt: skip
+        fits = max(1, HELD // (self.groups * self.length * self.columns))
+        all_heads = self.batch * self.heads
+        pieces = -(-all_heads // (fits * self.groups))
+        self.step = -(-all_heads // (pieces * self.groups)) * self.groups
+        self.firsts = range(0, all_heads, self.step)
+
+    def here(self, first: int) -> int:
+        """Heads from ``first`` on that are done at once."""
+        return min(self.step, self.batch * self.heads - first)
+
+    def products(
+        self, q: Tensor, first: int, counts: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Z and, where ``counts`` say how far, DZ full of zeros and TOP."""
+        here, again = self.here(first), counts is not None
+        kind = torch.float32 if q.dtype == torch.float32 else torch.float16
+        z = q.new_empty(here, self.length, self.columns, 2, dtype=kind)
+        dz = q.new_empty(z.shape[:3] if again else (1,), dtype=torch.int32)
+        top = q.new_empty(here, across(self.length, PRODUCTS) if again else 1, dtype=torch.int32)
+        b = PRODUCTS
+        cope.products[(across(self.length, b), here)](
+            q, self.high, self.low, z, dz, counts if counts is not None else top, top, first,
+            self.length, self.heads, self.last, LOG2E, *_rows(q), self.columns, AGAIN=again,
+            BITS=bits(self.length), BM=b.queries, BN=b.keys, **self.options,
+            num_warps=b.warps, num_stages=b.stages,
+        )  # fmt: skip
+        return z, dz, top
+
+
+def _rows(x: Tensor) -> tuple[int, int, int]:
+    return x.stride(0), x.stride(1), x.stride(2)
+
+
+def _ready(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """o (B, H, T, D), lse (B, H, T) in base 2, and N and FAR of the kernel.
+
+    ``scale`` is that of the logits; the table's term is q . table as it stands.
+    """
+    q, k, v = _ready(q), _ready(k), _ready(v)
+    call, b = _Call(q, k, table), FORWARD
+    out = tokens_first(q, v.shape[-1])
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    counts = q.new_empty(q.shape[:3], dtype=torch.int32)
+    far = q.new_empty(*q.shape[:2], across(call.length, b), dtype=torch.int32)
+    for first in call.firsts:
+        z, _, _ = call.products(q, first, None)
+        cope.forward[(across(call.length, b), call.here(first))](
+            q, k, v, z, out, lse, counts, far, first, call.length, call.heads, call.groups,
+            scale * LOG2E, call.last, call.columns, *_rows(q), *_rows(k), *_rows(v), *_rows(out),
+            BITS=bits(call.length), D=v.shape[-1], BM=b.queries, BN=b.keys, **call.options,
+            num_warps=b.warps, num_stages=b.stages,
+        )  # fmt: skip
+    return out, lse, counts, far
+
+
+def backward(
+    gradient: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    counts: Tensor,
+    far: Tensor,
+    table: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv in the order of their tokens, and the table's gradient in float32."""
+    q, k, v, gradient = _ready(q), _ready(k), _ready(v), _ready(gradient)
+    call, b = _Call(q, k, table), BACKWARD
+    length, width, value_width = call.length, call.width, v.shape[-1]
+    dq, dk, dv = tokens_first(q, width), tokens_first(k, width), tokens_first(v, value_width)
+    largest = torch.linalg.vector_norm(v, dim=-1, dtype=torch.float32).amax(-1).contiguous()
+    parts = q.new_empty(len(call.firsts), SPLITS, *table.shape, dtype=torch.float32)
+    places = [divmod(n, k.shape[1]) for n in range(k.shape[0] * k.shape[1])]
+    for piece, first in enumerate(call.firsts):
+        here = call.here(first)
+        z, dz, top = call.products(q, first, counts)
+        most = SHARES // (here * length * (width + value_width))
+        shares = max(1, min(-(-PROGRAMS // here), across(length, b), most))
+        dk_parts = q.new_zeros(here, shares, length, width, dtype=torch.float32)
+        dv_parts = q.new_zeros(here, shares, length, value_width, dtype=torch.float32)
+        dq_part = q.new_empty(here, length, width, dtype=torch.float32)
+        unit = q.new_empty(here, length, dtype=torch.float32)
+        cope_gradients.backward[(shares, here)](
+            q, k, v, out, gradient, lse, counts, far, z, largest, dq_part, dz, unit, dk_parts,
+            dv_parts, first, length, call.heads, call.groups, scale * LOG2E, call.last,
+            call.columns, *_rows(q), *_rows(k), *_rows(v), *_rows(out), *_rows(gradient),
+            BITS=bits(length), D=value_width, BM=b.queries, BN=b.keys, **call.options,
+            num_warps=b.warps, num_stages=b.stages,
+        )  # fmt: skip
+        del z
+        cope_gradients.of_queries[(across(call.length, PRODUCTS), here)](
+            dq_part, dz, unit, counts, top, call.high, dq, first, length, call.heads, call.last,
+            call.columns, scale, *_rows(dq), BITS=bits(length), BM=PRODUCTS.queries,
+            BN=PRODUCTS.keys, **call.options, num_warps=4, num_stages=2,
+        )  # fmt: skip
+        cope_gradients.of_table[(-(-table.shape[0] // PRODUCTS.keys), SPLITS)](
+            q, dz, unit, top, parts[piece], first, here, length, call.heads, call.last,
+            call.columns, *_rows(q), BM=PRODUCTS.queries, BN=PRODUCTS.keys, **call.options,
+            num_warps=4, num_stages=2,
+        )  # fmt: skip
+        begin = first // call.groups
+        for target, share, factor in ((dk, dk_parts, scale), (dv, dv_parts, 1.0)):
+            total = share.view(-1, call.groups * shares, *share.shape[2:]).sum(1) * factor
+            _put(target, total, places[begin : begin + len(total)])
+    return dq, dk, dv, parts.sum((0, 1))
+
+
+def _put(target: Tensor, total: Tensor, places: list[tuple[int, int]]) -> None:
+    """Some key heads' gradients, counted through the batch, to where they belong."""
+    heads = target.shape[1]
+    if places[0][1] == 0 and len(places) % heads == 0:
+        begin = places[0][0]
+        target[begin : begin + len(places) // heads] = total.view(-1, heads, *total.shape[1:])
+        return
+    for (batch, head), found in zip(places, total, strict=True):
+        target[batch, head] = found

@@ -1,0 +1,70 @@
+"""A small case of CoPE, and what the definition makes of it, without autograd.
+
+    dS = P (dP - rowsum(P dP))    dc = dS z'(c)    dg_t = sum of dc_j, j <= t
+    dq = scale dL k + dz t    dk = scale dL^T q    dt = dz^T q    with dL = dS + dg g (1 - g)
+
+z = q t^T; dz is dS shared out to the two rows between which a count lies.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+BATCH, HEADS, LENGTH, ROWS = 2, 2, 192, 24
+"""Long enough for counts that run beyond the table."""
+
+
+class Case(NamedTuple):
+    """Two texts of two heads that share their keys."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gradient: Tensor
+    table: Tensor
+
+
+def case(width: int, value_width: int, dtype: torch.dtype, device: torch.device) -> Case:
+    """The same numbers every time; no generator of the caller's is touched."""
+    generator = torch.Generator(device=device).manual_seed(7)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device)
+
+    sizes = ((HEADS, width), (1, width), (1, value_width), (HEADS, value_width))
+    tensors = [drawn(BATCH, heads, LENGTH, size).to(dtype) for heads, size in sizes]
+    q, k, v, gradient = tensors
+    return Case(q, k, v, gradient, drawn(ROWS, width) * width**-0.5)
+
+
+def expected(given: Case, scale: float) -> tuple[Tensor, ...]:
+    """o, dq, dk, dv and the gradient of the table, float64."""
+    q, k, v, gradient, table = (t.double() for t in given)
+    length, last = q.shape[-2], len(table) - 1
+    seen = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+    logits = scale * (q @ k.transpose(-1, -2))
+    gates = logits.sigmoid() * seen
+    counts = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=last)
+    products = q @ table.t()
+    below = counts.long()
+    above, part = (below + 1).clamp(max=last), counts - below
+    low, high = products.gather(-1, below), products.gather(-1, above)
+    weights = (logits + low.lerp(high, part)).masked_fill(~seen, -math.inf).softmax(-1)
+    by_weight = gradient @ v.transpose(-1, -2)
+    by_logit = weights * (by_weight - (weights * by_weight).sum(-1, keepdim=True))
+    by_product = torch.zeros_like(products)
+    by_product.scatter_add_(-1, below, by_logit * (1 - part))
+    by_product.scatter_add_(-1, above, by_logit * part)
+    by_gate = (by_logit * (high - low)).cumsum(-1)
+    by_logit = by_logit + by_gate * gates * (1 - gates)
+    return (
+        weights @ v,
+        scale * (by_logit @ k) + by_product @ table,
+        scale * (by_logit.transpose(-1, -2) @ q).sum(1, keepdim=True),
+        (weights.transpose(-1, -2) @ gradient).sum(1, keepdim=True),
+        (by_product.transpose(-1, -2) @ q).sum((0, 1)),
+    )

@@ -1,0 +1,195 @@
+"""CoPE's kernels, interpreted on the CPU, against the definition: values and every gradient.
+
+On a GPU the cases of the other kernels run with CoPE among them: tests/test_gpu.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import pe
+from pe.attention import choose
+from pe.attention.choose import path_for
+from pe.attention.kernels import cope_launch, cope_ops
+from pe.config import PEConfig
+from pe.encodings.cope import CoPE
+from pe.model import PEForCausalLM
+
+
+def made(width: int, npos: int, divide: bool = True, seed: int = 0) -> CoPE:
+    """CoPE with a table that matters."""
+    enc = CoPE(width, npos=npos, divide=divide)
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        enc.table.normal_(generator=generator).mul_(1.0 if divide else width**-0.5)
+    return enc
+
+
+def computed(
+    enc: CoPE, backend: str, length: int, heads: int, kv: int, width: int, batch: int = 1,
+    seed: int = 0, spread: float = 1.0,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Output and gradients by name; the definition's in float64.
+
+    In float32 it is no judge: where a count is a whole number but for rounding, the gradient jumps.
+    """
+    torch.manual_seed(seed)
+    wide = torch.float64 if backend == "dense" else torch.float32
+    q, k, v = (
+        torch.randn(batch, h, length, width).to(wide).requires_grad_() for h in (heads, kv, kv)
+    )
+    direction = torch.randn(batch, heads, length, width)
+    enc = copy.deepcopy(enc).to(wide)
+    out = pe.attend(enc, spread * q, k, v, backend=backend)
+    named = {"q": q, "k": k, "v": v, "table": enc.table}
+    found = torch.autograd.grad((out * direction).sum(), list(named.values()))
+    return {"out": out.detach()} | dict(zip(named, found, strict=True))
+
+
+def agree(fast: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
+    for name, want in exact.items():
+        assert torch.isfinite(fast[name]).all(), name
+        error = float((fast[name] - want).norm())
+        assert error <= 2e-5 * float(want.norm()) + 2e-5, (name, error, float(want.norm()))
+
+
+@pytest.mark.parametrize(
+    ("length", "npos"),
+    [(1, 2), (1, 9), (15, 3), (15, 40), (65, 12), (65, 66), (128, 5), (128, 129), (200, 24)],
+)
+def test_kernels_agree_with_the_definition(length: int, npos: int) -> None:
+    """The smaller of two tables ends within the text, so that whole blocks are alike; 24 too."""
+    enc, case = made(32, npos), {"length": length, "heads": 2, "kv": 1, "width": 32}
+    agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv", "width", "divide", "seed", "spread"),
+    [(4, 2, 64, True, 3, 1.0), (1, 1, 64, False, 4, 1.0), (3, 1, 16, False, 5, 6.0)],
+)
+def test_kernels_agree_for_other_heads_widths_and_options(
+    heads: int, kv: int, width: int, divide: bool, seed: int, spread: float
+) -> None:
+    """Spread out sixfold, gates are as good as open or shut."""
+    enc = made(width, 31, divide, seed)
+    case: dict[str, Any] = {
+        "length": 97,
+        "heads": heads,
+        "kv": kv,
+        "width": width,
+        "seed": seed,
+        "spread": spread,
+    }
+    agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
+
+
+def test_a_long_text_is_done_a_few_heads_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces that end within a text, and shares of the gradient of keys that are added up."""
+    enc = made(16, 20)
+    case = {"length": 70, "heads": 4, "kv": 2, "width": 16, "batch": 3}
+    exact = computed(enc, "dense", **case)
+    held = 70 * 32 * 2  # of one key head
+    for pieces in (1, 3):
+        monkeypatch.setattr(cope_launch, "HELD", pieces * held)
+        agree(computed(enc, "kernel", **case), exact)
+
+
+def test_every_number_is_written_and_the_same_inputs_give_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    new_empty = Tensor.new_empty
+
+    def poisoned(self: Tensor, *size: Any, **options: Any) -> Tensor:
+        made = new_empty(self, *size, **options)
+        return made.fill_(math.nan if made.is_floating_point() else 123456789)
+
+    monkeypatch.setattr(Tensor, "new_empty", poisoned)
+    enc, case = made(16, 12), {"length": 150, "heads": 2, "kv": 1, "width": 16}
+    first, second = (computed(enc, "kernel", **case) for _ in range(2))
+    agree(first, computed(enc, "dense", **case))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_counts_are_as_fine_as_32_bits_allow() -> None:
+    for length in (1, 1000, 1024, 16384, 2**17):
+        assert (length + 1) << cope_launch.bits(length) < 2**31
+    assert cope_launch.bits(1024) == 20
+    assert cope_launch.bits(100) == 22  # as much as two halves of 11 bits hold
+
+
+def test_only_counts_that_can_be_reached_are_looked_up() -> None:
+    enc = made(16, 500)
+    form = enc.bias_form(10, torch.device("cpu"), None)
+    assert form.own is not None
+    assert form.own.shape == (12, 16)
+    assert torch.allclose(form.own, enc.table[:12] / 4)
+
+
+def test_what_turns_or_scales_queries_keeps_cope_from_the_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(choose, "missing", lambda device: None)
+    cuda, options = torch.device("cuda", 0), {"head_dim": 16, "num_heads": 2, "original_length": 24}
+    for spec, path in (
+        ("cope", "kernel"), ("cope+rope", "matrix"), ("cope+ssmax", "matrix"),
+        ("cope+alibi", "matrix"), ("sinusoidal+cope", "kernel"),
+    ):  # fmt: skip
+        enc = pe.encoding(spec, hidden_size=32, **options)
+        assert path_for(enc, cuda, torch.bfloat16, 64, head_dim=16) == path, spec
+
+
+def test_a_model_on_kernels_has_the_loss_and_gradients_of_one_on_matrices() -> None:
+    found = []
+    ids = torch.randint(0, 40, (2, 33), generator=torch.Generator().manual_seed(1))
+    for backend in ("kernel", "sdpa"):
+        torch.manual_seed(0)
+        config = PEConfig(
+            vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+            num_attention_heads=2, max_position_embeddings=32, pe="cope",
+            attention_backend=backend,
+        )  # fmt: skip
+        model = PEForCausalLM(config)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.endswith("table"):
+                    parameter.normal_()
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        found.append({n: p.grad for n, p in model.named_parameters()} | {"loss": loss.detach()})
+    tables = [name for name in found[0] if name.endswith("table")]
+    assert len(tables) == 2
+    for name, fast in found[0].items():
+        slow = found[1][name]
+        assert fast is not None, name
+        assert slow is not None, name
+        assert float(slow.norm()) > 0, name
+        assert float((fast - slow).norm()) <= 2e-4 * float(slow.norm()) + 1e-6, name
+
+
+def test_the_proof_before_first_use_passes_and_catches_a_wrong_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = (16, 16, torch.float32, torch.device("cpu"))
+    cope_ops.prove.__wrapped__(*case)
+    backward = cope_ops.backward
+
+    def wrong(*arguments: Any) -> tuple[Tensor, ...]:
+        dq, dk, dv, table = backward(*arguments)
+        return dq, dk, dv, table * 1.01
+
+    monkeypatch.setattr(cope_ops, "backward", wrong)
+    with pytest.raises(RuntimeError, match=r"wrong on this machine: of the bias is off"):
+        cope_ops.prove.__wrapped__(*case)
+
+    def broken(*arguments: Any) -> tuple[Tensor, ...]:
+        raise MemoryError("out of resource: shared memory")
+
+    monkeypatch.setattr(cope_ops, "forward", broken)
+    with pytest.raises(RuntimeError, match=r"do not run .* shared memory.*backend='sdpa'"):
+        cope_ops.prove.__wrapped__(*case)
