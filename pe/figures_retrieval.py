@@ -62,7 +62,8 @@ def retrieval(rows: Sequence[Row], task: str, tempered: bool = False) -> Figure:
         axes.remove()
     if asked:
         colours = ScalarMappable(Normalize(0, 1), SEQUENTIAL.resampled(11))
-        bar = figure.colorbar(colours, ax=grid.ravel().tolist(), fraction=0.03, pad=0.01, aspect=40)
+        maps = list(grid.flat)[: len(asked)]
+        bar = figure.colorbar(colours, ax=maps, fraction=0.03, pad=0.01, aspect=40)
         bar.set_ticks([0, 0.5, 1], labels=["0%", "50%", "100%"], fontsize=8.5)
         bar.outline.set_visible(False)
     figure.supxlabel("length, in multiples of the training length", fontsize=10)

@@ -92,6 +92,9 @@ def test_heat_maps_show_the_recorded_shares() -> None:
     low, high = figure.axes[0].get_ylim()
     assert low > high  # the beginning of the text is at the top
     assert figures_retrieval.retrieval([], "needle").axes == []
+    for count in (1, 6, 9):  # grids with panels that nothing is in
+        axes = figures_retrieval.retrieval(ROWS[:count], "needle").axes
+        assert len(axes) == count + 1  # and the scale
 
 
 def test_every_method_is_on_the_extension_curves(drawn: dict[str, str]) -> None:

@@ -62,7 +62,7 @@ def as_task(planned: Planned) -> dict[str, Any]:
 
 def test_the_zero_shot_part_is_one_task_of_the_plan(studies: Path, own_runs: Path) -> None:
     (parent,), plan = load_plan("first"), by_label(load_plan("second"))
-    assert list(plan) == ["pi", "zero-shot"]
+    assert list(plan) == ["zero-shot", "pi"]
     task = plan["zero-shot"]
     assert task.run().directory == parent.run().directory
     assert task.zero_shot is not None
@@ -116,14 +116,14 @@ def test_lost_weights_are_trained_again_and_the_cells_say_so(
     lose_weights(own_runs)
     record = (parent.run().directory / "run.json").read_bytes()
     listed = everything(plan)
-    assert [p.label for p in listed] == ["rope, again", "pi", "zero-shot"]
-    assert listed[2].parent == listed[0].name
+    assert [p.label for p in listed] == ["rope, again", "zero-shot", "pi"]
+    assert listed[1].parent == listed[0].name
     _train_again(listed[0].run())
     losses = [line for line in listed[0].run().metric_lines() if "validation_loss" in line]
     assert [line["step"] for line in losses] == [4]  # none on the way
 
-    execute(as_task(plan[1]), {"PE_RUNS": str(own_runs)})
-    assert plan[1].done()
+    execute(as_task(plan[0]), {"PE_RUNS": str(own_runs)})
+    assert plan[0].done()
     assert (parent.run().directory / "run.json").read_bytes() == record
     found = parent.run().part("extension")
     assert found is not None
@@ -138,14 +138,14 @@ def test_lost_weights_are_trained_again_and_the_cells_say_so(
         path = parent.run().directory / f"longrope-{factor}x.json"
         best = json.loads(path.read_text())["best"]["factors"]
         assert found["cells"][f"longrope@{factor}"]["options"]["long_factor"] == best
-    assert [row.state for row in rows(plan)] == ["done", "planned", "done"]
-    assert [row.step for row in rows(plan)] == [4, 0, 5]
+    assert [row.state for row in rows(plan)] == ["done", "done", "planned"]
+    assert [row.step for row in rows(plan)] == [5, 4, 0]
 
 
 def test_what_is_recorded_is_not_measured_again(
     studies: Path, own_runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (parent,), task = load_plan("first"), load_plan("second")[1]
+    (parent,), task = load_plan("first"), load_plan("second")[0]
     run = parent.run()
     pe.train(run, quiet=True)
     wanted = task.zero_shot
@@ -175,8 +175,8 @@ def test_the_page_of_a_study_counts_its_runs_and_shows_what_was_extended(
     assert "| zero-shot | 0 |" in study_page.plan(folder).data
     assert "1 runs, " in study_page.plan(folder).data
     assert study_page.outcome(folder).data == "No run of this study is done."
-    assert plan[1].zero_shot
-    carry_out(parent.run(), plan[1].zero_shot, quiet=True)
+    assert plan[0].zero_shot
+    carry_out(parent.run(), plan[0].zero_shot, quiet=True)
     shown = study_page.outcome(folder).data
     assert "without training" in shown
     assert "| LongRoPE | 4 |" in shown

@@ -9,6 +9,7 @@ Rows and runs that are not recorded yet are named, so that a page holds before a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import book_directives
@@ -20,6 +21,7 @@ from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
 
+from pe import tables
 from pe._errors import unknown
 from pe.study import budgets, results
 from pe.study.plan import Planned, load_plan
@@ -136,9 +138,16 @@ def _seeds(rows: dict[str, Row]) -> str:
     return f"{seeds} seed" + ("" if counts[-1] == 1 else "s")
 
 
-def missing_runs(study: str, plan: list[Planned], rows: dict[str, Row]) -> str:
-    """Words on the planned runs that are not recorded, and the command that goes on."""
+def missing_runs(
+    study: str, plan: list[Planned], rows: dict[str, Row], unmeasured: Sequence[str] = ()
+) -> str:
+    """Words on what is planned and not recorded, and the command that goes on.
+
+    Args:
+        unmeasured: cells that a zero-shot part of the plan still lacks.
+    """
     runs = [run for row in rows.values() for run in row.runs]
+    plan = [planned for planned in plan if not planned.zero_shot]
     titles = {p.label: results.named(p.recipe.to_dict())[0] for p in plan}
     absent = budgets.missing(plan, runs)
     count = sum(len(seeds) for seeds in absent.values())
@@ -147,18 +156,34 @@ def missing_runs(study: str, plan: list[Planned], rows: dict[str, Row]) -> str:
     if again:
         said = f" {again} of them began with a model that was trained again from its recipe, since "
         said += "its weights were lost; their records name device, commit and loss."
-    if not absent:
+    if not absent and not unmeasured:
         return f"All {len(plan)} runs of the study are recorded.{said}"
     lines = [f"Of {len(plan)} planned runs {len(plan) - count} are recorded.{said} Missing are:\n"]
+    if not absent:
+        lines = [f"All {len(plan)} runs of the study are recorded.{said} Missing are:\n"]
     for label, seeds in absent.items():
         word = "seed" if len(seeds) == 1 else "seeds"
         lines.append(f"- {titles[label]}: {word} {', '.join(map(str, seeds))}")
+    if unmeasured:
+        lines.append(f"- measured without training: {', '.join(_by_method(unmeasured))}")
     lines.append(
         "\nThis goes on with them, and with nothing that is recorded; a parent whose weights are "
         "not on the machine is trained again first ({doc}`/studies`):\n\n"
         f"```bash\npython -m pe.study {study}\n```"
     )
     return "\n".join(lines)
+
+
+def _by_method(cells: Sequence[str]) -> list[str]:
+    """``yarn@2``, ``yarn@4`` -> ``YaRN with factors 2 and 4``."""
+    found: dict[str, list[str]] = {}
+    for method, _, factor in (cell.rpartition("@") for cell in cells):
+        found.setdefault(method, []).append(factor)
+    return [
+        tables.label(method)
+        + ("" if factors == ["1"] else f" with factor{'s'[: len(factors) > 1]} {_listed(factors)}")
+        for method, factors in found.items()
+    ]
 
 
 class _Made(Block):
@@ -234,8 +259,22 @@ class MissingRuns(_Made):
     classes: ClassVar[list[str]] = []
 
     def text(self) -> str:
-        study = self.arguments[0]
-        return missing_runs(study, load_plan(study), _rows(study))
+        study, plan = self.arguments[0], load_plan(self.arguments[0])
+        studies: Studies = book_directives._now["studies"]
+        rows = _rows(study) if study in studies.runs else {}
+        return missing_runs(study, plan, rows, _unmeasured(studies, plan))
+
+
+def _unmeasured(studies: Studies, plan: list[Planned]) -> list[str]:
+    """Cells of the plan's zero-shot parts that no record holds."""
+    runs = {f"{run.study}/{run.name}": run for run in studies.complete()}
+    found: list[str] = []
+    for planned in plan:
+        if planned.zero_shot:
+            run = runs.get(planned.recipe.start_from)
+            cells = ((run.extended if run else None) or {"cells": {}})["cells"]
+            found += planned.zero_shot.without(cells)
+    return list(dict.fromkeys(found))
 
 
 def setup(app: Sphinx) -> None:

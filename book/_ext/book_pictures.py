@@ -18,8 +18,15 @@ from book_studies import FILES, LOCAL, Snapshot, Studies
 from matplotlib.figure import Figure
 from sphinx.errors import ExtensionError
 
-from pe import figures, figures_budgets, figures_extension, figures_retrieval, figures_study
-from pe.study import results
+from pe import (
+    figures,
+    figures_budgets,
+    figures_extension,
+    figures_finetuned,
+    figures_retrieval,
+    figures_study,
+)
+from pe.study import finetuned, results
 
 TWINS = ("", "-dark")
 _FIGURES: dict[str, Callable[..., Figure]] = {
@@ -83,6 +90,11 @@ def _study_figures(
         if asked:
             draw_it = partial(figures_retrieval.retrieval, asked, task)
             found[f"{study}-{task}"] = (of_asked, draw_it)
+    tuned = finetuned.fine_tuned(rows)
+    if tuned:
+        drawn = {run.name for row in tuned for run in row.row.runs}
+        made_of = [run for run in runs if run.name in drawn]
+        found[f"{study}-fine-tuned"] = (made_of, partial(figures_finetuned.by_length, tuned))
     for row in rows:
         run = row.runs[0]
         record = getattr(run, "extended", None)
@@ -110,7 +122,7 @@ def draw(root: Path, book: Path, studies: Studies) -> None:
     modules = [*(root / "pe").glob("figures*.py"), root / "pe" / "tables.py"]
     modules += (
         root / "pe" / "study" / f"{name}.py"
-        for name in ("budgets", "extensions", "plan", "results")
+        for name in ("budgets", "extensions", "finetuned", "plan", "results")
     )
     look = _hash([*sorted(modules), *sorted((root / "studies").glob("*.yaml"))])
     stamps: dict[str, str] = {}

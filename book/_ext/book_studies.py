@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import pandas
 from sphinx.util import logging
 
 from pe import runs, statistics, tables
-from pe.study import budgets, extensions, plan, results
+from pe.study import budgets, extensions, finetuned, plan, results
 
 LOCAL = "local"
 FILES = ("run.json", "metrics.jsonl", "evaluation.json", "extension.json")
+SEARCH = "longrope-*x.json"
 log = logging.getLogger(__name__)
 
 
@@ -28,11 +30,20 @@ class Snapshot:
     evaluated: dict[str, Any] | None
     table: pandas.DataFrame
     extended: dict[str, Any] | None = None
+    searches: dict[float, dict[str, Any]] = field(default_factory=dict)
+    """By factor: what was searched for LongRoPE."""
 
     @classmethod
     def of(cls, run: runs.Run) -> Snapshot:
         """Read everything; RunError names what is damaged."""
-        return cls(run, run.read(), run.evaluation(), run.metrics(), run.part("extension"))
+        searches = {}
+        for path in sorted(run.directory.glob(SEARCH)):
+            suffix = re.sub(r"^longrope", "", path.stem)
+            found = run.part("longrope", suffix)
+            assert found is not None
+            searches[found["settings"]["factor"]] = found
+        parts = (run.read(), run.evaluation(), run.metrics(), run.part("extension"))
+        return cls(run, *parts, searches)
 
     @property
     def name(self) -> str:
@@ -114,14 +125,16 @@ class Studies:
         here = Path(__file__).resolve().parent
         code = [*here.glob("book*.py")]
         code += [
-            Path(str(m.__file__)) for m in (tables, statistics, budgets, extensions, results, plan)
+            Path(str(m.__file__))
+            for m in (tables, statistics, budgets, extensions, finetuned, results, plan)
         ]
         code += (here.parents[1] / "studies").glob("*.yaml")
         shown = b"".join(path.read_bytes() for path in sorted(code))
         result = {"code": hashlib.sha256(shown).hexdigest()}
         for study in (self.runs, self.incomplete):
             for run in (run for found in study.values() for run in found):
-                for path in (run.directory / name for name in FILES):
+                files = [run.directory / name for name in FILES]
+                for path in [*files, *sorted(run.directory.glob(SEARCH))]:
                     if path.exists():
                         digest = hashlib.sha256(path.read_bytes()).hexdigest()
                         result[f"{run.study}/{run.name}/{path.name}"] = digest

@@ -26,6 +26,7 @@ import book_api  # noqa: E402
 import book_budgets  # noqa: E402
 import book_directives  # noqa: E402
 import book_encodings  # noqa: E402
+import book_finetuned  # noqa: E402
 import book_mirror  # noqa: E402
 import book_pictures  # noqa: E402
 import book_speed  # noqa: E402
@@ -86,4 +87,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     book_tables.setup(app)
     book_speed.setup(app)
     book_budgets.setup(app)
+    book_finetuned.setup(app)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -184,6 +184,8 @@ def _expand(where: str, study: str, given: Mapping[str, Any]) -> list[Planned]:
     plan: list[Planned] = []
     for seed in given.get("seeds", [0]):
         by_label: dict[str, Planned] = {}
+        if given.get("zero_shot"):
+            plan.append(_zero_shot(f"{where}, zero_shot", study, given["zero_shot"], seed))
         for label, run in given["runs"].items():
             if seed not in run.get("seeds", [seed]):
                 continue
@@ -192,8 +194,6 @@ def _expand(where: str, study: str, given: Mapping[str, Any]) -> list[Planned]:
             for one in (planned, *branches):
                 by_label[one.label] = one
                 plan.append(one)
-        if given.get("zero_shot"):
-            plan.append(_zero_shot(f"{where}, zero_shot", study, given["zero_shot"], seed))
     names = [p.name for p in plan]
     for planned in plan:
         if names.count(planned.name) > 1:

@@ -46,7 +46,10 @@ class ZeroShot:
 
     def missing(self, run: Run) -> list[str]:
         """Cells that the record of ``run`` lacks; LongRoPE's have to be searched ones."""
-        found = (run.part("extension") or {"cells": {}})["cells"] if run.exists() else {}
+        return self.without((run.part("extension") or {"cells": {}})["cells"])
+
+    def without(self, found: Mapping[str, Any]) -> list[str]:
+        """Cells that are not among those ``found``."""
         return [
             name
             for name in self.cells()

@@ -1,0 +1,218 @@
+"""The page on fine-tuned extensions holds before any run is recorded, and for all of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pe.study.plan import Planned, load_plan
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "book" / "_ext"))
+import book_budgets  # noqa: E402
+import book_finetuned  # noqa: E402
+from book_numbers import study_rows  # noqa: E402
+from book_pictures import record_figures  # noqa: E402
+from book_studies import Studies  # noqa: E402
+
+from pe.study import finetuned  # noqa: E402
+
+PAGE = (ROOT / "book" / "finetuned.md").read_text("utf-8")
+PLAN = load_plan("extend")
+RUNS = [planned for planned in PLAN if not planned.zero_shot]
+LENGTHS = (1024, 2048, 4096, 8192, 16384)
+
+
+def imitate(runs: Path, planned: Planned, place: int) -> None:
+    """A made-up record of a planned run, of the shape of a dropped one's."""
+    (like,) = (runs / "scaffold-seeds").glob("nope-s0-e54909be")
+    target = runs / "extend" / planned.name
+    shutil.copytree(like, target)
+    record = json.loads((target / "run.json").read_text())
+    record |= {
+        "study": "extend", "run": planned.name, "pe": planned.recipe.pe,
+        "recipe": planned.recipe.to_dict(), "config_hash": planned.recipe.config_hash(),
+    }  # fmt: skip
+    again = {"finished": None, "commit": None, "hardware": "x", "validation_loss": 3.4}
+    record["parent"] |= {"study": "scaffold-seeds", "retrained": again}
+    evaluation = json.loads((target / "evaluation.json").read_text())
+    for part, shift in (
+        (record["conversion"]["converted"], 0.1),
+        (evaluation["perplexity"], -0.01 * place),
+    ):
+        for cell in part.values():
+            cell["nll"] += shift
+            cell["value"] = math.exp(cell["nll"])
+            cell["window_nll"] = [nll + shift for nll in cell["window_nll"]]
+    (target / "run.json").write_text(json.dumps(record))
+    (target / "evaluation.json").write_text(json.dumps(evaluation))
+
+
+def extend_without_training(runs: Path) -> None:
+    """Cells of the zero-shot part but one, and a search, beside the RoPE run's record."""
+    (rope,) = (runs / "scaffold-seeds").glob("rope-s0-*")
+    (other,) = (runs / "scaffold").glob("rope-s0-*")
+    record = json.loads((other / "extension.json").read_text())
+    for factor in (2, 4, 8):
+        cell = json.loads(json.dumps(record["cells"][f"yarn@{factor}"]))
+        cell["pe"], cell["options"]["long_factor"] = "longrope", [1.0, float(factor)]
+        record["cells"][f"longrope@{factor}"] = cell
+    (rope / "extension.json").write_text(json.dumps(record))
+    entry = {"generation": 0, "origin": "yarn", "nll": 3.0, "perplexity": 20.1, "factors": [1.0]}
+    best = entry | {"origin": "mutation of yarn", "nll": 2.9, "perplexity": 18.2}
+    settings = {
+        "pe": "longrope", "factor": 4.0, "magnitude": "su", "population": 32, "seed": 0,
+        "windows": 16, "length": 4096, "target_tokens": 256, "windows_found": 16, "data": "x",
+    }  # fmt: skip
+    search = {
+        "schema": 1, "created": "2026-01-01T00:00:00+00:00", "code": {}, "hardware": "x",
+        "seconds": 12.3, "settings": settings, "history": [entry, best], "best": best,
+    }  # fmt: skip
+    (rope / "longrope-4x.json").write_text(json.dumps(search))
+
+
+def load(folder: Path, planned: list[Planned], *, extended: bool) -> Studies:
+    for study in ("demo", "scaffold", "scaffold-seeds"):
+        shutil.copytree(
+            ROOT / "runs" / study, folder / study,
+            ignore=shutil.ignore_patterns("checkpoint*", "*.svg", "*.ipynb", ".*"),
+        )  # fmt: skip
+    for path in (folder / "scaffold-seeds").glob("*/extension.json"):
+        path.unlink()  # whatever is recorded by now
+    for path in (folder / "scaffold-seeds").glob("*/longrope-*.json"):
+        path.unlink()
+    for place, one in enumerate(planned):
+        imitate(folder, one, place)
+    if extended:
+        extend_without_training(folder)
+    return Studies.load(folder, folder, "demo")
+
+
+@pytest.fixture(scope="module")
+def nothing(tmp_path_factory: pytest.TempPathFactory) -> Studies:
+    return load(tmp_path_factory.mktemp("nothing"), [], extended=False)
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Studies:
+    return load(tmp_path_factory.mktemp("all"), RUNS, extended=True)
+
+
+def directives(name: str) -> list[str]:
+    return re.findall(rf"`{{3,}}\{{{name}\}} (\S+)", PAGE)
+
+
+def test_every_part_that_waits_for_records_is_one_that_will_be_there(
+    nothing: Studies, everything: Studies
+) -> None:
+    waits = directives("if-recorded")
+    assert len(waits) == 4
+    for text in waits:
+        assert book_finetuned.there(nothing, text) == []
+        assert book_finetuned.there(everything, text)
+    for text, message in (
+        ("extnd", "unknown study"), ("extend/ropee", "unknown row"),
+        ("extend/rope.extention", "unknown part"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            book_finetuned.there(everything, text)
+
+
+def test_figures_are_drawn_from_the_runs_that_they_name(everything: Studies) -> None:
+    figures = record_figures(everything)
+    wanted = directives("picture")
+    assert len(wanted) == 2
+    assert all(draw().axes for name, (_, draw) in figures.items() if name.startswith("extend-"))
+    for name in wanted:
+        runs, draw = figures[name]
+        assert len(runs) == (9 if name == "extend-fine-tuned" else 1)
+        assert draw().axes
+    assert len(figures["extend-fine-tuned"][1]().axes) == 8  # the control is in all of them
+
+
+@pytest.mark.parametrize("count", [1, 6])
+def test_what_came_of_a_study_that_was_cut_short_can_be_drawn(tmp_path: Path, count: int) -> None:
+    studies = load(tmp_path, RUNS[:count], extended=False)
+    found = {k: v for k, v in record_figures(studies).items() if k.startswith("extend-")}
+    assert {"extend-needle", "extend-training", "extend-fine-tuned"} <= set(found)
+    for _, draw in found.values():
+        assert draw().axes
+    rows = finetuned.fine_tuned(list(study_rows(studies, "extend").values()))
+    assert len(finetuned.table(rows, {}).splitlines()) == 2 + 1 + 1 + 2 * (count - 1)
+
+
+def test_no_figure_of_a_dropped_run_is_one_of_fine_tuning(nothing: Studies) -> None:
+    assert not [name for name in record_figures(nothing) if name.endswith("fine-tuned")]
+
+
+def test_the_table_is_the_three_records_of_each_run(everything: Studies) -> None:
+    rows = finetuned.fine_tuned(list(study_rows(everything, "extend").values()))
+    assert [row.title for row in rows][:3] == ["RoPE (control)", "PI", "NTK"]
+    lines = [line.strip("| ").split(" | ") for line in finetuned.table(rows, {}).splitlines()]
+    assert lines[0][2:] == [f"{n:,}" for n in LENGTHS]
+    assert len(lines) == 2 + 1 + 1 + 2 * 8
+    run = rows[1].row.runs[0]
+    wanted: dict[str, Any] = {
+        "extended": run.read()["conversion"]["converted"],
+        "and trained on": (run.evaluation() or {})["perplexity"],
+    }
+    for what, cells in wanted.items():
+        line = next(x for x in lines[4:] if x[-6].strip() == what)
+        number = line[-5].strip("* ")
+        assert float(number.replace(",", "")) == pytest.approx(cells["1024"]["value"], rel=0.01)
+
+
+def test_methods_are_compared_with_the_control_window_by_window(everything: Studies) -> None:
+    rows = finetuned.fine_tuned(list(study_rows(everything, "extend").values()))
+    lines = finetuned.against_control(rows).splitlines()
+    assert len(lines) == 2 + 8
+    assert "−1.0%<br>−1.0 to −1.0" in lines[2]  # PI's losses are all 0.01 lower
+    same = [finetuned.FineTuned(rows[0].row, "again", {}, {}, rows[0].trained)]
+    assert "| ≈ |" in finetuned.against_control([rows[0], *same])
+    with pytest.raises(ValueError, match="the control 'rope' is not recorded"):
+        finetuned.against_control(rows[1:])
+
+
+def test_hidden_numbers_have_the_tokens_of_context_as_heads(everything: Studies) -> None:
+    rows = finetuned.fine_tuned(list(study_rows(everything, "extend").values()))
+    head, _, first, *_ = finetuned.retrieved(rows, "needle").splitlines()
+    assert "1,024" in head
+    assert re.search(r"\d+% \(\d+–\d+\)", first)
+
+
+def test_what_is_missing_is_all_at_first_and_then_only_what_is_not_there(
+    nothing: Studies, everything: Studies
+) -> None:
+    unmeasured = book_budgets._unmeasured(nothing, PLAN)
+    assert len(unmeasured) == 7 * 4 + 1
+    words = book_budgets.missing_runs("extend", PLAN, {}, unmeasured)
+    assert "Of 9 planned runs 0 are recorded." in words
+    assert "PI with factors 2, 4, 8 and 16, NTK with" in words
+    assert "Resonance, YaRN + Resonance with" in words
+    assert "RoPE, as PI at 3,400: seed 0" in words
+    assert "python -m pe.study extend" in words
+    left = book_budgets._unmeasured(everything, PLAN)
+    assert left == ["longrope@16"]
+    words = book_budgets.missing_runs("extend", PLAN, study_rows(everything, "extend"), left)
+    assert "All 9 runs of the study are recorded. 9 of them began with a model that was" in words
+    assert "- measured without training: LongRoPE with factor 16\n" in words
+
+
+def test_the_settings_are_those_of_the_plan() -> None:
+    text = book_finetuned.settings("extend")
+    assert "400 steps of 16 windows of 4,096 tokens, 26,214,400 in all" in text
+    assert RUNS[0].recipe.start_from in text
+    with pytest.raises(ValueError, match="the runs of scaffold differ in steps"):
+        book_finetuned.settings("scaffold")
+
+
+def test_a_search_shows_what_it_began_with_and_what_it_found(everything: Studies) -> None:
+    (run,) = book_finetuned.there(everything, "scaffold-seeds/rope.searches")[:1]
+    assert finetuned.searches(run.searches).splitlines()[2] == "| 4 | 2 | 20.1 | 18.2 | 12 |"
