@@ -18,6 +18,8 @@ from pe.attention.choose import kernel_form, obstacle, path_for
 from pe.attention.kernels import ops
 from pe.config import PEConfig
 from pe.encodings import Encoding, forms
+from pe.encodings.distance import DistanceBias
+from pe.encodings.kerple import KerpleLog
 from pe.model import PEForCausalLM
 
 CPU = torch.device("cpu")
@@ -87,7 +89,17 @@ def test_kernels_agree_for_other_heads_and_widths(
     agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
 
 
-@pytest.mark.parametrize("spec", ["nope", "alibi", "t5", "fire", "fox"])
+def test_a_bias_of_ones_own_by_distance_is_learned_from_a_table() -> None:
+    class Own(KerpleLog):
+        bias_form = DistanceBias.bias_form
+
+    enc = Own(2)
+    enc.reset_parameters(torch.Generator().manual_seed(1))
+    case = {"length": 150, "heads": 2, "kv": 1, "width": 16}
+    agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
+
+
+@pytest.mark.parametrize("spec", ["nope", "alibi", "kerple_power", "t5", "fire", "fox"])
 def test_every_number_is_written(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     new_empty = Tensor.new_empty
 
@@ -228,7 +240,9 @@ def test_kernels_are_not_given_moved_or_masked_tokens(spec: str, inputs: dict[st
         PEForCausalLM(config)(input_ids=ids, labels=ids, **inputs)
 
 
-@pytest.mark.parametrize(("kind", "reach"), [(0, 0), (1, 0), (2, 0), (2, 40), (2, 300), (3, 0)])
+@pytest.mark.parametrize(
+    ("kind", "reach"), [(0, 0), (1, 0), (2, 0), (2, 40), (2, 300), (3, 0), (5, 0), (6, 0)]
+)
 def test_the_proof_before_first_use_passes_and_catches_a_wrong_kernel(
     kind: int, reach: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 LOG2E = 1.0 / math.log(2.0)
-NONE, KEYS, TABLE, FIRE, COUNTS = 0, 1, 2, 3, 4
-"""The kinds of bias; `pe.attention.kernels.flash` says what each is, and `.cope` the last."""
+NONE, KEYS, TABLE, FIRE, COUNTS, LOGARITHM, POWER = 0, 1, 2, 3, 4, 5, 6
+"""The kinds of bias; `pe.attention.kernels.flash` says what each is, and `.cope` COUNTS."""
 STRETCH = 128
 """Keys that are measured from one number; no block of a kernel is longer."""
 PADDING = 256
@@ -52,6 +52,16 @@ def by_distance(table: Tensor, reach: int | None = None) -> Form:
     """b(i, j) = table[h, i - j], (H, T); alike from distance ``reach`` on."""
     own = pad(table.float() * LOG2E, (PADDING, PADDING))
     return Form(TABLE, own, (), reach if reach is not None and reach < table.shape[-1] else 0)
+
+
+def by_logarithm(strength: Tensor, steepness: Tensor) -> Form:
+    """b(i, j) = -strength ln(1 + steepness (i - j)), two numbers (H,) that are positive."""
+    return Form(LOGARITHM, torch.stack((strength.float(), steepness.float()), -1))
+
+
+def by_power(strength: Tensor, exponent: Tensor) -> Form:
+    """b(i, j) = -strength (i - j)^exponent, two numbers (H,) that are positive."""
+    return Form(POWER, torch.stack((strength.float() * LOG2E, exponent.float()), -1))
 
 
 def by_count(table: Tensor) -> Form:
@@ -136,6 +146,11 @@ def matrix(form: Form, length: int, q: Tensor | None = None, k: Tensor | None = 
     if form.kind == TABLE:
         reached = distance.clamp(max=form.reach) if form.reach else distance
         return (form.own[:, PADDING:][:, reached] / LOG2E)[None]
+    if form.kind in (LOGARITHM, POWER):
+        first, second = form.own[..., None, None].unbind(1)
+        far = distance.float()
+        value = (1 + second * far).log2() if form.kind == LOGARITHM else far**second
+        return (-first * value / LOG2E)[None]
     pairs, psi, rows = form.parts[:3]
     at = psi[PADDING:][distance] * rows[:length, None]
     knot = at.long().clamp(max=pairs.shape[1] - 1)

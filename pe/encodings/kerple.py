@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from pe.encodings.clamping import clamped
 from pe.encodings.distance import DistanceBias, at_least_float32
+from pe.encodings.forms import Form, by_logarithm, by_power
 from pe.encodings.registry import register
 
 LEAST = 0.01
@@ -39,9 +40,9 @@ class Kerple(DistanceBias):
         self.p.uniform_(0.0, 2.0, generator=generator)
         self.a.uniform_(0.0, 1.0, generator=generator)
 
-    def bounded(self, distance: Tensor, most_p: float = inf) -> tuple[Tensor, Tensor]:
-        """p and a inside their bounds, shaped (H, 1, ...) to meet ``distance``."""
-        shape = -1, *[1] * distance.dim()
+    def bounded(self, dims: int = 0, most_p: float = inf) -> tuple[Tensor, Tensor]:
+        """p and a inside their bounds, shaped (H, 1, ...) to meet ``dims`` dimensions."""
+        shape = -1, *[1] * dims
         p = clamped(at_least_float32(self.p), LEAST, most_p)
         a = clamped(at_least_float32(self.a), LEAST, inf)
         return p.view(shape), a.view(shape)
@@ -52,8 +53,12 @@ class KerpleLog(Kerple):
     """The logarithmic kernel."""
 
     def distance_bias(self, distance: Tensor) -> Tensor:
-        p, a = self.bounded(distance)
+        p, a = self.bounded(distance.dim())
         return -p * torch.log1p(a * distance)
+
+    def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
+        """A closed form."""
+        return by_logarithm(*self.bounded())
 
 
 @register("kerple_power")
@@ -61,5 +66,10 @@ class KerplePower(Kerple):
     """The power kernel."""
 
     def distance_bias(self, distance: Tensor) -> Tensor:
-        p, a = self.bounded(distance, most_p=2.0)
+        p, a = self.bounded(distance.dim(), most_p=2.0)
         return -a * distance.to(p.dtype) ** p
+
+    def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
+        """A closed form."""
+        p, a = self.bounded(most_p=2.0)
+        return by_power(a, p)

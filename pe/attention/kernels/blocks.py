@@ -36,6 +36,8 @@ NARROW = {
     1: Plan(Blocks(128, 64, 4, 3), Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), S),
     2: Plan(Blocks(64, 128, 4, 2), Blocks(64, 64, 4, 3), Blocks(64, 32, 4, 3), S),
     3: Plan(Blocks(64, 128, 4, 2), Blocks(64, 64, 4, 3), Blocks(64, 32, 4, 3), S),
+    5: Plan(Blocks(128, 64, 8, 3), Blocks(32, 64, 4, 3), Blocks(64, 64, 4, 2), S),
+    6: Plan(Blocks(128, 64, 8, 3), Blocks(32, 64, 4, 3), Blocks(64, 64, 4, 2), S),
 }
 WIDE = Plan(Blocks(128, 64, 8, 2), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2))
 

@@ -3,19 +3,21 @@
     S2 = (scale q k^T + b) log2(e)      P = 2^(S2 - lse)      dS = P (dO v^T - rowsum(dO o))
 
 Blocks of queries meet blocks of keys on the chip, as in FlashAttention-2 (arXiv:2307.08691); the
-bias of a block is made where the block is, from one of these (`KIND`, 0 to 3 as in
+bias of a block is made where the block is, from one of these (`KIND`, numbered as in
 `pe.encodings.forms`):
 
     NONE   nothing
     KEYS   b_ij = x_j - x_i, one number a key (FoX, ALiBi). Softmax forgets what a row has in
            common, so x_j is measured from any number near x_i: X holds x_j less the x at the
            beginning of its stretch of 128 keys, Y (float64) the x at the beginning of each.
-    TABLE  b_ij = t(i - j), one number a distance, the same from REACH on (KERPLE, Sandwich, T5)
+    TABLE  b_ij = t(i - j), one number a distance, the same from REACH on (Sandwich, T5)
     FIRE   b_ij = f(psi(i - j) / N_i), f read between the knots of a table: X has f at a knot and
            its rise to the next, Y psi by distance, Z the knots over N_i
+    LOGARITHM, POWER
+           b_ij = -x0 log2(1 + x1 (i - j)) or -x0 (i - j)^x1, which costs less than reading (KERPLE)
 
-All in base 2: x, t and f come multiplied by log2(e). What is read by distance has `PADDING` entries
-before distance 0 and after the last. Queries and keys may be wider than values.
+All in base 2: x, t, f and the power's x0 come multiplied by log2(e). What is read by distance has
+`PADDING` entries before distance 0 and after the last. Queries and keys may be wider than values.
 B batch, H query heads, G of them to a key head, T tokens, E query width, D value width.
 """
 
@@ -52,6 +54,23 @@ def by_distance(X, i, j, TURNED: tl.constexpr):
 
 
 @triton.jit
+def log2(x):
+    """In one instruction, -inf at 0."""
+    if INTERPRETED:
+        return tl.math.log2(x)
+    return tl.inline_asm_elementwise(
+        "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def apart(i, j, TURNED: tl.constexpr):
+    """i - j, at least 0, float32; cheaper as a difference of floats than made one afterwards."""
+    i, j = i.to(tl.float32), j.to(tl.float32)
+    return tl.maximum(i[None, :] - j[:, None] if TURNED else i[:, None] - j[None, :], 0.0)
+
+
+@triton.jit
 def add_bias(
     s, i, j, i0, j0, near, X, Y, Z, KIND: tl.constexpr, FAR: tl.constexpr, REACH: tl.constexpr,
     KNOTS: tl.constexpr, TURNED: tl.constexpr,
@@ -75,6 +94,10 @@ def add_bias(
         knot = tl.minimum(place.to(tl.int32), KNOTS - 1)
         address = X.to(tl.int64) + knot.to(tl.int64) * 8
         s += read(address) + read(address + 4) * (place - knot.to(tl.float32))
+    elif KIND == 5:
+        s -= tl.load(X) * log2(1.0 + tl.load(X + 1) * apart(i, j, TURNED))
+    elif KIND == 6:
+        s -= tl.load(X) * tl.math.exp2(tl.load(X + 1) * log2(apart(i, j, TURNED)))
     return s
 
 

@@ -3,7 +3,8 @@
     dv = P^T dO    dS = P (dO v^T - rowsum(dO o))    dq = scale dS k    dk = scale dS^T q
 
 Weights are made again from the logarithms that the forward pass kept. The bias' own gradient is dS
-added up: over queries for KEYS, along diagonals for TABLE, by what f depends on for FIRE. Each row
+added up: over queries for KEYS, along diagonals for TABLE, by what f depends on for FIRE, times the
+derivative by each of two numbers for LOGARITHM and POWER. Each row
 of dS adds up to 0, which is why what all biases of a row share needs no gradient.
 
 It does if rowsum(dO o) is that of the o before rounding to 16 bits. Sums over thousands of entries
@@ -16,12 +17,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pe.attention.kernels.flash import add_bias
+from pe.attention.kernels.flash import add_bias, apart, log2
 
 
 @triton.jit
 def query_blocks(
-    dk, dv, dx, k, v, near, Q, DO, L, R, j, j0, start, stop, T, q_t, g_t, scale, X, Y, Z,
+    dk, dv, dx, dy, k, v, near, Q, DO, L, R, j, j0, start, stop, T, q_t, g_t, scale, X, Y, Z,
     KIND: tl.constexpr, FAR: tl.constexpr, DIAGONAL: tl.constexpr, SUMS: tl.constexpr,
     REACH: tl.constexpr, KNOTS: tl.constexpr, E: tl.constexpr, D: tl.constexpr,
     BM: tl.constexpr, PRECISION: tl.constexpr,
@@ -43,22 +44,33 @@ def query_blocks(
         sums = tl.load(R + i, mask=inside, other=0.0)
         dp = tl.dot(v, tl.trans(g), input_precision=PRECISION)
         ds = p * (dp - sums[None, :])
-        if SUMS:
+        if SUMS and KIND == 1:
             dx += tl.sum(ds, 1)
+        elif SUMS and KIND == 5:
+            far = apart(i, j, True)
+            inner = 1.0 + tl.load(X + 1) * far
+            dx += tl.sum(ds * log2(inner), 1)
+            dy += tl.sum(ds * (far / inner), 1)
+        elif SUMS and KIND == 6:
+            far = apart(i, j, True)
+            logarithm = tl.where(far > 0.0, log2(far), 0.0)
+            by_first = tl.where(far > 0.0, ds * tl.math.exp2(tl.load(X + 1) * logarithm), 0.0)
+            dx += tl.sum(by_first, 1)
+            dy += tl.sum(by_first * logarithm, 1)
         dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
-    return dk, dv, dx
+    return dk, dv, dx, dy
 
 
 @triton.jit
 def by_keys(
-    Q, K, V, DO, L, R, X, Y, Z, DK, DV, DX, T, H, G, scale, plain_scale,
+    Q, K, V, DO, L, R, X, Y, Z, DK, DV, DX, DY, T, H, G, scale, plain_scale,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, x_b, x_h, y_b, y_h,
     dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
     KIND: tl.constexpr, SUMS: tl.constexpr, REACH: tl.constexpr, KNOTS: tl.constexpr,
     E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys of one key head: dk, dv and, with SUMS, the column sums of dS."""
+    """One block of keys of one key head: dk, dv and, with SUMS, by key what own numbers get."""
     j0 = tl.program_id(0) * BN  # the first keys are seen by most queries
     heads = H // G
     b, hk = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
@@ -76,25 +88,28 @@ def by_keys(
         Lh, Rh = L + (b * H + h) * T, R + (b * H + h) * T
         near = tl.load(Xh + j) if KIND == 1 else j
         dx = tl.zeros((BN,), tl.float32)
-        dk, dv, dx = query_blocks(
-            dk, dv, dx, k, v, near, Qh, DOh, Lh, Rh, j, j0, j0, tl.minimum(j0 + BN, T), T, q_t,
+        dy = tl.zeros((BN,), tl.float32)
+        dk, dv, dx, dy = query_blocks(
+            dk, dv, dx, dy, k, v, near, Qh, DOh, Lh, Rh, j, j0, j0, tl.minimum(j0 + BN, T), T, q_t,
             g_t, scale, Xh, Yh, Z, KIND, False, True, SUMS, REACH, KNOTS, E, D, BM, PRECISION,
         )  # fmt: skip
         far = T
         if REACH > 0:
             beyond = tl.cdiv(REACH - 1, BM) * BM  # the diagonal
             far = tl.minimum(j0 + BN + beyond, T)
-        dk, dv, dx = query_blocks(
-            dk, dv, dx, k, v, near, Qh, DOh, Lh, Rh, j, j0, j0 + BN, far, T, q_t,
+        dk, dv, dx, dy = query_blocks(
+            dk, dv, dx, dy, k, v, near, Qh, DOh, Lh, Rh, j, j0, j0 + BN, far, T, q_t,
             g_t, scale, Xh, Yh, Z, KIND, False, False, SUMS, REACH, KNOTS, E, D, BM, PRECISION,
         )  # fmt: skip
         if REACH > 0:
-            dk, dv, dx = query_blocks(
-                dk, dv, dx, k, v, near, Qh, DOh, Lh, Rh, j, j0, far, T, T, q_t,
+            dk, dv, dx, dy = query_blocks(
+                dk, dv, dx, dy, k, v, near, Qh, DOh, Lh, Rh, j, j0, far, T, T, q_t,
                 g_t, scale, Xh, Yh, Z, KIND, True, False, SUMS, REACH, KNOTS, E, D, BM, PRECISION,
             )  # fmt: skip
         if SUMS:
             tl.store(DX + (b * H + h) * T + j, dx, mask=j < T)
+            if KIND > 1:
+                tl.store(DY + (b * H + h) * T + j, dy, mask=j < T)
     at = DK + b * dk_b + hk * dk_h + j[:, None] * dk_t + e[None, :]
     tl.store(at, (dk * plain_scale).to(DK.dtype.element_ty), mask=inside)
     at = DV + b * dv_b + hk * dv_h + j[:, None] * dv_t + d[None, :]

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from pe.attention.kernels import flash, gradients, learned
 from pe.attention.kernels.blocks import plan_for
 from pe.attention.kernels.sums import by_distance, by_unit
-from pe.encodings.forms import FIRE, KEYS, NONE, PADDING, TABLE
+from pe.encodings.forms import FIRE, KEYS, LOGARITHM, NONE, PADDING, POWER, TABLE
 
 LN2 = math.log(2.0)
 PROGRAMS = 1024
@@ -55,6 +55,9 @@ class _Bias:
         elif kind == FIRE:
             x, y, z = parts[0], parts[1][PADDING:], parts[2]
             self.knots, self.strides[1] = x.shape[1], x.stride(0)
+        elif kind in (LOGARITHM, POWER):
+            x = own
+            self.strides[1] = x.stride(0)
         self.tensors = x, y, z
 
 
@@ -124,19 +127,24 @@ def backward(
         *_rows(out), *_rows(dq), SUMS=learns, BM=b.queries, BN=b.keys, **shape,
         num_warps=b.warps, num_stages=b.stages,
     )  # fmt: skip
-    by_keys = learns and kind == KEYS
-    dx = q.new_empty(batch, heads, length if by_keys else 0, dtype=torch.float32)
+    by_keys = learns and kind in (KEYS, LOGARITHM, POWER)
+    sizes = 1 if kind == KEYS else 2, batch, heads, length if by_keys else 0
+    by_key = q.new_empty(sizes, dtype=torch.float32)
     b = plan.keys
     gradients.by_keys[(-(-length // b.keys), batch * key_heads)](
-        *inputs, dk, dv, dx, length, heads, groups, scale / LN2, scale, *strides, *bias.strides,
-        *_rows(dk), *_rows(dv), SUMS=by_keys, BM=b.queries, BN=b.keys, **shape,
-        num_warps=b.warps, num_stages=b.stages,
+        *inputs, dk, dv, by_key[0], by_key[-1], length, heads, groups, scale / LN2, scale,
+        *strides, *bias.strides, *_rows(dk), *_rows(dv), SUMS=by_keys, BM=b.queries, BN=b.keys,
+        **shape, num_warps=b.warps, num_stages=b.stages,
     )  # fmt: skip
     if not learns or own is None:
         return dq, dk, dv, q.new_empty(0, dtype=torch.float32)
-    if by_keys:
-        dx = dx.sum(0, keepdim=True) if own.shape[0] == 1 else dx
+    if kind == KEYS:
+        dx = by_key[0].sum(0, keepdim=True) if own.shape[0] == 1 else by_key[0]
         return dq, dk, dv, pad(dx * LN2, (0, own.shape[-1] - length))
+    if by_keys:
+        first, second = by_key.sum((1, 3))
+        second = second * own[:, 0] * (LN2 * LN2 if kind == POWER else 1.0)
+        return dq, dk, dv, -torch.stack((first * LN2, second), -1)
     b = plan.table
     size = b.queries
     own_arguments = (batch, length, heads, groups, scale / LN2, *strides, bias.strides[1])

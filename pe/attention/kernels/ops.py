@@ -9,6 +9,7 @@ if it wants one, ``parts`` never do; `pe.encodings.forms` makes both:
     NONE   neither
     KEYS   own (B or 1, H, T + P): X of `flash`; parts: Y
     TABLE  own (H, P + T + P): by distance, alike from ``reach`` on (0: nowhere)
+    LOGARITHM, POWER  own (H, 2)
     FIRE   own (H, 2U + 2): of f's U pieces height and slope, and its two numbers; parts: X, Y,
            Z of `flash`, and what `pe.attention.kernels.learned` reads
 """

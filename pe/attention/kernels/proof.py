@@ -13,7 +13,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pe.encodings.forms import FIRE, KEYS, NONE, PADDING, TABLE, Form, by_distance, by_key, fire
+from pe.encodings.forms import (
+    FIRE,
+    KEYS,
+    LOGARITHM,
+    NONE,
+    PADDING,
+    POWER,
+    TABLE,
+    Form,
+    by_distance,
+    by_key,
+    by_logarithm,
+    by_power,
+    fire,
+)  # fmt: skip
 from pe.encodings.forms import matrix as matrix_of
 
 BATCH, HEADS, LENGTH = 2, 2, 256
@@ -54,6 +68,9 @@ def case(
         if reach:
             table[:, reach:] = table[:, reach : reach + 1]
         form = by_distance(table, reach or None)
+    elif kind in (LOGARITHM, POWER):
+        numbers = drawn(2, HEADS).abs().clamp(0.1, 1.0)
+        form = by_logarithm(*numbers) if kind == LOGARITHM else by_power(*numbers)
     elif kind == FIRE:
         weights = drawn(8, 1), drawn(8), drawn(HEADS, 8), drawn(HEADS)
         c, multiplier = torch.full((1,), 0.3, device=device), torch.ones(1, device=device)
@@ -95,6 +112,15 @@ def _own(form: Form, by_logit: Tensor) -> Tensor:
         reached = distance.clamp(max=form.reach) if form.reach else distance
         sums = by_logit.sum(0).flatten(1) * LN2
         own[:, PADDING:].index_add_(1, reached.flatten(), sums)
+    elif form.kind in (LOGARITHM, POWER):
+        first, second = form.own.double()[..., None, None].unbind(1)
+        if form.kind == LOGARITHM:
+            inner = 1 + second * distance
+            by_number = -inner.log2() * LN2, -first * distance / inner
+        else:
+            power = distance**second
+            by_number = -power * LN2, -first * LN2 * power * distance.clamp(min=1).log()
+        own = torch.stack([(by_logit.sum(0) * slope).sum((1, 2)) for slope in by_number], -1)
     else:
         _, psi, rows, breaks, by_c, rows_c, rows_m, rising, slopes = (
             p.double() for p in form.parts
