@@ -25,22 +25,33 @@ HALF: tl.constexpr = tl.constexpr(11)
 
 
 @triton.jit
-def rounded(x):
-    """The nearest whole number, as float32 and as int32, of |x| < 2^22.
+def rounded(x, times):
+    """The whole number nearest to x * times, below 2^22 in size, as float32 and as int32.
 
-    Adding 1.5 * 2^23 leaves no bits behind the point; conversions take a slow unit instead.
+    Adding 1.5 * 2^23 leaves no bits behind the point; conversions take a slow unit instead. As fma,
+    since Triton makes a sum with a product of matrices one product that begins at 1.5 * 2^23, and
+    ptxas 12.8 then forgets the product.
     """
-    moved = x + 12582912.0
+    moved = tl.fma(x, tl.full(x.shape, times, tl.float32), tl.full(x.shape, 12582912.0, tl.float32))
     return moved - 12582912.0, moved.to(tl.int32, bitcast=True) - 0x4B400000
+
+
+@triton.jit
+def inverse(x):
+    """1 / x for x from 1 to infinity, where a division would look after other numbers, too."""
+    if INTERPRETED:
+        return 1.0 / x
+    return tl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
 
 
 @triton.jit
 def gates_of(s, seen, BITS: tl.constexpr):
     """Gates from logits in base 2: as they are, as multiples of 2^-BITS, and these in halves."""
-    g = tl.where(seen, 1.0 / (1.0 + tl.math.exp2(-s)), 0.0)
-    x = g * (2.0 ** (BITS - HALF))
-    high, high_number = rounded(x)
-    low, low_number = rounded((x - high) * (2.0**HALF))
+    g = tl.where(seen, inverse(1.0 + tl.math.exp2(-s)), 0.0)
+    high, high_number = rounded(g, 2.0 ** (BITS - HALF))
+    low, low_number = rounded(g * (2.0 ** (BITS - HALF)) - high, 2.0**HALF)
     return g, (high_number << HALF) + low_number, high.to(tl.float16), low.to(tl.float16)
 
 
@@ -49,8 +60,8 @@ def counts_of(left, high, low, BN: tl.constexpr):
     """Counts from each key to its query; ``left``: those from the left edge of the block."""
     r = tl.arange(0, BN)
     before = (r[:, None] < r[None, :]).to(tl.float16)
-    _, highs = rounded(tl.dot(high, before))
-    _, lows = rounded(tl.dot(low, before))
+    _, highs = rounded(tl.dot(high, before), 1.0)
+    _, lows = rounded(tl.dot(low, before), 1.0)
     return left[:, None] - ((highs << HALF) + lows)
 
 

@@ -24,29 +24,37 @@ from pe.attention.kernels.flash import INTERPRETED
 
 
 @triton.jit
-def add_number(at, number, wanted):
-    """Add whole numbers at addresses that may be the same, where wanted."""
+def nearest(x):
+    """The nearest whole number, int32."""
     if INTERPRETED:
-        tl.atomic_add(at, number, mask=wanted, sem="relaxed")
+        return tl.floor(x + 0.5).to(tl.int32)
+    return tl.inline_asm_elementwise(
+        "cvt.rni.s32.f32 $0, $1;", "=r,f", [x], dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def add_number(at, number):
+    """Add whole numbers at addresses some of which may be the same."""
+    if INTERPRETED:
+        tl.atomic_add(at, number, sem="relaxed")
     else:
         tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p red.relaxed.gpu.global.add.s32 [$1], $2;"
-            " mov.b32 $0, 0; }",
-            "=r,l,r,r", [at.to(tl.int64), number, wanted.to(tl.int32)], dtype=tl.int32,
-            is_pure=False, pack=1,
+            "red.relaxed.gpu.global.add.s32 [$1], $2; mov.b32 $0, 0;", "=r,l,r",
+            [at.to(tl.int64), number], dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
 
 
 @triton.jit
-def add_tile(TO, r, c, x, some, WIDTH: tl.constexpr):
+def add_tile(TO, r, j, x, t_t):
     """Add a tile to memory that no other program touches."""
-    at = TO + r[:, None] * WIDTH + c[None, :]
-    tl.atomic_add(at, x, mask=some[:, None], sem="relaxed")
+    tl.atomic_add(TO + r[:, None] * t_t + j[None, :], x, sem="relaxed")
 
 
 @triton.jit
 def backward(
-    Q, K, V, O, DO, L, N, FAR, Z, LARGEST, DQ, DZ, UNIT, DK, DV, first, T, H, G, scale, last, z_t,
+    Q, K, V, O, DO, L, N, FAR, Z, LARGEST, DQ, DZ, UNIT, DK, DV,
+    first, T, H, G, scale, last, z_t, t_t,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, g_b, g_h, g_t,
     BITS: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -59,8 +67,8 @@ def backward(
     DO += b * g_b + h * g_h
     K += b * k_b + (h // G) * k_h
     V += b * v_b + (h // G) * v_h
-    DK += (local * tl.num_programs(0) + share) * T * E
-    DV += (local * tl.num_programs(0) + share) * T * D
+    DK += (local * tl.num_programs(0) + share) * t_t * E
+    DV += (local * tl.num_programs(0) + share) * t_t * D
     largest = tl.load(LARGEST + b * (H // G) + h // G)
     e, d, r = tl.arange(0, E), tl.arange(0, D), tl.arange(0, BN)
     most = last << BITS
@@ -82,7 +90,7 @@ def backward(
         tl.store(UNIT + local * T + i, bound / 1073741824.0, mask=some)
         lse = tl.load(L + row, mask=some, other=float("inf"))  # weights of no query are 0
         left = tl.load(N + row, mask=some, other=0)
-        far = tl.load(FAR + (first + local) * blocks + block)
+        far = tl.multiple_of(tl.load(FAR + (first + local) * blocks + block), BN)
         rows = (local * T + tl.minimum(i, T - 1)) * z_t
         alike = tl.load(Z + 2 * (rows + last), mask=some & (far > 0), other=0.0).to(tl.float32)
         dq = tl.zeros((BM, E), tl.float32)
@@ -95,43 +103,40 @@ def backward(
             dp = tl.dot(g, tl.trans(v), input_precision=PRECISION)
             ds = (p * (dp - sums[:, None])).to(k.dtype)
             dq = tl.dot(ds, k, dq, input_precision=PRECISION)
-            part = tl.dot(tl.trans(p.to(g.dtype)), g, input_precision=PRECISION)
-            add_tile(DV, j, d, part, j < T, D)
-            part = tl.dot(tl.trans(ds), q, input_precision=PRECISION)
-            add_tile(DK, j, e, part, j < T, E)
+            dv = tl.dot(tl.trans(g), p.to(g.dtype), input_precision=PRECISION)
+            add_tile(DV, d, j, dv, t_t)
+            dk = tl.dot(tl.trans(q), ds, input_precision=PRECISION)
+            add_tile(DK, e, j, dk, t_t)
         before = tl.zeros((BM,), tl.float32)
         earlier = r[:, None] < r[None, :]
         for j0 in tl.range(far, tl.minimum(i0 + BM, T), BN):
             j = j0 + r
-            seen = (i[:, None] >= j[None, :]) & some[:, None]
+            seen = i[:, None] >= j[None, :]
             k = tl.load(K + j[:, None] * k_t + e[None, :], mask=j[:, None] < T, other=0.0)
             v = tl.load(V + j[:, None] * v_t + d[None, :], mask=j[:, None] < T, other=0.0)
             s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
             gate, numbers, high, low = gates_of(s, seen, BITS)
             counts = counts_of(left, high, low, BN)
             left -= tl.sum(numbers, 1)
-            slope = (gate * (1.0 - gate)).to(k.dtype)
+            slope = gate - gate * gate
             below, part, value, rise = read_bias(Z + 2 * rows, counts, most, BITS)
             p = tl.where(seen, tl.math.exp2(s + value + part * rise - lse[:, None]), 0.0)
             dp = tl.dot(g, tl.trans(v), input_precision=PRECISION)
             ds = p * (dp - sums[:, None])
             steps = ds * fine[:, None]
-            half = tl.where(steps >= 0, 0.5, -0.5)
-            number, above = (steps + half).to(tl.int32), (steps * part + half).to(tl.int32)
-            wanted = seen & (counts < most)
-            at = DZ + rows[:, None] + below
-            add_number(at, number - above, wanted)
-            add_number(at + 1, above, wanted)
+            above, at = nearest(steps * part), DZ + rows[:, None] + below
+            add_number(at, nearest(steps) - above)
+            add_number(at + 1, above)  # of counts beyond the table: 0, where nothing is read
             dc = ds * rise * 0.6931471805599453  # products are in base 2
             inner = tl.dot(dc.to(k.dtype), earlier.to(k.dtype), input_precision=PRECISION)
             dg = before[:, None] + inner + dc
             before += tl.sum(dc, 1)
-            ds = (ds + dg * slope.to(tl.float32)).to(k.dtype)
+            ds = (ds + dg * slope).to(k.dtype)
             dq = tl.dot(ds, k, dq, input_precision=PRECISION)
-            part = tl.dot(tl.trans(p.to(g.dtype)), g, input_precision=PRECISION)
-            add_tile(DV, j, d, part, j < T, D)
-            part = tl.dot(tl.trans(ds), q, input_precision=PRECISION)
-            add_tile(DK, j, e, part, j < T, E)
+            dv = tl.dot(tl.trans(g), p.to(g.dtype), input_precision=PRECISION)
+            add_tile(DV, d, j, dv, t_t)
+            dk = tl.dot(tl.trans(q), ds, input_precision=PRECISION)
+            add_tile(DK, e, j, dk, t_t)
         at = DQ + (local * T + i[:, None]) * E + e[None, :]
         tl.store(at, dq, mask=some[:, None])
 

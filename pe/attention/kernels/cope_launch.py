@@ -16,17 +16,17 @@ from pe.attention.kernels.blocks import Blocks
 from pe.attention.kernels.launch import tokens_first
 from pe.encodings.forms import LOG2E
 
-HELD = 2**29
+HELD = 5 * 2**27
 """Products of queries and table rows that are there at once, 4 bytes each."""
-SHARES = 2**28
+SHARES = 2**29
 """Numbers in the shares of dk and dv, at most, beyond one share a head."""
 PROGRAMS = 264
-"""Programs that the gradients are spread over, at least: two for each of 132 processors."""
+"""Programs that fit on a card at once: two for each of 132 processors."""
 SPLITS = 64
 ALIGNED = 32
 
 
-FORWARD, BACKWARD, PRODUCTS = Blocks(64, 64, 4, 2), Blocks(64, 64, 8, 2), Blocks(64, 64, 4, 2)
+FORWARD, BACKWARD, PRODUCTS = Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(64, 64, 4, 2)
 """Queries of a backward block divide those of a forward block, keys likewise."""
 
 
@@ -47,17 +47,23 @@ class _Call:
         self.batch, self.heads, self.length, self.width = q.shape
         self.groups = self.heads // k.shape[1]
         self.last = table.shape[0] - 1
-        self.columns = -(-table.shape[0] // ALIGNED) * ALIGNED
+        self.columns = -(-(table.shape[0] + 1) // ALIGNED) * ALIGNED  # and one that is not read
         self.high = table.to(q.dtype).contiguous()
         self.low = (table - self.high.to(table.dtype)).to(q.dtype)
-        self.options: dict[str, Any] = {
-            "E": self.width, "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
-        }  # fmt: skip
+        self.precision = "ieee" if q.dtype == torch.float32 else "tf32"
         fits = max(1, HELD // (self.groups * self.length * self.columns))
         all_heads = self.batch * self.heads
         pieces = -(-all_heads // (fits * self.groups))
         self.step = -(-all_heads // (pieces * self.groups)) * self.groups
         self.firsts = range(0, all_heads, self.step)
+
+    def cut(self, b: Blocks) -> dict[str, Any]:
+        """What a kernel is compiled for; wide ones leave no room to fetch ahead."""
+        stages = b.stages if self.width <= 64 else 1
+        return {
+            "E": self.width, "BM": b.queries, "BN": b.keys, "PRECISION": self.precision,
+            "num_warps": b.warps, "num_stages": stages,
+        }  # fmt: skip
 
     def here(self, first: int) -> int:
         """Heads from ``first`` on that are done at once."""
@@ -76,8 +82,7 @@ class _Call:
         cope.products[(across(self.length, b), here)](
             q, self.high, self.low, z, dz, counts if counts is not None else top, top, first,
             self.length, self.heads, self.last, LOG2E, *_rows(q), self.columns, AGAIN=again,
-            BITS=bits(self.length), BM=b.queries, BN=b.keys, **self.options,
-            num_warps=b.warps, num_stages=b.stages,
+            BITS=bits(self.length), **self.cut(b),
         )  # fmt: skip
         return z, dz, top
 
@@ -108,8 +113,7 @@ def forward(
         cope.forward[(across(call.length, b), call.here(first))](
             q, k, v, z, out, lse, counts, far, first, call.length, call.heads, call.groups,
             scale * LOG2E, call.last, call.columns, *_rows(q), *_rows(k), *_rows(v), *_rows(out),
-            BITS=bits(call.length), D=v.shape[-1], BM=b.queries, BN=b.keys, **call.options,
-            num_warps=b.warps, num_stages=b.stages,
+            BITS=bits(call.length), D=v.shape[-1], **call.cut(b),
         )  # fmt: skip
     return out, lse, counts, far
 
@@ -130,6 +134,7 @@ def backward(
     q, k, v, gradient = _ready(q), _ready(k), _ready(v), _ready(gradient)
     call, b = _Call(q, k, table), BACKWARD
     length, width, value_width = call.length, call.width, v.shape[-1]
+    padded = -(-length // b.keys) * b.keys  # whole blocks
     dq, dk, dv = tokens_first(q, width), tokens_first(k, width), tokens_first(v, value_width)
     largest = torch.linalg.vector_norm(v, dim=-1, dtype=torch.float32).amax(-1).contiguous()
     parts = q.new_empty(len(call.firsts), SPLITS, *table.shape, dtype=torch.float32)
@@ -138,33 +143,31 @@ def backward(
         here = call.here(first)
         z, dz, top = call.products(q, first, counts)
         most = SHARES // (here * length * (width + value_width))
-        shares = max(1, min(-(-PROGRAMS // here), across(length, b), most))
-        dk_parts = q.new_zeros(here, shares, length, width, dtype=torch.float32)
-        dv_parts = q.new_zeros(here, shares, length, value_width, dtype=torch.float32)
+        shares = max(1, min(PROGRAMS // here, across(length, b), most))
+        dk_parts = q.new_zeros(here, shares, width, padded, dtype=torch.float32)
+        dv_parts = q.new_zeros(here, shares, value_width, padded, dtype=torch.float32)
         dq_part = q.new_empty(here, length, width, dtype=torch.float32)
         unit = q.new_empty(here, length, dtype=torch.float32)
         cope_gradients.backward[(shares, here)](
             q, k, v, out, gradient, lse, counts, far, z, largest, dq_part, dz, unit, dk_parts,
             dv_parts, first, length, call.heads, call.groups, scale * LOG2E, call.last,
-            call.columns, *_rows(q), *_rows(k), *_rows(v), *_rows(out), *_rows(gradient),
-            BITS=bits(length), D=value_width, BM=b.queries, BN=b.keys, **call.options,
-            num_warps=b.warps, num_stages=b.stages,
+            call.columns, padded, *_rows(q), *_rows(k), *_rows(v), *_rows(out), *_rows(gradient),
+            BITS=bits(length), D=value_width, **call.cut(b),
         )  # fmt: skip
         del z
         cope_gradients.of_queries[(across(call.length, PRODUCTS), here)](
             dq_part, dz, unit, counts, top, call.high, dq, first, length, call.heads, call.last,
-            call.columns, scale, *_rows(dq), BITS=bits(length), BM=PRODUCTS.queries,
-            BN=PRODUCTS.keys, **call.options, num_warps=4, num_stages=2,
+            call.columns, scale, *_rows(dq), BITS=bits(length), **call.cut(PRODUCTS),
         )  # fmt: skip
         cope_gradients.of_table[(-(-table.shape[0] // PRODUCTS.keys), SPLITS)](
             q, dz, unit, top, parts[piece], first, here, length, call.heads, call.last,
-            call.columns, *_rows(q), BM=PRODUCTS.queries, BN=PRODUCTS.keys, **call.options,
-            num_warps=4, num_stages=2,
+            call.columns, *_rows(q), **call.cut(PRODUCTS),
         )  # fmt: skip
         begin = first // call.groups
         for target, share, factor in ((dk, dk_parts, scale), (dv, dv_parts, 1.0)):
             total = share.view(-1, call.groups * shares, *share.shape[2:]).sum(1) * factor
-            _put(target, total, places[begin : begin + len(total)])
+            found = total[..., :length].transpose(-1, -2)
+            _put(target, found, places[begin : begin + len(total)])
     return dq, dk, dv, parts.sum((0, 1))
 
 
