@@ -102,12 +102,11 @@ def fire(
         # c and m enter with their signs: psi(x) = ln(1 + |c x|)
         distance = torch.arange(length + PADDING, device=device, dtype=torch.float64)
         steep, sign = c.double().abs(), c.double().sign()
-        psi = pad((steep * distance).log1p().float(), (PADDING, 0))
         by_c = pad((sign * distance / (1 + steep * distance)).float(), (PADDING, 0))
         bound = (multiplier.double() * threshold).abs()
         reach = torch.maximum(distance, bound)
         whole = (steep * reach).log1p() + eps
-        rows = (knots / whole).float()
+        rows = (knots * math.log(2.0) / whole).float()
         rows_c = (sign * reach / (1 + steep * reach)).float()
         # where both are alike, half: as torch.maximum has it
         part = (distance < bound) + 0.5 * (distance == bound)
@@ -122,7 +121,11 @@ def fire(
          multiplier.expand(len(head_weight), 1)), dim=-1,
     ).float()  # fmt: skip
     slopes = own.detach()[:, len(w) : 2 * len(w)]
-    return Form(FIRE, own, (pairs, psi, rows, breaks, by_c, rows_c, rows_m, w >= 0, slopes))
+    return Form(
+        FIRE,
+        own,
+        (pairs, steep.reshape(1).float(), rows, breaks, by_c, rows_c, rows_m, w >= 0, slopes),
+    )
 
 
 def matrix(form: Form, length: int, q: Tensor | None = None, k: Tensor | None = None) -> Tensor:
@@ -151,8 +154,8 @@ def matrix(form: Form, length: int, q: Tensor | None = None, k: Tensor | None = 
         far = distance.float()
         value = (1 + second * far).log2() if form.kind == LOGARITHM else far**second
         return (-first * value / LOG2E)[None]
-    pairs, psi, rows = form.parts[:3]
-    at = psi[PADDING:][distance] * rows[:length, None]
+    pairs, steep, rows = form.parts[:3]
+    at = (1 + steep * distance).log2() * rows[:length, None]
     knot = at.long().clamp(max=pairs.shape[1] - 1)
     return ((pairs[:, knot, 0] + pairs[:, knot, 1] * (at - knot)) / LOG2E)[None]
 

@@ -12,12 +12,13 @@ bias of a block is made where the block is, from one of these (`KIND`, numbered 
            beginning of its stretch of 128 keys, Y (float64) the x at the beginning of each.
     TABLE  b_ij = t(i - j), one number a distance, the same from REACH on (Sandwich, T5)
     FIRE   b_ij = f(psi(i - j) / N_i), f read between the knots of a table: X has f at a knot and
-           its rise to the next, Y psi by distance, Z the knots over N_i
+           its rise to the next, psi(n) = ln(1 + Y n), Z the knots over N_i
     LOGARITHM, POWER
            b_ij = -x0 log2(1 + x1 (i - j)) or -x0 (i - j)^x1, which costs less than reading (KERPLE)
 
-All in base 2: x, t, f and the power's x0 come multiplied by log2(e). What is read by distance has
-`PADDING` entries before distance 0 and after the last. Queries and keys may be wider than values.
+All in base 2: x, t, f and the power's x0 come multiplied by log2(e), Z by ln(2). What is read by
+distance has `PADDING` entries before distance 0 and after the last. Queries and keys may be wider
+than values.
 B batch, H query heads, G of them to a key head, T tokens, E query width, D value width.
 """
 
@@ -43,6 +44,18 @@ def read(address):
     return tl.inline_asm_elementwise(
         "ld.global.nc.f32 $0, [$1];", "=f,l", [address], dtype=tl.float32, is_pure=True, pack=1
     )
+
+
+@triton.jit
+def read_two(address):
+    """Two float32 that lie side by side from each address."""
+    if INTERPRETED:
+        where = address.to(tl.pointer_type(tl.float32))
+        return tl.load(where), tl.load(where + 1)
+    return tl.inline_asm_elementwise(
+        "ld.global.nc.v2.f32 {$0, $1}, [$2];", "=f,=f,l", [address],
+        dtype=(tl.float32, tl.float32), is_pure=True, pack=1,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -90,10 +103,11 @@ def add_bias(
             s += by_distance(X, i, j, TURNED)
     elif KIND == 3:
         rows = tl.load(Z + i)
-        place = by_distance(Y, i, j, TURNED) * (rows[None, :] if TURNED else rows[:, None])
+        place = log2(1.0 + tl.load(Y) * apart(i, j, TURNED))
+        place *= rows[None, :] if TURNED else rows[:, None]
         knot = tl.minimum(place.to(tl.int32), KNOTS - 1)
-        address = X.to(tl.int64) + knot.to(tl.int64) * 8
-        s += read(address) + read(address + 4) * (place - knot.to(tl.float32))
+        value, rise = read_two(X.to(tl.int64) + knot.to(tl.int64) * 8)
+        s += value + rise * (place - knot.to(tl.float32))
     elif KIND == 5:
         s -= tl.load(X) * log2(1.0 + tl.load(X + 1) * apart(i, j, TURNED))
     elif KIND == 6:

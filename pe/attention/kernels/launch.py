@@ -53,7 +53,7 @@ class _Bias:
             x = own[:, PADDING:]  # distance 0
             self.strides[1] = x.stride(0)
         elif kind == FIRE:
-            x, y, z = parts[0], parts[1][PADDING:], parts[2]
+            x, y, z = parts[:3]
             self.knots, self.strides[1] = x.shape[1], x.stride(0)
         elif kind in (LOGARITHM, POWER):
             x = own

@@ -10,7 +10,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pe.attention.kernels.flash import add_bias, by_distance
+from pe.attention.kernels.flash import add_bias, apart, by_distance, log2
+
+LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -108,8 +110,9 @@ def of_network(
                 KIND, REACH, KNOTS, E, D, BM, PRECISION,
             )  # fmt: skip
         i, j = i0 + tl.arange(0, BM), j0 + tl.arange(0, BM)
-        rows = tl.load(Z + i) / KNOTS  # 1 / N_i
-        u = by_distance(Y, i, j, False) * rows[:, None]
+        rows = tl.load(Z + i) / KNOTS
+        u = log2(1.0 + tl.load(Y) * apart(i, j, False)) * rows[:, None]
+        rows *= LOG2E  # 1 / N_i
         u = tl.where(i[:, None] >= j[None, :], u, 0.0)
         # du/dc = psi'(i - j) / N_i - u (dN_i/dc) / N_i,   du/dm = - u (dN_i/dm) / N_i
         of_c = (by_distance(BY_C, i, j, False) - u * tl.load(ROWS_C + i)[:, None]) * rows[:, None]

@@ -122,12 +122,12 @@ def _own(form: Form, by_logit: Tensor) -> Tensor:
             by_number = -power * LN2, -first * LN2 * power * distance.clamp(min=1).log()
         own = torch.stack([(by_logit.sum(0) * slope).sum((1, 2)) for slope in by_number], -1)
     else:
-        _, psi, rows, breaks, by_c, rows_c, rows_m, rising, slopes = (
+        _, steep, rows, breaks, by_c, rows_c, rows_m, rising, slopes = (
             p.double() for p in form.parts
         )
         knots = form.parts[0].shape[1]
-        inverse = rows[:length, None] / knots  # 1 / N_i
-        u = psi[PADDING:][distance] * inverse
+        inverse = rows[:length, None] / knots / LN2  # 1 / N_i
+        u = (steep * distance).log1p() * inverse
         of_c = (by_c[PADDING:][distance] - u * rows_c[:length, None]) * inverse
         of_m = -u * rows_m[:length, None] * inverse
         above = u > breaks[:-1, None, None]
