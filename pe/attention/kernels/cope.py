@@ -160,7 +160,7 @@ def forward(
     alike = tl.load(rows + 2 * last).to(tl.float32)
     most = last << BITS
     acc = tl.zeros((BM, D), tl.float32)
-    best = tl.full((BM,), float("-inf"), tl.float32)
+    best = tl.full((BM,), -1e30, tl.float32)  # of rows, too, that see nothing of the first block
     total = tl.zeros((BM,), tl.float32)
     counted = tl.zeros((BM,), tl.int32)
     end = (tl.minimum(i0 + BM, T) - 1) // BN * BN

@@ -46,6 +46,22 @@ def add_number(at, number):
 
 
 @triton.jit
+def share_out(rows, below, to_this, to_next, BM: tl.constexpr, BN: tl.constexpr):
+    """Add to the row below a count and to the next, for two keys at once.
+
+    The count from the left one lies in the same place or, no gate being more than 1, in the next.
+    What counts beyond the table have to add to its next rows is 0, and nobody reads it.
+    """
+    far, near = tl.split(tl.reshape(below, (BM, BN // 2, 2)))
+    far_this, near_this = tl.split(tl.reshape(to_this, (BM, BN // 2, 2)))
+    far_next, near_next = tl.split(tl.reshape(to_next, (BM, BN // 2, 2)))
+    same, at = far == near, rows + near
+    add_number(at, near_this + tl.where(same, far_this, 0))
+    add_number(at + 1, near_next + tl.where(same, far_next, far_this))
+    add_number(at + 2, tl.where(same, 0, far_next))
+
+
+@triton.jit
 def add_tile(TO, r, j, x, t_t):
     """Add a tile to memory that no other program touches."""
     tl.atomic_add(TO + r[:, None] * t_t + j[None, :], x, sem="relaxed")
@@ -124,9 +140,8 @@ def backward(
             dp = tl.dot(g, tl.trans(v), input_precision=PRECISION)
             ds = p * (dp - sums[:, None])
             steps = ds * fine[:, None]
-            above, at = nearest(steps * part), DZ + rows[:, None] + below
-            add_number(at, nearest(steps) - above)
-            add_number(at + 1, above)  # of counts beyond the table: 0, where nothing is read
+            to_next = nearest(steps * part)
+            share_out(DZ + rows[:, None], below, nearest(steps) - to_next, to_next, BM, BN)
             dc = ds * rise * 0.6931471805599453  # products are in base 2
             inner = tl.dot(dc.to(k.dtype), earlier.to(k.dtype), input_precision=PRECISION)
             dg = before[:, None] + inner + dc

@@ -26,7 +26,7 @@ SPLITS = 64
 ALIGNED = 32
 
 
-FORWARD, BACKWARD, PRODUCTS = Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(64, 64, 4, 2)
+FORWARD, BACKWARD, PRODUCTS = Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(64, 64, 4, 2)
 """Queries of a backward block divide those of a forward block, keys likewise."""
 
 
@@ -47,7 +47,7 @@ class _Call:
         self.batch, self.heads, self.length, self.width = q.shape
         self.groups = self.heads // k.shape[1]
         self.last = table.shape[0] - 1
-        self.columns = -(-(table.shape[0] + 1) // ALIGNED) * ALIGNED  # and one that is not read
+        self.columns = -(-(table.shape[0] + 2) // ALIGNED) * ALIGNED  # and two that are not read
         self.high = table.to(q.dtype).contiguous()
         self.low = (table - self.high.to(table.dtype)).to(q.dtype)
         self.precision = "ieee" if q.dtype == torch.float32 else "tf32"
