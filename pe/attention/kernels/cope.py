@@ -22,6 +22,8 @@ from pe.attention.kernels.flash import INTERPRETED
 
 HALF: tl.constexpr = tl.constexpr(11)
 """Bits of the lower half of a gate: whole numbers up to 2^11 are exact in float16."""
+STRETCH: tl.constexpr = tl.constexpr(4)
+"""Key blocks after which it is asked whether all rows have counted beyond the table."""
 
 
 @triton.jit
@@ -47,21 +49,27 @@ def inverse(x):
 
 
 @triton.jit
-def gates_of(s, seen, BITS: tl.constexpr):
-    """Gates from logits in base 2: as they are, as multiples of 2^-BITS, and these in halves."""
-    g = tl.where(seen, inverse(1.0 + tl.math.exp2(-s)), 0.0)
+def gates_of(s, seen, SOME: tl.constexpr, BITS: tl.constexpr):
+    """Gates from logits in base 2: as they are, as multiples of 2^-BITS, and these in halves.
+
+    SOME: of keys that are ``seen``.
+    """
+    g = inverse(1.0 + tl.math.exp2(-s))
+    if SOME:
+        g = tl.where(seen, g, 0.0)
     high, high_number = rounded(g, 2.0 ** (BITS - HALF))
     low, low_number = rounded(g * (2.0 ** (BITS - HALF)) - high, 2.0**HALF)
     return g, (high_number << HALF) + low_number, high.to(tl.float16), low.to(tl.float16)
 
 
 @triton.jit
-def counts_of(left, high, low, BN: tl.constexpr):
-    """Counts from each key to its query; ``left``: those from the left edge of the block."""
-    r = tl.arange(0, BN)
-    before = (r[:, None] < r[None, :]).to(tl.float16)
-    _, highs = rounded(tl.dot(high, before), 1.0)
-    _, lows = rounded(tl.dot(low, before), 1.0)
+def counts_of(left, high, low, earlier):
+    """Counts from each key to its query; ``left``: those from the left edge of the block.
+
+    ``earlier``, (BN, BN) float16: 1 where the row is a key before the column.
+    """
+    _, highs = rounded(tl.dot(high, earlier), 1.0)
+    _, lows = rounded(tl.dot(low, earlier), 1.0)
     return left[:, None] - ((highs << HALF) + lows)
 
 
@@ -135,6 +143,51 @@ def products(
 
 
 @triton.jit
+def take_in(acc, best, total, s, V, j, T, v_t, LAST: tl.constexpr, D: tl.constexpr,
+            PRECISION: tl.constexpr):  # fmt: skip
+    """One block of logits in base 2 and its values into the softmax so far."""
+    d = tl.arange(0, D)
+    new = tl.maximum(best, tl.max(s, 1))
+    p = tl.math.exp2(s - new[:, None])
+    shrink = tl.math.exp2(best - new)
+    total = total * shrink + tl.sum(p, 1)
+    if LAST:
+        v = tl.load(V + j[:, None] * v_t + d[None, :], mask=j[:, None] < T, other=0.0)
+    else:
+        v = tl.load(V + j[:, None] * v_t + d[None, :])
+    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+    return acc, new, total
+
+
+@triton.jit
+def count_blocks(
+    acc, best, total, counted, q, K, V, rows, i, start, stop, T, k_t, v_t, scale, most,
+    LAST: tl.constexpr, BITS: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Take in the key blocks from ``stop`` back to ``start``, counting; LAST: some are ahead."""
+    e, r = tl.arange(0, E), tl.arange(0, BN)
+    earlier = (r[:, None] < r[None, :]).to(tl.float16)
+    for back in tl.range(0, stop - start, BN):
+        j = stop - BN - back + r
+        if LAST:
+            k = tl.load(K + j[None, :] * k_t + e[:, None], mask=j[None, :] < T, other=0.0)
+        else:
+            k = tl.load(K + j[None, :] * k_t + e[:, None])
+        s = tl.dot(q, k, input_precision=PRECISION) * scale
+        seen = i[:, None] >= j[None, :]
+        _, numbers, high, low = gates_of(s, seen, LAST, BITS)
+        counted += tl.sum(numbers, 1)
+        counts = counts_of(counted, high, low, earlier)
+        _, part, value, rise = read_bias(rows, counts, most, BITS)
+        s += value + part * rise
+        if LAST:
+            s = tl.where(seen, s, float("-inf"))
+        acc, best, total = take_in(acc, best, total, s, V, j, T, v_t, LAST, D, PRECISION)
+    return acc, best, total, counted
+
+
+@triton.jit
 def forward(
     Q, K, V, Z, O, L, N, FAR, first, T, H, G, scale, last, z_t,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t,
@@ -163,31 +216,25 @@ def forward(
     best = tl.full((BM,), -1e30, tl.float32)  # of rows, too, that see nothing of the first block
     total = tl.zeros((BM,), tl.float32)
     counted = tl.zeros((BM,), tl.int32)
-    end = (tl.minimum(i0 + BM, T) - 1) // BN * BN
-    far, near = end + BN, end >= 0
-    for back in tl.range(0, end + BN, BN):
-        j0 = end - back
+    end = tl.cdiv(tl.minimum(i0 + BM, T), BN) * BN
+    far = tl.maximum(end - STRETCH * BN, 0)
+    acc, best, total, counted = count_blocks(
+        acc, best, total, counted, q, K, V, rows, i, far, end, T, k_t, v_t, scale, most,
+        True, BITS, E, D, BN, PRECISION,
+    )  # fmt: skip
+    for _ in tl.range(STRETCH * BN, end, STRETCH * BN):
+        if tl.min(tl.where(some, counted, most), 0) < most:
+            start = tl.maximum(far - STRETCH * BN, 0)
+            acc, best, total, counted = count_blocks(
+                acc, best, total, counted, q, K, V, rows, i, start, far, T, k_t, v_t, scale, most,
+                False, BITS, E, D, BN, PRECISION,
+            )  # fmt: skip
+            far = start
+    for j0 in tl.range(0, far, BN):  # all rows have counted beyond the table
         j = j0 + tl.arange(0, BN)
-        k = tl.load(K + j[None, :] * k_t + e[:, None], mask=j[None, :] < T, other=0.0)
-        s = tl.dot(q, k, input_precision=PRECISION) * scale
-        if near:
-            seen = i[:, None] >= j[None, :]
-            _, numbers, high, low = gates_of(s, seen, BITS)
-            counted += tl.sum(numbers, 1)
-            counts = counts_of(counted, high, low, BN)
-            _, part, value, rise = read_bias(rows, counts, most, BITS)
-            s = tl.where(seen, s + value + part * rise, float("-inf"))
-            far = j0
-            near = tl.min(tl.where(some, counted, most), 0) < most
-        else:
-            s += alike[:, None]
-        new = tl.maximum(best, tl.max(s, 1))
-        p = tl.math.exp2(s - new[:, None])
-        shrink = tl.math.exp2(best - new)
-        total = total * shrink + tl.sum(p, 1)
-        v = tl.load(V + j[:, None] * v_t + d[None, :], mask=j[:, None] < T, other=0.0)
-        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
-        best = new
+        k = tl.load(K + j[None, :] * k_t + e[:, None])
+        s = tl.dot(q, k, input_precision=PRECISION) * scale + alike[:, None]
+        acc, best, total = take_in(acc, best, total, s, V, j, T, v_t, False, D, PRECISION)
     out = (acc / total[:, None]).to(O.dtype.element_ty)
     tl.store(O + b * o_b + h * o_h + i[:, None] * o_t + d[None, :], out, mask=some[:, None])
     row = (first + local) * T + i

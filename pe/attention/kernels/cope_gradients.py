@@ -68,6 +68,55 @@ def add_tile(TO, r, j, x, t_t):
 
 
 @triton.jit
+def count_blocks(
+    dq, left, before, q, g, lse, sums, fine, K, V, Z, DZ, DK, DV, rows, i, start, stop,
+    T, k_t, v_t, t_t, scale, most,
+    LAST: tl.constexpr, BITS: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Gradients from the key blocks from ``start`` to ``stop``; LAST: some are ahead.
+
+    ``left``: counts from the left edge of a block; ``before``: shares of counts left of it.
+    """
+    e, d, r = tl.arange(0, E), tl.arange(0, D), tl.arange(0, BN)
+    earlier = r[:, None] < r[None, :]
+    for j0 in tl.range(start, stop, BN):
+        j = j0 + r
+        seen = i[:, None] >= j[None, :]
+        if LAST:
+            k = tl.load(K + j[:, None] * k_t + e[None, :], mask=j[:, None] < T, other=0.0)
+            v = tl.load(V + j[:, None] * v_t + d[None, :], mask=j[:, None] < T, other=0.0)
+        else:
+            k = tl.load(K + j[:, None] * k_t + e[None, :])
+            v = tl.load(V + j[:, None] * v_t + d[None, :])
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        gate, numbers, high, low = gates_of(s, seen, LAST, BITS)
+        slope = gate - gate * gate
+        counts = counts_of(left, high, low, earlier.to(tl.float16))
+        left -= tl.sum(numbers, 1)
+        below, part, value, rise = read_bias(Z + 2 * rows, counts, most, BITS)
+        p = tl.math.exp2(s + value + part * rise - lse[:, None])
+        if LAST:
+            p = tl.where(seen, p, 0.0)
+        dp = tl.dot(g, tl.trans(v), input_precision=PRECISION)
+        ds = p * (dp - sums[:, None])
+        steps = ds * fine[:, None]
+        to_next = nearest(steps * part)
+        share_out(DZ + rows[:, None], below, nearest(steps) - to_next, to_next, BM, BN)
+        dc = ds * rise * 0.6931471805599453  # products are in base 2
+        inner = tl.dot(dc.to(k.dtype), earlier.to(k.dtype), input_precision=PRECISION)
+        dg = before[:, None] + inner + dc
+        before += tl.sum(dc, 1)
+        ds = (ds + dg * slope).to(k.dtype)
+        dq = tl.dot(ds, k, dq, input_precision=PRECISION)
+        dv = tl.dot(tl.trans(g), p.to(g.dtype), input_precision=PRECISION)
+        add_tile(DV, d, j, dv, t_t)
+        dk = tl.dot(tl.trans(q), ds, input_precision=PRECISION)
+        add_tile(DK, e, j, dk, t_t)
+    return dq, left, before
+
+
+@triton.jit
 def backward(
     Q, K, V, O, DO, L, N, FAR, Z, LARGEST, DQ, DZ, UNIT, DK, DV,
     first, T, H, G, scale, last, z_t, t_t,
@@ -124,34 +173,16 @@ def backward(
             dk = tl.dot(tl.trans(q), ds, input_precision=PRECISION)
             add_tile(DK, e, j, dk, t_t)
         before = tl.zeros((BM,), tl.float32)
-        earlier = r[:, None] < r[None, :]
-        for j0 in tl.range(far, tl.minimum(i0 + BM, T), BN):
-            j = j0 + r
-            seen = i[:, None] >= j[None, :]
-            k = tl.load(K + j[:, None] * k_t + e[None, :], mask=j[:, None] < T, other=0.0)
-            v = tl.load(V + j[:, None] * v_t + d[None, :], mask=j[:, None] < T, other=0.0)
-            s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-            gate, numbers, high, low = gates_of(s, seen, BITS)
-            counts = counts_of(left, high, low, BN)
-            left -= tl.sum(numbers, 1)
-            slope = gate - gate * gate
-            below, part, value, rise = read_bias(Z + 2 * rows, counts, most, BITS)
-            p = tl.where(seen, tl.math.exp2(s + value + part * rise - lse[:, None]), 0.0)
-            dp = tl.dot(g, tl.trans(v), input_precision=PRECISION)
-            ds = p * (dp - sums[:, None])
-            steps = ds * fine[:, None]
-            to_next = nearest(steps * part)
-            share_out(DZ + rows[:, None], below, nearest(steps) - to_next, to_next, BM, BN)
-            dc = ds * rise * 0.6931471805599453  # products are in base 2
-            inner = tl.dot(dc.to(k.dtype), earlier.to(k.dtype), input_precision=PRECISION)
-            dg = before[:, None] + inner + dc
-            before += tl.sum(dc, 1)
-            ds = (ds + dg * slope).to(k.dtype)
-            dq = tl.dot(ds, k, dq, input_precision=PRECISION)
-            dv = tl.dot(tl.trans(g), p.to(g.dtype), input_precision=PRECISION)
-            add_tile(DV, d, j, dv, t_t)
-            dk = tl.dot(tl.trans(q), ds, input_precision=PRECISION)
-            add_tile(DK, e, j, dk, t_t)
+        last_ones = tl.maximum(far, i0 // BN * BN)
+        dq, left, before = count_blocks(
+            dq, left, before, q, g, lse, sums, fine, K, V, Z, DZ, DK, DV, rows, i, far, last_ones,
+            T, k_t, v_t, t_t, scale, most, False, BITS, E, D, BM, BN, PRECISION,
+        )  # fmt: skip
+        dq, left, before = count_blocks(
+            dq, left, before, q, g, lse, sums, fine, K, V, Z, DZ, DK, DV, rows, i, last_ones,
+            tl.minimum(i0 + BM, T), T, k_t, v_t, t_t, scale, most, True, BITS, E, D, BM, BN,
+            PRECISION,
+        )  # fmt: skip
         at = DQ + (local * T + i[:, None]) * E + e[None, :]
         tl.store(at, dq, mask=some[:, None])
 
