@@ -92,10 +92,10 @@ def test_kernels_agree_for_other_heads_widths_and_options(
 def test_a_long_text_is_done_a_few_heads_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces that end within a text, and shares of the gradient of keys that are added up."""
     enc = made(16, 20)
-    case = {"length": 70, "heads": 4, "kv": 2, "width": 16, "batch": 3}
+    case = {"length": 70, "heads": 4, "kv": 2, "width": 16, "batch": 2}
     exact = computed(enc, "dense", **case)
     held = 70 * 32 * 2  # of one key head
-    for pieces in (1, 3):
+    for pieces in (1, 2):
         monkeypatch.setattr(cope_launch, "HELD", pieces * held)
         agree(computed(enc, "kernel", **case), exact)
 

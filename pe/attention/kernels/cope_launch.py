@@ -23,9 +23,9 @@ SHARES = 2**29
 PROGRAMS = 264
 """Programs that fit on a card at once: two for each of 132 processors."""
 SPLITS = 64
+"""Programs that share the queries whose part of the table's gradient they add up, at most."""
 ALIGNED = 32
-
-
+"""Products of a query begin at a multiple of as many."""
 FORWARD, BACKWARD, PRODUCTS = Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(64, 64, 4, 2)
 """Queries of a backward block divide those of a forward block, keys likewise."""
 
@@ -137,7 +137,8 @@ def backward(
     padded = -(-length // b.keys) * b.keys  # whole blocks
     dq, dk, dv = tokens_first(q, width), tokens_first(k, width), tokens_first(v, value_width)
     largest = torch.linalg.vector_norm(v, dim=-1, dtype=torch.float32).amax(-1).contiguous()
-    parts = q.new_empty(len(call.firsts), SPLITS, *table.shape, dtype=torch.float32)
+    splits = min(SPLITS, call.step * across(length, PRODUCTS))
+    parts = q.new_empty(len(call.firsts), splits, *table.shape, dtype=torch.float32)
     places = [divmod(n, k.shape[1]) for n in range(k.shape[0] * k.shape[1])]
     for piece, first in enumerate(call.firsts):
         here = call.here(first)
@@ -159,7 +160,7 @@ def backward(
             dq_part, dz, unit, counts, top, call.high, dq, first, length, call.heads, call.last,
             call.columns, scale, *_rows(dq), BITS=bits(length), **call.cut(PRODUCTS),
         )  # fmt: skip
-        cope_gradients.of_table[(-(-table.shape[0] // PRODUCTS.keys), SPLITS)](
+        cope_gradients.of_table[(-(-table.shape[0] // PRODUCTS.keys), splits)](
             q, dz, unit, top, parts[piece], first, here, length, call.heads, call.last,
             call.columns, *_rows(q), **call.cut(PRODUCTS),
         )  # fmt: skip
