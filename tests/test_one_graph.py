@@ -15,7 +15,7 @@ from pe.attention import choose
 from pe.config import PEConfig
 from pe.model import PEForCausalLM
 
-BY_KERNEL = ["alibi", "kerple_log", "t5", "sandwich", "fire", "fox", "rope+alibi"]
+BY_KERNEL = ["alibi", "kerple_log", "t5", "sandwich", "fire", "fox", "cope", "rope+alibi"]
 OTHERS = ["nope", "rope", "yarn", "pope", "xpos", "fope", "clex", "sinusoidal"]
 
 
