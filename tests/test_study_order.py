@@ -25,16 +25,16 @@ from pe.study.turns import TURN, take_turn, turn_of
 
 
 @contextmanager
-def workers_in_this_process(count: int) -> Iterator[Any]:
+def workers_in_this_process(count: int, threads: int = 1, gpus: str = "") -> Iterator[Any]:
     from distributed import Client, LocalCluster
 
     with (
         LocalCluster(
-            n_workers=count, threads_per_worker=1, processes=False, dashboard_address=None
+            n_workers=count, threads_per_worker=threads, processes=False, dashboard_address=None
         ) as cluster,
         Client(cluster) as client,
     ):
-        yield client, []
+        yield client, list(gpus)
 
 
 def begun(
@@ -91,6 +91,28 @@ def test_two_workers_keep_busy_and_keep_the_order(
     assert len(order) == 8
     # While `rope` trains nothing of seed 0 can be begun, so one run of seed 1 may come before.
     assert [seed for _, seed in order[:5]].count(0) == 4
+
+
+def test_devices_share_out_what_can_be_begun(
+    tmp_path: Path, own_runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from distributed import get_worker
+
+    plan = load_plan(write(tmp_path, {pe: {"pe": pe} for pe in ("rope", "pope", "nope", "yarn")}))
+    places: dict[str, str] = {}
+    all_there = threading.Barrier(4)  # passed only if all four run at the same time
+
+    def execute(task: dict[str, Any], environment: dict[str, str]) -> str:
+        places[task["recipe"]["pe"]] = str(get_worker().address)
+        all_there.wait(timeout=30)
+        return str(task["directory"])
+
+    monkeypatch.setattr(study_run, "execute", execute)
+    monkeypatch.setattr(study_run, "POLL", 0.05)
+    monkeypatch.setattr(study_run, "connect", lambda a, w: workers_in_this_process(2, 2, "01"))
+    run_study(plan, retries=0)
+    assert places["rope"] != places["pope"]
+    assert {places["nope"], places["yarn"]} == {places["rope"], places["pope"]}
 
 
 def test_what_starts_from_a_failed_run_is_never_begun(

@@ -110,13 +110,21 @@ class _Queue:
         self._places = {planned.name: place for place, planned in enumerate(self.waiting)}
 
     def fill(self) -> bool:
-        """Begin what can be begun; False when nothing is left to wait for."""
+        """Begin what can be begun; False when nothing is left to wait for.
+
+        At most one run a worker at once, so that of two that share a device the first is ready
+        first.
+        """
         self._skip()
+        threads, taken = self.client.nthreads(), self.client.processing()
+        free = {worker: count - len(taken.get(worker, ())) for worker, count in threads.items()}
         under_way = sum(not future.done() for future in self.futures.values())
-        room = max(0, sum(self.client.nthreads().values()) - under_way)
+        room = max(0, min(sum(threads.values()) - under_way, len(threads)))
         for planned in [p for p in self.waiting if self._ready(p)][:room]:
+            worker = max(free, key=lambda name: free[name])
+            free[worker] -= 1
             self.waiting.remove(planned)
-            self.futures[planned.name] = self._submit(planned)
+            self.futures[planned.name] = self._submit(planned, worker)
         return bool(self.waiting) or not all(f.done() for f in self.futures.values())
 
     def failed(self) -> dict[str, str]:
@@ -138,7 +146,13 @@ class _Queue:
             return str(self.futures[parent].status) == "finished"
         return parent not in self._places  # it was done before
 
-    def _submit(self, planned: Planned) -> Future:
+    def _submit(self, planned: Planned, worker: str) -> Future:
+        """To ``worker`` where GPUs are shared out: Dask's choice would follow guesses of durations.
+
+        Another takes it over when that one dies; a run with a preference that finds no worker at
+        all would wait for ever, so a single worker is no preference.
+        """
+        several = self.devices and len(self.client.nthreads()) > 1
         task = {
             "directory": str(planned.run().directory),
             "recipe": planned.recipe.to_dict(),
@@ -150,6 +164,7 @@ class _Queue:
             _task, task, {"PE_RUNS": str(root())}, list(self.devices),
             key=f"{planned.study}-{planned.name}", retries=self.retries,
             priority=-self._places[planned.name], pure=False,
+            workers=[worker] if several else None, allow_other_workers=bool(several),
         )  # fmt: skip
 
 
