@@ -217,6 +217,7 @@ def forward(
     total = tl.zeros((BM,), tl.float32)
     counted = tl.zeros((BM,), tl.int32)
     end = tl.cdiv(tl.minimum(i0 + BM, T), BN) * BN
+    tl.static_assert(STRETCH * BN >= BM)  # keys ahead of a query are in the first stretch
     far = tl.maximum(end - STRETCH * BN, 0)
     acc, best, total, counted = count_blocks(
         acc, best, total, counted, q, K, V, rows, i, far, end, T, k_t, v_t, scale, most,

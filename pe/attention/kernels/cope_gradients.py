@@ -250,3 +250,20 @@ def of_table(
             acc = tl.dot(tl.trans(weights), q, acc, input_precision=PRECISION)
     at = PARTS + (tl.program_id(1).to(tl.int64) * (last + 1) + n[:, None]) * E + e[None, :]
     tl.store(at, acc, mask=n[:, None] <= last)
+
+
+@triton.jit
+def of_keys(
+    SHARES, OUT, first, T, heads, count, t_t, scale, o_b, o_h, o_t,
+    E: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """A block of keys of one key head: its ``count`` shares, added up and turned."""
+    local = tl.program_id(1).to(tl.int64)
+    b, h = (first + local) // heads, (first + local) % heads
+    j, e = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, E)
+    acc = tl.zeros((E, BN), tl.float32)
+    for n in tl.range(0, count):
+        at = ((local * count + n) * E + e[:, None]) * t_t + j[None, :]
+        acc += tl.load(SHARES + at, mask=j[None, :] < t_t, other=0.0)
+    to = OUT + b * o_b + h * o_h + j[:, None] * o_t + e[None, :]
+    tl.store(to, tl.trans(acc * scale).to(OUT.dtype.element_ty), mask=j[:, None] < T)

@@ -27,7 +27,7 @@ SPLITS = 64
 ALIGNED = 32
 """Products of a query begin at a multiple of as many."""
 FORWARD, BACKWARD, PRODUCTS = Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(64, 64, 4, 2)
-"""Queries of a backward block divide those of a forward block, keys likewise."""
+"""As many queries backward as forward; keys of a backward block divide those of a forward block."""
 
 
 def bits(length: int) -> int:
@@ -139,7 +139,6 @@ def backward(
     largest = torch.linalg.vector_norm(v, dim=-1, dtype=torch.float32).amax(-1).contiguous()
     splits = min(SPLITS, call.step * across(length, PRODUCTS))
     parts = q.new_empty(len(call.firsts), splits, *table.shape, dtype=torch.float32)
-    places = [divmod(n, k.shape[1]) for n in range(k.shape[0] * k.shape[1])]
     for piece, first in enumerate(call.firsts):
         here = call.here(first)
         z, dz, top = call.products(q, first, counts)
@@ -164,20 +163,10 @@ def backward(
             q, dz, unit, top, parts[piece], first, here, length, call.heads, call.last,
             call.columns, *_rows(q), **call.cut(PRODUCTS),
         )  # fmt: skip
-        begin = first // call.groups
+        count, blocks = call.groups * shares, across(length, PRODUCTS)
         for target, share, factor in ((dk, dk_parts, scale), (dv, dv_parts, 1.0)):
-            total = share.view(-1, call.groups * shares, *share.shape[2:]).sum(1) * factor
-            found = total[..., :length].transpose(-1, -2)
-            _put(target, found, places[begin : begin + len(total)])
+            cope_gradients.of_keys[(blocks, here // call.groups)](
+                share, target, first // call.groups, length, k.shape[1], count, padded, factor,
+                *_rows(target), E=target.shape[-1], BN=PRODUCTS.queries, num_warps=4,
+            )  # fmt: skip
     return dq, dk, dv, parts.sum((0, 1))
-
-
-def _put(target: Tensor, total: Tensor, places: list[tuple[int, int]]) -> None:
-    """Some key heads' gradients, counted through the batch, to where they belong."""
-    heads = target.shape[1]
-    if places[0][1] == 0 and len(places) % heads == 0:
-        begin = places[0][0]
-        target[begin : begin + len(places) // heads] = total.view(-1, heads, *total.shape[1:])
-        return
-    for (batch, head), found in zip(places, total, strict=True):
-        target[batch, head] = found
