@@ -86,6 +86,7 @@ class PoPE(Encoding):
     def _expand(self, x: Tensor, table: Tensor) -> Tensor:
         """``table``: (..., T, 2, d), cosines and sines."""
         magnitude = softplus(x[..., : self.polar_dim].to(table.dtype))
-        polar = (magnitude[..., None, :] * table).flatten(-2).to(x.dtype)
+        twice = magnitude.repeat(*[1] * (magnitude.dim() - 1), 2)
+        polar = (twice * table.flatten(-2)).to(x.dtype)
         rest = x[..., self.polar_dim :]
         return polar if rest.shape[-1] == 0 else torch.cat((polar, rest), dim=-1)
