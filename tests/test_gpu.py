@@ -78,6 +78,10 @@ def attended(
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device=CUDA, generator=generator)
 
+    with torch.no_grad():
+        for parameter in enc.parameters():
+            if not parameter.any():  # CoPE's table: with zeros, no gate would have a gradient
+                parameter.copy_(drawn(*parameter.shape))
     dtype = torch.float32 if backend == "dense" else torch.bfloat16
     sizes = (heads[0], heads[1], heads[1])
     q, k, v = (drawn(2, h, length, width).bfloat16().to(dtype).requires_grad_() for h in sizes)
