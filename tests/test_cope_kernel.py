@@ -33,7 +33,7 @@ def made(width: int, npos: int, divide: bool = True, seed: int = 0) -> CoPE:
 
 def computed(
     enc: CoPE, backend: str, length: int, heads: int, kv: int, width: int, batch: int = 1,
-    seed: int = 0, spread: float = 1.0,
+    seed: int = 0, spread: float = 1.0, key_size: float = 1.0,
 ) -> dict[str, Tensor]:  # fmt: skip
     """Output and gradients by name; the definition's in float64.
 
@@ -44,6 +44,8 @@ def computed(
     q, k, v = (
         torch.randn(batch, h, length, width).to(wide).requires_grad_() for h in (heads, kv, kv)
     )
+    with torch.no_grad():
+        k *= key_size
     direction = torch.randn(batch, heads, length, width)
     enc = copy.deepcopy(enc).to(wide)
     out = pe.attend(enc, spread * q, k, v, backend=backend)
@@ -86,6 +88,14 @@ def test_kernels_agree_for_other_heads_widths_and_options(
         "seed": seed,
         "spread": spread,
     }
+    agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
+
+
+@pytest.mark.parametrize("length", [126, 127, 128])
+def test_the_last_row_that_is_counted_to_has_its_gradient(length: int) -> None:
+    """Gates are 1/2: counts end around 64, where another tile of the table begins."""
+    enc = made(16, 200)
+    case: dict[str, Any] = {"length": length, "heads": 1, "kv": 1, "width": 16, "key_size": 0.0}
     agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
 
 
