@@ -86,8 +86,7 @@ class PoPE(Encoding):
     def _expand(self, x: Tensor, table: Tensor) -> Tensor:
         """``table``: (..., T, 2, d), cosines and sines."""
         # In plain order, since torch foretells another for softplus' gradient than it returns.
-        polar = x[..., : self.polar_dim].to(table.dtype, memory_format=torch.contiguous_format)
-        magnitude = softplus(polar)
+        magnitude = softplus(x[..., : self.polar_dim].to(table.dtype).contiguous())
         twice = magnitude.repeat(*[1] * (magnitude.dim() - 1), 2)
         polar = (twice * table.flatten(-2)).to(x.dtype)
         rest = x[..., self.polar_dim :]
