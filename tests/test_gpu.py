@@ -19,7 +19,7 @@ pytestmark = [
         not torch.cuda.is_available(), reason="no CUDA device, or PE_TEST_GPU=1 is not set"
     ),
 ]
-ENCODINGS = ["nope", "rope", "yarn", "pope", "xpos", "fope"]
+ENCODINGS = ["nope", "rope", "yarn", "partial", "pope", "xpos", "fope"]
 BIASED = [
     "alibi", "kerple_log", "kerple_power", "sandwich", "t5", "fire", "fox", "cope", "rope+alibi",
 ]  # fmt: skip

@@ -25,6 +25,7 @@ from pe.encodings.checks import choice, positive, rotary_width
 from pe.encodings.clamping import clamped
 from pe.encodings.frequencies import cos_sin, phase_tables
 from pe.encodings.registry import register
+from pe.encodings.turning import by_kernel
 
 
 @register("pope")
@@ -71,23 +72,23 @@ class PoPE(Encoding):
         k_positions: Tensor,
         tables: Any = None,
     ) -> tuple[Tensor, Tensor]:
-        q_table = torch.stack(phase_tables(q_positions, self.inv_freq, q.dtype), dim=-2)
-        k_table = q_table
+        q_tables = phase_tables(q_positions, self.inv_freq, q.dtype)
+        k_tables = q_tables
         if k_positions is not q_positions:
-            k_table = torch.stack(phase_tables(k_positions, self.inv_freq, k.dtype), dim=-2)
+            k_tables = phase_tables(k_positions, self.inv_freq, k.dtype)
         bounded = clamped(self.delta.double(), -2 * math.pi, 0.0)
         once = bounded.new_ones(1, dtype=torch.long)  # one step of delta: opaque to a compiler too
-        cos, sin = cos_sin(once, bounded, q_table.dtype)  # (K, 1, d)
-        # cos(s w + delta) = cos cos - sin sin, sin(s w + delta) = sin cos + cos sin
-        signed = torch.stack((-sin, sin), dim=-2)
-        k_table = torch.addcmul(k_table * cos[..., None, :], k_table.flip(-2), signed)
-        return self._expand(q, q_table), self._expand(k, k_table)
+        shift = cos_sin(once, bounded, q_tables[0].dtype)  # two of (K, 1, d)
+        if q.shape[-1] == self.polar_dim and by_kernel(q, *q_tables):
+            from pe.attention.kernels.turning import polar  # needs triton
 
-    def _expand(self, x: Tensor, table: Tensor) -> Tensor:
-        """``table``: (..., T, 2, d), cosines and sines."""
-        # In plain order, since torch foretells another for softplus' gradient than it returns.
-        magnitude = softplus(x[..., : self.polar_dim].to(table.dtype).contiguous())
-        twice = magnitude.repeat(*[1] * (magnitude.dim() - 1), 2)
-        polar = (twice * table.flatten(-2)).to(x.dtype)
+            return polar(q, *q_tables, []), polar(k, *k_tables, [t[:, 0] for t in shift])
+        (cos, sin), (across, up) = k_tables, shift
+        k_tables = cos * across - sin * up, sin * across + cos * up  # of s w + delta
+        return self._expand(q, *q_tables), self._expand(k, *k_tables)
+
+    def _expand(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        magnitude = softplus(x[..., : self.polar_dim].to(cos.dtype))
+        polar = torch.cat((magnitude * cos, magnitude * sin), dim=-1).to(x.dtype)
         rest = x[..., self.polar_dim :]
         return polar if rest.shape[-1] == 0 else torch.cat((polar, rest), dim=-1)

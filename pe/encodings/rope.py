@@ -28,6 +28,7 @@ from pe.encodings.frequencies import (
     phase_tables,
 )
 from pe.encodings.registry import register
+from pe.encodings.turning import by_kernel
 
 LAYOUTS = ("half", "interleaved")
 
@@ -139,12 +140,21 @@ class RoPE(Encoding):
         return cos, sin
 
     def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        if by_kernel(x, cos, sin):
+            from pe.attention.kernels.turning import turn  # needs triton
+
+            by_triton: Tensor = turn(x, cos, sin, self.layout == "half", False)
+            return by_triton
         turned, rest = x[..., : self.rotary_dim].to(cos.dtype), x[..., self.rotary_dim :]
-        # Members of a pair side by side: x cos + swapped x (-sin, sin). Cutting and joining halves
-        # instead gives a compiler two passes over the gradient where one will do.
-        members, split = (-2, (2, -1)) if self.layout == "half" else (-1, (-1, 2))
-        pairs = turned.unflatten(-1, split)
-        signed = torch.stack((-sin, sin), dim=members)
-        turned = torch.addcmul(pairs * cos.unsqueeze(members), pairs.flip(members), signed)
-        turned = turned.flatten(-2).to(x.dtype)
+        if self.layout == "half":
+            a, b = turned.chunk(2, dim=-1)
+        else:
+            a, b = turned[..., 0::2], turned[..., 1::2]
+        first = torch.addcmul(a * cos, b, sin, value=-1)
+        second = torch.addcmul(b * cos, a, sin)
+        if self.layout == "half":
+            turned = torch.cat((first, second), dim=-1)
+        else:
+            turned = torch.stack((first, second), dim=-1).flatten(-2)
+        turned = turned.to(x.dtype)
         return turned if rest.shape[-1] == 0 else torch.cat((turned, rest), dim=-1)
