@@ -154,6 +154,18 @@ def test_what_turns_or_scales_queries_keeps_cope_from_the_kernel(
         assert path_for(enc, cuda, torch.bfloat16, 64, head_dim=16) == path, spec
 
 
+def test_heads_of_128_count_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing may reach it there, not even the proof: a fault would end the process' device."""
+    monkeypatch.setattr(choose, "missing", lambda device: None)
+    enc, cuda = CoPE(128, npos=9), torch.device("cuda", 0)
+    assert path_for(enc, cuda, torch.bfloat16, 64, head_dim=128) == "matrix"
+    assert path_for(enc, cuda, torch.bfloat16, 2**15, 8, head_dim=128) == "rows"
+    assert path_for(CoPE(64, npos=9), cuda, torch.bfloat16, 64, head_dim=64) == "kernel"
+    x = torch.randn(1, 1, 4, 128)
+    with pytest.raises(ValueError, match=r"head_dim is 128 and must be one of \(16, 32, 64\)"):
+        pe.attend(enc, x, x, x, backend="kernel")
+
+
 def test_a_model_on_kernels_has_the_loss_and_gradients_of_one_on_matrices() -> None:
     found = []
     ids = torch.randint(0, 40, (2, 33), generator=torch.Generator().manual_seed(1))

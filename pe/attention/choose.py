@@ -31,6 +31,8 @@ BACKENDS = {"dense": dense_attention, "sdpa": sdpa_attention}
 LARGEST_MATRIX = 2**29
 """Entries, over batch and heads, up to which a bias is made whole: 2 GiB in float32."""
 WIDTHS = (16, 32, 64, 128)
+COUNTING_WIDTHS = (16, 32, 64)
+"""Of heads that count (CoPE): at 128 its backward kernel touched memory it does not own."""
 
 
 def checked(backend: str | None) -> str | None:
@@ -77,6 +79,11 @@ def obstacle(enc: Encoding, device: torch.device, dtype: torch.dtype, plain: boo
     return None
 
 
+def widths(enc: Encoding) -> tuple[int, ...]:
+    """Widths of heads that the kernels take. A bias of queries and keys is CoPE's."""
+    return COUNTING_WIDTHS if enc.content_dependent else WIDTHS
+
+
 def path_for(
     enc: Encoding,
     device: torch.device,
@@ -88,7 +95,7 @@ def path_for(
     """The path of a training or prefill step of ``length`` tokens; ``sequences``: batch x heads."""
     if not enc.biased:
         return "flash"
-    fits = device.type == "cuda" and length > 1 and head_dim in WIDTHS
+    fits = device.type == "cuda" and length > 1 and head_dim in widths(enc)
     if fits and obstacle(enc, device, dtype, plain=True) is None:
         return "kernel"
     return "rows" if sequences * length**2 > LARGEST_MATRIX else "matrix"
@@ -116,8 +123,8 @@ def kernel_form(
     if backend is None and q.shape[-2] == 1:
         return None  # one row is no matrix
     reason = obstacle(enc, q.device, q.dtype, plain)
-    if reason is None and q.shape[-1] not in WIDTHS:
-        reason = f"head_dim is {q.shape[-1]} and must be one of {WIDTHS}"
+    if reason is None and q.shape[-1] not in widths(enc):
+        reason = f"head_dim is {q.shape[-1]} and must be one of {widths(enc)}"
     if reason is None:
         with torch.autocast(q.device.type, enabled=False):
             return enc.bias_form(q.shape[-2], q.device, state)

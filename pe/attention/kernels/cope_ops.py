@@ -19,6 +19,12 @@ from pe.attention.kernels import cope_proof, proof
 from pe.attention.kernels.cope_launch import across, backward, forward
 from pe.attention.kernels.launch import tokens_first
 
+WIDEST = 64
+"""Heads on a GPU; at 128 the backward kernel touched memory that is not its own, on an H100.
+
+No proof may try: an illegal access ends the use of the device for the whole process.
+"""
+
 
 @torch.library.custom_op("pe::cope", mutates_args=())
 def attend(
@@ -27,9 +33,15 @@ def attend(
     """o (B, H, T, D), lse (B, H, T) in base 2, and N and FAR of `pe.attention.kernels.cope`.
 
     Raises:
+        ValueError: heads are wider than is known to work.
         RuntimeError: on this machine the kernels do not compute what they should.
     """
     if q.is_cuda:
+        if max(q.shape[-1], v.shape[-1]) > WIDEST:
+            raise ValueError(
+                f"CoPE's kernels take heads of at most {WIDEST} on a GPU, not "
+                f"{q.shape[-1]} and {v.shape[-1]}; use backend='sdpa'"
+            )
         prove(q.shape[-1], v.shape[-1], q.dtype, q.device)
     return forward(q, k, v, own, scale)
 
