@@ -168,6 +168,7 @@ def order(chosen: Settings) -> list[Cell]:
     main = [n for n in lengths if n in MAIN] or list(lengths[:1])
     rest = [n for n in lengths if n not in main]
     systems = _by_interest(chosen.systems)
+    ours = [s for s in systems if s in FIRST]
     early = [s for s in systems if s in FIRST or library(s)]
     late = [s for s in systems if s not in early]
     found: list[Cell] = []
@@ -180,8 +181,10 @@ def order(chosen: Settings) -> list[Cell]:
             cells = [Cell(system, mode, length, batch) for system in who]
             found.extend(cell for cell in cells if cell not in found)
 
-    add("train", early, main)
+    add("train", ours, main)
+    add("train", early, main[:1])
     add("train", late, main[:1])
+    add("train", early, main)
     add("train", early, rest)
     add("prefill", early, main)
     add("small", early, [SMALL])

@@ -143,6 +143,11 @@ def _ready(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def _sizes(x: Tensor) -> tuple[int, int]:
+    """Tokens and heads."""
+    return x.shape[2], x.shape[1]
+
+
 def _grid(x: Tensor) -> tuple[int, int]:
     return -(-x.shape[2] // TOKENS), x.shape[0]
 
@@ -157,7 +162,7 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, half: bool, back: bool) -> Tensor:
     (cos, strides), sin = _table(cos), sin.contiguous()
     pairs, rest = cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]
     turn_block[_grid(x)](
-        x, cos, sin, out, x.shape[2], x.shape[1], *_rows(x), *strides, *_rows(out), -1.0 if back else 1.0,
+        x, cos, sin, out, *_sizes(x), *_rows(x), *strides, *_rows(out), -1.0 if back else 1.0,
         x.shape[-1], F=pairs, HALF=half, REST=triton.next_power_of_2(rest) if rest else 0,
         BT=TOKENS, num_warps=4,
     )  # fmt: skip
@@ -194,7 +199,7 @@ def polar(x: Tensor, cos: Tensor, sin: Tensor, shift: list[Tensor]) -> Tensor:
     (cos, strides), sin = _table(cos), sin.contiguous()
     dc, ds = (t.contiguous() for t in shift) if shift else (cos, sin)
     polar_block[_grid(x)](
-        x, cos, sin, dc, ds, out, x.shape[2], x.shape[1], *_rows(x), strides[0], strides[2], *_rows(out),
+        x, cos, sin, dc, ds, out, *_sizes(x), *_rows(x), strides[0], strides[2], *_rows(out),
         E=width, SHIFTED=bool(shift), BT=TOKENS, num_warps=4,
     )  # fmt: skip
     return out
@@ -217,7 +222,7 @@ def polar_backward(
     sizes = (batch, blocks, 2, heads, width) if shift else (0,)
     parts = x.new_empty(sizes, dtype=torch.float32)
     polar_gradient[_grid(x)](
-        gradient, x, cos, sin, dc, ds, dx, parts, x.shape[2], x.shape[1], *_rows(gradient), *_rows(x),
+        gradient, x, cos, sin, dc, ds, dx, parts, *_sizes(x), *_rows(gradient), *_rows(x),
         strides[0], strides[2], *_rows(dx), E=width, SHIFTED=bool(shift), BT=TOKENS, num_warps=4,
     )  # fmt: skip
     return dx, parts.sum((0, 1)) if shift else parts
