@@ -170,15 +170,14 @@ def test_the_most_telling_cells_come_first_and_none_comes_twice() -> None:
         peers=peers,
     )  # fmt: skip
     found = order(chosen)
-    assert [c.system for c in found[:5]] == [
-        "nope", "rope", "cope", "transformers/rope", "x-transformers/rope",
-    ]  # fmt: skip
-    assert [(c.mode, c.length) for c in found[:10]] == [("train", 1024)] * 5 + [
-        ("train", 16384)
-    ] * 5
-    assert found[10:12] == [
-        Cell("sinusoidal", "train", 1024, 64), Cell("yarn", "train", 1024, 64),
-    ]  # fmt: skip
+    ours = ["nope", "rope", "cope"]
+    assert [c.system for c in found[:6]] == [*ours, *ours]
+    assert [(c.mode, c.length) for c in found[:6]] == [("train", 1024)] * 3 + [("train", 16384)] * 3
+    theirs = ["transformers/rope", "x-transformers/rope"]
+    late = ["sinusoidal", "yarn"]
+    assert [c.system for c in found[6:12]] == [*theirs, *late, *theirs]
+    lengths = [1024, 1024, 1024, 1024, 16384, 16384]
+    assert [(c.mode, c.length) for c in found[6:12]] == [("train", n) for n in lengths]
     assert [(c.mode, c.length) for c in found[12:22:5]] == [("train", 4096), ("train", 32768)]
     assert len(found) == len(set(found)) == 7 * (4 + 4 + 1)
     assert {c.batch * c.length for c in found if c.mode != "small"} == {65536}
