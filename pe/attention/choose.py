@@ -32,7 +32,7 @@ LARGEST_MATRIX = 2**29
 """Entries, over batch and heads, up to which a bias is made whole: 2 GiB in float32."""
 WIDTHS = (16, 32, 64, 128)
 COUNTING_WIDTHS = (16, 32, 64)
-"""Of heads that count (CoPE): at 128 its backward kernel touched memory it does not own."""
+"""Of heads that count (CoPE): `pe.attention.kernels.cope_ops.WIDEST` says why not 128."""
 
 
 def checked(backend: str | None) -> str | None:

@@ -20,9 +20,10 @@ from pe.attention.kernels.cope_launch import across, backward, forward
 from pe.attention.kernels.launch import tokens_first
 
 WIDEST = 64
-"""Heads on a GPU; at 128 the backward kernel touched memory that is not its own, on an H100.
+"""Widest heads on a GPU. At 128 the backward kernel faulted on an H100.
 
-No proof may try: an illegal access ends the use of the device for the whole process.
+There ptxas 12.8 makes addresses of shared memory for wgmma from registers that were never set, by
+the machine code. No proof may try: a fault ends the use of the device for the whole process.
 """
 
 
