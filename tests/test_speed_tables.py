@@ -66,6 +66,22 @@ def test_a_target_is_missed_by_a_little_and_by_what_could_not_run() -> None:
     assert verdicts(Speed(record))["CoPE", 16384] == ("not measured", "")
 
 
+def test_what_time_did_not_allow_is_named_once_and_fills_no_rows() -> None:
+    record = speed_records.record()
+    for row in record["cells"]:
+        if row["system"] == "cope" or row["length"] == 16384:
+            row |= {"tokens_per_second": None, "reason": TIME_UP}
+    found = Speed(record)
+    assert tables.known_lengths(found, "train") == [n for n in found.lengths("train") if n != 16384]
+    shown = tables.overview(found)
+    assert "| CoPE |" not in shown
+    assert "16,384" not in shown
+    assert "*Not measured, since time was up: CoPE.*" in shown
+    assert "CoPE" not in tables.details(found, "train", 1024)
+    assert "CoPE" not in tables.of_family(found, FAMILIES["cope"])
+    assert "| CoPE |" in tables.overview(speed())
+
+
 def test_memory_is_linear_if_it_is_as_much_at_both_lengths() -> None:
     record = speed_records.record()
     found = verdicts(Speed(record))

@@ -128,25 +128,25 @@ class SpeedBlock(Block):
 
     def overview(self, mode: str) -> list[nodes.Node]:
         best: Speed | None = _now["best"]
-        if best is None or not list(best.systems(_mode(mode))):
+        if best is None or not tables.known_lengths(best, _mode(mode)):
             return self.markdown(NOTHING)
         return self.table(tables.overview(best, mode))
 
     def details(self, mode: str) -> list[nodes.Node]:
         best: Speed | None = _now["best"]
-        if best is None or not list(best.systems(_mode(mode))):
+        if best is None or not tables.known_lengths(best, _mode(mode)):
             return self.markdown(NOTHING)
         tabs = [
             f"````{{tab-item}} {length:,} tokens\n"
             f"```{{container}} pe-results\n{tables.details(best, mode, length)}\n```\n````"
-            for length in best.lengths(mode)
+            for length in tables.known_lengths(best, mode)
         ]
         return self.markdown("`````{tab-set}\n" + "\n".join(tabs) + "\n`````")
 
     def family(self, name: str) -> list[nodes.Node]:
         found = families.family(name)
         text = tables.of_family(_now["best"], found) if _now["best"] else ""
-        return self.table(text) if text else []
+        return self.table(text) if text else self.markdown(NOTHING)
 
     def targets(self) -> list[nodes.Node]:
         return self.table(tables.targets(_now["speeds"]), wrap=True)

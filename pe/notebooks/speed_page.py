@@ -73,7 +73,7 @@ def everything(speed: Speed) -> Markdown:
         "\n\n".join(
             f"{_title(mode)}, {length:,} tokens\n\n{tables.details(speed, mode, length)}"
             for mode in _modes(speed)
-            for length in speed.lengths(mode)
+            for length in tables.known_lengths(speed, mode)
         )
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from pe.speed.families import FAMILIES, Family, counterpart, title
 from pe.speed.plan import MAIN, library
-from pe.speed.record import Speed
+from pe.speed.record import MISSING, TIME_UP, Speed
 from pe.speed.targets import all_targets, short
 from pe.tables import significant
 
@@ -71,8 +71,8 @@ def drift(speed: Speed) -> str:
 
 
 def overview(speed: Speed, mode: str = "train") -> str:
-    """Systems by lengths: tokens/s, and in brackets the ratio to NoPE."""
-    lengths = speed.lengths(mode)
+    """Systems by lengths: tokens/s, and in brackets the ratio to NoPE; then who is missing."""
+    lengths = known_lengths(speed, mode)
     heads = ["encoding", *(f"{n:,} tokens" for n in lengths)]
     lines = [_line(heads), _line([":--", *("--:" for _ in lengths)])]
     for system in _shown(speed, mode):
@@ -86,7 +86,9 @@ def overview(speed: Speed, mode: str = "train") -> str:
             tail = "" if ratio is None else f" ({ratio:.2f})"
             cells.append(rate(result.tokens_per_second) + tail)
         lines.append(_line([title(system), *cells]))
-    return "\n".join(lines)
+    absent = [title(s) for s in _all(speed, mode) if s not in _shown(speed, mode)]
+    note = f"\n\n*Not measured, since time was up: {', '.join(absent)}.*" if absent else ""
+    return "\n".join(lines) + note
 
 
 def details(speed: Speed, mode: str, length: int) -> str:
@@ -98,7 +100,7 @@ def details(speed: Speed, mode: str, length: int) -> str:
     lines = [_line(heads), _line([":--", ":--", *("--:" for _ in heads[2:])])]
     for system in _shown(speed, mode):
         result = speed.result(system, mode, length)
-        if not result.rows:
+        if result.reason in (MISSING, TIME_UP):
             continue
         if result.tokens_per_second is None or result.spread is None:
             reason = str(result.reason).replace("|", "\\|")
@@ -130,8 +132,8 @@ def _or_dash(value: float | None, form: str) -> str:
 
 def of_family(speed: Speed, family: Family) -> str:
     """What a family's members cost in training: path, speed over NoPE's and memory, by length."""
-    lengths = speed.lengths("train")
-    members = [m for m in family.members if m in set(speed.systems("train"))]
+    lengths = known_lengths(speed, "train")
+    members = [m for m in family.members if m in set(_shown(speed, "train"))]
     heads = ["encoding", "attention", *(f"{n:,} tokens" for n in lengths)]
     lines = [_line(heads), _line([":--", ":--", *("--:" for _ in lengths)])]
     for system in members:
@@ -154,10 +156,11 @@ def of_family(speed: Speed, family: Family) -> str:
 
 def peers(speed: Speed, mode: str = "train") -> str:
     """How many times as fast ours are as other libraries' models with the same method."""
-    lengths = [n for n in speed.lengths(mode) if n in MAIN] or speed.lengths(mode)[:1]
+    there = known_lengths(speed, mode)
+    lengths = [n for n in there if n in MAIN] or there[:1]
     lines = [_line(["other library", "ours", *(f"{n:,} tokens" for n in lengths)])]
     lines.append(_line([":--", ":--", *("--:" for _ in lengths)]))
-    for peer in (s for s in speed.systems(mode) if library(s)):
+    for peer in (s for s in _shown(speed, mode) if library(s)):
         own = counterpart(peer)
         cells = []
         for length in lengths:
@@ -200,7 +203,26 @@ def best(speeds: Sequence[Speed]) -> Speed | None:
     return max(begun, key=worth, default=None)
 
 
+def known_lengths(speed: Speed, mode: str) -> list[int]:
+    """Lengths of which a record says more than that time was up."""
+    return [
+        n
+        for n in speed.lengths(mode)
+        if any(_known(speed, s, mode, n) for s in speed.systems(mode))
+    ]
+
+
+def _known(speed: Speed, system: str, mode: str, length: int) -> bool:
+    return speed.result(system, mode, length).reason not in (MISSING, TIME_UP)
+
+
 def _shown(speed: Speed, mode: str) -> list[str]:
+    """Those of a mode of which a record says more than that time was up."""
+    lengths = speed.lengths(mode)
+    return [s for s in _all(speed, mode) if any(_known(speed, s, mode, n) for n in lengths)]
+
+
+def _all(speed: Speed, mode: str) -> list[str]:
     """Systems of a mode: ours by family, then the peers."""
     there = list(speed.systems(mode))
     place = [member for family in FAMILIES.values() for member in family.members]
