@@ -39,7 +39,8 @@ CUTS = {
     "of_network": [(64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 8, 2)],
 }  # fmt: skip
 MODULES = {
-    "forward": flash, "by_keys": gradients, "by_queries": gradients, "of_table": learned, "of_network": learned,
+    "forward": flash, "by_keys": gradients, "by_queries": gradients, "of_table": learned,
+    "of_network": learned,
 }  # fmt: skip
 KERNELS = {name: getattr(module, name) for name, module in MODULES.items()}
 
