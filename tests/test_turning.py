@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,8 +11,6 @@ from torch import Tensor
 import pe
 from pe.attention.kernels import turning
 from pe.encodings import turning as chooser
-
-Made = Callable[[str], pe.encodings.Encoding]
 
 
 def both_ways(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pe.attention.kernels import cope, cope_gradients
 from pe.attention.kernels.blocks import Blocks
-from pe.attention.kernels.launch import tokens_first
+from pe.attention.kernels.launch import ready, rows_of, tokens_first
 from pe.encodings.forms import LOG2E
 
 HELD = 5 * 2**27
@@ -81,18 +81,10 @@ class _Call:
         b = PRODUCTS
         cope.products[(across(self.length, b), here)](
             q, self.high, self.low, z, dz, counts if counts is not None else top, top, first,
-            self.length, self.heads, self.last, LOG2E, *_rows(q), self.columns, AGAIN=again,
+            self.length, self.heads, self.last, LOG2E, *rows_of(q), self.columns, AGAIN=again,
             BITS=bits(self.length), **self.cut(b),
         )  # fmt: skip
         return z, dz, top
-
-
-def _rows(x: Tensor) -> tuple[int, int, int]:
-    return x.stride(0), x.stride(1), x.stride(2)
-
-
-def _ready(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def forward(
@@ -102,7 +94,7 @@ def forward(
 
     ``scale`` is that of the logits; the table's term is q . table as it stands.
     """
-    q, k, v = _ready(q), _ready(k), _ready(v)
+    q, k, v = ready(q), ready(k), ready(v)
     call, b = _Call(q, k, table), FORWARD
     out = tokens_first(q, v.shape[-1])
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
@@ -112,8 +104,8 @@ def forward(
         z, _, _ = call.products(q, first, None)
         cope.forward[(across(call.length, b), call.here(first))](
             q, k, v, z, out, lse, counts, far, first, call.length, call.heads, call.groups,
-            scale * LOG2E, call.last, call.columns, *_rows(q), *_rows(k), *_rows(v), *_rows(out),
-            BITS=bits(call.length), D=v.shape[-1], **call.cut(b),
+            scale * LOG2E, call.last, call.columns, *rows_of(q), *rows_of(k), *rows_of(v),
+            *rows_of(out), BITS=bits(call.length), D=v.shape[-1], **call.cut(b),
         )  # fmt: skip
     return out, lse, counts, far
 
@@ -131,7 +123,7 @@ def backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv in the order of their tokens, and the table's gradient in float32."""
-    q, k, v, gradient = _ready(q), _ready(k), _ready(v), _ready(gradient)
+    q, k, v, gradient = ready(q), ready(k), ready(v), ready(gradient)
     call, b = _Call(q, k, table), BACKWARD
     length, width, value_width = call.length, call.width, v.shape[-1]
     padded = -(-length // b.keys) * b.keys  # whole blocks
@@ -151,22 +143,22 @@ def backward(
         cope_gradients.backward[(shares, here)](
             q, k, v, out, gradient, lse, counts, far, z, largest, dq_part, dz, unit, dk_parts,
             dv_parts, first, length, call.heads, call.groups, scale * LOG2E, call.last,
-            call.columns, padded, *_rows(q), *_rows(k), *_rows(v), *_rows(out), *_rows(gradient),
-            BITS=bits(length), D=value_width, **call.cut(b),
+            call.columns, padded, *rows_of(q), *rows_of(k), *rows_of(v), *rows_of(out),
+            *rows_of(gradient), BITS=bits(length), D=value_width, **call.cut(b),
         )  # fmt: skip
         del z
         cope_gradients.of_queries[(across(call.length, PRODUCTS), here)](
             dq_part, dz, unit, counts, top, call.high, dq, first, length, call.heads, call.last,
-            call.columns, scale, *_rows(dq), BITS=bits(length), **call.cut(PRODUCTS),
+            call.columns, scale, *rows_of(dq), BITS=bits(length), **call.cut(PRODUCTS),
         )  # fmt: skip
         cope_gradients.of_table[(-(-table.shape[0] // PRODUCTS.keys), splits)](
             q, dz, unit, top, parts[piece], first, here, length, call.heads, call.last,
-            call.columns, *_rows(q), **call.cut(PRODUCTS),
+            call.columns, *rows_of(q), **call.cut(PRODUCTS),
         )  # fmt: skip
         count, blocks = call.groups * shares, across(length, PRODUCTS)
         for target, share, factor in ((dk, dk_parts, scale), (dv, dv_parts, 1.0)):
             cope_gradients.of_keys[(blocks, here // call.groups)](
                 share, target, first // call.groups, length, k.shape[1], count, padded, factor,
-                *_rows(target), E=target.shape[-1], BN=PRODUCTS.queries, num_warps=4,
+                *rows_of(target), E=target.shape[-1], BN=PRODUCTS.queries, num_warps=4,
             )  # fmt: skip
     return dq, dk, dv, parts.sum((0, 1))

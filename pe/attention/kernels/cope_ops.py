@@ -22,8 +22,10 @@ from pe.attention.kernels.launch import tokens_first
 WIDEST = 64
 """Widest heads on a GPU. At 128 the backward kernel faulted on an H100.
 
-There ptxas 12.8 makes addresses of shared memory for wgmma from registers that were never set, by
-the machine code. No proof may try: a fault ends the use of the device for the whole process.
+There, with one stage, ptxas 12.8 makes addresses of shared memory for wgmma from registers that
+were never set, by the machine code; with two stages it agreed with float64 on the same card, and
+with eight warps it was silently wrong (benchmarks/results/2026-11-28-h100-cope.txt). No proof may
+try: a fault ends the use of the device for the whole process.
 """
 
 

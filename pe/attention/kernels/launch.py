@@ -22,11 +22,13 @@ PROGRAMS = 1024
 """Programs that the gradient of a table is spread over, at least."""
 
 
-def _rows(x: Tensor) -> tuple[int, int, int]:
+def rows_of(x: Tensor) -> tuple[int, int, int]:
+    """Strides of batch, head and token."""
     return x.stride(0), x.stride(1), x.stride(2)
 
 
-def _ready(x: Tensor) -> Tensor:
+def ready(x: Tensor) -> Tensor:
+    """With a token's channels side by side, as kernels read them."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -80,7 +82,7 @@ def forward(
     reach: int,
 ) -> tuple[Tensor, Tensor]:
     """o (B, H, T, D) and lse (B, H, T) in base 2."""
-    q, k, v = _ready(q), _ready(k), _ready(v)
+    q, k, v = ready(q), ready(k), ready(v)
     batch, heads, length, width = q.shape
     out = tokens_first(q, v.shape[-1])
     lse = q.new_empty(batch, heads, length, dtype=torch.float32)
@@ -88,7 +90,7 @@ def forward(
     plan = plan_for(width, v.shape[-1], kind).forward
     flash.forward[(-(-length // plan.queries), batch * heads)](
         q, k, v, out, lse, *bias.tensors, length, heads, heads // k.shape[1], scale / LN2,
-        *_rows(q), *_rows(k), *_rows(v), *_rows(out), *bias.strides, KIND=kind, REACH=reach,
+        *rows_of(q), *rows_of(k), *rows_of(v), *rows_of(out), *bias.strides, KIND=kind, REACH=reach,
         KNOTS=bias.knots, E=width, D=v.shape[-1], BM=plan.queries, BN=plan.keys,
         PRECISION=_precision(q), num_warps=plan.warps, num_stages=plan.stages,
     )  # fmt: skip
@@ -110,21 +112,21 @@ def backward(
     learns: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv and the gradient of ``own``, empty unless ``learns``."""
-    q, k, v, gradient = _ready(q), _ready(k), _ready(v), _ready(gradient)
+    q, k, v, gradient = ready(q), ready(k), ready(v), ready(gradient)
     batch, heads, length, width = q.shape
     key_heads, value_width = k.shape[1], v.shape[-1]
     groups = heads // key_heads
     plan, bias = plan_for(width, value_width, kind), _Bias(kind, q, own, parts)
     sums = torch.empty_like(lse)
     inputs = (q, k, v, gradient, lse, sums, *bias.tensors)
-    strides = (*_rows(q), *_rows(k), *_rows(v), *_rows(gradient))
+    strides = (*rows_of(q), *rows_of(k), *rows_of(v), *rows_of(gradient))
     shape: dict[str, Any] = {"KIND": kind, "REACH": reach, "KNOTS": bias.knots, "E": width}
     shape |= {"D": value_width, "PRECISION": _precision(q)}
     dq, dk, dv = tokens_first(q, width), tokens_first(k, width), tokens_first(v, value_width)
     b = plan.queries
     gradients.by_queries[(-(-length // b.queries), batch * heads)](
         *inputs, out, dq, length, heads, groups, scale / LN2, scale, *strides, *bias.strides,
-        *_rows(out), *_rows(dq), SUMS=learns, BM=b.queries, BN=b.keys, **shape,
+        *rows_of(out), *rows_of(dq), SUMS=learns, BM=b.queries, BN=b.keys, **shape,
         num_warps=b.warps, num_stages=b.stages,
     )  # fmt: skip
     by_keys = learns and kind in (KEYS, LOGARITHM, POWER)
@@ -133,7 +135,7 @@ def backward(
     b = plan.keys
     gradients.by_keys[(-(-length // b.keys), batch * key_heads)](
         *inputs, dk, dv, by_key[0], by_key[-1], length, heads, groups, scale / LN2, scale,
-        *strides, *bias.strides, *_rows(dk), *_rows(dv), SUMS=by_keys, BM=b.queries, BN=b.keys,
+        *strides, *bias.strides, *rows_of(dk), *rows_of(dv), SUMS=by_keys, BM=b.queries, BN=b.keys,
         **shape, num_warps=b.warps, num_stages=b.stages,
     )  # fmt: skip
     if not learns or own is None:

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pe.attention.kernels.launch import tokens_first
+from pe.attention.kernels.launch import ready, rows_of, tokens_first
 
 TOKENS = 32
 """Tokens of a block. It goes through the heads, so that their table stays in the first cache."""
@@ -128,19 +128,11 @@ def polar_gradient(
             tl.store(parts + (H + h) * E, tl.sum(g_up * cos - g_across * sin, 0))
 
 
-def _rows(x: Tensor) -> tuple[int, int, int]:
-    return x.stride(0), x.stride(1), x.stride(2)
-
-
 def _table(table: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
     """A table (1 or B, 1 or H, T, F) and its strides, 0 where all share."""
     table = table.contiguous()
-    batch, head, token = _rows(table)
+    batch, head, token = rows_of(table)
     return table, (batch * (table.shape[0] > 1), head * (table.shape[1] > 1), token)
-
-
-def _ready(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _sizes(x: Tensor) -> tuple[int, int]:
@@ -158,11 +150,11 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, half: bool, back: bool) -> Tensor:
 
     Differentiable in ``x`` alone. F is a power of two. ``back`` turns the other way.
     """
-    x, out = _ready(x), tokens_first(x, x.shape[-1])
+    x, out = ready(x), tokens_first(x, x.shape[-1])
     (cos, strides), sin = _table(cos), sin.contiguous()
     pairs, rest = cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]
     turn_block[_grid(x)](
-        x, cos, sin, out, *_sizes(x), *_rows(x), *strides, *_rows(out), -1.0 if back else 1.0,
+        x, cos, sin, out, *_sizes(x), *rows_of(x), *strides, *rows_of(out), -1.0 if back else 1.0,
         x.shape[-1], F=pairs, HALF=half, REST=triton.next_power_of_2(rest) if rest else 0,
         BT=TOKENS, num_warps=4,
     )  # fmt: skip
@@ -194,12 +186,12 @@ def polar(x: Tensor, cos: Tensor, sin: Tensor, shift: list[Tensor]) -> Tensor:
     ``shift``: nothing, or cosine and sine of delta, two of (H, E). Differentiable in ``x`` and
     ``shift``. E is a power of two.
     """
-    x, width = _ready(x), x.shape[-1]
+    x, width = ready(x), x.shape[-1]
     out = tokens_first(x, 2 * width)
     (cos, strides), sin = _table(cos), sin.contiguous()
     dc, ds = (t.contiguous() for t in shift) if shift else (cos, sin)
     polar_block[_grid(x)](
-        x, cos, sin, dc, ds, out, *_sizes(x), *_rows(x), strides[0], strides[2], *_rows(out),
+        x, cos, sin, dc, ds, out, *_sizes(x), *rows_of(x), strides[0], strides[2], *rows_of(out),
         E=width, SHIFTED=bool(shift), BT=TOKENS, num_warps=4,
     )  # fmt: skip
     return out
@@ -215,15 +207,15 @@ def polar_backward(
     gradient: Tensor, x: Tensor, cos: Tensor, sin: Tensor, shift: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """The gradient of ``x``, and those of ``shift``, (2, H, E) or empty."""
-    gradient, x, width = _ready(gradient), _ready(x), x.shape[-1]
+    gradient, x, width = ready(gradient), ready(x), x.shape[-1]
     dx, (blocks, batch), heads = tokens_first(x, width), _grid(x), x.shape[1]
     (cos, strides), sin = _table(cos), sin.contiguous()
     dc, ds = (t.contiguous() for t in shift) if shift else (cos, sin)
     sizes = (batch, blocks, 2, heads, width) if shift else (0,)
     parts = x.new_empty(sizes, dtype=torch.float32)
     polar_gradient[_grid(x)](
-        gradient, x, cos, sin, dc, ds, dx, parts, *_sizes(x), *_rows(gradient), *_rows(x),
-        strides[0], strides[2], *_rows(dx), E=width, SHIFTED=bool(shift), BT=TOKENS, num_warps=4,
+        gradient, x, cos, sin, dc, ds, dx, parts, *_sizes(x), *rows_of(gradient), *rows_of(x),
+        strides[0], strides[2], *rows_of(dx), E=width, SHIFTED=bool(shift), BT=TOKENS, num_warps=4,
     )  # fmt: skip
     return dx, parts.sum((0, 1)) if shift else parts
 
