@@ -113,7 +113,7 @@ def call(job: Job, tensors: list[Tensor], form: forms.Form) -> Callable[[], obje
         if job.kernel == "forward":
             return launch.forward(q, k, v, WIDTH**-0.5, *bias)
         return launch.backward(
-            gradient, q, k, v, v, lse, WIDTH**-0.5, *bias, form.kind != forms.NONE
+            gradient, q, k, v, v, lse, lse.new_empty(0), WIDTH**-0.5, *bias, form.kind != forms.NONE
         )
 
     return run

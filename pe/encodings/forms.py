@@ -37,15 +37,21 @@ def by_key(total: Tensor) -> Form:
     """b(i, j) = x_j - x_i for x = ``total``, (B or 1, H, T) float64.
 
     Only differences are ever rounded, so neighbours far into a text still differ by what they
-    should. A gradient goes to x_j alone: that of x_i is 0.
+    should. A gradient goes to x_j alone: that of x_i is 0. The part (B or 1, H, 3, stretches) has
+    each stretch's first x, the largest x up to its end and the smallest from its beginning on.
     """
     length = total.shape[-1]
     total = total * LOG2E
-    stretches = -(-length // STRETCH) + PADDING // STRETCH
-    anchors = total.detach()[..., ::STRETCH]
+    fixed = total.detach()
+    anchors = fixed[..., ::STRETCH]
     inside = total - anchors.repeat_interleave(STRETCH, -1)[..., :length]
-    anchors = pad(anchors, (0, stretches - anchors.shape[-1])).contiguous()
-    return Form(KEYS, pad(inside.float(), (0, PADDING)), (anchors,))
+    missing = -length % STRETCH
+    highest = pad(fixed, (0, missing), value=-math.inf).unflatten(-1, (-1, STRETCH)).amax(-1)
+    lowest = pad(fixed, (0, missing), value=math.inf).unflatten(-1, (-1, STRETCH)).amin(-1)
+    highest = highest.cummax(-1).values
+    lowest = lowest.flip(-1).cummin(-1).values.flip(-1)
+    part = pad(torch.stack((anchors, highest, lowest), -2), (0, PADDING // STRETCH)).contiguous()
+    return Form(KEYS, pad(inside.float(), (0, PADDING)), (part,))
 
 
 def by_distance(table: Tensor, reach: int | None = None) -> Form:
@@ -142,7 +148,7 @@ def matrix(form: Form, length: int, q: Tensor | None = None, k: Tensor | None = 
     place = torch.arange(length, device=form.own.device)
     distance = (place[:, None] - place).clamp(min=0)
     if form.kind == KEYS:
-        anchors = form.parts[0][..., place // STRETCH]
+        anchors = form.parts[0][..., 0, place // STRETCH]
         inside = form.own[..., :length].double()
         total = anchors + inside
         return ((total[..., None, :] - total[..., :, None]) / LOG2E).float()

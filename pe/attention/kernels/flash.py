@@ -9,7 +9,8 @@ bias of a block is made where the block is, from one of these (`KIND`, numbered 
     NONE   nothing
     KEYS   b_ij = x_j - x_i, one number a key (FoX, ALiBi). Softmax forgets what a row has in
            common, so x_j is measured from any number near x_i: X holds x_j less the x at the
-           beginning of its stretch of 128 keys, Y (float64) the x at the beginning of each.
+           beginning of its stretch of 128 keys, Y (float64) the x at the beginning of each, and
+           what `horizon` reads.
     TABLE  b_ij = t(i - j), one number a distance, the same from REACH on (Sandwich, T5)
     FIRE   b_ij = f(psi(i - j) / N_i), f read between the knots of a table: X has f at a knot and
            its rise to the next, psi(n) = ln(1 + Y n), Z the knots over N_i
@@ -28,6 +29,8 @@ import os
 
 import triton
 import triton.language as tl
+
+from pe.attention.kernels.horizon import first_key
 
 INTERPRETED: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
@@ -152,10 +155,13 @@ def forward_blocks(
 def forward(
     Q, K, V, O, L, X, Y, Z, T, H, G, scale,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, x_b, x_h, y_b, y_h,
-    KIND: tl.constexpr, REACH: tl.constexpr, KNOTS: tl.constexpr, E: tl.constexpr,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+    KIND: tl.constexpr, REACH: tl.constexpr, LEAVES: tl.constexpr, KNOTS: tl.constexpr,
+    E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one head: o and the base-2 logarithm of the softmax's divisor."""
+    """One block of queries of one head: o and the base-2 logarithm of the softmax's divisor.
+
+    LEAVES out what lies beyond the horizon, Z of (B, H).
+    """
     block = tl.num_programs(0) - 1 - tl.program_id(0)  # the long rows first
     b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
     Q += b * q_b + h * q_h
@@ -173,6 +179,8 @@ def forward(
     total = tl.zeros((BM,), tl.float32)
     whole = (i0 // BN) * BN  # key blocks before this lie behind all queries
     far = 0
+    if LEAVES:
+        far = first_key(X, Y, tl.load(Z + tl.program_id(1)), i0, T, KIND)
     if REACH > 0:
         far = tl.maximum((i0 - REACH + 1) // BN, 0) * BN
         acc, top, total = forward_blocks(

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from pe.attention.kernels.flash import add_bias, apart, log2
+from pe.attention.kernels.horizon import first_key, last_query
 
 
 @triton.jit
@@ -66,8 +67,8 @@ def by_keys(
     Q, K, V, DO, L, R, X, Y, Z, DK, DV, DX, DY, T, H, G, scale, plain_scale,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, x_b, x_h, y_b, y_h,
     dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
-    KIND: tl.constexpr, SUMS: tl.constexpr, REACH: tl.constexpr, KNOTS: tl.constexpr,
-    E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    KIND: tl.constexpr, SUMS: tl.constexpr, REACH: tl.constexpr, LEAVES: tl.constexpr,
+    KNOTS: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of keys of one key head: dk, dv and, with SUMS, by key what own numbers get."""
@@ -94,6 +95,8 @@ def by_keys(
             g_t, scale, Xh, Yh, Z, KIND, False, True, SUMS, REACH, KNOTS, E, D, BM, PRECISION,
         )  # fmt: skip
         far = T
+        if LEAVES:
+            far = last_query(Xh, Yh, tl.load(Z + b * H + h), j0, j0 + BN, T, KIND)
         if REACH > 0:
             beyond = tl.cdiv(REACH - 1, BM) * BM  # the diagonal
             far = tl.minimum(j0 + BN + beyond, T)
@@ -152,8 +155,8 @@ def by_queries(
     Q, K, V, DO, L, R, X, Y, Z, O, DQ, T, H, G, scale, plain_scale,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, x_b, x_h, y_b, y_h,
     o_b, o_h, o_t, dq_b, dq_h, dq_t,
-    KIND: tl.constexpr, SUMS: tl.constexpr, REACH: tl.constexpr, KNOTS: tl.constexpr,
-    E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    KIND: tl.constexpr, SUMS: tl.constexpr, REACH: tl.constexpr, LEAVES: tl.constexpr,
+    KNOTS: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head: dq, and R, which the other gradients need."""
@@ -176,6 +179,8 @@ def by_queries(
     rest = tl.zeros((BM,), tl.float32)
     dq = tl.zeros((BM, E), tl.float32)
     whole, far = (i0 // BN) * BN, 0
+    if LEAVES:
+        far = first_key(X, Y, tl.load(Z + tl.program_id(1)), i0, T, KIND)
     if REACH > 0:
         far = tl.maximum((i0 - REACH + 1) // BN, 0) * BN
         dq, rest = key_blocks(

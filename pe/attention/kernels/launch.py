@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 
 from pe.attention.kernels import flash, gradients, learned
 from pe.attention.kernels.blocks import plan_for
+from pe.attention.kernels.horizon import FALLING, LEAST, horizon
 from pe.attention.kernels.sums import by_distance, by_unit
 from pe.encodings.forms import FIRE, KEYS, LOGARITHM, NONE, PADDING, POWER, TABLE
 
@@ -41,9 +42,12 @@ def tokens_first(like: Tensor, width: int) -> Tensor:
 class _Bias:
     """What the kernels are told about the bias."""
 
-    def __init__(self, kind: int, q: Tensor, own: Tensor | None, parts: list[Tensor]) -> None:
+    def __init__(
+        self, kind: int, q: Tensor, own: Tensor | None, parts: list[Tensor], beyond: Tensor
+    ) -> None:
         self.knots, self.strides = 1, [0, 0, 0, 0]
-        x = y = z = q  # of kinds that have none, never read
+        x = y = q  # of kinds that have none, never read
+        z = beyond
         if kind == NONE:
             pass
         elif own is None:
@@ -80,21 +84,27 @@ def forward(
     own: Tensor | None,
     parts: list[Tensor],
     reach: int,
-) -> tuple[Tensor, Tensor]:
-    """o (B, H, T, D) and lse (B, H, T) in base 2."""
+    least: int = LEAST,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """o (B, H, T, D), lse (B, H, T) in base 2, and the horizon (B, H), empty where none is used.
+
+    Keys beyond it are left out of texts of ``least`` tokens and more.
+    """
     q, k, v = ready(q), ready(k), ready(v)
     batch, heads, length, width = q.shape
     out = tokens_first(q, v.shape[-1])
     lse = q.new_empty(batch, heads, length, dtype=torch.float32)
-    bias = _Bias(kind, q, own, parts)
+    leaves = kind in FALLING and length >= least
+    beyond = horizon(q, k, scale) if leaves else lse.new_empty(0)
+    bias = _Bias(kind, q, own, parts, beyond)
     plan = plan_for(width, v.shape[-1], kind).forward
     flash.forward[(-(-length // plan.queries), batch * heads)](
         q, k, v, out, lse, *bias.tensors, length, heads, heads // k.shape[1], scale / LN2,
         *rows_of(q), *rows_of(k), *rows_of(v), *rows_of(out), *bias.strides, KIND=kind, REACH=reach,
-        KNOTS=bias.knots, E=width, D=v.shape[-1], BM=plan.queries, BN=plan.keys,
+        LEAVES=leaves, KNOTS=bias.knots, E=width, D=v.shape[-1], BM=plan.queries, BN=plan.keys,
         PRECISION=_precision(q), num_warps=plan.warps, num_stages=plan.stages,
     )  # fmt: skip
-    return out, lse
+    return out, lse, beyond
 
 
 def backward(
@@ -104,6 +114,7 @@ def backward(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
+    beyond: Tensor,
     scale: float,
     kind: int,
     own: Tensor | None,
@@ -116,7 +127,8 @@ def backward(
     batch, heads, length, width = q.shape
     key_heads, value_width = k.shape[1], v.shape[-1]
     groups = heads // key_heads
-    plan, bias = plan_for(width, value_width, kind), _Bias(kind, q, own, parts)
+    plan = plan_for(width, value_width, kind)
+    bias, leaves = _Bias(kind, q, own, parts, beyond), beyond.numel() > 0
     sums = torch.empty_like(lse)
     inputs = (q, k, v, gradient, lse, sums, *bias.tensors)
     strides = (*rows_of(q), *rows_of(k), *rows_of(v), *rows_of(gradient))
@@ -126,7 +138,7 @@ def backward(
     b = plan.queries
     gradients.by_queries[(-(-length // b.queries), batch * heads)](
         *inputs, out, dq, length, heads, groups, scale / LN2, scale, *strides, *bias.strides,
-        *rows_of(out), *rows_of(dq), SUMS=learns, BM=b.queries, BN=b.keys, **shape,
+        *rows_of(out), *rows_of(dq), SUMS=learns, LEAVES=leaves, BM=b.queries, BN=b.keys, **shape,
         num_warps=b.warps, num_stages=b.stages,
     )  # fmt: skip
     by_keys = learns and kind in (KEYS, LOGARITHM, POWER)
@@ -135,8 +147,8 @@ def backward(
     b = plan.keys
     gradients.by_keys[(-(-length // b.keys), batch * key_heads)](
         *inputs, dk, dv, by_key[0], by_key[-1], length, heads, groups, scale / LN2, scale,
-        *strides, *bias.strides, *rows_of(dk), *rows_of(dv), SUMS=by_keys, BM=b.queries, BN=b.keys,
-        **shape, num_warps=b.warps, num_stages=b.stages,
+        *strides, *bias.strides, *rows_of(dk), *rows_of(dv), SUMS=by_keys, LEAVES=leaves,
+        BM=b.queries, BN=b.keys, **shape, num_warps=b.warps, num_stages=b.stages,
     )  # fmt: skip
     if not learns or own is None:
         return dq, dk, dv, q.new_empty(0, dtype=torch.float32)

@@ -1,6 +1,6 @@
 """The kernels as one differentiable operator that torch.compile leaves whole.
 
-    pe::flash           q, k, v and what the bias is made of -> o, lse
+    pe::flash           q, k, v and what the bias is made of -> o, lse, horizon
     pe::flash_backward  -> dq, dk, dv, and the gradient of ``own``
 
 q (B, H, T, E), k (B, K, T, E), v (B, K, T, D); plain causal attention. ``own`` gets a gradient
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from pe.attention.kernels import proof
+from pe.attention.kernels.horizon import FALLING, LEAST
 from pe.attention.kernels.launch import backward, forward, tokens_first
 from pe.encodings.forms import NONE
 
@@ -37,8 +38,8 @@ def attend(
     own: Tensor | None,
     parts: list[Tensor],
     reach: int,
-) -> tuple[Tensor, Tensor]:
-    """o (B, H, T, D) and lse (B, H, T) in base 2.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """o (B, H, T, D), lse (B, H, T) in base 2, and the horizon (B, H) or nothing.
 
     Raises:
         RuntimeError: on this machine the kernels do not compute what they should.
@@ -52,8 +53,10 @@ def attend(
 def _(
     q: Tensor, k: Tensor, v: Tensor, scale: float, kind: int, own: Tensor | None,
     parts: list[Tensor], reach: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return tokens_first(q, v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    leaves = kind in FALLING and q.shape[2] >= LEAST
+    return tokens_first(q, v.shape[-1]), lse, lse.new_empty(q.shape[:2] if leaves else (0,))
 
 
 attend_backward = torch.library.custom_op("pe::flash_backward", backward, mutates_args=())
@@ -61,24 +64,24 @@ attend_backward = torch.library.custom_op("pe::flash_backward", backward, mutate
 
 @attend_backward.register_fake
 def _(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float,
-    kind: int, own: Tensor | None, parts: list[Tensor], reach: int, learns: bool,
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, beyond: Tensor,
+    scale: float, kind: int, own: Tensor | None, parts: list[Tensor], reach: int, learns: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     found = q.new_empty(own.shape if learns and own is not None else (0,), dtype=torch.float32)
     dk, dv = tokens_first(k, k.shape[-1]), tokens_first(v, v.shape[-1])
     return tokens_first(q, q.shape[-1]), dk, dv, found
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     q, k, v, ctx.scale, ctx.kind, own, parts, ctx.reach = inputs
     ctx.save_for_backward(q, k, v, *output, own, *parts)
     ctx.learns = own is not None and own.requires_grad
 
 
-def _backward(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Any, ...]:
-    q, k, v, out, lse, own, *parts = ctx.saved_tensors
+def _backward(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Any, ...]:
+    q, k, v, out, lse, beyond, own, *parts = ctx.saved_tensors
     dq, dk, dv, found = attend_backward(
-        gradient, q, k, v, out, lse, ctx.scale, ctx.kind, own, parts, ctx.reach, ctx.learns
+        gradient, q, k, v, out, lse, beyond, ctx.scale, ctx.kind, own, parts, ctx.reach, ctx.learns
     )
     return dq, dk, dv, None, None, found if ctx.learns else None, [None] * len(parts), None
 
@@ -102,9 +105,9 @@ def prove(
     form, scale = case.form, width**-0.5
     bias = kind, form.own, list(form.parts), form.reach
     try:
-        out, lse = forward(case.q, case.k, case.v, scale, *bias)
+        out, lse, beyond = forward(case.q, case.k, case.v, scale, *bias, 0)
         found = backward(
-            case.gradient, case.q, case.k, case.v, out, lse, scale, *bias, kind != NONE
+            case.gradient, case.q, case.k, case.v, out, lse, beyond, scale, *bias, kind != NONE
         )  # fmt: skip
     except Exception as error:
         raise RuntimeError(

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pe.attention.kernels.horizon import FALLING
 from pe.encodings.forms import (
     FIRE,
     KEYS,
@@ -20,6 +21,7 @@ from pe.encodings.forms import (
     NONE,
     PADDING,
     POWER,
+    STRETCH,
     TABLE,
     Form,
     by_distance,
@@ -53,6 +55,8 @@ def case(
 ) -> Case:
     """The same numbers every time; no generator of the caller's is touched."""
     length = max(LENGTH, -(-reach // 128) * 128 + 128)  # beyond what is alike, too
+    if kind in FALLING:
+        length = 3 * STRETCH  # the last stretch does not look at the first where a bias is steep
     generator = torch.Generator(device=device).manual_seed(7)
 
     def drawn(*shape: int) -> Tensor:
@@ -62,7 +66,9 @@ def case(
     tensors = [drawn(BATCH, heads, length, size).to(dtype) for heads, size in sizes]
     form = Form()
     if kind == KEYS:
-        form = by_key((0.3 * drawn(BATCH, HEADS, length).double()).cumsum(-1))
+        steps = 0.3 * drawn(BATCH, HEADS, length).double()
+        steps[:, 1] += 2.0
+        form = by_key(steps.cumsum(-1))
     elif kind == TABLE:
         table = drawn(HEADS, length)
         if reach:
@@ -70,6 +76,7 @@ def case(
         form = by_distance(table, reach or None)
     elif kind in (LOGARITHM, POWER):
         numbers = drawn(2, HEADS).abs().clamp(0.1, 1.0)
+        numbers[:, 1] = 1.0
         form = by_logarithm(*numbers) if kind == LOGARITHM else by_power(*numbers)
     elif kind == FIRE:
         weights = drawn(8, 1), drawn(8), drawn(HEADS, 8), drawn(HEADS)

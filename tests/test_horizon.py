@@ -1,0 +1,103 @@
+"""What a falling bias leaves nothing of is not looked at, and that changes nothing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from pe.attention.kernels.horizon import FALLING, LEAST, horizon
+from pe.attention.kernels.launch import backward, forward
+from pe.encodings import forms
+from pe.encodings.forms import Form, by_key, by_power
+
+LENGTH = 600
+STEEP = 2.0
+
+
+def rising(kind: str) -> Form:
+    """Two heads: one whose bias falls fast and one in which all keys count."""
+    if kind == "power":
+        return by_power(torch.tensor([STEEP, 0.001]), torch.tensor([1.0, 0.5]))
+    steps = torch.full((1, 2, LENGTH), STEEP, dtype=torch.float64)
+    steps[:, 1] = 0.001
+    if kind == "uneven":  # up and down, as nobody's gates are
+        steps += 3.0 * torch.randn(steps.shape, generator=torch.Generator().manual_seed(3))
+    return by_key(steps.cumsum(-1))
+
+
+def inputs(size: float = 1.0) -> list[Tensor]:
+    """q, k, v and the gradient of the output; the two heads share their keys."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, gradient = (torch.randn(1, h, LENGTH, 16, generator=generator) for h in (2, 1, 1, 2))
+    return [q * size, k, v, gradient]
+
+
+def computed(form: Form, given: list[Tensor], least: int) -> list[Tensor]:
+    """o, dq, dk, dv and the gradient of the bias' own numbers."""
+    q, k, v, gradient = given
+    bias = form.kind, form.own, list(form.parts), form.reach
+    out, lse, beyond = forward(q, k, v, 0.25, *bias, least)
+    assert beyond.numel() == (2 if least <= LENGTH else 0)
+    return [out, *backward(gradient, q, k, v, out, lse, beyond, 0.25, *bias, True)]
+
+
+@pytest.mark.parametrize("kind", ["even", "uneven", "power"])
+@pytest.mark.parametrize("size", [0.1, 1.0, 8.0])
+def test_leaving_out_what_is_beyond_the_horizon_changes_nothing(kind: str, size: float) -> None:
+    form, given = rising(kind), inputs(size)
+    names = ("out", "q", "k", "v", "own")
+    for name, some, every in zip(
+        names, computed(form, given, 0), computed(form, given, LENGTH + 1), strict=True
+    ):
+        assert float((some - every).norm()) <= 2e-6 * float(every.norm()), name
+
+
+@pytest.mark.parametrize("kind", ["even", "power"])
+def test_what_is_beyond_the_horizon_is_not_read(kind: str) -> None:
+    form = rising(kind)
+    q, k, v, gradient = inputs()
+    v[:, :, :128] = math.nan
+    out = computed(form, [q, k, v, gradient], 0)[0]
+    assert torch.isfinite(out[:, 0, 256:]).all()  # by the steep head
+    assert torch.isnan(out[:, 0, :128]).all()
+    assert torch.isnan(out[:, 1]).all()  # the other looks at everything
+
+    q, k, v, gradient = inputs()
+    gradient[:, 0, 512:] = math.nan  # queries whom the first keys do not concern
+    _, dq, dk, dv, _ = computed(form, [q, k, v, gradient], 0)
+    assert torch.isfinite(dq[:, 0, :512]).all()
+    assert torch.isfinite(dk[:, :, :256]).all()
+    assert torch.isfinite(dv[:, :, :256]).all()
+    assert torch.isnan(dv[:, :, 512:]).all()
+
+
+def test_a_far_key_that_outweighs_its_bias_is_not_left_out() -> None:
+    """The bound follows the largest logits there are."""
+    form = rising("even")
+    q, k, v, gradient = inputs(0.01)
+    v[:, :, 5] = 100.0
+    q[:, 0, -1] = 0
+    k[:, :, 5] = 0
+    q[:, 0, -1, 0] = 80.0
+    k[:, :, 5, 0] = 4.4 * LENGTH * STEEP / 80.0
+    out, *_ = computed(form, [q, k, v, gradient], 0)
+    assert torch.allclose(out[0, 0, -1], torch.full((16,), 100.0), atol=0.5)
+
+
+def test_the_horizon_bounds_the_logits_of_every_pair() -> None:
+    q, k, *_ = inputs(3.0)
+    logits = 0.25 * forms.LOG2E * (q @ k.transpose(-1, -2))
+    most = (horizon(q, k, 0.25) - 24 - math.log2(LENGTH)) / 2
+    assert (logits.abs().amax((-1, -2)) <= most * (1 + 1e-6)).all()
+
+
+def test_which_kinds_and_lengths_are_looked_at() -> None:
+    assert set(FALLING) == {forms.KEYS, forms.POWER}
+    q, k, v, _ = (x[..., : LEAST - 1, :] for x in inputs())
+    form = rising("even")
+    assert forward(q, k, v, 0.25, form.kind, form.own, list(form.parts), 0)[2].numel() == 0
+    table = forms.by_distance(torch.zeros(2, LENGTH))
+    assert forward(q, k, v, 0.25, table.kind, table.own, [], 0, 0)[2].numel() == 0
