@@ -5,12 +5,12 @@ On a GPU the cases of the other kernels run with CoPE among them: tests/test_gpu
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
 import pytest
 import torch
+from cope_cases import agree, computed, made
 from torch import Tensor
 
 import pe
@@ -22,52 +22,14 @@ from pe.encodings.cope import CoPE
 from pe.model import PEForCausalLM
 
 
-def made(width: int, npos: int, divide: bool = True, seed: int = 0) -> CoPE:
-    """CoPE with a table that matters."""
-    enc = CoPE(width, npos=npos, divide=divide)
-    generator = torch.Generator().manual_seed(seed + 1)
-    with torch.no_grad():
-        enc.table.normal_(generator=generator).mul_(1.0 if divide else width**-0.5)
-    return enc
-
-
-def computed(
-    enc: CoPE, backend: str, length: int, heads: int, kv: int, width: int, batch: int = 1,
-    seed: int = 0, spread: float = 1.0, key_size: float = 1.0,
-) -> dict[str, Tensor]:  # fmt: skip
-    """Output and gradients by name; the definition's in float64.
-
-    In float32 it is no judge: where a count is a whole number but for rounding, the gradient jumps.
-    """
-    torch.manual_seed(seed)
-    wide = torch.float64 if backend == "dense" else torch.float32
-    q, k, v = (
-        torch.randn(batch, h, length, width).to(wide).requires_grad_() for h in (heads, kv, kv)
-    )
-    with torch.no_grad():
-        k *= key_size
-    direction = torch.randn(batch, heads, length, width)
-    enc = copy.deepcopy(enc).to(wide)
-    out = pe.attend(enc, spread * q, k, v, backend=backend)
-    named = {"q": q, "k": k, "v": v, "table": enc.table}
-    found = torch.autograd.grad((out * direction).sum(), list(named.values()))
-    return {"out": out.detach()} | dict(zip(named, found, strict=True))
-
-
-def agree(fast: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
-    for name, want in exact.items():
-        assert torch.isfinite(fast[name]).all(), name
-        error = float((fast[name] - want).norm())
-        assert error <= 2e-5 * float(want.norm()) + 2e-5, (name, error, float(want.norm()))
-
-
 @pytest.mark.parametrize(
     ("length", "npos"),
     [(1, 2), (1, 9), (15, 3), (15, 40), (65, 12), (65, 66), (128, 5), (128, 129), (200, 24)],
 )
 def test_kernels_agree_with_the_definition(length: int, npos: int) -> None:
     """The smaller of two tables ends within the text, so that whole blocks are alike; 24 too."""
-    enc, case = made(32, npos), {"length": length, "heads": 2, "kv": 1, "width": 32}
+    enc = made(32, npos)
+    case: dict[str, Any] = {"length": length, "heads": 2, "kv": 1, "width": 32}
     agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
 
 
@@ -102,7 +64,7 @@ def test_the_last_row_that_is_counted_to_has_its_gradient(length: int) -> None:
 def test_a_long_text_is_done_a_few_heads_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces that end within a text, and shares of the gradient of keys that are added up."""
     enc = made(16, 20)
-    case = {"length": 70, "heads": 4, "kv": 2, "width": 16, "batch": 2}
+    case: dict[str, Any] = {"length": 70, "heads": 4, "kv": 2, "width": 16, "batch": 2}
     exact = computed(enc, "dense", **case)
     held = 70 * 32 * 2  # of one key head
     for pieces in (1, 2):
@@ -120,7 +82,8 @@ def test_every_number_is_written_and_the_same_inputs_give_the_same_bits(
         return made.fill_(math.nan if made.is_floating_point() else 123456789)
 
     monkeypatch.setattr(Tensor, "new_empty", poisoned)
-    enc, case = made(16, 12), {"length": 150, "heads": 2, "kv": 1, "width": 16}
+    enc = made(16, 12)
+    case: dict[str, Any] = {"length": 150, "heads": 2, "kv": 1, "width": 16}
     first, second = (computed(enc, "kernel", **case) for _ in range(2))
     agree(first, computed(enc, "dense", **case))
     assert all(torch.equal(first[name], second[name]) for name in first)

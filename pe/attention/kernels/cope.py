@@ -196,7 +196,8 @@ def forward(
 ):  # fmt: skip
     """One block of queries of one head: o, the logarithm of the softmax's divisor, the counts.
 
-    N: each row's count where the last block that was not alike begins; FAR: where that is.
+    N: each row's count where the last block that was not alike begins; FAR: where that is, in
+    whole blocks of BM.
     """
     block = tl.num_programs(0) - 1 - tl.program_id(0)  # the long rows first
     local = tl.program_id(1).to(tl.int64)
@@ -216,8 +217,8 @@ def forward(
     best = tl.full((BM,), -1e30, tl.float32)  # of rows, too, that see nothing of the first block
     total = tl.zeros((BM,), tl.float32)
     counted = tl.zeros((BM,), tl.int32)
-    end = tl.cdiv(tl.minimum(i0 + BM, T), BN) * BN
-    tl.static_assert(STRETCH * BN >= BM)  # keys ahead of a query are in the first stretch
+    end = i0 + BM
+    tl.static_assert((STRETCH * BN) % BM == 0)  # keys ahead of a query are in the first stretch
     far = tl.maximum(end - STRETCH * BN, 0)
     acc, best, total, counted = count_blocks(
         acc, best, total, counted, q, K, V, rows, i, far, end, T, k_t, v_t, scale, most,

@@ -6,12 +6,14 @@
     logits get dS + dg g (1 - g)
 
 and dS goes to the two rows of the table between which a count lies: DZ, by query and row, from
-which those of the table and of the query follow by a product each. DZ adds up whole numbers,
-multiples of ``UNIT``, since those have the same sum in whatever order they come: the same bits
-every time. A row of dS adds up to 0, so what is alike from ``last`` on is what is missing.
+which `pe.attention.kernels.cope_table` makes what the table and the queries get. DZ adds up whole
+numbers, multiples of ``UNIT``, since those have the same sum in whatever order they come: the same
+bits every time.
 
-A program takes every S-th block of queries of one head and goes from left to right. It alone adds
-to its share of dk and dv; the shares are added up in order afterwards.
+Here are the near keys, those from FAR on; of those that all rows of a block have counted beyond the
+table to, no count is needed (`pe.attention.kernels.cope_far`). A program takes every S-th block of
+queries of one head and goes from left to right. It alone adds to its share of dk and dv; the shares
+are added up in order afterwards.
 """
 
 from __future__ import annotations
@@ -118,24 +120,25 @@ def count_blocks(
 
 @triton.jit
 def backward(
-    Q, K, V, O, DO, L, N, FAR, Z, LARGEST, DQ, DZ, UNIT, DK, DV,
+    Q, K, V, DO, L, N, FAR, Z, DQ, DZ, UNIT, SUMS, DK, DV,
     first, T, H, G, scale, last, z_t, t_t,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, g_b, g_h, g_t,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t,
     BITS: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Every S-th block of queries of one head: dq less the table's part, DZ, shares of dk, dv."""
+    """Every S-th block of queries of one head: dq less the table's part, DZ, shares of dk, dv.
+
+    DQ comes with the part of far keys where there are any.
+    """
     share, local = tl.program_id(0), tl.program_id(1).to(tl.int64)
     b, h = (first + local) // H, (first + local) % H
     Q += b * q_b + h * q_h
-    O += b * o_b + h * o_h
     DO += b * g_b + h * g_h
     K += b * k_b + (h // G) * k_h
     V += b * v_b + (h // G) * v_h
     DK += (local * tl.num_programs(0) + share) * t_t * E
     DV += (local * tl.num_programs(0) + share) * t_t * D
-    largest = tl.load(LARGEST + b * (H // G) + h // G)
-    e, d, r = tl.arange(0, E), tl.arange(0, D), tl.arange(0, BN)
+    e, d = tl.arange(0, E), tl.arange(0, D)
     most = last << BITS
     blocks = tl.cdiv(T, BM)
     for block in tl.range(share, blocks, tl.num_programs(0)):
@@ -145,33 +148,15 @@ def backward(
         some = i < T
         q = tl.load(Q + i[:, None] * q_t + e[None, :], mask=some[:, None], other=0.0)
         g = tl.load(DO + i[:, None] * g_t + d[None, :], mask=some[:, None], other=0.0)
-        o = tl.load(O + i[:, None] * o_t + d[None, :], mask=some[:, None], other=0.0)
-        wide = g.to(tl.float32)
-        sums = tl.sum(wide * o.to(tl.float32), 1)
-        # |dS| adds up to no more than this in a row, as P adds up to 1: with room to spare
-        bound = tl.sqrt(tl.sum(wide * wide, 1)) * largest * 2.5
-        fine = 1073741824.0 / tl.maximum(bound, 1e-20)
         row = (first + local) * T + i
-        tl.store(UNIT + local * T + i, bound / 1073741824.0, mask=some)
         lse = tl.load(L + row, mask=some, other=float("inf"))  # weights of no query are 0
         left = tl.load(N + row, mask=some, other=0)
+        sums = tl.load(SUMS + local * T + i, mask=some, other=0.0)
+        fine = 1.0 / tl.maximum(tl.load(UNIT + local * T + i, mask=some, other=1.0), 1e-29)
         far = tl.multiple_of(tl.load(FAR + (first + local) * blocks + block), BN)
+        at = DQ + (local * T + i[:, None]) * E + e[None, :]
+        dq = tl.load(at, mask=some[:, None] & (far > 0), other=0.0)
         rows = (local * T + tl.minimum(i, T - 1)) * z_t
-        alike = tl.load(Z + 2 * (rows + last), mask=some & (far > 0), other=0.0).to(tl.float32)
-        dq = tl.zeros((BM, E), tl.float32)
-        for j0 in tl.range(0, far, BN):  # all counts beyond the table: a plain block
-            j = j0 + r
-            k = tl.load(K + j[:, None] * k_t + e[None, :])
-            v = tl.load(V + j[:, None] * v_t + d[None, :])
-            s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-            p = tl.math.exp2(s - (lse - alike)[:, None])
-            dp = tl.dot(g, tl.trans(v), input_precision=PRECISION)
-            ds = (p * (dp - sums[:, None])).to(k.dtype)
-            dq = tl.dot(ds, k, dq, input_precision=PRECISION)
-            dv = tl.dot(tl.trans(g), p.to(g.dtype), input_precision=PRECISION)
-            add_tile(DV, d, j, dv, t_t)
-            dk = tl.dot(tl.trans(q), ds, input_precision=PRECISION)
-            add_tile(DK, e, j, dk, t_t)
         before = tl.zeros((BM,), tl.float32)
         last_ones = tl.maximum(far, i0 // BN * BN)
         dq, left, before = count_blocks(
@@ -183,87 +168,4 @@ def backward(
             tl.minimum(i0 + BM, T), T, k_t, v_t, t_t, scale, most, True, BITS, E, D, BM, BN,
             PRECISION,
         )  # fmt: skip
-        at = DQ + (local * T + i[:, None]) * E + e[None, :]
         tl.store(at, dq, mask=some[:, None])
-
-
-@triton.jit
-def of_queries(
-    DQ, DZ, UNIT, N, TOP, TABLE, OUT, first, T, H, last, z_t, scale, o_b, o_h, o_t,
-    BITS: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The whole dq of a block, and into DZ what belongs to the last row of the table."""
-    local = tl.program_id(1).to(tl.int64)
-    b, h = (first + local) // H, (first + local) % H
-    i = tl.program_id(0) * BM + tl.arange(0, BM)
-    e = tl.arange(0, E)
-    some = i < T
-    rows = (local * T + i) * z_t
-    top = tl.load(TOP + local * tl.num_programs(0) + tl.program_id(0))
-    unit = tl.load(UNIT + local * T + i, mask=some, other=0.0)
-    missing = tl.zeros((BM,), tl.int32)
-    acc = tl.zeros((BM, E), tl.float32)
-    for n0 in tl.range(0, tl.minimum(top + 1, last), BN):
-        n = n0 + tl.arange(0, BN)
-        at = DZ + rows[:, None] + n[None, :]
-        dz = tl.load(at, mask=some[:, None] & (n[None, :] < last), other=0)
-        missing -= tl.sum(dz, 1)
-        t = tl.load(TABLE + n[:, None] * E + e[None, :], mask=n[:, None] < last, other=0.0)
-        weights = (dz.to(tl.float32) * unit[:, None]).to(t.dtype)
-        acc = tl.dot(weights, t, acc, input_precision=PRECISION)
-    if top == last:
-        counted = tl.load(N + (first + local) * T + i, mask=some, other=0)
-        lastly = tl.load(DZ + rows + last, mask=some, other=0)
-        lastly = tl.where(counted >= (last << BITS), missing, lastly)
-        tl.store(DZ + rows + last, lastly, mask=some)
-        t = tl.load(TABLE + last * E + e).to(tl.float32)
-        acc += (lastly.to(tl.float32) * unit)[:, None] * t[None, :]
-    dq = tl.load(DQ + (local * T + i[:, None]) * E + e[None, :], mask=some[:, None], other=0.0)
-    out = (dq * scale + acc).to(OUT.dtype.element_ty)
-    tl.store(OUT + b * o_b + h * o_h + i[:, None] * o_t + e[None, :], out, mask=some[:, None])
-
-
-@triton.jit
-def of_table(
-    Q, DZ, UNIT, TOP, PARTS, first, heads, T, H, last, z_t, q_b, q_h, q_t,
-    E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """PARTS (programs, rows, E): some rows' gradient from every n-th block of queries."""
-    n0 = tl.program_id(0) * BN
-    n = n0 + tl.arange(0, BN)
-    e = tl.arange(0, E)
-    blocks = tl.cdiv(T, BM)
-    acc = tl.zeros((BN, E), tl.float32)
-    for which in tl.range(tl.program_id(1), heads * blocks, tl.num_programs(1)):
-        if tl.load(TOP + which) >= n0:
-            local = (which // blocks).to(tl.int64)
-            b, h = (first + local) // H, (first + local) % H
-            i = (which % blocks) * BM + tl.arange(0, BM)
-            some = i < T
-            rows = Q + b * q_b + h * q_h + i[:, None] * q_t
-            q = tl.load(rows + e[None, :], mask=some[:, None], other=0.0)
-            unit = tl.load(UNIT + local * T + i, mask=some, other=0.0)
-            numbers = DZ + (local * T + i[:, None]) * z_t + n[None, :]
-            dz = tl.load(numbers, mask=some[:, None] & (n[None, :] <= last), other=0)
-            weights = (dz.to(tl.float32) * unit[:, None]).to(q.dtype)
-            acc = tl.dot(tl.trans(weights), q, acc, input_precision=PRECISION)
-    at = PARTS + (tl.program_id(1).to(tl.int64) * (last + 1) + n[:, None]) * E + e[None, :]
-    tl.store(at, acc, mask=n[:, None] <= last)
-
-
-@triton.jit
-def of_keys(
-    SHARES, OUT, first, T, heads, count, t_t, scale, o_b, o_h, o_t,
-    E: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """A block of keys of one key head: its ``count`` shares, added up and turned."""
-    local = tl.program_id(1).to(tl.int64)
-    b, h = (first + local) // heads, (first + local) % heads
-    j, e = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, E)
-    acc = tl.zeros((E, BN), tl.float32)
-    for n in tl.range(0, count):
-        at = ((local * count + n) * E + e[:, None]) * t_t + j[None, :]
-        acc += tl.load(SHARES + at, mask=j[None, :] < t_t, other=0.0)
-    to = OUT + b * o_b + h * o_h + j[:, None] * o_t + e[None, :]
-    tl.store(to, tl.trans(acc * scale).to(OUT.dtype.element_ty), mask=j[:, None] < T)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pe.attention.kernels import cope, cope_gradients
+from pe.attention.kernels import cope, cope_far, cope_gradients, cope_table
 from pe.attention.kernels.blocks import Blocks
 from pe.attention.kernels.launch import ready, rows_of, tokens_first
 from pe.encodings.forms import LOG2E
@@ -28,6 +28,8 @@ ALIGNED = 32
 """Products of a query begin at a multiple of as many."""
 FORWARD, BACKWARD, PRODUCTS = Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(64, 64, 4, 2)
 """As many queries backward as forward; keys of a backward block divide those of a forward block."""
+FAR_QUERIES, FAR_KEYS = Blocks(64, 64, 4, 2), Blocks(32, 64, 4, 3)
+"""Of far keys: as many queries as forward, to which FAR belongs; all others divide those."""
 
 
 def bits(length: int) -> int:
@@ -58,11 +60,10 @@ class _Call:
         self.firsts = range(0, all_heads, self.step)
 
     def cut(self, b: Blocks) -> dict[str, Any]:
-        """What a kernel is compiled for; wide ones leave no room to fetch ahead."""
-        stages = b.stages if self.width <= 64 else 1
+        """What a kernel is compiled for."""
         return {
             "E": self.width, "BM": b.queries, "BN": b.keys, "PRECISION": self.precision,
-            "num_warps": b.warps, "num_stages": stages,
+            "num_warps": b.warps, "num_stages": b.stages,
         }  # fmt: skip
 
     def here(self, first: int) -> int:
@@ -139,26 +140,30 @@ def backward(
         dk_parts = q.new_zeros(here, shares, width, padded, dtype=torch.float32)
         dv_parts = q.new_zeros(here, shares, value_width, padded, dtype=torch.float32)
         dq_part = q.new_empty(here, length, width, dtype=torch.float32)
-        unit = q.new_empty(here, length, dtype=torch.float32)
+        unit, less, sums = q.new_empty(3, here, length, dtype=torch.float32)
+        strides = (*rows_of(q), *rows_of(k), *rows_of(v), *rows_of(gradient))
+        cope_far.far_by_queries[(across(length, FAR_QUERIES), here)](
+            q, k, v, out, gradient, lse, far, z, largest, dq_part, unit, less, sums, first, length,
+            call.heads, call.groups, scale * LOG2E, call.last, call.columns, *strides[:9],
+            *rows_of(out), *strides[9:], D=value_width, **call.cut(FAR_QUERIES),
+        )  # fmt: skip
         cope_gradients.backward[(shares, here)](
-            q, k, v, out, gradient, lse, counts, far, z, largest, dq_part, dz, unit, dk_parts,
-            dv_parts, first, length, call.heads, call.groups, scale * LOG2E, call.last,
-            call.columns, padded, *rows_of(q), *rows_of(k), *rows_of(v), *rows_of(out),
-            *rows_of(gradient), BITS=bits(length), D=value_width, **call.cut(b),
+            q, k, v, gradient, lse, counts, far, z, dq_part, dz, unit, sums, dk_parts, dv_parts,
+            first, length, call.heads, call.groups, scale * LOG2E, call.last, call.columns, padded,
+            *strides, BITS=bits(length), D=value_width, **call.cut(b),
         )  # fmt: skip
         del z
-        cope_gradients.of_queries[(across(call.length, PRODUCTS), here)](
+        cope_table.of_queries[(across(call.length, PRODUCTS), here)](
             dq_part, dz, unit, counts, top, call.high, dq, first, length, call.heads, call.last,
             call.columns, scale, *rows_of(dq), BITS=bits(length), **call.cut(PRODUCTS),
         )  # fmt: skip
-        cope_gradients.of_table[(-(-table.shape[0] // PRODUCTS.keys), splits)](
+        cope_table.of_table[(-(-table.shape[0] // PRODUCTS.keys), splits)](
             q, dz, unit, top, parts[piece], first, here, length, call.heads, call.last,
             call.columns, *rows_of(q), **call.cut(PRODUCTS),
         )  # fmt: skip
-        count, blocks = call.groups * shares, across(length, PRODUCTS)
-        for target, share, factor in ((dk, dk_parts, scale), (dv, dv_parts, 1.0)):
-            cope_gradients.of_keys[(blocks, here // call.groups)](
-                share, target, first // call.groups, length, k.shape[1], count, padded, factor,
-                *rows_of(target), E=target.shape[-1], BN=PRODUCTS.queries, num_warps=4,
-            )  # fmt: skip
+        cope_far.far_by_keys[(-(-length // FAR_KEYS.keys), here // call.groups)](
+            q, k, v, gradient, far, less, sums, dk_parts, dv_parts, dk, dv, first, length,
+            call.heads, call.groups, shares, padded, scale * LOG2E, scale, *strides, *rows_of(dk),
+            *rows_of(dv), BF=FORWARD.queries, D=value_width, **call.cut(FAR_KEYS),
+        )  # fmt: skip
     return dq, dk, dv, parts.sum((0, 1))

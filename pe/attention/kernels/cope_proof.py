@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-BATCH, HEADS, LENGTH, ROWS = 2, 2, 192, 24
-"""Long enough for counts that run beyond the table."""
+BATCH, HEADS, LENGTH, ROWS = 2, 2, 250, 24
+"""Long enough for counts that run beyond the table, from different blocks of queries on."""
 
 
 class Case(NamedTuple):

@@ -1,0 +1,143 @@
+"""CoPE's kernels where keys are far: a bias that is one number a row, dk and dv made by keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import triton.language as tl
+from cope_cases import agree, computed, made
+from torch import Tensor
+
+from pe.attention.kernels import cope_far, cope_launch, cope_ops, cope_proof
+
+BLOCK = cope_launch.FORWARD.queries
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """FAR (B, H, blocks of queries) of each forward pass of the kernels."""
+    found: list[Tensor] = []
+    forward = cope_ops.forward
+
+    def watched(*arguments: Any) -> tuple[Tensor, ...]:
+        result = forward(*arguments)
+        found.append(result[3])
+        return result
+
+    monkeypatch.setattr(cope_ops, "forward", watched)
+    return found
+
+
+def shut(*places: Any) -> Any:
+    """Gates of these queries are all but 0: they count to nothing, and no key is far to them."""
+
+    def change(q: Tensor, k: Tensor) -> None:
+        k[..., 0], q[..., 0] = 20.0, 0.0
+        for place in places:
+            q[(*place, 0)] = -6.0
+
+    return change
+
+
+def late(start: int, stop: int) -> tuple[Any, ...]:
+    """Of all heads the queries of these blocks."""
+    return (slice(None), slice(None), slice(start * BLOCK, stop * BLOCK))
+
+
+def test_keys_are_far_to_some_blocks_of_queries_and_not_to_later_ones(seen: list[Tensor]) -> None:
+    """The fourth block of queries counts to nothing: FAR falls and rises again."""
+    enc = made(16, 7)
+    shared: dict[str, Any] = {"length": 330, "heads": 4, "kv": 2, "width": 16}
+    case: dict[str, Any] = {**shared, "change": shut(late(3, 4))}
+    agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
+    assert seen[0].unique(dim=1).tolist() == [[[0, 0, 64, 0, 192, 256]]]
+
+
+def test_keys_are_far_to_one_head_of_a_group_and_to_none_of_another(seen: list[Tensor]) -> None:
+    enc = made(16, 7)
+    others = (
+        slice(None),
+        slice(1, None),
+        slice(None),
+    )  # of heads 0, 1 | 2, 3 only the first counts
+    case: dict[str, Any] = {
+        "length": 257,
+        "heads": 4,
+        "kv": 2,
+        "width": 16,
+        "change": shut(others),
+    }
+    agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
+    assert seen[0][0].tolist() == [[0, 0, 64, 128, 192], *3 * [[0] * 5]]
+
+
+@pytest.mark.parametrize(("length", "npos", "most"), [(129, 2, 64), (320, 70, 64), (383, 70, 128)])
+def test_lengths_that_end_within_a_block_and_counts_of_several_stretches(
+    length: int, npos: int, most: int, seen: list[Tensor]
+) -> None:
+    """Keys of the last block that are not there are no part of a far block."""
+    enc = made(32, npos)
+    case: dict[str, Any] = {"length": length, "heads": 2, "kv": 2, "width": 32}
+    agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
+    assert int(seen[0].max()) == most
+
+
+def test_pieces_read_what_belongs_to_their_own_heads(
+    monkeypatch: pytest.MonkeyPatch, seen: list[Tensor]
+) -> None:
+    """One key head at a time, with other far keys in each; a text's key heads lie apart."""
+    enc = made(16, 12)
+    places = [
+        (batch, head, slice(128, 128 + 64 * ((batch + head) % 3)))
+        for batch in range(2)
+        for head in range(4)
+    ]
+    case: dict[str, Any] = {
+        "length": 300,
+        "heads": 4,
+        "kv": 2,
+        "width": 16,
+        "batch": 2,
+        "change": shut(*places),
+    }
+    exact = computed(enc, "dense", **case)
+    for pieces in (1, 3):
+        monkeypatch.setattr(cope_launch, "HELD", pieces * 300 * 32 * 2)
+        agree(computed(enc, "kernel", **case), exact)
+    assert seen[0].flatten(0, 1).unique(dim=0).shape[0] == 3
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4])
+def test_the_first_query_block_is_found_whatever_is_looked_at_at_once(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of texts beyond 16,384 tokens it takes several looks."""
+    monkeypatch.setattr(cope_far, "CHUNK", tl.constexpr(chunk))
+    enc = made(16, 7)
+    shared: dict[str, Any] = {"length": 390, "heads": 2, "kv": 1, "width": 16}
+    case: dict[str, Any] = {**shared, "change": shut(late(2, 5))}
+    agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
+
+
+def test_far_keys_take_the_same_bits_twice() -> None:
+    enc = made(16, 7)
+    case: dict[str, Any] = {"length": 200, "heads": 2, "kv": 1, "width": 16}
+    first, second = (computed(enc, "kernel", **case) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_values_of_another_width_than_queries() -> None:
+    """Each of dk and dv has its own width throughout."""
+    torch.manual_seed(0)
+    q, k = torch.randn(1, 2, 200, 32), torch.randn(1, 1, 200, 32)
+    v, direction = torch.randn(1, 1, 200, 16), torch.randn(1, 2, 200, 16)
+    table = torch.randn(9, 32) * 32**-0.5
+    case = cope_proof.Case(q, k, v, direction, table)
+    out, lse, n, far = cope_launch.forward(q, k, v, table, 32**-0.5)
+    found = cope_launch.backward(direction, q, k, v, out, lse, n, far, table, 32**-0.5)
+    for number, (got, want) in enumerate(
+        zip((out, *found), cope_proof.expected(case, 32**-0.5), strict=True)
+    ):
+        assert float((got - want).norm() / want.norm()) < 2e-5, number
