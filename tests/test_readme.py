@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,8 +48,18 @@ def test_the_picture_shows_the_records_as_they_are() -> None:
     lock = (ROOT / "requirements-lock.txt").read_text()
     if f"matplotlib=={importlib.metadata.version('matplotlib')}\n" not in lock:
         pytest.skip("another matplotlib than the lock's draws other bytes")
-    source = (ROOT / "tools" / "readme_picture.py").read_text()
-    tool: dict[str, object] = {"__name__": "readme_picture", "__file__": str(ROOT / "tools" / "x")}
-    exec(compile(source, "readme_picture.py", "exec"), tool)
-    drawn = tool["picture"]()  # type: ignore[operator]
+    drawn = tool("readme_picture")["picture"]()
     assert drawn == (ROOT / "runs" / "demo" / "perplexity.svg").read_text()
+
+
+def test_the_table_of_results_is_what_the_records_say() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert tool("readme_results")["readme"](text) == text
+
+
+def tool(name: str) -> dict[str, Any]:
+    """The names that a script of tools/ defines."""
+    path = ROOT / "tools" / f"{name}.py"
+    names: dict[str, Any] = {"__name__": name, "__file__": str(path)}
+    exec(compile(path.read_text(), path.name, "exec"), names)
+    return names
