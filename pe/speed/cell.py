@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import pe
-from pe.speed.plan import Cell, Settings, library
+from pe.speed.plan import Cell, Settings, library, spelled
 from pe.speed.systems import System, build
 from pe.training.build import autocast, build_optimizer, parameter_counts
 from pe.training.flops import flops_per_token, peak_flops
@@ -74,7 +74,9 @@ def _prepared(
     cell: Cell, batch: int, chosen: Settings, device: torch.device
 ) -> tuple[System, Callable[[], Any], Recipe]:
     """The system, to be compiled at its first step; a step of it; its recipe."""
-    own = {} if library(cell.system) else {"pe": cell.system}
+    own: dict[str, Any] = {}
+    if not library(cell.system):
+        own["pe"], own["pe_options"] = spelled(cell.system)
     recipe = pe.recipe(chosen.recipe, context_length=cell.length, batch_size=batch, **own)
     with autocast(recipe, device):
         dtype = torch.get_autocast_dtype(device.type) if device.type == "cuda" else torch.float32

@@ -14,6 +14,7 @@ MORE_NAMES = {
     "p_rope": "p-RoPE", "partial": "Partial RoPE", "randomized": "Randomized",
     "sinonly": "Sine only", "ssmax": "SSMax",
 }  # fmt: skip
+WITH_OPTIONS = {"cope@64": "CoPE, counting to 64"}
 PEER_METHODS = {"dynamic": "dynamic bias"}
 
 
@@ -45,7 +46,7 @@ FAMILIES = {
         ),
         Family("fire", "FIRE", ("fire",)),
         Family("fox", "FoX", ("fox",)),
-        Family("cope", "CoPE", ("cope",)),
+        Family("cope", "CoPE", ("cope", "cope@64")),
         Family("wide", "PoPE, xPos, FoPE", ("pope", "xpos", "fope")),
         Family(
             "additive",
@@ -69,6 +70,8 @@ def title(system: str) -> str:
     if library(system):
         method = system.partition("/")[2]
         return f"{library(system)}: {PEER_METHODS.get(method) or title(method)}"
+    if system in WITH_OPTIONS:
+        return WITH_OPTIONS[system]
     parts = system.split("+")
     return " + ".join(MORE_NAMES.get(part) or tables.label(part) for part in parts)
 

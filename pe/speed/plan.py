@@ -29,10 +29,12 @@ MAIN = (1024, 16384)
 """The lengths that the targets speak of."""
 FIRST = (
     "nope", "rope", "alibi", "kerple_log", "t5", "sandwich", "pope", "xpos", "fope", "fire", "fox",
-    "cope",
+    "cope", "cope@64",
 )  # fmt: skip
 SUMS = ("rope+alibi",)
 """Measured beside the single encodings: a rotation and a bias in one kernel."""
+OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {"cope@64": ("cope", {"npos": 64})}
+"""Encodings measured a second time, with options: what CoPE costs depends on how far it counts."""
 PEERS = (
     "transformers/rope", "x-transformers/nope", "x-transformers/rope", "x-transformers/alibi",
     "x-transformers/t5", "x-transformers/pope", "x-transformers/dynamic", "x-transformers/fox",
@@ -88,8 +90,8 @@ def settings(
     """Settings with the machine's defaults where nothing is given. NoPE is always measured.
 
     Args:
-        encodings: () for all of them and `SUMS`. peers: None for those that can be imported.
-        compiled: None: on CUDA only.
+        encodings: () for all of them, `SUMS` and `OPTIONS`. compiled: None: on CUDA only.
+        peers: None for those that can be imported.
 
     Raises:
         ValueError: an unknown name, or a length that does not divide the tokens.
@@ -130,10 +132,15 @@ def settings(
 
 
 def all_encodings() -> list[str]:
-    """Every name of the registry, and `SUMS`."""
+    """Every name of the registry, `SUMS` and `OPTIONS`."""
     from pe.encodings import list_encodings
 
-    return [*list_encodings(), *SUMS]
+    return [*list_encodings(), *SUMS, *OPTIONS]
+
+
+def spelled(system: str) -> tuple[str, dict[str, Any]]:
+    """``cope@64`` -> ``("cope", {"npos": 64})``: what the registry calls it, and its options."""
+    return OPTIONS.get(system, (system, {}))
 
 
 def importable() -> tuple[str, ...]:
@@ -207,11 +214,12 @@ def _by_interest(systems: Sequence[str]) -> list[str]:
     return sorted(systems, key=rank)  # stable: otherwise in the order given
 
 
-def same_graph_as_rope(spec: str) -> bool:
+def same_graph_as_rope(system: str) -> bool:
     """Whether an encoding differs from RoPE in its frequencies alone."""
     from pe.encodings.frequencies import FrequencyTransform
     from pe.encodings.registry import part_classes
 
+    spec, _ = spelled(system)
     given = {name.strip() for name in spec.split("+")}
     return all(
         issubclass(c, FrequencyTransform) for n, c in part_classes(spec).items() if n in given
@@ -222,7 +230,7 @@ def _check(name: str, sizes: Recipe) -> None:
     from pe.encodings import check
 
     check(
-        name,
+        *spelled(name),
         head_dim=sizes.head_dim,
         num_heads=sizes.num_attention_heads,
         num_kv_heads=sizes.num_key_value_heads,

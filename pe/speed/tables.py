@@ -133,7 +133,8 @@ def _or_dash(value: float | None, form: str) -> str:
 def of_family(speed: Speed, family: Family) -> str:
     """What a family's members cost in training: path, speed over NoPE's and memory, by length."""
     lengths = known_lengths(speed, "train")
-    members = [m for m in family.members if m in set(_shown(speed, "train"))]
+    shown = set(_shown(speed, "train"))
+    members = [m for m in family.members if m in shown]
     heads = ["encoding", "attention", *(f"{n:,} tokens" for n in lengths)]
     lines = [_line(heads), _line([":--", ":--", *("--:" for _ in lengths)])]
     for system in members:
@@ -151,7 +152,9 @@ def of_family(speed: Speed, family: Family) -> str:
                 text = f"{ratio:.2f}"
             cells.append(text + ("" if memory is None else f" · {memory:.1f} GiB"))
         lines.append(_line([title(system), path, *cells]))
-    return "\n".join(lines) if members else ""
+    absent = [title(m) for m in family.members if m not in speed.settings["systems"]]
+    note = f"\n\n*Not asked of this record: {', '.join(absent)}.*" if absent else ""
+    return "\n".join(lines) + note if members else ""
 
 
 def peers(speed: Speed, mode: str = "train") -> str:

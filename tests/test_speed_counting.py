@@ -1,0 +1,71 @@
+"""An encoding that a speed run measures twice: CoPE, and CoPE that counts to 64."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import speed_records
+import torch
+
+from pe.speed import cell as cells
+from pe.speed import tables
+from pe.speed.cell import measure_cell
+from pe.speed.families import FAMILIES
+from pe.speed.plan import Cell, all_encodings, order, same_graph_as_rope, settings
+from pe.speed.record import Speed
+from pe.speed.systems import System
+from pe.speed.targets import all_targets
+from pe.training.recipes import RECIPES
+
+GIVEN: dict[str, Any] = {
+    "recipe": "demo", "tokens": 32, "peers": (), "compiled": False, "lengths": (16,),
+    "modes": ("train",), "encodings": ("cope@64", "cope"),
+}  # fmt: skip
+
+
+def test_both_are_planned_side_by_side() -> None:
+    assert "cope@64" in all_encodings()
+    assert [c.system for c in order(settings(**GIVEN))] == ["nope", "cope", "cope@64"]
+    assert not same_graph_as_rope("cope@64")
+    with pytest.raises(ValueError, match="unknown encoding 'cope@63'"):
+        settings(**(GIVEN | {"encodings": ("cope@63",)}))
+
+
+def test_each_counts_as_far_as_its_name_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 128,
+    }  # fmt: skip
+    monkeypatch.setitem(RECIPES, "demo", dataclasses.replace(RECIPES["demo"], **sizes))
+    counted, build = [], cells.build
+
+    def watched(name: str, *rest: Any) -> System:
+        system = build(name, *rest)
+        counted.append((name, [e.npos for e in system.model.model.encodings]))
+        return system
+
+    monkeypatch.setattr(cells, "build", watched)
+    for system in ("cope", "cope@64"):
+        row = measure_cell(Cell(system, "train", 16, 2), settings(**GIVEN), torch.device("cpu"))
+        assert (row["system"], row["reason"]) == (system, None)
+    assert counted == [("cope", [17, 17]), ("cope@64", [64, 64])]
+
+
+def test_the_second_stands_beside_the_first_and_no_target_speaks_of_it() -> None:
+    family, missing = FAMILIES["cope"], "*Not asked of this record: CoPE, counting to 64.*"
+    record = speed_records.record()
+    assert tables.of_family(Speed(record), family).endswith(missing)
+    assert "counting" not in tables.overview(Speed(record))
+    record["settings"]["systems"].append("cope@64")
+    for length, rate in speed_records.NOPE.items():
+        record["cells"].append(speed_records.row("cope@64", length, 0.1 * rate))
+    found = Speed(record)
+    target = next(target for target in all_targets() if target.title == "CoPE")
+    assert tuple(target.verdict([found], 1024)) == ("reached", "least 0.600 (CoPE)")
+    shown = tables.of_family(found, family)
+    assert missing not in shown
+    rows = [row.split(" | ")[0] for row in shown.splitlines()[2:]]
+    assert rows == ["| CoPE", "| CoPE, counting to 64"]
+    assert "| CoPE, counting to 64 | 180 k (0.10) | 80.0 k (0.10) |" in tables.overview(found)
