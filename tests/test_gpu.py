@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +82,9 @@ def away_from_bends(enc: pe.Encoding, q: torch.Tensor, k: torch.Tensor) -> torch
 
 
 def attended(
-    spec: str, backend: str | None, length: int, heads: tuple[int, int], width: int, seed: int = 0
-) -> dict[str, torch.Tensor]:
+    spec: str, backend: str | None, length: int, heads: tuple[int, int], width: int, seed: int = 0,
+    **options: Any,
+) -> dict[str, torch.Tensor]:  # fmt: skip
     """Output and every gradient; wide where it is the definition and else in bfloat16.
 
     CoPE's is wider: counts that are added up in float32 are no more exact than those it judges.
@@ -89,7 +92,7 @@ def attended(
     torch.manual_seed(seed)
     enc = pe.encoding(
         spec, head_dim=width, num_heads=heads[0], num_kv_heads=heads[1], hidden_size=HIDDEN,
-        original_length=1024,
+        original_length=1024, **options,
     ).to(CUDA)  # fmt: skip
     enc.reset_parameters(torch.Generator(CUDA).manual_seed(seed))
     generator = torch.Generator(CUDA).manual_seed(seed + length)
@@ -136,13 +139,46 @@ def test_kernels_on_cuda_agree_with_the_definition(
         pytest.skip("its kernel takes heads up to 64")
     for seed in (0, 1):
         fast = attended(spec, "kernel", length, heads, width, seed)
-        exact = attended(spec, "dense", length, heads, width, seed)
-        for name, want in exact.items():
-            assert torch.isfinite(fast[name]).all(), name
-            if want.norm() < 1e-3 * max(1.0, want.numel() ** 0.5):
-                assert fast[name].norm() < 2e-2 * want.numel() ** 0.5, name
-            else:
-                assert ratio(fast[name], want) < 1.5e-2, name
+        agree(fast, attended(spec, "dense", length, heads, width, seed))
+
+
+def agree(fast: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> None:
+    for name, want in exact.items():
+        assert torch.isfinite(fast[name]).all(), name
+        if want.norm() < 1e-3 * max(1.0, want.numel() ** 0.5):
+            assert fast[name].norm() < 2e-2 * want.numel() ** 0.5, name
+        else:
+            assert ratio(fast[name], want) < 1.5e-2, name
+
+
+@pytest.mark.parametrize("npos", [12, 64])
+@pytest.mark.parametrize(
+    ("length", "heads", "width"), [(257, (8, 2), 32), (1000, (4, 2), 64), (4096, (4, 2), 64)]
+)
+def test_cope_agrees_where_most_keys_are_beyond_its_table(
+    length: int, heads: tuple[int, int], width: int, npos: int
+) -> None:
+    fast = attended("cope", "kernel", length, heads, width, npos=npos)
+    agree(fast, attended("cope", "dense", length, heads, width, npos=npos))
+    again = attended("cope", "kernel", length, heads, width, npos=npos)
+    assert all(torch.equal(fast[name], again[name]) for name in fast)
+
+
+@pytest.mark.parametrize("length", [250, 1000])
+def test_cope_at_128_agrees_in_a_process_of_its_own(length: int) -> None:
+    """What `cope_ops.WIDEST` waits for. A fault would end this process' use of the card."""
+    code = (
+        "import torch; from pe.attention.kernels import cope_ops, cope_proof\n"
+        f"cope_proof.LENGTH, cuda = {length}, torch.device('cuda')\n"
+        "for kind in (torch.bfloat16, torch.float16):\n"
+        "    cope_ops.prove.__wrapped__(128, 128, kind, cuda)\n"
+        "torch.cuda.synchronize()"
+    )
+    root = Path(__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("spec", BIASED)
