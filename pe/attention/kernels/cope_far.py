@@ -76,11 +76,11 @@ def far_by_queries(
 @triton.jit
 def added_up(SHARES, j, count, t_t, E: tl.constexpr):
     """(keys, E): ``count`` shares of (E, t_t), one after the other."""
-    e = tl.arange(0, E)
+    at = tl.arange(0, E)[None, :] * t_t + j[:, None]
     acc = tl.zeros((j.shape[0], E), tl.float32)
-    for n in tl.range(0, count):
-        at = (n * E + e[None, :]) * t_t + j[:, None]
+    for _ in tl.range(0, count):
         acc += tl.load(SHARES + at, mask=j[:, None] < t_t, other=0.0)
+        SHARES += E * t_t  # all shares together may be beyond 32 bits
     return acc
 
 
