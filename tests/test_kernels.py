@@ -154,10 +154,10 @@ def test_fire_between_knots_is_off_by_no_more_than_the_bound_says(knots: int) ->
     )  # fmt: skip
     u = torch.linspace(0, 1, 100_003, dtype=torch.float64)
     exact = enc.double().network(u).detach()
-    pairs = form.parts[0].double() / forms.LOG2E
+    pieces = form.parts[0].double() / forms.LOG2E
     place = u * knots
     cell = place.long().clamp(max=knots - 1)
-    read = pairs[:, cell, 0] + pairs[:, cell, 1] * (place - cell)
+    read = pieces[:, cell + 1, 0] + pieces[:, cell + 1, 1] * (place - 0.5)
     # where several corners share a cell, their changes of slope add up
     corners = -offset.double() / weight.double()
     inside = (corners > 0) & (corners < 1)

@@ -102,9 +102,13 @@ def fire(
         at = torch.arange(knots + 1, device=device, dtype=torch.float64) / knots
         w, o = weight.double().flatten(), offset.double()
         heights = head_weight.double() @ (w[:, None] * at + o[:, None]).relu()
-        values = ((heights + head_offset.double()[:, None]) * LOG2E).float()
+        values = (heights + head_offset.double()[:, None]) * LOG2E
         rises = values[:, 1:] - values[:, :-1]
-        pairs = torch.stack((values[:, :-1], rises), -1).contiguous()
+        # Straight pieces over places less 1/2, whose nearest whole number is the cell.
+        cells = torch.arange(knots, device=device)
+        pieces = torch.stack((values[:, :-1] + (0.5 - cells) * rises, rises), -1).float()
+        # One more on either side, for places that rounding puts there
+        pieces = torch.cat((pieces[:, :1], pieces, pieces[:, -1:]), 1)
         # c and m enter with their signs: psi(x) = ln(1 + |c x|)
         distance = torch.arange(length + PADDING, device=device, dtype=torch.float64)
         steep, sign = c.double().abs(), c.double().sign()
@@ -130,7 +134,7 @@ def fire(
     return Form(
         FIRE,
         own,
-        (pairs, steep.reshape(1).float(), rows, breaks, by_c, rows_c, rows_m, w >= 0, slopes),
+        (pieces, steep.reshape(1).float(), rows, breaks, by_c, rows_c, rows_m, w >= 0, slopes),
     )
 
 
@@ -160,10 +164,10 @@ def matrix(form: Form, length: int, q: Tensor | None = None, k: Tensor | None = 
         far = distance.float()
         value = (1 + second * far).log2() if form.kind == LOGARITHM else far**second
         return (-first * value / LOG2E)[None]
-    pairs, steep, rows = form.parts[:3]
+    pieces, steep, rows = form.parts[:3]
     at = (1 + steep * distance).log2() * rows[:length, None]
-    knot = at.long().clamp(max=pairs.shape[1] - 1)
-    return ((pairs[:, knot, 0] + pairs[:, knot, 1] * (at - knot)) / LOG2E)[None]
+    here = pieces[:, at.long() + 1]
+    return ((here[..., 0] + here[..., 1] * (at - 0.5)) / LOG2E)[None]
 
 
 def _counted(table: Tensor, q: Tensor, k: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ bias of a block is made where the block is, from one of these (`KIND`, numbered 
            beginning of its stretch of 128 keys, Y (float64) the x at the beginning of each, and
            what `horizon` reads.
     TABLE  b_ij = t(i - j), one number a distance, the same from REACH on (Sandwich, T5)
-    FIRE   b_ij = f(psi(i - j) / N_i), f read between the knots of a table: X has f at a knot and
-           its rise to the next, psi(n) = ln(1 + Y n), Z the knots over N_i
+    FIRE   b_ij = f(psi(i - j) / N_i), f straight between knots: X has height and slope of each
+           piece, over places that are less by 1/2; psi(n) = ln(1 + Y n), Z the knots over N_i
     LOGARITHM, POWER
            b_ij = -x0 log2(1 + x1 (i - j)) or -x0 (i - j)^x1, which costs less than reading (KERPLE)
 
@@ -80,20 +80,35 @@ def log2(x):
 
 
 @triton.jit
-def apart(i, j, TURNED: tl.constexpr):
-    """i - j, at least 0, float32; cheaper as a difference of floats than made one afterwards."""
+def inverse(x):
+    """1 / x for x from 1 to infinity, where a division would look after other numbers, too."""
+    if INTERPRETED:
+        return 1.0 / x
+    return tl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def apart(i, j, TURNED: tl.constexpr, DIAGONAL: tl.constexpr):
+    """i - j, float32; cheaper as a difference of floats than made one afterwards.
+
+    Where some keys are ahead (DIAGONAL), at least 0.
+    """
     i, j = i.to(tl.float32), j.to(tl.float32)
-    return tl.maximum(i[None, :] - j[:, None] if TURNED else i[:, None] - j[None, :], 0.0)
+    distance = i[None, :] - j[:, None] if TURNED else i[:, None] - j[None, :]
+    return tl.maximum(distance, 0.0) if DIAGONAL else distance
 
 
 @triton.jit
 def add_bias(
     s, i, j, i0, j0, near, X, Y, Z, KIND: tl.constexpr, FAR: tl.constexpr, REACH: tl.constexpr,
-    KNOTS: tl.constexpr, TURNED: tl.constexpr,
+    TURNED: tl.constexpr, DIAGONAL: tl.constexpr,
 ):  # fmt: skip
     """Add the bias to a block in base 2: queries i down and keys j across, or TURNED.
 
-    ``near``: X of the keys, which KEYS adds; anything for other kinds.
+    ``near``: X of the keys, which KEYS adds; anything for other kinds. DIAGONAL: some keys are
+    ahead of some queries.
     """
     if KIND == 1:
         shift = (tl.load(Y + j0 // 128) - tl.load(Y + i0 // 128)).to(tl.float32)
@@ -106,15 +121,17 @@ def add_bias(
             s += by_distance(X, i, j, TURNED)
     elif KIND == 3:
         rows = tl.load(Z + i)
-        place = log2(1.0 + tl.load(Y) * apart(i, j, TURNED))
-        place *= rows[None, :] if TURNED else rows[:, None]
-        knot = tl.minimum(place.to(tl.int32), KNOTS - 1)
-        value, rise = read_two(X.to(tl.int64) + knot.to(tl.int64) * 8)
-        s += value + rise * (place - knot.to(tl.float32))
+        inner = 1.0 + tl.load(Y) * apart(i, j, TURNED, DIAGONAL)
+        place = log2(inner) * (rows[None, :] if TURNED else rows[:, None]) - 0.5
+        # 1.5 * 2^23 leaves no bits behind the point: the nearest whole number without a conversion
+        cell = (place + 12582912.0).to(tl.int32, bitcast=True).to(tl.int64)
+        height, slope = read_two(X.to(tl.int64) + (cell - 0x4B400000) * 8)
+        s += height
+        s += slope * place
     elif KIND == 5:
-        s -= tl.load(X) * log2(1.0 + tl.load(X + 1) * apart(i, j, TURNED))
+        s -= tl.load(X) * log2(1.0 + tl.load(X + 1) * apart(i, j, TURNED, DIAGONAL))
     elif KIND == 6:
-        s -= tl.load(X) * tl.math.exp2(tl.load(X + 1) * log2(apart(i, j, TURNED)))
+        s -= tl.load(X) * tl.math.exp2(tl.load(X + 1) * log2(apart(i, j, TURNED, DIAGONAL)))
     return s
 
 
@@ -135,7 +152,7 @@ def forward_blocks(
             k = tl.load(K + j[None, :] * k_t + e[:, None])
         s = tl.dot(q, k, input_precision=PRECISION) * scale
         near = tl.load(X + j) if KIND == 1 else j
-        s = add_bias(s, i, j, i0, j0, near, X, Y, Z, KIND, FAR, REACH, KNOTS, False)
+        s = add_bias(s, i, j, i0, j0, near, X, Y, Z, KIND, FAR, REACH, False, DIAGONAL)
         if DIAGONAL:
             s = tl.where(i[:, None] >= j[None, :], s, float("-inf"))
         new = tl.maximum(top, tl.max(s, 1))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pe.attention.kernels.flash import add_bias, apart, log2
+from pe.attention.kernels.flash import add_bias, apart, inverse, log2
 from pe.attention.kernels.horizon import first_key, last_query
 
 
@@ -36,7 +36,7 @@ def query_blocks(
         q = tl.load(Q + i[:, None] * q_t + e[None, :], mask=inside[:, None], other=0.0)
         lse = tl.load(L + i, mask=inside, other=float("inf"))  # weights of no query are 0
         s = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale
-        s = add_bias(s, i, j, i0, j0, near, X, Y, Z, KIND, FAR, REACH, KNOTS, True)
+        s = add_bias(s, i, j, i0, j0, near, X, Y, Z, KIND, FAR, REACH, True, DIAGONAL)
         p = tl.math.exp2(s - lse[None, :])
         if DIAGONAL:
             p = tl.where(i[None, :] >= j[:, None], p, 0.0)
@@ -48,12 +48,12 @@ def query_blocks(
         if SUMS and KIND == 1:
             dx += tl.sum(ds, 1)
         elif SUMS and KIND == 5:
-            far = apart(i, j, True)
+            far = apart(i, j, True, DIAGONAL)
             inner = 1.0 + tl.load(X + 1) * far
             dx += tl.sum(ds * log2(inner), 1)
-            dy += tl.sum(ds * (far / inner), 1)
+            dy += tl.sum(ds * (far * inverse(inner)), 1)
         elif SUMS and KIND == 6:
-            far = apart(i, j, True)
+            far = apart(i, j, True, DIAGONAL)
             logarithm = tl.where(far > 0.0, log2(far), 0.0)
             by_first = tl.where(far > 0.0, ds * tl.math.exp2(tl.load(X + 1) * logarithm), 0.0)
             dx += tl.sum(by_first, 1)
@@ -138,7 +138,7 @@ def key_blocks(
             v = tl.load(V + j[:, None] * v_t + d[None, :])
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         near = tl.load(X + j) if KIND == 1 else j
-        s = add_bias(s, i, j, i0, j0, near, X, Y, Z, KIND, FAR, REACH, KNOTS, False)
+        s = add_bias(s, i, j, i0, j0, near, X, Y, Z, KIND, FAR, REACH, False, DIAGONAL)
         p = tl.math.exp2(s - lse[:, None])
         if DIAGONAL:
             p = tl.where(i[:, None] >= j[None, :], p, 0.0)

@@ -19,8 +19,8 @@ from pe.attention.kernels.sums import by_distance, by_unit
 from pe.encodings.forms import FIRE, KEYS, LOGARITHM, NONE, PADDING, POWER, TABLE
 
 LN2 = math.log(2.0)
-PROGRAMS = 1024
-"""Programs that the gradient of a table is spread over, at least."""
+PROGRAMS, SHARED = 1024, 2048
+"""Programs that the gradient of FIRE's network is spread over, at most, and that of a table."""
 
 
 def rows_of(x: Tensor) -> tuple[int, int, int]:
@@ -59,8 +59,8 @@ class _Bias:
             x = own[:, PADDING:]  # distance 0
             self.strides[1] = x.stride(0)
         elif kind == FIRE:
-            x, y, z = parts[:3]
-            self.knots, self.strides[1] = x.shape[1], x.stride(0)
+            x, y, z = parts[0][:, 1:], *parts[1:3]  # the first cell
+            self.knots, self.strides[1] = x.shape[1] - 1, x.stride(0)
         elif kind in (LOGARITHM, POWER):
             x = own
             self.strides[1] = x.stride(0)
@@ -177,7 +177,7 @@ def backward(
     diagonals = -(-length // size)
     if reach:  # what is alike beyond is found without looking
         diagonals = min(diagonals, -(-(reach + size - 1) // size))
-    shares = min(batch, max(1, -(-PROGRAMS // (diagonals * heads))))
+    shares = -(-SHARED // (diagonals * heads))
     tiles = q.new_empty(heads, diagonals, shares, size, size, dtype=torch.float32)
     learned.of_table[(diagonals, shares, heads)](
         *inputs, tiles, *own_arguments, **shape, **options

@@ -37,7 +37,7 @@ def score_gradient(
     lse = tl.load(L + (b * H + h) * T + i, mask=some, other=float("inf"))
     sums = tl.load(R + (b * H + h) * T + i, mask=some, other=0.0)
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-    s = add_bias(s, i, j, i0, j0, j, X, Y, Z, KIND, False, REACH, KNOTS, False)
+    s = add_bias(s, i, j, i0, j0, j, X, Y, Z, KIND, False, REACH, False, True)
     p = tl.math.exp2(s - lse[:, None])
     p = tl.where(i[:, None] >= j[None, :], p, 0.0)
     return p * (tl.dot(g, tl.trans(v), input_precision=PRECISION) - sums[:, None])
@@ -50,16 +50,14 @@ def of_table(
     KIND: tl.constexpr, REACH: tl.constexpr, KNOTS: tl.constexpr, E: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (n, s, h) walks down the n-th diagonal of blocks, whose distances agree, in the s-th
-    share of the batch, and leaves the sum of its blocks."""
+    """Program (n, s, h) walks down its share of the n-th diagonal of blocks, whose distances agree,
+    one text after another, and leaves the sum of its blocks."""
     n, share, h = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     total = tl.zeros((BM, BM), tl.float32)
     blocks = tl.cdiv(T, BM) - n
-    each = tl.cdiv(B, tl.num_programs(1))
-    first = share * each
-    count = tl.maximum(tl.minimum(each, B - first), 0) * blocks
-    for step in tl.range(0, count):
-        b = (first + step // blocks).to(tl.int64)
+    each = tl.cdiv(B * blocks, tl.num_programs(1))
+    for step in tl.range(share * each, tl.minimum((share + 1) * each, B * blocks)):
+        b = (step // blocks).to(tl.int64)
         j0 = (step % blocks) * BM
         total += score_gradient(
             Q, K, V, DO, L, R, X + h * x_h, Y, Z, b, h, j0 + n * BM, j0, T, H, G, scale,
@@ -111,7 +109,7 @@ def of_network(
             )  # fmt: skip
         i, j = i0 + tl.arange(0, BM), j0 + tl.arange(0, BM)
         rows = tl.load(Z + i) / KNOTS
-        u = log2(1.0 + tl.load(Y) * apart(i, j, False)) * rows[:, None]
+        u = log2(1.0 + tl.load(Y) * apart(i, j, False, True)) * rows[:, None]
         rows *= LOG2E  # 1 / N_i
         u = tl.where(i[:, None] >= j[None, :], u, 0.0)
         # du/dc = psi'(i - j) / N_i - u (dN_i/dc) / N_i,   du/dm = - u (dN_i/dm) / N_i

@@ -132,7 +132,7 @@ def _own(form: Form, by_logit: Tensor) -> Tensor:
         _, steep, rows, breaks, by_c, rows_c, rows_m, rising, slopes = (
             p.double() for p in form.parts
         )
-        knots = form.parts[0].shape[1]
+        knots = form.parts[0].shape[1] - 2
         inverse = rows[:length, None] / knots / LN2  # 1 / N_i
         u = (steep * distance).log1p() * inverse
         of_c = (by_c[PADDING:][distance] - u * rows_c[:length, None]) * inverse
