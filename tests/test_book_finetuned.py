@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import pe
 from pe.study.plan import Planned, load_plan
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -113,7 +114,7 @@ def test_every_part_that_waits_for_records_is_one_that_will_be_there(
     nothing: Studies, everything: Studies
 ) -> None:
     waits = directives("if-recorded")
-    assert len(waits) == 4
+    assert len(waits) == 7
     for text in waits:
         assert book_finetuned.there(nothing, text) == []
         assert book_finetuned.there(everything, text)
@@ -123,6 +124,15 @@ def test_every_part_that_waits_for_records_is_one_that_will_be_there(
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             book_finetuned.there(everything, text)
+
+
+def test_the_pencil_counts_pairs_as_the_encoding_has_them() -> None:
+    """The page says how many pairs of RoPE go all the way around in a window."""
+    waves = 2 * math.pi / pe.encoding("rope", head_dim=64, num_heads=1).inv_freq
+    around = [int((waves <= length).sum()) for length in (1024, 4096)]
+    named = [int(n) for n in re.findall(r"\$(\d+)\$", PAGE)]
+    slow = [len(waves) - count for count in around]
+    assert named == [len(waves), *around, around[0], *slow]
 
 
 def test_figures_are_drawn_from_the_runs_that_they_name(everything: Studies) -> None:

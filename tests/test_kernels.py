@@ -15,7 +15,7 @@ from torch import Tensor
 import pe
 from pe.attention import choose
 from pe.attention.choose import kernel_form, obstacle, path_for
-from pe.attention.kernels import ops
+from pe.attention.kernels import launch, ops
 from pe.config import PEConfig
 from pe.encodings import Encoding, forms
 from pe.encodings.distance import DistanceBias
@@ -142,6 +142,23 @@ def test_neighbours_far_into_a_text_differ_by_what_they_should() -> None:
     later, earlier = form.own[0, 0, 295], form.own[0, 0, 285]
     assert float(later - earlier) == pytest.approx(forms.LOG2E / 64, rel=1e-6)
     assert anchors.dtype == torch.float64
+
+
+@pytest.mark.parametrize("shared", [1, 30, 4096])
+def test_shares_of_a_tables_gradient_add_up(shared: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shares of a diagonal end in the middle of a text, or hold no block at all."""
+    monkeypatch.setattr(launch, "SHARED", shared)
+    enc = made("t5", heads=2, kv=1, width=16)
+    case = {"length": 257, "heads": 2, "kv": 1, "width": 16}
+    agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
+
+
+def test_places_that_rounding_puts_before_the_first_piece_or_behind_the_last_have_one() -> None:
+    enc = made("fire", heads=2, kv=2, width=16)
+    pieces = enc.bias_form(64, CPU, None).parts[0]
+    assert torch.equal(pieces[:, 0], pieces[:, 1])
+    assert torch.equal(pieces[:, -1], pieces[:, -2])
+    assert pieces.shape[1] == 4096 + 2
 
 
 @pytest.mark.parametrize("knots", [256, 1024, 4096])

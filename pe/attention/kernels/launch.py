@@ -177,7 +177,8 @@ def backward(
     diagonals = -(-length // size)
     if reach:  # what is alike beyond is found without looking
         diagonals = min(diagonals, -(-(reach + size - 1) // size))
-    shares = -(-SHARED // (diagonals * heads))
+    steps = batch * -(-length // size)  # of the longest diagonal
+    shares = min(steps, -(-SHARED // (diagonals * heads)))
     tiles = q.new_empty(heads, diagonals, shares, size, size, dtype=torch.float32)
     learned.of_table[(diagonals, shares, heads)](
         *inputs, tiles, *own_arguments, **shape, **options
