@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pe.attention.kernels.flash import INTERPRETED
+from pe.attention.kernels.flash import INTERPRETED, inverse
 
 HALF: tl.constexpr = tl.constexpr(11)
 """Bits of the lower half of a gate: whole numbers up to 2^11 are exact in float16."""
@@ -36,16 +36,6 @@ def rounded(x, times):
     """
     moved = tl.fma(x, tl.full(x.shape, times, tl.float32), tl.full(x.shape, 12582912.0, tl.float32))
     return moved - 12582912.0, moved.to(tl.int32, bitcast=True) - 0x4B400000
-
-
-@triton.jit
-def inverse(x):
-    """1 / x for x from 1 to infinity, where a division would look after other numbers, too."""
-    if INTERPRETED:
-        return 1.0 / x
-    return tl.inline_asm_elementwise(
-        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
-    )
 
 
 @triton.jit
