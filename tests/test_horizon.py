@@ -7,7 +7,9 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from pe.attention.kernels import ops
 from pe.attention.kernels.horizon import FALLING, LEAST, horizon
 from pe.attention.kernels.launch import backward, forward
 from pe.encodings import forms
@@ -94,10 +96,21 @@ def test_the_horizon_bounds_the_logits_of_every_pair() -> None:
     assert (logits.abs().amax((-1, -2)) <= most * (1 + 1e-6)).all()
 
 
-def test_which_kinds_and_lengths_are_looked_at() -> None:
+@pytest.mark.parametrize("length", [LEAST - 1, LEAST])
+def test_compiled_code_expects_what_the_operator_gives(length: int) -> None:
+    """From `LEAST` tokens on there is a horizon, for kinds that fall."""
+    q, k, v = (torch.randn(1, 1, length, 16) for _ in range(3))
+    for form in (by_power(torch.ones(1), torch.ones(1)), by_key(torch.arange(length)[None, None])):
+        given = 0.25, form.kind, form.own, list(form.parts), form.reach
+        real = ops.attend(q, k, v, *given)
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            fake = ops.attend(*(mode.from_tensor(x) for x in (q, k, v)), *given)
+        assert [x.shape for x in fake] == [x.shape for x in real]
+        assert real[2].shape == ((1, 1) if length == LEAST else (0,))
+
+
+def test_a_bias_that_does_not_fall_has_no_horizon() -> None:
     assert set(FALLING) == {forms.KEYS, forms.POWER}
-    q, k, v, _ = (x[..., : LEAST - 1, :] for x in inputs())
-    form = rising("even")
-    assert forward(q, k, v, 0.25, form.kind, form.own, list(form.parts), 0)[2].numel() == 0
+    q, k, v, _ = inputs()
     table = forms.by_distance(torch.zeros(2, LENGTH))
     assert forward(q, k, v, 0.25, table.kind, table.own, [], 0, 0)[2].numel() == 0

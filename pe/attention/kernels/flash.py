@@ -139,7 +139,7 @@ def add_bias(
 def forward_blocks(
     acc, top, total, q, K, V, i, i0, start, stop, T, k_t, v_t, scale, X, Y, Z,
     KIND: tl.constexpr, FAR: tl.constexpr, DIAGONAL: tl.constexpr, REACH: tl.constexpr,
-    KNOTS: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BN: tl.constexpr,
+    E: tl.constexpr, D: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Take in the key blocks from ``start`` to ``stop``."""
@@ -172,7 +172,7 @@ def forward_blocks(
 def forward(
     Q, K, V, O, L, X, Y, Z, T, H, G, scale,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, x_b, x_h, y_b, y_h,
-    KIND: tl.constexpr, REACH: tl.constexpr, LEAVES: tl.constexpr, KNOTS: tl.constexpr,
+    KIND: tl.constexpr, REACH: tl.constexpr, LEAVES: tl.constexpr,
     E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head: o and the base-2 logarithm of the softmax's divisor.
@@ -202,15 +202,15 @@ def forward(
         far = tl.maximum((i0 - REACH + 1) // BN, 0) * BN
         acc, top, total = forward_blocks(
             acc, top, total, q, K, V, i, i0, 0, far, T, k_t, v_t, scale, X, Y, Z,
-            KIND, True, False, REACH, KNOTS, E, D, BN, PRECISION,
+            KIND, True, False, REACH, E, D, BN, PRECISION,
         )  # fmt: skip
     acc, top, total = forward_blocks(
         acc, top, total, q, K, V, i, i0, far, whole, T, k_t, v_t, scale, X, Y, Z,
-        KIND, False, False, REACH, KNOTS, E, D, BN, PRECISION,
+        KIND, False, False, REACH, E, D, BN, PRECISION,
     )  # fmt: skip
     acc, top, total = forward_blocks(
         acc, top, total, q, K, V, i, i0, whole, i0 + BM, T, k_t, v_t, scale, X, Y, Z,
-        KIND, False, True, REACH, KNOTS, E, D, BN, PRECISION,
+        KIND, False, True, REACH, E, D, BN, PRECISION,
     )  # fmt: skip
     out = acc / total[:, None]
     tl.store(O + i[:, None] * o_t + d[None, :], out.to(O.dtype.element_ty), mask=i[:, None] < T)

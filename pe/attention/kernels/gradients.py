@@ -25,7 +25,7 @@ from pe.attention.kernels.horizon import first_key, last_query
 def query_blocks(
     dk, dv, dx, dy, k, v, near, Q, DO, L, R, j, j0, start, stop, T, q_t, g_t, scale, X, Y, Z,
     KIND: tl.constexpr, FAR: tl.constexpr, DIAGONAL: tl.constexpr, SUMS: tl.constexpr,
-    REACH: tl.constexpr, KNOTS: tl.constexpr, E: tl.constexpr, D: tl.constexpr,
+    REACH: tl.constexpr, E: tl.constexpr, D: tl.constexpr,
     BM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one block of keys from the queries from ``start`` to ``stop``."""
@@ -68,7 +68,7 @@ def by_keys(
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, x_b, x_h, y_b, y_h,
     dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
     KIND: tl.constexpr, SUMS: tl.constexpr, REACH: tl.constexpr, LEAVES: tl.constexpr,
-    KNOTS: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of keys of one key head: dk, dv and, with SUMS, by key what own numbers get."""
@@ -92,7 +92,7 @@ def by_keys(
         dy = tl.zeros((BN,), tl.float32)
         dk, dv, dx, dy = query_blocks(
             dk, dv, dx, dy, k, v, near, Qh, DOh, Lh, Rh, j, j0, j0, tl.minimum(j0 + BN, T), T, q_t,
-            g_t, scale, Xh, Yh, Z, KIND, False, True, SUMS, REACH, KNOTS, E, D, BM, PRECISION,
+            g_t, scale, Xh, Yh, Z, KIND, False, True, SUMS, REACH, E, D, BM, PRECISION,
         )  # fmt: skip
         far = T
         if LEAVES:
@@ -102,12 +102,12 @@ def by_keys(
             far = tl.minimum(j0 + BN + beyond, T)
         dk, dv, dx, dy = query_blocks(
             dk, dv, dx, dy, k, v, near, Qh, DOh, Lh, Rh, j, j0, j0 + BN, far, T, q_t,
-            g_t, scale, Xh, Yh, Z, KIND, False, False, SUMS, REACH, KNOTS, E, D, BM, PRECISION,
+            g_t, scale, Xh, Yh, Z, KIND, False, False, SUMS, REACH, E, D, BM, PRECISION,
         )  # fmt: skip
         if REACH > 0:
             dk, dv, dx, dy = query_blocks(
                 dk, dv, dx, dy, k, v, near, Qh, DOh, Lh, Rh, j, j0, far, T, T, q_t,
-                g_t, scale, Xh, Yh, Z, KIND, True, False, SUMS, REACH, KNOTS, E, D, BM, PRECISION,
+                g_t, scale, Xh, Yh, Z, KIND, True, False, SUMS, REACH, E, D, BM, PRECISION,
             )  # fmt: skip
         if SUMS:
             tl.store(DX + (b * H + h) * T + j, dx, mask=j < T)
@@ -123,7 +123,7 @@ def by_keys(
 def key_blocks(
     dq, rest, q, g, lse, sums, K, V, i, i0, start, stop, T, k_t, v_t, scale, X, Y, Z,
     KIND: tl.constexpr, FAR: tl.constexpr, DIAGONAL: tl.constexpr, SUMS: tl.constexpr,
-    REACH: tl.constexpr, KNOTS: tl.constexpr, E: tl.constexpr, D: tl.constexpr,
+    REACH: tl.constexpr, E: tl.constexpr, D: tl.constexpr,
     BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one block of queries from the keys from ``start`` to ``stop``."""
@@ -156,7 +156,7 @@ def by_queries(
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, x_b, x_h, y_b, y_h,
     o_b, o_h, o_t, dq_b, dq_h, dq_t,
     KIND: tl.constexpr, SUMS: tl.constexpr, REACH: tl.constexpr, LEAVES: tl.constexpr,
-    KNOTS: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head: dq, and R, which the other gradients need."""
@@ -185,15 +185,15 @@ def by_queries(
         far = tl.maximum((i0 - REACH + 1) // BN, 0) * BN
         dq, rest = key_blocks(
             dq, rest, q, g, lse, sums, K, V, i, i0, 0, far, T, k_t, v_t, scale, X, Y, Z,
-            KIND, True, False, SUMS, REACH, KNOTS, E, D, BN, PRECISION,
+            KIND, True, False, SUMS, REACH, E, D, BN, PRECISION,
         )  # fmt: skip
     dq, rest = key_blocks(
         dq, rest, q, g, lse, sums, K, V, i, i0, far, whole, T, k_t, v_t, scale, X, Y, Z,
-        KIND, False, False, SUMS, REACH, KNOTS, E, D, BN, PRECISION,
+        KIND, False, False, SUMS, REACH, E, D, BN, PRECISION,
     )  # fmt: skip
     dq, rest = key_blocks(
         dq, rest, q, g, lse, sums, K, V, i, i0, whole, i0 + BM, T, k_t, v_t, scale, X, Y, Z,
-        KIND, False, True, SUMS, REACH, KNOTS, E, D, BN, PRECISION,
+        KIND, False, True, SUMS, REACH, E, D, BN, PRECISION,
     )  # fmt: skip
     tl.store(R + rows, sums + rest, mask=i < T)
     at = DQ + b * dq_b + h * dq_h + i[:, None] * dq_t + e[None, :]

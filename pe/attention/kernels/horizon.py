@@ -34,6 +34,11 @@ SIDE: tl.constexpr = tl.constexpr(STRETCH)
 FAR: tl.constexpr = tl.constexpr(1e9)
 
 
+def leaves_out(kind: int, length: int, least: int = LEAST) -> bool:
+    """Whether keys beyond the horizon are left out."""
+    return kind in FALLING and length >= least
+
+
 def horizon(q: Tensor, k: Tensor, scale: float) -> Tensor:
     """(B, H): how far below a query's own bias, in bits, nothing is left."""
     longest = [torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).amax(-1) for x in (q, k)]

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from pe.attention.kernels import flash, gradients, learned
 from pe.attention.kernels.blocks import plan_for
-from pe.attention.kernels.horizon import FALLING, LEAST, horizon
+from pe.attention.kernels.horizon import LEAST, horizon, leaves_out
 from pe.attention.kernels.sums import by_distance, by_unit
 from pe.encodings.forms import FIRE, KEYS, LOGARITHM, NONE, PADDING, POWER, TABLE
 
@@ -94,14 +94,14 @@ def forward(
     batch, heads, length, width = q.shape
     out = tokens_first(q, v.shape[-1])
     lse = q.new_empty(batch, heads, length, dtype=torch.float32)
-    leaves = kind in FALLING and length >= least
+    leaves = leaves_out(kind, length, least)
     beyond = horizon(q, k, scale) if leaves else lse.new_empty(0)
     bias = _Bias(kind, q, own, parts, beyond)
     plan = plan_for(width, v.shape[-1], kind).forward
     flash.forward[(-(-length // plan.queries), batch * heads)](
         q, k, v, out, lse, *bias.tensors, length, heads, heads // k.shape[1], scale / LN2,
         *rows_of(q), *rows_of(k), *rows_of(v), *rows_of(out), *bias.strides, KIND=kind, REACH=reach,
-        LEAVES=leaves, KNOTS=bias.knots, E=width, D=v.shape[-1], BM=plan.queries, BN=plan.keys,
+        LEAVES=leaves, E=width, D=v.shape[-1], BM=plan.queries, BN=plan.keys,
         PRECISION=_precision(q), num_warps=plan.warps, num_stages=plan.stages,
     )  # fmt: skip
     return out, lse, beyond
@@ -132,7 +132,7 @@ def backward(
     sums = torch.empty_like(lse)
     inputs = (q, k, v, gradient, lse, sums, *bias.tensors)
     strides = (*rows_of(q), *rows_of(k), *rows_of(v), *rows_of(gradient))
-    shape: dict[str, Any] = {"KIND": kind, "REACH": reach, "KNOTS": bias.knots, "E": width}
+    shape: dict[str, Any] = {"KIND": kind, "REACH": reach, "E": width}
     shape |= {"D": value_width, "PRECISION": _precision(q)}
     dq, dk, dv = tokens_first(q, width), tokens_first(k, width), tokens_first(v, value_width)
     b = plan.queries
@@ -171,7 +171,7 @@ def backward(
         by_c = parts[4][PADDING:]
         learned.of_network[(programs, heads)](
             *inputs, parts[3], by_c, parts[5], parts[6], found, *own_arguments, units,
-            PLACES=places, **shape, **options,
+            KNOTS=bias.knots, PLACES=places, **shape, **options,
         )  # fmt: skip
         return dq, dk, dv, by_unit(found.sum(1)[..., :units], parts[7], parts[8])
     diagonals = -(-length // size)

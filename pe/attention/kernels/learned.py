@@ -19,7 +19,7 @@ LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 def score_gradient(
     Q, K, V, DO, L, R, X, Y, Z, b, h, i0, j0, T, H, G, scale,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t,
-    KIND: tl.constexpr, REACH: tl.constexpr, KNOTS: tl.constexpr, E: tl.constexpr,
+    KIND: tl.constexpr, REACH: tl.constexpr, E: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dS of one square block, (BM, BM) float32."""
@@ -47,7 +47,7 @@ def score_gradient(
 def of_table(
     Q, K, V, DO, L, R, X, Y, Z, TILES, B, T, H, G, scale,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, x_h,
-    KIND: tl.constexpr, REACH: tl.constexpr, KNOTS: tl.constexpr, E: tl.constexpr,
+    KIND: tl.constexpr, REACH: tl.constexpr, E: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Program (n, s, h) walks down its share of the n-th diagonal of blocks, whose distances agree,
@@ -62,7 +62,7 @@ def of_table(
         total += score_gradient(
             Q, K, V, DO, L, R, X + h * x_h, Y, Z, b, h, j0 + n * BM, j0, T, H, G, scale,
             q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t,
-            KIND, REACH, KNOTS, E, D, BM, PRECISION,
+            KIND, REACH, E, D, BM, PRECISION,
         )  # fmt: skip
     at = ((h * tl.num_programs(0) + n) * tl.num_programs(1) + share).to(tl.int64)
     r = tl.arange(0, BM)
@@ -105,7 +105,7 @@ def of_network(
             total += score_gradient(
                 Q, K, V, DO, L, R, X, Y, Z, b + tl.full((), 0, tl.int64), h, i0, j0, T, H, G, scale,
                 q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t,
-                KIND, REACH, KNOTS, E, D, BM, PRECISION,
+                KIND, REACH, E, D, BM, PRECISION,
             )  # fmt: skip
         i, j = i0 + tl.arange(0, BM), j0 + tl.arange(0, BM)
         rows = tl.load(Z + i) / KNOTS

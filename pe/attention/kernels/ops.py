@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from pe.attention.kernels import proof
-from pe.attention.kernels.horizon import FALLING, LEAST
+from pe.attention.kernels.horizon import leaves_out
 from pe.attention.kernels.launch import backward, forward, tokens_first
 from pe.encodings.forms import NONE
 
@@ -55,8 +55,8 @@ def _(
     parts: list[Tensor], reach: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    leaves = kind in FALLING and q.shape[2] >= LEAST
-    return tokens_first(q, v.shape[-1]), lse, lse.new_empty(q.shape[:2] if leaves else (0,))
+    beyond = q.shape[:2] if leaves_out(kind, q.shape[2]) else (0,)
+    return tokens_first(q, v.shape[-1]), lse, lse.new_empty(beyond)
 
 
 attend_backward = torch.library.custom_op("pe::flash_backward", backward, mutates_args=())
