@@ -20,6 +20,7 @@ from pe import runs
 from pe.attention import choose
 from pe.speed import cell as cells
 from pe.speed import measure as measuring
+from pe.speed import warm as warming
 from pe.speed.cell import measure_cell, numbers
 from pe.speed.measure import measure
 from pe.speed.plan import Cell, Settings, all_encodings, order, settings
@@ -406,6 +407,36 @@ def test_helpers_are_processes_that_find_the_package(tmp_path: Path) -> None:
     assert list(found) == cells_of[:1]
     (line,) = wrong
     assert line.startswith("prefill 16 nonesuch: ValueError: unknown encoding")
+
+
+def test_what_a_record_lacks_is_compiled_while_nothing_is_measured(
+    own_runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake(monkeypatch, alibi=RuntimeError("broken"))
+    chosen = settings(**SMALL, lengths=(16,), modes=("train",), encodings=("alibi", "t5"))
+    run = speed_run("later")
+    with pytest.raises(RuntimeError, match="broken"):
+        measure(run, chosen)
+    asked: list[str] = []
+
+    def warmed(ahead: list[Cell], chosen: Settings, processes: int, seconds: float) -> Any:
+        asked.extend(c.system for c in ahead)
+        return {c: 77.0 for c in ahead}, ["one word of warning"]
+
+    monkeypatch.setattr(warming, "warm", warmed)
+    for _ in range(2):  # the second time there is nothing left to compile
+        warming.main([str(run.file), "--helpers", "2", "--minutes", "3"])
+    assert asked == ["t5"]
+    assert "1 of 1 cells compiled\none word of warning" in capsys.readouterr().out
+    there = measuring.measure_cell
+    monkeypatch.setattr(
+        measuring, "measure_cell", lambda *given: there(*given) | {"first_step_seconds": 2.0}
+    )
+    record = measure(run, chosen, start=run.read())
+    last = record["cells"][-1]
+    assert (last["system"], last["first_step_seconds"]) == ("t5", 77.0)
+    assert record["status"] == "complete"
+    assert not (run.directory / warming.COMPILED).exists()
 
 
 def command(words: list[str]) -> int:

@@ -17,7 +17,7 @@ from pe.runs import SCHEMA_VERSION, RunError
 from pe.speed.cell import NOTHING, measure_cell
 from pe.speed.plan import Cell, Settings, library, order
 from pe.speed.record import TIME_UP, Speed, SpeedRun
-from pe.speed.warm import warm
+from pe.speed.warm import COMPILED, seconds_before, warm
 from pe.training.record import code, command, hardware, now, versions
 
 NOPE_EVERY = 5
@@ -57,7 +57,7 @@ def measure(
     if start is None and run.exists():
         start = run.read()
     record = _begun(run, chosen, start)
-    todo = _left(record, chosen)
+    todo = left(record, chosen)
     if not todo:
         return record
     helpers = processes if chosen.compiled else 0
@@ -65,14 +65,15 @@ def measure(
     record["cells"] = [row for row in record["cells"] if row["reason"] != TIME_UP]
     record["status"] = "running"
     since: dict[tuple[str, int], int] = {}
-    cold: dict[Cell, float] = {}
+    cold = seconds_before(run.directory)
     gc.freeze()  # what is there already need not be looked through after each cell
     try:
         for index, cell in enumerate(todo):
             if helpers and index % (CELLS_A_HELPER * helpers) == 0:
-                ahead = todo[index : index + CELLS_A_HELPER * helpers]
-                left = min((deadline - time.monotonic()) / 2, LONGEST_WARMING)
-                cold, wrong = warm(ahead, chosen, helpers, left)
+                ahead = [c for c in todo[index : index + CELLS_A_HELPER * helpers] if c not in cold]
+                patience = min((deadline - time.monotonic()) / 2, LONGEST_WARMING)
+                found, wrong = warm(ahead, chosen, helpers, patience)
+                cold |= found
                 if tell is not None:
                     for text in wrong:
                         tell(f"compiling ahead: {text}")
@@ -83,6 +84,7 @@ def measure(
                 row = _row(part, chosen, device, record, run, cold)
                 if show is not None:
                     show(row, Speed(record))
+        (run.directory / COMPILED).unlink(missing_ok=True)
         return _end(run, record, "complete")
     except BaseException:
         _end(run, record, "stopped")
@@ -104,7 +106,7 @@ def _begun(run: SpeedRun, chosen: Settings, start: dict[str, Any] | None) -> dic
             "settings, or give this one another name"
         )
     machine, before = hardware()["name"], Speed(start).hardware["name"]
-    if _left(start, chosen) and machine != before:
+    if left(start, chosen) and machine != before:
         raise RunError(
             f"{run.study}/{run.name} was measured on {before} and this is {machine}; give the "
             "measurements of another machine another name"
@@ -112,8 +114,8 @@ def _begun(run: SpeedRun, chosen: Settings, start: dict[str, Any] | None) -> dic
     return start | {"run": run.name}
 
 
-def _left(record: dict[str, Any], chosen: Settings) -> list[Cell]:
-    """Cells without a row, or whose row says no more than that time was up."""
+def left(record: dict[str, Any], chosen: Settings) -> list[Cell]:
+    """What is to be measured still: cells without a row, or whose row says no more than that time was up."""
     done = {
         (row["system"], row["mode"], row["length"])
         for row in record["cells"]

@@ -7,10 +7,15 @@ out of memory, or is broken by a kernel, costs no more than its share: the cell 
 where it is measured, and what is wrong with it shows there.
 
     python -m pe.speed.warm < work.json        a helper; one line of JSON a cell
+    python -m pe.speed.warm runs/speed/h100/speed.json --helpers 4 --minutes 10
+
+The second form compiles what a record still lacks, while the GPU does other work, and leaves the
+seconds beside the record for the process that measures.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -27,6 +32,9 @@ import torch
 import pe
 from pe.speed.cell import first_step, free
 from pe.speed.plan import Cell, Settings
+
+COMPILED = ".compiled.json"
+"""Beside a record, until all of it is measured."""
 
 
 def warm(
@@ -107,5 +115,37 @@ def work(text: str) -> None:
         print(json.dumps(line), flush=True)
 
 
+def seconds_before(folder: Path) -> dict[Cell, float]:
+    """First steps of cells that were compiled while nothing was measured."""
+    file = folder / COMPILED
+    if not file.exists():
+        return {}
+    return {Cell(*cell): seconds for *cell, seconds in json.loads(file.read_text())}
+
+
+def main(argv: Sequence[str]) -> None:
+    """Compile what a record lacks; without arguments, be a helper."""
+    if not argv:
+        return work(sys.stdin.read())
+    from pe.speed.measure import left
+    from pe.speed.record import SpeedRun
+
+    made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    made.add_argument("record", type=Path, help="a speed.json with cells that were not measured")
+    made.add_argument("--helpers", type=int, default=4, help="how many processes")
+    made.add_argument("--minutes", type=float, default=10.0, help="how long at most")
+    given = made.parse_args(argv)
+    folder = given.record.parent
+    record = SpeedRun(folder).read()
+    before = seconds_before(folder)
+    chosen = Settings.from_dict(record["settings"])
+    cells = [cell for cell in left(record, chosen) if cell not in before]
+    found, wrong = warm(cells, chosen, given.helpers, 60 * given.minutes)
+    rows = [[*cell, seconds] for cell, seconds in (before | found).items()]
+    (folder / COMPILED).write_text(json.dumps(rows))
+    print(f"{len(found)} of {len(cells)} cells compiled", *wrong, sep="\n")
+    return None
+
+
 if __name__ == "__main__":
-    work(sys.stdin.read())
+    main(sys.argv[1:])
