@@ -421,7 +421,7 @@ def test_what_a_record_lacks_is_compiled_while_nothing_is_measured(
 
     def warmed(ahead: list[Cell], chosen: Settings, processes: int, seconds: float) -> Any:
         asked.extend(c.system for c in ahead)
-        return {c: 77.0 for c in ahead}, ["one word of warning"]
+        return dict.fromkeys(ahead, 77.0), ["one word of warning"]
 
     monkeypatch.setattr(warming, "warm", warmed)
     for _ in range(2):  # the second time there is nothing left to compile

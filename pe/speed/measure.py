@@ -115,7 +115,7 @@ def _begun(run: SpeedRun, chosen: Settings, start: dict[str, Any] | None) -> dic
 
 
 def left(record: dict[str, Any], chosen: Settings) -> list[Cell]:
-    """What is to be measured still: cells without a row, or whose row says no more than that time was up."""
+    """Cells to be measured: without a row, or whose row says no more than that time was up."""
     done = {
         (row["system"], row["mode"], row["length"])
         for row in record["cells"]
