@@ -4,6 +4,7 @@
     python benchmarks/speed.py --minutes 14 --name h100     # stops in time; what is left is said
     python benchmarks/speed.py --helpers 4 --minutes 9 ...  # 4 processes compile ahead of it
     python benchmarks/speed.py --resume runs/speed/h100/speed.json --minutes 14
+    CUDA_VISIBLE_DEVICES=1 python benchmarks/speed.py --compile-only --helpers 4 --name h100
     python benchmarks/speed.py --encodings rope,fire --lengths 1024,4096 --modes train --peers ""
     python benchmarks/speed.py --recipe paper --tokens 32768 --lengths 1024 --modes train \\
         --encodings rope --peers "" --name h100-paper
@@ -27,7 +28,7 @@ import sys
 from pathlib import Path
 
 from pe.runs import RunError
-from pe.speed.measure import line, measure
+from pe.speed.measure import compile_ahead, line, measure
 from pe.speed.plan import MODES, PEERS, Settings, settings
 from pe.speed.record import SpeedRun, default_name, speed_run
 
@@ -54,6 +55,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--minutes", type=float, default=0.0, help="no cell begins after so long")
     made.add_argument(
         "--helpers", type=int, default=0, help="processes that compile ahead, each with its memory"
+    )
+    made.add_argument(
+        "--compile-only",
+        action="store_true",
+        help="measure nothing: fill torch's cache for a process that measures on another card",
     )
     made.add_argument("--resume", type=Path, help="a speed.json to go on with")
     return made
@@ -89,6 +95,10 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"speed.py: {error}", file=sys.stderr)
         return 2
+    if options.compile_only:
+        helpers = options.helpers or 1
+        compile_ahead(run, chosen, helpers, options.minutes, lambda text: print(text, flush=True))
+        return 0
     try:
         record = measure(
             run,

@@ -25,7 +25,7 @@ from pe.speed.cell import measure_cell, numbers
 from pe.speed.measure import measure
 from pe.speed.plan import Cell, Settings, all_encodings, order, settings
 from pe.speed.record import TIME_UP, Speed, SpeedRun, speed_run
-from pe.speed.warm import warm, work
+from pe.speed.warm import compiled, warm, work
 from pe.training.recipes import RECIPES
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -347,15 +347,24 @@ def test_a_damaged_record_is_named(tmp_path: Path, change: Any, where: str) -> N
         SpeedRun(folder).write(record)
 
 
+def note(run: SpeedRun, ahead: list[Cell], seconds: float) -> None:
+    """What helpers leave behind."""
+    run.directory.mkdir(parents=True, exist_ok=True)
+    with (run.directory / warming.COMPILED).open("a") as out:
+        for cell in ahead:
+            print(json.dumps({"cell": cell, "seconds": seconds, "error": None}), file=out)
+
+
 def test_helpers_compile_ahead_and_their_first_steps_are_recorded(
     own_runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = fake(monkeypatch)
     asked: list[Any] = []
 
-    def warm(ahead: list[Cell], chosen: Settings, processes: int, seconds: float) -> Any:
+    def warm(ahead: list[Cell], chosen: Settings, processes: int, *_: Any) -> list[str]:
         asked.append(([c.system for c in ahead], processes, len(log)))
-        return {c: 99.0 for c in ahead if c.system != "t5"}, ["t5: broken"]
+        note(speed_run("helped"), [c for c in ahead if c.system != "t5"], 99.0)
+        return ["t5: broken"]
 
     def measured(cell: Cell, chosen: Settings, device: torch.device) -> dict[str, Any]:
         return there(cell, chosen, device) | {"first_step_seconds": 2.0}
@@ -384,18 +393,19 @@ def test_helpers_compile_ahead_and_their_first_steps_are_recorded(
 
 
 def test_a_helper_reports_each_cell_and_ends_when_time_is_up(
-    capsys: pytest.CaptureFixture[str], chooser: dict[str, Any]
+    tmp_path: Path, chooser: dict[str, Any]
 ) -> None:
-    chosen = settings(**SMALL, lengths=(16,))
+    chosen, file = settings(**SMALL, lengths=(16,)), tmp_path / warming.COMPILED
     good, bad = Cell("rope", "train", 16, 2), Cell("roep", "train", 16, 2)
-    work(json.dumps({"settings": chosen.to_dict(), "cells": [good, bad]}))
-    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
-    assert (Cell(*first["cell"]), first["error"]) == (good, None)
-    assert first["seconds"] > 0
+    work(json.dumps({"settings": chosen.to_dict(), "cells": [good, bad], "share": 0.5}), file)
+    _, second = (json.loads(line) for line in file.read_text().splitlines())
     assert second["error"].startswith("ValueError: unknown encoding 'roep' (did you mean 'rope'?)")
+    file.write_text(file.read_text() + '{"cell": ["fire", "tra')  # another is writing
+    assert list(compiled(tmp_path)) == [good]
+    assert compiled(tmp_path)[good] > 0
 
     began = time.monotonic()
-    assert warm([good], chosen, 3, 0.0) == ({}, ["a helper was stopped, since time was up"])
+    assert warm([good], chosen, 3, 0.0, tmp_path) == ["a helper was stopped, since time was up"]
     assert time.monotonic() - began < 10.0
 
 
@@ -403,14 +413,13 @@ def test_helpers_are_processes_that_find_the_package(tmp_path: Path) -> None:
     # The sizes are those of the recipe, which a patch of this process does not reach.
     chosen = settings(**SMALL, lengths=(16,))
     cells_of = [Cell("nope", "prefill", 16, 1), Cell("nonesuch", "prefill", 16, 1)]
-    found, wrong = warm(cells_of, chosen, 1, 120.0)
-    assert list(found) == cells_of[:1]
-    (line,) = wrong
+    (line,) = warm(cells_of, chosen, 1, 120.0, tmp_path / "new")
     assert line.startswith("prefill 16 nonesuch: ValueError: unknown encoding")
+    assert list(compiled(tmp_path / "new")) == cells_of[:1]
 
 
 def test_what_a_record_lacks_is_compiled_while_nothing_is_measured(
-    own_runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    own_runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake(monkeypatch, alibi=RuntimeError("broken"))
     chosen = settings(**SMALL, lengths=(16,), modes=("train",), encodings=("alibi", "t5"))
@@ -419,15 +428,15 @@ def test_what_a_record_lacks_is_compiled_while_nothing_is_measured(
         measure(run, chosen)
     asked: list[str] = []
 
-    def warmed(ahead: list[Cell], chosen: Settings, processes: int, seconds: float) -> Any:
+    def warmed(ahead: list[Cell], *given: Any) -> list[str]:
         asked.extend(c.system for c in ahead)
-        return dict.fromkeys(ahead, 77.0), ["one word of warning"]
+        note(run, ahead, 77.0)
+        return []
 
-    monkeypatch.setattr(warming, "warm", warmed)
-    for _ in range(2):  # the second time there is nothing left to compile
-        warming.main([str(run.file), "--helpers", "2", "--minutes", "3"])
-    assert asked == ["t5"]
-    assert "1 of 1 cells compiled\none word of warning" in capsys.readouterr().out
+    monkeypatch.setattr(measuring, "warm", warmed)
+    words = ["--compile-only", "--helpers", "2", "--minutes", "3", "--resume", str(run.file)]
+    assert command(words) == command(words) == 0
+    assert asked == ["t5"], "the second time there is nothing left to compile"
     there = measuring.measure_cell
     monkeypatch.setattr(
         measuring, "measure_cell", lambda *given: there(*given) | {"first_step_seconds": 2.0}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import importlib.metadata
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ from pe.runs import SCHEMA_VERSION, RunError
 from pe.speed.cell import NOTHING, measure_cell
 from pe.speed.plan import Cell, Settings, library, order
 from pe.speed.record import TIME_UP, Speed, SpeedRun
-from pe.speed.warm import COMPILED, seconds_before, warm
+from pe.speed.warm import compiled, forget, warm
 from pe.training.record import code, command, hardware, now, versions
 
 NOPE_EVERY = 5
@@ -65,32 +66,59 @@ def measure(
     record["cells"] = [row for row in record["cells"] if row["reason"] != TIME_UP]
     record["status"] = "running"
     since: dict[tuple[str, int], int] = {}
-    cold = seconds_before(run.directory)
     gc.freeze()  # what is there already need not be looked through after each cell
     try:
         for index, cell in enumerate(todo):
             if helpers and index % (CELLS_A_HELPER * helpers) == 0:
-                ahead = [c for c in todo[index : index + CELLS_A_HELPER * helpers] if c not in cold]
+                ahead = todo[index : index + CELLS_A_HELPER * helpers]
                 patience = min((deadline - time.monotonic()) / 2, LONGEST_WARMING)
-                found, wrong = warm(ahead, chosen, helpers, patience)
-                cold |= found
-                if tell is not None:
-                    for text in wrong:
-                        tell(f"compiling ahead: {text}")
+                _compile(ahead, run, chosen, helpers, patience, tell)
             for part in _with_nope(cell, record, since):
                 if time.monotonic() >= deadline:
                     _note_rest(record, todo[index:])
                     return _end(run, record, "stopped")
-                row = _row(part, chosen, device, record, run, cold)
+                row = _row(part, chosen, device, record, run)
                 if show is not None:
                     show(row, Speed(record))
-        (run.directory / COMPILED).unlink(missing_ok=True)
+        forget(run.directory)
         return _end(run, record, "complete")
     except BaseException:
         _end(run, record, "stopped")
         raise
     finally:
         gc.unfreeze()
+
+
+def compile_ahead(
+    run: SpeedRun,
+    chosen: Settings,
+    processes: int,
+    minutes: float,
+    tell: Callable[[str], None] | None = None,
+) -> None:
+    """Compile what is not in the record yet and measure nothing, in ``processes`` helpers.
+
+    For a second card, or for the time in which the first has other work: whoever measures, at the
+    same time or later and with the same cache of torch's, finds the graphs.
+    """
+    record = run.read() if run.exists() else {"cells": []}
+    seconds = 60 * minutes if minutes else threading.TIMEOUT_MAX
+    _compile(left(record, chosen), run, chosen, processes, seconds, tell)
+
+
+def _compile(
+    cells: list[Cell],
+    run: SpeedRun,
+    chosen: Settings,
+    processes: int,
+    seconds: float,
+    tell: Callable[[str], None] | None,
+) -> None:
+    before = compiled(run.directory)
+    ahead = [cell for cell in cells if cell not in before]
+    for text in warm(ahead, chosen, processes, seconds, run.directory):
+        if tell is not None:
+            tell(f"compiling ahead: {text}")
 
 
 def _begun(run: SpeedRun, chosen: Settings, start: dict[str, Any] | None) -> dict[str, Any]:
@@ -159,7 +187,6 @@ def _row(
     device: Any,
     record: dict[str, Any],
     run: SpeedRun,
-    cold: dict[Cell, float],
 ) -> dict[str, Any]:
     session = len(record["sessions"]) - 1
     earlier = [r for r in record["cells"] if (r["system"], r["mode"], r["length"]) == cell[:3]]
@@ -171,6 +198,7 @@ def _row(
         reason = f"failed: {type(error).__name__}: {_line(error)}"
         record["cells"].append(_empty(cell, reason) | place)
         raise
+    cold = compiled(run.directory)
     if row["first_step_seconds"] is not None and cell in cold and not earlier:
         row["first_step_seconds"] = cold[cell]  # here the graphs were found in the cache
     record["cells"].append(row)
