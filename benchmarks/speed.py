@@ -51,6 +51,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--peers", type=words, help=f'of {",".join(PEERS)}; "" for none')
     made.add_argument("--repeats", type=int, help="how often a cell is timed")
     made.add_argument("--compile", choices=("on", "off"), help="torch.compile (on a GPU)")
+    made.add_argument(
+        "--deterministic",
+        action="store_true",
+        default=None,
+        help="with torch's deterministic algorithms: what the same bits twice cost",
+    )
     made.add_argument("--name", help="folder below runs/speed/ (the machine's name and recipe)")
     made.add_argument("--minutes", type=float, default=0.0, help="no cell begins after so long")
     made.add_argument(
@@ -68,7 +74,16 @@ def parser() -> argparse.ArgumentParser:
 def plan(options: argparse.Namespace) -> tuple[SpeedRun, Settings, dict | None]:
     given = {
         key: getattr(options, key)
-        for key in ("recipe", "tokens", "lengths", "modes", "encodings", "peers", "repeats")
+        for key in (
+            "recipe",
+            "tokens",
+            "lengths",
+            "modes",
+            "encodings",
+            "peers",
+            "repeats",
+            "deterministic",
+        )
         if getattr(options, key) is not None
     }
     if options.compile:

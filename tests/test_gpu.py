@@ -238,6 +238,22 @@ def test_a_compiled_step_has_the_loss_and_gradients_of_the_eager_one(spec: str) 
             assert ratio(fast_gradients[name], gradient) < bound, name
 
 
+@pytest.mark.parametrize("spec", ["nope", "pope", "t5"])
+def test_a_deterministic_run_ends_with_the_same_bits_as_another(spec: str, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(f"{i} times {i} is {i * i}." for i in range(20_000)))
+    recipe = pe.recipe(
+        "demo", pe=spec, corpus=str(text), vocab_size=512, steps=12, deterministic=True,
+        validate_every=0, context_length=1024, evaluation_lengths=[1024],
+    )  # fmt: skip
+    losses = []
+    for name in ("one", "other"):
+        run = Run(tmp_path / name / recipe.run_name(), recipe)
+        pe.train(run, quiet=True)
+        losses.append([line["loss"] for line in run.metric_lines() if "loss" in line])
+    assert losses[0] == losses[1]
+
+
 def test_phases_stay_exact_far_away_on_the_device() -> None:
     enc = pe.encoding("rope", head_dim=64, num_heads=1).to(CUDA).to(torch.bfloat16)
     far = torch.tensor([100_000], device=CUDA)

@@ -28,7 +28,7 @@ OTHER: dict[str, Any] = {
     "joint_norm": "qk", "softmax_scale": 0.1, "start_from": "rope-s0-1a2b3c4d", "start_step": 5,
     "start_state": "all", "keep_states": (40, 60),
     "keep_steps": (40, 60), "retrieval_share": 0.02, "retrieval_samples": 5,
-    "fit_temperature": True,
+    "fit_temperature": True, "deterministic": True,
 }  # fmt: skip
 
 

@@ -41,6 +41,8 @@ def sdpa_attention(
 
 def _takes_two_widths(q: Tensor) -> bool:
     """Most flash kernels want one width for all three; cuDNN's, on Hopper and later, do not."""
+    if torch.are_deterministic_algorithms_enabled():  # cuDNN's attention is not
+        return False
     if not q.is_cuda or q.dtype not in (torch.float16, torch.bfloat16) or q.shape[-1] > 128:
         return False
     return torch.cuda.get_device_properties(q.device).major >= 9

@@ -24,6 +24,7 @@ import pe
 from pe.speed.plan import Cell, Settings, library, spelled
 from pe.speed.systems import System, build
 from pe.training.build import autocast, build_optimizer, parameter_counts
+from pe.training.deterministic import deterministic
 from pe.training.flops import flops_per_token, peak_flops
 from pe.training.recipe import Recipe
 
@@ -49,7 +50,8 @@ def measure_cell(cell: Cell, chosen: Settings, device: torch.device) -> dict[str
     while True:
         free(device)
         try:
-            found, reason = _measured(cell, batch, chosen, device), None
+            with deterministic(chosen.deterministic):
+                found, reason = _measured(cell, batch, chosen, device), None
         except torch.OutOfMemoryError as error:
             reason = _shortage(error, batch)
         except ValueError as error:
@@ -66,8 +68,9 @@ def measure_cell(cell: Cell, chosen: Settings, device: torch.device) -> dict[str
 
 def first_step(cell: Cell, chosen: Settings, device: torch.device) -> float:
     """Seconds from the model to the end of its first step; the graphs stay in torch's cache."""
-    _, step, _ = _prepared(cell, cell.batch, chosen, device)
-    return _timed(step, 1, device)
+    with deterministic(chosen.deterministic):
+        _, step, _ = _prepared(cell, cell.batch, chosen, device)
+        return _timed(step, 1, device)
 
 
 def _prepared(

@@ -127,7 +127,8 @@ def _begun(run: SpeedRun, chosen: Settings, start: dict[str, Any] | None) -> dic
             "schema": SCHEMA_VERSION, "study": run.study, "run": run.name, "status": "running",
             "settings": chosen.to_dict(), "sessions": [], "cells": [],
         }  # fmt: skip
-    differ = [k for k, v in chosen.to_dict().items() if start["settings"].get(k) != v]
+    began = Settings.from_dict(start["settings"]).to_dict()
+    differ = [k for k, v in chosen.to_dict().items() if began[k] != v]
     if differ:
         raise RunError(
             f"{run.study}/{run.name} was begun with other {', '.join(differ)}; go on with its own "

@@ -63,6 +63,7 @@ class Settings:
     systems: tuple[str, ...]
     repeats: int
     compiled: bool
+    deterministic: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """As the record keeps it."""
@@ -86,6 +87,7 @@ def settings(
     peers: Sequence[str] | None = None,
     repeats: int = 0,
     compiled: bool | None = None,
+    deterministic: bool = False,
 ) -> Settings:
     """Settings with the machine's defaults where nothing is given. NoPE is always measured.
 
@@ -128,6 +130,7 @@ def settings(
         (*names, *chosen),
         repeats or (5 if cuda else 2),
         cuda if compiled is None else compiled,
+        deterministic,
     )
 
 

@@ -35,6 +35,7 @@ def machine(speed: Speed) -> str:
     model = f"recipe `{chosen['recipe']}`" + (f", {sizes / 1e6:.1f} M parameters" if sizes else "")
     how = "bfloat16 autocast" if speed.on_gpu else "float32"
     how += ", compiled" if chosen["compiled"] else ", not compiled"
+    how += ", deterministic algorithms" if chosen.get("deterministic") else ""
     helpers = max(session["helpers"] for session in speed.record["sessions"])
     beside = f", first steps with {helpers} processes compiling side by side" if helpers else ""
     text = (
@@ -198,9 +199,10 @@ def targets(speeds: Sequence[Speed]) -> str:
 def best(speeds: Sequence[Speed]) -> Speed | None:
     """The record to show: a GPU's before a CPU's, the 34 M model's before others, the newest."""
 
-    def worth(speed: Speed) -> tuple[bool, bool, str]:
-        created = speed.record["sessions"][0]["created"]
-        return speed.on_gpu, speed.settings["recipe"] == "tiny", created
+    def worth(speed: Speed) -> tuple[bool, bool, bool, str]:
+        created, chosen = speed.record["sessions"][0]["created"], speed.settings
+        usual = not chosen.get("deterministic")
+        return speed.on_gpu, usual, chosen["recipe"] == "tiny", created
 
     begun = [speed for speed in speeds if speed.record["sessions"]]
     return max(begun, key=worth, default=None)

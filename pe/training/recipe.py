@@ -43,6 +43,7 @@ NOT_IDENTITY = (
 LATER = {
     "joint_norm": "", "softmax_scale": 0.0, "start_from": "", "start_step": 0,
     "start_state": "weights", "retrieval_share": 0.0,
+    "deterministic": False,
 }  # fmt: skip
 
 
@@ -110,6 +111,9 @@ class Recipe:
     """``auto``: bfloat16 autocast on CUDA, float32 elsewhere."""
     compile: str = "auto"
     """``auto``: torch.compile on CUDA, off elsewhere."""
+
+    deterministic: bool = False
+    """The same bits from run to run on the same machine (`pe.training.deterministic`); slower."""
 
     checkpoint_every: int = 100
     keep_steps: tuple[int, ...] = ()

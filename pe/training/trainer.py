@@ -36,6 +36,7 @@ from pe.training.build import (
     start_model,
 )
 from pe.training.checkpoint import TrainState
+from pe.training.deterministic import deterministic
 from pe.training.finish import finish, summary
 from pe.training.flops import flops_per_token, peak_flops
 from pe.training.metrics import Metrics, NonFiniteLoss
@@ -69,7 +70,8 @@ def train(run: Run, *, quiet: bool = False) -> Run:
     main = int(os.environ.get("RANK", "0")) == 0
     with run.lock() if main else contextlib.nullcontext():
         try:
-            _Training(run, quiet).go()
+            with deterministic(run.recipe.deterministic):
+                _Training(run, quiet).go()
         except Interrupted as stop:
             if main:
                 run.fail(str(stop), status="interrupted")
