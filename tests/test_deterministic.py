@@ -17,7 +17,7 @@ from pe.training.deterministic import deterministic
 SMALL: dict[str, Any] = {
     "steps": 3, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 2, "intermediate_size": 32, "batch_size": 2, "context_length": 32,
-    "vocab_size": 300, "warmup_steps": 0, "validate_every": 0,
+    "vocab_size": 512, "warmup_steps": 0, "validate_every": 0,
 }  # fmt: skip
 
 
