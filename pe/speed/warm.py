@@ -28,7 +28,7 @@ import pe
 from pe.speed.cell import first_step, free
 from pe.speed.plan import Cell, Settings
 
-COMPILED = ".compiled.json"
+COMPILED = ".compiled.jsonl"
 """Beside a record, until all of it is measured."""
 
 
