@@ -63,7 +63,7 @@ def warm(
             stack.callback(helper.kill)
             assert helper.stdin is not None
             mine = cells[index::processes]
-            work = {"settings": chosen.to_dict(), "cells": mine, "share": 1 / (processes + 1)}
+            work = {"settings": chosen.to_dict(), "cells": mine, "share": 1 / processes}
             json.dump(work, helper.stdin)
             helper.stdin.close()
             helpers.append((helper, errors))
