@@ -96,6 +96,20 @@ def test_the_horizon_bounds_the_logits_of_every_pair() -> None:
     assert (logits.abs().amax((-1, -2)) <= most * (1 + 1e-6)).all()
 
 
+@pytest.mark.parametrize("length", [1, 128, 300, 16700])
+def test_the_horizon_follows_the_longest_query_and_key_of_a_head(length: int) -> None:
+    """Two texts, four heads to two of keys, tokens first in memory, the longest anywhere."""
+    generator = torch.Generator().manual_seed(length)
+    q, k = (torch.randn(2, length, h, 16, generator=generator).transpose(1, 2) for h in (4, 2))
+    for x in (q, k):
+        for place in torch.randint(length, x.shape[:2], generator=generator).flatten().tolist():
+            x[:, :, place] *= 3.0
+    found = horizon(q, k, 0.25)
+    longest = [x.norm(dim=-1).amax(-1) for x in (q, k)]
+    most = 0.25 * forms.LOG2E * longest[0] * longest[1].repeat_interleave(2, 1)
+    assert torch.allclose(found, 2 * most + 24 + math.log2(length), rtol=1e-6)
+
+
 @pytest.mark.parametrize("length", [LEAST - 1, LEAST])
 def test_compiled_code_expects_what_the_operator_gives(length: int) -> None:
     """From `LEAST` tokens on there is a horizon, for kinds that fall."""

@@ -152,8 +152,16 @@ class SpeedBlock(Block):
         return self.table(tables.targets(_now["speeds"]), wrap=True)
 
     def peers(self) -> list[nodes.Node]:
-        text = tables.peers(_now["best"]) if _now["best"] else ""
-        return self.table(text) if text.count("\n") > 1 else self.markdown(NOTHING)
+        """Of the record that the page shows, or else of the newest one that has peers."""
+        best: Speed | None = _now["best"]
+        there = [speed for speed in _now["speeds"] if tables.peers(speed).count("\n") > 1]
+        shown = best if best in there else tables.best(there)
+        if shown is None:
+            return self.markdown(NOTHING)
+        table = self.table(tables.peers(shown))
+        if shown is best:
+            return table
+        return [*self.markdown(f"*Of an earlier run:* {tables.machine(shown)}"), *table]
 
     def drift(self) -> list[nodes.Node]:
         text = tables.drift(_now["best"]) if _now["best"] else ""

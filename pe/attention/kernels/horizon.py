@@ -41,10 +41,51 @@ def leaves_out(kind: int, length: int, least: int = LEAST) -> bool:
 
 def horizon(q: Tensor, k: Tensor, scale: float) -> Tensor:
     """(B, H): how far below a query's own bias, in bits, nothing is left."""
-    longest = [torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).amax(-1) for x in (q, k)]
-    keys = longest[1].repeat_interleave(q.shape[1] // k.shape[1], 1)
-    most: Tensor = scale * LOG2E * longest[0] * keys
-    return 2 * most + 24 + math.log2(q.shape[2])
+    found = q.new_empty(q.shape[:2], dtype=torch.float32)
+    rest = 24 + math.log2(q.shape[2])
+    groups = q.shape[1] // k.shape[1]
+    longest = [_squares(x) for x in (q, k)]
+    farthest[tuple(found.shape)](
+        *longest, found, longest[0].shape[-1], groups, 2 * scale * LOG2E, rest
+    )
+    return found
+
+
+def _squares(x: Tensor) -> Tensor:
+    """(B, H, stretches): the largest |x|^2 of each stretch, x read once and as it is."""
+    batch, heads, length, width = x.shape
+    found = x.new_empty(batch, heads, triton.cdiv(length, STRETCH), dtype=torch.float32)
+    grid = heads, found.shape[-1], batch  # heads of a token lie side by side in memory
+    squares[grid](x, found, length, x.stride(0), x.stride(1), x.stride(2), E=width)
+    return found
+
+
+@triton.jit
+def squares(X, OUT, T, x_b, x_h, x_t, E: tl.constexpr):
+    """The largest |x|^2 of a stretch of one head."""
+    h, stretch, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    t = stretch * SIDE + tl.arange(0, SIDE)
+    e = tl.arange(0, E)
+    where = X + b * x_b + h * x_h + t.to(tl.int64)[:, None] * x_t + e[None, :]
+    x = tl.load(where, mask=t[:, None] < T, other=0.0).to(tl.float32)
+    place = (b * tl.num_programs(0) + h) * tl.num_programs(1) + stretch
+    tl.store(OUT + place, tl.max(tl.sum(x * x, 1), 0))
+
+
+@triton.jit
+def farthest(SQ, SK, OUT, N, G, factor, rest):
+    """The horizon of one head: factor max |q| max |k| + rest."""
+    b, h, heads = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    SQ += (b * heads + h) * N
+    SK += (b * (heads // G) + h // G) * N
+    most_q = tl.zeros((SIDE,), tl.float32)
+    most_k = tl.zeros((SIDE,), tl.float32)
+    for n0 in tl.range(0, N, SIDE):
+        n = n0 + tl.arange(0, SIDE)
+        most_q = tl.maximum(most_q, tl.load(SQ + n, mask=n < N, other=0.0))
+        most_k = tl.maximum(most_k, tl.load(SK + n, mask=n < N, other=0.0))
+    product = tl.max(most_q, 0) * tl.max(most_k, 0)
+    tl.store(OUT + b * heads + h, factor * tl.sqrt(product) + rest)
 
 
 @triton.jit
