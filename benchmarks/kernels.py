@@ -32,9 +32,11 @@ from pe.encodings import forms
 HEADS, WIDTH, TOKENS = 8, 64, 65_536
 KINDS = {"none": (0, 0), "keys": (1, 0), "table": (2, 0), "table-113": (2, 113), "fire": (3, 0)}
 CUTS = {
-    "forward": [(64, 64, 4, 3), (128, 64, 8, 3), (128, 64, 4, 3), (128, 64, 4, 2), (64, 128, 4, 2)],
+    "forward": [(64, 64, 4, 3), (64, 64, 4, 3, 168), (128, 64, 8, 3), (128, 64, 8, 3, 128),
+                (128, 64, 4, 3), (64, 128, 4, 2), (64, 128, 4, 2, 168)],
     "by_keys": [(64, 64, 4, 3), (64, 64, 4, 2), (32, 64, 4, 3), (64, 128, 8, 3), (32, 128, 4, 2)],
-    "by_queries": [(64, 64, 4, 2), (128, 64, 8, 2), (128, 64, 4, 2), (64, 32, 4, 3)],
+    "by_queries": [(64, 64, 4, 2), (64, 64, 4, 2, 168), (128, 64, 8, 2, 128), (64, 32, 4, 3),
+                   (64, 32, 4, 3, 128)],
     "of_table": [(64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 8, 2), (128, 128, 8, 2)],
     "of_network": [(64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 8, 2)],
 }  # fmt: skip
@@ -50,7 +52,8 @@ class Job(NamedTuple):
 
     kernel: str
     kind: str
-    cut: tuple[int, int, int, int]
+    cut: tuple[int, ...]
+    """Of `Blocks`; without a fifth number, registers are not limited."""
 
 
 class Nothing:
@@ -100,7 +103,7 @@ def call(job: Job, tensors: list[Tensor], form: forms.Form) -> Callable[[], obje
     own, parts = form.own if form.own is None else form.own.detach(), list(form.parts)
     bias = form.kind, own, parts, form.reach
     lse = torch.full(q.shape[:3], 8.0, device="cuda")
-    base = plan_for(WIDTH, WIDTH, form.kind)
+    base = plan_for(WIDTH, WIDTH, form.kind, form.reach)
     field = {"by_keys": "keys", "by_queries": "queries", "forward": "forward"}.get(
         job.kernel, "table"
     )
@@ -182,14 +185,14 @@ def main() -> None:
                     print(f"{job.kernel} {kind} {job.cut}: {failed[job]}")
                     continue
                 spent = milliseconds(call(job, tensors, form), options.repeats)
-                rows.append([length, job.kernel, kind, *job.cut, round(spent, 4)])
+                rows.append([length, job.kernel, kind, *Blocks(*job.cut), round(spent, 4)])
                 print(f"{length:>6} {job.kernel:10} {kind:9} {job.cut!s:18} {spent:.3f} ms")
         forth, back = torchs_own(tensors, options.repeats)
         print(f"{length:>6} torch's attention: {forth:.3f} ms forward, {back:.3f} backward")
     if options.out:
         with options.out.open("w", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow("length kernel kind queries keys warps stages ms".split())
+            writer.writerow("length kernel kind queries keys warps stages registers ms".split())
             writer.writerows(rows)
 
 

@@ -2,20 +2,32 @@
 
 Chosen on an H100 for heads of 64 (benchmarks/LOG.md has the tables); what is wider, and other
 cards, run with less well chosen ones.
+
+A processor holds 65,536 registers, so two programs of 8 warps, or three of 4, fit if a thread has
+no more than 128, or 168. Left alone, the compiler takes up to 255 to save a few instructions, and a
+program that waits for memory then has no other to make way for. Limits here keep nothing, or next
+to nothing, outside of registers (`registers`: as compiled for sm_90 by triton 3.6).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Blocks(NamedTuple):
-    """Queries and keys of a block, warps that share it, loads in flight."""
+    """Queries and keys of a block, warps that share it, loads in flight, most registers."""
 
     queries: int
     keys: int
     warps: int
     stages: int
+    registers: int = 0
+    """Of a thread; 0: as many as the compiler likes."""
+
+    def options(self) -> dict[str, Any]:
+        """What the compiler is told."""
+        found = {"num_warps": self.warps, "num_stages": self.stages}
+        return found | ({"maxnreg": self.registers} if self.registers else {})
 
 
 class Plan(NamedTuple):
@@ -32,16 +44,20 @@ class Plan(NamedTuple):
 
 S = Blocks(64, 64, 4, 3)
 NARROW = {
-    0: Plan(Blocks(128, 64, 8, 3), Blocks(32, 64, 4, 3), Blocks(64, 64, 4, 2), S),
-    1: Plan(Blocks(128, 64, 4, 3), Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), S),
-    2: Plan(Blocks(64, 128, 4, 2), Blocks(64, 64, 4, 3), Blocks(64, 32, 4, 3), S),
-    3: Plan(Blocks(64, 128, 4, 2), Blocks(64, 64, 4, 3), Blocks(64, 32, 4, 3), S),
-    5: Plan(Blocks(128, 64, 8, 3), Blocks(32, 64, 4, 3), Blocks(64, 64, 4, 2), S),
-    6: Plan(Blocks(128, 64, 8, 3), Blocks(32, 64, 4, 3), Blocks(64, 64, 4, 2), S),
+    0: Plan(Blocks(128, 64, 8, 3, 128), Blocks(32, 64, 4, 3), Blocks(64, 64, 4, 2, 168), S),
+    1: Plan(Blocks(128, 64, 8, 3, 128), Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2, 168), S),
+    2: Plan(Blocks(64, 128, 4, 2, 168), Blocks(64, 64, 4, 3), Blocks(64, 32, 4, 3, 128), S),
+    3: Plan(Blocks(128, 64, 8, 3, 128), Blocks(64, 64, 4, 3), Blocks(64, 32, 4, 3, 128), S),
+    5: Plan(Blocks(128, 64, 8, 3, 128), Blocks(32, 64, 4, 3), Blocks(64, 64, 4, 2, 168), S),
+    6: Plan(Blocks(128, 64, 8, 3, 128), Blocks(32, 64, 4, 3), Blocks(64, 64, 4, 2, 168), S),
 }
+REACHING = NARROW[2]._replace(forward=Blocks(64, 64, 4, 3, 168))
+"""Of a table that is the same from some distance on (T5)."""
 WIDE = Plan(Blocks(128, 64, 8, 2), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2))
 
 
-def plan_for(query_width: int, value_width: int, kind: int) -> Plan:
+def plan_for(query_width: int, value_width: int, kind: int, reach: int) -> Plan:
     """The plan for these widths and this kind of bias."""
-    return NARROW[kind] if max(query_width, value_width) <= 64 else WIDE
+    if max(query_width, value_width) > 64:
+        return WIDE
+    return REACHING if reach else NARROW[kind]

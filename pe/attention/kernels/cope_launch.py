@@ -63,8 +63,7 @@ class _Call:
         """What a kernel is compiled for."""
         return {
             "E": self.width, "BM": b.queries, "BN": b.keys, "PRECISION": self.precision,
-            "num_warps": b.warps, "num_stages": b.stages,
-        }  # fmt: skip
+        } | b.options()  # fmt: skip
 
     def here(self, first: int) -> int:
         """Heads from ``first`` on that are done at once."""

@@ -97,12 +97,12 @@ def forward(
     leaves = leaves_out(kind, length, least)
     beyond = horizon(q, k, scale) if leaves else lse.new_empty(0)
     bias = _Bias(kind, q, own, parts, beyond)
-    plan = plan_for(width, v.shape[-1], kind).forward
+    plan = plan_for(width, v.shape[-1], kind, reach).forward
     flash.forward[(-(-length // plan.queries), batch * heads)](
         q, k, v, out, lse, *bias.tensors, length, heads, heads // k.shape[1], scale / LN2,
         *rows_of(q), *rows_of(k), *rows_of(v), *rows_of(out), *bias.strides, KIND=kind, REACH=reach,
         LEAVES=leaves, E=width, D=v.shape[-1], BM=plan.queries, BN=plan.keys,
-        PRECISION=_precision(q), num_warps=plan.warps, num_stages=plan.stages,
+        PRECISION=_precision(q), **plan.options(),
     )  # fmt: skip
     return out, lse, beyond
 
@@ -127,7 +127,7 @@ def backward(
     batch, heads, length, width = q.shape
     key_heads, value_width = k.shape[1], v.shape[-1]
     groups = heads // key_heads
-    plan = plan_for(width, value_width, kind)
+    plan = plan_for(width, value_width, kind, reach)
     bias, leaves = _Bias(kind, q, own, parts, beyond), beyond.numel() > 0
     sums = torch.empty_like(lse)
     inputs = (q, k, v, gradient, lse, sums, *bias.tensors)
@@ -139,7 +139,7 @@ def backward(
     gradients.by_queries[(-(-length // b.queries), batch * heads)](
         *inputs, out, dq, length, heads, groups, scale / LN2, scale, *strides, *bias.strides,
         *rows_of(out), *rows_of(dq), SUMS=learns, LEAVES=leaves, BM=b.queries, BN=b.keys, **shape,
-        num_warps=b.warps, num_stages=b.stages,
+        **b.options(),
     )  # fmt: skip
     by_keys = learns and kind in (KEYS, LOGARITHM, POWER)
     sizes = 1 if kind == KEYS else 2, batch, heads, length if by_keys else 0
@@ -148,7 +148,7 @@ def backward(
     gradients.by_keys[(-(-length // b.keys), batch * key_heads)](
         *inputs, dk, dv, by_key[0], by_key[-1], length, heads, groups, scale / LN2, scale,
         *strides, *bias.strides, *rows_of(dk), *rows_of(dv), SUMS=by_keys, LEAVES=leaves,
-        BM=b.queries, BN=b.keys, **shape, num_warps=b.warps, num_stages=b.stages,
+        BM=b.queries, BN=b.keys, **shape, **b.options(),
     )  # fmt: skip
     if not learns or own is None:
         return dq, dk, dv, q.new_empty(0, dtype=torch.float32)
@@ -162,7 +162,7 @@ def backward(
     b = plan.table
     size = b.queries
     own_arguments = (batch, length, heads, groups, scale / LN2, *strides, bias.strides[1])
-    options: dict[str, Any] = {"BM": size, "num_warps": b.warps, "num_stages": b.stages}
+    options: dict[str, Any] = {"BM": size} | b.options()
     if kind == FIRE:
         blocks, units = -(-length // size), parts[3].shape[0]
         places = 2 ** (units - 1).bit_length()
