@@ -53,7 +53,9 @@ NARROW = {
 }
 REACHING = NARROW[2]._replace(forward=Blocks(64, 64, 4, 3, 168))
 """Of a table that is the same from some distance on (T5)."""
-WIDE = Plan(Blocks(128, 64, 8, 2), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2))
+WIDE = Plan(
+    Blocks(128, 32, 8, 2, 128), Blocks(32, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2)
+)
 
 
 def plan_for(query_width: int, value_width: int, kind: int, reach: int) -> Plan:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pe.attention.kernels.flash import INTERPRETED, inverse
+from pe.attention.kernels.elementary import INTERPRETED, inverse
 
 HALF: tl.constexpr = tl.constexpr(11)
 """Bits of the lower half of a gate: whole numbers up to 2^11 are exact in float16."""

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from pe.attention.kernels.cope import counts_of, gates_of, read_bias
-from pe.attention.kernels.flash import INTERPRETED
+from pe.attention.kernels.elementary import INTERPRETED
 
 
 @triton.jit

@@ -25,40 +25,12 @@ B batch, H query heads, G of them to a key head, T tokens, E query width, D valu
 
 from __future__ import annotations
 
-import os
-
 import triton
 import triton.language as tl
 
+from pe.attention.kernels.elementary import log2, read, read_two
 from pe.attention.kernels.horizon import first_key
-
-INTERPRETED: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
-
-
-@triton.jit
-def read(address):
-    """One float32 from each address.
-
-    As assembly, since Triton takes a load in a loop for one to fetch ahead into shared memory, and
-    a table is better read where it is: in the first cache, one line for many threads.
-    """
-    if INTERPRETED:
-        return tl.load(address.to(tl.pointer_type(tl.float32)))
-    return tl.inline_asm_elementwise(
-        "ld.global.nc.f32 $0, [$1];", "=f,l", [address], dtype=tl.float32, is_pure=True, pack=1
-    )
-
-
-@triton.jit
-def read_two(address):
-    """Two float32 that lie side by side from each address."""
-    if INTERPRETED:
-        where = address.to(tl.pointer_type(tl.float32))
-        return tl.load(where), tl.load(where + 1)
-    return tl.inline_asm_elementwise(
-        "ld.global.nc.v2.f32 {$0, $1}, [$2];", "=f,=f,l", [address],
-        dtype=(tl.float32, tl.float32), is_pure=True, pack=1,
-    )  # fmt: skip
+from pe.attention.kernels.straight import line_of_log, middles, straight_from
 
 
 @triton.jit
@@ -67,26 +39,6 @@ def by_distance(X, i, j, TURNED: tl.constexpr):
     rows = X.to(tl.int64) + i.to(tl.int64) * 4
     keys = j.to(tl.int64) * 4
     return read(rows[None, :] - keys[:, None] if TURNED else rows[:, None] - keys[None, :])
-
-
-@triton.jit
-def log2(x):
-    """In one instruction, -inf at 0."""
-    if INTERPRETED:
-        return tl.math.log2(x)
-    return tl.inline_asm_elementwise(
-        "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
-    )
-
-
-@triton.jit
-def inverse(x):
-    """1 / x for x from 1 to infinity, where a division would look after other numbers, too."""
-    if INTERPRETED:
-        return 1.0 / x
-    return tl.inline_asm_elementwise(
-        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
-    )
 
 
 @triton.jit
@@ -128,6 +80,12 @@ def add_bias(
         height, slope = read_two(X.to(tl.int64) + (cell - 0x4B400000) * 8)
         s += height
         s += slope * place
+    elif KIND == 5 and FAR:
+        SIDE: tl.constexpr = s.shape[1]
+        middle, place = middles(i, j, i0, j0, TURNED, SIDE)
+        value, slope = line_of_log(middle, tl.load(X + 1), SIDE)
+        s -= (tl.load(X) * value)[:, None]
+        s -= (tl.load(X) * slope)[:, None] * place[None, :]
     elif KIND == 5:
         s -= tl.load(X) * log2(1.0 + tl.load(X + 1) * apart(i, j, TURNED, DIAGONAL))
     elif KIND == 6:
@@ -172,12 +130,12 @@ def forward_blocks(
 def forward(
     Q, K, V, O, L, X, Y, Z, T, H, G, scale,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, x_b, x_h, y_b, y_h,
-    KIND: tl.constexpr, REACH: tl.constexpr, LEAVES: tl.constexpr,
+    KIND: tl.constexpr, REACH: tl.constexpr, LEAVES: tl.constexpr, STRAIGHT: tl.constexpr,
     E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head: o and the base-2 logarithm of the softmax's divisor.
 
-    LEAVES out what lies beyond the horizon, Z of (B, H).
+    LEAVES out what lies beyond the horizon, Z of (B, H); takes a logarithm for STRAIGHT far away.
     """
     block = tl.num_programs(0) - 1 - tl.program_id(0)  # the long rows first
     b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
@@ -198,8 +156,9 @@ def forward(
     far = 0
     if LEAVES:
         far = first_key(X, Y, tl.load(Z + tl.program_id(1)), i0, T, KIND)
-    if REACH > 0:
-        far = tl.maximum((i0 - REACH + 1) // BN, 0) * BN
+    if REACH > 0 or STRAIGHT:
+        simple = REACH - 1 if REACH > 0 else straight_from(X, BN)
+        far = tl.maximum((i0 - simple) // BN, 0) * BN
         acc, top, total = forward_blocks(
             acc, top, total, q, K, V, i, i0, 0, far, T, k_t, v_t, scale, X, Y, Z,
             KIND, True, False, REACH, E, D, BN, PRECISION,

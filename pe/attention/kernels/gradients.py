@@ -17,8 +17,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pe.attention.kernels.flash import add_bias, apart, inverse, log2
+from pe.attention.kernels.elementary import inverse, log2
+from pe.attention.kernels.flash import add_bias, apart
 from pe.attention.kernels.horizon import first_key, last_query
+from pe.attention.kernels.straight import line_of_log, line_of_share, middles, straight_from
 
 
 @triton.jit
@@ -47,6 +49,13 @@ def query_blocks(
         ds = p * (dp - sums[None, :])
         if SUMS and KIND == 1:
             dx += tl.sum(ds, 1)
+        elif SUMS and KIND == 5 and FAR:
+            middle, place = middles(i, j, i0, j0, True, BM)
+            plain, along = tl.sum(ds, 1), tl.sum(ds * place[None, :], 1)
+            value, slope = line_of_log(middle, tl.load(X + 1), BM)
+            dx += plain * value + along * slope
+            value, slope = line_of_share(middle, tl.load(X + 1), BM)
+            dy += plain * value + along * slope
         elif SUMS and KIND == 5:
             far = apart(i, j, True, DIAGONAL)
             inner = 1.0 + tl.load(X + 1) * far
@@ -68,7 +77,7 @@ def by_keys(
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, x_b, x_h, y_b, y_h,
     dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
     KIND: tl.constexpr, SUMS: tl.constexpr, REACH: tl.constexpr, LEAVES: tl.constexpr,
-    E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    STRAIGHT: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of keys of one key head: dk, dv and, with SUMS, by key what own numbers get."""
@@ -97,14 +106,15 @@ def by_keys(
         far = T
         if LEAVES:
             far = last_query(Xh, Yh, tl.load(Z + b * H + h), j0, j0 + BN, T, KIND)
-        if REACH > 0:
-            beyond = tl.cdiv(REACH - 1, BM) * BM  # the diagonal
+        if REACH > 0 or STRAIGHT:
+            simple = REACH - 1 if REACH > 0 else straight_from(Xh, BM)
+            beyond = tl.cdiv(simple, BM) * BM  # the diagonal
             far = tl.minimum(j0 + BN + beyond, T)
         dk, dv, dx, dy = query_blocks(
             dk, dv, dx, dy, k, v, near, Qh, DOh, Lh, Rh, j, j0, j0 + BN, far, T, q_t,
             g_t, scale, Xh, Yh, Z, KIND, False, False, SUMS, REACH, E, D, BM, PRECISION,
         )  # fmt: skip
-        if REACH > 0:
+        if REACH > 0 or STRAIGHT:
             dk, dv, dx, dy = query_blocks(
                 dk, dv, dx, dy, k, v, near, Qh, DOh, Lh, Rh, j, j0, far, T, T, q_t,
                 g_t, scale, Xh, Yh, Z, KIND, True, False, SUMS, REACH, E, D, BM, PRECISION,
@@ -156,7 +166,7 @@ def by_queries(
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, x_b, x_h, y_b, y_h,
     o_b, o_h, o_t, dq_b, dq_h, dq_t,
     KIND: tl.constexpr, SUMS: tl.constexpr, REACH: tl.constexpr, LEAVES: tl.constexpr,
-    E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    STRAIGHT: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head: dq, and R, which the other gradients need."""
@@ -181,8 +191,9 @@ def by_queries(
     whole, far = (i0 // BN) * BN, 0
     if LEAVES:
         far = first_key(X, Y, tl.load(Z + tl.program_id(1)), i0, T, KIND)
-    if REACH > 0:
-        far = tl.maximum((i0 - REACH + 1) // BN, 0) * BN
+    if REACH > 0 or STRAIGHT:
+        simple = REACH - 1 if REACH > 0 else straight_from(X, BN)
+        far = tl.maximum((i0 - simple) // BN, 0) * BN
         dq, rest = key_blocks(
             dq, rest, q, g, lse, sums, K, V, i, i0, 0, far, T, k_t, v_t, scale, X, Y, Z,
             KIND, True, False, SUMS, REACH, E, D, BN, PRECISION,

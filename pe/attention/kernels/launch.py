@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from pe.attention.kernels import flash, gradients, learned
 from pe.attention.kernels.blocks import plan_for
 from pe.attention.kernels.horizon import LEAST, horizon, leaves_out
+from pe.attention.kernels.straight import straightens
 from pe.attention.kernels.sums import by_distance, by_unit
 from pe.encodings.forms import FIRE, KEYS, LOGARITHM, NONE, PADDING, POWER, TABLE
 
@@ -101,8 +102,8 @@ def forward(
     flash.forward[(-(-length // plan.queries), batch * heads)](
         q, k, v, out, lse, *bias.tensors, length, heads, heads // k.shape[1], scale / LN2,
         *rows_of(q), *rows_of(k), *rows_of(v), *rows_of(out), *bias.strides, KIND=kind, REACH=reach,
-        LEAVES=leaves, E=width, D=v.shape[-1], BM=plan.queries, BN=plan.keys,
-        PRECISION=_precision(q), **plan.options(),
+        LEAVES=leaves, STRAIGHT=straightens(kind, q.dtype), E=width, D=v.shape[-1],
+        BM=plan.queries, BN=plan.keys, PRECISION=_precision(q), **plan.options(),
     )  # fmt: skip
     return out, lse, beyond
 
@@ -129,6 +130,7 @@ def backward(
     groups = heads // key_heads
     plan = plan_for(width, value_width, kind, reach)
     bias, leaves = _Bias(kind, q, own, parts, beyond), beyond.numel() > 0
+    straight = straightens(kind, q.dtype)
     sums = torch.empty_like(lse)
     inputs = (q, k, v, gradient, lse, sums, *bias.tensors)
     strides = (*rows_of(q), *rows_of(k), *rows_of(v), *rows_of(gradient))
@@ -138,8 +140,8 @@ def backward(
     b = plan.queries
     gradients.by_queries[(-(-length // b.queries), batch * heads)](
         *inputs, out, dq, length, heads, groups, scale / LN2, scale, *strides, *bias.strides,
-        *rows_of(out), *rows_of(dq), SUMS=learns, LEAVES=leaves, BM=b.queries, BN=b.keys, **shape,
-        **b.options(),
+        *rows_of(out), *rows_of(dq), SUMS=learns, LEAVES=leaves, STRAIGHT=straight,
+        BM=b.queries, BN=b.keys, **shape, **b.options(),
     )  # fmt: skip
     by_keys = learns and kind in (KEYS, LOGARITHM, POWER)
     sizes = 1 if kind == KEYS else 2, batch, heads, length if by_keys else 0
@@ -148,7 +150,7 @@ def backward(
     gradients.by_keys[(-(-length // b.keys), batch * key_heads)](
         *inputs, dk, dv, by_key[0], by_key[-1], length, heads, groups, scale / LN2, scale,
         *strides, *bias.strides, *rows_of(dk), *rows_of(dv), SUMS=by_keys, LEAVES=leaves,
-        BM=b.queries, BN=b.keys, **shape, **b.options(),
+        STRAIGHT=straight, BM=b.queries, BN=b.keys, **shape, **b.options(),
     )  # fmt: skip
     if not learns or own is None:
         return dq, dk, dv, q.new_empty(0, dtype=torch.float32)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pe.attention.kernels.flash import add_bias, apart, by_distance, log2
+from pe.attention.kernels.elementary import log2
+from pe.attention.kernels.flash import add_bias, apart, by_distance
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 

@@ -1,0 +1,82 @@
+"""Far away KERPLE's logarithm is taken for a line a row, and that is as good as exact."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from pe.attention.kernels import straight
+from pe.attention.kernels.launch import backward, forward
+from pe.encodings.forms import by_logarithm
+
+LENGTH = 900
+FIRST, SECOND = torch.tensor([0.02, 0.3]), torch.tensor([0.5, 0.01])
+
+
+def bias(first: Tensor, second: Tensor, distance: Tensor) -> Tensor:
+    return -first[:, None, None] * torch.log1p(second[:, None, None] * distance)
+
+
+def test_the_line_is_as_close_as_it_says_from_where_it_says() -> None:
+    """Over every piece of 32 to 128 tokens that begins there or later, for steep and flat alike."""
+    for x0 in (0.01, 0.3, 2.0, 20.0):
+        for side in (32, 64, 128):
+            begin = math.ceil(straight.SIDES.value * side * math.sqrt(x0)) + 1
+            for x1 in (1e-3, 0.1, 1.0, 50.0):
+                for start in (begin, 2 * begin, 50 * begin):
+                    d = start + torch.arange(side, dtype=torch.float64)
+                    node, middle = side * straight.NODE.value, float(d.mean())
+                    more, less = (math.log2(1 + x1 * (middle + s * node)) for s in (1, -1))
+                    line = (more + less) / 2 + (d - middle) * (more - less) / (2 * node)
+                    off = x0 * (torch.log2(1 + x1 * d) - line).abs().max()
+                    assert off <= straight.BITS, (x0, side, x1, start)
+
+
+def given(dtype: torch.dtype) -> list[Tensor]:
+    """q, k, v and the gradient of the output, drawn in 16 bits."""
+    generator = torch.Generator().manual_seed(0)
+    heads = (2, 1, 1, 2)
+    drawn = [torch.randn(1, h, LENGTH, 16, generator=generator).half() for h in heads]
+    return [x.to(dtype) for x in drawn]
+
+
+def by_kernel(dtype: torch.dtype) -> list[Tensor]:
+    q, k, v, gradient = given(dtype)
+    form = by_logarithm(FIRST, SECOND)
+    how = form.kind, form.own, list(form.parts), form.reach
+    out, lse, beyond = forward(q, k, v, 0.25, *how)
+    return [out, *backward(gradient, q, k, v, out, lse, beyond, 0.25, *how, True)]
+
+
+def by_definition() -> list[Tensor]:
+    q, k, v, gradient = (x.double().requires_grad_() for x in given(torch.float32))
+    first, second = (x.double().requires_grad_() for x in (FIRST, SECOND))
+    place = torch.arange(LENGTH, dtype=torch.float64)
+    distance = place[:, None] - place
+    logits = 0.25 * q @ k.transpose(-1, -2) + bias(first, second, distance.clamp(min=0))
+    logits = logits.masked_fill(distance < 0, -math.inf)
+    out = logits.softmax(-1) @ v
+    grads = torch.autograd.grad(out, (q, k, v, first, second), gradient.detach())
+    return [out.detach(), *grads[:3], torch.stack(grads[3:], -1)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_far_blocks_agree_with_the_definition_forward_and_backward(dtype: torch.dtype) -> None:
+    """Most of this text is far for one head and the end of it for the other."""
+    begins = straight.SIDES.value * 64 * FIRST.sqrt()
+    assert begins[0] < 0.2 * LENGTH
+    assert 0.7 * LENGTH < begins[1] < 0.8 * LENGTH
+    tight = 2e-6 if dtype == torch.float32 else 6e-3
+    for name, fast, exact in zip(
+        ("out", "q", "k", "v", "own"), by_kernel(dtype), by_definition(), strict=True
+    ):
+        assert float((fast.double() - exact).norm() / exact.norm()) < tight, name
+
+
+def test_only_numbers_of_16_bits_take_the_line() -> None:
+    kind = by_logarithm(FIRST, SECOND).kind
+    assert straight.straightens(kind, torch.float16)
+    assert not straight.straightens(kind, torch.float32)
