@@ -118,22 +118,27 @@ def of_network(
         of_m = -u * (tl.load(ROWS_M + i) * rows)[:, None]
         all_plain, all_u = block_sum(total), block_sum(total * u)
         all_c, all_m = block_sum(total * of_c), block_sum(total * of_m)
-        least, most = tl.min(tl.min(u, 1), 0), tl.max(tl.max(u, 1), 0)
+        # u rises with the query and falls with the key, so corners hold its least and its most
+        last = tl.minimum(i0 + BM, T) - 1
+        most = log2(1.0 + tl.load(Y) * (last - j0)) * tl.load(Z + last) / KNOTS
+        nearest = tl.maximum(i0 - (j0 + BM - 1), 0)
+        least = log2(1.0 + tl.load(Y) * nearest) * tl.load(Z + i0) / KNOTS
         edges = tl.load(BREAKS + places, mask=places < UNITS, other=float("inf"))
         whole = edges < least  # the block lies above these edges
         plain += tl.where(whole, all_plain, 0.0)
         by_u += tl.where(whole, all_u, 0.0)
         by_c += tl.where(whole, all_c, 0.0)
         by_m += tl.where(whole, all_m, 0.0)
-        for n in tl.range(0, UNITS):
-            edge = tl.load(BREAKS + n)
-            if (edge >= least) & (edge < most):  # the edge runs through the block
-                above = tl.where(u > edge, total, 0.0)
-                here = places == n
-                plain += tl.where(here, block_sum(above), 0.0)
-                by_u += tl.where(here, block_sum(above * u), 0.0)
-                by_c += tl.where(here, block_sum(above * of_c), 0.0)
-                by_m += tl.where(here, block_sum(above * of_m), 0.0)
+        if tl.sum(((edges >= least) & (edges < most)).to(tl.int32), 0) > 0:  # rare far away
+            for n in tl.range(0, UNITS):
+                edge = tl.load(BREAKS + n)
+                if (edge >= least) & (edge < most):  # the edge runs through the block
+                    above = tl.where(u > edge, total, 0.0)
+                    here = places == n
+                    plain += tl.where(here, block_sum(above), 0.0)
+                    by_u += tl.where(here, block_sum(above * u), 0.0)
+                    by_c += tl.where(here, block_sum(above * of_c), 0.0)
+                    by_m += tl.where(here, block_sum(above * of_m), 0.0)
     at = PARTS + (h * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * 4 * PLACES + places
     tl.store(at, plain)
     tl.store(at + PLACES, by_u)
