@@ -218,3 +218,21 @@ def test_the_figure_has_a_line_for_each_family_that_was_measured() -> None:
     for row in record["cells"]:
         row["peak_memory_gib"] = None  # as on a CPU
     assert len(figures_speed.training(Speed(record)).axes) == 1
+
+
+def test_what_the_same_bits_cost_stands_over_the_usual_record_of_the_same_machine() -> None:
+    usual = speed_records.record()
+    same = copy.deepcopy(usual)
+    same["run"] = "h100-deterministic"
+    same["settings"] |= {"deterministic": True, "systems": ["nope", "rope"]}
+    same["cells"] = [r for r in same["cells"] if r["system"] in ("nope", "rope")]
+    for row in same["cells"]:
+        row["tokens_per_second"] *= 0.75
+    other = copy.deepcopy(usual)
+    other["sessions"][0]["hardware"]["name"] = "another card"
+    other["sessions"][0]["created"] = "2027-01-01T00:00:00+00:00"
+    text = tables.deterministic([Speed(r) for r in (usual, same, other)])
+    assert "| NoPE | 0.75 (1.35 M) | 0.75 (600 k) |" in text
+    assert "`runs/speed/h100-deterministic` over `runs/speed/h100`" in text
+    assert tables.deterministic([Speed(usual), Speed(other)]) == ""
+    assert tables.deterministic([Speed(same), Speed(other)]) == ""

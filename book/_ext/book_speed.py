@@ -92,7 +92,7 @@ class SpeedBlock(Block):
         makers = {
             "machine": self.machine, "picture": self.picture, "overview": self.overview,
             "details": self.details, "family": self.family, "targets": self.targets,
-            "peers": self.peers, "drift": self.drift,
+            "peers": self.peers, "drift": self.drift, "deterministic": self.deterministic,
         }  # fmt: skip
         if part not in makers:
             return self.warn(str(unknown("part", part, makers)))
@@ -162,6 +162,10 @@ class SpeedBlock(Block):
         if shown is best:
             return table
         return [*self.markdown(f"*Of an earlier run:* {tables.machine(shown)}"), *table]
+
+    def deterministic(self) -> list[nodes.Node]:
+        text = tables.deterministic(_now["speeds"])
+        return self.table(text) if text else self.markdown(NOTHING)
 
     def drift(self) -> list[nodes.Node]:
         text = tables.drift(_now["best"]) if _now["best"] else ""

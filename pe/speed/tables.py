@@ -182,6 +182,45 @@ def peers(speed: Speed, mode: str = "train") -> str:
     return "\n".join(lines)
 
 
+def deterministic(speeds: Sequence[Speed]) -> str:
+    """What the same bits twice cost: tokens/s in training over those of the usual algorithms.
+
+    Of the newest record that was made with `pe.training.deterministic`, beside the newest without,
+    of the same sizes on the same kind of machine; empty if there is no such pair.
+    """
+    newest = sorted(speeds, key=lambda s: str(s.record["sessions"][0]["created"]), reverse=True)
+    for same in (s for s in newest if s.settings.get("deterministic")):
+        for usual in (s for s in newest if not s.settings.get("deterministic")):
+            if _alike(same, usual):
+                return _beside(same, usual)
+    return ""
+
+
+def _alike(one: Speed, other: Speed) -> bool:
+    keys = ("recipe", "tokens", "compiled")
+    return one.hardware["name"] == other.hardware["name"] and all(
+        one.settings[key] == other.settings[key] for key in keys
+    )
+
+
+def _beside(same: Speed, usual: Speed) -> str:
+    lengths = known_lengths(same, "train")
+    lines = [_line(["encoding", *(f"{n:,} tokens" for n in lengths)])]
+    lines.append(_line([":--", *("--:" for _ in lengths)]))
+    for system in _shown(same, "train"):
+        cells = []
+        for length in lengths:
+            rates = [s.result(system, "train", length).tokens_per_second for s in (same, usual)]
+            if rates[0] is None:
+                cells.append(short(str(same.result(system, "train", length).reason)))
+            else:
+                ratio = f"{rates[0] / rates[1]:.2f} " if rates[1] else ""
+                cells.append(f"{ratio}({rate(rates[0])})")
+        lines.append(_line([title(system), *cells]))
+    names = [f"`runs/{s.record['study']}/{s.record['run']}`" for s in (same, usual)]
+    return "\n".join(lines) + f"\n\n*Records: {names[0]} over {names[1]}.*"
+
+
 def targets(speeds: Sequence[Speed]) -> str:
     """The goals and what was reached."""
     lines = ["| goal, one H100 | 1,024 tokens | 16,384 tokens |", "| :-- | :-- | :-- |"]
