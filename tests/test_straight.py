@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pe.attention.kernels import straight
+from pe.attention.kernels import launch, ops, proof, straight
 from pe.attention.kernels.launch import backward, forward
-from pe.encodings.forms import by_logarithm
+from pe.encodings.forms import LOGARITHM, by_logarithm
 
 LENGTH = 900
 FIRST, SECOND = torch.tensor([0.02, 0.3]), torch.tensor([0.5, 0.01])
@@ -80,3 +80,20 @@ def test_only_numbers_of_16_bits_take_the_line() -> None:
     kind = by_logarithm(FIRST, SECOND).kind
     assert straight.straightens(kind, torch.float16)
     assert not straight.straightens(kind, torch.float32)
+
+
+def test_the_proof_before_first_use_looks_at_lines_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float16 its case has blocks that take them, forward and backward, and it passes."""
+    kind = LOGARITHM, 0, 16, 16, torch.float16, torch.device("cpu")
+    seen: list[list[Tensor]] = []
+    compare = proof.compare
+    monkeypatch.setattr(proof, "compare", lambda found, *rest: seen.append(list(found)))
+    for straightens in (launch.straightens, lambda *_: False):
+        monkeypatch.setattr(launch, "straightens", straightens)
+        ops.prove.__wrapped__(*kind)
+    case = proof.case(*kind)
+    compare(seen[0], proof.expected(case, 0.25), torch.float16)
+    out, dq, dk, *_ = ([f[:, -1:] for f in part] for part in zip(*seen, strict=True))
+    assert not torch.equal(*out)
+    assert not torch.equal(*dq)
+    assert not torch.equal(*dk)

@@ -55,8 +55,9 @@ def case(
 ) -> Case:
     """The same numbers every time; no generator of the caller's is touched."""
     length = max(LENGTH, -(-reach // 128) * 128 + 128)  # beyond what is alike, too
-    if kind in FALLING:
-        length = 3 * STRETCH  # the last stretch does not look at the first where a bias is steep
+    if kind in FALLING or kind == LOGARITHM:
+        # The last stretch does not look at the first where a bias is steep, or takes lines for it.
+        length = 3 * STRETCH
     generator = torch.Generator(device=device).manual_seed(7)
 
     def drawn(*shape: int) -> Tensor:
@@ -77,6 +78,8 @@ def case(
     elif kind in (LOGARITHM, POWER):
         numbers = drawn(2, HEADS).abs().clamp(0.1, 1.0)
         numbers[:, 1] = 1.0
+        if kind == LOGARITHM:
+            numbers[0, 1] = 0.01  # straight from 124 tokens on
         form = by_logarithm(*numbers) if kind == LOGARITHM else by_power(*numbers)
     elif kind == FIRE:
         weights = drawn(8, 1), drawn(8), drawn(HEADS, 8), drawn(HEADS)
