@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pe.attention.kernels import launch, ops, proof, straight
 from pe.attention.kernels.launch import backward, forward
-from pe.encodings.forms import LOGARITHM, by_logarithm
+from pe.encodings.forms import LOG2E, LOGARITHM, Form, by_logarithm, fire, matrix
 
 LENGTH = 900
 FIRST, SECOND = torch.tensor([0.02, 0.3]), torch.tensor([0.5, 0.01])
@@ -97,3 +97,82 @@ def test_the_proof_before_first_use_looks_at_lines_too(monkeypatch: pytest.Monke
     assert not torch.equal(*out)
     assert not torch.equal(*dq)
     assert not torch.equal(*dk)
+
+
+def network(dtype: torch.dtype = torch.float32) -> tuple[list[Tensor], float]:
+    """c, the multiplier of L, weights and offsets of three units to two heads; and L."""
+    generator = torch.Generator().manual_seed(5)
+    drawn = [torch.randn(*size, generator=generator) for size in ((3, 1), (3,), (2, 3), (2,))]
+    drawn[1] = -drawn[0][:, 0] * torch.tensor([0.3, 0.85, 0.97])  # corners near and far
+    return [x.to(dtype) for x in (torch.tensor([0.7]), torch.tensor([1.1]), *drawn)], 700.0
+
+
+def of_fire(length: int) -> tuple[Form, list[Tensor]]:
+    """The form, and the numbers that are to get gradients."""
+    numbers, bound = network()
+    for number in numbers:
+        number.requires_grad_()
+    return fire(*numbers, bound, 1e-6, length), numbers[:5]
+
+
+def fire_by_definition(length: int, given: list[Tensor]) -> list[Tensor]:
+    numbers, bound = network(torch.float64)
+    for number in numbers:
+        number.requires_grad_()
+    c, multiplier, weight, offset, head_weight, head_offset = numbers
+    q, k, v, gradient = (x.double().requires_grad_() for x in given)
+    place = torch.arange(length, dtype=torch.float64)
+    distance = (place[:, None] - place).clamp(min=0)
+    reach = torch.maximum(place, (multiplier * bound).abs())
+    share = (c.abs() * distance).log1p() / ((c.abs() * reach).log1p() + 1e-6)[:, None]
+    hidden = (share[..., None] * weight[:, 0] + offset).relu()
+    logits = 0.25 * q @ k.transpose(-1, -2) + (hidden @ head_weight.T + head_offset).movedim(-1, 0)
+    out = logits.masked_fill(place[:, None] < place, -math.inf).softmax(-1) @ v
+    own = c, multiplier, weight, offset, head_weight
+    grads = torch.autograd.grad(out, (q, k, v, *own), gradient.detach())
+    return [out.detach(), *grads]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_blocks_in_one_piece_of_a_network_have_lines_within_the_bound(turned: bool) -> None:
+    length = 3000
+    form, _ = of_fire(length)
+    found = straight.lines(list(form.parts), length, 64, 64, turned)
+    assert 0.2 < float((found >= 0).float().mean()) * 2 < 0.9
+    pieces, _, knots = form.parts[:3]
+    exact = matrix(form, length)[0].detach().double() * LOG2E
+    for head, row, column in (found >= 0).nonzero()[::97].tolist():
+        i0, j0 = 64 * row, 64 * column
+        block = exact[head, i0 : i0 + 64, j0 : j0 + 64]
+        block = block.T if turned else block
+        a, b = 10, 53
+        slope = (block[:, b] - block[:, a]) / (b - a)
+        line = block[:, a, None] + slope[:, None] * (torch.arange(block.shape[1]) - a)
+        assert float((line - block).abs().max()) < 1.5 * straight.BITS + 2e-5
+        piece = int(found[head, row, column]) % straight.REGION
+        height, rise = pieces[head, piece + 1].tolist()
+        nearest = i0 - j0 - 63
+        share = math.log2(1 + 0.7 * nearest) * float(knots[i0])
+        corner = float(exact[head, i0, j0 + 63]) if i0 < length else 0.0
+        assert abs(height + rise * (share - 0.5) - corner) < 1e-3
+
+
+def test_far_blocks_of_a_network_agree_with_the_definition_forward_and_backward() -> None:
+    length = 1088
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(1, h, length, 16, generator=generator).half() for h in (2, 1, 1, 2)]
+    form, leaves = of_fire(length)
+    q, k, v, gradient = given
+    how = 0.25, form.kind, form.own, list(form.parts), form.reach
+    results = []
+    for long in (0, length + 1):
+        out, lse, beyond = forward(q, k, v, *how, long=long)
+        found = backward(gradient, q, k, v, out, lse, beyond, *how, True, long=long)
+        numbers = torch.autograd.grad(form.own, leaves, found[-1], retain_graph=True)
+        results.append([out, *found[:3], *numbers])
+    exact = fire_by_definition(length, given)
+    names = ("out", "q", "k", "v", "c", "multiplier", "weight", "offset", "head weight")
+    for name, lined, pieced, want in zip(names, *results, exact, strict=True):
+        assert not torch.equal(lined, pieced), name
+        for fast in (lined, pieced):
+            assert float((fast.double() - want).norm() / want.norm()) < 3e-3, name

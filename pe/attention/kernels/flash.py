@@ -30,7 +30,14 @@ import triton.language as tl
 
 from pe.attention.kernels.elementary import log2, read, read_two
 from pe.attention.kernels.horizon import first_key
-from pe.attention.kernels.straight import line_of_log, middles, straight_from
+from pe.attention.kernels.straight import (
+    SHARE,
+    along,
+    line_of_fire,
+    line_of_log,
+    middles,
+    straight_from,
+)
 
 
 @triton.jit
@@ -53,13 +60,40 @@ def apart(i, j, TURNED: tl.constexpr, DIAGONAL: tl.constexpr):
 
 
 @triton.jit
+def add_piece(s, i, j, X, Y, Z, TURNED: tl.constexpr, DIAGONAL: tl.constexpr):
+    """FIRE, each score from its own piece of f."""
+    rows = tl.load(Z + i)
+    inner = 1.0 + tl.load(Y) * apart(i, j, TURNED, DIAGONAL)
+    place = log2(inner) * (rows[None, :] if TURNED else rows[:, None]) - 0.5
+    # 1.5 * 2^23 leaves no bits behind the point: the nearest whole number without a conversion
+    cell = (place + 12582912.0).to(tl.int32, bitcast=True).to(tl.int64)
+    height, slope = read_two(X.to(tl.int64) + (cell - 0x4B400000) * 8)
+    s += height
+    s += slope * place
+    return s
+
+
+@triton.jit
+def add_line(s, i, j, i0, j0, piece, X, Y, Z, TURNED: tl.constexpr):
+    """FIRE in a block within one piece of f, far away: a line along each row."""
+    SIDE: tl.constexpr = s.shape[1]
+    middle, by_token = line_of_fire(i, j, i0, j0, Y, Z, TURNED, SIDE)
+    X += 2 * (piece % 65536)  # more than that counts corners
+    height, slope = tl.load(X), tl.load(X + 1)
+    s += (height + slope * (middle - 0.5))[:, None]
+    s += (slope * by_token)[:, None] * along(i, j, i0, j0, TURNED, SIDE)[None, :]
+    return s
+
+
+@triton.jit
 def add_bias(
     s, i, j, i0, j0, near, X, Y, Z, KIND: tl.constexpr, FAR: tl.constexpr, REACH: tl.constexpr,
     TURNED: tl.constexpr, DIAGONAL: tl.constexpr,
 ):  # fmt: skip
     """Add the bias to a block in base 2: queries i down and keys j across, or TURNED.
 
-    ``near``: X of the keys, which KEYS adds; anything for other kinds. DIAGONAL: some keys are
+    ``near``: X of the keys, which KEYS adds; of FIRE far away the block's piece of f, if it lies in
+    one, or -1; anything for other kinds. DIAGONAL: some keys are
     ahead of some queries.
     """
     if KIND == 1:
@@ -71,15 +105,13 @@ def add_bias(
             s += tl.load(X + REACH)
         else:
             s += by_distance(X, i, j, TURNED)
+    elif KIND == 3 and FAR:
+        if near >= 0:
+            s = add_line(s, i, j, i0, j0, near, X, Y, Z, TURNED)
+        else:
+            s = add_piece(s, i, j, X, Y, Z, TURNED, DIAGONAL)
     elif KIND == 3:
-        rows = tl.load(Z + i)
-        inner = 1.0 + tl.load(Y) * apart(i, j, TURNED, DIAGONAL)
-        place = log2(inner) * (rows[None, :] if TURNED else rows[:, None]) - 0.5
-        # 1.5 * 2^23 leaves no bits behind the point: the nearest whole number without a conversion
-        cell = (place + 12582912.0).to(tl.int32, bitcast=True).to(tl.int64)
-        height, slope = read_two(X.to(tl.int64) + (cell - 0x4B400000) * 8)
-        s += height
-        s += slope * place
+        s = add_piece(s, i, j, X, Y, Z, TURNED, DIAGONAL)
     elif KIND == 5 and FAR:
         SIDE: tl.constexpr = s.shape[1]
         middle, place = middles(i, j, i0, j0, TURNED, SIDE)
@@ -94,8 +126,32 @@ def add_bias(
 
 
 @triton.jit
+def block_of(X, W, j, block, KIND: tl.constexpr, FAR: tl.constexpr):
+    """What `add_bias` calls ``near``."""
+    if KIND == 1:
+        near = tl.load(X + j)
+    elif KIND == 3 and FAR:
+        near = tl.load(W + block)
+    else:
+        near = j
+    return near
+
+
+@triton.jit
+def simple_from(X, KIND: tl.constexpr, REACH: tl.constexpr, SIDE: tl.constexpr):
+    """The distance from which on blocks are worth another loop: alike (REACH), or maybe lines."""
+    if REACH > 0:
+        distance = tl.full((), REACH - 1, tl.int32)
+    elif KIND == 3:
+        distance = tl.full((), SHARE * SIDE, tl.int32)
+    else:
+        distance = straight_from(X, SIDE)
+    return distance
+
+
+@triton.jit
 def forward_blocks(
-    acc, top, total, q, K, V, i, i0, start, stop, T, k_t, v_t, scale, X, Y, Z,
+    acc, top, total, q, K, V, i, i0, start, stop, T, k_t, v_t, scale, X, Y, Z, W,
     KIND: tl.constexpr, FAR: tl.constexpr, DIAGONAL: tl.constexpr, REACH: tl.constexpr,
     E: tl.constexpr, D: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -109,7 +165,7 @@ def forward_blocks(
         else:
             k = tl.load(K + j[None, :] * k_t + e[:, None])
         s = tl.dot(q, k, input_precision=PRECISION) * scale
-        near = tl.load(X + j) if KIND == 1 else j
+        near = block_of(X, W, j, j0 // BN, KIND, FAR)
         s = add_bias(s, i, j, i0, j0, near, X, Y, Z, KIND, FAR, REACH, False, DIAGONAL)
         if DIAGONAL:
             s = tl.where(i[:, None] >= j[None, :], s, float("-inf"))
@@ -128,14 +184,14 @@ def forward_blocks(
 
 @triton.jit
 def forward(
-    Q, K, V, O, L, X, Y, Z, T, H, G, scale,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, x_b, x_h, y_b, y_h,
+    Q, K, V, O, L, X, Y, Z, W, T, H, G, scale,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, x_b, x_h, y_b, y_h, w_h, w_i,
     KIND: tl.constexpr, REACH: tl.constexpr, LEAVES: tl.constexpr, STRAIGHT: tl.constexpr,
     E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head: o and the base-2 logarithm of the softmax's divisor.
 
-    LEAVES out what lies beyond the horizon, Z of (B, H); takes a logarithm for STRAIGHT far away.
+    LEAVES out what lies beyond the horizon, Z of (B, H); takes far blocks for STRAIGHT.
     """
     block = tl.num_programs(0) - 1 - tl.program_id(0)  # the long rows first
     b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
@@ -145,6 +201,7 @@ def forward(
     O += b * o_b + h * o_h
     X += b * x_b + h * x_h
     Y += b * y_b + h * y_h
+    W += h * w_h + block * w_i
     i0 = block * BM
     i = i0 + tl.arange(0, BM)
     e, d = tl.arange(0, E), tl.arange(0, D)
@@ -157,18 +214,17 @@ def forward(
     if LEAVES:
         far = first_key(X, Y, tl.load(Z + tl.program_id(1)), i0, T, KIND)
     if REACH > 0 or STRAIGHT:
-        simple = REACH - 1 if REACH > 0 else straight_from(X, BN)
-        far = tl.maximum((i0 - simple) // BN, 0) * BN
+        far = tl.maximum((i0 - simple_from(X, KIND, REACH, BN)) // BN, 0) * BN
         acc, top, total = forward_blocks(
-            acc, top, total, q, K, V, i, i0, 0, far, T, k_t, v_t, scale, X, Y, Z,
+            acc, top, total, q, K, V, i, i0, 0, far, T, k_t, v_t, scale, X, Y, Z, W,
             KIND, True, False, REACH, E, D, BN, PRECISION,
         )  # fmt: skip
     acc, top, total = forward_blocks(
-        acc, top, total, q, K, V, i, i0, far, whole, T, k_t, v_t, scale, X, Y, Z,
+        acc, top, total, q, K, V, i, i0, far, whole, T, k_t, v_t, scale, X, Y, Z, W,
         KIND, False, False, REACH, E, D, BN, PRECISION,
     )  # fmt: skip
     acc, top, total = forward_blocks(
-        acc, top, total, q, K, V, i, i0, whole, i0 + BM, T, k_t, v_t, scale, X, Y, Z,
+        acc, top, total, q, K, V, i, i0, whole, i0 + BM, T, k_t, v_t, scale, X, Y, Z, W,
         KIND, False, True, REACH, E, D, BN, PRECISION,
     )  # fmt: skip
     out = acc / total[:, None]

@@ -18,9 +18,10 @@ import triton
 import triton.language as tl
 
 from pe.attention.kernels.elementary import inverse, log2
-from pe.attention.kernels.flash import add_bias, apart
+from pe.attention.kernels.fire_far import far_blocks
+from pe.attention.kernels.flash import add_bias, apart, block_of, simple_from
 from pe.attention.kernels.horizon import first_key, last_query
-from pe.attention.kernels.straight import line_of_log, line_of_share, middles, straight_from
+from pe.attention.kernels.straight import line_of_log, line_of_share, middles
 
 
 @triton.jit
@@ -73,12 +74,13 @@ def query_blocks(
 
 @triton.jit
 def by_keys(
-    Q, K, V, DO, L, R, X, Y, Z, DK, DV, DX, DY, T, H, G, scale, plain_scale,
+    Q, K, V, DO, L, R, X, Y, Z, W, DK, DV, DX, DY, BREAKS, BY_C, ROWS_C, ROWS_M, PARTS, T, H, G,
+    scale, plain_scale,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, x_b, x_h, y_b, y_h,
-    dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
+    w_h, w_i, dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
     KIND: tl.constexpr, SUMS: tl.constexpr, REACH: tl.constexpr, LEAVES: tl.constexpr,
     STRAIGHT: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, UNITS: tl.constexpr, KNOTS: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
     """One block of keys of one key head: dk, dv and, with SUMS, by key what own numbers get."""
     j0 = tl.program_id(0) * BN  # the first keys are seen by most queries
@@ -107,19 +109,25 @@ def by_keys(
         if LEAVES:
             far = last_query(Xh, Yh, tl.load(Z + b * H + h), j0, j0 + BN, T, KIND)
         if REACH > 0 or STRAIGHT:
-            simple = REACH - 1 if REACH > 0 else straight_from(Xh, BM)
-            beyond = tl.cdiv(simple, BM) * BM  # the diagonal
+            beyond = tl.cdiv(simple_from(Xh, KIND, REACH, BM), BM) * BM  # the diagonal
             far = tl.minimum(j0 + BN + beyond, T)
         dk, dv, dx, dy = query_blocks(
             dk, dv, dx, dy, k, v, near, Qh, DOh, Lh, Rh, j, j0, j0 + BN, far, T, q_t,
             g_t, scale, Xh, Yh, Z, KIND, False, False, SUMS, REACH, E, D, BM, PRECISION,
         )  # fmt: skip
-        if REACH > 0 or STRAIGHT:
+        if KIND == 3 and STRAIGHT:
+            at = PARTS + ((b * H + h) * tl.num_programs(0) + tl.program_id(0)) * 4 * PLACES
+            dk, dv = far_blocks(
+                dk, dv, k, v, Qh, DOh, Lh, Rh, j, j0, far, T, q_t, g_t, scale, Xh, Yh, Z,
+                W + h * w_h + tl.program_id(0), w_i, BREAKS, BY_C, ROWS_C, ROWS_M, at,
+                UNITS, KNOTS, PLACES, E, D, BM, PRECISION,
+            )  # fmt: skip
+        elif REACH > 0 or STRAIGHT:
             dk, dv, dx, dy = query_blocks(
                 dk, dv, dx, dy, k, v, near, Qh, DOh, Lh, Rh, j, j0, far, T, T, q_t,
                 g_t, scale, Xh, Yh, Z, KIND, True, False, SUMS, REACH, E, D, BM, PRECISION,
             )  # fmt: skip
-        if SUMS:
+        if SUMS and KIND != 3:
             tl.store(DX + (b * H + h) * T + j, dx, mask=j < T)
             if KIND > 1:
                 tl.store(DY + (b * H + h) * T + j, dy, mask=j < T)
@@ -131,7 +139,7 @@ def by_keys(
 
 @triton.jit
 def key_blocks(
-    dq, rest, q, g, lse, sums, K, V, i, i0, start, stop, T, k_t, v_t, scale, X, Y, Z,
+    dq, rest, q, g, lse, sums, K, V, i, i0, start, stop, T, k_t, v_t, scale, X, Y, Z, W,
     KIND: tl.constexpr, FAR: tl.constexpr, DIAGONAL: tl.constexpr, SUMS: tl.constexpr,
     REACH: tl.constexpr, E: tl.constexpr, D: tl.constexpr,
     BN: tl.constexpr, PRECISION: tl.constexpr,
@@ -147,7 +155,7 @@ def key_blocks(
             k = tl.load(K + j[:, None] * k_t + e[None, :])
             v = tl.load(V + j[:, None] * v_t + d[None, :])
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        near = tl.load(X + j) if KIND == 1 else j
+        near = block_of(X, W, j, j0 // BN, KIND, FAR)
         s = add_bias(s, i, j, i0, j0, near, X, Y, Z, KIND, FAR, REACH, False, DIAGONAL)
         p = tl.math.exp2(s - lse[:, None])
         if DIAGONAL:
@@ -162,9 +170,9 @@ def key_blocks(
 
 @triton.jit
 def by_queries(
-    Q, K, V, DO, L, R, X, Y, Z, O, DQ, T, H, G, scale, plain_scale,
+    Q, K, V, DO, L, R, X, Y, Z, W, O, DQ, T, H, G, scale, plain_scale,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, x_b, x_h, y_b, y_h,
-    o_b, o_h, o_t, dq_b, dq_h, dq_t,
+    w_h, w_i, o_b, o_h, o_t, dq_b, dq_h, dq_t,
     KIND: tl.constexpr, SUMS: tl.constexpr, REACH: tl.constexpr, LEAVES: tl.constexpr,
     STRAIGHT: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -176,6 +184,7 @@ def by_queries(
     V += b * v_b + (h // G) * v_h
     X += b * x_b + h * x_h
     Y += b * y_b + h * y_h
+    W += h * w_h + block * w_i
     i0 = block * BM
     i = i0 + tl.arange(0, BM)
     e, d = tl.arange(0, E), tl.arange(0, D)
@@ -192,18 +201,17 @@ def by_queries(
     if LEAVES:
         far = first_key(X, Y, tl.load(Z + tl.program_id(1)), i0, T, KIND)
     if REACH > 0 or STRAIGHT:
-        simple = REACH - 1 if REACH > 0 else straight_from(X, BN)
-        far = tl.maximum((i0 - simple) // BN, 0) * BN
+        far = tl.maximum((i0 - simple_from(X, KIND, REACH, BN)) // BN, 0) * BN
         dq, rest = key_blocks(
-            dq, rest, q, g, lse, sums, K, V, i, i0, 0, far, T, k_t, v_t, scale, X, Y, Z,
+            dq, rest, q, g, lse, sums, K, V, i, i0, 0, far, T, k_t, v_t, scale, X, Y, Z, W,
             KIND, True, False, SUMS, REACH, E, D, BN, PRECISION,
         )  # fmt: skip
     dq, rest = key_blocks(
-        dq, rest, q, g, lse, sums, K, V, i, i0, far, whole, T, k_t, v_t, scale, X, Y, Z,
+        dq, rest, q, g, lse, sums, K, V, i, i0, far, whole, T, k_t, v_t, scale, X, Y, Z, W,
         KIND, False, False, SUMS, REACH, E, D, BN, PRECISION,
     )  # fmt: skip
     dq, rest = key_blocks(
-        dq, rest, q, g, lse, sums, K, V, i, i0, whole, i0 + BM, T, k_t, v_t, scale, X, Y, Z,
+        dq, rest, q, g, lse, sums, K, V, i, i0, whole, i0 + BM, T, k_t, v_t, scale, X, Y, Z, W,
         KIND, False, True, SUMS, REACH, E, D, BN, PRECISION,
     )  # fmt: skip
     tl.store(R + rows, sums + rest, mask=i < T)

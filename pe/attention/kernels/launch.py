@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pe.attention.kernels import flash, gradients, learned
-from pe.attention.kernels.blocks import plan_for
+from pe.attention.kernels.blocks import Blocks, Plan, plan_for
 from pe.attention.kernels.horizon import LEAST, horizon, leaves_out
-from pe.attention.kernels.straight import straightens
+from pe.attention.kernels.straight import LONG, lines, straightens
 from pe.attention.kernels.sums import by_distance, by_unit
 from pe.encodings.forms import FIRE, KEYS, LOGARITHM, NONE, PADDING, POWER, TABLE
 
@@ -68,6 +68,33 @@ class _Bias:
         self.tensors = x, y, z
 
 
+def _straight(kind: int, q: Tensor, plan: Plan, long: int) -> bool:
+    """Whether far blocks take lines; two kernels share FIRE's, and then have to cut alike."""
+    alike = plan.keys.queries == plan.keys.keys == plan.table.queries
+    return straightens(kind, q.dtype, q.shape[2], long) and (kind != FIRE or alike)
+
+
+def _lines(
+    kind: int, straight: bool, q: Tensor, parts: list[Tensor], b: Blocks, turned: bool = False
+) -> Tensor:
+    """Which of FIRE's blocks take lines; of other kinds nothing that is read."""
+    if kind != FIRE or not straight:
+        return q.new_empty(0, 0, 0, dtype=torch.int32)
+    return lines(parts, q.shape[2], b.queries, b.keys, turned)
+
+
+class _Network:
+    """What the gradient of FIRE's network is made from; of other kinds nothing that is read."""
+
+    def __init__(self, kind: int, q: Tensor, parts: list[Tensor], blocks: int) -> None:
+        self.units = parts[3].shape[0] if kind == FIRE else 1
+        self.places = 2 ** (self.units - 1).bit_length()
+        sizes = q.shape[0], q.shape[1], blocks, 4, self.places
+        self.far = q.new_empty(sizes, dtype=torch.float32)
+        own = (parts[3], parts[4][PADDING:], parts[5], parts[6]) if kind == FIRE else (q,) * 4
+        self.tensors = (*own, self.far)
+
+
 def _step(x: Tensor) -> int:
     return 0 if x.shape[0] == 1 else x.stride(0)
 
@@ -86,10 +113,12 @@ def forward(
     parts: list[Tensor],
     reach: int,
     least: int = LEAST,
+    long: int = LONG,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """o (B, H, T, D), lse (B, H, T) in base 2, and the horizon (B, H), empty where none is used.
 
-    Keys beyond it are left out of texts of ``least`` tokens and more.
+    Keys beyond it are left out of texts of ``least`` tokens and more; FIRE takes lines in texts of
+    ``long`` and more.
     """
     q, k, v = ready(q), ready(k), ready(v)
     batch, heads, length, width = q.shape
@@ -98,12 +127,15 @@ def forward(
     leaves = leaves_out(kind, length, least)
     beyond = horizon(q, k, scale) if leaves else lse.new_empty(0)
     bias = _Bias(kind, q, own, parts, beyond)
-    plan = plan_for(width, v.shape[-1], kind, reach).forward
+    whole = plan_for(width, v.shape[-1], kind, reach)
+    plan = whole.forward
+    straight = _straight(kind, q, whole, long)
+    w = _lines(kind, straight, q, parts, plan)
     flash.forward[(-(-length // plan.queries), batch * heads)](
-        q, k, v, out, lse, *bias.tensors, length, heads, heads // k.shape[1], scale / LN2,
-        *rows_of(q), *rows_of(k), *rows_of(v), *rows_of(out), *bias.strides, KIND=kind, REACH=reach,
-        LEAVES=leaves, STRAIGHT=straightens(kind, q.dtype), E=width, D=v.shape[-1],
-        BM=plan.queries, BN=plan.keys, PRECISION=_precision(q), **plan.options(),
+        q, k, v, out, lse, *bias.tensors, w, length, heads, heads // k.shape[1], scale / LN2,
+        *rows_of(q), *rows_of(k), *rows_of(v), *rows_of(out), *bias.strides,
+        *w.stride()[:2], KIND=kind, REACH=reach, LEAVES=leaves, STRAIGHT=straight, E=width,
+        D=v.shape[-1], BM=plan.queries, BN=plan.keys, PRECISION=_precision(q), **plan.options(),
     )  # fmt: skip
     return out, lse, beyond
 
@@ -122,6 +154,7 @@ def backward(
     parts: list[Tensor],
     reach: int,
     learns: bool,
+    long: int = LONG,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv and the gradient of ``own``, empty unless ``learns``."""
     q, k, v, gradient = ready(q), ready(k), ready(v), ready(gradient)
@@ -130,7 +163,7 @@ def backward(
     groups = heads // key_heads
     plan = plan_for(width, value_width, kind, reach)
     bias, leaves = _Bias(kind, q, own, parts, beyond), beyond.numel() > 0
-    straight = straightens(kind, q.dtype)
+    straight = _straight(kind, q, plan, long)
     sums = torch.empty_like(lse)
     inputs = (q, k, v, gradient, lse, sums, *bias.tensors)
     strides = (*rows_of(q), *rows_of(k), *rows_of(v), *rows_of(gradient))
@@ -138,19 +171,23 @@ def backward(
     shape |= {"D": value_width, "PRECISION": _precision(q)}
     dq, dk, dv = tokens_first(q, width), tokens_first(k, width), tokens_first(v, value_width)
     b = plan.queries
+    w = _lines(kind, straight, q, parts, b)
     gradients.by_queries[(-(-length // b.queries), batch * heads)](
-        *inputs, out, dq, length, heads, groups, scale / LN2, scale, *strides, *bias.strides,
-        *rows_of(out), *rows_of(dq), SUMS=learns, LEAVES=leaves, STRAIGHT=straight,
+        *inputs, w, out, dq, length, heads, groups, scale / LN2, scale, *strides, *bias.strides,
+        *w.stride()[:2], *rows_of(out), *rows_of(dq), SUMS=learns, LEAVES=leaves, STRAIGHT=straight,
         BM=b.queries, BN=b.keys, **shape, **b.options(),
     )  # fmt: skip
     by_keys = learns and kind in (KEYS, LOGARITHM, POWER)
     sizes = 1 if kind == KEYS else 2, batch, heads, length if by_keys else 0
     by_key = q.new_empty(sizes, dtype=torch.float32)
     b = plan.keys
+    w = _lines(kind, straight, q, parts, b, turned=True)
+    network = _Network(kind, q, parts, -(-length // b.keys) if straight else 0)
     gradients.by_keys[(-(-length // b.keys), batch * key_heads)](
-        *inputs, dk, dv, by_key[0], by_key[-1], length, heads, groups, scale / LN2, scale,
-        *strides, *bias.strides, *rows_of(dk), *rows_of(dv), SUMS=by_keys, LEAVES=leaves,
-        STRAIGHT=straight, BM=b.queries, BN=b.keys, **shape, **b.options(),
+        *inputs, w, dk, dv, by_key[0], by_key[-1], *network.tensors, length, heads, groups,
+        scale / LN2, scale, *strides, *bias.strides, *w.stride()[:2], *rows_of(dk), *rows_of(dv),
+        SUMS=by_keys, LEAVES=leaves, STRAIGHT=straight, BM=b.queries, BN=b.keys, **shape,
+        UNITS=network.units, KNOTS=bias.knots, PLACES=network.places, **b.options(),
     )  # fmt: skip
     if not learns or own is None:
         return dq, dk, dv, q.new_empty(0, dtype=torch.float32)
@@ -166,16 +203,16 @@ def backward(
     own_arguments = (batch, length, heads, groups, scale / LN2, *strides, bias.strides[1])
     options: dict[str, Any] = {"BM": size} | b.options()
     if kind == FIRE:
-        blocks, units = -(-length // size), parts[3].shape[0]
-        places = 2 ** (units - 1).bit_length()
+        blocks = -(-length // size)
         programs = min(blocks * (blocks + 1) // 2, PROGRAMS)
-        found = q.new_empty(heads, programs, 4, places, dtype=torch.float32)
-        by_c = parts[4][PADDING:]
+        found = q.new_empty(heads, programs, 4, network.places, dtype=torch.float32)
         learned.of_network[(programs, heads)](
-            *inputs, parts[3], by_c, parts[5], parts[6], found, *own_arguments, units,
-            KNOTS=bias.knots, PLACES=places, **shape, **options,
+            *inputs, w, *network.tensors[:-1], found, *own_arguments, *w.stride()[:2],
+            network.units, KNOTS=bias.knots, PLACES=network.places, STRAIGHT=straight, **shape,
+            **options,
         )  # fmt: skip
-        return dq, dk, dv, by_unit(found.sum(1)[..., :units], parts[7], parts[8])
+        total = found.sum(1) + network.far.sum((0, 2))
+        return dq, dk, dv, by_unit(total[..., : network.units], parts[7], parts[8])
     diagonals = -(-length // size)
     if reach:  # what is alike beyond is found without looking
         diagonals = min(diagonals, -(-(reach + size - 1) // size))

@@ -78,15 +78,17 @@ def block_sum(x):
 
 @triton.jit
 def of_network(
-    Q, K, V, DO, L, R, X, Y, Z, BREAKS, BY_C, ROWS_C, ROWS_M, PARTS, B, T, H, G, scale,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, x_h, UNITS,
+    Q, K, V, DO, L, R, X, Y, Z, W, BREAKS, BY_C, ROWS_C, ROWS_M, PARTS, B, T, H, G, scale,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, x_h, w_h, w_i, UNITS,
     KIND: tl.constexpr, REACH: tl.constexpr, KNOTS: tl.constexpr, PLACES: tl.constexpr,
-    E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
+    STRAIGHT: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """FIRE: what its network and its two numbers need of every n-th block, whole batch.
 
     With u the share that f is asked for: PARTS (H, programs, 4, PLACES) gets, over u > BREAKS[n],
-    the sums of dS, dS u, dS du/dc and dS du/dm. PLACES is UNITS rounded up to a power of two.
+    the sums of dS, dS u, dS du/dc and dS du/dm. PLACES is UNITS rounded up to a power of two. With
+    STRAIGHT blocks within one piece of f (W) are left to `pe.attention.kernels.fire_far`.
     """
     h = tl.program_id(1)
     X += h * x_h
@@ -101,44 +103,48 @@ def of_network(
         row = tl.where(row * (row + 1) // 2 > block, row - 1, row)
         row = tl.where((row + 1) * (row + 2) // 2 <= block, row + 1, row)
         i0, j0 = row * BM, (block - row * (row + 1) // 2) * BM
-        total = tl.zeros((BM, BM), tl.float32)
-        for b in tl.range(0, B):
-            total += score_gradient(
-                Q, K, V, DO, L, R, X, Y, Z, b + tl.full((), 0, tl.int64), h, i0, j0, T, H, G, scale,
-                q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t,
-                KIND, REACH, E, D, BM, PRECISION,
-            )  # fmt: skip
-        i, j = i0 + tl.arange(0, BM), j0 + tl.arange(0, BM)
-        rows = tl.load(Z + i) / KNOTS
-        u = log2(1.0 + tl.load(Y) * apart(i, j, False, True)) * rows[:, None]
-        rows *= LOG2E  # 1 / N_i
-        u = tl.where(i[:, None] >= j[None, :], u, 0.0)
-        # du/dc = psi'(i - j) / N_i - u (dN_i/dc) / N_i,   du/dm = - u (dN_i/dm) / N_i
-        of_c = (by_distance(BY_C, i, j, False) - u * tl.load(ROWS_C + i)[:, None]) * rows[:, None]
-        of_m = -u * (tl.load(ROWS_M + i) * rows)[:, None]
-        all_plain, all_u = block_sum(total), block_sum(total * u)
-        all_c, all_m = block_sum(total * of_c), block_sum(total * of_m)
-        # u rises with the query and falls with the key, so corners hold its least and its most
-        last = tl.minimum(i0 + BM, T) - 1
-        most = log2(1.0 + tl.load(Y) * (last - j0)) * tl.load(Z + last) / KNOTS
-        nearest = tl.maximum(i0 - (j0 + BM - 1), 0)
-        least = log2(1.0 + tl.load(Y) * nearest) * tl.load(Z + i0) / KNOTS
-        edges = tl.load(BREAKS + places, mask=places < UNITS, other=float("inf"))
-        whole = edges < least  # the block lies above these edges
-        plain += tl.where(whole, all_plain, 0.0)
-        by_u += tl.where(whole, all_u, 0.0)
-        by_c += tl.where(whole, all_c, 0.0)
-        by_m += tl.where(whole, all_m, 0.0)
-        if tl.sum(((edges >= least) & (edges < most)).to(tl.int32), 0) > 0:  # rare far away
-            for n in tl.range(0, UNITS):
-                edge = tl.load(BREAKS + n)
-                if (edge >= least) & (edge < most):  # the edge runs through the block
-                    above = tl.where(u > edge, total, 0.0)
-                    here = places == n
-                    plain += tl.where(here, block_sum(above), 0.0)
-                    by_u += tl.where(here, block_sum(above * u), 0.0)
-                    by_c += tl.where(here, block_sum(above * of_c), 0.0)
-                    by_m += tl.where(here, block_sum(above * of_m), 0.0)
+        done = tl.load(W + h * w_h + row * w_i + j0 // BM) >= 0 if STRAIGHT else False
+        if not done:
+            total = tl.zeros((BM, BM), tl.float32)
+            for b in tl.range(0, B):
+                total += score_gradient(
+                    Q, K, V, DO, L, R, X, Y, Z, b + tl.full((), 0, tl.int64), h, i0, j0, T, H, G,
+                    scale, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t,
+                    KIND, REACH, E, D, BM, PRECISION,
+                )  # fmt: skip
+            i, j = i0 + tl.arange(0, BM), j0 + tl.arange(0, BM)
+            rows = tl.load(Z + i) / KNOTS
+            u = log2(1.0 + tl.load(Y) * apart(i, j, False, True)) * rows[:, None]
+            rows *= LOG2E  # 1 / N_i
+            u = tl.where(i[:, None] >= j[None, :], u, 0.0)
+            # du/dc = psi'(i - j) / N_i - u (dN_i/dc) / N_i,   du/dm = - u (dN_i/dm) / N_i
+            of_c = (by_distance(BY_C, i, j, False) - u * tl.load(ROWS_C + i)[:, None]) * rows[
+                :, None
+            ]
+            of_m = -u * (tl.load(ROWS_M + i) * rows)[:, None]
+            all_plain, all_u = block_sum(total), block_sum(total * u)
+            all_c, all_m = block_sum(total * of_c), block_sum(total * of_m)
+            # u rises with the query and falls with the key, so corners hold its least and its most
+            last = tl.minimum(i0 + BM, T) - 1
+            most = log2(1.0 + tl.load(Y) * (last - j0)) * tl.load(Z + last) / KNOTS
+            nearest = tl.maximum(i0 - (j0 + BM - 1), 0)
+            least = log2(1.0 + tl.load(Y) * nearest) * tl.load(Z + i0) / KNOTS
+            edges = tl.load(BREAKS + places, mask=places < UNITS, other=float("inf"))
+            whole = edges < least  # the block lies above these edges
+            plain += tl.where(whole, all_plain, 0.0)
+            by_u += tl.where(whole, all_u, 0.0)
+            by_c += tl.where(whole, all_c, 0.0)
+            by_m += tl.where(whole, all_m, 0.0)
+            if tl.sum(((edges >= least) & (edges < most)).to(tl.int32), 0) > 0:  # rare far away
+                for n in tl.range(0, UNITS):
+                    edge = tl.load(BREAKS + n)
+                    if (edge >= least) & (edge < most):  # the edge runs through the block
+                        above = tl.where(u > edge, total, 0.0)
+                        here = places == n
+                        plain += tl.where(here, block_sum(above), 0.0)
+                        by_u += tl.where(here, block_sum(above * u), 0.0)
+                        by_c += tl.where(here, block_sum(above * of_c), 0.0)
+                        by_m += tl.where(here, block_sum(above * of_m), 0.0)
     at = PARTS + (h * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * 4 * PLACES + places
     tl.store(at, plain)
     tl.store(at + PLACES, by_u)

@@ -8,6 +8,9 @@ line through the two Chebyshev nodes of the piece is off by at most
 which is 2^-12 where d = side sqrt(256 x0 log2(e)). From there on the line is taken, for numbers of
 16 bits only: weights are rounded to 9 or 12 bits right after. A block of queries takes a line over
 its keys for each query, a block of keys one over its queries for each key.
+
+FIRE's bias is f(psi(i - j) / N_i), and f is straight between its corners: in a block without one,
+lines follow from the logarithm alone. `lines` says which blocks those are, and in which piece of f.
 """
 
 from __future__ import annotations
@@ -15,20 +18,55 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from pe.attention.kernels.elementary import inverse, log2
-from pe.encodings.forms import LOGARITHM
+from pe.encodings.forms import FIRE, LOGARITHM
 
 BITS = 2.0**-12
 SIDES: tl.constexpr = tl.constexpr((1.4426950408889634 / (16 * BITS)) ** 0.5)
 NODE: tl.constexpr = tl.constexpr(0.125**0.5)
 """Chebyshev's two nodes lie this share of a piece from its middle."""
 FAR: tl.constexpr = tl.constexpr(1e9)
+SHARE: tl.constexpr = tl.constexpr(8)
+"""From as many sides of a block on, FIRE's share is straight to within 2^-12 of itself."""
+REGION = 65536
+LONG = 4096
+"""Tokens from which on it is worth looking for FIRE's blocks."""
 
 
-def straightens(kind: int, dtype: torch.dtype) -> bool:
+def straightens(kind: int, dtype: torch.dtype, length: int, long: int = LONG) -> bool:
     """Whether far blocks take lines."""
-    return kind == LOGARITHM and dtype in (torch.bfloat16, torch.float16)
+    worth = kind == LOGARITHM or (kind == FIRE and length >= long)
+    return worth and dtype in (torch.bfloat16, torch.float16)
+
+
+def lines(parts: list[Tensor], length: int, rows: int, keys: int, turned: bool) -> Tensor:
+    """(H, blocks of queries, blocks of keys) int32: the piece of f that a block lies in, or -1.
+
+    To the piece is added `REGION` times the number of corners below it. -1 where it lies in
+    several, or where lines over its keys (``turned``: queries) are not within `BITS`. Shares rise
+    with the query and fall with the key, so two corners of a block hold their bounds.
+    """
+    pieces, steep, knots, breaks = parts[:4]
+    side = rows if turned else keys
+    first = torch.arange(0, length, rows, device=steep.device)[:, None]
+    begin = torch.arange(0, length, keys, device=steep.device)
+    last = first + rows - 1
+    nearest = first - (begin + keys - 1)
+    near = nearest.clamp(min=1).float()
+    count = pieces.shape[1] - 2
+    low = ((1 + steep * near).log2() * knots[first]).long().clamp(max=count - 1)
+    most = (last - begin).clamp(min=1).float()
+    high = ((1 + steep * most).log2() * knots[last]).long().clamp(max=count - 1) + 1
+    edges = (breaks[:-1] * count).sort().values
+    below = torch.searchsorted(edges, torch.arange(count + 1, device=edges.device), right=True)
+    alone = (below[low] == below[high]) & (nearest >= SHARE.value * side)
+    if turned:  # N changes along such a line, and has a corner of its own
+        alone &= (knots[first] == knots[last]) | (knots[first] != knots[first + 1])
+    bend = pieces[:, low + 1, 1].abs() * knots[first] * (SIDES.value * side) ** 2
+    room = near**2 * (0.25 if turned else 1.0)
+    return torch.where(alone & (bend <= room), low + REGION * below[low], -1).int()
 
 
 @triton.jit
@@ -63,3 +101,29 @@ def line_of_share(middle, x1, SIDE: tl.constexpr):
     high, low = middle + SIDE * NODE, middle - SIDE * NODE
     more, less = high * inverse(1.0 + x1 * high), low * inverse(1.0 + x1 * low)
     return 0.5 * (more + less), (more - less) / (2 * SIDE * NODE)
+
+
+@triton.jit
+def line_of_fire(i, j, i0, j0, Y, Z, TURNED: tl.constexpr, SIDE: tl.constexpr):
+    """Knots over N as a line along each row: in the middle of the block, and by token."""
+    A: tl.constexpr = (SIDE * 3 + 10) // 20  # Chebyshev's node from the edge, in whole tokens
+    B: tl.constexpr = SIDE - 1 - A
+    if TURNED:
+        one = log2(1.0 + tl.load(Y) * (i0 - j + A).to(tl.float32)) * tl.load(Z + i0 + A)
+        two = log2(1.0 + tl.load(Y) * (i0 - j + B).to(tl.float32)) * tl.load(Z + i0 + B)
+    else:
+        rows = tl.load(Z + i)
+        one = log2(1.0 + tl.load(Y) * (i - j0 - A).to(tl.float32)) * rows
+        two = log2(1.0 + tl.load(Y) * (i - j0 - B).to(tl.float32)) * rows
+    return 0.5 * (one + two), (two - one) / (B - A)
+
+
+@triton.jit
+def along(i, j, i0, j0, TURNED: tl.constexpr, SIDE: tl.constexpr):
+    """Places on such a line, from the middle of the block."""
+    half: tl.constexpr = (SIDE - 1) / 2
+    if TURNED:
+        place = (i - i0).to(tl.float32) - half
+    else:
+        place = (j - j0).to(tl.float32) - half
+    return place
