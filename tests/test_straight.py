@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from pe.attention.kernels import launch, ops, proof, straight
+from pe.attention.kernels.blocks import plan_for
 from pe.attention.kernels.launch import backward, forward
-from pe.encodings.forms import LOG2E, LOGARITHM, Form, by_logarithm, fire, matrix
+from pe.encodings.forms import FIRE, LOG2E, LOGARITHM, Form, by_logarithm, fire, matrix
 
 LENGTH = 900
 FIRST, SECOND = torch.tensor([0.02, 0.3]), torch.tensor([0.5, 0.01])
@@ -78,25 +79,40 @@ def test_far_blocks_agree_with_the_definition_forward_and_backward(dtype: torch.
 
 def test_only_numbers_of_16_bits_take_the_line() -> None:
     kind = by_logarithm(FIRST, SECOND).kind
-    assert straight.straightens(kind, torch.float16)
-    assert not straight.straightens(kind, torch.float32)
+    assert straight.straightens(kind, torch.float16, 1)
+    assert not straight.straightens(kind, torch.float32, 10**6)
+    assert straight.straightens(FIRE, torch.bfloat16, straight.LONG)
+    assert not straight.straightens(FIRE, torch.bfloat16, straight.LONG - 1), "not worth the look"
 
 
 def test_the_proof_before_first_use_looks_at_lines_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """In float16 its case has blocks that take them, forward and backward, and it passes."""
-    kind = LOGARITHM, 0, 16, 16, torch.float16, torch.device("cpu")
+    given = LOGARITHM, 0, 16, 16, torch.float16, torch.device("cpu")
     seen: list[list[Tensor]] = []
     compare = proof.compare
     monkeypatch.setattr(proof, "compare", lambda found, *rest: seen.append(list(found)))
     for straightens in (launch.straightens, lambda *_: False):
         monkeypatch.setattr(launch, "straightens", straightens)
-        ops.prove.__wrapped__(*kind)
-    case = proof.case(*kind)
-    compare(seen[0], proof.expected(case, 0.25), torch.float16)
-    out, dq, dk, *_ = ([f[:, -1:] for f in part] for part in zip(*seen, strict=True))
-    assert not torch.equal(*out)
-    assert not torch.equal(*dq)
-    assert not torch.equal(*dk)
+        ops.prove.__wrapped__(*given)
+    compare(seen[0], proof.expected(proof.case(*given), 0.25), torch.float16)
+    for lined, exact in zip(*seen, strict=True):
+        assert not torch.equal(lined, exact) or lined.dim() == 4  # dv of heads that share keys
+
+
+def some_lines(form: Form, length: int) -> bool:
+    """In all three passes."""
+    plan = plan_for(16, 16, form.kind, 0)
+    cuts = (plan.forward, False), (plan.queries, False), (plan.keys, True)
+    found = [
+        straight.lines(list(form.parts), length, b.queries, b.keys, turned) for b, turned in cuts
+    ]
+    return all(bool((f >= 0).any()) for f in found)
+
+
+def test_the_proof_of_a_network_has_lines_too() -> None:
+    given = FIRE, 0, 16, 16, torch.bfloat16, torch.device("cpu")
+    case = proof.case(*given)
+    assert some_lines(case.form, case.q.shape[2])
 
 
 def network(dtype: torch.dtype = torch.float32) -> tuple[list[Tensor], float]:
@@ -158,21 +174,18 @@ def test_blocks_in_one_piece_of_a_network_have_lines_within_the_bound(turned: bo
 
 
 def test_far_blocks_of_a_network_agree_with_the_definition_forward_and_backward() -> None:
-    length = 1088
+    length = 960
     generator = torch.Generator().manual_seed(0)
     given = [torch.randn(1, h, length, 16, generator=generator).half() for h in (2, 1, 1, 2)]
     form, leaves = of_fire(length)
+    assert some_lines(form, length)
     q, k, v, gradient = given
     how = 0.25, form.kind, form.own, list(form.parts), form.reach
-    results = []
-    for long in (0, length + 1):
-        out, lse, beyond = forward(q, k, v, *how, long=long)
-        found = backward(gradient, q, k, v, out, lse, beyond, *how, True, long=long)
-        numbers = torch.autograd.grad(form.own, leaves, found[-1], retain_graph=True)
-        results.append([out, *found[:3], *numbers])
-    exact = fire_by_definition(length, given)
+    out, lse, beyond = forward(q, k, v, *how, long=0)
+    found = backward(gradient, q, k, v, out, lse, beyond, *how, True, long=0)
+    numbers = torch.autograd.grad(form.own, leaves, found[-1])
     names = ("out", "q", "k", "v", "c", "multiplier", "weight", "offset", "head weight")
-    for name, lined, pieced, want in zip(names, *results, exact, strict=True):
-        assert not torch.equal(lined, pieced), name
-        for fast in (lined, pieced):
-            assert float((fast.double() - want).norm() / want.norm()) < 3e-3, name
+    exact = fire_by_definition(length, given)
+    for name, fast, want in zip(names, (out, *found[:3], *numbers), exact, strict=True):
+        bound = 6e-4 if fast.dim() == 4 else 5e-5
+        assert float((fast.double() - want).norm() / want.norm()) < bound, name

@@ -44,12 +44,16 @@ def lines_of_gradient(i0, j, middle, by_token, BY_C, Z, ROWS_C, ROWS_M, KNOTS, S
 
 @triton.jit
 def far_blocks(
-    dk, dv, k, v, Q, DO, L, R, j, j0, start, T, q_t, g_t, scale, X, Y, Z, W, w_i,
-    BREAKS, BY_C, ROWS_C, ROWS_M, PARTS,
+    dk, dv, k, v, Q, DO, L, R, j, j0, T, q_t, g_t, scale, X, Y, Z, W, w_i, ORDER, begin, end,
+    BREAKS, BY_C, ROWS_C, ROWS_M, PARTS, LINES: tl.constexpr,
     UNITS: tl.constexpr, KNOTS: tl.constexpr, PLACES: tl.constexpr,
     E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one block of keys from the queries from ``start`` on; and PARTS (4, PLACES)."""
+    """Gradients of one block of keys from the blocks of queries that ORDER lists.
+
+    Blocks that take LINES also leave PARTS (4, PLACES); the others come in a call of their own, so
+    that neither loop holds the registers of the other.
+    """
     e, d = tl.arange(0, E), tl.arange(0, D)
     places = tl.arange(0, PLACES)
     edges = tl.load(BREAKS + places, mask=places < UNITS, other=float("inf")) * KNOTS
@@ -58,14 +62,16 @@ def far_blocks(
     nothing = 0.0 * j.to(tl.float32)
     p_sum, u_sum, c_sum, m_sum = nothing, nothing, nothing, nothing
     now = tl.full((), -1, tl.int32)
-    for i0 in tl.range(start, T, BM):
+    for n in tl.range(begin, end):
+        block = tl.load(ORDER + n * w_i)
+        i0 = block * BM
         i = i0 + tl.arange(0, BM)
         inside = i < T
-        here = tl.load(W + i0 // BM * w_i)
         q = tl.load(Q + i[:, None] * q_t + e[None, :], mask=inside[:, None], other=0.0)
         lse = tl.load(L + i, mask=inside, other=float("inf"))
         s = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale
-        if here >= 0:
+        if LINES:
+            here = tl.load(W + block * w_i)
             s = add_line(s, i, j, i0, j0, here, X, Y, Z, True)
         else:
             s = add_piece(s, i, j, X, Y, Z, True, False)
@@ -75,7 +81,7 @@ def far_blocks(
         sums = tl.load(R + i, mask=inside, other=0.0)
         dp = tl.dot(v, tl.trans(g), input_precision=PRECISION)
         ds = p * (dp - sums[None, :])
-        if here >= 0:
+        if LINES:
             if here // REGION != now // REGION:
                 above = edges <= now % REGION  # of no piece yet the sums are 0
                 plain += tl.where(above, tl.sum(p_sum, 0), 0.0)
@@ -95,9 +101,10 @@ def far_blocks(
             c_sum += all_here * c + placed * c_by
             m_sum += all_here * m + placed * m_by
         dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
-    above = edges <= now % REGION
-    tl.store(PARTS + places, plain + tl.where(above, tl.sum(p_sum, 0), 0.0))
-    tl.store(PARTS + PLACES + places, by_u + tl.where(above, tl.sum(u_sum, 0), 0.0))
-    tl.store(PARTS + 2 * PLACES + places, by_c + tl.where(above, tl.sum(c_sum, 0), 0.0))
-    tl.store(PARTS + 3 * PLACES + places, by_m + tl.where(above, tl.sum(m_sum, 0), 0.0))
+    if LINES:
+        above = edges <= now % REGION
+        tl.store(PARTS + places, plain + tl.where(above, tl.sum(p_sum, 0), 0.0))
+        tl.store(PARTS + PLACES + places, by_u + tl.where(above, tl.sum(u_sum, 0), 0.0))
+        tl.store(PARTS + 2 * PLACES + places, by_c + tl.where(above, tl.sum(c_sum, 0), 0.0))
+        tl.store(PARTS + 3 * PLACES + places, by_m + tl.where(above, tl.sum(m_sum, 0), 0.0))
     return dk, dv

@@ -74,8 +74,8 @@ def query_blocks(
 
 @triton.jit
 def by_keys(
-    Q, K, V, DO, L, R, X, Y, Z, W, DK, DV, DX, DY, BREAKS, BY_C, ROWS_C, ROWS_M, PARTS, T, H, G,
-    scale, plain_scale,
+    Q, K, V, DO, L, R, X, Y, Z, W, DK, DV, DX, DY, ORDER, BREAKS, BY_C, ROWS_C, ROWS_M, PARTS,
+    T, H, G, scale, plain_scale,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, x_b, x_h, y_b, y_h,
     w_h, w_i, dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
     KIND: tl.constexpr, SUMS: tl.constexpr, REACH: tl.constexpr, LEAVES: tl.constexpr,
@@ -117,10 +117,18 @@ def by_keys(
         )  # fmt: skip
         if KIND == 3 and STRAIGHT:
             at = PARTS + ((b * H + h) * tl.num_programs(0) + tl.program_id(0)) * 4 * PLACES
+            Wh = W + h * w_h + tl.program_id(0)
+            Order = ORDER + h * (w_h + 2 * w_i) + tl.program_id(0)
+            taken, all_far = tl.load(Order), tl.load(Order + w_i)
             dk, dv = far_blocks(
-                dk, dv, k, v, Qh, DOh, Lh, Rh, j, j0, far, T, q_t, g_t, scale, Xh, Yh, Z,
-                W + h * w_h + tl.program_id(0), w_i, BREAKS, BY_C, ROWS_C, ROWS_M, at,
-                UNITS, KNOTS, PLACES, E, D, BM, PRECISION,
+                dk, dv, k, v, Qh, DOh, Lh, Rh, j, j0, T, q_t, g_t, scale, Xh, Yh, Z, Wh, w_i,
+                Order + 2 * w_i, 0, taken, BREAKS, BY_C, ROWS_C, ROWS_M, at,
+                True, UNITS, KNOTS, PLACES, E, D, BM, PRECISION,
+            )  # fmt: skip
+            dk, dv = far_blocks(
+                dk, dv, k, v, Qh, DOh, Lh, Rh, j, j0, T, q_t, g_t, scale, Xh, Yh, Z, Wh, w_i,
+                Order + 2 * w_i, taken, all_far, BREAKS, BY_C, ROWS_C, ROWS_M, at,
+                False, UNITS, KNOTS, PLACES, E, D, BM, PRECISION,
             )  # fmt: skip
         elif REACH > 0 or STRAIGHT:
             dk, dv, dx, dy = query_blocks(

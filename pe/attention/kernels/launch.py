@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from pe.attention.kernels import flash, gradients, learned
 from pe.attention.kernels.blocks import Blocks, Plan, plan_for
 from pe.attention.kernels.horizon import LEAST, horizon, leaves_out
-from pe.attention.kernels.straight import LONG, lines, straightens
+from pe.attention.kernels.straight import LONG, SHARE, lines, order_of, straightens
 from pe.attention.kernels.sums import by_distance, by_unit
 from pe.encodings.forms import FIRE, KEYS, LOGARITHM, NONE, PADDING, POWER, TABLE
 
@@ -79,17 +79,20 @@ def _lines(
 ) -> Tensor:
     """Which of FIRE's blocks take lines; of other kinds nothing that is read."""
     if kind != FIRE or not straight:
-        return q.new_empty(0, 0, 0, dtype=torch.int32)
+        return torch.empty(0, 0, 0, dtype=torch.int32, device=q.device)
     return lines(parts, q.shape[2], b.queries, b.keys, turned)
 
 
 class _Network:
     """What the gradient of FIRE's network is made from; of other kinds nothing that is read."""
 
-    def __init__(self, kind: int, q: Tensor, parts: list[Tensor], blocks: int) -> None:
+    def __init__(
+        self, kind: int, q: Tensor, parts: list[Tensor], found: Tensor, beyond: int
+    ) -> None:
         self.units = parts[3].shape[0] if kind == FIRE else 1
         self.places = 2 ** (self.units - 1).bit_length()
-        sizes = q.shape[0], q.shape[1], blocks, 4, self.places
+        self.order = order_of(found, beyond) if found.numel() else found
+        sizes = q.shape[0], q.shape[1], found.shape[-1], 4, self.places
         self.far = q.new_empty(sizes, dtype=torch.float32)
         own = (parts[3], parts[4][PADDING:], parts[5], parts[6]) if kind == FIRE else (q,) * 4
         self.tensors = (*own, self.far)
@@ -182,11 +185,12 @@ def backward(
     by_key = q.new_empty(sizes, dtype=torch.float32)
     b = plan.keys
     w = _lines(kind, straight, q, parts, b, turned=True)
-    network = _Network(kind, q, parts, -(-length // b.keys) if straight else 0)
+    network = _Network(kind, q, parts, w, SHARE.value + 1)
     gradients.by_keys[(-(-length // b.keys), batch * key_heads)](
-        *inputs, w, dk, dv, by_key[0], by_key[-1], *network.tensors, length, heads, groups,
-        scale / LN2, scale, *strides, *bias.strides, *w.stride()[:2], *rows_of(dk), *rows_of(dv),
-        SUMS=by_keys, LEAVES=leaves, STRAIGHT=straight, BM=b.queries, BN=b.keys, **shape,
+        *inputs, w, dk, dv, by_key[0], by_key[-1], network.order, *network.tensors,
+        length, heads, groups, scale / LN2, scale, *strides, *bias.strides, *w.stride()[:2],
+        *rows_of(dk), *rows_of(dv), SUMS=by_keys, LEAVES=leaves, STRAIGHT=straight, BM=b.queries,
+        BN=b.keys, **shape,
         UNITS=network.units, KNOTS=bias.knots, PLACES=network.places, **b.options(),
     )  # fmt: skip
     if not learns or own is None:

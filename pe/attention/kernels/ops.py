@@ -105,9 +105,9 @@ def prove(
     form, scale = case.form, width**-0.5
     bias = kind, form.own, list(form.parts), form.reach
     try:
-        out, lse, beyond = forward(case.q, case.k, case.v, scale, *bias, 0)
+        out, lse, beyond = forward(case.q, case.k, case.v, scale, *bias, 0, 0)
         found = backward(
-            case.gradient, case.q, case.k, case.v, out, lse, beyond, scale, *bias, kind != NONE
+            case.gradient, case.q, case.k, case.v, out, lse, beyond, scale, *bias, kind != NONE, 0
         )  # fmt: skip
     except Exception as error:
         raise RuntimeError(

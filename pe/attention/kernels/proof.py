@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pe.attention.kernels.horizon import FALLING
+from pe.attention.kernels.straight import straightens
 from pe.encodings.forms import (
     FIRE,
     KEYS,
@@ -58,6 +59,8 @@ def case(
     if kind in FALLING or kind == LOGARITHM:
         # The last stretch does not look at the first where a bias is steep, or takes lines for it.
         length = 3 * STRETCH
+    if kind == FIRE and straightens(kind, dtype, length, 0):
+        length = 704  # far enough for lines
     generator = torch.Generator(device=device).manual_seed(7)
 
     def drawn(*shape: int) -> Tensor:
@@ -82,7 +85,9 @@ def case(
             numbers[0, 1] = 0.01  # straight from 124 tokens on
         form = by_logarithm(*numbers) if kind == LOGARITHM else by_power(*numbers)
     elif kind == FIRE:
-        weights = drawn(8, 1), drawn(8), drawn(HEADS, 8), drawn(HEADS)
+        weight, corners = drawn(8), torch.linspace(0.1, 0.9, 8, device=device)  # none of them far
+        rises = drawn(HEADS, 8) * (0.1 if length > LENGTH else 1.0)  # so flat that lines will do
+        weights = weight[:, None], -weight * corners, rises, drawn(HEADS)
         c, multiplier = torch.full((1,), 0.3, device=device), torch.ones(1, device=device)
         form = fire(c, multiplier, *weights, 100.0, 1e-6, length)
     q, k, v, gradient = tensors

@@ -69,6 +69,17 @@ def lines(parts: list[Tensor], length: int, rows: int, keys: int, turned: bool) 
     return torch.where(alone & (bend <= room), low + REGION * below[low], -1).int()
 
 
+def order_of(found: Tensor, beyond: int) -> Tensor:
+    """(H, 2 + blocks of queries, blocks of keys) int32, for each block of keys what `far_blocks` of
+    `pe.attention.kernels.fire_far` goes through: how many blocks of queries take lines, how many
+    are far (``beyond`` blocks or more) in all, and then those with lines and those without."""
+    blocks = torch.arange(found.shape[-1], device=found.device)
+    far = blocks[:, None] - blocks >= beyond
+    group = torch.where(found >= 0, 0, torch.where(far, 1, 2)).int()
+    counts = torch.stack(((group == 0).sum(1), (group < 2).sum(1)), 1)
+    return torch.cat((counts, group.argsort(dim=1, stable=True)), 1).int().contiguous()
+
+
 @triton.jit
 def straight_from(X, SIDE: tl.constexpr):
     """The distance from which on a logarithm is straight over SIDE tokens."""
