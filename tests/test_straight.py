@@ -165,7 +165,7 @@ def test_blocks_in_one_piece_of_a_network_have_lines_within_the_bound(turned: bo
         slope = (block[:, b] - block[:, a]) / (b - a)
         line = block[:, a, None] + slope[:, None] * (torch.arange(block.shape[1]) - a)
         assert float((line - block).abs().max()) < 1.5 * straight.BITS + 2e-5
-        piece = int(found[head, row, column]) % straight.REGION
+        piece = int(found[head, row, column]) % straight.REGION.value
         height, rise = pieces[head, piece + 1].tolist()
         nearest = i0 - j0 - 63
         share = math.log2(1 + 0.7 * nearest) * float(knots[i0])

@@ -13,10 +13,9 @@ import triton
 import triton.language as tl
 
 from pe.attention.kernels.flash import add_line, add_piece
-from pe.attention.kernels.straight import along, line_of_fire
+from pe.attention.kernels.straight import REGION, along, line_of_fire
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
-REGION: tl.constexpr = tl.constexpr(65536)
 
 
 @triton.jit
@@ -61,7 +60,7 @@ def far_blocks(
     plain, by_u, by_c, by_m = none, none, none, none
     nothing = 0.0 * j.to(tl.float32)
     p_sum, u_sum, c_sum, m_sum = nothing, nothing, nothing, nothing
-    now = tl.full((), -1, tl.int32)
+    now = tl.full((), 0, tl.int32) - REGION  # a whole one: compiled division rounds towards 0
     for n in tl.range(begin, end):
         block = tl.load(ORDER + n * w_i)
         i0 = block * BM

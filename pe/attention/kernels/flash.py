@@ -31,6 +31,7 @@ import triton.language as tl
 from pe.attention.kernels.elementary import log2, read, read_two
 from pe.attention.kernels.horizon import first_key
 from pe.attention.kernels.straight import (
+    REGION,
     SHARE,
     along,
     line_of_fire,
@@ -78,7 +79,7 @@ def add_line(s, i, j, i0, j0, piece, X, Y, Z, TURNED: tl.constexpr):
     """FIRE in a block within one piece of f, far away: a line along each row."""
     SIDE: tl.constexpr = s.shape[1]
     middle, by_token = line_of_fire(i, j, i0, j0, Y, Z, TURNED, SIDE)
-    X += 2 * (piece % 65536)  # more than that counts corners
+    X += 2 * (piece % REGION)
     height, slope = tl.load(X), tl.load(X + 1)
     s += (height + slope * (middle - 0.5))[:, None]
     s += (slope * by_token)[:, None] * along(i, j, i0, j0, TURNED, SIDE)[None, :]

@@ -30,7 +30,8 @@ NODE: tl.constexpr = tl.constexpr(0.125**0.5)
 FAR: tl.constexpr = tl.constexpr(1e9)
 SHARE: tl.constexpr = tl.constexpr(8)
 """From as many sides of a block on, FIRE's share is straight to within 2^-12 of itself."""
-REGION = 65536
+REGION: tl.constexpr = tl.constexpr(65536)
+"""What counts corners in the number of a piece."""
 LONG = 4096
 """Tokens from which on it is worth looking for FIRE's blocks."""
 
@@ -66,13 +67,15 @@ def lines(parts: list[Tensor], length: int, rows: int, keys: int, turned: bool) 
         alone &= (knots[first] == knots[last]) | (knots[first] != knots[first + 1])
     bend = pieces[:, low + 1, 1].abs() * knots[first] * (SIDES.value * side) ** 2
     room = near**2 * (0.25 if turned else 1.0)
-    return torch.where(alone & (bend <= room), low + REGION * below[low], -1).int()
+    return torch.where(alone & (bend <= room), low + REGION.value * below[low], -1).int()
 
 
 def order_of(found: Tensor, beyond: int) -> Tensor:
-    """(H, 2 + blocks of queries, blocks of keys) int32, for each block of keys what `far_blocks` of
-    `pe.attention.kernels.fire_far` goes through: how many blocks of queries take lines, how many
-    are far (``beyond`` blocks or more) in all, and then those with lines and those without."""
+    """(H, 2 + blocks of queries, blocks of keys) int32: what `fire_far.far_blocks` goes through.
+
+    For each block of keys: how many blocks of queries take lines, how many are ``beyond`` blocks
+    away or more, with lines or without, and then which: those with lines first, each in order.
+    """
     blocks = torch.arange(found.shape[-1], device=found.device)
     far = blocks[:, None] - blocks >= beyond
     group = torch.where(found >= 0, 0, torch.where(far, 1, 2)).int()
