@@ -47,7 +47,7 @@ def computed(form: Form, given: list[Tensor], least: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["even", "uneven", "power"])
-@pytest.mark.parametrize("size", [0.1, 1.0, 8.0])
+@pytest.mark.parametrize("size", [0.5, 8.0])
 def test_leaving_out_what_is_beyond_the_horizon_changes_nothing(kind: str, size: float) -> None:
     form, given = rising(kind), inputs(size)
     names = ("out", "q", "k", "v", "own")
@@ -98,9 +98,10 @@ def test_the_horizon_bounds_the_logits_of_every_pair() -> None:
 
 @pytest.mark.parametrize("length", [1, 128, 300, 16700])
 def test_the_horizon_follows_the_longest_query_and_key_of_a_head(length: int) -> None:
-    """Two texts, four heads to two of keys, tokens first in memory, the longest anywhere."""
+    """Four heads to two of keys, tokens first in memory, the longest anywhere."""
     generator = torch.Generator().manual_seed(length)
-    q, k = (torch.randn(2, length, h, 16, generator=generator).transpose(1, 2) for h in (4, 2))
+    texts = 2 if length < 1000 else 1
+    q, k = (torch.randn(texts, length, h, 16, generator=generator).transpose(1, 2) for h in (4, 2))
     for x in (q, k):
         for place in torch.randint(length, x.shape[:2], generator=generator).flatten().tolist():
             x[:, :, place] *= 3.0
