@@ -13,7 +13,8 @@ bias of a block is made where the block is, from one of these (`KIND`, numbered 
            what `horizon` reads.
     TABLE  b_ij = t(i - j), one number a distance, the same from REACH on (Sandwich, T5)
     FIRE   b_ij = f(psi(i - j) / N_i), f straight between knots: X has height and slope of each
-           piece, over places that are less by 1/2; psi(n) = ln(1 + Y n), Z the knots over N_i
+           piece, over places that are less by 1/2; psi(n) = ln(1 + Y n), Z the knots over N_i,
+           W which piece a far block lies in (`pe.attention.kernels.straight.lines`)
     LOGARITHM, POWER
            b_ij = -x0 log2(1 + x1 (i - j)) or -x0 (i - j)^x1, which costs less than reading (KERPLE)
 

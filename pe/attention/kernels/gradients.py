@@ -82,7 +82,10 @@ def by_keys(
     STRAIGHT: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr, UNITS: tl.constexpr, KNOTS: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys of one key head: dk, dv and, with SUMS, by key what own numbers get."""
+    """One block of keys of one key head: dk, dv and, with SUMS, by key what own numbers get.
+
+    Of FIRE's far blocks, which ORDER lists, PARTS gets what its network does (`fire_far`).
+    """
     j0 = tl.program_id(0) * BN  # the first keys are seen by most queries
     heads = H // G
     b, hk = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
