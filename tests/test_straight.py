@@ -14,7 +14,7 @@ from pe.attention.kernels.launch import backward, forward
 from pe.encodings.forms import FIRE, LOG2E, LOGARITHM, Form, by_logarithm, fire, matrix
 
 LENGTH = 900
-FIRST, SECOND = torch.tensor([0.02, 0.3]), torch.tensor([0.5, 0.01])
+FIRST, SECOND = torch.tensor([0.0004, 0.3]), torch.tensor([0.5, 0.01])
 
 
 def bias(first: Tensor, second: Tensor, distance: Tensor) -> Tensor:
@@ -66,15 +66,20 @@ def by_definition() -> list[Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_far_blocks_agree_with_the_definition_forward_and_backward(dtype: torch.dtype) -> None:
-    """Most of this text is far for one head and the end of it for the other."""
+    """The end of this text is far for both heads; of a weak bias not all that lies before it.
+
+    A line over the first tokens would do for what 0.0004 adds, and not for the gradient of 0.0004.
+    """
     begins = straight.SIDES.value * 64 * FIRST.sqrt()
-    assert begins[0] < 0.2 * LENGTH
+    assert begins[0] < 64 < straight.SHARE.value * 64 < 0.6 * LENGTH
     assert 0.7 * LENGTH < begins[1] < 0.8 * LENGTH
-    tight = 2e-6 if dtype == torch.float32 else 6e-3
-    for name, fast, exact in zip(
-        ("out", "q", "k", "v", "own"), by_kernel(dtype), by_definition(), strict=True
-    ):
-        assert float((fast.double() - exact).norm() / exact.norm()) < tight, name
+    tight = 2e-6 if dtype == torch.float32 else 6e-4
+    *fast, own = by_kernel(dtype)
+    *exact, own_exact = by_definition()
+    for name, some, want in zip(("out", "q", "k", "v"), fast, exact, strict=True):
+        assert float((some.double() - want).norm() / want.norm()) < tight, name
+    off = (own.double() - own_exact).abs() / own_exact.abs()
+    assert float(off.max()) < (1e-5 if dtype == torch.float32 else 1e-3), off
 
 
 def test_only_numbers_of_16_bits_take_the_line() -> None:

@@ -56,10 +56,9 @@ def case(
 ) -> Case:
     """The same numbers every time; no generator of the caller's is touched."""
     length = max(LENGTH, -(-reach // 128) * 128 + 128)  # beyond what is alike, too
-    if kind in FALLING or kind == LOGARITHM:
-        # The last stretch does not look at the first where a bias is steep, or takes lines for it.
-        length = 3 * STRETCH
-    if kind == FIRE and straightens(kind, dtype, length, 0):
+    if kind in FALLING:
+        length = 3 * STRETCH  # the last stretch does not look at the first where a bias is steep
+    if straightens(kind, dtype, length, 0):
         length = 704  # far enough for lines
     generator = torch.Generator(device=device).manual_seed(7)
 
@@ -82,7 +81,7 @@ def case(
         numbers = drawn(2, HEADS).abs().clamp(0.1, 1.0)
         numbers[:, 1] = 1.0
         if kind == LOGARITHM:
-            numbers[0, 1] = 0.01  # straight from 124 tokens on
+            numbers[0, 1] = 0.01  # so weak that lines will do
         form = by_logarithm(*numbers) if kind == LOGARITHM else by_power(*numbers)
     elif kind == FIRE:
         weight, corners = drawn(8), torch.linspace(0.1, 0.9, 8, device=device)  # none of them far

@@ -7,7 +7,9 @@ line through the two Chebyshev nodes of the piece is off by at most
 
 which is 2^-12 where d = side sqrt(256 x0 log2(e)). From there on the line is taken, for numbers of
 16 bits only: weights are rounded to 9 or 12 bits right after. A block of queries takes a line over
-its keys for each query, a block of keys one over its queries for each key.
+its keys for each query, a block of keys one over its queries for each key. Nor from less than 8
+sides on, however small x0 is: its own gradient is made of the logarithm itself, of which a line is
+within 2^-9 bits there, and that of x1 of d / (1 + x1 d), within 2^-11 of itself.
 
 FIRE's bias is f(psi(i - j) / N_i), and f is straight between its corners: in a block without one,
 lines follow from the logarithm alone. `lines` says which blocks those are, and in which piece of f.
@@ -29,7 +31,7 @@ NODE: tl.constexpr = tl.constexpr(0.125**0.5)
 """Chebyshev's two nodes lie this share of a piece from its middle."""
 FAR: tl.constexpr = tl.constexpr(1e9)
 SHARE: tl.constexpr = tl.constexpr(8)
-"""From as many sides of a block on, FIRE's share is straight to within 2^-12 of itself."""
+"""From as many sides of a block on there are lines at all: own gradients are not scaled by x0."""
 REGION: tl.constexpr = tl.constexpr(65536)
 """What counts corners in the number of a piece."""
 LONG = 4096
@@ -87,7 +89,7 @@ def order_of(found: Tensor, beyond: int) -> Tensor:
 @triton.jit
 def straight_from(X, SIDE: tl.constexpr):
     """The distance from which on a logarithm is straight over SIDE tokens."""
-    distance = tl.sqrt(tl.abs(tl.load(X))) * SIDES * SIDE
+    distance = tl.maximum(tl.sqrt(tl.abs(tl.load(X))) * SIDES, SHARE) * SIDE
     return tl.math.ceil(tl.minimum(distance, FAR)).to(tl.int32) + 1
 
 
