@@ -5,6 +5,7 @@
     python benchmarks/speed.py --helpers 4 --minutes 9 ...  # 4 processes compile ahead of it
     python benchmarks/speed.py --resume runs/speed/h100/speed.json --minutes 14
     CUDA_VISIBLE_DEVICES=1 python benchmarks/speed.py --compile-only --helpers 4 --name h100
+    python benchmarks/speed.py --join h100-a,h100-b --name h100    # parts of two cards, one record
     python benchmarks/speed.py --encodings rope,fire --lengths 1024,4096 --modes train --peers ""
     python benchmarks/speed.py --recipe paper --tokens 32768 --lengths 1024 --modes train \\
         --encodings rope --peers "" --name h100-paper
@@ -28,6 +29,7 @@ import sys
 from pathlib import Path
 
 from pe.runs import RunError
+from pe.speed.join import join
 from pe.speed.measure import compile_ahead, line, measure
 from pe.speed.plan import MODES, PEERS, Settings, settings
 from pe.speed.record import SpeedRun, default_name, speed_run
@@ -68,6 +70,9 @@ def parser() -> argparse.ArgumentParser:
         help="measure nothing: fill torch's cache for a process that measures on another card",
     )
     made.add_argument("--resume", type=Path, help="a speed.json to go on with")
+    made.add_argument(
+        "--join", type=words, help="names of records that cards of one machine made side by side"
+    )
     return made
 
 
@@ -102,12 +107,27 @@ def plan(options: argparse.Namespace) -> tuple[SpeedRun, Settings, dict | None]:
     return speed_run(options.name or start["run"]), Settings.from_dict(start["settings"]), start
 
 
+def joined(options: argparse.Namespace) -> int:
+    others = [key for key, value in vars(options).items() if value and key not in ("join", "name")]
+    if others or not options.name:
+        raise ValueError(
+            "--join takes --name, and no setting: they are those of the parts"
+            + (f"; leave out {', '.join(others)}" if others else "")
+        )
+    run = speed_run(options.name)
+    record = join(run, [speed_run(name) for name in options.join])
+    print(f"{record['status']}: {run.file}")
+    return 0
+
+
 def main(argv: list[str] | None = None) -> int:
     """Measure, print, write."""
     options = parser().parse_args(argv)
     try:
+        if options.join:
+            return joined(options)
         run, chosen, start = plan(options)
-    except ValueError as error:
+    except (ValueError, RunError) as error:
         print(f"speed.py: {error}", file=sys.stderr)
         return 2
     if options.compile_only:

@@ -352,7 +352,8 @@ def note(run: SpeedRun, ahead: list[Cell], seconds: float) -> None:
     run.directory.mkdir(parents=True, exist_ok=True)
     with (run.directory / warming.COMPILED).open("a") as out:
         for cell in ahead:
-            print(json.dumps({"cell": cell, "seconds": seconds, "error": None}), file=out)
+            line = {"cell": cell, "seconds": seconds, "error": None, "processes": 2}
+            print(json.dumps(line), file=out)
 
 
 def test_helpers_compile_ahead_and_their_first_steps_are_recorded(
@@ -385,7 +386,7 @@ def test_helpers_compile_ahead_and_their_first_steps_are_recorded(
     first = {(r["system"], r["round"]): r["first_step_seconds"] for r in record["cells"]}
     assert first["rope", 0] == 99.0
     assert first["t5", 0] == 2.0
-    assert record["sessions"][0]["helpers"] == 1
+    assert record["sessions"][0]["helpers"] == 2, "another card's helpers were more"
 
     asked.clear()
     measure(speed_run("eager"), settings(**(given | {"compiled": False})), processes=1)
@@ -397,12 +398,13 @@ def test_a_helper_reports_each_cell_and_ends_when_time_is_up(
 ) -> None:
     chosen, file = settings(**SMALL, lengths=(16,)), tmp_path / warming.COMPILED
     good, bad = Cell("rope", "train", 16, 2), Cell("roep", "train", 16, 2)
-    work(json.dumps({"settings": chosen.to_dict(), "cells": [good, bad], "share": 0.5}), file)
+    work(json.dumps({"settings": chosen.to_dict(), "cells": [good, bad], "processes": 2}), file)
     _, second = (json.loads(line) for line in file.read_text().splitlines())
     assert second["error"].startswith("ValueError: unknown encoding 'roep' (did you mean 'rope'?)")
     file.write_text(file.read_text() + '{"cell": ["fire", "tra')  # another is writing
     assert list(compiled(tmp_path)) == [good]
-    assert compiled(tmp_path)[good] > 0
+    assert compiled(tmp_path)[good].seconds > 0
+    assert compiled(tmp_path)[good].processes == 2
 
     began = time.monotonic()
     assert warm([good], chosen, 3, 0.0, tmp_path) == ["a helper was stopped, since time was up"]
@@ -488,3 +490,19 @@ def test_the_command_measures_prints_and_resumes(
         for system in ("nope", "rope", "transformers/rope")
         for mode in ("train", "small")
     }
+
+
+def test_the_command_joins_parts_and_takes_no_setting_with_them(
+    own_runs: Path, chooser: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "--tokens 32 --lengths 16 --encodings rope --repeats 1 --peers".split()
+    assert command([*words, "", "--modes", "train", "--name", "one"]) == 0
+    assert command([*words, "", "--modes", "small", "--name", "two"]) == 0
+    assert command(["--join", "one,two", "--name", "whole", "--tokens", "32"]) == 2
+    assert "leave out tokens" in capsys.readouterr().err
+    assert command(["--join", "one,three", "--name", "whole"]) == 2
+    assert "there is no such record" in capsys.readouterr().err
+    assert command(["--join", "one,two", "--name", "whole"]) == 0
+    whole = SpeedRun(own_runs / "speed" / "whole").read()
+    assert whole["status"] == "complete"
+    assert [row["mode"] for row in whole["cells"]] == ["train"] * 2 + ["small"] * 2

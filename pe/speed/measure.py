@@ -199,9 +199,11 @@ def _row(
         reason = f"failed: {type(error).__name__}: {_line(error)}"
         record["cells"].append(_empty(cell, reason) | place)
         raise
-    cold = compiled(run.directory)
-    if row["first_step_seconds"] is not None and cell in cold and not earlier:
-        row["first_step_seconds"] = cold[cell]  # here the graphs were found in the cache
+    cold = compiled(run.directory).get(cell)
+    if row["first_step_seconds"] is not None and cold and not earlier:
+        row["first_step_seconds"] = cold.seconds  # here the graphs were found in the cache
+        session_now = record["sessions"][-1]
+        session_now["helpers"] = max(session_now["helpers"], cold.processes)
     record["cells"].append(row)
     record["sessions"][-1]["finished"] = now()
     run.write(record)

@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -63,7 +63,7 @@ def warm(
             stack.callback(helper.kill)
             assert helper.stdin is not None
             mine = cells[index::processes]
-            work = {"settings": chosen.to_dict(), "cells": mine, "share": 1 / processes}
+            work = {"settings": chosen.to_dict(), "cells": mine, "processes": processes}
             json.dump(work, helper.stdin)
             helper.stdin.close()
             helpers.append((helper, errors))
@@ -83,10 +83,20 @@ def warm(
     return [f"{c.mode} {c.length} {c.system}: {e}" for c, e in told if e is not None] + wrong
 
 
-def compiled(folder: Path) -> dict[Cell, float]:
-    """The seconds of first steps of cells whose graphs helpers left in torch's cache."""
-    lines = _lines(folder / COMPILED)
-    return {Cell(*line["cell"]): line["seconds"] for line in lines if line["error"] is None}
+class Warmed(NamedTuple):
+    """A first step of a helper, and how many of them compiled side by side."""
+
+    seconds: float
+    processes: int
+
+
+def compiled(folder: Path) -> dict[Cell, Warmed]:
+    """The cells whose graphs helpers left in torch's cache."""
+    return {
+        Cell(*line["cell"]): Warmed(line["seconds"], line["processes"])
+        for line in _lines(folder / COMPILED)
+        if line["error"] is None
+    }
 
 
 def forget(folder: Path) -> None:
@@ -107,7 +117,7 @@ def work(text: str, file: Path) -> None:
     chosen = Settings.from_dict(given["settings"])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":  # so that one of them leaves memory to the others, and to other work
-        torch.cuda.set_per_process_memory_fraction(given["share"])
+        torch.cuda.set_per_process_memory_fraction(1 / given["processes"])
     for values in given["cells"]:
         cell, seconds, error = Cell(*values), 0.0, None
         free(device)
@@ -116,7 +126,10 @@ def work(text: str, file: Path) -> None:
         except Exception as problem:  # told to the parent, which goes on without this cell
             lines = str(problem).strip().splitlines() or [""]
             error = f"{type(problem).__name__}: {lines[0][:200]}"
-        line = {"cell": cell, "seconds": round(seconds, 3), "error": error}
+        line = {
+            "cell": cell, "seconds": round(seconds, 3), "error": error,
+            "processes": given["processes"],
+        }  # fmt: skip
         with file.open("a") as out:
             out.write(json.dumps(line) + "\n")
 
