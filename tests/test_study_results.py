@@ -10,6 +10,7 @@ import book_records
 import pytest
 
 from pe import runs
+from pe.statistics import mean_interval
 from pe.study import results
 from pe.study.plan import load_plan
 
@@ -67,6 +68,9 @@ def test_seeds_are_pooled_for_counts_and_give_an_interval_for_means(tmp_path: Pa
     cell = results.measure(found, "validation_loss")
     assert cell.interval is not None
     assert cell.interval.n == 3
+    assert results.write(cell, "validation_loss") == "3.500", "the same in all runs"
+    apart = results.Cell(3.5, mean_interval([3.4, 3.5, 3.6]), None)
+    assert results.write(apart, "validation_loss") == "3.500 ± 0.248"
     table = results.table([found], ["ppl@1x"], {})
     assert table.splitlines()[0] == "| run | n | 1× |"
     assert "| RoPE | 3 | 22.2 (17.3–28.5) |" in table  # e to the mean of 3, 3.1 and 3.2 nats

@@ -298,7 +298,9 @@ def write(cell: Cell, quantity: str) -> str:
     else:
         form = QUANTITIES[quantity].write if quantity in QUANTITIES else significant
     text = form(cell.value)
-    return text if cell.interval is None else f"{text} ± {form(cell.interval.half_width)}"
+    if cell.interval is None or cell.interval.half_width == 0.0:  # the same in all runs
+        return text
+    return f"{text} ± {form(cell.interval.half_width)}"
 
 
 def large(value: float, start: float = 1e6) -> str:
