@@ -9,6 +9,7 @@ import pytest
 import torch
 from model_tools import close, small, tokens
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache
@@ -17,7 +18,7 @@ from pe.attention import attend
 from pe.encodings import Encoding, encoding, query_rows
 from pe.encodings.cope import CoPE
 from pe.encodings.fire import FIRE
-from pe.encodings.fox import FoX
+from pe.encodings.fox import FoX, running_sum
 
 SIZES: dict[str, Any] = {"head_dim": 16, "num_heads": 4, "num_kv_heads": 2, "hidden_size": 64}
 BLOCKWISE = pytest.mark.parametrize("name", ["fire", "cope"])
@@ -285,6 +286,20 @@ def test_fox_needs_the_layers_input() -> None:
             attend(enc, q, k, k, places, places)
         out = attend(enc, q, k, k, places, places, layer_input=x)
         assert out.shape == (1, 4, 6, 16)
+
+
+@pytest.mark.parametrize("length", [1, 127, 128, 129, 300, 20_000])
+def test_fox_adds_its_gates_up_without_a_scan(length: int) -> None:
+    # torch 2.11 cannot compile one for CUDA next to what comes before it, where nothing is learned.
+    x = -drawn(2, 3, length).double().abs().requires_grad_()
+    found, want = running_sum(x), x.cumsum(-1)
+    close(found, want, atol=1e-9)
+    weights = drawn(2, 3, length).double()
+    (mine,) = torch.autograd.grad((found * weights).sum(), x)
+    (other,) = torch.autograd.grad((want * weights).sum(), x)
+    close(mine, other, atol=1e-9)
+    graph = make_fx(running_sum)(x.detach()).graph
+    assert not any("cumsum" in str(node.target) for node in graph.nodes)
 
 
 def test_fox_begins_where_it_is_told() -> None:

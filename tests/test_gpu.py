@@ -238,6 +238,20 @@ def test_a_compiled_step_has_the_loss_and_gradients_of_the_eager_one(spec: str) 
             assert ratio(fast_gradients[name], gradient) < bound, name
 
 
+@pytest.mark.parametrize(
+    "spec", ["nope", "rope", "pope", "t5", "fire", "fox", "cope", "rope+alibi"]
+)
+def test_a_compiled_model_reads_a_prompt_as_the_eager_one(spec: str) -> None:
+    recipe = pe.recipe("demo", pe=spec)
+    text = torch.randint(0, recipe.vocab_size, (2, 300), device=CUDA)
+    model = build_model(recipe, recipe.vocab_size).to(CUDA).eval()
+    with torch.no_grad(), autocast(recipe, CUDA):
+        eager = model(input_ids=text, logits_to_keep=1, use_cache=False).logits
+        model.compile(fullgraph=True)
+        fast = model(input_ids=text, logits_to_keep=1, use_cache=False).logits
+    assert ratio(fast, eager) < 0.02
+
+
 @pytest.mark.parametrize("spec", ["nope", "pope", "t5"])
 def test_a_deterministic_run_ends_with_the_same_bits_as_another(spec: str, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"

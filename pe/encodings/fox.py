@@ -18,13 +18,15 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, logsigmoid
+from torch.nn.functional import linear, logsigmoid, pad
 
 from pe.encodings.base import Encoding
 from pe.encodings.checks import at_least
 from pe.encodings.distance import at_least_float32
 from pe.encodings.forms import Form, by_key
 from pe.encodings.registry import register
+
+STRETCH = 128
 
 
 @register("fox")
@@ -87,4 +89,21 @@ class FoX(Encoding):
                 "fox takes its gates from the layer's input: pass layer_input to pe.attend, or "
                 "state=key_state(x) to bias"
             )
-        return state[..., 0].double().cumsum(-1)
+        return running_sum(state[..., 0].double())
+
+
+def running_sum(x: Tensor) -> Tensor:
+    """Sums of the last axis up to and with each place, (..., T) as ``x``: a cumsum.
+
+    By products with triangles of ones, `STRETCH` numbers at a time, then the sums of the stretches.
+    torch's scan on a GPU adds in an order that may change from run to run, and its compiler (2.11)
+    fails where it merges a scan with what comes before it.
+    """
+    length = x.shape[-1]
+    stretches = pad(x, (0, -length % STRETCH)).unflatten(-1, (-1, STRETCH))
+    sums = stretches @ x.new_ones(STRETCH, STRETCH).triu()
+    if length > STRETCH:
+        before = running_sum(sums[..., :-1, -1])
+        sums = sums + pad(before, (1, 0))[..., None]
+    found: Tensor = sums.flatten(-2)[..., :length]
+    return found
