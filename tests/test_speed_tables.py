@@ -110,7 +110,7 @@ def test_other_cards_sizes_and_settings_are_not_judged() -> None:
         return Speed(record)
 
     for other in (
-        changed("hardware", name="NVIDIA H200"),
+        changed("hardware", name="NVIDIA A100-SXM4-80GB"),
         changed("hardware", device="cpu"),
         changed("settings", recipe="small"),
         changed("settings", tokens=32768),
@@ -118,6 +118,8 @@ def test_other_cards_sizes_and_settings_are_not_judged() -> None:
     ):
         assert {v.word for v in verdicts(other).values()} == {"not measured"}
     assert verdicts()["CoPE", 1024].word == "not measured"
+    h200 = changed("hardware", name="NVIDIA H200")  # the same processors, faster memory
+    assert verdicts(h200) == verdicts(speed())
 
 
 def test_the_large_model_has_a_record_of_its_own() -> None:
@@ -165,6 +167,7 @@ def test_tables_hold_the_numbers_and_the_reasons() -> None:
     heads, *rows = tables.targets([found]).splitlines()
     assert heads == "| goal, one H100 | 1,024 tokens | 16,384 tokens |"
     assert any("at least 0.50 of NoPE: **reached**; least 0.600 (CoPE)" in row for row in rows)
+    assert rows[-1] == "*Judged by `runs/speed/h100`, measured on NVIDIA H100 80GB HBM3.*"
 
 
 def test_a_peer_with_a_smaller_batch_says_so() -> None:
@@ -182,6 +185,9 @@ def test_a_cpu_says_that_its_speeds_compare_with_nothing() -> None:
     assert "side by side" not in tables.machine(Speed(record))
     record["sessions"].append(speed_records.session(helpers=4))
     assert "first steps with 4 processes compiling side by side" in tables.machine(Speed(record))
+    assert "2 cards" in tables.machine(Speed(record)), "both at the same time"
+    record["sessions"][1] |= {"created": record["sessions"][0]["finished"], "finished": None}
+    assert "cards" not in tables.machine(Speed(record)), "one after the other"
     record["sessions"][0]["hardware"] |= {"device": "cpu", "name": "Test processor"}
     record["status"] = "stopped"
     text = tables.machine(Speed(record))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pe.speed.families import FAMILIES, Family, counterpart, title
 from pe.speed.plan import MAIN, library
 from pe.speed.record import MISSING, TIME_UP, Speed
-from pe.speed.targets import all_targets, short
+from pe.speed.targets import all_targets, judged, short
 from pe.tables import significant
 
 COMMAND = "python benchmarks/speed.py --minutes 14 --name h100"
@@ -38,6 +38,8 @@ def machine(speed: Speed) -> str:
     how += ", deterministic algorithms" if chosen.get("deterministic") else ""
     helpers = max(session["helpers"] for session in speed.record["sessions"])
     beside = f", first steps with {helpers} processes compiling side by side" if helpers else ""
+    cards = _side_by_side(speed)
+    beside += f"; parts side by side on {cards} cards of one machine" if cards > 1 else ""
     text = (
         f"{hardware['name']}, {first['created'][:10]}, torch {versions['torch']}; {model}, "
         f"{chosen['tokens']:,} tokens a step, {how}; medians of {chosen['repeats']} repeats"
@@ -48,6 +50,12 @@ def machine(speed: Speed) -> str:
     if speed.record["status"] != "complete":
         text += " Not everything was measured: what is missing says so."
     return text if speed.on_gpu else f"**{ON_CPU}** {text}"
+
+
+def _side_by_side(speed: Speed) -> int:
+    """How many sessions measured at the same time, each on a card of its own (`pe.speed.join`)."""
+    spans = [(s["created"], s["finished"] or s["created"]) for s in speed.record["sessions"]]
+    return max(sum(begun <= at < ended for begun, ended in spans) for at, _ in spans)
 
 
 def drift(speed: Speed) -> str:
@@ -232,6 +240,10 @@ def targets(speeds: Sequence[Speed]) -> str:
             cells.append("" if verdict is None else f"{goal}: **{verdict.word}**"
                          + (f"; {verdict.detail}" if verdict.detail else ""))  # fmt: skip
         lines.append(_line([target.title, *cells]))
+    speed = judged(speeds)
+    if speed is not None:
+        where = f"`runs/{speed.record['study']}/{speed.record['run']}`"
+        lines.append(f"\n*Judged by {where}, measured on {speed.hardware['name']}.*")
     return "\n".join(lines)
 
 

@@ -1,8 +1,9 @@
 """What was aimed at on one H100, and whether a record reaches it. Imports no torch at the top.
 
 A training step of the 34 M model, 65,536 tokens, compiled, at 1,024 and at 16,384 tokens. With as
-many tokens in every step, memory that grows linearly with the length is the same at both. Records
-of other cards, sizes or settings are not judged.
+many tokens in every step, memory that grows linearly with the length is the same at both. An H200
+has the H100's processors and faster memory, so its records are judged too, and named; those of
+other cards, sizes or settings are not.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ REACHED, NOT_REACHED, NOT_MEASURED = "reached", "not reached", "not measured"
 SO_FAR = "reached where measured"
 SAME_MEMORY = 1.25
 """A T × T tensor would make it sixteen times as much; blocks and batches make some difference."""
+CARDS = ("H100", "H200")
 SIZES = (290e6, 360e6)
 """What counts as a model of about 320 M parameters."""
 
@@ -63,7 +65,7 @@ def judged(speeds: Sequence[Speed]) -> Speed | None:
     fit = [
         s
         for s in speeds
-        if _on_h100(s)
+        if _on_hopper(s)
         and s.settings["recipe"] == "tiny"
         and s.settings["tokens"] == 65_536
         and s.settings["compiled"]
@@ -72,8 +74,8 @@ def judged(speeds: Sequence[Speed]) -> Speed | None:
     return max(fit, key=lambda s: s.record["sessions"][0]["created"], default=None)
 
 
-def _on_h100(speed: Speed) -> bool:
-    return speed.on_gpu and "H100" in speed.hardware["name"]
+def _on_hopper(speed: Speed) -> bool:
+    return speed.on_gpu and any(card in speed.hardware["name"] for card in CARDS)
 
 
 def _rates(name: str, goals: dict[int, float]) -> Target:
@@ -165,7 +167,7 @@ def _memory(speeds: Sequence[Speed], length: int) -> Verdict:
 
 def _large(speeds: Sequence[Speed], length: int) -> Verdict:
     best = None
-    for speed in (s for s in speeds if _on_h100(s)):
+    for speed in (s for s in speeds if _on_hopper(s)):
         result = speed.result("rope", "train", length)
         if result["mfu"] is not None and SIZES[0] <= result["parameters"] <= SIZES[1]:
             best = max(best or 0.0, result["mfu"])
