@@ -1,6 +1,6 @@
 """How the kernels cut their work up: block sizes, warps and pipeline stages, by measurement.
 
-Chosen on an H100 for heads of 64 (benchmarks/LOG.md has the tables); what is wider, and other
+Chosen on an H100 and an H200 for heads of 64 (benchmarks/LOG.md has the tables); what is wider, and other
 cards, run with less well chosen ones.
 
 A processor holds 65,536 registers, so two programs of 8 warps, or three of 4, fit if a thread has
@@ -45,7 +45,7 @@ class Plan(NamedTuple):
 S = Blocks(64, 64, 4, 3)
 NARROW = {
     0: Plan(Blocks(128, 64, 8, 3, 128), Blocks(32, 64, 4, 3), Blocks(64, 64, 4, 2, 168), S),
-    1: Plan(Blocks(128, 64, 8, 3, 128), Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2, 168), S),
+    1: Plan(Blocks(64, 128, 4, 2, 168), Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2, 168), S),
     2: Plan(Blocks(64, 128, 4, 2, 168), Blocks(64, 64, 4, 3), Blocks(64, 32, 4, 3, 128), S),
     3: Plan(Blocks(128, 64, 8, 3, 128), Blocks(64, 64, 4, 3), Blocks(64, 32, 4, 3, 128), S),
     5: Plan(Blocks(128, 64, 8, 3, 128), Blocks(32, 64, 4, 3), Blocks(64, 64, 4, 2, 168), S),
