@@ -1,4 +1,4 @@
-"""Speed and memory of every encoding, and of other libraries' models, in one process.
+"""Speed and memory of every encoding, and of other libraries' models, beside each other.
 
     python benchmarks/speed.py                              # all that this machine can
     python benchmarks/speed.py --minutes 14 --name h100     # stops in time; what is left is said

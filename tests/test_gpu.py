@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import pe
+from pe.encodings import clex_ode
 from pe.runs import Run
 from pe.training.build import autocast, build_model
 
@@ -250,6 +251,22 @@ def test_a_compiled_model_reads_a_prompt_as_the_eager_one(spec: str) -> None:
         model.compile(fullgraph=True)
         fast = model(input_ids=text, logits_to_keep=1, use_cache=False).logits
     assert ratio(fast, eager) < 0.02
+
+
+@pytest.mark.parametrize("activation", clex_ode.ACTIVATIONS)
+@pytest.mark.parametrize(("pairs", "width"), [(16, 32), (24, 48), (32, 64), (64, 128)])
+def test_the_equation_of_clex_is_solved_as_by_the_loop(
+    activation: str, pairs: int, width: int
+) -> None:
+    start, origin = (torch.randn(pairs, device=CUDA, dtype=torch.float64) - 3 for _ in range(2))
+    up = torch.randn(pairs, width, device=CUDA, dtype=torch.float64) / pairs**0.5
+    down = torch.randn(width, pairs, device=CUDA, dtype=torch.float64) / width**0.5
+    upstream = torch.randn(16, pairs, device=CUDA, dtype=torch.float64)
+    given = (start, origin, up, down, torch.tensor(11, device=CUDA), 16, 10, activation)
+    found = clex_ode.solve(*given), *clex_ode.gradient(upstream, *given)
+    wanted = clex_ode.solve_by_hand(*given), *clex_ode.gradient_by_hand(upstream, *given)
+    for mine, right in zip(found, wanted, strict=True):
+        assert ratio(mine, right) < 1e-9
 
 
 @pytest.mark.parametrize("spec", ["nope", "pope", "t5"])

@@ -9,7 +9,8 @@ z, e, o: (F,), F = d/2 pairs; U: (F, W); D: (W, F). One Runge-Kutta step by the 
     z(t + h) = z + h (k1 + 3 k2 + 3 k3 + k4) / 8
 
 All in float64: a float32 solution loses a turn at far positions. Both directions are opaque
-operators, so that torch.compile sees one node instead of thousands.
+operators, so that torch.compile sees one node instead of thousands; on a GPU each is one kernel
+(`pe.attention.kernels.clex`).
 """
 
 from __future__ import annotations
@@ -74,6 +75,19 @@ def solve(
     ``last``, () integer, is the largest t that anybody will look at; ``steps`` are those of a unit
     of t.
     """
+    given = (start, origin, up, down, last, end, steps, activation)
+    if _by_kernel(up, activation):
+        from pe.attention.kernels import clex  # needs triton
+
+        return clex.solve(*given)
+    return solve_by_hand(*given)
+
+
+def solve_by_hand(
+    start: Tensor, origin: Tensor, up: Tensor, down: Tensor, last: Tensor, end: int, steps: int,
+    activation: str,
+) -> Tensor:  # fmt: skip
+    """`solve`, as a loop over steps."""
     v, z, found = field(origin, up, down, activation), start.clone(), [start]
     for unit in range(1, min(int(last), end)):
         for n in range(steps):
@@ -88,6 +102,19 @@ def gradient(
     end: int, steps: int, activation: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Of a loss by U and D, from that by `solve`'s result: the same steps, backwards."""
+    given = (upstream, start, origin, up, down, last, end, steps, activation)
+    if _by_kernel(up, activation):
+        from pe.attention.kernels import clex  # needs triton
+
+        return clex.gradient(*given)
+    return gradient_by_hand(*given)
+
+
+def gradient_by_hand(
+    upstream: Tensor, start: Tensor, origin: Tensor, up: Tensor, down: Tensor, last: Tensor,
+    end: int, steps: int, activation: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`gradient`, as a loop over steps."""
     v, z, a = field(origin, up, down, activation), start, drift(len(origin), origin)
     d_up, d_down = torch.zeros_like(up), torch.zeros_like(down)
 
@@ -110,6 +137,22 @@ def gradient(
         if number % steps == 0:
             g = g + upstream[number // steps]
     return d_up, d_down
+
+
+def _by_kernel(up: Tensor, activation: str) -> bool:
+    """On a GPU that has kernels, where U fits in one program; raises if they are wrong there."""
+    if not up.is_cuda:
+        return False
+    from pe.attention.choose import missing  # brings the encodings, which bring this file
+
+    if missing(up.device) is not None:
+        return False
+    from pe.attention.kernels import clex  # needs triton
+
+    if not clex.fits(up):
+        return False
+    clex.prove(*up.shape, activation, up.device)
+    return True
 
 
 def _back(pull: Pull, places: list[tuple[Tensor, float]], g: Tensor, h: float) -> Tensor:

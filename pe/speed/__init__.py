@@ -1,4 +1,4 @@
-"""Speed and memory of every encoding, beside other libraries, in one process on one machine.
+"""Speed and memory of every encoding, beside other libraries, on one kind of card.
 
 plan.py      what is measured, and in which order
 systems.py   the models: ours and the peers'

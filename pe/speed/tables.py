@@ -54,7 +54,8 @@ def machine(speed: Speed) -> str:
 
 def _side_by_side(speed: Speed) -> int:
     """How many sessions measured at the same time, each on a card of its own (`pe.speed.join`)."""
-    spans = [(s["created"], s["finished"] or s["created"]) for s in speed.record["sessions"]]
+    sessions = speed.record["sessions"]
+    spans = [(str(s["created"]), str(s["finished"] or s["created"])) for s in sessions]
     return max(sum(begun <= at < ended for begun, ended in spans) for at, _ in spans)
 
 

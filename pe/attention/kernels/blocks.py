@@ -1,7 +1,7 @@
 """How the kernels cut their work up: block sizes, warps and pipeline stages, by measurement.
 
-Chosen on an H100 and an H200 for heads of 64 (benchmarks/LOG.md has the tables); what is wider, and other
-cards, run with less well chosen ones.
+Chosen on an H100 and an H200 for heads of 64 (benchmarks/LOG.md has the tables); what is wider, and
+other cards, run with less well chosen ones.
 
 A processor holds 65,536 registers, so two programs of 8 warps, or three of 4, fit if a thread has
 no more than 128, or 168. Left alone, the compiler takes up to 255 to save a few instructions, and a
