@@ -97,6 +97,18 @@ def test_a_cell_measures_for_real(mode: str, chooser: dict[str, Any]) -> None:
     assert chooser["seen"] == [("cpu", torch.float32, 16, 2 * 2, 16)]
 
 
+def test_a_step_that_takes_longer_than_patience_is_timed_once(
+    chooser: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cells, "PATIENCE_SECONDS", 0.0)
+    asked: list[int] = []
+    real = cells._timed
+    monkeypatch.setattr(cells, "_timed", lambda *given: asked.append(given[1]) or real(*given))
+    row = measure_cell(Cell("nope", "train", 16, 2), settings(**SMALL, lengths=(16,)), CPU)
+    assert asked == [1, 1], "the first step, and the one that counts"
+    assert (row["repeats"], row["least"]) == (1, row["most"])
+
+
 def test_training_steps_train_and_prefill_does_not(
     chooser: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,7 @@ PACKAGE = Path(pe.__file__).resolve().parent
 TARGET_SECONDS = 0.25
 """A repeat has as many steps as fit in this, 1 to 20, so that starting the clock does not count."""
 PATIENCE_SECONDS = 20.0
-"""After this no repeat is begun, if there are two."""
+"""After this no repeat is begun, if there are two. A step that takes longer is timed once."""
 NOTHING = {
     "tokens_per_second": None, "least": None, "most": None, "repeats": 0, "steps_a_repeat": 0,
     "mfu": None, "peak_memory_gib": None, "first_step_seconds": None, "parameters": None,
@@ -97,17 +97,19 @@ def _measured(cell: Cell, batch: int, chosen: Settings, device: torch.device) ->
     before = _allocated(device)
     system, step, recipe = _prepared(cell, batch, chosen, device)
     first = _timed(step, 1, device)
-    step()
-    warm = _timed(step, 1, device)
-    steps = max(1, min(20, round(TARGET_SECONDS / warm)))
+    if first < PATIENCE_SECONDS:
+        step()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    times: list[float] = []
-    begun = time.perf_counter()
-    while len(times) < chosen.repeats:
-        times.append(_timed(step, steps, device))
-        if len(times) > 1 and time.perf_counter() - begun > PATIENCE_SECONDS:
-            break
+    warm = _timed(step, 1, device)
+    steps = max(1, min(20, round(TARGET_SECONDS / warm)))
+    times = [warm]
+    if warm <= PATIENCE_SECONDS:
+        times, begun = [], time.perf_counter()
+        while len(times) < chosen.repeats:
+            times.append(_timed(step, steps, device))
+            if len(times) > 1 and time.perf_counter() - begun > PATIENCE_SECONDS:
+                break
     counted = parameter_counts(system.model)["parameters"]
     return numbers(times, batch * cell.length) | {
         "steps_a_repeat": steps,
