@@ -1,7 +1,8 @@
 """Run CoPE's kernels: q (B, H, T, E), k (B, K, T, E), v (B, K, T, D) and its table (rows, E).
 
-Products of queries and table rows are made for some heads at a time, so that they never need more
-than a few GiB however long the text is; nothing grows with the square of the length.
+Products of queries and table rows are made for some heads at a time, but never for less than one
+group that shares its keys: T numbers for each row of the table. Nothing grows with the square of
+the length unless the table grows with it, as where every token may be counted.
 """
 
 from __future__ import annotations
