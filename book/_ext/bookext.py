@@ -26,6 +26,7 @@ import book_api  # noqa: E402
 import book_budgets  # noqa: E402
 import book_directives  # noqa: E402
 import book_encodings  # noqa: E402
+import book_every  # noqa: E402
 import book_finetuned  # noqa: E402
 import book_mirror  # noqa: E402
 import book_pictures  # noqa: E402
@@ -88,4 +89,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     book_speed.setup(app)
     book_budgets.setup(app)
     book_finetuned.setup(app)
+    book_every.setup(app)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -85,7 +85,7 @@ def overview(speed: Speed, mode: str = "train") -> str:
     lengths = known_lengths(speed, mode)
     heads = ["encoding", *(f"{n:,} tokens" for n in lengths)]
     lines = [_line(heads), _line([":--", *("--:" for _ in lengths)])]
-    for system in _shown(speed, mode):
+    for system in shown(speed, mode):
         cells = []
         for length in lengths:
             result = speed.result(system, mode, length)
@@ -96,7 +96,7 @@ def overview(speed: Speed, mode: str = "train") -> str:
             tail = "" if ratio is None else f" ({ratio:.2f})"
             cells.append(rate(result.tokens_per_second) + tail)
         lines.append(_line([title(system), *cells]))
-    absent = [title(s) for s in _all(speed, mode) if s not in _shown(speed, mode)]
+    absent = [title(s) for s in _all(speed, mode) if s not in shown(speed, mode)]
     note = f"\n\n*Not measured, since time was up: {', '.join(absent)}.*" if absent else ""
     return "\n".join(lines) + note
 
@@ -108,7 +108,7 @@ def details(speed: Speed, mode: str, length: int) -> str:
         "batch", "first step, s",
     ]  # fmt: skip
     lines = [_line(heads), _line([":--", ":--", *("--:" for _ in heads[2:])])]
-    for system in _shown(speed, mode):
+    for system in shown(speed, mode):
         result = speed.result(system, mode, length)
         if result.reason in (MISSING, TIME_UP):
             continue
@@ -143,8 +143,8 @@ def _or_dash(value: float | None, form: str) -> str:
 def of_family(speed: Speed, family: Family) -> str:
     """What a family's members cost in training: path, speed over NoPE's and memory, by length."""
     lengths = known_lengths(speed, "train")
-    shown = set(_shown(speed, "train"))
-    members = [m for m in family.members if m in shown]
+    there = set(shown(speed, "train"))
+    members = [m for m in family.members if m in there]
     heads = ["encoding", "attention", *(f"{n:,} tokens" for n in lengths)]
     lines = [_line(heads), _line([":--", ":--", *("--:" for _ in lengths)])]
     for system in members:
@@ -173,7 +173,7 @@ def peers(speed: Speed, mode: str = "train") -> str:
     lengths = [n for n in there if n in MAIN] or there[:1]
     lines = [_line(["other library", "ours", *(f"{n:,} tokens" for n in lengths)])]
     lines.append(_line([":--", ":--", *("--:" for _ in lengths)]))
-    for peer in (s for s in _shown(speed, mode) if library(s)):
+    for peer in (s for s in shown(speed, mode) if library(s)):
         own = counterpart(peer)
         cells = []
         for length in lengths:
@@ -216,7 +216,7 @@ def _beside(same: Speed, usual: Speed) -> str:
     lengths = known_lengths(same, "train")
     lines = [_line(["encoding", *(f"{n:,} tokens" for n in lengths)])]
     lines.append(_line([":--", *("--:" for _ in lengths)]))
-    for system in _shown(same, "train"):
+    for system in shown(same, "train"):
         cells = []
         for length in lengths:
             rates = [s.result(system, "train", length).tokens_per_second for s in (same, usual)]
@@ -273,7 +273,7 @@ def _known(speed: Speed, system: str, mode: str, length: int) -> bool:
     return speed.result(system, mode, length).reason not in (MISSING, TIME_UP)
 
 
-def _shown(speed: Speed, mode: str) -> list[str]:
+def shown(speed: Speed, mode: str) -> list[str]:
     """Those of a mode of which a record says more than that time was up."""
     lengths = speed.lengths(mode)
     return [s for s in _all(speed, mode) if any(_known(speed, s, mode, n) for n in lengths)]

@@ -1,0 +1,64 @@
+"""The table of every encoding: rows of the speed record, quality where a study has it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import speed_records
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "book" / "_ext"))
+
+pytest.importorskip("sphinx")
+
+import book_every  # noqa: E402
+import book_records  # noqa: E402
+
+from pe.speed.record import Speed  # noqa: E402
+from pe.study.results import Row  # noqa: E402
+
+
+def row(root: Path, name: str) -> Row:
+    return Row(name, name, name, (book_records.write(root, name, 0, study="made-up"),))
+
+
+def made(tmp_path: Path, extended: dict[str, Any]) -> tuple[list[list[str]], list[str]]:
+    rope = row(tmp_path, "rope")
+    text, absent = book_every.every(
+        {"nope": row(tmp_path, "nope"), "rope": rope},
+        extended, rope, Speed(speed_records.record()), {"rope": "/methods/rope"},
+    )  # fmt: skip
+    return [line.strip("| ").split(" | ") for line in text.splitlines()], absent
+
+
+def test_rows_are_those_of_the_speed_record_and_what_no_study_has_is_named(tmp_path: Path) -> None:
+    (heads, _, *lines), absent = made(tmp_path, {})
+    found = {line[0]: dict(zip(heads, line, strict=True)) for line in lines}
+    assert not any("x-transformers" in name or "transformers" in name for name in found)
+    rope = found["{doc}`RoPE </methods/rope>`"]
+    assert (rope["n"], rope["speed 1k"], rope["16k"]) == ("1", "0.98", "0.99")
+    assert rope["GiB"] == "12.0"
+    assert float(rope["1×"]) > 1
+    assert found["NoPE"]["own"] == "0"
+    fire = found["FIRE"]
+    assert fire["1×"] == fire["n"] == fire["16k"] == "–"
+    assert {"FIRE", "ALiBi", "PoPE"} <= set(absent)
+    assert not {"NoPE", "RoPE"} & set(absent)
+
+
+def test_a_method_put_on_a_trained_model_has_the_factor_of_each_column(tmp_path: Path) -> None:
+    length = row(tmp_path, "rope").runs[0].read()["recipe"]["context_length"]
+    cells = {f"alibi@{m}": {"perplexity": {str(m * length): {"value": 10.0 * m}}} for m in (2, 4)}
+    (heads, _, *lines), absent = made(tmp_path, cells)
+    found = {line[0]: dict(zip(heads, line, strict=True)) for line in lines}
+    alibi = found["ALiBi" + book_every.PUT_ON]
+    assert [alibi[f"{m}×"] for m in (2, 4, 16)] == ["20.0", "40.0", "–"]
+    assert alibi["1×"] == found["{doc}`RoPE </methods/rope>`"]["1×"]
+    assert "ALiBi" not in absent
+    both = {f"rope@{m}": {"perplexity": {str(m * length): {"value": 7.0}}} for m in (2, 4)}
+    names = [line[0] for line in made(tmp_path, both)[0]]
+    rope = "{doc}`RoPE </methods/rope>`"
+    assert names.index(rope + book_every.PUT_ON) == names.index(rope) + 1, "trained, and put on"
