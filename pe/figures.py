@@ -117,8 +117,11 @@ def save(figure: Figure, path: str | Path) -> Path:
 
 
 def caption(runs: Sequence[RunLike]) -> str:
-    """``Runs: demo/nope-s0-1a2b3c4d, ...``: what a figure is made of."""
-    return "Runs: " + ", ".join(f"{run.study}/{run.name}" for g in groups(runs) for run in g.runs)
+    """``Runs: demo/nope-s0-1a2b3c4d, rope-s0-...; tiny/...``: what a figure is made of."""
+    studies: dict[str, list[str]] = {}
+    for run in (run for group in groups(runs) for run in group.runs):
+        studies.setdefault(run.study, []).append(run.name)
+    return "Runs: " + "; ".join(f"{study}/{', '.join(names)}" for study, names in studies.items())
 
 
 @style()

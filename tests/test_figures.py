@@ -193,7 +193,10 @@ def test_figures_of_a_run_that_has_just_begun_are_empty_and_not_an_error(tmp_pat
 
 
 def test_captions_name_every_run(study: list[runs.Run]) -> None:
-    assert all(f"demo/{run.name}" in figures.caption(study) for run in study)
+    shown = figures.caption(study)
+    assert all(run.name in shown for run in study)
+    assert shown.startswith("Runs: demo/")
+    assert shown.count("demo/") == 1, "a study is named once"
 
 
 def test_saving_the_same_figure_again_leaves_the_file_alone(
