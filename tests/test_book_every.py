@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,3 +63,25 @@ def test_a_method_put_on_a_trained_model_has_the_factor_of_each_column(tmp_path:
     names = [line[0] for line in made(tmp_path, both)[0]]
     rope = "{doc}`RoPE </methods/rope>`"
     assert names.index(rope + book_every.PUT_ON) == names.index(rope) + 1, "trained, and put on"
+
+
+def test_a_row_is_of_the_first_study_that_trained_it_from_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, later = row(tmp_path / "a", "rope"), row(tmp_path / "b", "rope")
+    dropped = Row("dropped", "dropped", "rope", (Dropped(),))  # type: ignore[arg-type]
+    tables = {"one": {"rope": first}, "two": {"rope": later, "dropped": dropped}}
+    monkeypatch.setattr(book_every, "study_rows", lambda _, study: tables[study])
+    known = SimpleNamespace(runs={study: [] for study in tables})
+    monkeypatch.setitem(book_every.book_directives._now, "studies", known)
+    block = object.__new__(book_every.EveryEncoding)
+    assert block.rows(["not recorded", "one", "two"]) == {"rope": first}
+    for extended, wrong in (("three/rope", "three"), ("one/roep", "roep")):
+        block.options = {"extended": extended}
+        with pytest.raises(ValueError, match=f"unknown .* '{wrong}'"):
+            block.base()
+
+
+class Dropped:
+    def read(self) -> dict[str, Any]:
+        return {"parent": {"run": "rope"}}

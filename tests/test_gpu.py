@@ -258,12 +258,15 @@ def test_a_compiled_model_reads_a_prompt_as_the_eager_one(spec: str) -> None:
 def test_the_equation_of_clex_is_solved_as_by_the_loop(
     activation: str, pairs: int, width: int
 ) -> None:
+    from pe.attention.kernels import clex
+
     start, origin = (torch.randn(pairs, device=CUDA, dtype=torch.float64) - 3 for _ in range(2))
     up = torch.randn(pairs, width, device=CUDA, dtype=torch.float64) / pairs**0.5
     down = torch.randn(width, pairs, device=CUDA, dtype=torch.float64) / width**0.5
     upstream = torch.randn(16, pairs, device=CUDA, dtype=torch.float64)
     given = (start, origin, up, down, torch.tensor(11, device=CUDA), 16, 10, activation)
-    found = clex_ode.solve(*given), *clex_ode.gradient(upstream, *given)
+    found = clex.solve(*given), *clex.gradient(upstream, *given)
+    clex.prove(pairs, width, activation, CUDA)
     wanted = clex_ode.solve_by_hand(*given), *clex_ode.gradient_by_hand(upstream, *given)
     for mine, right in zip(found, wanted, strict=True):
         assert ratio(mine, right) < 1e-9

@@ -14,6 +14,7 @@ from pe.speed.plan import settings
 from pe.speed.record import TIME_UP, Speed, SpeedRun, speed_run
 
 pytestmark = pytest.mark.usefixtures("own_runs")
+OTHER = {"commit": "f" * 40, "dirty": False, "version": "0.1.0"}
 CHOSEN: dict[str, Any] = {"recipe": "tiny", "tokens": 32, "lengths": (16,), "compiled": False}
 
 
@@ -73,6 +74,7 @@ def test_what_no_part_measured_is_left_to_be_done() -> None:
         (lambda r: r["settings"].update(deterministic=True), "deterministic"),
         (lambda r: r["sessions"][0]["hardware"].update(name="NVIDIA H200"), "hardware"),
         (lambda r: r["sessions"][0]["code"].update(commit="f" * 40), "code"),
+        (lambda r: r["sessions"].append(speed_records.session(code=OTHER)), "code"),
     ],
 )
 def test_parts_of_different_makes_are_not_joined(change: Any, named: str) -> None:

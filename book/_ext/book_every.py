@@ -26,13 +26,13 @@ from pe._errors import unknown
 from pe.encodings import lookup
 from pe.speed import tables
 from pe.speed.families import title
-from pe.speed.plan import library, spelled
+from pe.speed.plan import MAIN, library, spelled
 from pe.speed.record import Speed
 from pe.study import results
 from pe.study.results import Row
 
 MULTIPLES = (1, 2, 4, 16)
-SHORT, LONG = 1024, 16384
+SHORT, LONG = MAIN
 HEADS = (
     "encoding", "n", *(f"{m}×" for m in MULTIPLES), "passkey", "speed 1k", "16k", "prefill 16k",
     "GiB", "own",
@@ -156,9 +156,12 @@ class EveryEncoding(Block):
             return None, {}
         known: Studies = book_directives._now["studies"]
         study, _, label = self.options["extended"].partition("/")
-        if study not in known.runs or label not in study_rows(known, study):
-            raise unknown("row", self.options["extended"], known.runs)
-        row = study_rows(known, study)[label]
+        if study not in known.runs:
+            raise unknown("study", study, known.runs)
+        rows = study_rows(known, study)
+        if label not in rows:
+            raise unknown("row", label, rows)
+        row = rows[label]
         for run in row.runs:
             if run.extended is not None:  # type: ignore[attr-defined]
                 one = results.Row(row.label, row.title, row.origin, (run,))

@@ -72,8 +72,11 @@ def _same(one: SpeedRun, first: dict[str, Any], other: SpeedRun, record: dict[st
 
 
 def _made(record: dict[str, Any]) -> dict[str, Any]:
-    session = record["sessions"][0]
-    return {"hardware": session["hardware"]["name"], "code": session["code"]["commit"]}
+    sessions = record["sessions"]
+    return {
+        "hardware": {session["hardware"]["name"] for session in sessions},
+        "code": {session["code"]["commit"] for session in sessions},
+    }
 
 
 def _settings(all_of_them: Sequence[dict[str, Any]]) -> Settings:

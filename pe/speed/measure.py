@@ -202,8 +202,8 @@ def _row(
     cold = compiled(run.directory).get(cell)
     if row["first_step_seconds"] is not None and cold and not earlier:
         row["first_step_seconds"] = cold.seconds  # here the graphs were found in the cache
-        session_now = record["sessions"][-1]
-        session_now["helpers"] = max(session_now["helpers"], cold.processes)
+        here = record["sessions"][-1]
+        here["helpers"] = max(here["helpers"], cold.processes)
     record["cells"].append(row)
     record["sessions"][-1]["finished"] = now()
     run.write(record)
