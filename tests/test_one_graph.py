@@ -22,6 +22,7 @@ OTHERS = ["nope", "rope", "yarn", "pope", "xpos", "fope", "clex", "sinusoidal"]
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     yield
     torch._dynamo.reset()
 
@@ -39,6 +40,23 @@ def test_a_training_step_is_one_graph(spec: str) -> None:
     whole = torch.compile(model, fullgraph=True, backend="eager")  # raises where it has to stop
     loss = whole(**batch, num_items_in_batch=1).loss
     assert torch.allclose(loss, model(**batch, num_items_in_batch=1).loss, rtol=1e-5)
+
+
+@pytest.mark.parametrize("spec", ["nope", "pope", "yarn", "t5", "cope", "sinusoidal"])
+def test_a_compiled_model_takes_another_length_without_stopping(spec: str) -> None:
+    """From the second length on a length is a symbol to the compiler, which not all takes."""
+    config = PEConfig(
+        pe=spec, hidden_size=32, num_attention_heads=2, num_hidden_layers=1, intermediate_size=48,
+        vocab_size=32, max_position_embeddings=64,
+    )  # fmt: skip
+    model = PEForCausalLM(config).eval()
+    whole = torch.compile(model, fullgraph=True, backend="eager")
+    for length in (12, 18, 40):
+        text = torch.randint(0, 32, (2, length))
+        with torch.no_grad():
+            read = whole(input_ids=text, use_cache=False).logits
+            assert torch.allclose(read, model(input_ids=text, use_cache=False).logits, atol=1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
 
 
 def test_asking_what_a_gpu_can_do_does_not_stop_the_compiler(

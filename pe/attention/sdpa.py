@@ -19,7 +19,9 @@ def sdpa_attention(
 ) -> Tensor:
     """Same contract as `pe.attention.dense.dense_attention`."""
     q_length, k_length, width = q.shape[-2], k.shape[-2], v.shape[-1]
-    causal = mask is None and bias is None and q_length == k_length
+    causal = mask is None and bias is None
+    if q_length != k_length:  # a branch: to a compiler lengths are symbols, to torch causal is not
+        causal = False
     if mask is None and not causal and (bias is not None or q_length > 1):
         # torch's is_causal aligns the first query with the first key, which is wrong for a cache.
         mask = lower_right_causal(q_length, k_length, q.device)
