@@ -72,6 +72,25 @@ def test_a_long_text_is_done_a_few_heads_at_a_time(monkeypatch: pytest.MonkeyPat
         agree(computed(enc, "kernel", **case), exact)
 
 
+def test_memory_does_not_grow_with_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs leave a table's gradient each; those of one piece are added up before the next."""
+    new_empty, tables = Tensor.new_empty, []
+
+    def watched(self: Tensor, *size: Any, **options: Any) -> Tensor:
+        found = new_empty(self, *size, **options)
+        if found.shape[-2:] == (71, 16):
+            tables.append(found.numel())
+        return found
+
+    monkeypatch.setattr(Tensor, "new_empty", watched)
+    monkeypatch.setattr(cope_launch, "SPLITS", 2)
+    case: dict[str, Any] = {"length": 70, "heads": 4, "kv": 4, "width": 16}
+    for pieces in (1, 4):
+        monkeypatch.setattr(cope_launch, "HELD", 4 * 70 * 96 // pieces)
+        computed(made(16, 71), "kernel", **case)
+    assert tables == [2 * 71 * 16] * 2
+
+
 def test_every_number_is_written_and_the_same_inputs_give_the_same_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

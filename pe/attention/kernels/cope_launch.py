@@ -23,8 +23,9 @@ SHARES = 2**29
 """Numbers in the shares of dk and dv, at most, beyond one share a head."""
 PROGRAMS = 264
 """Programs that fit on a card at once: two for each of 132 processors."""
-SPLITS = 64
-"""Programs that share the queries whose part of the table's gradient they add up, at most."""
+SPLITS, WAVES = 64, 4
+"""Programs that share the queries whose part of the table's gradient they add up: at most so many,
+and no more than fill a card so often, since each leaves a table of its own."""
 ALIGNED = 32
 """Products of a query begin at a multiple of as many."""
 FORWARD, BACKWARD, PRODUCTS = Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(64, 64, 4, 2)
@@ -130,9 +131,11 @@ def backward(
     padded = -(-length // b.keys) * b.keys  # whole blocks
     dq, dk, dv = tokens_first(q, width), tokens_first(k, width), tokens_first(v, value_width)
     largest = torch.linalg.vector_norm(v, dim=-1, dtype=torch.float32).amax(-1).contiguous()
-    splits = min(SPLITS, call.step * across(length, PRODUCTS))
-    parts = q.new_empty(len(call.firsts), splits, *table.shape, dtype=torch.float32)
-    for piece, first in enumerate(call.firsts):
+    stretches = -(-table.shape[0] // PRODUCTS.keys)
+    splits = min(SPLITS, call.step * across(length, PRODUCTS), -(-WAVES * PROGRAMS // stretches))
+    parts = q.new_empty(splits, *table.shape, dtype=torch.float32)
+    of_table = torch.zeros_like(parts[0])
+    for first in call.firsts:
         here = call.here(first)
         z, dz, top = call.products(q, first, counts)
         most = SHARES // (here * length * (width + value_width))
@@ -157,8 +160,8 @@ def backward(
             dq_part, dz, unit, counts, top, call.high, dq, first, length, call.heads, call.last,
             call.columns, scale, *rows_of(dq), BITS=bits(length), **call.cut(PRODUCTS),
         )  # fmt: skip
-        cope_table.of_table[(-(-table.shape[0] // PRODUCTS.keys), splits)](
-            q, dz, unit, top, parts[piece], first, here, length, call.heads, call.last,
+        cope_table.of_table[(stretches, splits)](
+            q, dz, unit, top, parts, first, here, length, call.heads, call.last,
             call.columns, *rows_of(q), **call.cut(PRODUCTS),
         )  # fmt: skip
         cope_far.far_by_keys[(-(-length // FAR_KEYS.keys), here // call.groups)](
@@ -166,4 +169,5 @@ def backward(
             call.heads, call.groups, shares, padded, scale * LOG2E, scale, *strides, *rows_of(dk),
             *rows_of(dv), BF=FORWARD.queries, D=value_width, **call.cut(FAR_KEYS),
         )  # fmt: skip
-    return dq, dk, dv, parts.sum((0, 1))
+        of_table += parts.sum(0)
+    return dq, dk, dv, of_table
