@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,3 +51,34 @@ def same_draws() -> None:
     """Every test that draws random numbers draws the same ones, alone or in company."""
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture
+def tiny_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recipe demo, smaller still, for tests of the speed run."""
+    import dataclasses
+
+    from pe.speed import cell as cells
+    from pe.training.recipes import RECIPES
+
+    sizes = {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 128,
+    }  # fmt: skip
+    monkeypatch.setitem(RECIPES, "demo", dataclasses.replace(RECIPES["demo"], **sizes))
+    monkeypatch.setattr(cells.gc, "collect", lambda: 0)  # slow beside all that pytest holds
+
+
+@pytest.fixture
+def chooser(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A chooser of attention that answers ``path`` and notes what it was asked."""
+    from pe.attention import choose
+
+    answers: dict[str, Any] = {"path": "by hand", "seen": []}
+
+    def path_for(enc: Any, device: Any, dtype: Any, *sizes: int) -> str:
+        answers["seen"].append((device.type, dtype, *sizes))
+        return str(answers["path"])
+
+    monkeypatch.setattr(choose, "path_for", path_for)
+    return answers

@@ -5,7 +5,8 @@
 | ```{speed} overview train     encodings by lengths
 | ```{speed} details train      everything about a mode, a tab a length
 | ```{speed} family distance    what one family costs
-| ```{speed} targets | peers | drift
+| ```{speed} peers train      ours beside other libraries'
+| ```{speed} targets | drift | deterministic
 
 Without a record the page says so, and the blocks that would show it say that nothing is measured.
 """
@@ -151,14 +152,14 @@ class SpeedBlock(Block):
     def targets(self) -> list[nodes.Node]:
         return self.table(tables.targets(_now["speeds"]), wrap=True)
 
-    def peers(self) -> list[nodes.Node]:
+    def peers(self, mode: str = "train") -> list[nodes.Node]:
         """Of the record that the page shows, or else of the newest one that has peers."""
         best: Speed | None = _now["best"]
-        there = [speed for speed in _now["speeds"] if tables.peers(speed).count("\n") > 1]
+        there = [speed for speed in _now["speeds"] if tables.peers(speed, mode).count("\n") > 1]
         shown = best if best in there else tables.best(there)
         if shown is None:
             return self.markdown(NOTHING)
-        table = self.table(tables.peers(shown))
+        table = self.table(tables.peers(shown, mode))
         if shown is best:
             return table
         return [*self.markdown(f"*Of an earlier run:* {tables.machine(shown)}"), *table]

@@ -40,12 +40,15 @@ def machine(speed: Speed) -> str:
     beside = f", first steps with {helpers} processes compiling side by side" if helpers else ""
     cards = _side_by_side(speed)
     beside += f"; parts side by side on {cards} cards of one machine" if cards > 1 else ""
+    commands = list(dict.fromkeys(s["command"] for s in speed.record["sessions"] if s["command"]))
+    begun = [c for c in commands if "--resume" not in c and "--compile-only" not in c] or commands
+    asked = "commands" if len(begun) > 1 else "command"
     text = (
         f"{hardware['name']}, {first['created'][:10]}, torch {versions['torch']}; {model}, "
         f"{chosen['tokens']:,} tokens a step, {how}; medians of {chosen['repeats']} repeats"
         f"{beside}. Commit {', '.join(f'`{c}`' for c in commits)}"
         f"{' (changed)' if code['dirty'] else ''}, record `runs/{speed.record['study']}/"
-        f"{speed.record['run']}/speed.json`, command `{first['command']}`."
+        f"{speed.record['run']}/speed.json`, {asked} {', '.join(f'`{c}`' for c in begun)}."
     )
     if speed.record["status"] != "complete":
         text += " Not everything was measured: what is missing says so."
@@ -169,11 +172,11 @@ def of_family(speed: Speed, family: Family) -> str:
 
 def peers(speed: Speed, mode: str = "train") -> str:
     """How many times as fast ours are as other libraries' models with the same method."""
-    there = known_lengths(speed, mode)
-    lengths = [n for n in there if n in MAIN] or there[:1]
+    there = [s for s in shown(speed, mode) if library(s)]
+    lengths = [n for n in speed.lengths(mode) if any(_known(speed, s, mode, n) for s in there)]
     lines = [_line(["other library", "ours", *(f"{n:,} tokens" for n in lengths)])]
     lines.append(_line([":--", ":--", *("--:" for _ in lengths)]))
-    for peer in (s for s in shown(speed, mode) if library(s)):
+    for peer in there:
         own = counterpart(peer)
         cells = []
         for length in lengths:
@@ -186,7 +189,8 @@ def peers(speed: Speed, mode: str = "train") -> str:
             else:
                 batch = speed.settings["tokens"] // length
                 note = "" if result["batch"] == batch else f", batch {result['batch']}"
-                cells.append(f"{ratio:.2f}× ({rate(result.tokens_per_second)}{note})")
+                times = f"{ratio:.2f}" if ratio < 10 else f"{ratio:.3g}"
+                cells.append(f"{times}× ({rate(result.tokens_per_second)}{note})")
         lines.append(_line([title(peer), title(own), *cells]))
     return "\n".join(lines)
 

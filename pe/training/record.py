@@ -6,6 +6,7 @@ import datetime
 import importlib.metadata
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -54,7 +55,7 @@ def command() -> str:
     if os.environ.get("PE_COMMAND"):
         return os.environ["PE_COMMAND"]
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    return " ".join(words) if words[0] != "ipykernel_launcher.py" else "a notebook"
+    return shlex.join(words) if words[0] != "ipykernel_launcher.py" else "a notebook"
 
 
 def code() -> dict[str, Any]:
