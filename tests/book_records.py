@@ -62,9 +62,10 @@ def hash_of(text: str) -> int:
 
 
 def evaluation(pe: str, scale: float = 1.0) -> dict[str, Any]:
-    """An evaluation with the perplexities of `PERPLEXITY`, times ``scale``."""
+    """An evaluation with the perplexities of `PERPLEXITY`, others as RoPE, times ``scale``."""
+    numbers = PERPLEXITY.get(pe, PERPLEXITY["rope"])
     table = {}
-    for length, value in zip((256, 512, 1024, 2048), PERPLEXITY[pe], strict=True):
+    for length, value in zip((256, 512, 1024, 2048), numbers, strict=True):
         if value is None:
             table[str(length)] = {
                 "value": None, "nll": None, "window_nll": None,
@@ -75,7 +76,7 @@ def evaluation(pe: str, scale: float = 1.0) -> dict[str, Any]:
             table[str(length)] = {
                 "value": value * scale, "nll": nll, "window_nll": [nll, nll], "reason": None,
             }  # fmt: skip
-    reached = [value for value in PERPLEXITY[pe] if value is not None]
+    reached = [value for value in numbers if value is not None]
     edges = [0, 256, 512, 1024, 2048][: len(reached) + 1]
     return {
         "schema": 1, "created": "2026-01-02T03:07:05+00:00", "lengths": [256, 512, 1024, 2048],

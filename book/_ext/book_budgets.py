@@ -16,7 +16,7 @@ import book_directives
 from book_directives import Block
 from book_numbers import study_rows
 from book_studies import Studies
-from book_tables import _pages, _words
+from book_tables import _words, run_pages
 from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
@@ -224,7 +224,7 @@ class SeedsTable(_Made):
             _words(self.options.get("rows", "")),
             self.options.get("against"),
             each="each" in self.options,
-            pages=_pages([run for row in rows.values() for run in row.runs]),  # type: ignore[misc]
+            pages=run_pages([run for row in rows.values() for run in row.runs]),  # type: ignore[misc]
         )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from book_numbers import look_up
-from book_pictures import record_figures
+from book_pictures import Figures
 from book_studies import LOCAL, Snapshot, Studies
 from docutils import nodes
 from docutils.parsers.rst import directives
@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 _now: dict[str, Any] = {}
 
 
-def use(studies: Studies, book: Path) -> None:
-    """Give the directives the records of this build."""
-    _now.update(studies=studies, book=book, figures=record_figures(studies))
+def use(studies: Studies, book: Path, drawn: Figures) -> None:
+    """Give the directives the records of this build, and the figures made of them."""
+    _now.update(studies=studies, book=book, figures=drawn)
 
 
 class RecordRole(SphinxRole):

@@ -15,7 +15,7 @@ from book_budgets import _Made
 from book_directives import Block
 from book_numbers import study_rows
 from book_studies import Snapshot, Studies
-from book_tables import _pages
+from book_tables import run_pages
 from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
@@ -115,7 +115,7 @@ class FineTuned(_Made):
             return f"No run of the study `{study}` is recorded yet."
         shown = self.options.get("show", "perplexity")
         if shown == "perplexity":
-            return finetuned.table(rows, _pages(runs))
+            return finetuned.table(rows, run_pages(runs))
         if shown == "control":
             return finetuned.against_control(rows)
         if shown in ("needle", "passkey"):

@@ -29,6 +29,8 @@ from pe import (
 from pe.study import finetuned, results
 
 TWINS = ("", "-dark")
+Figures = dict[str, tuple[list[Snapshot], Callable[[], Figure]]]
+"""Name -> the runs a figure is made of and how to draw it."""
 _FIGURES: dict[str, Callable[..., Figure]] = {
     "perplexity-by-length": figures.perplexity_by_length,
     "loss-curves": figures.loss_curves,
@@ -36,13 +38,13 @@ _FIGURES: dict[str, Callable[..., Figure]] = {
 }
 
 
-def record_figures(studies: Studies) -> dict[str, tuple[list[Snapshot], Callable[[], Figure]]]:
-    """Name -> the runs it is made of and how to draw it.
+def record_figures(studies: Studies) -> Figures:
+    """Figures of whole studies.
 
     The reference study's names are bare, the reader's own begin with ``local-``; a perplexity
     figure whose name ends with an encoding draws that encoding strongly.
     """
-    found: dict[str, tuple[list[Snapshot], Callable[[], Figure]]] = {}
+    found: Figures = {}
     for study, prefix in ((studies.reference, ""), (LOCAL, "local-")):
         runs = studies.runs.get(study)
         if not runs:
@@ -74,12 +76,10 @@ def _of_budgets(studies: Studies, *names: str) -> tuple[list[Snapshot], Callable
     return runs, partial(figures_budgets.perplexity, rows)
 
 
-def _study_figures(
-    studies: Studies, study: str, runs: list[Snapshot]
-) -> dict[str, tuple[list[Snapshot], Callable[[], Figure]]]:
+def _study_figures(studies: Studies, study: str, runs: list[Snapshot]) -> Figures:
     """Figures of a study with a YAML: STUDY-perplexity ... and those of its extended runs."""
     rows = list(study_rows(studies, study).values())
-    found: dict[str, tuple[list[Snapshot], Callable[[], Figure]]] = {
+    found: Figures = {
         f"{study}-perplexity": (runs, partial(figures_study.perplexity, rows)),
         f"{study}-training": (runs, partial(figures_study.training, rows)),
         f"{study}-by-position": (runs, partial(figures_study.by_position, rows)),
@@ -114,7 +114,7 @@ def _study_figures(
     return found
 
 
-def draw(root: Path, book: Path, studies: Studies) -> None:
+def draw(root: Path, book: Path, wanted: Figures) -> None:
     """Bring book/_generated up to date and remove what is no longer asked for."""
     target = book / "_generated"
     stamps_file = target / "pictures.json"
@@ -126,7 +126,7 @@ def draw(root: Path, book: Path, studies: Studies) -> None:
     )
     look = _hash([*sorted(modules), *sorted((root / "studies").glob("*.yaml"))])
     stamps: dict[str, str] = {}
-    for name, (runs, function) in record_figures(studies).items():
+    for name, (runs, function) in wanted.items():
         stamps[name] = look + _hash(run.directory / file for run in runs for file in FILES)
         if stamps[name] != old.get(name) or not _drawn(target, name):
             _draw(target, name, function)
@@ -141,9 +141,9 @@ def draw(root: Path, book: Path, studies: Studies) -> None:
             _draw(target, name, function)
     stamps |= dict.fromkeys(explanatory, code)
     write(stamps_file, json.dumps(stamps, indent=1, sort_keys=True) + "\n")
-    wanted = {f"{name}{twin}.svg" for name in stamps for twin in TWINS}
+    kept = {f"{name}{twin}.svg" for name in stamps for twin in TWINS}
     for path in target.glob("*.svg"):
-        if path.name not in wanted:
+        if path.name not in kept:
             path.unlink()
 
 

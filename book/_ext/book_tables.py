@@ -28,7 +28,8 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _pages(found: list[Snapshot]) -> dict[str, str]:
+def run_pages(found: list[Snapshot]) -> dict[str, str]:
+    """By run: the page of its executed notebook, of those that have one."""
     book = book_directives._now["book"]
     return {
         run.name: f"/runs/{run.study}/{run.name}/train.ipynb"
@@ -44,14 +45,18 @@ class OfStudy(Block):
 
     def rows(self) -> tuple[str, list[results.Row]]:
         """The study's name and the rows asked for. ValueError if there are none."""
-        studies: Studies = book_directives._now["studies"]
         study, _, wanted = self.arguments[0].partition("/")
-        if study not in studies.runs:
-            raise unknown("study", study, studies.runs)
-        found = study_rows(studies, study)
+        found = self.of_study(study)
         if wanted and wanted not in found:
             raise unknown("row", wanted, found)
         return study, [found[wanted]] if wanted else list(found.values())
+
+    def of_study(self, study: str) -> dict[str, results.Row]:
+        """Its rows by name. ValueError if there is no such study."""
+        studies: Studies = book_directives._now["studies"]
+        if study not in studies.runs:
+            raise unknown("study", study, studies.runs)
+        return study_rows(studies, study)
 
     def run(self) -> list[nodes.Node]:
         try:
@@ -66,15 +71,21 @@ class OfStudy(Block):
 
 
 class StudyTable(OfStudy):
-    """Rows of a study by columns: ``ppl``, ``needle`` ... stand for all lengths."""
+    """Rows of a study by columns: ``ppl``, ``needle`` ... stand for all lengths.
+
+    ``beside`` names a study whose rows come first: the same budget, other encodings.
+    """
 
     option_spec: ClassVar[dict[str, Any]] = {
         "columns": directives.unchanged,
         "rows": directives.unchanged,
+        "beside": directives.unchanged_required,
     }
 
     def text(self) -> str:
         _, rows = self.rows()
+        if "beside" in self.options:
+            rows = [*self.of_study(self.options["beside"]).values(), *rows]
         known = {row.label: row for row in rows}
         wanted = _words(self.options.get("rows", "")) or list(known)
         for name in wanted:
@@ -82,7 +93,7 @@ class StudyTable(OfStudy):
                 raise unknown("row", name, known)
         chosen = [known[name] for name in wanted]
         columns = _words(self.options.get("columns", COLUMNS))
-        pages = _pages([run for row in chosen for run in row.runs])
+        pages = run_pages([run for row in chosen for run in row.runs])
         return results.table(chosen, columns, pages)
 
 
@@ -111,7 +122,7 @@ class Rerun(OfStudy):
     def text(self) -> str:
         study, rows = self.rows()
         runs = [(row, run) for row in rows for run in row.runs]
-        pages = _pages([run for _, run in runs])
+        pages = run_pages([run for _, run in runs])
         heads = ["run", "seed", "commit", "device", "tokens", "training", "evaluation"]
         lines = ["| " + " | ".join(heads) + " |", "| :-- | --: | :-- | :-- | --: | --: | --: |"]
         commands, seconds = [], 0.0

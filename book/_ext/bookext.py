@@ -28,6 +28,7 @@ import book_directives  # noqa: E402
 import book_encodings  # noqa: E402
 import book_every  # noqa: E402
 import book_finetuned  # noqa: E402
+import book_measured  # noqa: E402
 import book_mirror  # noqa: E402
 import book_pictures  # noqa: E402
 import book_speed  # noqa: E402
@@ -52,9 +53,10 @@ def prepare(app: Sphinx, config: Config) -> None:
     except runs.RunError as error:
         raise ExtensionError(f"the book is built from records, and {error}") from error
     book_mirror.mirror(ROOT, BOOK, studies.complete())
-    book_pictures.draw(ROOT, BOOK, studies)
+    drawn = book_pictures.record_figures(studies) | book_measured.figures_of(studies)
+    book_pictures.draw(ROOT, BOOK, drawn)
     book_mirror.write(BOOK / "_generated" / "records.json", studies.fingerprint())
-    book_directives.use(studies, BOOK)
+    book_directives.use(studies, BOOK, drawn)
     # The line of the site's licence and year must not change with the day of the build.
     config.html_last_updated_fmt = None
 
@@ -90,4 +92,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     book_budgets.setup(app)
     book_finetuned.setup(app)
     book_every.setup(app)
+    book_measured.setup(app)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

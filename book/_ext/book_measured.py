@@ -1,0 +1,121 @@
+"""What was measured of the method of a page, wherever a study has trained it.
+
+| ```{measured}    on methods/NAME.md: a figure and a table for each budget that has a run
+
+Some studies train every encoding once, on the budget of another study that has NoPE, RoPE, YaRN and
+PoPE; their rows stand together here. Nothing is measured here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import book_directives
+from book_directives import Block
+from book_encodings import page
+from book_numbers import study_rows
+from book_pictures import Figures
+from book_studies import Snapshot, Studies
+from book_tables import run_pages
+from docutils import nodes
+from sphinx.application import Sphinx
+
+from pe import figures
+from pe.encodings import list_encodings, lookup
+from pe.study import results
+from pe.study.results import Row
+from pe.tables import whole
+
+BUDGETS = (("every", "scaffold-seeds"), ("demo-every", "demo"))
+"""A study of every encoding, and the one whose rows stand beside; the larger budget first."""
+BESIDE = ("nope", "rope", "yarn", "pope")
+
+
+@functools.cache
+def pages() -> dict[str, str | None]:
+    """The page of book/methods that shows the code of an encoding."""
+    return {name: page(lookup(name)) for name in list_encodings()}
+
+
+def of_page(stem: str) -> list[str]:
+    """The encodings of a page."""
+    return [name for name, found in pages().items() if found == stem]
+
+
+def found(studies: Studies, stem: str) -> dict[str, tuple[list[Row], list[Row]]]:
+    """By study that trained an encoding of the page: its rows, and those they stand beside."""
+    names = set(of_page(stem))
+    rows: dict[str, tuple[list[Row], list[Row]]] = {}
+    for study, other in BUDGETS:
+        if study not in studies.runs or other not in studies.runs:
+            continue
+        trained = study_rows(studies, study).values()
+        own = [row for row in trained if names & set(row.runs[0].read()["pe"].split("+"))]
+        there = study_rows(studies, other)
+        if own:
+            rows[study] = own, [there[name] for name in BESIDE if name in there]
+    return rows
+
+
+def figures_of(studies: Studies) -> Figures:
+    """STUDY-PAGE: perplexity by length of its rows and those they stand beside."""
+    drawn: Figures = {}
+    for stem in sorted({stem for stem in pages().values() if stem}):
+        for study, (own, beside) in found(studies, stem).items():
+            runs: list[Any] = [run for row in [*beside, *own] for run in row.runs]
+            strong = own[0].runs[0].read()["pe"] if len(own) == 1 else None
+            make = functools.partial(figures.perplexity_by_length, runs, highlight=strong)
+            drawn[f"{study}-{stem}"] = runs, make
+    return drawn
+
+
+def text(stem: str, rows: Mapping[str, tuple[Sequence[Row], Sequence[Row]]]) -> str:
+    """The Markdown."""
+    names = of_page(stem)
+    if not rows:
+        commands = " or ".join(f"`-p pe {name}`" for name in names)
+        return (
+            "No committed study holds a run of it yet. `papermill notebooks/train.ipynb` with "
+            f"{commands} trains, evaluates and records one."
+        )
+    return "\n\n".join(_of_budget(stem, study, *both) for study, both in rows.items())
+
+
+def _of_budget(stem: str, study: str, own: Sequence[Row], beside: Sequence[Row]) -> str:
+    record = own[0].runs[0].read()
+    recipe, machine = record["recipe"], record["hardware"]
+    titles = " and ".join(row.title for row in own)
+    on = "a CPU" if machine["device"] == "cpu" else f"one {machine['name']}"
+    budget = (
+        f"{whole(recipe['steps'])} steps of {recipe['batch_size']} windows of "
+        f"{whole(recipe['context_length'])} tokens on {on}"
+    )
+    runs = [run for row in [*own, *beside] for run in row.runs]
+    links = run_pages([run for run in runs if isinstance(run, Snapshot)])
+    table = results.table([*own, *beside], ["ppl"], links)
+    small = "" if machine["device"] != "cpu" else " So small a model says little of a large one."
+    return (
+        f"```{{picture}} {study}-{stem}\n"
+        f":alt: Perplexity by context length of {titles}, with NoPE, RoPE, YaRN and PoPE.\n\n"
+        f"{titles} beside four others, {budget}.\n```\n\n"
+        f"````{{container}} pe-results\n{table}\n````\n\n"
+        f"One seed of {titles}; the others have as many as *n* says, and their intervals are what "
+        f"a difference has to exceed.{small}"
+    )
+
+
+class Measured(Block):
+    """Figures and tables of the method whose page this is."""
+
+    def run(self) -> list[nodes.Node]:
+        folder, _, stem = self.env.docname.rpartition("/")
+        if folder != "methods" or not of_page(stem):
+            return self.warn("measured belongs on the page of a method that shows its code")
+        return self.markdown(text(stem, found(book_directives._now["studies"], stem)))
+
+
+def setup(app: Sphinx) -> None:
+    """Register with Sphinx."""
+    app.add_directive("measured", Measured)
