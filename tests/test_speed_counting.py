@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from pe.speed.plan import Cell, all_encodings, order, same_graph_as_rope, settin
 from pe.speed.record import Speed
 from pe.speed.systems import System
 from pe.speed.targets import all_targets
-from pe.training.recipes import RECIPES
 
 GIVEN: dict[str, Any] = {
     "recipe": "demo", "tokens": 32, "peers": (), "compiled": False, "lengths": (16,),
@@ -33,12 +31,9 @@ def test_both_are_planned_side_by_side() -> None:
         settings(**(GIVEN | {"encodings": ("cope@63",)}))
 
 
-def test_each_counts_as_far_as_its_name_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {
-        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 128,
-    }  # fmt: skip
-    monkeypatch.setitem(RECIPES, "demo", dataclasses.replace(RECIPES["demo"], **sizes))
+def test_each_counts_as_far_as_its_name_says(
+    monkeypatch: pytest.MonkeyPatch, tiny_speed: None
+) -> None:
     counted, build = [], cells.build
 
     def watched(name: str, *rest: Any) -> System:
