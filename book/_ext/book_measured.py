@@ -87,6 +87,7 @@ def _of_budget(stem: str, study: str, own: Sequence[Row], beside: Sequence[Row])
     record = own[0].runs[0].read()
     recipe, machine = record["recipe"], record["hardware"]
     titles = " and ".join(row.title for row in own)
+    others = ", ".join(row.title for row in beside)
     on = "a CPU" if machine["device"] == "cpu" else f"one {machine['name']}"
     budget = (
         f"{whole(recipe['steps'])} steps of {recipe['batch_size']} windows of "
@@ -98,11 +99,11 @@ def _of_budget(stem: str, study: str, own: Sequence[Row], beside: Sequence[Row])
     small = "" if machine["device"] != "cpu" else " So small a model says little of a large one."
     return (
         f"```{{picture}} {study}-{stem}\n"
-        f":alt: Perplexity by context length of {titles}, with NoPE, RoPE, YaRN and PoPE.\n\n"
-        f"{titles} beside four others, {budget}.\n```\n\n"
+        f":alt: Perplexity by context length of {titles}, with {others}.\n\n"
+        f"{titles} beside {others}: {budget}.\n```\n\n"
         f"````{{container}} pe-results\n{table}\n````\n\n"
-        f"One seed of {titles}; the others have as many as *n* says, and their intervals are what "
-        f"a difference has to exceed.{small}"
+        "*n* is the number of seeds. Where there are several, the value is their mean, and its "
+        f"interval says what a difference has to exceed.{small}"
     )
 
 
