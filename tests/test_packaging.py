@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -78,6 +79,14 @@ def test_the_lock_satisfies_every_bound(python: str) -> None:
         version = pins.get(canonicalize_name(requirement.name))
         assert version is not None, f"{requirement.name} is not in the lock"
         assert requirement.specifier.contains(version), f"{requirement} is locked to {version}"
+
+
+def test_the_lock_installs_on_the_first_release_of_this_python() -> None:
+    """Debian 12 has CPython 3.11.2: a package that wants 3.11.5 stopped `make test` there."""
+    first = f"{sys.version_info.major}.{sys.version_info.minor}.0"
+    for name in locked(first.removesuffix(".0")):
+        needs = importlib.metadata.metadata(name).get("Requires-Python", "")
+        assert SpecifierSet(needs).contains(first), f"{name} needs Python {needs}"
 
 
 def test_the_lock_is_complete_for_this_python() -> None:

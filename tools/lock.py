@@ -55,6 +55,8 @@ def resolve(python: str, constraints: dict[str, str]) -> tuple[str, dict[str, st
         report = Path(folder) / "report.json"
         command = [inside, "-m", "pip", "install", "-q", "--dry-run", "--ignore-installed"]
         command += ["--report", str(report), "-c", str(held)]
+        # Of each minor version the first release: what it takes, all later ones take.
+        command += ["--python-version", f"{version}.0", "--only-binary", ":all:"]
         command += [f"{ROOT}[test]", "setuptools", "wheel"]
         subprocess.run(command, check=True)
         found = {}
