@@ -46,6 +46,26 @@ def own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for the tests of one file that train: ``corpus`` of made-up text, and a cache."""
+    from tiny_training import write_corpus
+
+    base = tmp_path_factory.mktemp("training")
+    write_corpus(base / "corpus")
+    return base
+
+
+@pytest.fixture
+def alone(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training with the cache of `shared`, one thread, and no tracker that the user asked for."""
+    import torch
+
+    monkeypatch.setenv("PE_CACHE", str(shared / "cache"))
+    monkeypatch.delenv("PE_TRACKERS", raising=False)
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def same_draws() -> None:
     """Every test that draws random numbers draws the same ones, alone or in company."""

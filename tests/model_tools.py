@@ -44,3 +44,7 @@ def tokens(batch: int, length: int, seed: int = 0) -> Tensor:
 
 def close(a: Tensor, b: Tensor, atol: float = 2e-4) -> None:
     torch.testing.assert_close(a, b, atol=atol, rtol=1e-4)
+
+
+def gradients(model: PEForCausalLM) -> dict[str, Tensor]:
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}

@@ -57,7 +57,7 @@ def test_both_budgets_are_shown_and_the_larger_comes_first(tmp_path: Path) -> No
     made = studies(tmp_path, ["t5"], ["t5"])
     assert list(book_measured.found(made, "t5")) == ["every", "demo-every"]
     drawn = book_measured.figures_of(made)
-    assert set(drawn) == {"every-t5", "demo-every-t5"}
+    assert set(drawn) == {"every-t5", "demo-every-t5", "every-reach", "demo-every-reach"}
     runs, draw = drawn["demo-every-t5"]
     assert {run.study for run in runs} == {"demo", "demo-every"}
     (axes,) = draw().axes

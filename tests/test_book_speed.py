@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import book_records
@@ -10,7 +11,12 @@ import book_site
 import pytest
 import speed_records
 
-from pe.speed.record import SpeedRun
+sys.path.insert(0, str(book_site.ROOT / "book" / "_ext"))
+pytest.importorskip("sphinx")
+
+import book_speed
+
+from pe.speed.record import Speed, SpeedRun
 
 PAGE = book_site.ROOT / "book" / "speed.md"
 
@@ -69,3 +75,18 @@ def test_the_page_follows_a_record_and_a_damaged_one_stops_the_build(tree: Path)
     result = book_site.build(tree)
     assert result.returncode != 0
     assert f"{run.file}: $.cells[0].mode" in result.stdout
+
+
+def test_a_ratio_in_prose_is_the_record_s_and_names_what_is_wrong() -> None:
+    speed = Speed(speed_records.record())
+    found = book_speed.ratio(speed, "rope train 1024")
+    assert found == f"{speed.ratio('rope', 'train', 1024):.2f}"
+    assert book_speed.ratio(None, "rope train 1024") == "–"
+    for text, message in (
+        ("rope", "SYSTEM MODE LENGTH"),
+        ("rpe train 1024", "did you mean 'rope'"),
+        ("rope trian 1024", "did you mean 'train'"),
+        ("rope train 77", "no ratio of rope in train at 77 tokens"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            book_speed.ratio(speed, text)

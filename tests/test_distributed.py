@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_training import TrainingProcess, lines, tiny, weights, write_corpus
+from tiny_training import TrainingProcess, lines, tiny, weights
 
 from pe.runs import Run
 from pe.training.recipe import Recipe
@@ -48,13 +48,6 @@ def uneven(signal_at: int = 0) -> None:
 
     Batches.at = holed  # type: ignore[assignment, method-assign]
     _Training._step = counted  # type: ignore[method-assign]
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.mktemp("distributed")
-    write_corpus(base / "corpus")
-    return base
 
 
 def launch(run: Run, shared: Path, processes: int, signal_at: int = 0) -> list[TrainingProcess]:

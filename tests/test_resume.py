@@ -26,19 +26,7 @@ from pe.training.recipe import Recipe
 from pe.training.signals import Interrupted
 from pe.training.trainer import _Training, train
 
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus and a cache for all tests of this file."""
-    base = tmp_path_factory.mktemp("resume")
-    write_corpus(base / "corpus")
-    return base
-
-
-@pytest.fixture(autouse=True)
-def environment(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PE_CACHE", str(shared / "cache"))
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 @pytest.fixture

@@ -24,13 +24,6 @@ from pe.training.trainer import _Training, train
 PARENT_STEPS, AT = 12, 8
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.mktemp("start")
-    write_corpus(base / "corpus")
-    return base
-
-
 @pytest.fixture(autouse=True)
 def environment(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PE_CACHE", str(shared / "cache"))

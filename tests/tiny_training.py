@@ -51,6 +51,28 @@ def tiny(corpus: Path, **changes: Any) -> Recipe:
     return Recipe.from_dict(values | changes)
 
 
+def train_tiny(folder: Path, shared: Path, **changes: Any) -> Run:
+    """Train the tiny recipe on the corpus of `shared`; returns the finished run."""
+    from pe.training.trainer import train
+
+    chosen = tiny(shared / "corpus", **changes)
+    return train(Run(folder / chosen.run_name(), chosen), quiet=True)
+
+
+def spoil(monkeypatch: Any, at: int, value: float) -> None:
+    """Multiply the loss of one step by ``value``."""
+    from pe.training.trainer import _Training
+
+    step, calls = _Training._step, [0]
+
+    def spoiled(self: Any, batch: Any) -> Any:
+        calls[0] += 1
+        loss, norm = step(self, batch)
+        return (loss * value, norm) if calls[0] == at else (loss, norm)
+
+    monkeypatch.setattr(_Training, "_step", spoiled)
+
+
 def weights(run: Run) -> dict[str, torch.Tensor]:
     """Every tensor of the trained model by name."""
     from safetensors.torch import load_file

@@ -3,7 +3,8 @@
 | ```{measured}    on methods/NAME.md: a figure and a table for each budget that has a run
 
 Some studies train every encoding once, on the budget of another study that has NoPE, RoPE, YaRN and
-PoPE; their rows stand together here. Nothing is measured here.
+PoPE; their rows stand together here, and all of them in one picture, STUDY-reach. Nothing is
+measured here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import book_directives
 from book_directives import Block
-from book_encodings import page
+from book_encodings import page, place
 from book_numbers import study_rows
 from book_pictures import Figures
 from book_studies import Snapshot, Studies
@@ -22,7 +23,7 @@ from book_tables import run_pages
 from docutils import nodes
 from sphinx.application import Sphinx
 
-from pe import figures
+from pe import figures, figures_reach
 from pe.encodings import list_encodings, lookup
 from pe.study import results
 from pe.study.results import Row
@@ -59,9 +60,28 @@ def found(studies: Studies, stem: str) -> dict[str, tuple[list[Row], list[Row]]]
     return rows
 
 
+def acts(pe: str) -> str:
+    """Where an encoding, or a sum of them, acts: a key of `pe.figures_reach.PLACES`."""
+    where = ", ".join(place(lookup(name)) for name in pe.split("+"))
+    if "logits" in where:
+        return "logits"
+    if "embeddings" in where:
+        return "embeddings"
+    return "queries and keys" if where not in ("nothing", "scale") else "none"
+
+
 def figures_of(studies: Studies) -> Figures:
-    """STUDY-PAGE: perplexity by length of its rows and those they stand beside."""
+    """STUDY-PAGE: perplexity by length of its rows and those they stand beside; STUDY-reach."""
     drawn: Figures = {}
+    for study, other in BUDGETS:
+        if study not in studies.runs or other not in studies.runs:
+            continue
+        there = study_rows(studies, other)
+        rows = [there[name] for name in BESIDE if name in there]
+        rows += study_rows(studies, study).values()
+        places = {row.label: acts(row.runs[0].read()["pe"]) for row in rows}
+        made_of: list[Any] = [run for row in rows for run in row.runs]
+        drawn[f"{study}-reach"] = made_of, functools.partial(figures_reach.reach, rows, places)
     for stem in sorted({stem for stem in pages().values() if stem}):
         for study, (own, beside) in found(studies, stem).items():
             runs: list[Any] = [run for row in [*beside, *own] for run in row.runs]

@@ -7,6 +7,7 @@
 | ```{speed} family distance    what one family costs
 | ```{speed} peers train      ours beside other libraries'
 | ```{speed} targets | drift | deterministic
+| {speed-ratio}`pope train 16384`    its tokens a second over those of NoPE, in prose
 
 Without a record the page says so, and the blocks that would show it say that nothing is measured.
 """
@@ -24,6 +25,7 @@ from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
 from sphinx.util import logging
+from sphinx.util.docutils import SphinxRole
 
 from pe import figures, figures_speed, runs
 from pe._errors import unknown
@@ -173,6 +175,35 @@ class SpeedBlock(Block):
         return self.table(text) if text.count("\n") > 1 else self.markdown(NOTHING)
 
 
+class SpeedRatio(SphinxRole):
+    """{speed-ratio}`SYSTEM MODE LENGTH`: tokens a second over those of NoPE."""
+
+    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+        self.env.note_dependency(str(_now["book"] / FOLDER / "stamp"))
+        try:
+            return [nodes.Text(ratio(_now["best"], self.text))], []
+        except ValueError as error:
+            log.warning("speed-ratio: %s", error, location=self.get_location())
+            return [nodes.literal(text=self.text)], []
+
+
+def ratio(best: Speed | None, text: str) -> str:
+    """What the role writes; ValueError says what the record lacks."""
+    words = text.split()
+    if len(words) != 3 or not words[2].isdigit():
+        raise ValueError(f"expected SYSTEM MODE LENGTH such as 'pope train 1024', got {text!r}")
+    system, mode, length = words[0], _mode(words[1]), int(words[2])
+    if best is None:
+        return "–"
+    known = tables.shown(best, mode)
+    if system not in known:
+        raise unknown("encoding of the speed record", system, known)
+    found = best.ratio(system, mode, length)
+    if found is None:
+        raise ValueError(f"the record has no ratio of {system} in {mode} at {length} tokens")
+    return f"{found:.2f}"
+
+
 def _mode(name: str) -> str:
     if name not in tables.MODES:
         raise unknown("mode", name, tables.MODES)
@@ -182,3 +213,4 @@ def _mode(name: str) -> str:
 def setup(app: Sphinx) -> None:
     """Register with Sphinx."""
     app.add_directive("speed", SpeedBlock)
+    app.add_role("speed-ratio", SpeedRatio())

@@ -14,6 +14,54 @@ def positions_from_mask(attention_mask: Tensor) -> Tensor:
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
+def positions_of(
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    past: int,
+    length: int,
+    cached: bool,
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    """Positions of the ``length`` new tokens and of all keys, each (n,) or (B, n).
+
+    Args:
+        attention_mask: (B, past + length), 0 at padding. position_ids: of the new tokens, in place
+            of the counted ones. cached: whether keys come from a cache, which holds no positions.
+
+    Raises:
+        ValueError: a shape or type is wrong, or ``position_ids`` differ from what a cache implies.
+    """
+    if attention_mask is not None:
+        if attention_mask.dim() != 2 or attention_mask.shape[1] != past + length:
+            raise ValueError(
+                f"attention_mask: expected (batch, {past + length}), past tokens included, "
+                f"got {tuple(attention_mask.shape)}"
+            )
+        counted = positions_from_mask(attention_mask)
+    else:
+        counted = torch.arange(past + length, device=device)
+    new = counted if past == 0 else counted[..., past:]  # one tensor: tables are shared
+    if position_ids is None:
+        return new, counted
+    if position_ids.is_floating_point() or position_ids.shape[-1] != length:
+        raise ValueError(
+            f"position_ids: expected {length} integers a row, "
+            f"got {position_ids.dtype} {tuple(position_ids.shape)}"
+        )
+    if not cached:
+        return position_ids, position_ids
+    given, expected = torch.broadcast_tensors(position_ids, new)
+    differs = given != expected
+    if attention_mask is not None:
+        differs = differs & attention_mask[:, past:].bool()
+    if differs.any():
+        raise ValueError(
+            "position_ids: with a cache, positions are those counted from the attention_mask; "
+            "pass use_cache=False to use others"
+        )
+    return new, counted
+
+
 def visible(
     q_length: int,
     k_length: int,
