@@ -28,6 +28,9 @@ INK, FAINT, GRID = "#24292f", "#6e7781", "#d0d7de"
 """Text and axes; secondary text; grid lines. The only colours that change on a dark page."""
 _ON_DARK = {INK: "#e6edf3", FAINT: "#9aa4af", GRID: "#3a424c"}
 
+NAMED = 15
+"""So many runs a caption names; more are counted."""
+
 COLOURS = {"nope": "#858585", "rope": "#2f7fc4", "yarn": "#159570", "pope": "#d9541e"}
 MARKERS = {"nope": "o", "rope": "s", "yarn": "^", "pope": "D"}
 _MORE_COLOURS = ("#9a63c9", "#b8860b", "#c7518b", "#3a94a8", "#a0694b", "#7a8f1f")
@@ -117,10 +120,15 @@ def save(figure: Figure, path: str | Path) -> Path:
 
 
 def caption(runs: Sequence[RunLike]) -> str:
-    """``Runs: demo/nope-s0-1a2b3c4d, rope-s0-...; tiny/...``: what a figure is made of."""
+    """``Runs: demo/nope-s0-1a2b3c4d, rope-s0-...; tiny/...``: what a figure is made of.
+
+    Of more than `NAMED` runs it names the studies and counts: ``Runs: 30 of scaffold-seeds``.
+    """
     studies: dict[str, list[str]] = {}
     for run in (run for group in groups(runs) for run in group.runs):
         studies.setdefault(run.study, []).append(run.name)
+    if sum(map(len, studies.values())) > NAMED:
+        return "Runs: " + ", ".join(f"{len(names)} of {study}" for study, names in studies.items())
     return "Runs: " + "; ".join(f"{study}/{', '.join(names)}" for study, names in studies.items())
 
 

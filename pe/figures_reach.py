@@ -37,6 +37,10 @@ def ordered(rows: Sequence[Row], far: int) -> list[tuple[Row, float, float | Non
     return sorted(found, key=lambda item: (item[2] is None, item[2] or item[1], item[0].title))
 
 
+def _tick(value: float, place: int) -> str:
+    return f"{value:,.6g}" if value < 1e6 else large(value)
+
+
 @style()
 def reach(rows: Sequence[Row], places: Mapping[str, str], far: int = 16) -> Figure:
     """Perplexity at the training length and at ``far`` times that, a line for each row.
@@ -59,7 +63,7 @@ def reach(rows: Sequence[Row], places: Mapping[str, str], far: int = 16) -> Figu
     axes.grid(visible=False, axis="y")
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: large(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(_tick))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("perplexity")
     shown = {places[row.label] for row, *_ in found}

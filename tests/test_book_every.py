@@ -50,6 +50,19 @@ def test_rows_are_those_of_the_speed_record_and_what_no_study_has_is_named(tmp_p
     assert not {"NoPE", "RoPE"} & set(absent)
 
 
+def test_rows_without_quality_can_be_left_out_and_a_column_nobody_fills_is(
+    tmp_path: Path,
+) -> None:
+    rows = {"nope": row(tmp_path, "nope")}
+    speed = Speed(speed_records.record())
+    text, absent = book_every.every(rows, {}, None, speed, {}, measured=True)
+    heads, _, *lines = (line.strip("| ").split(" | ") for line in text.splitlines())
+    assert [line[0] for line in lines] == ["NoPE"]
+    assert "FIRE" in absent
+    assert "passkey" not in heads, "no run was asked for one"
+    assert len(heads) == len(lines[0]) == len(book_every.HEADS) - 1
+
+
 def test_a_method_put_on_a_trained_model_has_the_factor_of_each_column(tmp_path: Path) -> None:
     length = row(tmp_path, "rope").runs[0].read()["recipe"]["context_length"]
     cells = {f"alibi@{m}": {"perplexity": {str(m * length): {"value": 10.0 * m}}} for m in (2, 4)}

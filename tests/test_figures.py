@@ -199,6 +199,13 @@ def test_captions_name_every_run(study: list[runs.Run]) -> None:
     assert shown.count("demo/") == 1, "a study is named once"
 
 
+def test_captions_of_many_runs_count_them(tmp_path: Path) -> None:
+    found = [book_records.write(tmp_path, "rope", seed) for seed in range(figures.NAMED)]
+    assert all(run.name in figures.caption(found) for run in found)
+    found.append(book_records.write(tmp_path, "pope", study="other"))
+    assert figures.caption(found) == f"Runs: {figures.NAMED} of demo, 1 of other"
+
+
 def test_saving_the_same_figure_again_leaves_the_file_alone(
     tmp_path: Path, study: list[runs.Run]
 ) -> None:

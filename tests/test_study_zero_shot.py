@@ -76,6 +76,26 @@ def test_the_zero_shot_part_is_one_task_of_the_plan(studies: Path, own_runs: Pat
         run_study([task], workers=1, notebooks=False)
 
 
+def test_a_run_of_the_same_study_is_trained_first_and_then_extended(
+    studies: Path, own_runs: Path
+) -> None:
+    content = yaml.safe_load((studies / "first.yaml").read_text())
+    part = {"run": "rope", "factors": [2], "methods": ["pi", "yarn"]}
+    write(studies, "first", content | {"seeds": [0, 1], "zero_shot": part})
+    plan = load_plan("first")
+    assert [(p.label, p.recipe.seed) for p in plan] == [
+        ("rope", 0), ("zero-shot", 0), ("rope", 1), ("zero-shot", 1),
+    ]  # fmt: skip
+    listed = everything(plan)
+    assert [p.parent for p in listed] == [None, plan[0].name, None, plan[2].name]
+    run_study(plan[:2], workers=1, notebooks=False)
+    extended = plan[0].run().part("extension")
+    assert extended is not None
+    assert set(extended["cells"]) == {"pi@2", "yarn@2"}
+    assert all("retrained" not in cell for cell in extended["cells"].values())
+    assert [p.done() for p in plan] == [True, True, False, False]
+
+
 def test_names_of_cells_are_those_that_are_measured() -> None:
     wanted = ZeroShot((2.0, 16.0))
     made = [name for name, _, _ in extension._cells(wanted.methods, wanted.factors, {})]
@@ -86,7 +106,7 @@ def test_names_of_cells_are_those_that_are_measured() -> None:
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        ({"run": "rope"}, "expected run: STUDY/RUN, got 'rope'"),
+        ({"run": "rope"}, r"expected run: STUDY/RUN or a run of this study \(pi\), got 'rope'"),
         ({"run": "first/pope"}, "starts from 'first/pope'; runs there .*: rope"),
         ({"factors": [1]}, r"factors: expected numbers above 1, as \[2, 4\]; got \[1\]"),
         ({"factors": []}, "factors: expected numbers above 1"),

@@ -2,6 +2,7 @@
 
 | ```{every-encoding} every scaffold-seeds     quality from these studies, speed from runs/speed
 | ```{every-encoding} ...  :extended: scaffold-seeds/rope    and methods put on that run's model
+| ```{every-encoding} ...  :measured:    only rows with a quality; the others are named below
 
 Quality and speed come from different records, made with the same model: rows are those of the speed
 record, and what no study has trained says so. Nothing is measured here.
@@ -37,6 +38,7 @@ HEADS = (
     "encoding", "n", *(f"{m}×" for m in MULTIPLES), "passkey", "speed 1k", "16k", "prefill 16k",
     "GiB", "own",
 )  # fmt: skip
+PASSKEY = HEADS.index("passkey")
 NONE = "–"
 PUT_ON = "¹"
 
@@ -47,14 +49,17 @@ def every(
     base: Row | None,
     speed: Speed,
     links: Mapping[str, str],
+    *,
+    measured: bool = False,
 ) -> tuple[str, list[str]]:
     """The Markdown, and the names of encodings that no study has.
 
     Args:
         rows: by encoding. extended: by METHOD@FACTOR, of ``base`` (extension.json's cells).
         speed: a record at 1,024 and 16,384 tokens. links: of encodings to their pages.
+        measured: leave out rows without a quality.
     """
-    absent, lines = [], [_line(HEADS), _line([":--", *("--:" for _ in HEADS[1:])])]
+    absent, cells = [], [list(HEADS)]
     for system in tables.shown(speed, "train"):
         if library(system):
             continue
@@ -64,12 +69,18 @@ def every(
         if f"{system}@{MULTIPLES[1]}" in extended and base is not None:
             found.append((PUT_ON, _put_on(system, extended, base)))
         if not found:
-            found = [("", [NONE] * (len(MULTIPLES) + 2))]
             absent.append(name)
+            if measured:
+                continue
+            found = [("", [NONE] * (len(MULTIPLES) + 2))]
         named = f"{{doc}}`{name} <{links[system]}>`" if system in links else name
         for mark, quality in found:
-            lines.append(_line([named + mark, *quality, *_cost(speed, system)]))
-    return "\n".join(lines), absent
+            cells.append([named + mark, *quality, *_cost(speed, system)])
+    if all(line[PASSKEY] == NONE for line in cells[1:]):  # a budget that asks for none
+        cells = [[*line[:PASSKEY], *line[PASSKEY + 1 :]] for line in cells]
+    heads, *lines = cells
+    ruler = [":--", *("--:" for _ in heads[1:])]
+    return "\n".join(_line(line) for line in (heads, ruler, *lines)), absent
 
 
 def _trained(row: Row) -> list[str]:
@@ -114,7 +125,10 @@ class EveryEncoding(Block):
 
     required_arguments = 1
     final_argument_whitespace = True
-    option_spec: ClassVar[dict[str, Any]] = {"extended": directives.unchanged_required}
+    option_spec: ClassVar[dict[str, Any]] = {
+        "extended": directives.unchanged_required,
+        "measured": directives.flag,
+    }
 
     def run(self) -> list[nodes.Node]:
         best = book_speed._now["best"]
@@ -125,7 +139,8 @@ class EveryEncoding(Block):
             base, cells = self.base()
         except ValueError as error:
             return self.warn(str(error))
-        text, absent = every(rows, cells, base, best, self.links(best))
+        measured = "measured" in self.options
+        text, absent = every(rows, cells, base, best, self.links(best), measured=measured)
         box = self.markdown(text, nodes.container(classes=["pe-results"]))
         nope = best.result("nope", "train", SHORT)
         notes = [f"{PUT_ON} Not trained: put on a trained RoPE, by the factor of each column."]

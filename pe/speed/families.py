@@ -8,12 +8,6 @@ from pe import tables
 from pe._errors import unknown
 from pe.speed.plan import library
 
-MORE_NAMES = {
-    "binary": "Binary", "binary_norm": "Binary, scaled", "decimal": "Decimal",
-    "decimal_norm": "Decimal, scaled", "irope": "iRoPE", "multiscale_rope": "Multiscale RoPE",
-    "p_rope": "p-RoPE", "partial": "Partial RoPE", "randomized": "Randomized",
-    "sinonly": "Sine only", "ssmax": "SSMax",
-}  # fmt: skip
 WITH_OPTIONS = {"cope@64": "CoPE, counting to 64"}
 PEER_METHODS = {"dynamic": "dynamic bias"}
 
@@ -72,8 +66,7 @@ def title(system: str) -> str:
         return f"{library(system)}: {PEER_METHODS.get(method) or title(method)}"
     if system in WITH_OPTIONS:
         return WITH_OPTIONS[system]
-    parts = system.split("+")
-    return " + ".join(MORE_NAMES.get(part) or tables.label(part) for part in parts)
+    return tables.label(system)
 
 
 def counterpart(peer: str) -> str:

@@ -16,7 +16,7 @@
       pope:                             # with schedule wsd: runs of fewer steps, too
         pe: pope
         branches: [1/4, 1/2]
-    zero_shot: {run: scaffold/rope, factors: [2, 4]}  # one more task (`pe.study.zero_shot`)
+    zero_shot: {run: rope, factors: [2, 4]}  # one more task (`pe.study.zero_shot`)
     mini: {recipe: demo, set: {...}}  # the same study in miniature, for a CPU
 
 ``steps``, ``at`` and ``branches`` may be fractions of the study's steps, ``warmup_steps``,
@@ -184,8 +184,7 @@ def _expand(where: str, study: str, given: Mapping[str, Any]) -> list[Planned]:
     plan: list[Planned] = []
     for seed in given.get("seeds", [0]):
         by_label: dict[str, Planned] = {}
-        if given.get("zero_shot"):
-            plan.append(_zero_shot(f"{where}, zero_shot", study, given["zero_shot"], seed))
+        part, first = given.get("zero_shot"), len(plan)
         for label, run in given["runs"].items():
             if seed not in run.get("seeds", [seed]):
                 continue
@@ -194,6 +193,10 @@ def _expand(where: str, study: str, given: Mapping[str, Any]) -> list[Planned]:
             for one in (planned, *branches):
                 by_label[one.label] = one
                 plan.append(one)
+        if part:
+            task = _zero_shot(f"{where}, zero_shot", study, part, seed, by_label)
+            of_this = task.recipe.start_from.startswith(f"{study}/")
+            plan.insert(len(plan) if of_this else first, task)
     names = [p.name for p in plan]
     for planned in plan:
         if names.count(planned.name) > 1:
@@ -268,20 +271,30 @@ def _one(
     return planned, branches
 
 
-def _zero_shot(where: str, study: str, given: Mapping[str, Any], seed: int) -> Planned:
-    """The task that extends the last weights of a run of another study."""
-    if "run" not in given or "/" not in str(given["run"]):
-        raise ValueError(f"{where}: expected run: STUDY/RUN, got {given.get('run')!r}")
+def _zero_shot(
+    where: str, study: str, given: Mapping[str, Any], seed: int, here: Mapping[str, Planned]
+) -> Planned:
+    """The task that extends the last weights of a run, of this study or of another one."""
+    name = str(given.get("run"))
+    if name not in here and "/" not in name:
+        known = ", ".join(here) or "none"
+        raise ValueError(f"{where}: expected run: STUDY/RUN or a run of this study ({known}), "
+                         f"got {name!r}")  # fmt: skip
     try:
         wanted = ZeroShot.of(given)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
-    _, begins = _start(where, study, {"run": given["run"], "at": "end"}, seed, {}, 0)
-    source = next(
-        p
-        for p in load_plan(given["run"].partition("/")[0], mini=study.endswith("-mini"))
-        if begins["start_from"] == f"{p.study}/{p.name}"
-    )
+    begins: dict[str, Any]
+    if name in here:
+        source = here[name]
+        begins = {"start_from": f"{study}/{source.name}", "start_step": source.recipe.steps}
+    else:
+        _, begins = _start(where, study, {"run": name, "at": "end"}, seed, {}, 0)
+        source = next(
+            p
+            for p in load_plan(name.partition("/")[0], mini=study.endswith("-mini"))
+            if begins["start_from"] == f"{p.study}/{p.name}"
+        )
     recipe = dataclasses.replace(source.recipe, **begins, keep_steps=(), keep_states=())
     return Planned("zero-shot", recipe, study, zero_shot=wanted)
 

@@ -1,7 +1,8 @@
 """The part of a study that trains nothing: a run extended by every method and factor.
 
     zero_shot:
-      run: scaffold-seeds/rope                    # whose last weights are extended
+      run: scaffold-seeds/rope                    # whose last weights are extended, or `rope`:
+                                                  # a run of the same study
       factors: [2, 4, 8, 16]
       methods: [pi, yarn, longrope]               # all, if nothing is said
       search: {iterations: 10, population: 32}    # how LongRoPE's factors are found
