@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,29 @@ def test_a_notebook_without_our_mark_is_left_to_papermill(
     assert len(seen) == 1
     assert (tmp_path / "out.ipynb").exists()
     assert not runs.exists()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="these settings are glibc's")
+def test_a_kernel_keeps_its_memory_from_step_to_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "import numpy, resource\n"
+        "faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "numpy.ones(2**21)\n"
+        "before = faults()\n"
+        "for step in range(40): numpy.ones(2**21)\n"
+        "print(faults() - before)"
+    )
+    given = engine._environment(Run(tmp_path / "study" / "run"))
+    kept, plain = (
+        int(subprocess.check_output([sys.executable, "-c", code], env=environment))
+        for environment in (given, {k: v for k, v in given.items() if k not in engine.KEEP_MEMORY})
+    )
+    assert kept < plain / 10, "pages are taken once and not once a step"
+    monkeypatch.setenv("MALLOC_MMAP_MAX_", "7")
+    found = engine._environment(Run(tmp_path / "study" / "run"))
+    assert found["MALLOC_MMAP_MAX_"] == "7", "what the user set is left alone"
 
 
 def test_an_explicit_output_and_the_runs_folder_both_get_the_notebook(

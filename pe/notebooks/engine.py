@@ -104,9 +104,15 @@ def _client_options(kernel_name: str, log_output: bool, options: dict[str, Any])
     }
 
 
+# glibc maps every large tensor anew and hands it back when it is freed, so each training step on a
+# CPU takes all its pages from the system again. With these it keeps them (benchmarks/LOG.md).
+# Another allocator, and another system's, does not look at them.
+KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+
+
 def _environment(run: Run) -> dict[str, str]:
     """The kernel's environment: the same folders wherever it works, and a page without chatter."""
-    environment = dict(os.environ)
+    environment = KEEP_MEMORY | os.environ
     environment.setdefault("TRANSFORMERS_VERBOSITY", "error")
     environment.setdefault("ACCELERATE_LOG_LEVEL", "error")
     environment.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
