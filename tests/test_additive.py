@@ -11,26 +11,19 @@ import shutil
 import sys
 import types
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from golden_tools import GOLDEN, golden
 from torch import Tensor
 
 from pe.encodings import Encoding, encoding
 from pe.encodings.additive import Additive
 
-GOLDEN = Path(__file__).parent / "golden"
 PLAIN = ("sinonly", "binary", "binary_norm", "decimal", "decimal_norm")
 EVERY = pytest.mark.parametrize("name", ["sinusoidal", "learned", *PLAIN])
-
-
-@cache
-def golden(method: str) -> dict[str, Tensor]:
-    with np.load(GOLDEN / f"{method}.npz") as arrays:
-        return {k: torch.from_numpy(arrays[k]) for k in arrays if k != "params_json"}
 
 
 @cache

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from golden_tools import GOLDEN, golden
 from torch import Tensor
 
 from pe.attention import attend
@@ -24,16 +23,9 @@ from pe.encodings.alibi import alibi_slopes
 from pe.encodings.distance import DistanceBias, distances
 from pe.encodings.t5 import T5, bucket_starts
 
-GOLDEN = Path(__file__).parent / "golden"
 NAMES = ("alibi", "t5", "kerple_log", "kerple_power", "sandwich")
 EVERY = pytest.mark.parametrize("name", NAMES)
 KERNELS = {"kerple_log": "log", "kerple_power": "pow"}
-
-
-@cache
-def golden(method: str) -> dict[str, Tensor]:
-    with np.load(GOLDEN / f"{method}.npz") as arrays:
-        return {k: torch.from_numpy(arrays[k]) for k in arrays if k != "params_json"}
 
 
 def tolerance(method: str, dtype: str = "float64") -> float:

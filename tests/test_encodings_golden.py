@@ -10,26 +10,18 @@ import json
 import math
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from golden_tools import GOLDEN, golden
 from torch import Tensor
 
 from pe.encodings import Encoding, encoding
 from pe.encodings.frequencies import cos_sin
 
-GOLDEN = Path(__file__).parent / "golden"
 # float32 error of transformers' own tables grows with position; ours is judged where theirs is fine
 NEAR = 256
-
-
-@cache
-def golden(method: str) -> dict[str, Tensor]:
-    with np.load(GOLDEN / f"{method}.npz") as arrays:
-        return {k: torch.from_numpy(arrays[k]) for k in arrays if k != "meta_json"}
 
 
 @cache

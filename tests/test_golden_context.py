@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from golden_tools import GOLDEN, golden
 from torch import Tensor
 
 from pe.attention import attend
@@ -18,14 +17,6 @@ from pe.encodings import encoding
 from pe.encodings.cope import CoPE
 from pe.encodings.fire import FIRE
 from pe.encodings.fox import FoX
-
-GOLDEN = Path(__file__).parent / "golden"
-
-
-@cache
-def golden(method: str) -> dict[str, Tensor]:
-    with np.load(GOLDEN / f"{method}.npz") as arrays:
-        return {k: torch.from_numpy(arrays[k]) for k in arrays if k != "params_json"}
 
 
 def about(method: str) -> dict[str, Any]:

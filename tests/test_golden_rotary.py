@@ -8,26 +8,17 @@ from __future__ import annotations
 
 import json
 import math
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from golden_tools import GOLDEN, golden
 from torch import Tensor
 
 from pe.attention import attend
 from pe.encodings import Encoding, encoding
 
-GOLDEN = Path(__file__).parent / "golden"
 EXACT, FLOAT32 = 1e-8, 1e-5
-
-
-@cache
-def golden(method: str) -> dict[str, Tensor]:
-    with np.load(GOLDEN / f"{method}.npz") as arrays:
-        return {key: torch.from_numpy(arrays[key]) for key in arrays}
 
 
 def configurations(method: str) -> dict[str, Any]:

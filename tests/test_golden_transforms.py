@@ -9,25 +9,17 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from golden_tools import GOLDEN, golden
 from torch import Tensor
 
 from pe.encodings import encoding
 from pe.encodings.rope import RoPE
 
-GOLDEN = Path(__file__).parent / "golden"
 NEAR = 256  # as far as the published float32 tables are good to 2e-5
-
-
-@cache
-def golden(method: str) -> dict[str, Tensor]:
-    with np.load(GOLDEN / f"{method}.npz") as arrays:
-        return {k: torch.from_numpy(arrays[k]) for k in arrays if k != "meta_json"}
 
 
 @cache
