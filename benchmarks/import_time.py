@@ -37,7 +37,7 @@ def seconds(statement: str, rounds: int) -> float:
 
 def main(rounds: int = 9) -> None:
     found = {name: round(seconds(statement, rounds), 4) for name, statement in STATEMENTS.items()}
-    from pe.training.record import code, hardware, now, versions
+    from pe.runs.provenance import code, hardware, now, versions
 
     report = {
         "benchmark": "import_time", "created": now(), "rounds": rounds, "code": code(),

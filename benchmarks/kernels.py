@@ -5,7 +5,8 @@
 
 Times each kernel of `pe.attention.kernels` alone, with random numbers, for every kind of bias and
 every cut in `CUTS`, and torch's own attention beside them. Sixteen processes compile first, since
-Triton compiles a kernel anew for each cut. `pe/attention/kernels/blocks.py` holds what was chosen.
+Triton compiles a kernel anew for each cut. `pe/attention/kernels/flash/blocks.py` holds what was
+chosen.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import pe
-from pe.attention.kernels import flash, gradients, launch, learned
-from pe.attention.kernels.blocks import Blocks, Plan, plan_for
-from pe.encodings import forms
+from pe.attention.kernels.flash import backward as gradients
+from pe.attention.kernels.flash import launch, learned
+from pe.attention.kernels.flash.blocks import Blocks, Plan, plan_for
+from pe.attention.kernels.flash.forward import forward as flash
+from pe.encodings.core import forms
 
 HEADS, WIDTH, TOKENS = 8, 64, 65_536
 KINDS = {"none": (0, 0), "keys": (1, 0), "table": (2, 0), "table-113": (2, 113), "fire": (3, 0)}

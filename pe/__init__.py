@@ -21,21 +21,21 @@ _HOMES = {
     "Recipe": "pe.training.recipe",
     "RECIPES": "pe.training.recipes",
     "recipe": "pe.training.recipes",
-    "convert": "pe.conversion",
+    "convert": "pe.model.convert",
     "train": "pe.training.trainer",
     "evaluate": "pe.evaluation.evaluate",
     "evaluate_start": "pe.evaluation.start",
-    "search_longrope": "pe.evaluation.longrope_search",
+    "search_longrope": "pe.evaluation.longrope.search",
     "sample": "pe.evaluation.sample",
-    "configure": "pe.launch",
-    "configure_conversion": "pe.launch",
-    "configure_study": "pe.launch",
+    "configure": "pe.notebooks.parameters",
+    "configure_conversion": "pe.notebooks.parameters",
+    "configure_study": "pe.notebooks.parameters",
     "load_plan": "pe.study.plan",
     "run_study": "pe.study.run",
     "extend": "pe.evaluation.extension",
     "runs": "pe.runs",
     "figures": "pe.figures",
-    "tables": "pe.tables",
+    "tables": "pe.results.tables",
 }
 
 __all__ = ["__version__", *_HOMES]
@@ -53,17 +53,18 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from pe import figures, runs, tables
+    from pe import figures, runs
     from pe.attention import attend
-    from pe.conversion import convert
     from pe.encodings import encoding, list_encodings
     from pe.evaluation.evaluate import evaluate
     from pe.evaluation.extension import extend
-    from pe.evaluation.longrope_search import search_longrope
+    from pe.evaluation.longrope.search import search_longrope
     from pe.evaluation.sample import sample
     from pe.evaluation.start import evaluate_start
-    from pe.launch import configure, configure_conversion, configure_study
     from pe.model import PEConfig, PEForCausalLM, PEModel
+    from pe.model.convert import convert
+    from pe.notebooks.parameters import configure, configure_conversion, configure_study
+    from pe.results import tables
     from pe.study.plan import load_plan
     from pe.study.run import run_study
     from pe.training.recipe import Recipe

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pe.encodings import Encoding, Frequencies, FrequencyTransform, Prepared, forms
+from pe.encodings import Encoding, Frequencies, FrequencyTransform, Prepared
+from pe.encodings.core import forms
 
 
 def apart(q_positions: Tensor, k_positions: Tensor) -> Tensor:

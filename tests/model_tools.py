@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pe.encodings import Encoding, list_encodings, lookup
 from pe.model import PEConfig, PEForCausalLM
-from pe.training.initialize import draw_weights
+from pe.model.initialize import draw_weights
 
 LENGTH = 24  # max_position_embeddings of the small models
 # What draws positions anew in each call gives no two calls the same: tests/test_randomized.py.

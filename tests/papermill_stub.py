@@ -10,7 +10,7 @@ from typing import Any
 
 import nbformat
 
-from pe.launch import parameters_cell
+from pe.notebooks.parameters import parameters_cell
 
 REPORTS = """
 import os, time

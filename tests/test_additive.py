@@ -20,7 +20,7 @@ from golden_tools import GOLDEN, golden
 from torch import Tensor
 
 from pe.encodings import Encoding, encoding
-from pe.encodings.additive import Additive
+from pe.encodings.core.additive import Additive
 
 PLAIN = ("sinonly", "binary", "binary_norm", "decimal", "decimal_norm")
 EVERY = pytest.mark.parametrize("name", ["sinusoidal", "learned", *PLAIN])

@@ -10,9 +10,9 @@ import pe
 from pe.attention import BACKENDS, scaled
 from pe.attention.dense import dense_attention
 from pe.attention.masks import lower_right_causal, positions_from_mask, visible
-from pe.config import PEConfig
 from pe.encodings import encoding
 from pe.model import PEForCausalLM
+from pe.model.config import PEConfig
 
 FAST = [name for name in BACKENDS if name != "dense"]
 

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import pe
 from pe.attention import choose, path_for, rows
-from pe.config import PEConfig
 from pe.model import PEForCausalLM
+from pe.model.config import PEConfig
 
 SPECS = ["cope", "fire", "alibi", "fox", "t5", "kerple_log+fox", "alibi+randomized", "rope+cope"]
 

@@ -13,7 +13,7 @@ from model_tools import LENGTH, small
 
 import pe
 from pe.encodings import FrequencyTransform, list_encodings, lookup
-from pe.launch import parameters
+from pe.notebooks.parameters import parameters
 from pe.training.recipes import recipe
 
 ROOT = Path(__file__).parents[1]

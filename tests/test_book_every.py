@@ -18,8 +18,8 @@ pytest.importorskip("sphinx")
 import book_every  # noqa: E402
 import book_records  # noqa: E402
 
+from pe.results.rows import Row  # noqa: E402
 from pe.speed.record import Speed  # noqa: E402
-from pe.study.results import Row  # noqa: E402
 
 
 def row(root: Path, name: str) -> Row:

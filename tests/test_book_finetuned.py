@@ -23,7 +23,7 @@ from book_numbers import study_rows  # noqa: E402
 from book_pictures import record_figures  # noqa: E402
 from book_studies import Studies  # noqa: E402
 
-from pe.study import finetuned  # noqa: E402
+from pe.results import finetuned  # noqa: E402
 
 PAGE = (ROOT / "book" / "finetuned.md").read_text("utf-8")
 PLAN = load_plan("extend")

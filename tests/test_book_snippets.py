@@ -17,7 +17,7 @@ from tiny_training import tiny, write_corpus
 import pe
 from pe import __main__ as command
 from pe.conformance import check_laws
-from pe.encodings import registry
+from pe.encodings.core import registry
 from pe.study.plan import load_plan
 from pe.training import recipes
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pe.attention.choose import INTERPRETED
-from pe.encodings import clex_ode
+from pe.encodings.core import clex_ode
 
 clex = pytest.importorskip("pe.attention.kernels.clex", reason="needs triton")
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")

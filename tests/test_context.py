@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache
 
 from pe.attention import attend
-from pe.encodings import Encoding, encoding, query_rows
+from pe.encodings import Encoding, encoding
 from pe.encodings.cope import CoPE
+from pe.encodings.core import query_rows
 from pe.encodings.fire import FIRE
 from pe.encodings.fox import FoX, running_sum
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import pe
-from pe.conversion import convert
 from pe.encodings import Encoding, FrequencyTransform, list_encodings, lookup
 from pe.model import PEConfig, PEForCausalLM
+from pe.model.convert import convert
 
 GOLDEN = Path(__file__).parent / "golden"
 TRANSFORMS = [n for n in list_encodings() if issubclass(lookup(n), FrequencyTransform)]

@@ -10,7 +10,10 @@ import triton.language as tl
 from cope_cases import agree, computed, made
 from torch import Tensor
 
-from pe.attention.kernels import cope_far, cope_launch, cope_ops, cope_proof
+from pe.attention.kernels.cope import far as cope_far
+from pe.attention.kernels.cope import launch as cope_launch
+from pe.attention.kernels.cope import op as cope_ops
+from pe.attention.kernels.cope import self_check as cope_proof
 
 BLOCK = cope_launch.FORWARD.queries
 

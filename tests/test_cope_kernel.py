@@ -16,10 +16,11 @@ from torch import Tensor
 import pe
 from pe.attention import choose
 from pe.attention.choose import path_for
-from pe.attention.kernels import cope_launch, cope_ops
-from pe.config import PEConfig
+from pe.attention.kernels.cope import launch as cope_launch
+from pe.attention.kernels.cope import op as cope_ops
 from pe.encodings.cope import CoPE
 from pe.model import PEForCausalLM
+from pe.model.config import PEConfig
 
 
 @pytest.mark.parametrize(

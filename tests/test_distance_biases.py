@@ -20,7 +20,7 @@ from pe.attention import attend
 from pe.attention.dense import dense_attention
 from pe.encodings import Encoding, encoding
 from pe.encodings.alibi import alibi_slopes
-from pe.encodings.distance import DistanceBias, distances
+from pe.encodings.core.distance import DistanceBias, distances
 from pe.encodings.t5 import T5, bucket_starts
 
 NAMES = ("alibi", "t5", "kerple_log", "kerple_power", "sandwich")

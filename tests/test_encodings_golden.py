@@ -18,7 +18,7 @@ from golden_tools import GOLDEN, golden
 from torch import Tensor
 
 from pe.encodings import Encoding, encoding
-from pe.encodings.frequencies import cos_sin
+from pe.encodings.core.frequencies import cos_sin
 
 # float32 error of transformers' own tables grows with position; ours is judged where theirs is fine
 NEAR = 256

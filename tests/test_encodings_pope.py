@@ -11,7 +11,7 @@ from torch.nn.functional import softplus
 
 import pe
 from pe.encodings import Encoding, encoding
-from pe.encodings.frequencies import cos_sin
+from pe.encodings.core.frequencies import cos_sin
 
 TURN = 2 * math.pi
 

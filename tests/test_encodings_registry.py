@@ -20,9 +20,9 @@ from pe.encodings import (
     list_encodings,
     lookup,
     register,
-    registry,
 )
-from pe.encodings.composite import Composite
+from pe.encodings.core import registry
+from pe.encodings.core.composite import Composite
 from pe.encodings.rope import RoPE
 
 SIZES: dict[str, Any] = {"head_dim": 16, "num_heads": 2, "original_length": 64}

@@ -10,7 +10,8 @@ from xml.etree import ElementTree
 import book_records
 import pytest
 
-from pe import figures, runs, tables
+from pe import figures, runs
+from pe.results import tables
 
 
 @pytest.fixture

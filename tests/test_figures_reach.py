@@ -8,8 +8,9 @@ from pathlib import Path
 import book_records
 import pytest
 
-from pe import figures, figures_reach, runs
-from pe.study import results
+from pe import figures, runs
+from pe.figures import reach as figures_reach
+from pe.results import rows as results
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "book" / "_ext"))
 

@@ -12,9 +12,12 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from pe import figures, figures_extension, figures_retrieval, figures_study, runs
-from pe.study import results
-from pe.study.extensions import extended, missing, table, value
+from pe import figures, runs
+from pe.figures import extension as figures_extension
+from pe.figures import retrieval as figures_retrieval
+from pe.figures import study as figures_study
+from pe.results import rows as results
+from pe.results.extensions import extended, missing, table, value
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = results.rows("scaffold", runs.find(ROOT / "runs", "scaffold"))

@@ -10,7 +10,8 @@ from model_tools import LENGTH, NAMES, close, small, tokens
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, StaticCache
 
-from pe.encodings import Encoding, register, registry
+from pe.encodings import Encoding, register
+from pe.encodings.core import registry
 from pe.model import PEForCausalLM
 
 EVERY = pytest.mark.parametrize("name", NAMES)

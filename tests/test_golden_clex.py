@@ -14,8 +14,9 @@ import torch
 from golden_tools import build, error, given, golden
 from torch import Tensor
 
-from pe.encodings import clex_ode, encoding
+from pe.encodings import encoding
 from pe.encodings.clex import CLEX, stretched
+from pe.encodings.core import clex_ode
 from pe.encodings.rope import RoPE
 
 

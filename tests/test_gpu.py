@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import pe
-from pe.encodings import clex_ode
+from pe.encodings.core import clex_ode
 from pe.runs import Run
 from pe.training.build import autocast, build_model
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pe.attention.kernels import ops
-from pe.attention.kernels.horizon import FALLING, LEAST, horizon
-from pe.attention.kernels.launch import backward, forward
-from pe.encodings import forms
-from pe.encodings.forms import Form, by_key, by_power
+from pe.attention.kernels.flash import op as ops
+from pe.attention.kernels.flash.horizon import FALLING, LEAST, horizon
+from pe.attention.kernels.flash.launch import backward, forward
+from pe.encodings.core import forms
+from pe.encodings.core.forms import Form, by_key, by_power
 
 LENGTH = 600
 STEEP = 2.0

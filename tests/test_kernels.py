@@ -15,12 +15,14 @@ from torch import Tensor
 import pe
 from pe.attention import choose
 from pe.attention.choose import kernel_form, obstacle, path_for
-from pe.attention.kernels import launch, ops
-from pe.config import PEConfig
-from pe.encodings import Encoding, forms
-from pe.encodings.distance import DistanceBias
+from pe.attention.kernels.flash import launch
+from pe.attention.kernels.flash import op as ops
+from pe.encodings import Encoding
+from pe.encodings.core import forms
+from pe.encodings.core.distance import DistanceBias
 from pe.encodings.kerple import KerpleLog
 from pe.model import PEForCausalLM
+from pe.model.config import PEConfig
 
 CPU = torch.device("cpu")
 BIASED = ["alibi", "kerple_log", "kerple_power", "sandwich", "t5", "fire", "fox", "rope+alibi"]

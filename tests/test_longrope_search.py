@@ -14,13 +14,13 @@ from tiny_training import text, tiny, write_corpus
 
 import pe
 from pe.data import prepare
-from pe.encodings.frequencies import base_frequencies
+from pe.encodings.core.frequencies import base_frequencies
 from pe.encodings.longrope import LongRoPE
-from pe.evaluation import longrope_search
-from pe.evaluation.evolution import Candidate, Evolution, Scored, rises, seeds
 from pe.evaluation.load import load_model
-from pe.evaluation.longrope_fitness import Fitness
-from pe.evaluation.longrope_search import search_longrope
+from pe.evaluation.longrope import search as longrope_search
+from pe.evaluation.longrope.evolution import Candidate, Evolution, Scored, rises, seeds
+from pe.evaluation.longrope.fitness import Fitness
+from pe.evaluation.longrope.search import search_longrope
 from pe.runs import Run, RunError
 
 
@@ -283,7 +283,7 @@ def test_other_settings_and_other_candidates_are_not_mixed_in(run: Run) -> None:
 
 
 def test_only_validation_text_is_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pe.evaluation import longrope_fitness
+    from pe.evaluation.longrope import fitness as longrope_fitness
 
     seen = []
     inner = longrope_fitness.window_losses

@@ -8,8 +8,8 @@ from model_tools import gradients, small, tokens
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from pe import loss as loss_module
-from pe.loss import summed_loss, token_losses
+from pe.model import loss as loss_module
+from pe.model.loss import summed_loss, token_losses
 
 
 def test_labels_shift_labels_and_cross_entropy_agree() -> None:

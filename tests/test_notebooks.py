@@ -18,8 +18,8 @@ import papermill
 import pytest
 
 import pe
-from pe.launch import configure, configure_conversion, parameters, parameters_cell
-from pe.notebooks import page
+from pe.notebooks import train_page as page
+from pe.notebooks.parameters import configure, configure_conversion, parameters, parameters_cell
 from pe.runs import Run
 from pe.training.recipes import recipe
 
@@ -68,7 +68,9 @@ def test_the_parameters_cell_is_the_signature_of_its_function(kind: str) -> None
     path = HERE / f"{kind}.ipynb"
     notebook = nbformat.read(path, as_version=4)
     (cell,) = tagged(notebook, "parameters")
-    assert cell.source == parameters_cell(kind), "replace it by pe.launch.parameters_cell(kind)"
+    assert cell.source == parameters_cell(kind), (
+        "replace it by pe.notebooks.parameters.parameters_cell(kind)"
+    )
     (call,) = [c.source for c in notebook.cells if " = configure" in c.source]
     assert re.findall(r"^    (\w+)=\1,$", call, re.M) == list(parameters(kind))
     known = papermill.inspect_notebook(path)

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from pe.attention import choose
-from pe.config import PEConfig
 from pe.model import PEForCausalLM
+from pe.model.config import PEConfig
 
 BY_KERNEL = ["alibi", "kerple_log", "t5", "sandwich", "fire", "fox", "cope", "rope+alibi"]
 OTHERS = ["nope", "rope", "yarn", "pope", "xpos", "fope", "clex", "sinusoidal"]

@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 from papermill_stub import FAILS, write_stub
 
-from pe.notebooks import command_line
-from pe.notebooks.argv import NONE, ONE, TWO, parse, passed_parameters, resolve_type
+from pe.notebooks.papermill import command_line
+from pe.notebooks.papermill.argv import NONE, ONE, TWO, parse, passed_parameters, resolve_type
 
 
 def test_the_installed_papermill_has_the_options_we_know() -> None:

@@ -17,11 +17,11 @@ from papermill.engines import NBClientEngine, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 from papermill_stub import DIES, FAILS, REPORTS, folder, write_stub
 
-from pe.launch import check_parameters, configure, parameters
-from pe.notebooks import engine
-from pe.notebooks.holding import hold
-from pe.notebooks.terminal import ProgressLine
-from pe.papermill_engine import PeEngine
+from pe.notebooks.papermill import engine
+from pe.notebooks.papermill.entry import PeEngine
+from pe.notebooks.papermill.holding import hold
+from pe.notebooks.papermill.terminal import ProgressLine
+from pe.notebooks.parameters import check_parameters, configure, parameters
 from pe.runs import Run, RunBusy
 from pe.training.recipes import RECIPES
 
@@ -38,7 +38,9 @@ def test_the_engine_is_registered_and_is_the_default() -> None:
     assert papermill_engines.get_engine("nbclient") is NBClientEngine
 
 
-@pytest.mark.parametrize("first", ["papermill", "pe.papermill_engine", "pe.notebooks.engine"])
+@pytest.mark.parametrize(
+    "first", ["papermill", "pe.notebooks.papermill.entry", "pe.notebooks.papermill.engine"]
+)
 def test_the_order_of_imports_does_not_matter(first: str) -> None:
     code = f"import {first}, papermill; from papermill.engines import papermill_engines as e; "
     code += "assert e.get_engine('pe') is e.get_engine(None)"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import pe
-from pe.evaluation.evolution import Evolution
+from pe.evaluation.longrope.evolution import Evolution
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
@@ -48,8 +48,8 @@ def test_how_many_candidates_there_are() -> None:
 
 
 def test_how_many_evaluations_a_search_costs() -> None:
-    from pe.encodings.frequencies import base_frequencies
-    from pe.evaluation.evolution import seeds
+    from pe.encodings.core.frequencies import base_frequencies
+    from pe.evaluation.longrope.evolution import seeds
 
     rules = Evolution(seeds(base_frequencies(64, 1e4), 4.0, 1024), 4.0, 64, seed=0)
     assert 64 + 40 * 2 * rules.children == 64 + 40 * 64 // 2 == 1344

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from pe.encodings import Prepared, encoding
-from pe.encodings.additive import Additive
 from pe.encodings.alibi import ALiBi, alibi_slopes
+from pe.encodings.core.additive import Additive
 from pe.encodings.randomized import Randomized
 from pe.model import PEForCausalLM
 from pe.runs import Run

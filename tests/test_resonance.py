@@ -10,7 +10,7 @@ from transform_tools import L0, build, turned
 
 import pe
 from pe.encodings import encoding
-from pe.encodings.frequencies import base_frequencies
+from pe.encodings.core.frequencies import base_frequencies
 from pe.encodings.resonance import Resonance
 
 RESONANT = ["resonance", "yarn+resonance", "ntk+resonance", "pi+resonance", "llama3+resonance"]

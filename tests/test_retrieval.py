@@ -14,7 +14,6 @@ from tiny_training import tiny, write_corpus
 from transformers import PreTrainedTokenizerFast
 
 import pe
-from pe.config import PEConfig
 from pe.data.batches import Batches
 from pe.data.retrieval import (
     DIGITS,
@@ -30,6 +29,7 @@ from pe.data.shards import Split
 from pe.data.tokenizer import END, PAD, train_bpe
 from pe.evaluation.retrieval import DEPTHS, evaluate_retrieval, prompts, score
 from pe.model import PEForCausalLM
+from pe.model.config import PEConfig
 from pe.runs import Run
 
 LENGTH = 160

@@ -11,7 +11,7 @@ import papermill
 import pytest
 from papermill_stub import environment
 
-from pe.launch import configure_speed
+from pe.notebooks.parameters import configure_speed
 from pe.speed.measure import measure
 from pe.speed.record import TIME_UP, SpeedRun
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import speed_records
 
-from pe import figures, figures_speed
+from pe import figures
+from pe.figures import speed as figures_speed
 from pe.speed import tables
 from pe.speed.families import FAMILIES, counterpart, title
 from pe.speed.plan import PEERS, all_encodings

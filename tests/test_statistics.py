@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pe.statistics import NO_DIFFERENCE, Interval, mean_interval, paired, verdict, wilson
+from pe.results.intervals import NO_DIFFERENCE, Interval, mean_interval, paired, verdict, wilson
 
 
 def by_hand(right: int, n: int, z: float = 1.959964) -> tuple[float, float]:
@@ -70,6 +70,6 @@ def test_what_overlaps_is_no_difference() -> None:
 
 
 def test_it_brings_no_torch() -> None:
-    code = "import sys, pe.statistics; print('torch' in sys.modules, 'scipy' in sys.modules)"
+    code = "import sys, pe.results.intervals; print('torch' in sys.modules, 'scipy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]

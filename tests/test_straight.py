@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pe.attention.kernels import launch, ops, proof, straight
-from pe.attention.kernels.blocks import plan_for
-from pe.attention.kernels.launch import backward, forward
-from pe.encodings.forms import FIRE, LOG2E, LOGARITHM, Form, by_logarithm, fire, matrix
+from pe.attention.kernels.flash import launch, straight
+from pe.attention.kernels.flash import op as ops
+from pe.attention.kernels.flash import self_check as proof
+from pe.attention.kernels.flash.blocks import plan_for
+from pe.attention.kernels.flash.launch import backward, forward
+from pe.encodings.core.forms import FIRE, LOG2E, LOGARITHM, Form, by_logarithm, fire, matrix
 
 LENGTH = 900
 FIRST, SECOND = torch.tensor([0.0004, 0.3]), torch.tensor([0.5, 0.01])

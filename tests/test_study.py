@@ -16,7 +16,7 @@ import pytest
 import yaml
 from tiny_training import write_corpus
 
-from pe.launch import configure
+from pe.notebooks.parameters import configure
 from pe.runs import Run
 from pe.study import Planned, load_plan, run_study
 from pe.study.run import StudyFailed

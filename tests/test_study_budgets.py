@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from test_study_results import row
 
-from pe.study import budgets, load_plan, results
-from pe.study.results import Row
+from pe.results import budgets
+from pe.results import rows as results
+from pe.results.rows import Row
+from pe.study import load_plan
 
 T2, T3 = 12.706, 4.303
 """Student's t at 95% for two and for three values."""

@@ -15,8 +15,8 @@ from papermill_stub import environment
 from test_study import by_label, write
 
 import pe
-from pe.launch import configure_study
 from pe.notebooks import study_page
+from pe.notebooks.parameters import configure_study
 from pe.study import load_plan
 
 STUDY = Path(__file__).resolve().parents[1] / "notebooks" / "study.ipynb"

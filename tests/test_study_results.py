@@ -10,8 +10,8 @@ import book_records
 import pytest
 
 from pe import runs
-from pe.statistics import mean_interval
-from pe.study import results
+from pe.results import rows as results
+from pe.results.intervals import mean_interval
 from pe.study.plan import load_plan
 
 ROOT = Path(__file__).resolve().parent.parent

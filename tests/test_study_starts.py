@@ -12,12 +12,12 @@ from test_study import CHAIN, SMALL, by_label, write
 from tiny_training import assert_same_weights, lines, write_corpus
 
 import pe
-from pe.launch import configure
-from pe.notebooks import page
+from pe.notebooks import train_page as page
+from pe.notebooks.parameters import configure
+from pe.results.tables import groups
 from pe.runs import Run, RunError
 from pe.study import Planned, load_plan, run_study
 from pe.study.worker import command
-from pe.tables import groups
 
 WSD = {"schedule": "wsd", "warmup_steps": 2, "decay_steps": "1/4", "validate_every": 0}
 BRANCHING: dict[str, Any] = {"rope": {"pe": "rope", "branches": ["1/4", "1/2"]}}

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import pe
-from pe.training import progress, record
+from pe.runs import provenance as record
+from pe.training import progress
 from pe.training.build import attention_path, build_model, parameter_counts
 from pe.training.flops import flops_per_token, peak_flops
 from pe.training.metrics import Metrics
@@ -158,7 +159,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def code_of(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setattr(record, "__file__", str(checkout / "pe" / "training" / "record.py"))
+    monkeypatch.setattr(record, "__file__", str(checkout / "pe" / "runs" / "provenance.py"))
     return record.code()
 
 
@@ -175,7 +176,7 @@ def test_the_commit_and_whether_it_is_the_code_that_ran(
     (checkout / "pe" / "encodings" / "mine.py").unlink()
     (checkout / "pe" / "model.py").write_text("# changed\n")
     assert code_of(checkout, monkeypatch) == clean | {"dirty": True}
-    git(checkout, "checkout", "-q", "pe/model.py")
+    git(checkout, "checkout", "-q", "pe/model/decoder.py")
     assert code_of(checkout, monkeypatch) == clean
 
 

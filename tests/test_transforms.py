@@ -9,7 +9,7 @@ import pytest
 import torch
 from transform_tools import FAR, L0, build, equal, frequencies, turned
 
-from pe.encodings.frequencies import Frequencies
+from pe.encodings.core.frequencies import Frequencies
 from pe.encodings.llama3 import Llama3
 
 

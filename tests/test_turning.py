@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import pe
-from pe.attention.kernels import turning
-from pe.encodings import turning as chooser
+from pe.attention.kernels import rotary as turning
+from pe.encodings.core import turning as chooser
 
 
 def both_ways(

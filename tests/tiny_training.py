@@ -151,7 +151,7 @@ class TrainingProcess:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(
-            ["tiny_training", "pe.training.trainer", "pe.training.record", "psutil",
+            ["tiny_training", "pe.training.trainer", "pe.runs.provenance", "psutil",
              "transformers.models.auto.tokenization_auto"]
         )  # fmt: skip
         environment = {"PE_CACHE": str(cache)} | (rank or {})

@@ -9,8 +9,9 @@ import re
 from pathlib import Path
 
 from pe import runs
-from pe.study import extensions, results
-from pe.tables import significant, whole
+from pe.results import extensions
+from pe.results import rows as results
+from pe.results.tables import significant, whole
 
 ROOT = Path(__file__).resolve().parents[1]
 STUDY, EXTENDED = "scaffold", "yarn@16"

@@ -21,12 +21,12 @@ from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
 
-from pe import tables
 from pe._errors import unknown
-from pe.study import budgets, results
+from pe.results import budgets, tables
+from pe.results import rows as results
+from pe.results.rows import Row
+from pe.results.tables import whole
 from pe.study.plan import Planned, load_plan
-from pe.study.results import Row
-from pe.tables import whole
 
 
 def _rows(study: str) -> dict[str, Row]:

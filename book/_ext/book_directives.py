@@ -22,8 +22,9 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
-from pe import figures, runs, tables
+from pe import figures, runs
 from pe._errors import unknown
+from pe.results import tables
 
 log = logging.getLogger(__name__)
 _now: dict[str, Any] = {}
@@ -176,7 +177,7 @@ class Picture(Block):
 
 
 class RecordSchema(Block):
-    """The fields of a JSON schema of pe/schemas as a table: name, type, meaning."""
+    """The fields of a JSON schema of pe/runs/schemas as a table: name, type, meaning."""
 
     required_arguments = 1
 

@@ -21,7 +21,7 @@ from sphinx.application import Sphinx
 
 from pe.conformance import LAWS
 from pe.encodings import Encoding, FrequencyTransform, layer_encodings, list_encodings, lookup
-from pe.encodings.registry import Part
+from pe.encodings.core.registry import Part
 
 BOOK = Path(__file__).resolve().parent.parent
 SIZES: dict[str, Any] = {"head_dim": 64, "num_heads": 8, "original_length": 1024}

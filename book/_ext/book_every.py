@@ -25,12 +25,12 @@ from sphinx.application import Sphinx
 
 from pe._errors import unknown
 from pe.encodings import lookup
+from pe.results import rows as results
+from pe.results.rows import Row
 from pe.speed import tables
 from pe.speed.families import title
 from pe.speed.plan import MAIN, library, spelled
 from pe.speed.record import Speed
-from pe.study import results
-from pe.study.results import Row
 
 MULTIPLES = (1, 2, 4, 16)
 SHORT, LONG = MAIN

@@ -21,9 +21,9 @@ from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
 
 from pe._errors import unknown
-from pe.study import finetuned
+from pe.results import finetuned
+from pe.results.tables import whole
 from pe.study.plan import load_plan
-from pe.tables import whole
 
 PARTS = ("extension", "searches")
 

@@ -23,11 +23,12 @@ from book_tables import run_pages
 from docutils import nodes
 from sphinx.application import Sphinx
 
-from pe import figures, figures_reach
+from pe import figures
 from pe.encodings import list_encodings, lookup
-from pe.study import results
-from pe.study.results import Row
-from pe.tables import whole
+from pe.figures import reach as figures_reach
+from pe.results import rows as results
+from pe.results.rows import Row
+from pe.results.tables import whole
 
 BUDGETS = (("every", "scaffold-seeds"), ("demo-every", "demo"))
 """A study of every encoding, and the one whose rows stand beside; the larger budget first."""
@@ -61,7 +62,7 @@ def found(studies: Studies, stem: str) -> dict[str, tuple[list[Row], list[Row]]]
 
 
 def acts(pe: str) -> str:
-    """Where an encoding, or a sum of them, acts: a key of `pe.figures_reach.PLACES`."""
+    """Where an encoding, or a sum of them, acts: a key of `pe.figures.reach.PLACES`."""
     where = ", ".join(place(lookup(name)) for name in pe.split("+"))
     if "logits" in where:
         return "logits"

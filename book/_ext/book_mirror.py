@@ -14,7 +14,7 @@ from typing import Any
 
 from book_studies import Snapshot
 
-from pe.study.results import named
+from pe.results.rows import named
 
 
 def write(target: Path, data: str | bytes) -> bool:

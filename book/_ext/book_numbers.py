@@ -9,7 +9,7 @@ give names instead of numbers. `ppl@longest` is the perplexity at the longest ev
 Unknown keys raise ValueError with the nearest valid one.
 
 In a study with a YAML in studies/, SUBJECT is a row's name there (`scaffold/rope-dropped-at-10`),
-and QUANTITY any of `pe.study.results`, `title`, `recipe.FIELD`, `before` (the validation loss of a
+and QUANTITY any of `pe.results.rows`, `title`, `recipe.FIELD`, `before` (the validation loss of a
 converted model before its first step) or `extension.yarn@4.ppl@4x`. `vs` gives words: "lower by
 8.1% (3.3 to 13%)", or "no difference shown" where the intervals do not tell the two apart.
 """
@@ -22,8 +22,9 @@ from typing import Any
 from book_studies import Snapshot, Studies
 
 from pe._errors import unknown
-from pe.study import extensions, results
-from pe.tables import (
+from pe.results import extensions
+from pe.results import rows as results
+from pe.results.tables import (
     QUANTITIES,
     Group,
     duration,

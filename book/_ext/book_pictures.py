@@ -18,15 +18,14 @@ from book_studies import FILES, LOCAL, Snapshot, Studies
 from matplotlib.figure import Figure
 from sphinx.errors import ExtensionError
 
-from pe import (
-    figures,
-    figures_budgets,
-    figures_extension,
-    figures_finetuned,
-    figures_retrieval,
-    figures_study,
-)
-from pe.study import finetuned, results
+from pe import figures
+from pe.figures import budgets as figures_budgets
+from pe.figures import extension as figures_extension
+from pe.figures import finetuned as figures_finetuned
+from pe.figures import retrieval as figures_retrieval
+from pe.figures import study as figures_study
+from pe.results import finetuned
+from pe.results import rows as results
 
 TWINS = ("", "-dark")
 Figures = dict[str, tuple[list[Snapshot], Callable[[], Figure]]]

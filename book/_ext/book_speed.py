@@ -27,8 +27,9 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxRole
 
-from pe import figures, figures_speed, runs
+from pe import figures, runs
 from pe._errors import unknown
+from pe.figures import speed as figures_speed
 from pe.speed import families, record, tables
 from pe.speed.record import Speed, SpeedRun
 

@@ -12,8 +12,11 @@ from typing import Any
 import pandas
 from sphinx.util import logging
 
-from pe import runs, statistics, tables
-from pe.study import budgets, extensions, finetuned, plan, results
+from pe import runs
+from pe.results import budgets, extensions, finetuned, tables
+from pe.results import intervals as statistics
+from pe.results import rows as results
+from pe.study import plan
 
 LOCAL = "local"
 FILES = ("run.json", "metrics.jsonl", "evaluation.json", "extension.json")
@@ -23,7 +26,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run as it stood when the build began, read and validated once. See `pe.tables.RunLike`."""
+    """A run as it stood when the build began, read and validated once. See
+    `pe.results.tables.RunLike`."""
 
     run: runs.Run
     record: dict[str, Any]

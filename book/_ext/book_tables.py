@@ -18,8 +18,9 @@ from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
 
 from pe._errors import unknown
-from pe.study import extensions, results
-from pe.tables import duration, label, whole
+from pe.results import extensions
+from pe.results import rows as results
+from pe.results.tables import duration, label, whole
 
 COLUMNS = "ppl, validation_loss"
 

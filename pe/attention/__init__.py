@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pe.attention.choose import BACKENDS, bias_of, checked, compute, path_for
-from pe.encodings.base import Encoding
+from pe.encodings.core.base import Encoding
 
 __all__ = ["BACKENDS", "attend", "path_for", "scaled"]
 

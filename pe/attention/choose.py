@@ -1,7 +1,7 @@
 """Which way a layer's attention is computed, and why not another.
 
     flash   torch's fused attention: no bias
-    kernel  our Triton kernels: a bias that is made block by block (`pe.encodings.forms`)
+    kernel  our Triton kernels: a bias that is made block by block (`pe.encodings.core.forms`)
     matrix  torch's attention with the bias as a matrix, in float32
     rows    the same, a block of rows at a time (`pe.attention.rows`), where it would be large
     dense   the definition (`pe.attention.dense`), only where it is asked for
@@ -23,8 +23,8 @@ from torch import Tensor
 from pe._errors import unknown
 from pe.attention.dense import dense_attention
 from pe.attention.sdpa import sdpa_attention
-from pe.encodings.base import Encoding
-from pe.encodings.forms import COUNTS, Form
+from pe.encodings.core.base import Encoding
+from pe.encodings.core.forms import COUNTS, Form
 
 BACKENDS = {"dense": dense_attention, "sdpa": sdpa_attention}
 """Those that take any bias and any mask, ``(q, k, v, scale, bias, mask) -> output``."""
@@ -32,7 +32,7 @@ LARGEST_MATRIX = 2**29
 """Entries, over batch and heads, up to which a bias is made whole: 2 GiB in float32."""
 WIDTHS = (16, 32, 64, 128)
 COUNTING_WIDTHS = (16, 32, 64)
-"""Of heads that count (CoPE): `pe.attention.kernels.cope_ops.WIDEST` says why not 128."""
+"""Of heads that count (CoPE): `pe.attention.kernels.cope.op.WIDEST` says why not 128."""
 
 
 def checked(backend: str | None) -> str | None:
@@ -194,7 +194,8 @@ def compute(
         return by_rows
     if bias.form is None:
         return BACKENDS[backend or "sdpa"](q, k, v, scale=scale, bias=bias.whole, mask=mask)
-    from pe.attention.kernels import cope_ops, ops  # need triton
+    from pe.attention.kernels.cope import op as cope_ops
+    from pe.attention.kernels.flash import op as ops
 
     form = bias.form
     with torch.autocast(q.device.type, enabled=False):

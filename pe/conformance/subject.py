@@ -16,7 +16,7 @@ from torch import Tensor
 from pe.attention import attend, scaled
 from pe.attention.masks import lower_right_causal
 from pe.encodings import Encoding, encoding, layer_encodings
-from pe.encodings.registry import part_classes, takes
+from pe.encodings.core.registry import part_classes, takes
 
 if TYPE_CHECKING:
     from pe.model import PEForCausalLM
@@ -74,7 +74,7 @@ class Subject:
     def model(self, **more: Any) -> PEForCausalLM:
         """A small decoder with wide weights, so that its logits show what an encoding does."""
         from pe.model import PEConfig, PEForCausalLM
-        from pe.training.initialize import draw_weights
+        from pe.model.initialize import draw_weights
 
         sizes: dict[str, Any] = {
             "vocab_size": VOCABULARY, "hidden_size": SIZES["hidden_size"], "intermediate_size": 96,

@@ -9,9 +9,9 @@
 
 from __future__ import annotations
 
-from pe.encodings.base import Encoding, Prepared
-from pe.encodings.frequencies import Frequencies, FrequencyTransform
-from pe.encodings.registry import (
+from pe.encodings.core.base import Encoding, Prepared
+from pe.encodings.core.frequencies import Frequencies, FrequencyTransform
+from pe.encodings.core.registry import (
     check,
     encoding,
     layer_encodings,

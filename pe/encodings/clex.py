@@ -20,10 +20,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from pe.encodings.checks import at_least, choice, positive
-from pe.encodings.clex_ode import ACTIVATIONS, solve
-from pe.encodings.frequencies import Frequencies, FrequencyTransform
-from pe.encodings.registry import register
+from pe.encodings.core.checks import at_least, choice, positive
+from pe.encodings.core.clex_ode import ACTIVATIONS, solve
+from pe.encodings.core.frequencies import Frequencies, FrequencyTransform
+from pe.encodings.core.registry import register
 
 
 @register("clex")

@@ -12,7 +12,8 @@ plus one, as in the authors' code, unless given.
 
 Gates look at which token came before which, not at position numbers: a query never counts a key
 ahead of it. torch's fused attention cannot say this, since a bias depends on the logits of all keys
-in between; `pe.attention.kernels.cope` goes from each query to the left and counts as it goes.
+in between; `pe.attention.kernels.cope.forward` goes from each query to the left and counts as it
+goes.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from pe.encodings.base import Encoding
-from pe.encodings.checks import at_least
-from pe.encodings.forms import Form, by_count
-from pe.encodings.query_rows import by_query_rows
-from pe.encodings.registry import register
+from pe.encodings.core.base import Encoding
+from pe.encodings.core.checks import at_least
+from pe.encodings.core.forms import Form, by_count
+from pe.encodings.core.query_rows import by_query_rows
+from pe.encodings.core.registry import register
 
 HELD = 10
 """About how many numbers a block holds for each head, query and key."""

@@ -10,8 +10,8 @@ vector at every position.
 
 from __future__ import annotations
 
-from pe.encodings.digits import Digits
-from pe.encodings.registry import register
+from pe.encodings.core.digits import Digits
+from pe.encodings.core.registry import register
 
 
 @register("decimal")

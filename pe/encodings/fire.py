@@ -20,13 +20,13 @@ import math
 import torch
 from torch import Tensor, nn
 
-from pe.encodings.base import Encoding
-from pe.encodings.checks import at_least, positive
-from pe.encodings.distance import distances
-from pe.encodings.forms import Form
-from pe.encodings.forms import fire as fire_form
-from pe.encodings.query_rows import by_query_rows
-from pe.encodings.registry import register
+from pe.encodings.core.base import Encoding
+from pe.encodings.core.checks import at_least, positive
+from pe.encodings.core.distance import distances
+from pe.encodings.core.forms import Form
+from pe.encodings.core.forms import fire as fire_form
+from pe.encodings.core.query_rows import by_query_rows
+from pe.encodings.core.registry import register
 
 AUTHORS_THRESHOLD = 512
 
@@ -111,7 +111,7 @@ class FIRE(Encoding):
             return by_query_rows(block, q_length, k_length, width)
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
-        """The network between knots; how exact that is, `pe.encodings.forms` shows."""
+        """The network between knots; how exact that is, `pe.encodings.core.forms` shows."""
         return fire_form(
             self.c, self.multiplier, self.hidden_weight, self.hidden_bias, self.head_weight,
             self.head_bias, self.threshold, self.eps, length,

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from pe.encodings.checks import at_least, choice
-from pe.encodings.frequencies import Frequencies, phase_tables
-from pe.encodings.per_head import PerHeadRoPE
-from pe.encodings.registry import register
+from pe.encodings.core.checks import at_least, choice
+from pe.encodings.core.frequencies import Frequencies, phase_tables
+from pe.encodings.core.per_head import PerHeadRoPE
+from pe.encodings.core.registry import register
 
 
 @register("fope")

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, logsigmoid, pad
 
-from pe.encodings.base import Encoding
-from pe.encodings.checks import at_least
-from pe.encodings.distance import at_least_float32
-from pe.encodings.forms import Form, by_key
-from pe.encodings.registry import register
+from pe.encodings.core.base import Encoding
+from pe.encodings.core.checks import at_least
+from pe.encodings.core.distance import at_least_float32
+from pe.encodings.core.forms import Form, by_key
+from pe.encodings.core.registry import register
 
 STRETCH = 128
 

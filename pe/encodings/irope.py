@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pe.encodings.base import Prepared
-from pe.encodings.checks import at_least
-from pe.encodings.frequencies import FrequencyTransform
-from pe.encodings.registry import register
+from pe.encodings.core.base import Prepared
+from pe.encodings.core.checks import at_least
+from pe.encodings.core.frequencies import FrequencyTransform
+from pe.encodings.core.registry import register
 from pe.encodings.rope import RoPE
 
 

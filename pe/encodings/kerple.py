@@ -16,10 +16,10 @@ from math import inf
 import torch
 from torch import Tensor, nn
 
-from pe.encodings.clamping import clamped
-from pe.encodings.distance import DistanceBias, at_least_float32
-from pe.encodings.forms import Form, by_logarithm, by_power
-from pe.encodings.registry import register
+from pe.encodings.core.clamping import clamped
+from pe.encodings.core.distance import DistanceBias, at_least_float32
+from pe.encodings.core.forms import Form, by_logarithm, by_power
+from pe.encodings.core.registry import register
 
 LEAST = 0.01
 

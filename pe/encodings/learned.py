@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from pe.encodings.additive import Additive
-from pe.encodings.checks import at_least, positive
-from pe.encodings.registry import register
+from pe.encodings.core.additive import Additive
+from pe.encodings.core.checks import at_least, positive
+from pe.encodings.core.registry import register
 
 
 @register("learned")

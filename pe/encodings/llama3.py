@@ -15,9 +15,9 @@ import math
 
 from torch import Tensor
 
-from pe.encodings.checks import at_least, positive
-from pe.encodings.frequencies import Frequencies, FrequencyTransform
-from pe.encodings.registry import register
+from pe.encodings.core.checks import at_least, positive
+from pe.encodings.core.frequencies import Frequencies, FrequencyTransform
+from pe.encodings.core.registry import register
 
 
 @register("llama3")

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pe.encodings.checks import at_least, choice, positive
-from pe.encodings.frequencies import Frequencies, FrequencyTransform, base_frequencies
-from pe.encodings.registry import register
+from pe.encodings.core.checks import at_least, choice, positive
+from pe.encodings.core.frequencies import Frequencies, FrequencyTransform, base_frequencies
+from pe.encodings.core.registry import register
 from pe.encodings.yarn import YaRN, temperature
 
 POLICIES = ("su", "yarn")

@@ -14,10 +14,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pe.encodings.checks import at_least, positive
-from pe.encodings.frequencies import Frequencies, cos_sin
-from pe.encodings.per_head import PerHeadRoPE
-from pe.encodings.registry import register
+from pe.encodings.core.checks import at_least, positive
+from pe.encodings.core.frequencies import Frequencies, cos_sin
+from pe.encodings.core.per_head import PerHeadRoPE
+from pe.encodings.core.registry import register
 
 
 @register("multiscale_rope")

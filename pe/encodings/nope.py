@@ -9,8 +9,8 @@ Learns nothing, costs nothing, has no longest position.
 
 from __future__ import annotations
 
-from pe.encodings.base import Encoding
-from pe.encodings.registry import register
+from pe.encodings.core.base import Encoding
+from pe.encodings.core.registry import register
 
 
 @register("nope")

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import torch
 
-from pe.encodings.frequencies import Frequencies, FrequencyTransform
-from pe.encodings.registry import register
+from pe.encodings.core.frequencies import Frequencies, FrequencyTransform
+from pe.encodings.core.registry import register
 from pe.encodings.rope import RoPE
 
 

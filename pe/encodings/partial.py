@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pe.encodings.frequencies import FrequencyTransform
-from pe.encodings.registry import register
+from pe.encodings.core.frequencies import FrequencyTransform
+from pe.encodings.core.registry import register
 from pe.encodings.rope import RoPE
 
 

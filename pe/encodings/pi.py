@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pe.encodings.checks import at_least
-from pe.encodings.frequencies import Frequencies, FrequencyTransform
-from pe.encodings.registry import register
+from pe.encodings.core.checks import at_least
+from pe.encodings.core.frequencies import Frequencies, FrequencyTransform
+from pe.encodings.core.registry import register
 
 
 @register("pi")

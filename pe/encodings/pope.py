@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from pe.encodings.base import Encoding
-from pe.encodings.checks import choice, positive, rotary_width
-from pe.encodings.clamping import clamped
-from pe.encodings.frequencies import cos_sin, phase_tables
-from pe.encodings.registry import register
-from pe.encodings.turning import by_kernel
+from pe.encodings.core.base import Encoding
+from pe.encodings.core.checks import choice, positive, rotary_width
+from pe.encodings.core.clamping import clamped
+from pe.encodings.core.frequencies import cos_sin, phase_tables
+from pe.encodings.core.registry import register
+from pe.encodings.core.turning import by_kernel
 
 
 @register("pope")
@@ -80,7 +80,7 @@ class PoPE(Encoding):
         once = bounded.new_ones(1, dtype=torch.long)  # one step of delta: opaque to a compiler too
         shift = cos_sin(once, bounded, q_tables[0].dtype)  # two of (K, 1, d)
         if q.shape[-1] == self.polar_dim and by_kernel(q, *q_tables):
-            from pe.attention.kernels.turning import polar  # needs triton
+            from pe.attention.kernels.rotary import polar  # needs triton
 
             return polar(q, *q_tables, []), polar(k, *k_tables, [t[:, 0] for t in shift])
         (cos, sin), (across, up) = k_tables, shift

@@ -15,9 +15,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pe.encodings.base import Encoding, Prepared
-from pe.encodings.checks import at_least
-from pe.encodings.registry import register
+from pe.encodings.core.base import Encoding, Prepared
+from pe.encodings.core.checks import at_least
+from pe.encodings.core.registry import register
 
 
 @register("randomized")

@@ -17,8 +17,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from pe.encodings.frequencies import Frequencies, FrequencyTransform
-from pe.encodings.registry import register
+from pe.encodings.core.frequencies import Frequencies, FrequencyTransform
+from pe.encodings.core.registry import register
 
 
 @register("resonance")

@@ -19,16 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pe.encodings.base import Encoding, Prepared
-from pe.encodings.checks import choice, positive, rotary_width
-from pe.encodings.frequencies import (
+from pe.encodings.core.base import Encoding, Prepared
+from pe.encodings.core.checks import choice, positive, rotary_width
+from pe.encodings.core.frequencies import (
     Frequencies,
     FrequencyTransform,
     base_frequencies,
     phase_tables,
 )
-from pe.encodings.registry import register
-from pe.encodings.turning import by_kernel
+from pe.encodings.core.registry import register
+from pe.encodings.core.turning import by_kernel
 
 LAYOUTS = ("half", "interleaved")
 
@@ -141,7 +141,7 @@ class RoPE(Encoding):
 
     def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if by_kernel(x, cos, sin):
-            from pe.attention.kernels.turning import turn  # needs triton
+            from pe.attention.kernels.rotary import turn  # needs triton
 
             by_triton: Tensor = turn(x, cos, sin, self.layout == "half", False)
             return by_triton

@@ -13,9 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pe.encodings.checks import at_least
-from pe.encodings.distance import DistanceBias
-from pe.encodings.registry import register
+from pe.encodings.core.checks import at_least
+from pe.encodings.core.distance import DistanceBias
+from pe.encodings.core.registry import register
 
 
 @register("sandwich")

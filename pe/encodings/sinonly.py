@@ -13,10 +13,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pe.encodings.additive import Additive
-from pe.encodings.checks import positive
-from pe.encodings.frequencies import cos_sin
-from pe.encodings.registry import register
+from pe.encodings.core.additive import Additive
+from pe.encodings.core.checks import positive
+from pe.encodings.core.frequencies import cos_sin
+from pe.encodings.core.registry import register
 
 
 @register("sinonly")

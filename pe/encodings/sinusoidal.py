@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from pe.encodings.additive import Additive
-from pe.encodings.checks import at_least, choice, positive
-from pe.encodings.frequencies import cos_sin
-from pe.encodings.registry import register
+from pe.encodings.core.additive import Additive
+from pe.encodings.core.checks import at_least, choice, positive
+from pe.encodings.core.frequencies import cos_sin
+from pe.encodings.core.registry import register
 
 LAYOUTS = ("interleaved", "concat")
 GRIDS = ("paper", "tensor2tensor")

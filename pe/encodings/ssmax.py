@@ -17,10 +17,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from pe.encodings.base import Encoding
-from pe.encodings.checks import at_least
-from pe.encodings.distance import at_least_float32
-from pe.encodings.registry import register
+from pe.encodings.core.base import Encoding
+from pe.encodings.core.checks import at_least
+from pe.encodings.core.distance import at_least_float32
+from pe.encodings.core.registry import register
 
 
 @register("ssmax")

@@ -17,9 +17,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from pe.encodings.checks import at_least
-from pe.encodings.distance import DistanceBias, at_least_float32
-from pe.encodings.registry import register
+from pe.encodings.core.checks import at_least
+from pe.encodings.core.distance import DistanceBias, at_least_float32
+from pe.encodings.core.registry import register
 
 
 def bucket_starts(num_buckets: int, max_distance: int) -> Tensor:

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pe.encodings.base import Prepared
-from pe.encodings.checks import positive
-from pe.encodings.frequencies import FrequencyTransform
-from pe.encodings.registry import register
+from pe.encodings.core.base import Prepared
+from pe.encodings.core.checks import positive
+from pe.encodings.core.frequencies import FrequencyTransform
+from pe.encodings.core.registry import register
 from pe.encodings.rope import RoPE
 
 # What the product of a query's and a key's factor may reach, as a power of e. Queries and keys of

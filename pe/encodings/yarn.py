@@ -18,9 +18,9 @@ import math
 import torch
 from torch import Tensor
 
-from pe.encodings.checks import at_least, positive
-from pe.encodings.frequencies import Frequencies, FrequencyTransform
-from pe.encodings.registry import register
+from pe.encodings.core.checks import at_least, positive
+from pe.encodings.core.frequencies import Frequencies, FrequencyTransform
+from pe.encodings.core.registry import register
 
 
 def turns_index(turns: float, dim: int, theta: float, original_length: int) -> float:

@@ -18,10 +18,10 @@ from pe.evaluation.start import evaluate_start
 from pe.evaluation.temperature import fit_temperature, length_temperature
 from pe.model import PEForCausalLM
 from pe.runs import SCHEMA_VERSION, Run, RunError
+from pe.runs.provenance import now
 from pe.training.build import autocast
 from pe.training.progress import Progress
 from pe.training.recipe import Recipe
-from pe.training.record import now
 
 
 def evaluate(run: Run, *, quiet: bool = False) -> dict[str, Any]:

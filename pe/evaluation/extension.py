@@ -11,14 +11,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pe.conversion import convert
 from pe.data import evaluation_windows, prepare
 from pe.evaluation.load import holder, load_model
 from pe.evaluation.perplexity import cell, no_cell, window_losses
+from pe.model.convert import convert
 from pe.runs import SCHEMA_VERSION, Run, RunError
+from pe.runs.provenance import code, hardware, now
 from pe.training.build import autocast
 from pe.training.progress import Progress
-from pe.training.record import code, hardware, now
 from pe.training.start import retraining
 
 METHODS = ("pi", "ntk", "dynamic_ntk", "yarn", "llama3", "longrope", "resonance", "yarn+resonance")
@@ -113,7 +113,7 @@ def _cells(
     methods: Sequence[str], factors: Sequence[float], options: Mapping[str, Mapping[str, Any]]
 ) -> list[tuple[str, str, dict[str, Any]]]:
     """(cell name, encoding, options) of everything asked for."""
-    from pe.encodings.registry import options_of, part_classes
+    from pe.encodings.core.registry import options_of, part_classes
 
     cells = []
     for method in methods:

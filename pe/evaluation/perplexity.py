@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from pe.data import Split
-from pe.draws import same_draws
-from pe.loss import token_losses
 from pe.model import PEForCausalLM
+from pe.model.loss import token_losses
+from pe.model.rng import same_draws
 
 POSITION_BINS = 32
 Context = Callable[[], contextlib.AbstractContextManager[Any]]

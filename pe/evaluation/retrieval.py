@@ -23,9 +23,9 @@ import torch
 
 from pe.data.retrieval import DIGITS, TASKS, Item, RetrievalText, Tokenizer, draw_item
 from pe.data.shards import Split
-from pe.draws import same_draws
 from pe.evaluation.perplexity import Context
 from pe.model import PEForCausalLM
+from pe.model.rng import same_draws
 
 DEPTHS = tuple(round(0.1 * i, 1) for i in range(11))
 SEED = 20_231_111

@@ -16,9 +16,9 @@ from pe.data import evaluation_windows, prepare
 from pe.evaluation.perplexity import cell, no_cell, window_losses
 from pe.model import PEForCausalLM
 from pe.runs import Run, RunError
+from pe.runs.provenance import now
 from pe.training.build import autocast, build_config, start_model
 from pe.training.progress import Progress
-from pe.training.record import now
 from pe.training.start import start_of
 
 

@@ -56,7 +56,7 @@ def machine(speed: Speed) -> Markdown:
 
 def figure(speed: Speed) -> Figure:
     """Throughput and memory of a training step by length."""
-    from pe import figures_speed
+    from pe.figures import speed as figures_speed
 
     return figures_speed.training(speed)
 

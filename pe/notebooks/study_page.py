@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pe.study import extensions, results
+from pe.results import extensions
+from pe.results import rows as results
+from pe.results.tables import duration
 from pe.study.parents import everything
 from pe.study.plan import Planned, StudyFolder
 from pe.study.run import StudyFailed, run_study
 from pe.study.show import live, rows, time_left
-from pe.tables import duration
 
 if TYPE_CHECKING:
     from IPython.display import Markdown

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pe import tables
 from pe._errors import unknown
+from pe.results import tables
 from pe.speed.plan import library
 
 WITH_OPTIONS = {"cope@64": "CoPE, counting to 64"}

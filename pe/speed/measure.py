@@ -15,11 +15,11 @@ from collections.abc import Callable
 from typing import Any
 
 from pe.runs import SCHEMA_VERSION, RunError
+from pe.runs.provenance import code, command, hardware, now, versions
 from pe.speed.cell import NOTHING, measure_cell
 from pe.speed.plan import Cell, Settings, library, order
 from pe.speed.record import TIME_UP, Speed, SpeedRun
 from pe.speed.warm import compiled, forget, warm
-from pe.training.record import code, command, hardware, now, versions
 
 NOPE_EVERY = 5
 """Cells of a mode and length between two rounds of NoPE."""

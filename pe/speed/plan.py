@@ -219,8 +219,8 @@ def _by_interest(systems: Sequence[str]) -> list[str]:
 
 def same_graph_as_rope(system: str) -> bool:
     """Whether an encoding differs from RoPE in its frequencies alone."""
-    from pe.encodings.frequencies import FrequencyTransform
-    from pe.encodings.registry import part_classes
+    from pe.encodings.core.frequencies import FrequencyTransform
+    from pe.encodings.core.registry import part_classes
 
     spec, _ = spelled(system)
     given = {name.strip() for name in spec.split("+")}

@@ -61,7 +61,7 @@ def speed_run(name: str) -> SpeedRun:
 
 def default_name(recipe: str) -> str:
     """``nvidia-h100-80gb-hbm3-tiny``, ``cpu-demo``: the machine and the sizes."""
-    from pe.training.record import hardware
+    from pe.runs.provenance import hardware
 
     machine = hardware()
     name = "cpu" if machine["device"] == "cpu" else machine["name"].lower()

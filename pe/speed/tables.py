@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from pe.results.tables import significant
 from pe.speed.families import FAMILIES, Family, counterpart, title
 from pe.speed.plan import MAIN, library
 from pe.speed.record import MISSING, TIME_UP, Speed
 from pe.speed.targets import all_targets, judged, short
-from pe.tables import significant
 
 COMMAND = "python benchmarks/speed.py --minutes 14 --name h100"
 ON_CPU = "CPU, small: no speeds to compare with a GPU's."

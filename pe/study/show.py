@@ -166,7 +166,7 @@ def _last_line(run: Run) -> dict[str, Any]:
 
 def _speeds() -> dict[tuple[Any, ...], list[float]]:
     """(encoding, sizes...) -> tokens/s of complete runs on this kind of device."""
-    from pe.training.record import hardware
+    from pe.runs.provenance import hardware
 
     here = hardware()["name"]
     found: dict[tuple[Any, ...], list[float]] = {}

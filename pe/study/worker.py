@@ -133,7 +133,7 @@ def command(recipe: Recipe, study: str) -> list[str]:
     """Arguments of papermill that train and evaluate ``recipe``, reproducing its hash exactly."""
     import yaml
 
-    from pe.launch import parameters
+    from pe.notebooks.parameters import parameters
     from pe.training.recipes import RECIPES
 
     base, own = RECIPES[recipe.name].to_dict(), parameters()
@@ -176,7 +176,7 @@ def main(task: Mapping[str, Any]) -> None:
     run = Run(task["directory"], recipe=recipe)
     if task.get("zero_shot"):
         import pe.evaluation.extension
-        import pe.evaluation.longrope_search
+        import pe.evaluation.longrope.search
 
         take_turn()
         carry_out(Run(task["directory"]), ZeroShot.of(task["zero_shot"]))

@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pe._errors import unknown
+from pe.results.extensions import METHODS, searched
 from pe.runs import Run
-from pe.study.extensions import METHODS, searched
 
 KEYS = ("run", "factors", "methods", "search")
 SEARCH = ("iterations", "population", "windows", "seed")
@@ -101,7 +101,7 @@ def carry_out(run: Run, wanted: ZeroShot, *, quiet: bool = False) -> None:
         RunError: the run's weights are nowhere on this machine.
     """
     from pe.evaluation.extension import extend
-    from pe.evaluation.longrope_search import search_longrope
+    from pe.evaluation.longrope.search import search_longrope
 
     others = [method for method in wanted.methods if method != LONGROPE]
     if others:

@@ -10,12 +10,12 @@ from torch import nn
 
 from pe._quiet import quiet_libraries
 from pe.attention import path_for
-from pe.config import PEConfig
-from pe.conversion import convert
 from pe.data import TokenData
 from pe.encodings import Encoding
 from pe.model import PEForCausalLM
-from pe.training.initialize import draw_weights
+from pe.model.config import PEConfig
+from pe.model.convert import convert
+from pe.model.initialize import draw_weights
 from pe.training.recipe import Recipe
 from pe.training.start import Start
 

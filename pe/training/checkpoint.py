@@ -25,7 +25,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from pe._quiet import quiet_libraries
-from pe.config import PEConfig
+from pe.model.config import PEConfig
 from pe.runs import RunError, write_atomically
 from pe.training.steps import KEPT, checkpoints
 

@@ -12,9 +12,9 @@ from pe._quiet import quiet_libraries
 from pe.data import TokenData
 from pe.model import PEForCausalLM
 from pe.runs import Run
+from pe.runs.provenance import now
 from pe.training.checkpoint import TrainState
 from pe.training.metrics import Metrics
-from pe.training.record import now
 
 
 def finish(

@@ -1,8 +1,8 @@
 """Progress that reads well in a terminal, a notebook and a log file.
 
 In a Jupyter kernel one display is updated in place, so an executed notebook keeps only its last
-state; `pe.papermill_engine` shows the same updates in papermill's terminal. Elsewhere lines go to
-standard error.
+state; `pe.notebooks.papermill.entry` shows the same updates in papermill's terminal. Elsewhere
+lines go to standard error.
 """
 
 from __future__ import annotations

@@ -22,10 +22,11 @@ from torch import Tensor
 from pe.data import Batches, TokenData, prepare
 from pe.data.batches import Batch
 from pe.data.retrieval import RetrievalMix
-from pe.draws import seed_step
-from pe.loss import IGNORE
 from pe.model import PEForCausalLM
+from pe.model.loss import IGNORE
+from pe.model.rng import seed_step
 from pe.runs import Run, RunError
+from pe.runs.provenance import hardware, start_record
 from pe.training import checkpoint, trackers
 from pe.training.build import (
     attention_path,
@@ -41,7 +42,6 @@ from pe.training.finish import finish, summary
 from pe.training.flops import flops_per_token, peak_flops
 from pe.training.metrics import Metrics, NonFiniteLoss
 from pe.training.progress import Progress, duration
-from pe.training.record import hardware, start_record
 from pe.training.schedule import learning_rate
 from pe.training.signals import Interrupted, StopSignal
 from pe.training.start import start_of

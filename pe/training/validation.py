@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from pe.data import Batches
 from pe.data.batches import Batch
-from pe.draws import same_draws
-from pe.loss import IGNORE
+from pe.model.loss import IGNORE
+from pe.model.rng import same_draws
 
 BATCHES = 8
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import pe
 from pe import figures
-from pe.encodings.additive import Additive
+from pe.encodings.core.additive import Additive
 from pictures.common import canvas
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import pe
 from pe import figures
-from pe.encodings.distance import DistanceBias
+from pe.encodings.core.distance import DistanceBias
 from pictures.common import canvas, randn
 
 HEADS, LENGTH = 8, 512

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pe import figures
 from pe.encodings.clex import CLEX, stretched
-from pe.encodings.frequencies import base_frequencies
+from pe.encodings.core.frequencies import base_frequencies
 from pictures.common import BASE, canvas
 
 HEAD_DIM, TRAINED, LARGEST = 64, 256, 8

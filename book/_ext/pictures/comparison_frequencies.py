@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import pe
-from pe import figures, tables
+from pe import figures
 from pe.encodings.rope import RoPE
+from pe.results import tables
 from pictures.common import canvas, frequencies
 
 HEAD_DIM, LENGTH, FACTOR = 128, 4096, 8.0

@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import pe
-from pe import figures, tables
+from pe import figures
 from pe.encodings.rope import RoPE
+from pe.results import tables
 from pictures.common import canvas
 
 HEAD_DIM, TRAINED, FACTOR = 128, 4096, 4.0

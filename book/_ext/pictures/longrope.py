@@ -12,10 +12,10 @@ from torch import Tensor
 
 import pe
 from pe import figures
-from pe.encodings.frequencies import base_frequencies
+from pe.encodings.core.frequencies import base_frequencies
 from pe.encodings.longrope import magnitude_of
 from pe.encodings.rope import RoPE
-from pe.evaluation.evolution import Evolution, seeds
+from pe.evaluation.longrope.evolution import Evolution, seeds
 from pictures.common import BASE, canvas
 
 HEAD_DIM, TRAINED, FACTOR = 64, 4096, 8.0

@@ -1,8 +1,8 @@
 """The differential equation of CLEX (arXiv:2310.16450) in one program, there and back.
 
-`pe.encodings.clex_ode` has the equation, the Runge-Kutta step and its gradient, as torch does them:
-some fifty small operations a step, thousands a text, each of which a GPU begins for a few numbers.
-Here z, U and D stay in registers from the first step to the last, in float64.
+`pe.encodings.core.clex_ode` has the equation, the Runge-Kutta step and its gradient, as torch does
+them: some fifty small operations a step, thousands a text, each of which a GPU begins for a few
+numbers. Here z, U and D stay in registers from the first step to the last, in float64.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def solve(
     start: Tensor, origin: Tensor, up: Tensor, down: Tensor, last: Tensor, end: int, steps: int,
     activation: str,
 ) -> Tensor:  # fmt: skip
-    """As `pe.encodings.clex_ode.solve`."""
+    """As `pe.encodings.core.clex_ode.solve`."""
     out = start.new_empty(end, len(start))
     tensors = [x.contiguous() for x in (start, origin, up, down)]
     there[(1,)](*tensors, last, out, *up.shape, **_options(up, end, steps, activation))
@@ -153,7 +153,7 @@ def gradient(
     upstream: Tensor, start: Tensor, origin: Tensor, up: Tensor, down: Tensor, last: Tensor,
     end: int, steps: int, activation: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """As `pe.encodings.clex_ode.gradient`."""
+    """As `pe.encodings.core.clex_ode.gradient`."""
     rows, (pairs, width) = (end - 1) * steps, up.shape
     path = start.new_empty(rows, pairs)
     found = [up.new_zeros(4 * rows, size) for size in (pairs, width, width, pairs)]
@@ -180,7 +180,7 @@ def prove(pairs: int, width: int, activation: str, device: torch.device) -> None
     Raises:
         RuntimeError: on this device the kernels compute something else.
     """
-    from pe.encodings import clex_ode
+    from pe.encodings.core import clex_ode
 
     generator = torch.Generator(device=device).manual_seed(7)
 

@@ -9,7 +9,7 @@ import torch
 from pe.conformance.law import Measure, NotPromised, law
 from pe.conformance.subject import Subject, inputs, scores
 from pe.encodings import FrequencyTransform
-from pe.encodings.registry import options_of, part_classes, takes
+from pe.encodings.core.registry import options_of, part_classes, takes
 
 NEUTRAL: dict[str, Any] = {"factor": 1.0, "alpha": 1.0}
 

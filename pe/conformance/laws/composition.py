@@ -8,8 +8,8 @@ from torch import Tensor
 from pe.conformance.law import Broken, Measure, NotPromised, law
 from pe.conformance.subject import Inputs, Subject, inputs, scores, tokens
 from pe.encodings import Encoding, list_encodings
-from pe.encodings.composite import Composite
-from pe.encodings.registry import lookup, takes
+from pe.encodings.core.composite import Composite
+from pe.encodings.core.registry import lookup, takes
 
 PARTNERS = ("rope", "alibi")
 

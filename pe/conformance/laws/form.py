@@ -6,7 +6,7 @@ import torch
 
 from pe.conformance.law import Measure, NotPromised, law
 from pe.conformance.subject import Subject, inputs
-from pe.encodings.forms import NONE, matrix
+from pe.encodings.core.forms import NONE, matrix
 
 
 @law
@@ -29,5 +29,5 @@ def form(subject: Subject, measure: Measure) -> None:
     got, want = (
         (x - x.diagonal(dim1=-2, dim2=-1)[..., None]).masked_fill(~seen, 0.0) for x in (got, want)
     )
-    # FIRE is read between knots; what that may cost is shown in pe.encodings.forms.
+    # FIRE is read between knots; what that may cost is shown in pe.encodings.core.forms.
     measure.close("bias", got, want, 2e-4, 1e-4)

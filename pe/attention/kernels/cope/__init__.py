@@ -1,0 +1,1 @@
+"""CoPE: attention whose positions are counted from the content."""

@@ -1,0 +1,176 @@
+"""Run CoPE's kernels: q (B, H, T, E), k (B, K, T, E), v (B, K, T, D) and its table (rows, E).
+
+Products of queries and table rows are made for some heads at a time, but never for less than one
+group that shares its keys: T numbers for each row of the table. Nothing grows with the square of
+the length unless the table grows with it, as where every token may be counted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pe.attention.kernels.cope import backward as cope_gradients
+from pe.attention.kernels.cope import far as cope_far
+from pe.attention.kernels.cope import table as cope_table
+from pe.attention.kernels.cope.forward import forward as cope
+from pe.attention.kernels.flash.blocks import Blocks
+from pe.attention.kernels.flash.launch import ready, rows_of, tokens_first
+from pe.encodings.core.forms import LOG2E
+
+HELD = 5 * 2**27
+"""Products of queries and table rows that are there at once, 4 bytes each."""
+SHARES = 2**29
+"""Numbers in the shares of dk and dv, at most, beyond one share a head."""
+PROGRAMS = 264
+"""Programs that fit on a card at once: two for each of 132 processors."""
+SPLITS, WAVES = 64, 4
+"""Programs that share the queries whose part of the table's gradient they add up: at most so many,
+and no more than fill a card so often, since each leaves a table of its own."""
+ALIGNED = 32
+"""Products of a query begin at a multiple of as many."""
+FORWARD, BACKWARD, PRODUCTS = Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(64, 64, 4, 2)
+"""As many queries backward as forward; keys of a backward block divide those of a forward block."""
+FAR_QUERIES, FAR_KEYS = Blocks(64, 64, 4, 2), Blocks(32, 64, 4, 3)
+"""Of far keys: as many queries as forward, to which FAR belongs; all others divide those."""
+
+
+def bits(length: int) -> int:
+    """Bits behind the point of a count: as many as 32 bits leave, and two halves of 11 hold."""
+    return min(22, 31 - (length + 2).bit_length())
+
+
+def across(length: int, b: Blocks = FORWARD) -> int:
+    """Blocks of queries."""
+    return -(-length // b.queries)
+
+
+class _Call:
+    """What all kernels of a call are told."""
+
+    def __init__(self, q: Tensor, k: Tensor, table: Tensor) -> None:
+        self.batch, self.heads, self.length, self.width = q.shape
+        self.groups = self.heads // k.shape[1]
+        self.last = table.shape[0] - 1
+        self.columns = -(-(table.shape[0] + 2) // ALIGNED) * ALIGNED  # and two that are not read
+        self.high = table.to(q.dtype).contiguous()
+        self.low = (table - self.high.to(table.dtype)).to(q.dtype)
+        self.precision = "ieee" if q.dtype == torch.float32 else "tf32"
+        fits = max(1, HELD // (self.groups * self.length * self.columns))
+        all_heads = self.batch * self.heads
+        pieces = -(-all_heads // (fits * self.groups))
+        self.step = -(-all_heads // (pieces * self.groups)) * self.groups
+        self.firsts = range(0, all_heads, self.step)
+
+    def cut(self, b: Blocks) -> dict[str, Any]:
+        """What a kernel is compiled for."""
+        return {
+            "E": self.width, "BM": b.queries, "BN": b.keys, "PRECISION": self.precision,
+        } | b.options()  # fmt: skip
+
+    def here(self, first: int) -> int:
+        """Heads from ``first`` on that are done at once."""
+        return min(self.step, self.batch * self.heads - first)
+
+    def products(
+        self, q: Tensor, first: int, counts: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Z and, where ``counts`` say how far, DZ full of zeros and TOP."""
+        here, again = self.here(first), counts is not None
+        kind = torch.float32 if q.dtype == torch.float32 else torch.float16
+        z = q.new_empty(here, self.length, self.columns, 2, dtype=kind)
+        dz = q.new_empty(z.shape[:3] if again else (1,), dtype=torch.int32)
+        top = q.new_empty(here, across(self.length, PRODUCTS) if again else 1, dtype=torch.int32)
+        b = PRODUCTS
+        cope.products[(across(self.length, b), here)](
+            q, self.high, self.low, z, dz, counts if counts is not None else top, top, first,
+            self.length, self.heads, self.last, LOG2E, *rows_of(q), self.columns, AGAIN=again,
+            BITS=bits(self.length), **self.cut(b),
+        )  # fmt: skip
+        return z, dz, top
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """o (B, H, T, D), lse (B, H, T) in base 2, and N and FAR of the kernel.
+
+    ``scale`` is that of the logits; the table's term is q . table as it stands.
+    """
+    q, k, v = ready(q), ready(k), ready(v)
+    call, b = _Call(q, k, table), FORWARD
+    out = tokens_first(q, v.shape[-1])
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    counts = q.new_empty(q.shape[:3], dtype=torch.int32)
+    far = q.new_empty(*q.shape[:2], across(call.length, b), dtype=torch.int32)
+    for first in call.firsts:
+        z, _, _ = call.products(q, first, None)
+        cope.forward[(across(call.length, b), call.here(first))](
+            q, k, v, z, out, lse, counts, far, first, call.length, call.heads, call.groups,
+            scale * LOG2E, call.last, call.columns, *rows_of(q), *rows_of(k), *rows_of(v),
+            *rows_of(out), BITS=bits(call.length), D=v.shape[-1], **call.cut(b),
+        )  # fmt: skip
+    return out, lse, counts, far
+
+
+def backward(
+    gradient: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    counts: Tensor,
+    far: Tensor,
+    table: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv in the order of their tokens, and the table's gradient in float32."""
+    q, k, v, gradient = ready(q), ready(k), ready(v), ready(gradient)
+    call, b = _Call(q, k, table), BACKWARD
+    length, width, value_width = call.length, call.width, v.shape[-1]
+    padded = -(-length // b.keys) * b.keys  # whole blocks
+    dq, dk, dv = tokens_first(q, width), tokens_first(k, width), tokens_first(v, value_width)
+    largest = torch.linalg.vector_norm(v, dim=-1, dtype=torch.float32).amax(-1).contiguous()
+    stretches = -(-table.shape[0] // PRODUCTS.keys)
+    splits = min(SPLITS, call.step * across(length, PRODUCTS), -(-WAVES * PROGRAMS // stretches))
+    parts = q.new_empty(splits, *table.shape, dtype=torch.float32)
+    of_table = torch.zeros_like(parts[0])
+    for first in call.firsts:
+        here = call.here(first)
+        z, dz, top = call.products(q, first, counts)
+        most = SHARES // (here * length * (width + value_width))
+        shares = max(1, min(PROGRAMS // here, across(length, b), most))
+        dk_parts = q.new_zeros(here, shares, width, padded, dtype=torch.float32)
+        dv_parts = q.new_zeros(here, shares, value_width, padded, dtype=torch.float32)
+        dq_part = q.new_empty(here, length, width, dtype=torch.float32)
+        unit, less, sums = q.new_empty(3, here, length, dtype=torch.float32)
+        strides = (*rows_of(q), *rows_of(k), *rows_of(v), *rows_of(gradient))
+        cope_far.far_by_queries[(across(length, FAR_QUERIES), here)](
+            q, k, v, out, gradient, lse, far, z, largest, dq_part, unit, less, sums, first, length,
+            call.heads, call.groups, scale * LOG2E, call.last, call.columns, *strides[:9],
+            *rows_of(out), *strides[9:], D=value_width, **call.cut(FAR_QUERIES),
+        )  # fmt: skip
+        cope_gradients.backward[(shares, here)](
+            q, k, v, gradient, lse, counts, far, z, dq_part, dz, unit, sums, dk_parts, dv_parts,
+            first, length, call.heads, call.groups, scale * LOG2E, call.last, call.columns, padded,
+            *strides, BITS=bits(length), D=value_width, **call.cut(b),
+        )  # fmt: skip
+        del z
+        cope_table.of_queries[(across(call.length, PRODUCTS), here)](
+            dq_part, dz, unit, counts, top, call.high, dq, first, length, call.heads, call.last,
+            call.columns, scale, *rows_of(dq), BITS=bits(length), **call.cut(PRODUCTS),
+        )  # fmt: skip
+        cope_table.of_table[(stretches, splits)](
+            q, dz, unit, top, parts, first, here, length, call.heads, call.last,
+            call.columns, *rows_of(q), **call.cut(PRODUCTS),
+        )  # fmt: skip
+        cope_far.far_by_keys[(-(-length // FAR_KEYS.keys), here // call.groups)](
+            q, k, v, gradient, far, less, sums, dk_parts, dv_parts, dk, dv, first, length,
+            call.heads, call.groups, shares, padded, scale * LOG2E, scale, *strides, *rows_of(dk),
+            *rows_of(dv), BF=FORWARD.queries, D=value_width, **call.cut(FAR_KEYS),
+        )  # fmt: skip
+        of_table += parts.sum(0)
+    return dq, dk, dv, of_table

@@ -1,0 +1,113 @@
+"""CoPE's attention as one differentiable operator that torch.compile leaves whole.
+
+    pe::cope            q, k, v and a table -> o, lse, and what each row has counted to, and where
+    pe::cope_backward   -> dq, dk, dv, and the gradient of the table
+
+q (B, H, T, E), k (B, K, T, E), v (B, K, T, D); plain causal attention; gates from q and k as they
+are. ``own``, (rows, E) float32, is the table of `pe.encodings.core.forms.by_count`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pe.attention.kernels.cope import self_check as cope_proof
+from pe.attention.kernels.cope.launch import across, backward, forward
+from pe.attention.kernels.flash import self_check as proof
+from pe.attention.kernels.flash.launch import tokens_first
+
+WIDEST = 64
+"""Widest heads on a GPU. At 128 the backward kernel faulted on an H100.
+
+There, with one stage, ptxas 12.8 makes addresses of shared memory for wgmma from registers that
+were never set, by the machine code; with two stages it agreed with float64 on the same card, and
+with eight warps it was silently wrong (benchmarks/results/2026-11-28-h100-cope.txt). What is
+compiled now has two stages, nothing is wrong with its machine code as far as that can be read, and
+on 2026-11-28 it agreed with float64 on an H100, in a process of its own, for 250 and 1,000 tokens
+(tests/test_gpu.py). Longer texts and full models are to be tried before it is relied on. No proof
+may try: a fault ends the use of the device for the whole process.
+"""
+
+
+@torch.library.custom_op("pe::cope", mutates_args=())
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, own: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """o (B, H, T, D), lse (B, H, T) in base 2, N and FAR of `pe.attention.kernels.cope.forward`.
+
+    Raises:
+        ValueError: heads are wider than is known to work.
+        RuntimeError: on this machine the kernels do not compute what they should.
+    """
+    if q.is_cuda:
+        if max(q.shape[-1], v.shape[-1]) > WIDEST:
+            raise ValueError(
+                f"CoPE's kernels take heads of at most {WIDEST} on a GPU, not "
+                f"{q.shape[-1]} and {v.shape[-1]}; use backend='sdpa'"
+            )
+        prove(q.shape[-1], v.shape[-1], q.dtype, q.device)
+    return forward(q, k, v, own, scale)
+
+
+@attend.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, own: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows = q.shape[:3]
+    return (
+        tokens_first(q, v.shape[-1]),
+        q.new_empty(rows, dtype=torch.float32),
+        q.new_empty(rows, dtype=torch.int32),
+        q.new_empty((*rows[:2], across(rows[2])), dtype=torch.int32),
+    )
+
+
+attend_backward = torch.library.custom_op("pe::cope_backward", backward, mutates_args=())
+
+
+@attend_backward.register_fake
+def _(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, counts: Tensor,
+    far: Tensor, own: Tensor, scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    dk, dv = tokens_first(k, k.shape[-1]), tokens_first(v, v.shape[-1])
+    return tokens_first(q, q.shape[-1]), dk, dv, torch.empty_like(own, dtype=torch.float32)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, ctx.scale, own = inputs
+    ctx.save_for_backward(q, k, v, *output, own)
+
+
+def _backward(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Any, ...]:
+    dq, dk, dv, found = attend_backward(gradient, *ctx.saved_tensors, ctx.scale)
+    return dq, dk, dv, None, found
+
+
+attend.register_autograd(_backward, setup_context=_save)
+
+
+@functools.cache
+def prove(width: int, value_width: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Compare the kernels with the definition, once, before they are relied on (`ops.prove`).
+
+    Raises:
+        RuntimeError: they fail or differ; says how, and what to use instead.
+    """
+    case = cope_proof.case(width, value_width, dtype, device)
+    scale = width**-0.5
+    try:
+        out, lse, counts, far = forward(case.q, case.k, case.v, case.table, scale)
+        found = backward(
+            case.gradient, case.q, case.k, case.v, out, lse, counts, far, case.table, scale
+        )
+    except Exception as error:
+        raise RuntimeError(
+            f"the attention kernels do not run on this machine ({type(error).__name__}: {error}); "
+            f"{proof.REMEDY}"
+        ) from error
+    proof.compare((out, *found), cope_proof.expected(case, scale), dtype)

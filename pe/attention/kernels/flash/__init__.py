@@ -1,0 +1,1 @@
+"""Attention with biases that are never a matrix, forward and backward."""

@@ -1,0 +1,166 @@
+"""A small case of each kind of bias, and what the definition makes of it, without autograd.
+
+P = softmax(scale q k^T + b)    o = P v    dv = P^T dO    dS = P (dP - rowsum(P dP)),  dP = dO v^T
+dq = scale dS k    dk = scale dS^T q    and dS added up by what the bias depends on
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pe.attention.kernels.flash.horizon import FALLING
+from pe.attention.kernels.flash.straight import straightens
+from pe.encodings.core.forms import (
+    FIRE,
+    KEYS,
+    LOGARITHM,
+    NONE,
+    PADDING,
+    POWER,
+    STRETCH,
+    TABLE,
+    Form,
+    by_distance,
+    by_key,
+    by_logarithm,
+    by_power,
+    fire,
+)  # fmt: skip
+from pe.encodings.core.forms import matrix as matrix_of
+
+BATCH, HEADS, LENGTH = 2, 2, 256
+REMEDY = (
+    "please report it with the versions of torch and triton, and use backend='sdpa' "
+    "(attention_backend in the configuration) meanwhile"
+)
+LN2 = math.log(2.0)
+
+
+class Case(NamedTuple):
+    """Two texts of two heads that share their keys."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gradient: Tensor
+    form: Form
+
+
+def case(
+    kind: int, reach: int, width: int, value_width: int, dtype: torch.dtype, device: torch.device
+) -> Case:
+    """The same numbers every time; no generator of the caller's is touched."""
+    length = max(LENGTH, -(-reach // 128) * 128 + 128)  # beyond what is alike, too
+    if kind in FALLING:
+        length = 3 * STRETCH  # the last stretch does not look at the first where a bias is steep
+    if straightens(kind, dtype, length, 0):
+        length = 704  # far enough for lines
+    generator = torch.Generator(device=device).manual_seed(7)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device)
+
+    sizes = ((HEADS, width), (1, width), (1, value_width), (HEADS, value_width))
+    tensors = [drawn(BATCH, heads, length, size).to(dtype) for heads, size in sizes]
+    form = Form()
+    if kind == KEYS:
+        steps = 0.3 * drawn(BATCH, HEADS, length).double()
+        steps[:, 1] += 2.0
+        form = by_key(steps.cumsum(-1))
+    elif kind == TABLE:
+        table = drawn(HEADS, length)
+        if reach:
+            table[:, reach:] = table[:, reach : reach + 1]
+        form = by_distance(table, reach or None)
+    elif kind in (LOGARITHM, POWER):
+        numbers = drawn(2, HEADS).abs().clamp(0.1, 1.0)
+        numbers[:, 1] = 1.0
+        if kind == LOGARITHM:
+            numbers[0, 1] = 0.01  # so weak that lines will do
+        form = by_logarithm(*numbers) if kind == LOGARITHM else by_power(*numbers)
+    elif kind == FIRE:
+        weight, corners = drawn(8), torch.linspace(0.1, 0.9, 8, device=device)  # none of them far
+        rises = drawn(HEADS, 8) * (0.1 if length > LENGTH else 1.0)  # so flat that lines will do
+        weights = weight[:, None], -weight * corners, rises, drawn(HEADS)
+        c, multiplier = torch.full((1,), 0.3, device=device), torch.ones(1, device=device)
+        form = fire(c, multiplier, *weights, 100.0, 1e-6, length)
+    q, k, v, gradient = tensors
+    return Case(q, k, v, gradient, form)
+
+
+def expected(given: Case, scale: float) -> tuple[Tensor, ...]:
+    """o, dq, dk, dv and the gradient of the bias' own numbers, float64."""
+    q, k, v, gradient = (t.double() for t in given[:4])
+    logits = scale * (q @ k.transpose(-1, -2))
+    if given.form.kind != NONE:
+        logits = logits + matrix_of(given.form, q.shape[-2])
+    seen = torch.ones_like(logits[0, 0], dtype=torch.bool, device=q.device).tril()
+    weights = logits.masked_fill(~seen, -math.inf).softmax(-1)
+    by_weight = gradient @ v.transpose(-1, -2)
+    by_logit = weights * (by_weight - (weights * by_weight).sum(-1, keepdim=True))
+    return (
+        weights @ v,
+        scale * (by_logit @ k),
+        scale * (by_logit.transpose(-1, -2) @ q).sum(1, keepdim=True),
+        (weights.transpose(-1, -2) @ gradient).sum(1, keepdim=True),
+        _own(given.form, by_logit),
+    )
+
+
+def _own(form: Form, by_logit: Tensor) -> Tensor:
+    """The gradient of ``form.own`` from that of the logits, (B, H, T, T)."""
+    length = by_logit.shape[-1]
+    place = torch.arange(length, device=by_logit.device)
+    distance = (place[:, None] - place).clamp(min=0)  # ahead of a query the gradient is 0
+    if form.kind == NONE or form.own is None:
+        return by_logit.new_empty(0)
+    own = torch.zeros_like(form.own, dtype=torch.float64)
+    if form.kind == KEYS:
+        own[..., :length] = by_logit.sum(-2) * LN2
+    elif form.kind == TABLE:
+        reached = distance.clamp(max=form.reach) if form.reach else distance
+        sums = by_logit.sum(0).flatten(1) * LN2
+        own[:, PADDING:].index_add_(1, reached.flatten(), sums)
+    elif form.kind in (LOGARITHM, POWER):
+        first, second = form.own.double()[..., None, None].unbind(1)
+        if form.kind == LOGARITHM:
+            inner = 1 + second * distance
+            by_number = -inner.log2() * LN2, -first * distance / inner
+        else:
+            power = distance**second
+            by_number = -power * LN2, -first * LN2 * power * distance.clamp(min=1).log()
+        own = torch.stack([(by_logit.sum(0) * slope).sum((1, 2)) for slope in by_number], -1)
+    else:
+        _, steep, rows, breaks, by_c, rows_c, rows_m, rising, slopes = (
+            p.double() for p in form.parts
+        )
+        knots = form.parts[0].shape[1] - 2
+        inverse = rows[:length, None] / knots / LN2  # 1 / N_i
+        u = (steep * distance).log1p() * inverse
+        of_c = (by_c[PADDING:][distance] - u * rows_c[:length, None]) * inverse
+        of_m = -u * rows_m[:length, None] * inverse
+        above = u > breaks[:-1, None, None]
+        active = torch.where(rising[:, None, None].bool(), above, ~above).double()
+        total = by_logit.sum(0)
+        parts = [torch.einsum("hij,uij->hu", total, active * w) for w in (1, u, of_c, of_m)]
+        numbers = [(part * slopes).sum(-1, keepdim=True) for part in parts[2:]]
+        own = torch.cat((parts[0], parts[1], *numbers), -1)
+    return own
+
+
+def compare(found: Sequence[Tensor], wanted: Sequence[Tensor], dtype: torch.dtype) -> None:
+    """RuntimeError if a tensor is further off than its type excuses."""
+    allowed = 1e-4 if dtype == torch.float32 else 2e-2
+    names = ("the output", "the gradient of q", "of k", "of v", "of the bias")
+    for name, got, want in zip(names, found, wanted, strict=True):
+        error = float((got.double() - want).norm() / want.norm().clamp(min=1e-12))
+        if want.numel() and not error <= allowed:
+            raise RuntimeError(
+                f"the attention kernels are wrong on this machine: {name} is off by {error:.1g} "
+                f"where {allowed:.0e} is allowed; {REMEDY}"
+            )

@@ -1,0 +1,1 @@
+"""What encodings share: the base class, the registry, frequencies, checks."""

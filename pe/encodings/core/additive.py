@@ -1,0 +1,40 @@
+"""Encodings that are added to the token embeddings, before the first layer.
+
+    h_i = c x_i + P(i)        c = sqrt(d), or 1 where the source does not scale
+
+Where every layer is a residual one, what is added here reaches them all; queries, keys and values
+alike carry it. d is the width of the embeddings.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from pe.encodings.core.base import Encoding
+from pe.encodings.core.checks import at_least
+
+
+class Additive(Encoding):
+    """Base class: override `rows`, the vector of each position."""
+
+    relative = False
+    embeds = True
+
+    def __init__(self, hidden_size: int, scale_embeddings: bool) -> None:
+        super().__init__()
+        self.hidden_size = int(at_least("hidden_size", hidden_size, 1))
+        # Tokens are drawn with a spread of 0.02 and these vectors with one of about 1. Without the
+        # factor a new model would see where a token stands and hardly which token it is.
+        self.token_scale = math.sqrt(hidden_size) if scale_embeddings else 1.0
+
+    def rows(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """P: positions (..., T) -> (..., T, hidden) in ``dtype``, float32 or float64."""
+        raise NotImplementedError
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        self.refuse_too_far(positions)
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        return (x.to(wide) * self.token_scale + self.rows(positions, wide)).to(x.dtype)

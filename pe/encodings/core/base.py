@@ -1,0 +1,193 @@
+"""What a positional encoding is: a module with a few hooks, each the identity until overridden.
+
+    embed        on the token embeddings, once
+    rotate       on queries and keys, in each layer
+    bias         on the attention logits, in each layer
+    logit_scale  on the attention logits, one factor a query row
+
+and three that serve them: `bias_form` says what a bias is made of, for kernels; `prepare` settles
+where the tokens stand and what follows from that alone, once for all layers that share the
+encoding; `key_state` keeps what a bias must know of each token besides its key.
+
+Shapes used below: B batch, T tokens, H query heads, K key heads, D head_dim. Positions are integers
+of shape (T,) or (B, T). Nothing is remembered from one call to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pe.encodings.core.forms import Form
+
+
+class Prepared(NamedTuple):
+    """What `Encoding.prepare` found out about the positions of one forward pass."""
+
+    q_positions: Tensor
+    k_positions: Tensor
+    tables: Any = None
+    """Whatever the encoding's own `rotate` wants to be handed, phase tables for example."""
+
+
+class Encoding(nn.Module):
+    """Base class: no encoding at all. Override the hooks and traits that differ.
+
+    Traits (of the class, or of an instance whose options decide):
+        relative: shifting all positions by the same amount changes no logit.
+        length_dependent: the result depends on the length of the sequence, which is the largest
+            position of a row plus one; never remembered.
+        content_dependent: the bias looks at queries and keys.
+        random: positions are drawn anew in each forward pass.
+        raw_keys: keys must be cached as they were before `rotate`, because a rotated key does not
+            stay valid. Follows from the three traits above unless a class says otherwise.
+        state_size: S, the numbers that `key_state` keeps for each token and head.
+        per_layer: each layer has its own instance (its own parameters), otherwise all share one.
+        rotates: `rotate` does something; two such encodings cannot be combined.
+        embeds: `embed` does something; likewise.
+        alone_with: name of the encoding that is added where no other is named.
+        longest_position: first position that is refused, or None.
+    """
+
+    relative: bool = True
+    length_dependent: bool = False
+    content_dependent: bool = False
+    random: bool = False
+    state_size: ClassVar[int] = 0
+    per_layer: ClassVar[bool] = False
+    rotates: ClassVar[bool] = False
+    embeds: ClassVar[bool] = False
+    alone_with: ClassVar[str | None] = None
+    longest_position: int | None = None
+
+    @property
+    def raw_keys(self) -> bool:
+        """Whether keys are cached before they are rotated."""
+        return self.length_dependent or self.content_dependent or self.random
+
+    @property
+    def cacheable(self) -> bool:
+        """Whether what a cache holds of earlier tokens is of use in the next call.
+
+        Not where embeddings carry positions that the next call draws anew: the tokens would stand
+        out of order.
+        """
+        return not (self.random and self.embeds)
+
+    def refuse_too_far(self, positions: Tensor) -> None:
+        """Raise ValueError if a position is not below `longest_position`; on the CPU only.
+
+        Elsewhere this would wait for the device, and the model looks once for all encodings.
+        """
+        limit = self.longest_position
+        if limit is None or positions.device.type != "cpu" or torch.compiler.is_compiling():
+            return
+        if positions.numel() and int(positions.max()) >= limit:
+            raise ValueError(
+                f"there is no position {int(positions.max())}: longest position {limit - 1}"
+            )
+
+    def prepare(
+        self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype = torch.float32
+    ) -> Prepared:
+        """Called before the hooks below, which get its positions; `rotate` gets its tables.
+
+        Once a forward pass for each instance; once a layer if the encoding is `random`. ``dtype``
+        is that of the queries: tables are float64 for float64, otherwise float32.
+        """
+        return Prepared(q_positions, k_positions)
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Token embeddings (B, T, hidden) and positions -> (B, T, hidden)."""
+        return x
+
+    def rotate(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        tables: Any = None,
+    ) -> tuple[Tensor, Tensor]:
+        """(B, H, Tq, D) and (B, K, Tk, D) -> the pair whose dot products are the logits.
+
+        The result may be wider than D; the logits are still divided by sqrt(D). ``tables`` are
+        those of `prepare` for these positions; without them they are computed here.
+        """
+        return q, k
+
+    def key_state(self, x: Tensor) -> Tensor | None:
+        """Layer input (B, T, hidden) -> (B, H, T, S) float32 to keep beside the keys, or None."""
+        return None
+
+    def bias(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        state: Tensor | None = None,
+    ) -> Tensor | None:
+        """float32 term to add to the scaled logits, broadcastable to (B, H, Tq, Tk), or None.
+
+        The queries are the last Tq of the keys, and what lies behind a query is masked by the
+        caller. ``q`` and ``k`` are as they were before `rotate`; ``state`` is what `key_state`
+        gave for all keys, (B, H, Tk, S).
+        """
+        return None
+
+    @property
+    def biased(self) -> bool:
+        """Whether `bias` adds something."""
+        return type(self).bias is not Encoding.bias
+
+    @property
+    def has_form(self) -> bool:
+        """Whether `bias_form` gives something; true of what has no bias."""
+        return not self.biased or type(self).bias_form is not Encoding.bias_form
+
+    def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
+        """What the bias is made of, for tokens that stand at 0 .. ``length`` - 1.
+
+        Must say the same as `bias`. Override it where the bias is less than a matrix, and kernels
+        will never make one (`pe.encodings.core.forms`).
+        """
+        if self.biased:
+            raise NotImplementedError(f"{type(self).__name__} has no bias_form")
+        return Form()
+
+    def logit_scale(self, q_positions: Tensor) -> Tensor | None:
+        """Factor on top of 1/sqrt(D), broadcastable to (B, H, Tq); None is 1."""
+        return None
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw the learned parameters anew (none here)."""
+
+    def exact_buffers(self) -> dict[str, Tensor]:
+        """Constants that must survive ``.to(bfloat16)`` and meta-device loading, on the CPU.
+
+        They are registered by `register_exact_buffers` and computed again whenever the module is
+        moved or cast, so they are never rounded and never left uninitialised.
+        """
+        return {}
+
+    def register_exact_buffers(self) -> None:
+        """Call once, at the end of ``__init__``."""
+        device = torch.empty(0).device  # honours `with torch.device("meta")`
+        for name, value in self.exact_buffers().items():
+            self.register_buffer(name, value.to(device), persistent=False)
+
+    def reset_buffers(self) -> None:
+        """Compute the exact buffers again, each on the device where it is."""
+        for name, value in self.exact_buffers().items():
+            current = self._buffers[name]
+            assert current is not None
+            self._buffers[name] = value.to(current.device)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)
+        self.reset_buffers()
+        return self

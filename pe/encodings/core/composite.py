@@ -1,0 +1,137 @@
+"""Several encodings at once: hooks chain, biases add, scales multiply."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pe.encodings.core.base import Encoding, Prepared
+from pe.encodings.core.forms import NONE, Form
+
+
+class Composite(Encoding):
+    """``rope+alibi``: each hook of each part, in order. At most one part rotates.
+
+    Args:
+        parts: the encodings, in order.
+        borrowed: parts that belong to another layer's composite; they are used here but are no
+            submodules of this one, so that a shared parameter is saved and trained once.
+    """
+
+    def __init__(self, parts: Sequence[Encoding], borrowed: Sequence[Encoding] = ()) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(p for p in parts if p not in borrowed)
+        self._all = tuple(parts)  # a tuple, which nn.Module does not look into
+        # Traits of a whole follow from its parts, so they are set on the instance.
+        self.relative = all(p.relative for p in parts)
+        self.length_dependent = any(p.length_dependent for p in parts)
+        self.content_dependent = any(p.content_dependent for p in parts)
+        self.random = any(p.random for p in parts)
+        self.per_layer = any(p.per_layer for p in parts)  # type: ignore[misc]
+        self.rotates = any(p.rotates for p in parts)  # type: ignore[misc]
+        self.embeds = any(p.embeds for p in parts)  # type: ignore[misc]
+        limits = [p.longest_position for p in parts if p.longest_position is not None]
+        self.longest_position = min(limits, default=None)
+        self._refuse_moves_beyond()
+
+    def _refuse_moves_beyond(self) -> None:
+        """Where one part moves tokens, the others must have something for them there."""
+        limits = [(p.longest_position, type(p).__name__.lower()) for p in self._all]
+        for end, mover in [limit for limit, p in zip(limits, self._all, strict=True) if p.random]:
+            for limit, name in limits:
+                if end is not None and limit is not None and limit < end:
+                    raise ValueError(
+                        f"{mover} moves tokens to positions up to {end - 1}, and the longest "
+                        f"position of {name} is {limit - 1}: give that more (learned: table_size) "
+                        "or move them less (randomized: max_position)"
+                    )
+
+    @property
+    def raw_keys(self) -> bool:
+        return any(p.raw_keys for p in self._all)
+
+    def prepare(
+        self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype = torch.float32
+    ) -> Prepared:
+        for part in self._all:
+            if part.random:  # it moves the tokens for all others
+                moved = part.prepare(q_positions, k_positions, dtype)
+                q_positions, k_positions = moved.q_positions, moved.k_positions
+        tables = [
+            None if part.random else part.prepare(q_positions, k_positions, dtype).tables
+            for part in self._all
+        ]
+        return Prepared(q_positions, k_positions, tables)
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        for part in self._all:
+            x = part.embed(x, positions)
+        return x
+
+    def rotate(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        tables: Any = None,
+    ) -> tuple[Tensor, Tensor]:
+        tables = tables or [None] * len(self._all)
+        for part, own in zip(self._all, tables, strict=True):
+            q, k = part.rotate(q, k, q_positions, k_positions, own)
+        return q, k
+
+    def key_state(self, x: Tensor) -> Tensor | None:
+        states = [s for s in (part.key_state(x) for part in self._all) if s is not None]
+        return torch.cat(states, dim=-1) if states else None
+
+    def bias(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        state: Tensor | None = None,
+    ) -> Tensor | None:
+        terms = []
+        for part in self._all:
+            own = None
+            if state is not None and part.state_size:
+                own, state = state[..., : part.state_size], state[..., part.state_size :]
+            terms.append(part.bias(q, k, q_positions, k_positions, own))
+        given = [t for t in terms if t is not None]
+        return None if not given else sum(given[1:], start=given[0])
+
+    @property
+    def biased(self) -> bool:
+        return any(part.biased for part in self._all)
+
+    @property
+    def has_form(self) -> bool:
+        """A sum of two biases has none: it would take a kernel for each pair.
+
+        Nor one that looks at queries and keys which another part changes: kernels see them last.
+        """
+        if sum(part.biased for part in self._all) > 1 or not all(p.has_form for p in self._all):
+            return False
+        scales = any(type(p).logit_scale is not Encoding.logit_scale for p in self._all)
+        return not (self.content_dependent and (self.rotates or scales))
+
+    def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
+        forms = [part.bias_form(length, device, state) for part in self._all]
+        return next((form for form in forms if form.kind != NONE), Form())
+
+    def logit_scale(self, q_positions: Tensor) -> Tensor | None:
+        scale: Tensor | None = None
+        for part in self._all:
+            factor = part.logit_scale(q_positions)
+            if factor is not None:
+                scale = factor if scale is None else scale * factor
+        return scale
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        for part in self.parts:
+            part.reset_parameters(generator)  # type: ignore[operator]

@@ -1,0 +1,54 @@
+"""The digits of the position, one a column, the last digit in the last column.
+
+P(p)_j = floor(p / B^(d-1-j)) mod B           normalised: 2 P / (B-1) - 1
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from pe.encodings.core.additive import Additive
+
+LARGEST = torch.iinfo(torch.int64).max
+
+
+@torch.library.custom_op("pe::digits", mutates_args=())
+def digits(positions: Tensor, powers: Tensor, base: int) -> Tensor:
+    """(...), (n,) -> (..., n): the digit that is worth each of the powers.
+
+    One opaque operator: torch.compile's vectorised CPU code fills what is left of its last vector
+    with zeros, and then stops because it divides by them.
+    """
+    return (positions[..., None] // powers) % base
+
+
+@digits.register_fake
+def _(positions: Tensor, powers: Tensor, base: int) -> Tensor:
+    return positions.new_empty((*positions.shape, len(powers)))
+
+
+class Digits(Additive):
+    """Base class: set ``base``, and whether digits are mapped to -1 .. 1."""
+
+    base: ClassVar[int]
+    normalised: ClassVar[bool] = False
+    powers: Tensor
+
+    def __init__(self, hidden_size: int, scale_embeddings: bool = True) -> None:
+        super().__init__(hidden_size, scale_embeddings)
+        end = self.base**hidden_size
+        self.longest_position = end if end <= LARGEST else None  # else any integer has room
+        self.register_exact_buffers()
+
+    def exact_buffers(self) -> dict[str, Tensor]:
+        powers = [self.base**n for n in range(self.hidden_size) if self.base**n <= LARGEST]
+        return {"powers": torch.tensor(powers[::-1], device="cpu")}
+
+    def rows(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        found = digits(positions.long(), self.powers, self.base).to(dtype)
+        found = pad(found, (self.hidden_size - len(self.powers), 0))
+        return 2 * found / (self.base - 1) - 1 if self.normalised else found

@@ -1,0 +1,267 @@
+"""From a name to an encoding: ``rope``, ``yarn+resonance``, ``my_module:MyEncoding``.
+
+Every file of this package registers what it defines, so adding an encoding is adding a file.
+A frequency transform acts on RoPE; named alone it brings RoPE with it. So does any encoding that
+says what it goes with (`Encoding.alone_with`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pe._errors import nearest, unknown
+from pe.encodings.core.base import Encoding
+from pe.encodings.core.composite import Composite
+from pe.encodings.core.frequencies import FrequencyTransform
+
+Part = type[Encoding] | type[FrequencyTransform]
+P = TypeVar("P", bound=Part)
+
+_REGISTRY: dict[str, Part] = {}
+CONTEXT = (
+    "head_dim", "num_heads", "num_kv_heads", "hidden_size", "original_length", "layer_index",
+)  # fmt: skip
+
+
+def register(name: str) -> Callable[[P], P]:
+    """Class decorator: make an `Encoding` or a `FrequencyTransform` known by ``name``."""
+
+    def add(cls: P) -> P:
+        if name in _REGISTRY and _REGISTRY[name] is not cls:
+            raise ValueError(f"two encodings are called {name!r}: {_REGISTRY[name]} and {cls}")
+        _REGISTRY[name] = cls
+        return cls
+
+    return add
+
+
+def _discover() -> None:
+    import pe.encodings as package
+
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"pe.encodings.{module.name}")
+
+
+def list_encodings() -> list[str]:
+    """Names of all encodings, sorted."""
+    _discover()
+    return sorted(_REGISTRY)
+
+
+def lookup(name: str) -> Part:
+    """The class for one name, or for ``module:Class``."""
+    _discover()
+    if ":" in name:
+        module, _, attribute = name.partition(":")
+        try:
+            found = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"encoding {name!r} cannot be imported: {error}") from error
+        if not (isinstance(found, type) and issubclass(found, (Encoding, FrequencyTransform))):
+            raise ValueError(f"{name!r} is no subclass of pe.encodings.Encoding")
+        return found
+    if name not in _REGISTRY:
+        raise unknown("encoding", name, sorted(_REGISTRY))
+    return _REGISTRY[name]
+
+
+def encoding(
+    spec: str,
+    *,
+    head_dim: int,
+    num_heads: int,
+    num_kv_heads: int | None = None,
+    hidden_size: int | None = None,
+    original_length: int | None = None,
+    layer_index: int = 0,
+    **options: Any,
+) -> Encoding:
+    """Build an encoding.
+
+    Args:
+        spec: a name, or several joined by ``+``.
+        head_dim: width of one head. num_heads, num_kv_heads: query heads, key heads (default: as
+            many). hidden_size: width of the embeddings (default: head_dim x num_heads).
+        original_length: context length of training, which extension methods need.
+        layer_index: the layer it is for, counted from 0; only layer schedules look at it.
+        options: whatever the parts accept; an option that several accept goes to all of them.
+
+    Raises:
+        ValueError: unknown names, unknown options (the nearest is named), wrong values, or parts
+            that cannot be combined.
+    """
+    parts = _parts(
+        spec,
+        {
+            "head_dim": head_dim,
+            "num_heads": num_heads,
+            "num_kv_heads": num_kv_heads or num_heads,
+            "hidden_size": hidden_size or head_dim * num_heads,
+            "original_length": original_length,
+            "layer_index": layer_index,
+        },
+        options,
+    )
+    return parts[0] if len(parts) == 1 else Composite(parts)
+
+
+def layer_encodings(spec: str, num_layers: int, **given: Any) -> list[Encoding]:
+    """The encodings of a whole model: one for each layer, or a single one that all layers share.
+
+    ``given`` is what `encoding` takes. Where only some parts of a sum are per layer, the others
+    belong to the first layer and are shared by the rest.
+    """
+    first = encoding(spec, **given)
+    if not first.per_layer:
+        return [first]
+    found = [first]
+    shared = [p for p in first._all if not p.per_layer] if isinstance(first, Composite) else []
+    for index in range(1, num_layers):
+        layer = encoding(spec, **(given | {"layer_index": index}))
+        if shared and isinstance(layer, Composite) and isinstance(first, Composite):
+            pairs = zip(first._all, layer._all, strict=True)
+            parts = [own if own.per_layer else owner for owner, own in pairs]
+            layer = Composite(parts, borrowed=shared)
+        found.append(layer)
+    return found
+
+
+def part_classes(spec: str) -> dict[str, Part]:
+    """The class of each part of ``spec`` by name; RoPE among them where a transform brings it."""
+    names = [name.strip() for name in spec.split("+")]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{spec!r} names a part twice")
+    classes = {name: lookup(name) for name in names}
+    transforms = {n: c for n, c in classes.items() if issubclass(c, FrequencyTransform)}
+    encodings = {n: c for n, c in classes.items() if issubclass(c, Encoding)}
+    _refuse_impossible(spec, encodings, transforms)
+    if transforms and not any(takes(c, "transforms") for c in encodings.values()):
+        classes = {"rope": _REGISTRY["rope"], **classes}
+    if encodings and all(c.alone_with for c in encodings.values()):
+        brought = {str(c.alone_with) for c in encodings.values()}
+        classes = {n: _REGISTRY[n] for n in sorted(brought)} | classes
+    return classes
+
+
+def _parts(spec: str, context: dict[str, Any], options: dict[str, Any]) -> list[Encoding]:
+    classes = part_classes(spec)
+    transforms = {n: c for n, c in classes.items() if issubclass(c, FrequencyTransform)}
+    encodings = {n: c for n, c in classes.items() if issubclass(c, Encoding)}
+    _refuse_unknown_options(spec, [*encodings.values(), *transforms.values()], options)
+    given = context | options
+    changes = [_build(name, c, given) for name, c in transforms.items()]
+    if changes:
+        given["transforms"] = changes
+    return [_build(name, c, given) for name, c in encodings.items()]
+
+
+def check(spec: str, options: dict[str, Any] | None = None, **context: int) -> None:
+    """Raise ValueError if ``encoding(spec, ...)`` would; ``context`` defaults to common sizes.
+
+    ``options`` may hold ``original_length``, for models that are trained at another length than
+    they extend from. The other sizes belong to the model, and are refused as options.
+    """
+    sizes: dict[str, Any] = {"head_dim": 64, "num_heads": 8, "original_length": 1024} | context
+    for name in options or {}:
+        if name in CONTEXT and name != "original_length":
+            raise ValueError(f"{spec!r}: {name} follows from the model's sizes, it is no option")
+    encoding(spec, **(sizes | (options or {})))
+
+
+def _parameters(part: Part) -> dict[str, inspect.Parameter]:
+    signature = inspect.signature(part.__init__)
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {
+        name: parameter
+        for name, parameter in list(signature.parameters.items())[1:]
+        if parameter.kind not in variable
+    }
+
+
+def takes(part: Part, name: str) -> bool:
+    """Whether the class has this parameter, an option or one of `CONTEXT`."""
+    return name in _parameters(part)
+
+
+def options_of(part: Part) -> list[str]:
+    """Names of the options that a user may give for the class."""
+    return [n for n in _parameters(part) if n not in CONTEXT and n != "transforms"]
+
+
+def _refuse_impossible(
+    spec: str, encodings: dict[str, type[Encoding]], transforms: dict[str, Any]
+) -> None:
+    if "nope" in encodings and len(encodings) + len(transforms) > 1:
+        raise ValueError(f"{spec!r}: nope means no encoding, so nothing can be added to it")
+    rotating = [name for name, part in encodings.items() if part.rotates]
+    if len(rotating) > 1:
+        raise ValueError(f"{spec!r}: {rotating[0]} and {rotating[1]} both rotate queries and keys")
+    embedding = [name for name, part in encodings.items() if part.embeds]
+    if len(embedding) > 1:  # each would scale the tokens, and what the other added
+        raise ValueError(
+            f"{spec!r}: {embedding[0]} and {embedding[1]} both change the token embeddings"
+        )
+    stretching = [name for name, part in transforms.items() if part.stretches]
+    if len(stretching) > 1:
+        raise ValueError(
+            f"{spec!r}: {stretching[0]} and {stretching[1]} both stretch RoPE's frequencies"
+        )
+    learning = [name for name, part in transforms.items() if part.learns]
+    rounding = [name for name, part in transforms.items() if not part.stretches]
+    if learning and rounding:
+        raise ValueError(
+            f"{spec!r}: {rounding[0]} rounds the wavelengths that {learning[0]} learns, and no "
+            "gradient passes a rounding"
+        )
+    for name in transforms:
+        for other in rotating:
+            if not takes(encodings[other], "transforms"):
+                raise ValueError(
+                    f"{spec!r}: {name} changes RoPE's frequencies, and {other} has its own"
+                )
+
+
+def _refuse_unknown_options(spec: str, parts: list[Part], options: dict[str, Any]) -> None:
+    known = sorted({name for part in parts for name in options_of(part)})
+    for name in options:
+        if name not in known:
+            listed = ", ".join(known) if known else "none"
+            raise ValueError(
+                f"{spec!r} has no option {name!r}{nearest(name, known)}; its options: {listed}"
+            )
+
+
+def _build(name: str, part: Part, given: dict[str, Any]) -> Any:
+    hints = typing.get_type_hints(part.__init__)
+    arguments = {}
+    for key, parameter in _parameters(part).items():
+        if key in given:
+            arguments[key] = value = given[key]
+            if key in CONTEXT and value is None and parameter.default is parameter.empty:
+                raise ValueError(f"{name!r} needs {key}")
+            unset = key in CONTEXT and value is None
+            if key != "transforms" and not unset and not _fits(value, hints.get(key)):
+                raise ValueError(
+                    f"{name!r}: option {key}: expected {_word(hints[key])}, got {value!r}"
+                )
+    return part(**arguments)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if isinstance(value, bool):
+        return bool in kinds
+    if isinstance(value, int) and float in kinds:
+        return True
+    return isinstance(value, tuple(typing.get_origin(k) or k for k in kinds if k is not None))
+
+
+def _word(hint: Any) -> str:
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return " or ".join(kind.__name__ for kind in kinds if kind is not types.NoneType)

@@ -1,0 +1,1 @@
+"""LongRoPE's evolutionary search for the factors of a trained model."""

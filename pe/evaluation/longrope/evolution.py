@@ -1,0 +1,157 @@
+"""How LongRoPE's search makes candidates: seeds, mutation, crossover. Knows nothing of models.
+
+A candidate is one factor a pair, lambda_0 .. lambda_(d/2-1), by which the pair is slowed, from 1 to
+1 + s and never falling from a pair to the next, since a slower pair has seen less of the circle
+(arXiv:2402.13753). New genes lie on a grid.
+
+Every generation has a random generator of its own, seeded by (seed, generation). So what is made
+depends on the seed and on what was evaluated before, and a search that was stopped makes the same
+candidates again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pe.encodings.core.frequencies import Frequencies
+from pe.encodings.longrope import yarn_factors
+from pe.encodings.yarn import YaRN
+
+Factors = tuple[float, ...]
+GRID = 100
+"""Steps of the grid between 1 and 2."""
+MUTATED, VISITED, SWAPPED = 0.3, 0.3, 0.5
+TRIES = 20
+"""Attempts at a child that nobody has evaluated, before another way is taken."""
+
+
+class Candidate(NamedTuple):
+    """One set of factors, and how it came about."""
+
+    factors: Factors
+    origin: str
+
+
+class Scored(NamedTuple):
+    """A candidate with its mean loss; infinity where it is no number."""
+
+    factors: Factors
+    nll: float
+
+
+def seeds(spectrum: Frequencies, factor: float, original_length: int) -> list[Candidate]:
+    """PI, NTK, YaRN, and the blend of factors that the authors' code begins with.
+
+    YaRN blends frequencies, g w + (1 - g) w / s; that code blends factors by the same ramp,
+    g + (1 - g) s.
+    """
+    dim, pairs = spectrum.dim, len(spectrum.inv_freq)
+    yarn = YaRN(original_length, factor)
+    low, high = yarn.ramp_bounds(dim, spectrum.theta)
+    ramp = [min(max((i - low) / (high - low), 0.0), 1.0) for i in range(pairs)]
+    found = {
+        "pi": [factor] * pairs,
+        "ntk": [factor ** (i / max(pairs - 1, 1)) for i in range(pairs)],
+        "yarn": yarn_factors(dim, spectrum.theta, original_length, factor),
+        "blend": [1 + r * (factor - 1) for r in ramp],
+    }
+    # Rounded, so that pairs that are slowed alike are so to the last bit, and the factors rise.
+    return [Candidate(tuple(round(f, 9) for f in fs), name) for name, fs in found.items()]
+
+
+def rises(factors: Sequence[float]) -> bool:
+    """Whether no factor is below the one before it."""
+    return all(a <= b for a, b in itertools.pairwise(factors))
+
+
+@dataclass(frozen=True)
+class Evolution:
+    """The rules of one search."""
+
+    seeds: list[Candidate]
+    factor: float
+    population: int
+    seed: int
+
+    @property
+    def parents(self) -> int:
+        """How many of the best have children."""
+        return max(self.population // 2, 2)
+
+    @property
+    def children(self) -> int:
+        """How many mutations, and how many crossovers, a generation has."""
+        return max(self.population // 4, 1)
+
+    def generation(self, number: int, known: Sequence[Scored]) -> Iterator[Candidate]:
+        """Candidates number ``number``; ``known`` are those of all generations before it.
+
+        Generation 0 is the seeds and mutations of them, each seed in turn.
+        """
+        rng = random.Random(f"{self.seed}:{number}")
+        seen = {scored.factors for scored in known}
+        made = self._first(rng, seen) if number == 0 else self._next(rng, seen, known)
+        for candidate in made:
+            if candidate.factors not in seen:
+                seen.add(candidate.factors)
+                yield candidate
+
+    def _first(self, rng: random.Random, seen: set[Factors]) -> Iterator[Candidate]:
+        yield from self.seeds
+        for index in range(self.population - len(self.seeds)):
+            seed = self.seeds[index % len(self.seeds)]
+            yield from self._mutations(rng, seen, seed.factors, f"mutation of {seed.origin}")
+
+    def _next(
+        self, rng: random.Random, seen: set[Factors], known: Sequence[Scored]
+    ) -> Iterator[Candidate]:
+        best = sorted(known, key=lambda scored: scored.nll)[: self.parents]  # stable: first wins
+        for _ in range(self.children):
+            yield from self._mutations(rng, seen, rng.choice(best).factors, "mutation")
+        for _ in range(self.children):
+            mother, father = rng.choice(best).factors, rng.choice(best).factors
+            child = next((c for c in self._crossed(rng, mother, father) if c not in seen), None)
+            if child is not None:
+                yield Candidate(child, "crossover")
+            else:
+                yield from self._mutations(rng, seen, mother, "mutation")
+
+    def _mutations(
+        self, rng: random.Random, seen: set[Factors], parent: Factors, origin: str
+    ) -> Iterator[Candidate]:
+        """One mutation that nobody has seen, or nothing if that is hard to find."""
+        for _ in range(TRIES):
+            child = self.mutated(rng, parent)
+            if child not in seen:
+                yield Candidate(child, origin)
+                return
+
+    def mutated(self, rng: random.Random, parent: Factors) -> Factors:
+        """Some genes drawn anew from the grid between their neighbours, the left one first."""
+        genes = list(parent)
+        for i in range(len(genes)):
+            if rng.random() >= MUTATED:
+                continue
+            low = genes[i - 1] if i else 1.0
+            high = genes[i + 1] if i + 1 < len(genes) else 1 + self.factor
+            first, last = math.ceil(low * GRID - 1e-9), math.floor(high * GRID + 1e-9)
+            if first <= last:
+                genes[i] = min(max(rng.randint(first, last) / GRID, low), high)
+        return tuple(genes)
+
+    def _crossed(self, rng: random.Random, mother: Factors, father: Factors) -> Iterator[Factors]:
+        """The mother, with more and more genes of the father's as long as the factors rise."""
+        if mother == father:
+            return
+        for _ in range(TRIES):
+            genes = list(mother)
+            for i, gene in enumerate(father):
+                if rng.random() < VISITED and rng.random() < SWAPPED:
+                    genes[i] = gene
+                    if rises(genes):
+                        yield tuple(genes)

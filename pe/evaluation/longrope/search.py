@@ -1,0 +1,159 @@
+"""LongRoPE's search: factors for a trained model, by evolution (arXiv:2402.13753).
+
+Fitness is the perplexity of the run's model, with a candidate's factors in place of its own
+frequencies and nothing trained, on validation text of ``factor`` times the training length. Test
+text is never read. Candidates are made by `pe.evaluation.longrope.evolution`.
+
+Every evaluation is written to longrope-<factor>x.json beside run.json as soon as it is made, so a
+search that is stopped goes on where it was and ends as if it had not been.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from pe.data import prepare
+from pe.encodings.core.registry import part_classes
+from pe.evaluation.load import holder, load_model
+from pe.evaluation.longrope.evolution import Candidate, Evolution, Factors, Scored
+from pe.evaluation.longrope.fitness import Fitness
+from pe.runs import SCHEMA_VERSION, Run, RunError
+from pe.runs.provenance import code, hardware, now
+from pe.training.progress import Progress
+
+
+def search_longrope(
+    run: Run,
+    factor: float,
+    *,
+    iterations: int = 40,
+    population: int = 64,
+    seed: int = 0,
+    windows: int = 16,
+    magnitude: str | float = "su",
+    spec: str = "longrope",
+    quiet: bool = False,
+) -> list[float]:
+    """Search factors with which the model of ``run`` reads ``factor`` times its training length.
+
+    Put them on the model with ``pe.convert(model, "longrope", factor=factor, long_factor=found)``.
+
+    Args:
+        iterations: generations after the first; more than are recorded go on from there.
+        population: size of the first generation. The better half of all so far have children, a
+            quarter as many by mutation and a quarter by crossover.
+        seed: of all random choices.
+        windows: how many stretches of validation text are scored, at most.
+        magnitude: as `longrope` takes it; the same for all candidates.
+        spec: what the model is converted to, ``"longrope+alibi"`` for example.
+
+    Returns:
+        The best factors so far, one a pair; never worse than YaRN's on the text searched on.
+
+    Raises:
+        RunError: the run is not complete, its checkpoint is not on this machine, or
+            longrope-<factor>x.json holds a search with other settings.
+        ValueError: no validation document is long enough, or the model has no frequencies to slow.
+    """
+    _check(factor, iterations, population, spec)
+    settings = {
+        "pe": spec, "factor": float(factor), "magnitude": magnitude, "population": population,
+        "seed": seed, "windows": windows,
+    }  # fmt: skip
+    record = run.read()
+    if record["status"] != "complete":
+        raise RunError(f"{run.directory} is {record['status']}; train it before searching")
+    with run.lock():
+        data = prepare(run.recipe.corpus, run.recipe.vocab_size, run.recipe.tokenizer)
+        if data.fingerprint != record["data"]["fingerprint"]:
+            raise RunError(f"{run.recipe.corpus!r} is no longer what {run.directory} saw")
+        fitness = Fitness.of(run.recipe, load_model(holder(run)), data, settings)
+        return list(_Search(run, settings, fitness, Progress(enabled=not quiet)).run_to(iterations))
+
+
+def _check(factor: float, iterations: int, population: int, spec: str) -> None:
+    if not (math.isfinite(factor) and factor > 1):
+        raise ValueError(f"factor: expected a finite number above 1, got {factor!r}")
+    if iterations < 0 or population < 4:
+        raise ValueError(
+            f"iterations {iterations}, population {population}: expected at least 0 and 4"
+        )
+    if "longrope" not in part_classes(spec):
+        raise ValueError(f"{spec!r} has no longrope in it; try 'longrope+{spec}'")
+
+
+class _Search:
+    """One search and its record."""
+
+    def __init__(
+        self, run: Run, settings: dict[str, Any], fitness: Fitness, progress: Progress
+    ) -> None:
+        self.run, self.fitness, self.progress = run, fitness, progress
+        self.suffix = f"-{settings['factor']:g}x"
+        settings = settings | {
+            "length": fitness.length, "target_tokens": fitness.recipe.target_tokens,
+            "windows_found": len(fitness.ends), "data": fitness.data.fingerprint,
+        }  # fmt: skip
+        self.rules = Evolution(
+            fitness.seeds(settings["factor"]), settings["factor"], settings["population"],
+            settings["seed"],
+        )  # fmt: skip
+        self.state = run.part("longrope", self.suffix) or {
+            "schema": SCHEMA_VERSION, "created": now(), "code": code(),
+            "hardware": hardware()["name"], "seconds": 0.0, "settings": settings, "history": [],
+            "best": None,
+        }  # fmt: skip
+        if self.state["settings"] != settings:
+            known = self.state["settings"]
+            other = ", ".join(
+                f"{k} {known.get(k)}" for k in settings if known.get(k) != settings[k]
+            )
+            raise RunError(
+                f"{self._path()} is of a search with other settings ({other}); go on with those, "
+                "or move the file away"
+            )
+
+    def _path(self) -> str:
+        return str(self.run.directory / f"longrope{self.suffix}.json")
+
+    def run_to(self, iterations: int) -> Factors:
+        """The best factors of all generations up to this one."""
+        recorded = [(tuple(e["factors"]), e["nll"]) for e in self.state["history"]]
+        known: list[Scored] = []
+        for number in range(iterations + 1):
+            new: list[Scored] = []
+            for candidate in self.rules.generation(number, known):
+                place = len(known) + len(new)
+                if place >= len(recorded):
+                    nll = self._evaluated(number, candidate)
+                elif recorded[place][0] == candidate.factors:
+                    nll = recorded[place][1]
+                else:
+                    raise RunError(
+                        f"{self._path()}: candidate {place} is not the one that this version of pe "
+                        "makes from the seed; move the file away to search anew"
+                    )
+                new.append(Scored(candidate.factors, math.inf if nll is None else nll))
+            known += new
+        return min(known, key=lambda scored: scored.nll).factors
+
+    def _evaluated(self, number: int, candidate: Candidate) -> float | None:
+        begun, best = time.perf_counter(), self.state["best"]
+        nll: float | None = self.fitness.nll(candidate.factors)
+        nll = nll if nll is not None and math.isfinite(nll) else None
+        entry = {
+            "generation": number, "origin": candidate.origin, "nll": nll,
+            "perplexity": None if nll is None or nll > 700 else math.exp(nll),
+            "factors": list(candidate.factors),
+        }  # fmt: skip
+        self.state["history"].append(entry)
+        if best is None or (nll is not None and (best["nll"] is None or nll < best["nll"])):
+            self.state["best"] = entry
+        self.state["seconds"] = round(self.state["seconds"] + time.perf_counter() - begun, 3)
+        self.run.write_part("longrope", self.state, self.suffix)
+        count, best = len(self.state["history"]), self.state["best"]
+        shown = f"{best['perplexity']:.4g}" if best["perplexity"] else "none"
+        self.progress.show(f"generation {number}, {count} candidates, best perplexity {shown}")
+        return nll

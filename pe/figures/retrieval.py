@@ -1,0 +1,93 @@
+"""Whether hidden numbers are found, by depth and length: a small heat map for each run.
+
+Blue is always, transparent is never; the framed column is the length of training. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import PatchCollection
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from pe.figures import INK, SEQUENTIAL, style
+from pe.results.rows import Row, counts
+from pe.results.tables import multiples
+
+
+def shares(
+    row: Row, task: str, names: Sequence[str], tempered: bool = False
+) -> tuple[list[float], np.ndarray]:
+    """Depths, and exact matches as shares (depths, lengths), NaN where there is none."""
+    depths: list[float] = []
+    columns: list[list[list[float]]] = []
+    for run in row.runs:
+        evaluation = run.evaluation() or {}
+        part = (evaluation.get("tempered") or {}) if tempered else evaluation
+        found = part.get("retrieval")
+        if found is None:
+            continue
+        depths = found["depths"]
+        each = []
+        for name in names:
+            cell = counts(run, task, float(name[:-1]), tempered=tempered)
+            exact = (cell or {}).get("exact")
+            each.append([np.nan] * len(depths) if exact is None else exact)
+        columns.append(each)
+        samples = found["samples"]
+    if not columns:
+        return [], np.zeros((0, 0))
+    return depths, np.asarray(np.mean(columns, axis=0).T / samples)
+
+
+@style()
+def retrieval(rows: Sequence[Row], task: str, tempered: bool = False) -> Figure:
+    """A heat map of exact matches for each row that was asked."""
+    names = multiples([run for row in rows for run in row.runs])
+    found = [(row, *shares(row, task, names, tempered)) for row in rows]
+    asked = [(row, depths, share) for row, depths, share in found if depths]
+    across = min(5, max(1, len(asked)))
+    down = max(1, -(-len(asked) // across))
+    figure = Figure(figsize=(6.2, 0.7 + 2.0 * down), layout="constrained")
+    grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
+    for axes, (row, depths, share) in zip(grid.flat, asked, strict=False):
+        _map(axes, depths, share, names)
+        axes.set_title(row.title.replace(", ", ",\n"), fontsize=8.5)
+    for axes in list(grid.flat)[len(asked) :]:
+        axes.remove()
+    if asked:
+        colours = ScalarMappable(Normalize(0, 1), SEQUENTIAL.resampled(11))
+        maps = list(grid.flat)[: len(asked)]
+        bar = figure.colorbar(colours, ax=maps, fraction=0.03, pad=0.01, aspect=40)
+        bar.set_ticks([0, 0.5, 1], labels=["0%", "50%", "100%"], fontsize=8.5)
+        bar.outline.set_visible(False)
+    figure.supxlabel("length, in multiples of the training length", fontsize=10)
+    figure.supylabel("depth of the number: 0% is the beginning", fontsize=10)
+    return figure
+
+
+def _map(axes: Axes, depths: Sequence[float], share: np.ndarray, names: Sequence[str]) -> None:
+    axes.grid(visible=False)
+    cells = [
+        Rectangle((column - 0.5, row - 0.5), 1, 1, linewidth=0, facecolor=SEQUENTIAL(value))
+        for (row, column), value in np.ndenumerate(share)
+        if value > 0
+    ]  # a cell of nothing is transparent, so it is not drawn
+    axes.add_collection(PatchCollection(cells, match_original=True))
+    axes.set_xlim(-0.5, len(names) - 0.5)
+    axes.set_ylim(len(depths) - 0.5, -0.5)  # the beginning of the text is at the top
+    axes.set_xticks(range(len(names)), [name.replace("x", "×") for name in names], fontsize=7)
+    last = len(depths) - 1
+    marks = sorted({0, last // 2, last})
+    axes.set_yticks(marks, [f"{depths[i]:.0%}" for i in marks], fontsize=7.5)
+    axes.tick_params(length=2)
+    if "1x" in names:
+        at = names.index("1x") - 0.5
+        axes.add_patch(
+            Rectangle((at, -0.5), 1, len(depths), fill=False, edgecolor=INK, linewidth=1)
+        )

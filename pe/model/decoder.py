@@ -1,0 +1,257 @@
+"""A LLaMA-style decoder that knows nothing about any particular positional encoding.
+
+    x = embed(tokens);  x += attention(norm(x));  x += swiglu(norm(x));  logits = norm(x) E^T
+
+RMSNorm before each block, SwiGLU, no biases, head tied to the embeddings (arXiv:2302.13971). The
+encoding acts through the hooks of `pe.encodings.Encoding`. Being a transformers `PreTrainedModel`
+with `GenerationMixin`, a run loads with ``AutoModelForCausalLM.from_pretrained`` once ``pe.model``
+has been imported. Its layers are in `pe.model.layers`. B batch, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    Cache,
+    DynamicCache,
+    GenerationMixin,
+    PreTrainedModel,
+)
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+from pe._errors import unknown
+from pe.attention.masks import positions_of, visible
+from pe.encodings import Encoding, Prepared, layer_encodings
+from pe.model.config import PEConfig
+from pe.model.layers import Block
+from pe.model.loss import IGNORE, summed_loss
+
+# transformers 5 renamed `past_key_values` to `cache` on the way; both are accepted everywhere.
+CACHE_FIELD = (
+    "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+)
+# What transformers' own code passes along and this model has no use for.
+TOLERATED = frozenset(
+    {"cache_position", "return_dict", "output_attentions", "output_hidden_states",
+     "token_type_ids", "is_first_iteration"}
+)  # fmt: skip
+
+ARGUMENTS = (
+    "input_ids", "attention_mask", "position_ids", "past_key_values", "cache", "inputs_embeds",
+    "use_cache", "document_ids",
+)  # fmt: skip
+
+
+class PEPreTrainedModel(PreTrainedModel):
+    """What both models below share with transformers."""
+
+    config_class = PEConfig
+    base_model_prefix = "model"
+    _no_split_modules = ["Block"]
+    _supports_sdpa = True
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, Encoding):
+            # Loading builds the module on the meta device and leaves its constants unwritten.
+            module.reset_buffers()
+            loaded = [getattr(p, "_is_hf_initialized", False) for p in module.parameters()]
+            if not all(loaded):
+                module.reset_parameters()
+
+
+class PEModel(PEPreTrainedModel):
+    """The decoder without its head."""
+
+    def __init__(self, config: PEConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        arguments = config.encoding_context() | config.pe_options
+        self.encodings = nn.ModuleList(
+            layer_encodings(config.pe, config.num_hidden_layers, **arguments)
+        )
+        self.post_init()
+
+    @property
+    def cacheable(self) -> bool:
+        """Whether the encoding allows a cache (`Encoding.cacheable`)."""
+        return self.encodings[0].cacheable  # type: ignore[return-value]
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embed_tokens = value  # type: ignore[assignment]
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        document_ids: Tensor | None = None,
+        cache: Cache | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """(B, T) token ids -> last_hidden_state (B, T, hidden).
+
+        Args:
+            attention_mask: (B, past + T), 0 at padding.
+            position_ids: (T,) or (B, T); default: counted from the mask. A cache holds no
+                positions, so with one only the counted ones are accepted.
+            document_ids: (B, T); attention stays inside a document. Not with a cache.
+        """
+        for name in kwargs:
+            if name not in TOLERATED:
+                raise unknown("argument", name, ARGUMENTS)
+            if name in ("output_attentions", "output_hidden_states") and kwargs[name]:
+                raise ValueError(f"{name}: this model returns its last hidden state only")
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if torch.is_autocast_enabled(x.device.type):
+            # Carry the residual stream in the autocast type too: it is most of the traffic.
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        cache = past_key_values if cache is None else cache
+        if cache is None and use_cache:
+            cache = DynamicCache()
+        if getattr(cache, "is_compileable", False):
+            # Its keys come back at full length, empty places among them.
+            raise ValueError("a static cache is not supported: use transformers' DynamicCache")
+        if cache is not None and not self.cacheable:
+            raise ValueError(
+                f"{self.config.pe!r} draws the positions of all tokens anew in each call, so what "
+                "a cache holds of them is of no use; pass use_cache=False"
+            )
+        length = x.shape[1]
+        past = 0 if cache is None else cache.get_seq_length()
+        positions, k_positions = positions_of(
+            attention_mask, position_ids, past, length, cache is not None, x.device
+        )
+        if document_ids is not None and cache is not None:
+            raise ValueError("document_ids cannot be combined with a cache; pass use_cache=False")
+        mask = visible(length, past + length, x.device, attention_mask, document_ids)
+        self._refuse_too_far(k_positions)
+        temperature = self._temperature(positions)
+        plain = attention_mask is None and position_ids is None and past == 0
+        for index, layer in enumerate(self.layers):
+            enc: Encoding = self.encodings[index % len(self.encodings)]  # type: ignore[assignment]
+            if index < len(self.encodings) or enc.random:
+                where = self._prepare(enc, positions, k_positions, x.dtype, cache is not None)
+            if index == 0:
+                x = enc.embed(x, where.q_positions)
+            counted = plain and where.q_positions is positions  # else they were moved
+            x = layer(x, enc, where, mask, cache, temperature, counted)
+        output: dict[str, Any] = {"last_hidden_state": self.norm(x), CACHE_FIELD: cache}
+        return BaseModelOutputWithPast(**output)
+
+    @staticmethod
+    def _prepare(
+        enc: Encoding, positions: Tensor, k_positions: Tensor, dtype: torch.dtype, cached: bool
+    ) -> Prepared:
+        """What `enc` makes of the positions; keys that are cached rotated are not turned again."""
+        if enc.raw_keys or not cached:
+            return enc.prepare(positions, k_positions, dtype)
+        return enc.prepare(positions, positions, dtype)._replace(k_positions=k_positions)
+
+    def _temperature(self, positions: Tensor) -> Tensor | None:
+        """Factor of each query's logits, (1 or B, 1, T), by the number of tokens it sees."""
+        weight = self.config.length_temperature
+        if not weight:
+            return None
+        excess = (positions + 1).float() / self.config.max_position_embeddings
+        factor: Tensor = 1.0 + weight * excess.clamp(min=1.0).log()
+        return factor[:, None] if factor.dim() == 2 else factor[None, None]
+
+    def _refuse_too_far(self, positions: Tensor) -> None:
+        limit = self.encodings[0].longest_position
+        if limit is None or positions.numel() == 0:
+            return
+        if torch.compiler.is_compiling():
+            # A graph cannot look at positions. Counted ones end at the length, and only a sequence
+            # that may be too long leaves the graph to have its positions looked at.
+            if positions.shape[-1] <= limit:  # type: ignore[operator]
+                return
+            torch._dynamo.graph_break()
+        if int(positions.max()) >= limit:  # type: ignore[operator]
+            raise ValueError(
+                f"{self.config.pe!r} has no position {int(positions.max())}: "
+                f"longest position {limit - 1}"  # type: ignore[operator]
+            )
+
+
+class PEForCausalLM(PEPreTrainedModel, GenerationMixin):
+    """The decoder with its language-model head."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: PEConfig) -> None:
+        super().__init__(config)
+        self.model = PEModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+        if not self.model.cacheable:
+            self.generation_config.use_cache = False
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        shift_labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        logits_to_keep: int | Tensor = 0,
+        use_cache: bool | None = None,
+        **inputs: Any,
+    ) -> CausalLMOutputWithPast:
+        """(B, T) token ids -> logits (B, T, V), and the loss when there is something to predict.
+
+        Args:
+            labels: (B, T), shifted here: token t is predicted from those before it.
+            shift_labels: (B, T), already shifted: entry t is predicted from tokens up to t. With
+                these no logits are returned, which saves the largest tensor of a training step.
+            num_items_in_batch: divide the summed loss by this instead of by the targets counted
+                here, so that micro-batches with uneven counts add up to the big batch.
+            logits_to_keep: logits of the last n tokens only; 0: all.
+            inputs: as `PEModel.forward` takes them.
+        """
+        if use_cache is None:  # a cache is of use where decoding may go on
+            uncached = (
+                labels,
+                shift_labels,
+                inputs.get("position_ids"),
+                inputs.get("document_ids"),
+            )
+            use_cache = not self.training and all(x is None for x in uncached)
+            use_cache = use_cache and self.model.cacheable
+        out = self.model(input_ids=input_ids, use_cache=use_cache, **inputs)
+        hidden = out.last_hidden_state
+        result: dict[str, Any] = {CACHE_FIELD: out.get(CACHE_FIELD)}
+        if shift_labels is None:
+            kept = (
+                slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            )
+            result["logits"] = self.lm_head(hidden[:, kept])
+        if labels is not None:
+            ignored = labels.new_full((labels.shape[0], 1), IGNORE)
+            shift_labels = torch.cat((labels[:, 1:], ignored), dim=1)
+        if shift_labels is not None:
+            total = summed_loss(hidden.flatten(0, 1), self.lm_head.weight, shift_labels.reshape(-1))
+            if num_items_in_batch is None:
+                num_items_in_batch = (shift_labels != IGNORE).sum().clamp(min=1)
+            result["loss"] = total / num_items_in_batch
+        return CausalLMOutputWithPast(**result)
+
+
+AutoConfig.register("pe-decoder", PEConfig, exist_ok=True)
+AutoModel.register(PEConfig, PEModel, exist_ok=True)
+AutoModelForCausalLM.register(PEConfig, PEForCausalLM, exist_ok=True)

@@ -1,0 +1,125 @@
+"""The decoder's layer: attention, where an encoding's hooks are called, and the feed-forward block.
+
+    x += attention(norm(x));  x += swiglu(norm(x))
+
+No encoding is known by name here (`pe.encodings.Encoding`). B batch, T tokens, H query heads, K key
+heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+from transformers import Cache
+from transformers.cache_utils import DynamicLayer
+
+from pe.attention import scaled
+from pe.attention.choose import bias_of, checked, compute
+from pe.encodings import Encoding, Prepared
+from pe.model.config import PEConfig
+
+
+class Attention(nn.Module):
+    """Multi-head attention with grouped queries; where the encoding's layer hooks are called."""
+
+    def __init__(self, config: PEConfig, layer_index: int) -> None:
+        super().__init__()
+        self.layer_index, self.num_layers = layer_index, config.num_hidden_layers
+        self.head_dim = config.head_dim
+        hidden, kv = config.hidden_size, config.num_key_value_heads * config.head_dim
+        self.widths = [hidden, kv, kv]
+        # One product instead of three reads the layer's input once.
+        self.qkv_proj = nn.Linear(hidden, hidden + 2 * kv, bias=False)
+        self.o_proj = nn.Linear(hidden, hidden, bias=False)
+        self.q_norm: nn.Module = nn.Identity()
+        self.k_norm: nn.Module = nn.Identity()
+        if config.qk_norm:
+            self.q_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+            self.k_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+        self.joint_q_norm: nn.Module = nn.Identity()
+        self.joint_k_norm: nn.Module = nn.Identity()
+        if "q" in config.joint_norm:
+            self.joint_q_norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
+        if "k" in config.joint_norm:
+            self.joint_k_norm = nn.RMSNorm(kv, eps=config.rms_norm_eps)
+        self.scale = config.softmax_scale or 1.0 / math.sqrt(self.head_dim)
+        eager = config._attn_implementation == "eager"
+        self.backend = checked("dense" if eager else config.attention_backend)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        return x.view(batch, length, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
+
+    def forward(
+        self,
+        x: Tensor,
+        enc: Encoding,
+        where: Prepared,
+        mask: Tensor | None,
+        cache: Cache | None,
+        temperature: Tensor | None,
+        counted: bool = False,
+    ) -> Tensor:
+        q, k, v = torch.split(self.qkv_proj(x), self.widths, dim=-1)
+        q, k = self._heads(self.joint_q_norm(q)), self._heads(self.joint_k_norm(k))
+        q, k, v = self.q_norm(q), self.k_norm(k), self._heads(v)
+        q_positions, k_positions, tables = where
+        state = enc.key_state(x)
+        if cache is not None and state is not None:
+            state = self._kept(cache, state)
+        if cache is not None and enc.raw_keys:
+            k, v = cache.update(k, v, self.layer_index)
+        bias = bias_of(
+            enc, q, k, q_positions, k_positions, state, mask, counted, self.backend
+        )  # fmt: skip
+        factor = enc.logit_scale(q_positions)
+        if enc.raw_keys or cache is None:
+            q, k = enc.rotate(q, k, q_positions, k_positions, tables)
+        else:  # the new keys are rotated once and kept so
+            q, k = enc.rotate(q, k, q_positions, q_positions, tables)
+            k, v = cache.update(k, v, self.layer_index)
+        q = scaled(scaled(q, factor), temperature)
+        out = compute(q, k, v, self.scale, bias, mask, self.backend)
+        return self.o_proj(out.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
+
+    def _kept(self, cache: Cache, state: Tensor) -> Tensor:
+        """The state of all tokens so far; it lives in the cache as one more layer for each layer.
+
+        There it is reordered, cropped and moved with the keys it belongs to.
+        """
+        index = self.num_layers + self.layer_index
+        while len(cache.layers) <= index:
+            cache.layers.append(DynamicLayer())
+        return cache.update(state, state[..., :0], index)[0]  # type: ignore[no-any-return]
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate x) * up x)."""
+
+    def __init__(self, config: PEConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """One decoder layer."""
+
+    def __init__(self, config: PEConfig, layer_index: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.attention = Attention(config, layer_index)
+        self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp = SwiGLU(config)
+
+    def forward(self, x: Tensor, *where: Any) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), *where)
+        return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]

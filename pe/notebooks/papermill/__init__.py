@@ -1,0 +1,1 @@
+"""The exact papermill command: engine, client, and the checks before anything starts."""

@@ -1,0 +1,162 @@
+"""Execute one of our notebooks: check, lock, run, record (for `pe.notebooks.papermill.entry`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient.exceptions import DeadKernelError
+from papermill.engines import NotebookExecutionManager
+from papermill.log import logger
+
+from pe.notebooks.papermill.client import Client
+from pe.notebooks.papermill.holding import hold
+from pe.notebooks.papermill.plan import plan
+from pe.notebooks.papermill.terminal import ProgressLine
+from pe.runs import Run, write_atomically
+
+
+class Manager(NotebookExecutionManager):
+    """papermill's manager, which also keeps the notebook in the run's folder.
+
+    Whatever the output path is (none, ``-``, another folder), and also when a cell fails.
+    """
+
+    def __init__(self, nb: Any, copy: Path, **options: Any) -> None:
+        super().__init__(nb, progress_bar=False, **options)
+        self.copy = copy
+
+    def save(self, **changes: Any) -> None:
+        """Write the notebook to papermill's output path and to the run's folder."""
+        super().save(**changes)
+        write_atomically(self.copy, nbformat.writes(self.nb))
+
+
+def execute(
+    nb: Any,
+    kernel_name: str,
+    output_path: str | None = None,
+    progress_bar: bool | dict[str, Any] | None = True,
+    log_output: bool = False,
+    autosave_cell_every: int = 30,
+    **options: Any,
+) -> Any:
+    """Execute ``nb`` as papermill would, and record how it went. Returns the executed notebook.
+
+    Raises:
+        Refused: a parameter is wrong; nothing has been started or written.
+        RunBusy: another process is making this run; its files are untouched.
+        KeyboardInterrupt, SystemExit: a signal ended the run; the notebook is written.
+    """
+    run = plan(nb)
+    with hold(run):
+        before = _record_text(run)
+        line = ProgressLine(quiet=progress_bar is False)
+        manager = Manager(
+            nb, run.directory / run.notebook, output_path=output_path, log_output=log_output,
+            autosave_cell_every=autosave_cell_every,
+        )  # fmt: skip
+        client = Client(manager, line, **_client_options(kernel_name, log_output, options))
+        manager.notebook_start()
+        reason: str | None = None
+        try:
+            with client.stop:
+                client.execute(env=_environment(run))
+        except DeadKernelError:
+            if not client.dead:  # it died outside of a cell, so that no cell tells of it
+                reason = "the kernel died"
+                raise
+        except BaseException as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise
+        finally:
+            line.end_cell()
+            manager.notebook_complete()
+            reason = _failure(manager.nb) or reason
+            stopped = client.stop.signal_name if reason else ""
+            if stopped and not client.stop.killed:
+                reason = f"stopped by {stopped}"
+            if reason:
+                _record_failure(run, before, reason, stopped, line)
+    if stopped:
+        line.note(f"stopped by {stopped}; the same command resumes. Record: {_shown(run)}")
+        if client.stop.number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + client.stop.number)
+    if not line.quiet:
+        line.note(f"{'Failed' if reason else 'Recorded'}: {_shown(run)}")
+    return manager.nb
+
+
+def _client_options(kernel_name: str, log_output: bool, options: dict[str, Any]) -> dict[str, Any]:
+    """papermill's words for the client's settings, and all the others as they come."""
+    options = {k: v for k, v in options.items() if k != "input_path"}
+    return options | {
+        "kernel_name": kernel_name,
+        "log": logger,
+        "log_output": log_output,
+        "startup_timeout": options.pop("start_timeout", 60),
+        "timeout": options.pop("execution_timeout", None) or options.get("timeout"),
+    }
+
+
+# glibc maps every large tensor anew and hands it back when it is freed, so each training step on a
+# CPU takes all its pages from the system again. With these it keeps them (benchmarks/LOG.md).
+# Another allocator, and another system's, does not look at them.
+KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+
+
+def _environment(run: Run) -> dict[str, str]:
+    """The kernel's environment: the same folders wherever it works, and a page without chatter."""
+    environment = KEEP_MEMORY | os.environ
+    environment.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    environment.setdefault("ACCELERATE_LOG_LEVEL", "error")
+    environment.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    return environment | {"PE_RUN_DIR": str(run.directory), "PE_RUNS": str(run.records)}
+
+
+def _failure(nb: Any) -> str | None:
+    """What the first failed cell said, in one line."""
+    for cell in nb.cells:
+        if not cell.metadata.get("papermill", {}).get("exception"):
+            continue
+        for output in cell.get("outputs", []):
+            if output.output_type == "error":
+                value = " ".join(str(output.evalue).split())
+                return f"{output.ename}: {value}" if value else str(output.ename)
+        return "a cell failed"
+    return None
+
+
+def _record_failure(
+    run: Run, before: str | None, reason: str, stopped: str, line: ProgressLine
+) -> None:
+    """Say in run.json that the run failed, unless that is known or not this notebook's doing."""
+    if reason.startswith("RunBusy"):
+        return  # the record belongs to the process that holds the folder
+    try:
+        if before is not None and json.loads(before).get("status") == "complete":
+            return  # the run had been made before; only showing it failed
+        wanted = "interrupted" if stopped else "failed"
+        record = run.read() if run.exists() else {}
+        if _record_text(run) == before or record["status"] not in (wanted, "interrupted"):
+            run.fail(reason, wanted)
+        elif stopped:  # the kernel is always sent SIGINT; the record names what we were sent
+            run.fail(record["reason"].replace("by SIGINT", f"by {stopped}", 1), "interrupted")
+    except (ValueError, OSError) as error:
+        line.note(f"pe: the failure could not be recorded: {error}")
+
+
+def _record_text(run: Run) -> str | None:
+    path = run.directory / "run.json"
+    return path.read_text() if path.exists() else None
+
+
+def _shown(run: Run) -> str:
+    here = Path.cwd()
+    below = run.directory.is_relative_to(here)
+    return str(run.directory.relative_to(here) if below else run.directory)

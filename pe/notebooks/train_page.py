@@ -1,0 +1,241 @@
+"""What the notebooks show: each function takes a run and returns something Jupyter displays.
+
+Nothing here computes a result; it reads records. Paths are shown from the folder that holds
+``runs/``, so that an executed notebook says nothing about the machine it came from.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pe import runs as records
+from pe.results import tables
+from pe.runs import Run, RunError
+from pe.study.turns import take_turn
+from pe.training.start import parent_of
+
+if TYPE_CHECKING:
+    from IPython.display import SVG, Markdown
+    from matplotlib.figure import Figure
+REFERENCE = "demo"
+"""The study that is committed with the code."""
+
+# Fields in which runs may differ and still be drawn in one figure.
+_FREE = (
+    "name", "pe", "pe_options", "seed", "log_every", "validate_every", "checkpoint_every",
+    "keep_steps", "keep_states", "evaluation_lengths",
+)  # fmt: skip
+
+
+def shown(run: Run) -> str:
+    """``runs/local/pope-s0-1a2b3c4d``: a run's folder without the machine's part of the path."""
+    return f"{run.directory.parent.parent.name}/{run.study}/{run.name}"
+
+
+def plan(run: Run) -> Markdown:
+    """What will be trained: a table, and the formula of each encoding in the sum.
+
+    A run of a study waits here for its turn on the device; all imports are behind it.
+    """
+    take_turn()
+    r = run.recipe
+    options = ", ".join(f"{key} {value}" for key, value in r.pe_options.items())
+    heads = f"{r.num_attention_heads} heads"
+    if r.num_key_value_heads != r.num_attention_heads:
+        heads += f" ({r.num_key_value_heads} for keys and values)"
+    layers = f"{r.num_hidden_layers} layer" + ("s" if r.num_hidden_layers > 1 else "")
+    rows = {"encoding": tables.label(r.pe) + (f" with {options}" if options else "")}
+    if r.start_from:
+        what = "weights" if r.start_state == "weights" else "weights and optimizer"
+        rows["begins with"] = f"{what} of `{r.start_from}` after step {r.start_step:,}"
+        rows["learning rate"] = (
+            f"{r.learning_rate:g} → {r.min_learning_rate:g}, {r.warmup_steps:,} of warmup"
+        )
+    rows |= {
+        "model": f"{layers}, width {r.hidden_size}, {heads}",
+        "text": f"corpus `{r.corpus}`, tokenizer {r.tokenizer}, {r.vocab_size:,} tokens",
+        "budget": f"{r.steps:,} steps × {r.batch_size} windows × {r.context_length:,} tokens "
+        f"= {r.steps * r.batch_size * r.context_length:,} tokens",
+        "evaluated at": ", ".join(f"{n:,}" for n in r.evaluation_lengths) + " tokens",
+        "recipe, seed": f"{r.name}, {r.seed}",
+        "recorded in": f"`{shown(run)}`",
+    }
+    table = "| | |\n|---|---|\n" + "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+    formulas = "\n\n".join(_formula(part) for part in r.pe.split("+"))
+    return _markdown(f"{table}\n\n{formulas}")
+
+
+def trained(run: Run) -> Markdown:
+    """What the training cost and where it ended."""
+    record = run.read()
+    t, model, machine = record["training"] or {}, record["model"] or {}, record["hardware"]
+    if record["status"] != "complete":
+        return _markdown(f"**{record['status']}**: {record['reason']}")
+    mfu = f", MFU {t['mfu']:.1%}" if t["mfu"] is not None else ""
+    if t["wall_seconds"] is None or t["tokens_per_second"] is None:
+        pace = f" on {machine['name']}, how fast is not recorded"
+    else:
+        pace = (
+            f" in {tables.duration(t['wall_seconds'])}: {t['tokens_per_second']:,.0f} tokens/s"
+            f"{mfu} on {machine['name']}"
+        )
+    notes = "".join(f"\n\n*{note}*" for note in record.get("notes", []))
+    return _markdown(
+        f"Trained {model['parameters']:,} parameters ({model['encoding_parameters']:,} of them the "
+        f"encoding's) for {t['steps']:,} steps{pace}. "
+        f"Final training loss {t['final_loss']:.3f}, validation loss {t['validation_loss']:.3f}."
+        f"{notes}"
+    )
+
+
+def family(run: Run) -> list[Run]:
+    """``run``, the run it started from, and the complete runs that started where it did."""
+    parent = parent_of(run.recipe.start_from, run.directory.parent)
+    found = [run, parent]
+    for other in records.find(run.directory.parent.parent, run.study):
+        record = other.read()
+        twin = record.get("parent") == run.read().get("parent") and other.name != run.name
+        if record["status"] == "complete" and twin:
+            found.append(other)
+    return found
+
+
+def conversion(run: Run) -> Markdown:
+    """Perplexity of the same targets before the change of encoding, after it, and after training.
+
+    Evaluates what is not recorded yet.
+    """
+    import pe
+
+    try:
+        cells = pe.evaluate_start(run, quiet=True)
+    except RunError as error:
+        return _markdown(f"What the change did by itself is not recorded: {error}.")
+    r, last = run.recipe, pe.evaluate(run, quiet=True)["perplexity"]
+    old = tables.label(parent_of(r.start_from, run.directory.parent).recipe.pe)
+    rows = {
+        f"{old}, step {r.start_step:,}": cells["before"],
+        f"the same weights with {tables.label(r.pe)}": cells["converted"],
+        f"trained on for {r.steps:,} steps": last,
+    }
+    lengths = [str(n) for n in cells["lengths"]]
+    lines = ["| weights | " + " | ".join(f"{int(n):,}" for n in lengths) + " |"]
+    lines.append("| :-- |" + " --: |" * len(lengths))
+    for name, found in rows.items():
+        shown = [_perplexity(found[n]) for n in lengths]
+        lines.append(f"| {name} | " + " | ".join(shown) + " |")
+    return _markdown("\n".join(lines))
+
+
+def _perplexity(cell: dict[str, Any]) -> str:
+    return tables.significant(cell["value"]) if cell["value"] is not None else str(cell["reason"])
+
+
+def comparable(run: Run) -> list[Run]:
+    """``run`` and the complete runs of its study and the reference study that differ fairly.
+
+    They share everything but encoding and seed, and the text they were trained on. Of the same
+    experiment in both studies only one is taken. A damaged record is named in a warning.
+    """
+    fields, text = _setting(run), _fingerprint(run)
+    found: dict[str, Run] = {run.name: run}
+    for study in dict.fromkeys((run.study, REFERENCE)):
+        for other in records.find(run.directory.parent.parent, study):
+            try:
+                complete = other.read()["status"] == "complete"
+                fair = _setting(other) == fields and _fingerprint(other) == text
+            except RunError as error:
+                warnings.warn(f"left out, damaged: {error}", stacklevel=2)
+                continue
+            if complete and fair:
+                found.setdefault(other.name, other)
+    return list(found.values())
+
+
+def keep(figure: Figure, run: Run, name: str) -> SVG:
+    """Write a figure into the run's folder and show it."""
+    from IPython.display import SVG
+
+    from pe import figures
+
+    return SVG(figures.save(figure, run.directory / name).read_text())
+
+
+def perplexities(runs: Sequence[Run]) -> Markdown:
+    """Perplexity of the same target tokens behind growing contexts, a row a configuration."""
+    columns = [f"ppl@{multiple}" for multiple in tables.multiples(runs)]
+    frame = tables.study_table(runs, columns)
+    return _markdown(tables.markdown(frame))
+
+
+def sample(run: Run, prompt: str = "", tokens: int = 64) -> Markdown:
+    """Text the trained model writes, or why there is none."""
+    import pe
+
+    try:
+        text = pe.sample(run, prompt, tokens)
+    except RunError:
+        return _markdown(
+            "The weights of this run are not on this machine: records travel, they do not."
+        )
+    fence = "`" * 4
+    return _markdown(f"{fence}text\n{text}\n{fence}")
+
+
+def record(run: Run) -> Markdown:
+    """Where the record is and how it is read."""
+    files = {
+        "run.json": "recipe, status, versions, hardware, data, cost",
+        "metrics.jsonl": "one line a logged step",
+        "evaluation.json": "perplexity by length, loss by position",
+        "loss.svg": "the first figure above",
+        "perplexity.svg": "the second",
+        "train.ipynb": "this page, executed (written by papermill)",
+        "checkpoint": "weights and tokenizer in Hugging Face format (not in git)",
+    }
+    there = [f"| `{n}` | {what} |" for n, what in files.items() if (run.directory / n).exists()]
+    return _markdown(
+        f"`{shown(run)}` holds\n\n| file | |\n|---|---|\n" + "\n".join(there) + "\n\n"
+        "```python\n"
+        "import pe.model  # registers the architecture with transformers\n"
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        f'model = AutoModelForCausalLM.from_pretrained("{shown(run)}/checkpoint")\n'
+        f'tokenizer = AutoTokenizer.from_pretrained("{shown(run)}/checkpoint")\n\n'
+        "import pe.runs\n\n"
+        f'pe.runs.load(study="{run.study}")  # every record of the study, one row a run\n'
+        "```"
+    )
+
+
+def _setting(run: Run) -> dict[str, Any]:
+    return {k: v for k, v in Run(run.directory).recipe.to_dict().items() if k not in _FREE}
+
+
+def _fingerprint(run: Run) -> str | None:
+    data = run.read()["data"]
+    return None if data is None else data["fingerprint"]
+
+
+def _formula(name: str) -> str:
+    """Title and formula of an encoding: the first line and first indented block of its file."""
+    from pe.encodings import lookup
+
+    module = inspect.getmodule(lookup(name))
+    text = inspect.getdoc(module) or name
+    title, _, rest = text.partition("\n")
+    block: list[str] = []
+    for line in rest.splitlines():
+        if line.startswith("    "):
+            block.append(line.removeprefix("    "))
+        elif block and line.strip():
+            break
+    return title + ("\n\n```text\n" + "\n".join(block).strip() + "\n```" if block else "")
+
+
+def _markdown(text: str) -> Markdown:
+    from IPython.display import Markdown
+
+    return Markdown(text)

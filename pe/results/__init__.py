@@ -1,0 +1,1 @@
+"""Rows, quantities, intervals and tables made of recorded runs."""
