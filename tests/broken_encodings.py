@@ -267,7 +267,7 @@ class Limit(Encoding):
 
     relative = False
     embeds = True
-    longest_position = 64
+    max_positions = 64
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()

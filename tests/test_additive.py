@@ -150,7 +150,7 @@ def test_the_vectors_are_those_of_pe_explorer(name: str) -> None:
 @pytest.mark.parametrize(("name", "base"), [("binary", 2), ("decimal", 10)])
 def test_digits_are_those_that_python_writes(name: str, base: int) -> None:
     enc = build(name, 70)
-    assert enc.longest_position is None, "70 digits have room for any 64-bit integer"
+    assert enc.max_positions is None, "70 digits have room for any 64-bit integer"
     largest = torch.iinfo(torch.int64).max
     for position in (0, 1, 9, 10, 1023, 1024, 99_999, 2**40, largest):
         written = f"{position:b}" if base == 2 else str(position)
@@ -163,7 +163,7 @@ def test_digits_are_those_that_python_writes(name: str, base: int) -> None:
 @pytest.mark.parametrize(("name", "limit"), [("binary", 2**6), ("decimal_norm", 10**6)])
 def test_a_position_with_more_digits_than_columns_is_refused(name: str, limit: int) -> None:
     enc = build(name, 6)
-    assert enc.longest_position == limit
+    assert enc.max_positions == limit
     assert torch.equal(rows(enc, torch.tensor([limit - 1])), enc.rows(
         torch.tensor([limit - 1]), torch.float64))  # fmt: skip
     with pytest.raises(ValueError, match=f"no position {limit}: longest position {limit - 1}"):
@@ -193,11 +193,11 @@ def test_learned_is_that_of_gpt2() -> None:
 
 def test_learned_has_as_many_positions_as_training_and_refuses_the_rest_first() -> None:
     enc = build("learned", 8)
-    assert (enc.longest_position, enc.get_parameter("table").shape) == (64, (64, 8))
+    assert (enc.max_positions, enc.get_parameter("table").shape) == (64, (64, 8))
     rows(enc, 64)
     with pytest.raises(ValueError, match="no position 64: longest position 63"):
         rows(enc, 65)
-    assert build("learned", 8, table_size=100).longest_position == 100
+    assert build("learned", 8, table_size=100).max_positions == 100
     with pytest.raises(ValueError, match="needs original_length, or the option table_size"):
         encoding("learned", head_dim=8, num_heads=1)
     with pytest.raises(ValueError, match="table_size: expected .* at least 1, got 0"):

@@ -33,7 +33,7 @@ def promised_by_traits(spec: str, **options: Any) -> set[str]:
         found |= set() if enc.relative else {"change"}
     if enc.rotates:
         found.add("time")
-    if enc.longest_position is not None:
+    if enc.max_positions is not None:
         found.add("limit")
     if enc.biased and enc.has_form and not enc.random:
         found.add("form")

@@ -60,7 +60,7 @@ class Shift(Encoding):
     """A toy absolute encoding on the embeddings, up to a longest position."""
 
     relative = False
-    longest_position = 100
+    max_positions = 100
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + positions[..., None].to(x.dtype)
@@ -230,9 +230,9 @@ def test_hooks_chain_biases_add_scales_multiply() -> None:
         assert torch.equal(a, b)
     assert not enc.relative
     assert enc.rotates
-    assert enc.longest_position == 100
+    assert enc.max_positions == 100
     assert encoding("rope+slope", **SIZES).relative
-    assert encoding("rope+slope", **SIZES).longest_position is None
+    assert encoding("rope+slope", **SIZES).max_positions is None
 
 
 @pytest.mark.usefixtures("toys")

@@ -36,7 +36,7 @@ STEADY = pytest.mark.parametrize(
 class Short(Encoding):
     """An encoding with a hard end: positions 0 to 31."""
 
-    longest_position = 32
+    max_positions = 32
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + 0.01 * positions[..., None]

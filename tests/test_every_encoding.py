@@ -48,7 +48,7 @@ def test_a_run_from_its_first_step_to_its_sample(
     assert broken.read()["training"]["resumes"] == 1
     assert_same_weights(whole, broken)
 
-    limit = pe.encoding(name, head_dim=16, num_heads=2, original_length=16).longest_position
+    limit = pe.encoding(name, head_dim=16, num_heads=2, original_length=16).max_positions
     for length, cell in pe.evaluate(whole, quiet=True)["perplexity"].items():
         if limit is not None and int(length) > limit:
             assert cell["value"] is None

@@ -270,7 +270,7 @@ class ContentBias(Encoding):
 
 
 class FewPositions(Encoding):
-    longest_position = 8
+    max_positions = 8
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def test_clex_tables_in_texts_of_any_length(config: str) -> None:
             want = arrays[f"{config}len{length}__{name}_f32"][:, :8]
             # 3e-7 of a turn's error in their float32 frequencies, times the position
             assert error(table[0, 0], want) < 1e-6 + 1e-6 * length, length
-    assert transform.max_factor * transform.original_length == lengths[-1] == enc.longest_position
+    assert transform.max_factor * transform.original_length == lengths[-1] == enc.max_positions
     far = torch.arange(lengths[-1] + 1)
     with pytest.raises(ValueError, match="longest position"):
         enc.prepare(far, far)

@@ -87,7 +87,7 @@ def test_more_tokens_than_places_are_refused() -> None:
     with pytest.raises(ValueError, match="needs original_length, or the option max_position"):
         encoding("randomized", head_dim=16, num_heads=2)
     enc = encoding("randomized", head_dim=16, num_heads=2, original_length=64)
-    assert enc.longest_position == 1024
+    assert enc.max_positions == 1024
     empty = torch.zeros(0, dtype=torch.long)
     assert enc.prepare(empty, empty).k_positions.numel() == 0
 
@@ -96,8 +96,8 @@ def test_a_table_must_reach_as_far_as_tokens_are_moved() -> None:
     sizes: dict[str, Any] = {"head_dim": 16, "num_heads": 2, "original_length": 64}
     with pytest.raises(ValueError, match=r"randomized moves .* of learned is 63.*table_size"):
         encoding("learned+randomized", **sizes)
-    assert encoding("learned+randomized", **sizes, max_position=64).longest_position == 64
-    assert encoding("learned+randomized", **sizes, table_size=1024).longest_position == 1024
+    assert encoding("learned+randomized", **sizes, max_position=64).max_positions == 64
+    assert encoding("learned+randomized", **sizes, table_size=1024).max_positions == 1024
 
 
 # ---------------------------------------------------------------- against the authors

@@ -70,7 +70,7 @@ def row(name: str) -> Row:
         enc.content_dependent,
         sum(learned.values()),
         cached(enc),
-        None if enc.longest_position is None else enc.longest_position - 1,
+        None if enc.max_positions is None else enc.max_positions - 1,
         page(part),
         paper(part),
     )

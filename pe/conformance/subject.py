@@ -93,12 +93,12 @@ class Subject:
 
     def reach(self, positions: Sequence[int]) -> Tensor:
         """Those positions that the encoding accepts."""
-        limit = self.enc.longest_position
+        limit = self.enc.max_positions
         return torch.tensor([p for p in positions if limit is None or p < limit])
 
     def lengths(self, *wanted: int) -> list[int]:
         """Those lengths that the encoding accepts."""
-        limit = self.enc.longest_position
+        limit = self.enc.max_positions
         return sorted({n for n in wanted if n > 0 and (limit is None or n <= limit)})
 
 

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from pe._errors import PositionError
 from pe.encodings.core.base import Encoding, Prepared
 from pe.encodings.core.frequencies import Frequencies, FrequencyTransform
 from pe.encodings.core.registry import (
@@ -24,6 +25,7 @@ __all__ = [
     "Encoding",
     "Frequencies",
     "FrequencyTransform",
+    "PositionError",
     "Prepared",
     "check",
     "encoding",

@@ -56,7 +56,7 @@ class CLEX(FrequencyTransform):
         self.act = choice("act", act, ACTIVATIONS)
         self.steps = int(at_least("steps", steps, 1))
         self.time_base = None if time_base is None else positive("time_base", time_base)
-        self.reach = self.longest_position = self.max_factor * self.original_length
+        self.reach = self.max_positions = self.max_factor * self.original_length
 
     def attach(self, frequencies: Frequencies) -> None:
         dim = frequencies.dim

@@ -35,7 +35,7 @@ class Randomized(Encoding):
                 raise ValueError("'randomized' needs original_length, or the option max_position")
             max_position = 16 * original_length
         self.max_position = int(at_least("max_position", max_position, original_length or 1))
-        self.longest_position = self.max_position
+        self.max_positions = self.max_position
 
     def prepare(
         self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype = torch.float32

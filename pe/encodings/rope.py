@@ -55,8 +55,8 @@ class RoPE(Encoding):
         self.transforms = nn.ModuleList(sorted(transforms, key=lambda t: not t.stretches))
         self.length_dependent = any(t.length_dependent for t in transforms)
         self.relative = not self.length_dependent  # shifted positions are a longer text
-        limits = [t.longest_position for t in transforms if t.longest_position is not None]
-        self.longest_position = min(limits, default=None)
+        limits = [t.max_positions for t in transforms if t.max_positions is not None]
+        self.max_positions = min(limits, default=None)
         for transform in transforms:
             transform.attach(base_frequencies(self.rotary_dim, self.theta))
         self.register_exact_buffers()

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pe._errors import PositionError
 from pe.data import TokenData, evaluation_windows, prepare
 from pe.evaluation.covers import covers
 from pe.evaluation.load import load_model
@@ -125,8 +126,8 @@ class _Judge:
                     self.model, self.data.test, self.ends, length, self.tokens_per_batch,
                     self._autocast,
                 )  # fmt: skip
-            except ValueError as error:
-                last[str(length)] = whole[str(length)] = no_cell(_reason(error))
+            except PositionError as error:
+                last[str(length)] = whole[str(length)] = no_cell(error.reason)
                 continue
             last[str(length)] = cell(losses[:, -self.recipe.target_tokens :])
             whole[str(length)] = cell(losses)
@@ -146,7 +147,7 @@ class _Judge:
 
     def tempered(self) -> dict[str, Any]:
         """The same with a temperature fitted on validation text; None where none can be."""
-        limit: Any = self.model.model.encodings[0].longest_position
+        limit: Any = self.model.model.encodings[0].max_positions
         longer = [
             n for n in self.lengths
             if n > self.recipe.context_length and (limit is None or n <= limit)
@@ -160,10 +161,3 @@ class _Judge:
         )  # fmt: skip
         with length_temperature(self.model, fit["value"]):
             return {"fit": fit, "reason": None, **self.measure()}
-
-
-def _reason(error: ValueError) -> str:
-    text = str(error)
-    if "longest position" not in text:
-        raise error  # another mistake: not something to record and forget
-    return text[text.index("longest position") :]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pe._errors import PositionError
 from pe.data import evaluation_windows, prepare
 from pe.evaluation.load import holder, load_model
 from pe.evaluation.perplexity import cell, no_cell, window_losses
@@ -91,10 +92,8 @@ def extend(
                         new, data.test, ends, length, batch, lambda: autocast(recipe, model.device)
                     )
                     by_length[str(length)] = cell(losses[:, -recipe.target_tokens :])
-                except ValueError as error:
-                    if "longest position" not in str(error):
-                        raise
-                    by_length[str(length)] = no_cell(str(error))
+                except PositionError as error:
+                    by_length[str(length)] = no_cell(error.reason)
             found["cells"][name] = {
                 "pe": method,
                 "options": {**new.config.pe_options},

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pe._errors import PositionError
 from pe.data.retrieval import DIGITS, TASKS, Item, RetrievalText, Tokenizer, draw_item
 from pe.data.shards import Split
 from pe.evaluation.perplexity import Context
@@ -142,8 +143,6 @@ def _length(
                 cell |= by_depth | {"controls": {}}
             else:
                 cell["controls"][variant] = {name: sum(c) for name, c in by_depth.items()}
-    except ValueError as error:
-        if "longest position" not in str(error):
-            raise  # another mistake: not something to record and forget
-        return cell | {"reason": f"no value: {str(error)[str(error).index('longest position') :]}"}
+    except PositionError as error:
+        return cell | {"reason": f"no value: {error.reason}"}
     return cell | {"reason": None}

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from pe._errors import PositionError
 from pe._quiet import quiet_libraries
 from pe.data import evaluation_windows, prepare
 from pe.evaluation.perplexity import cell, no_cell, window_losses
@@ -80,8 +81,6 @@ def _perplexities(
                 lambda: autocast(run.recipe, device),
             )  # fmt: skip
             cells[str(length)] = cell(losses[:, -run.recipe.target_tokens :])
-        except ValueError as error:
-            if "longest position" not in str(error):
-                raise
-            cells[str(length)] = no_cell(str(error)[str(error).index("longest position") :])
+        except PositionError as error:
+            cells[str(length)] = no_cell(error.reason)
     return cells

@@ -25,7 +25,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from pe._errors import unknown
+from pe._errors import PositionError, unknown
 from pe.attention.masks import positions_of, visible
 from pe.encodings import Encoding, Prepared, layer_encodings
 from pe.model.config import PEConfig
@@ -174,7 +174,7 @@ class PEModel(PEPreTrainedModel):
         return factor[:, None] if factor.dim() == 2 else factor[None, None]
 
     def _refuse_too_far(self, positions: Tensor) -> None:
-        limit = self.encodings[0].longest_position
+        limit = self.encodings[0].max_positions
         if limit is None or positions.numel() == 0:
             return
         if torch.compiler.is_compiling():
@@ -184,10 +184,7 @@ class PEModel(PEPreTrainedModel):
                 return
             torch._dynamo.graph_break()
         if int(positions.max()) >= limit:  # type: ignore[operator]
-            raise ValueError(
-                f"{self.config.pe!r} has no position {int(positions.max())}: "
-                f"longest position {limit - 1}"  # type: ignore[operator]
-            )
+            raise PositionError(int(positions.max()), limit, self.config.pe)  # type: ignore[arg-type]
 
 
 class PEForCausalLM(PEPreTrainedModel, GenerationMixin):

@@ -11,7 +11,7 @@ from pe.conformance.subject import Subject, tokens
 @law
 def limit(subject: Subject, measure: Measure) -> None:
     """The last position works, and the first one too far raises ValueError."""
-    end = subject.enc.longest_position
+    end = subject.enc.max_positions
     if end is None:
         raise NotPromised("any position")
     model = subject.model()

@@ -16,8 +16,8 @@ def rows(subject: Subject, measure: Measure) -> None:
         raise NotPromised("each row has a draw of its own")
     length = subject.lengths(1, 2, 9)[-1]
     positions = torch.stack([torch.arange(length) + 50 * b for b in range(batch)])
-    if enc.longest_position is not None:
-        positions = positions.clamp(max=enc.longest_position - 1)
+    if enc.max_positions is not None:
+        positions = positions.clamp(max=enc.max_positions - 1)
     given = inputs(length, batch=batch)
     whole = scores(enc, given, positions)
     with same_draw():

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pe._errors import PositionError
 from pe.encodings.core.forms import Form
 
 
@@ -49,7 +50,7 @@ class Encoding(nn.Module):
         rotates: `rotate` does something; two such encodings cannot be combined.
         embeds: `embed` does something; likewise.
         alone_with: name of the encoding that is added where no other is named.
-        longest_position: first position that is refused, or None.
+        max_positions: how many positions there are, 0 to max_positions - 1; None: no limit.
     """
 
     relative: bool = True
@@ -61,7 +62,7 @@ class Encoding(nn.Module):
     rotates: ClassVar[bool] = False
     embeds: ClassVar[bool] = False
     alone_with: ClassVar[str | None] = None
-    longest_position: int | None = None
+    max_positions: int | None = None
 
     @property
     def raw_keys(self) -> bool:
@@ -78,17 +79,15 @@ class Encoding(nn.Module):
         return not (self.random and self.embeds)
 
     def refuse_too_far(self, positions: Tensor) -> None:
-        """Raise ValueError if a position is not below `longest_position`; on the CPU only.
+        """Raise PositionError if a position is not below `max_positions`; on the CPU only.
 
         Elsewhere this would wait for the device, and the model looks once for all encodings.
         """
-        limit = self.longest_position
+        limit = self.max_positions
         if limit is None or positions.device.type != "cpu" or torch.compiler.is_compiling():
             return
         if positions.numel() and int(positions.max()) >= limit:
-            raise ValueError(
-                f"there is no position {int(positions.max())}: longest position {limit - 1}"
-            )
+            raise PositionError(int(positions.max()), limit)
 
     def prepare(
         self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype = torch.float32

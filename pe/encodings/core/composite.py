@@ -33,13 +33,13 @@ class Composite(Encoding):
         self.per_layer = any(p.per_layer for p in parts)  # type: ignore[misc]
         self.rotates = any(p.rotates for p in parts)  # type: ignore[misc]
         self.embeds = any(p.embeds for p in parts)  # type: ignore[misc]
-        limits = [p.longest_position for p in parts if p.longest_position is not None]
-        self.longest_position = min(limits, default=None)
+        limits = [p.max_positions for p in parts if p.max_positions is not None]
+        self.max_positions = min(limits, default=None)
         self._refuse_moves_beyond()
 
     def _refuse_moves_beyond(self) -> None:
         """Where one part moves tokens, the others must have something for them there."""
-        limits = [(p.longest_position, type(p).__name__.lower()) for p in self._all]
+        limits = [(p.max_positions, type(p).__name__.lower()) for p in self._all]
         for end, mover in [limit for limit, p in zip(limits, self._all, strict=True) if p.random]:
             for limit, name in limits:
                 if end is not None and limit is not None and limit < end:

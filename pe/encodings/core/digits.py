@@ -41,7 +41,7 @@ class Digits(Additive):
     def __init__(self, hidden_size: int, scale_embeddings: bool = True) -> None:
         super().__init__(hidden_size, scale_embeddings)
         end = self.base**hidden_size
-        self.longest_position = end if end <= LARGEST else None  # else any integer has room
+        self.max_positions = end if end <= LARGEST else None  # else any integer has room
         self.register_exact_buffers()
 
     def exact_buffers(self) -> dict[str, Tensor]:

@@ -49,13 +49,13 @@ class FrequencyTransform(nn.Module):
         length_dependent: `forward` looks at ``length``, or draws something, or learns: its result
             is computed in each forward pass and never stored.
         learns: it has parameters, which get their gradients through the spectrum.
-        longest_position: first position that is refused, or None.
+        max_positions: how many positions there are, 0 to max_positions - 1; None: no limit.
     """
 
     stretches: ClassVar[bool] = True
     learns: ClassVar[bool] = False
     length_dependent: bool = False
-    longest_position: int | None = None
+    max_positions: int | None = None
 
     def attach(self, frequencies: Frequencies) -> None:
         """Called once, by the encoding that it becomes a part of, with that one's own spectrum.
