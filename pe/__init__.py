@@ -38,6 +38,8 @@ _HOMES = {
     "tables": "pe.results.tables",
 }
 
+_MODULES = {"runs", "figures", "tables"}
+
 __all__ = ["__version__", *_HOMES]
 
 
@@ -45,7 +47,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'pe' has no attribute {name!r}")
     module = importlib.import_module(_HOMES[name])
-    return module if module.__name__ == f"pe.{name}" else getattr(module, name)
+    return module if name in _MODULES else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -143,7 +143,7 @@ def test_the_plug_in_runs_laws_as_tests(tmp_path: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [
-                sys.executable, "-m", "pytest", "-p", "pe.conformance.pytest_plugin", "-ra",
+                sys.executable, "-m", "pytest", "-p", "pe.pytest_plugin", "-ra",
                 *arguments,
             ],
             cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

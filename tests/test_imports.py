@@ -33,7 +33,7 @@ def test_the_package_itself_brings_nothing() -> None:
             set(HEAVY) - {"torch"},
         ),
         ("import pe.encodings; pe.encodings.list_encodings()", set(HEAVY) - {"torch"}),
-        ("import pe.__main__, pe.conformance.pytest_plugin", set(HEAVY)),
+        ("import pe.__main__, pe.pytest_plugin", set(HEAVY)),
         ("import pe.runs", {"torch", "transformers", "pandas", "datasets"}),
         ("import pe; pe.runs.root()", {"torch", "transformers", "pandas", "datasets"}),
         ("import pe.figures", {"torch", "transformers"}),

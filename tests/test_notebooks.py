@@ -18,7 +18,7 @@ import papermill
 import pytest
 
 import pe
-from pe.notebooks import train_page as page
+from pe.notebooks import page
 from pe.notebooks.parameters import configure, configure_conversion, parameters, parameters_cell
 from pe.runs import Run
 from pe.training.recipes import recipe

@@ -12,7 +12,7 @@ from test_study import CHAIN, SMALL, by_label, write
 from tiny_training import assert_same_weights, lines, write_corpus
 
 import pe
-from pe.notebooks import train_page as page
+from pe.notebooks import page
 from pe.notebooks.parameters import configure
 from pe.results.tables import groups
 from pe.runs import Run, RunError

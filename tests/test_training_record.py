@@ -174,7 +174,7 @@ def test_the_commit_and_whether_it_is_the_code_that_ran(
     (checkout / "pe" / "encodings" / "mine.py").write_text("# a new encoding\n")
     assert code_of(checkout, monkeypatch) == clean | {"dirty": True}
     (checkout / "pe" / "encodings" / "mine.py").unlink()
-    (checkout / "pe" / "model.py").write_text("# changed\n")
+    (checkout / "pe" / "model" / "decoder.py").write_text("# changed\n")
     assert code_of(checkout, monkeypatch) == clean | {"dirty": True}
     git(checkout, "checkout", "-q", "pe/model/decoder.py")
     assert code_of(checkout, monkeypatch) == clean
