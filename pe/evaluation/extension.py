@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pe._errors import PositionError
+from pe._errors import PositionError, unknown
 from pe.data import evaluation_windows, prepare
 from pe.evaluation.load import holder, load_model
 from pe.evaluation.perplexity import cell, no_cell, window_losses
@@ -114,11 +114,14 @@ def _cells(
     """(cell name, encoding, options) of everything asked for."""
     from pe.encodings.core.registry import options_of, part_classes
 
-    cells = []
+    cells: list[tuple[str, str, dict[str, Any]]] = []
     for method in methods:
         takes = {name for part in part_classes(method).values() for name in options_of(part)}
         for factor in factors if "factor" in takes else (1.0,):
             name = f"{method}@{factor:g}"
             given = {"factor": float(factor)} if "factor" in takes else {}
             cells.append((name, method, {**given, **options.get(name, {})}))
+    for name in options:
+        if name not in (names := [cell[0] for cell in cells]):
+            raise unknown("cell in options", name, names)
     return cells
