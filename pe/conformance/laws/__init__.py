@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 
 FILES = (
-    "contract", "shift", "heads", "rows", "future", "decode", "cache", "padding", "memory",
-    "precision", "meta", "saving", "limit", "base", "gradients", "form", "backends", "composition",
+    "contract", "shift", "heads", "rows", "future", "decode", "cache", "padding", "hidden",
+    "memory", "precision", "meta", "saving", "limit", "base", "gradients", "form", "backends",
+    "composition",
 )  # fmt: skip
 
 for _name in FILES:
