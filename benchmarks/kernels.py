@@ -29,7 +29,7 @@ import pe
 from pe.attention.kernels.flash import backward as gradients
 from pe.attention.kernels.flash import launch, learned
 from pe.attention.kernels.flash.blocks import Blocks, Plan, plan_for
-from pe.attention.kernels.flash.forward import forward as flash
+from pe.attention.kernels.flash import forward as flash
 from pe.encodings.core import forms
 
 HEADS, WIDTH, TOKENS = 8, 64, 65_536
