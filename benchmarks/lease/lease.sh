@@ -16,7 +16,7 @@ setup) # LEASE=folder that travelled
     --no-compile --no-cache-dir --upgrade --target "$WORK/site" "$LEASE"/whl/*.whl || exit 1; }
   $PYTHON -c "import pe, pe.study.worker; pe.train, pe.evaluate; print(pe.__file__)" ;;
 warm) # compile what the first runs need while the data is on its way
-  setsid nohup $PYTHON "$WORK/warm.py" "$STUDY" >"$WORK/warm.log" 2>&1 & echo $! >"$WORK/warm.pid" ;;
+  setsid nohup $PYTHON "$WORK/warm.py" "$STUDY" $MORE >"$WORK/warm.log" 2>&1 & echo $! >"$WORK/warm.pid" ;;
 go) # all parts are in $WORK/parts
   [ -f "$WORK/warm.pid" ] && kill -9 -- -"$(cat "$WORK/warm.pid")" 2>/dev/null
   $PYTHON "$WORK/tokens.py" place "$WORK/parts" corpus 16384 || exit 1
