@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import shutil
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -53,7 +55,7 @@ def one(planned: Planned, runs: Path) -> bool:
     done = complete(run)
     if done:
         record, evaluation = run.read(), run.evaluation() or {}
-        cells = [f"{c['perplexity'] or 0:.1f}" for c in evaluation["perplexity"].values()]
+        cells = [f"{c['value'] or math.inf:.1f}" for c in evaluation["perplexity"].values()]
         say(
             f"done   {planned.label} in {time.monotonic() - began:.0f} s: validation "
             f"{record['training']['validation_loss']:.3f}, {' '.join(cells)}"
@@ -62,6 +64,15 @@ def one(planned: Planned, runs: Path) -> bool:
         for name in ("checkpoints", "checkpoint"):
             shutil.rmtree(directory / name, ignore_errors=True)
     return done
+
+
+def safely(planned: Planned, runs: Path) -> bool:
+    """`one`, whatever goes wrong: the other runs go on."""
+    try:
+        return one(planned, runs)
+    except Exception:  # said, and the next run begins
+        say(f"FAILED {planned.label}: {traceback.format_exc()}")
+        return False
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -76,14 +87,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "4")
     plan = load_plan(given.study, mini=given.mini)[: given.first]
     with ThreadPoolExecutor(given.at_once) as pool:
-        done = list(pool.map(lambda planned: one(planned, given.runs), plan))
+        done = list(pool.map(lambda planned: safely(planned, given.runs), plan))
     again = []
     for planned, whole in zip(plan, done, strict=True):
         run = Run(given.runs / planned.study / planned.name, recipe=planned.recipe)
         if not whole and run.exists() and run.read()["status"] == "complete":
             again.append(planned)
     for planned in again:
-        one(planned, given.runs)
+        safely(planned, given.runs)
     say("the end")
 
 
