@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 from pe.data.cache import cache_root, key_of, write_json
@@ -51,11 +52,12 @@ def place(parts: str, corpus: str, vocab: str) -> None:
         (Path(corpus) / name).touch()
     root = cache_root()
     (root / "tokens").mkdir(exist_ok=True)
-    files = sorted(folder.glob("tokens.*"), key=lambda p: int(p.suffix[1:]))
-    subprocess.run(
-        f"cat {' '.join(map(str, files))} | xz -dc -T0 | tar -xf - -C {root / 'tokens'}",
-        shell=True, check=True,
-    )  # fmt: skip
+    whole = folder / "tokens.tar.xz"
+    with whole.open("wb") as out:
+        for part in sorted(folder.glob("tokens.[0-9]*"), key=lambda p: int(p.suffix[1:])):
+            out.write(part.read_bytes())
+    with tarfile.open(whole, "r:xz") as archive:  # no xz program is needed
+        archive.extractall(root / "tokens", filter="data")
     source, budget = open_corpus(corpus)
     seen = key_of(source.identity(), budget.tokens, budget.documents)
     known = {"fingerprint": about["fingerprint"], "notes": about["notes"]}
@@ -65,4 +67,4 @@ def place(parts: str, corpus: str, vocab: str) -> None:
 
 
 if __name__ == "__main__":
-    {"pack": pack, "place": place}[sys.argv[1]](*sys.argv[2:])
+    (pack if sys.argv[1] == "pack" else place)(*sys.argv[2:])
