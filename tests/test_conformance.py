@@ -137,7 +137,7 @@ def test_options_are_python_values_or_words(text: str, value: Any) -> None:
 
 def test_the_plug_in_runs_laws_as_tests(tmp_path: Path) -> None:
     """From a folder that holds the encoding and tests that were not asked for."""
-    (tmp_path / "mine.py").write_text((HERE / "broken_encodings.py").read_text())
+    (tmp_path / "mine.py").write_text((HERE / "helpers" / "broken_encodings.py").read_text())
     (tmp_path / "test_other.py").write_text("def test_other(): raise SystemExit\n")
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:

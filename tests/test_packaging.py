@@ -264,7 +264,7 @@ def test_the_installed_package_checks_an_encoding_of_anybodys(wheel: Path, tmp_p
     site = wheel.parent / "site"
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(site)]
     subprocess.run([*command, str(wheel)], check=True)
-    shutil.copy(ROOT / "tests" / "broken_encodings.py", tmp_path / "mine.py")
+    shutil.copy(ROOT / "tests" / "helpers" / "broken_encodings.py", tmp_path / "mine.py")
     environment = os.environ | {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
