@@ -14,8 +14,8 @@ from torch import Tensor
 
 from pe.attention.kernels.cope import backward as cope_gradients
 from pe.attention.kernels.cope import far as cope_far
+from pe.attention.kernels.cope import forward as cope
 from pe.attention.kernels.cope import table as cope_table
-from pe.attention.kernels.cope.forward import forward as cope
 from pe.attention.kernels.flash.blocks import Blocks
 from pe.attention.kernels.flash.launch import ready, rows_of, tokens_first
 from pe.encodings.core.forms import LOG2E

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pe.attention.kernels.flash import backward as gradients
+from pe.attention.kernels.flash import forward as flash
 from pe.attention.kernels.flash import learned
 from pe.attention.kernels.flash.blocks import Blocks, Plan, plan_for
-from pe.attention.kernels.flash.forward import forward as flash
 from pe.attention.kernels.flash.horizon import LEAST, horizon, leaves_out
 from pe.attention.kernels.flash.straight import LONG, SHARE, lines, order_of, straightens
 from pe.attention.kernels.flash.sums import by_distance, by_unit
