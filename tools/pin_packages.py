@@ -20,7 +20,7 @@ from pe.data.corpora.packages import PLATFORM, read_list
 
 HEADER = """\
 # The corpus python-packages: wheels from PyPI, in pip's format, with licence and split.
-# Written by tools/pin_packages.py; the licences were read by hand. See packages.py beside this file.
+# Written by tools/pin_packages.py; the licences were read by hand. packages.py says how it is read.
 """
 
 
@@ -53,6 +53,7 @@ def pin(name: str, split: str) -> str:
 
 
 def main() -> None:
+    """Pin the packages that the command line names."""
     path, *names = sys.argv[1:]
     wanted = [name.partition(":") for name in names]
     if not wanted:
