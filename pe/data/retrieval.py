@@ -40,6 +40,20 @@ class Tokenizer(Protocol):
     def __call__(self, text: str, *, add_special_tokens: bool) -> Any: ...
 
 
+def digit_tokens(tokenizer: Tokenizer) -> Int:
+    """(10,) token of each digit.
+
+    Raises:
+        ValueError: the tokenizer does not make each digit one token.
+    """
+    single = [tokenizer(str(d), add_special_tokens=False)["input_ids"] for d in range(10)]
+    if any(len(ids) != 1 for ids in single) or len({int(ids[0]) for ids in single}) < 10:
+        raise ValueError(
+            "retrieval needs a tokenizer that makes each digit one token; the tokenizer 'bpe' does"
+        )
+    return np.asarray(single, dtype=np.int64)[:, 0]
+
+
 class Item(NamedTuple):
     """One hidden number."""
 
@@ -64,13 +78,7 @@ class RetrievalText:
         self._encode = lambda text: np.asarray(
             tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int64
         )
-        single = [self._encode(str(d)) for d in range(10)]
-        if any(len(ids) != 1 for ids in single) or len({int(ids[0]) for ids in single}) < 10:
-            raise ValueError(
-                "retrieval needs a tokenizer that makes each digit one token; the tokenizer "
-                "'bpe' does"
-            )
-        self.digit_ids: Int = np.concatenate(single)
+        self.digit_ids: Int = digit_tokens(tokenizer)
         """(10,) token of each digit."""
         self._filler = self._encode(FILLER)
         self._cache: dict[str, Int] = {}
