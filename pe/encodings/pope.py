@@ -27,7 +27,7 @@ from pe.encodings.core.registry import register
 from pe.encodings.core.rotation import polar, polar_form, shifted, takes_operator
 
 
-@register("pope")
+@register("pope", title="PoPE", paper="2509.10534", family="rotary")
 class PoPE(Encoding):
     """Polar coordinate position embedding; one set of phases for each key head and layer."""
 

@@ -33,7 +33,7 @@ from pe.encodings.core.rotation import rotate, rotate_pairs, takes_operator
 LAYOUTS = ("half", "interleaved")
 
 
-@register("rope")
+@register("rope", title="RoPE", paper="2104.09864", family="rotary")
 class RoPE(Encoding):
     """Rotary position embedding, with the frequency transforms that follow it in order."""
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("_config.yml", "_toc.yml", "book", "pe", "notebooks", "runs", "studies")
 MADE = {"_generated", "__pycache__", "local", "checkpoint", "checkpoints", ".ipynb_checkpoints"}
 

@@ -1,4 +1,4 @@
-"""Gradients are finite at any size of queries and keys, and those of the formula (B18)."""
+"""Gradients are finite at any size of queries and keys, and those of the formula."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class Step(NamedTuple):
 STEPS = Step(1e-6, 1e-5, 1e-15), Step(1e-2, 1e-2, 1e-7)
 
 
+# DAMO-NLP-SG/CLEX#11: infinite gradients.
 @law
 def gradients(subject: Subject, measure: Measure) -> None:
     """Gradients are finite at ten scales and reach all learned numbers."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from pe.encodings import encoding
 from pe.encodings.rope import RoPE
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 
 
 @cache
