@@ -133,7 +133,7 @@ def test_clex_is_rope_up_to_the_training_length_and_by_row_beyond() -> None:
 
 
 @pytest.mark.parametrize("act", clex_ode.ACTIVATIONS)
-def test_the_gradient_by_hand_is_the_gradient(act: str) -> None:
+def test_the_gradient_by_steps_is_the_gradient(act: str) -> None:
     g = torch.Generator().manual_seed(0)
     start, origin = (torch.randn(4, generator=g, dtype=torch.float64) - 3 for _ in range(2))
     up, down = (torch.randn(*s, generator=g, dtype=torch.float64) / 3 for s in ((4, 8), (8, 4)))
