@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_tools import LENGTH, close, small, tokens
-from test_generation import stepwise
+from model_tools import LENGTH, close, small, stepwise, tokens
 from torch import Tensor
 from transform_tools import L0, build, frequencies, turned
 
