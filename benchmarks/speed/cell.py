@@ -21,12 +21,15 @@ import torch
 from torch import Tensor, nn
 
 import pe
-from pe.speed.plan import Cell, Settings, library, spelled
-from pe.speed.systems import System, build
+from pe.speed.families import library, spelled
+from pe.speed.record import Settings
 from pe.training.build import autocast, build_optimizer, parameter_counts
 from pe.training.deterministic import deterministic
 from pe.training.flops import flops_per_token, peak_flops
 from pe.training.recipe import Recipe
+
+from .plan import Cell
+from .systems import System, build
 
 PACKAGE = Path(pe.__file__).resolve().parent
 TARGET_SECONDS = 0.25
@@ -64,13 +67,6 @@ def measure_cell(cell: Cell, chosen: Settings, device: torch.device) -> dict[str
         batch //= 2
     row = cell._asdict() | {"batch": batch} | found | {"reason": reason}
     return row | {"seconds": round(time.perf_counter() - begun, 2)}
-
-
-def first_step(cell: Cell, chosen: Settings, device: torch.device) -> float:
-    """Seconds from the model to the end of its first step; the graphs stay in torch's cache."""
-    with deterministic(chosen.deterministic):
-        _, step, _ = _prepared(cell, cell.batch, chosen, device)
-        return _timed(step, 1, device)
 
 
 def _prepared(

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from pe.attention import choose
-from pe.speed.plan import library
-from pe.training.build import build_model
+from pe.speed.families import library
+from pe.training.build import build_config, build_model
 from pe.training.recipe import Recipe
 
 # x-transformers 2.31. Its T5 bias, dynamic bias and CoPE refuse flash attention.
@@ -83,15 +83,14 @@ def llama(recipe: Recipe) -> nn.Module:
     """transformers' model of the recipe's sizes."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    ours = build_config(recipe, recipe.vocab_size)
+    sizes = (
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+        "num_attention_heads", "num_key_value_heads", "max_position_embeddings",
+    )  # fmt: skip
     model: nn.Module = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=recipe.vocab_size,
-            hidden_size=recipe.hidden_size,
-            intermediate_size=recipe.intermediate_size,
-            num_hidden_layers=recipe.num_hidden_layers,
-            num_attention_heads=recipe.num_attention_heads,
-            num_key_value_heads=recipe.num_key_value_heads,
-            max_position_embeddings=recipe.context_length,
+            **{name: getattr(ours, name) for name in sizes},
             tie_word_embeddings=True,
             use_cache=False,
             attn_implementation="sdpa",
@@ -132,7 +131,7 @@ def _x_transformers(name: str, recipe: Recipe, device: torch.device, dtype: torc
     kind = name.partition("/")[2]
     options = dict(_X_OPTIONS[kind])
     if kind == "rope":
-        options["rotary_emb_dim"] = recipe.head_dim  # its default turns half of the head
+        options["rotary_emb_dim"] = recipe.head_dim  # its default rotates half of the head
     layers = Decoder(
         dim=recipe.hidden_size,
         depth=recipe.num_hidden_layers,

@@ -13,34 +13,22 @@ compile to the same graph, come last.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pe._errors import unknown
+from pe.speed.families import OPTIONS, PEERS, SUMS, library, spelled
+from pe.speed.record import MAIN, MODES, SMALL, Settings
 from pe.training.recipe import Recipe
 from pe.training.recipes import recipe as named_recipe
 
-MODES = ("train", "prefill", "small")
-SMALL = 128
-MAIN = (1024, 16384)
-"""The lengths that the targets speak of."""
 FIRST = (
     "nope", "rope", "alibi", "kerple_log", "t5", "sandwich", "pope", "xpos", "fope", "fire", "fox",
     "cope", "cope@64",
 )  # fmt: skip
-SUMS = ("rope+alibi",)
-"""Measured beside the single encodings: a rotation and a bias in one kernel."""
-OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {"cope@64": ("cope", {"npos": 64})}
-"""Encodings measured a second time, with options: what CoPE costs depends on how far it counts."""
-PEERS = (
-    "transformers/rope", "x-transformers/nope", "x-transformers/rope", "x-transformers/alibi",
-    "x-transformers/t5", "x-transformers/pope", "x-transformers/dynamic", "x-transformers/fox",
-    "x-transformers/cope",
-)  # fmt: skip
-"""Other libraries' models of the same sizes. ``dynamic`` is an MLP on the distance, as FIRE is."""
 
 
 class Cell(NamedTuple):
@@ -50,32 +38,6 @@ class Cell(NamedTuple):
     mode: str
     length: int
     batch: int
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Everything that decides what is measured. `settings` fills in what is not given."""
-
-    recipe: str
-    tokens: int
-    lengths: tuple[int, ...]
-    modes: tuple[str, ...]
-    systems: tuple[str, ...]
-    repeats: int
-    compiled: bool
-    deterministic: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """As the record keeps it."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Settings:
-        """Back from the record."""
-        given: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
-        }
-        return cls(**given)
 
 
 def settings(
@@ -141,11 +103,6 @@ def all_encodings() -> list[str]:
     return [*list_encodings(), *SUMS, *OPTIONS]
 
 
-def spelled(system: str) -> tuple[str, dict[str, Any]]:
-    """``cope@64`` -> ``("cope", {"npos": 64})``: what the registry calls it, and its options."""
-    return OPTIONS.get(system, (system, {}))
-
-
 def importable() -> tuple[str, ...]:
     """The peers whose library is installed; x-transformers never is a dependency.
 
@@ -165,11 +122,6 @@ def importable() -> tuple[str, ...]:
                 "needs, or name the peers to be measured"
             ) from error
     return tuple(peer for peer in PEERS if there[library(peer)])
-
-
-def library(system: str) -> str:
-    """``x-transformers/rope`` -> ``x-transformers``; "" for an encoding of ours."""
-    return system.partition("/")[0] if system in PEERS else ""
 
 
 def order(chosen: Settings) -> list[Cell]:
@@ -230,13 +182,7 @@ def same_graph_as_rope(system: str) -> bool:
 
 
 def _check(name: str, sizes: Recipe) -> None:
-    from pe.encodings import check
+    from pe.training.build import build_config
 
-    check(
-        *spelled(name),
-        head_dim=sizes.head_dim,
-        num_heads=sizes.num_attention_heads,
-        num_kv_heads=sizes.num_key_value_heads,
-        hidden_size=sizes.hidden_size,
-        original_length=sizes.context_length,
-    )
+    pe, options = spelled(name)
+    build_config(dataclasses.replace(sizes, pe=pe, pe_options=options), sizes.vocab_size)

@@ -9,25 +9,21 @@ from __future__ import annotations
 
 import gc
 import importlib.metadata
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from pe.runs import SCHEMA_VERSION, RunError
 from pe.runs.provenance import code, command, hardware, now, versions
-from pe.speed.cell import NOTHING, measure_cell
-from pe.speed.plan import Cell, Settings, library, order
-from pe.speed.record import TIME_UP, Speed, SpeedRun
-from pe.speed.warm import compiled, forget, warm
+from pe.speed.families import library
+from pe.speed.record import TIME_UP, Settings, Speed, SpeedRun
+
+from .cell import NOTHING, measure_cell
+from .plan import Cell, order
 
 NOPE_EVERY = 5
 """Cells of a mode and length between two rounds of NoPE."""
-CELLS_A_HELPER = 6
-"""How many cells a helper compiles before they are measured."""
-LONGEST_WARMING = 240.0
-"""Seconds that helpers get for them, and never more than half of what is left."""
-Show = Callable[[dict[str, Any], Speed], None]
+OnRow = Callable[[dict[str, Any], Speed], None]
 
 
 def measure(
@@ -36,17 +32,14 @@ def measure(
     *,
     minutes: float = 0.0,
     start: dict[str, Any] | None = None,
-    processes: int = 0,
-    show: Show | None = None,
-    tell: Callable[[str], None] | None = None,
+    on_row: OnRow | None = None,
 ) -> dict[str, Any]:
     """Measure what is not in the record yet, and return the record.
 
     Args:
         minutes: no cell is begun after so long; 0: no limit.
         start: a record to go on with; default: that of ``run``, if there is one.
-        processes: helpers that compile before cells are measured (`pe.speed.warm`); 0: none.
-        show: called with each row and the record so far. tell: with what helpers report.
+        on_row: called with each row and the record so far.
 
     Raises:
         RunError: the earlier record has other settings or comes from another machine.
@@ -61,64 +54,26 @@ def measure(
     todo = left(record, chosen)
     if not todo:
         return record
-    helpers = processes if chosen.compiled else 0
-    record["sessions"].append(_session(helpers))
+    record["sessions"].append(_session())
     record["cells"] = [row for row in record["cells"] if row["reason"] != TIME_UP]
     record["status"] = "running"
     since: dict[tuple[str, int], int] = {}
     gc.freeze()  # what is there already need not be looked through after each cell
     try:
         for index, cell in enumerate(todo):
-            if helpers and index % (CELLS_A_HELPER * helpers) == 0:
-                ahead = todo[index : index + CELLS_A_HELPER * helpers]
-                patience = min((deadline - time.monotonic()) / 2, LONGEST_WARMING)
-                _compile(ahead, run, chosen, helpers, patience, tell)
             for part in _with_nope(cell, record, since):
                 if time.monotonic() >= deadline:
                     _note_rest(record, todo[index:])
                     return _end(run, record, "stopped")
                 row = _row(part, chosen, device, record, run)
-                if show is not None:
-                    show(row, Speed(record))
-        forget(run.directory)
+                if on_row is not None:
+                    on_row(row, Speed(record))
         return _end(run, record, "complete")
     except BaseException:
         _end(run, record, "stopped")
         raise
     finally:
         gc.unfreeze()
-
-
-def compile_ahead(
-    run: SpeedRun,
-    chosen: Settings,
-    processes: int,
-    minutes: float,
-    tell: Callable[[str], None] | None = None,
-) -> None:
-    """Compile what is not in the record yet and measure nothing, in ``processes`` helpers.
-
-    For a second card, or for the time in which the first has other work: whoever measures, at the
-    same time or later and with the same cache of torch's, finds the graphs.
-    """
-    record = run.read() if run.exists() else {"cells": []}
-    seconds = 60 * minutes if minutes else threading.TIMEOUT_MAX
-    _compile(left(record, chosen), run, chosen, processes, seconds, tell)
-
-
-def _compile(
-    cells: list[Cell],
-    run: SpeedRun,
-    chosen: Settings,
-    processes: int,
-    seconds: float,
-    tell: Callable[[str], None] | None,
-) -> None:
-    before = compiled(run.directory)
-    ahead = [cell for cell in cells if cell not in before]
-    for text in warm(ahead, chosen, processes, seconds, run.directory):
-        if tell is not None:
-            tell(f"compiling ahead: {text}")
 
 
 def _begun(run: SpeedRun, chosen: Settings, start: dict[str, Any] | None) -> dict[str, Any]:
@@ -153,11 +108,11 @@ def left(record: dict[str, Any], chosen: Settings) -> list[Cell]:
     return [cell for cell in order(chosen) if cell[:3] not in done]
 
 
-def _session(helpers: int) -> dict[str, Any]:
+def _session() -> dict[str, Any]:
     return {
         "created": now(), "finished": None, "command": command(), "code": code(),
         "versions": versions() | _more_versions(),
-        "hardware": hardware(), "helpers": helpers,
+        "hardware": hardware(), "helpers": 0,
     }  # fmt: skip
 
 
@@ -199,11 +154,6 @@ def _row(
         reason = f"failed: {type(error).__name__}: {_line(error)}"
         record["cells"].append(_empty(cell, reason) | place)
         raise
-    cold = compiled(run.directory).get(cell)
-    if row["first_step_seconds"] is not None and cold and not earlier:
-        row["first_step_seconds"] = cold.seconds  # here the graphs were found in the cache
-        here = record["sessions"][-1]
-        here["helpers"] = max(here["helpers"], cold.processes)
     record["cells"].append(row)
     record["sessions"][-1]["finished"] = now()
     run.write(record)
