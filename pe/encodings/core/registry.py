@@ -152,8 +152,10 @@ def lookup(name: str) -> Part:
             raise ValueError(f"{name!r} is no subclass of pe.encodings.Encoding")
         return found
     if name not in _REGISTRY:
-        error = unknown("encoding", name, sorted(_REGISTRY))
-        raise ValueError(f"{error}; a class of your own is module:Class") if _own(name) else error
+        refusal = unknown("encoding", name, sorted(_REGISTRY))
+        if _own(name):
+            raise ValueError(f"{refusal}; a class of your own is module:Class")
+        raise refusal
     return _REGISTRY[name]
 
 
