@@ -32,7 +32,7 @@ def test_a_batch_depends_on_seed_and_step_alone() -> None:
 
 def test_nothing_about_the_encoding_can_enter() -> None:
     parameters = set(inspect.signature(Batches).parameters)
-    assert parameters == {"split", "context_length", "batch_size", "seed"}
+    assert parameters == {"split", "context_length", "batch_size", "seed", "first_token"}
 
 
 def test_the_order_is_pinned() -> None:
