@@ -61,7 +61,7 @@ def test_other_ways_to_break_a_law(name: str, law: str) -> None:
 def test_the_law_of_backends_catches_one_that_drops_the_bias(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """C9."""
+    """Dao-AILab/flash-attention#858: the fallback path ignored ALiBi."""
 
     def forgetful(*args: Any, bias: torch.Tensor | None = None, **more: Any) -> torch.Tensor:
         return dense_attention(*args, **more)
