@@ -32,7 +32,7 @@ HELD = 8
 """About how many float32 numbers a block holds for each head, query and key."""
 
 
-@register("fox")
+@register("fox", title="FoX", paper="2503.02130", family="bias")
 class FoX(Encoding):
     """Forget gates that depend on the data; one for each head and layer."""
 

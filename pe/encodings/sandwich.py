@@ -18,10 +18,11 @@ from pe.encodings.core.distance import DistanceBias
 from pe.encodings.core.registry import register
 
 
-@register("sandwich")
+@register("sandwich", title="Sandwich", paper="2212.10356", family="bias")
 class Sandwich(DistanceBias):
     """Sinusoids times sinusoids."""
 
+    num_heads: int
     inv_freq: Tensor
     head_scale: Tensor
 

@@ -68,7 +68,7 @@ def _span(spans: Tensor, length: int, width: int) -> int:
     return length
 
 
-@register("xpos")
+@register("xpos", title="xPos", paper="2212.10554", family="rotary")
 class XPos(RoPE):
     """RoPE with relative exponential decay."""
 

@@ -57,7 +57,7 @@ def _refuse_unused(
         )
 
 
-@register("yarn")
+@register("yarn", title="YaRN", paper="2309.00071", family="frequencies")
 class YaRN(FrequencyTransform):
     """Frequencies for ``factor`` times ``original_length``.
 
