@@ -62,6 +62,11 @@ class RoPE(Encoding):
             transform.attach(base_frequencies(self.rotary_dim, self.theta))
         self.register_exact_buffers()
 
+    @property
+    def limited_by(self) -> str:
+        limits = {t.max_positions: t.name or type(t).__name__ for t in self.transforms}
+        return str(limits.get(self.max_positions) or super().limited_by)
+
     def frequencies(self, length: Tensor | None = None) -> Frequencies:
         """The spectrum after all transforms, float64, on the device of ``length`` (or the CPU).
 

@@ -40,7 +40,7 @@ class Composite(Encoding):
 
     def _refuse_moves_beyond(self) -> None:
         """Where one part moves tokens, the others must have something for them there."""
-        limits = [(p.max_positions, type(p).__name__.lower()) for p in self._all]
+        limits = [(p.max_positions, p.limited_by) for p in self._all]
         for end, mover in [limit for limit, p in zip(limits, self._all, strict=True) if p.random]:
             for limit, name in limits:
                 if end is not None and limit is not None and limit < end:
