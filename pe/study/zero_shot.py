@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from pe._errors import unknown
-from pe.results.extensions import searched
 from pe.runs import Run
 
 KEYS = ("run", "factors", "methods", "search")
@@ -92,6 +91,11 @@ class ZeroShot:
             if not isinstance(value, int) or isinstance(value, bool):
                 raise ValueError(f"search, {key}: expected a whole number, got {value!r}")
         return cls(tuple(float(f) for f in factors), tuple(methods), tuple(search.items()))
+
+
+def searched(options: Mapping[str, Any]) -> bool:
+    """Whether LongRoPE's factors were found for the model, and not taken from YaRN."""
+    return options.get("long_factor") is not None
 
 
 def _is_factor(value: Any) -> bool:
