@@ -23,8 +23,8 @@ from pe.encodings import Encoding
 from pe.model import PEForCausalLM
 from pe.runs import Run
 from pe.training.build import build_model, build_optimizer
+from pe.training.loop import train
 from pe.training.recipes import recipe as named_recipe
-from pe.training.trainer import train
 
 pytestmark = pytest.mark.usefixtures("alone")
 ENCODINGS = pe.list_encodings()
@@ -128,10 +128,10 @@ def test_micro_batches_with_uneven_targets_add_up_to_the_big_batch(
     def in_double(*arguments: Any) -> Any:
         return build(*arguments).double()
 
-    from pe.training import trainer
+    from pe.training import loop
 
-    build = trainer.model_for
-    monkeypatch.setattr(trainer, "model_for", in_double)
+    build = loop.model_for
+    monkeypatch.setattr(loop, "model_for", in_double)
     monkeypatch.setattr(torch.optim.AdamW, "step", recorded)
     losses = {}
     for micro in (4, 2, 1):

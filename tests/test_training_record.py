@@ -17,8 +17,7 @@ import pe
 from pe.runs import provenance as record
 from pe.training import progress
 from pe.training.build import attention_path, build_model, parameter_counts
-from pe.training.flops import flops_per_token, peak_flops
-from pe.training.metrics import Metrics
+from pe.training.metrics import Metrics, flops_per_token, peak_flops
 from pe.training.progress import Progress, duration
 from pe.training.recipes import recipe
 

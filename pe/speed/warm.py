@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 import pe
+from pe import devices
 from pe.speed.cell import first_step, free
 from pe.speed.plan import Cell, Settings
 
@@ -115,7 +116,7 @@ def work(text: str, file: Path) -> None:
     """What a helper does; ``text`` is its work as JSON, and a line a cell goes to ``file``."""
     given: dict[str, Any] = json.loads(text)
     chosen = Settings.from_dict(given["settings"])
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = devices.choose()
     if device.type == "cuda":  # so that one of them leaves memory to the others, and to other work
         torch.cuda.set_per_process_memory_fraction(1 / given["processes"])
     for values in given["cells"]:
