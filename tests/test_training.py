@@ -71,7 +71,7 @@ def test_weights_depend_on_the_seed_and_the_name_alone() -> None:
         assert std == pytest.approx(wanted, rel=0.05), name
 
 
-def test_all_encodings_are_trained_on_the_same_tokens_in_the_same_order(
+def test_encodings_are_trained_on_the_same_tokens_in_the_same_order(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, list[torch.Tensor]] = {}
@@ -84,13 +84,14 @@ def test_all_encodings_are_trained_on_the_same_tokens_in_the_same_order(
 
     monkeypatch.setattr(pe.PEForCausalLM, "forward", recorded)
     changes = {"steps": 18, "num_hidden_layers": 1, "validate_every": 5}
-    for name in ENCODINGS:
+    names = ["nope", "learned", "randomized", "rope+alibi"]
+    for name in names:
         train_tiny(tmp_path, shared, pe=name, **changes)
     chosen = tiny(shared / "corpus", **changes)
     data = prepare(chosen.corpus, chosen.vocab_size)
     batches = Batches(data.train, chosen.context_length, chosen.batch_size, chosen.seed)
     wanted = [torch.from_numpy(batches.at(step).input_ids) for step in range(18)]
-    assert seen.keys() == set(ENCODINGS)
+    assert seen.keys() == set(names)
     for name, found in seen.items():
         assert len(found) == 18, name
         assert all(map(torch.equal, found, wanted)), name
