@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from speed.systems import llama
 from torch import Tensor, nn
 
 import pe
@@ -29,7 +30,6 @@ from pe import devices
 from pe.data import Batches, prepare
 from pe.devices import autocast
 from pe.runs.provenance import code, hardware, now, versions
-from pe.speed.systems import llama
 from pe.training.build import build_model, build_optimizer, parameter_counts
 from pe.training.metrics import flops_per_token, peak_flops
 from pe.training.recipe import Recipe

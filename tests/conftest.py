@@ -17,6 +17,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Exactness is promised on the CPU; a GPU is asked for with PE_TEST_GPU=1 (tests/test_gpu.py).
 if os.environ.get("PE_TEST_GPU") != "1":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ.pop("PE_DEVICE", None)
     os.environ["TRITON_INTERPRET"] = "1"  # kernels that are asked for run on the CPU
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
@@ -78,7 +79,7 @@ def tiny_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The recipe demo, smaller still, for tests of the speed run."""
     import dataclasses
 
-    from pe.speed import cell as cells
+    from pe.speed import rig
     from pe.training.recipes import RECIPES
 
     sizes = {
@@ -86,7 +87,7 @@ def tiny_speed(monkeypatch: pytest.MonkeyPatch) -> None:
         "num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 128,
     }  # fmt: skip
     monkeypatch.setitem(RECIPES, "demo", dataclasses.replace(RECIPES["demo"], **sizes))
-    monkeypatch.setattr(cells.gc, "collect", lambda: 0)  # slow beside all that pytest holds
+    monkeypatch.setattr(rig("cell").gc, "collect", lambda: 0)  # slow beside all that pytest holds
 
 
 @pytest.fixture

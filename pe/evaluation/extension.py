@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pe.encodings import extension_methods
+from pe.encodings.core.registry import takes_option
 from pe.evaluation.load import holder, load_model
 from pe.evaluation.scorer import Scorer, text_of
 from pe.model.convert import convert
@@ -19,13 +21,12 @@ from pe.runs.provenance import code, hardware, now
 from pe.training.progress import Progress
 from pe.training.start import retraining
 
-METHODS = ("pi", "ntk", "dynamic_ntk", "yarn", "llama3", "longrope", "resonance", "yarn+resonance")
 FACTORS = (2.0, 4.0, 8.0, 16.0)
 
 
 def extend(
     run: Run,
-    methods: Sequence[str] = METHODS,
+    methods: Sequence[str] = (),
     factors: Sequence[float] = FACTORS,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     *,
@@ -38,7 +39,8 @@ def extend(
     of a second training (`pe.study.parents`), which the cells say.
 
     Args:
-        methods: encodings that change RoPE's frequencies. One without an option ``factor``
+        methods: encodings that change RoPE's frequencies; () for all of
+            `pe.encodings.extension_methods`. One without an option ``factor``
             (``resonance``) is measured once, under factor 1.
         options: more options by ``method@factor``, such as the factors that a search found for
             ``longrope@4``.
@@ -70,7 +72,7 @@ def extend(
         second = {} if source is run else {"retrained": retraining(source)}
         scorer = Scorer(model, data, recipe)
         found["windows"] = len(scorer.ends)
-        for name, method, given in _cells(methods, factors, options or {}):
+        for name, method, given in _cells(methods or extension_methods(), factors, options or {}):
             known = found["cells"].get(name, {"options": {}})["options"]
             if name in found["cells"] and all(known.get(k) == v for k, v in given.items()):
                 continue
@@ -95,13 +97,11 @@ def _cells(
     methods: Sequence[str], factors: Sequence[float], options: Mapping[str, Mapping[str, Any]]
 ) -> list[tuple[str, str, dict[str, Any]]]:
     """(cell name, encoding, options) of everything asked for."""
-    from pe.encodings.core.registry import options_of, part_classes
-
     cells = []
     for method in methods:
-        takes = {name for part in part_classes(method).values() for name in options_of(part)}
-        for factor in factors if "factor" in takes else (1.0,):
+        scaled = takes_option(method, "factor")
+        for factor in factors if scaled else (1.0,):
             name = f"{method}@{factor:g}"
-            given = {"factor": float(factor)} if "factor" in takes else {}
+            given = {"factor": float(factor)} if scaled else {}
             cells.append((name, method, {**given, **options.get(name, {})}))
     return cells

@@ -47,6 +47,7 @@ from pe.training.build import (
     check_evaluation,
     model_for,
     parameter_counts,
+    set_rate,
     start_model,
 )
 from pe.training.checkpoint import TrainState
@@ -256,8 +257,7 @@ class Trainer:
         logged_tokens, since = state.tokens, time.perf_counter()
         while state.step < r.steps:
             lr = learning_rate(r, state.step)
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
+            set_rate(self.optimizer, lr)
             batch = self.train_batches.at(state.step + passed)
             seed_step(r.seed, state.step + drawn, self.accelerator.process_index)
             self.metrics.add(*self.step(batch))
