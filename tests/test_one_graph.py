@@ -7,6 +7,7 @@ that crosses is copied: it cost ALiBi and T5 an eighth of their speed on an H100
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ from pe.model.config import PEConfig
 BY_KERNEL = ["alibi", "kerple_log", "t5", "sandwich", "fire", "fox", "cope", "rope+alibi"]
 OTHERS = ["nope", "rope", "yarn", "pope", "xpos", "fope", "clex", "sinusoidal"]
 
+TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="kernels need Triton")
+
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
@@ -27,7 +30,7 @@ def fresh() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("spec", [*OTHERS, *BY_KERNEL])
+@pytest.mark.parametrize("spec", [*OTHERS, *(pytest.param(s, marks=TRITON) for s in BY_KERNEL)])
 def test_a_training_step_is_one_graph(spec: str) -> None:
     backend = "kernel" if spec in BY_KERNEL else None
     config = PEConfig(
@@ -59,6 +62,7 @@ def test_a_compiled_model_takes_another_length_without_stopping(spec: str) -> No
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
 
 
+@TRITON
 def test_asking_what_a_gpu_can_do_does_not_stop_the_compiler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
