@@ -22,8 +22,6 @@ format: jb-book
 root: index
 chapters:
   - file: measured
-    sections:
-      - glob: runs/*/*/train
 """
 SMALL_INDEX = "# A small book\n\nIt has {doc}`one page <measured>` and {record}`study.runs` runs.\n"
 SMALL_PAGE = """\
