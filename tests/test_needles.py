@@ -123,6 +123,13 @@ def test_training_varies_where_the_question_is_and_how_long_its_text(
     assert min(ends) < 400
 
 
+def test_a_first_token_opens_windows_with_and_without_needles(tokenizer: Any, split: Split) -> None:
+    mix = NeedleMix(Batches(split, 600, 8, seed=3, first_token=1), 0.5, tokenizer, ("multikey",))
+    without = NeedleMix(Batches(split, 600, 8, seed=3), 0.5, tokenizer, ("multikey",))
+    assert (mix.at(0).input_ids[:, 0] == 1).all()
+    assert np.array_equal(mix.at(0).targets, without.at(0).targets)
+
+
 def test_a_window_without_room_is_refused(tokenizer: Any, split: Split) -> None:
     with pytest.raises(ValueError, match="context_length is 64; retrieval texts need"):
         NeedleMix(Batches(split, 64, 2, seed=0), 0.1, tokenizer, ("multikey",))

@@ -205,7 +205,9 @@ class NeedleMix(Batches):
     ) -> None:
         if not 0 < share <= 1:
             raise ValueError(f"the share of retrieval texts is {share}; expected 0 to 1")
-        super().__init__(plain.split, plain.context_length, plain.batch_size, plain.seed)
+        super().__init__(
+            plain.split, plain.context_length, plain.batch_size, plain.seed, plain.first_token
+        )
         self.share = share
         self.texts = [NeedleText(task, tokenizer) for task in tasks]
         self._shortest = [text.shortest() for text in self.texts]
@@ -215,9 +217,9 @@ class NeedleMix(Batches):
                 f"{max(self._shortest)}"
             )
 
-    def at(self, step: int, rows: slice = slice(None)) -> Batch:
-        """Batch ``step`` with some windows replaced."""
-        batch = super().at(step, rows)
+    def windows_of(self, step: int, rows: slice) -> Batch:
+        """The windows of a batch, some of them replaced."""
+        batch = super().windows_of(step, rows)
         numbers = (step * self.batch_size + np.arange(self.batch_size))[rows]
         for row, number in enumerate(numbers):
             key = np.array([self.seed, _CHOICES + int(number)], dtype=np.uint64)

@@ -171,7 +171,9 @@ class RetrievalMix(Batches):
     def __init__(self, plain: Batches, share: float, tokenizer: Tokenizer) -> None:
         if not 0 < share <= 1:
             raise ValueError(f"the share of retrieval texts is {share}; expected 0 to 1")
-        super().__init__(plain.split, plain.context_length, plain.batch_size, plain.seed)
+        super().__init__(
+            plain.split, plain.context_length, plain.batch_size, plain.seed, plain.first_token
+        )
         self.share = share
         self.texts = [RetrievalText(task, tokenizer) for task in TASKS]
         shortest = max(text.shortest() for text in self.texts)
@@ -180,9 +182,9 @@ class RetrievalMix(Batches):
                 f"context_length is {plain.context_length}; retrieval texts need {shortest}"
             )
 
-    def at(self, step: int, rows: slice = slice(None)) -> Batch:
-        """Batch ``step`` with some windows replaced."""
-        batch = super().at(step, rows)
+    def windows_of(self, step: int, rows: slice) -> Batch:
+        """The windows of a batch, some of them replaced."""
+        batch = super().windows_of(step, rows)
         numbers = (step * self.batch_size + np.arange(self.batch_size))[rows]
         for place, number in enumerate(numbers):
             choice = _raw(self.seed, _CHOICES + int(number), 2)
