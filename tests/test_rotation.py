@@ -1,4 +1,4 @@
-"""The operators of rotations: their kernels, interpreted, and their definitions, against formulas."""
+"""Operators of rotations: their kernels, interpreted, and their definitions, against formulas."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ def both_ways(
     results = []
     for operator in (False, True):
         module = "pope" if spec == "pope" else "rope"
-        monkeypatch.setattr(
-            f"pe.encodings.{module}.takes_operator", lambda *_, way=operator: way
-        )
+        monkeypatch.setattr(f"pe.encodings.{module}.takes_operator", lambda *_, way=operator: way)
         enc = pe.encoding(
             spec, head_dim=width, num_heads=heads[0], num_kv_heads=heads[1], original_length=32
         )
