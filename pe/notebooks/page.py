@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pe import runs as records
 from pe.results import tables
 from pe.runs import Run, RunError
-from pe.study.turns import take_turn
+from pe.study.devices import wait_for_device
 from pe.training.start import parent_of
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ def shown(run: Run) -> str:
 def plan(run: Run) -> Markdown:
     """What will be trained: a table, and the formula of each encoding in the sum.
 
-    A run of a study waits here for its turn on the device; all imports are behind it.
+    A run of a study waits here until it is alone on its device; its imports are done by then.
     """
-    take_turn()
+    wait_for_device()
     r = run.recipe
     options = ", ".join(f"{key} {value}" for key, value in r.pe_options.items())
     heads = f"{r.num_attention_heads} heads"

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from pe.results import extensions
 from pe.results import rows as results
 from pe.results.tables import duration
-from pe.study.parents import everything
+from pe.study.parents import with_retrained_parents
 from pe.study.plan import Planned, StudyFolder
-from pe.study.run import StudyFailed, run_study
+from pe.study.queue import StudyFailed, run_study
 from pe.study.show import live, rows, time_left
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def plan(study: StudyFolder) -> Markdown:
         "| :-- | --: | :-- | --: | --: | :-- | --: |",
     ]
     found = rows(study.plan)
-    for planned, row in zip(everything(study.plan), found, strict=True):
+    for planned, row in zip(with_retrained_parents(study.plan), found, strict=True):
         left = "not known" if row.seconds_left is None else duration(row.seconds_left)
         lines.append(
             f"| {row.label} | {row.seed} | {_begins(planned)} | {row.steps:,} | "
@@ -64,7 +64,7 @@ def carry_out(
     try:
         run_study(
             study.plan, address=address or None, workers=workers or None, retries=retries,
-            show=live(study.plan, study.workers),
+            on_progress=live(study.plan, study.workers),
         )  # fmt: skip
     except StudyFailed as error:
         return error

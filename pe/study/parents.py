@@ -18,11 +18,11 @@ from pe.training.recipe import Recipe
 from pe.training.start import again, holds, lost
 
 
-def everything(plan: Sequence[Planned]) -> list[Planned]:
-    """``plan``, and before a run the complete ones that must be trained again for it to start.
+def with_retrained_parents(plan: Sequence[Planned]) -> list[Planned]:
+    """``plan``, and before a run the complete ones that must be retrained for it to start.
 
-    Those are parents of runs that have yet to be trained, and parents of those in turn; of this
-    study or another one. Nothing is validated on their way, since that is in their records.
+    Those are parents of runs that have yet to be trained, and parents of those in turn, of this
+    study or another one. They are not validated: that is in their records.
     """
     needs = _Needs()
     for planned in plan:

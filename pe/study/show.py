@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from pe.runs import Run, RunError, find, root
-from pe.study.parents import everything
+from pe.study.parents import with_retrained_parents
 from pe.study.plan import Planned
 from pe.study.zero_shot import ZeroShot
 from pe.training.progress import Progress, duration
@@ -39,13 +39,13 @@ class Row(NamedTuple):
 
 
 def rows(plan: Sequence[Planned], states: dict[str, str] | None = None) -> list[Row]:
-    """The plan with what the records say by now; parents to train again stand before their heirs.
+    """The plan with what the records say by now; parents to retrain come before their children.
 
     ``states`` come from `pe.study.run_study`.
     """
     speeds = _speeds()
     found = []
-    for planned in everything(plan):
+    for planned in with_retrained_parents(plan):
         r, run = planned.recipe, planned.run()
         if planned.zero_shot:
             found.append(_zero_shot(planned, planned.zero_shot, states or {}))
