@@ -83,7 +83,7 @@ class LawItem(pytest.Item):
 
 def require(finding: Finding) -> None:
     """Let the running test pass, skip with the reason, or fail with the reason."""
-    if finding.result == "not promised":
-        pytest.skip(f"not promised: {finding.reason}")
+    if finding.result == "not applicable":
+        pytest.skip(f"not applicable: {finding.reason}")
     if finding.result == "FAILED":
         raise AssertionError(finding.reason)

@@ -28,7 +28,7 @@ OTHER: dict[str, Any] = {
     "joint_norm": "qk", "softmax_scale": 0.1, "start_from": "rope-s0-1a2b3c4d", "start_step": 5,
     "start_state": "all", "keep_states": (40, 60),
     "keep_steps": (40, 60), "retrieval_share": 0.02, "retrieval_samples": 5,
-    "fit_temperature": True, "deterministic": True,
+    "fit_temperature": True, "deterministic": True, "encoding_rate": 10.0, "embedding_std": 0.1,
 }  # fmt: skip
 
 
@@ -123,6 +123,8 @@ def test_from_dict_refuses_what_it_does_not_know() -> None:
         ({"weight_decay": -0.1}, "weight_decay: expected 0 or more"),
         ({"qk_norm": 1}, "qk_norm: expected True or False, got 1"),
         ({"pe_options": [1]}, r"pe_options: expected a dictionary, got \[1\]"),
+        ({"encoding_rate": 0}, r"encoding_rate: expected more than 0, got 0\.0"),
+        ({"embedding_std": -1.0}, r"embedding_std: expected more than 0, got -1\.0"),
         ({"seed": -1}, "seed: expected 0 or more, got -1"),
         ({"schedule": "cosin"}, r"unknown schedule 'cosin' \(did you mean 'cosine'\?\)"),
         ({"precision": "fp16"}, "unknown precision 'fp16'"),

@@ -43,7 +43,7 @@ NOT_IDENTITY = (
 LATER = {
     "joint_norm": "", "softmax_scale": 0.0, "start_from": "", "start_step": 0,
     "start_state": "weights", "retrieval_share": 0.0,
-    "deterministic": False,
+    "deterministic": False, "encoding_rate": 1.0, "embedding_std": 0.02,
 }  # fmt: skip
 
 
@@ -70,6 +70,9 @@ class Recipe:
     """RMS-normalise queries (``"q"``), keys (``"k"``) or both (``"qk"``) over all heads."""
     softmax_scale: float = 0.0
     """Factor of the logits; 0: 1/sqrt(head_dim)."""
+    embedding_std: float = 0.02
+    """Standard deviation of the initial token embeddings; hidden_size**-0.5 is that of papers
+    which add positions to embeddings multiplied by sqrt(hidden_size)."""
 
     corpus: str = "stdlib"
     """Name of a corpus, or a path to .txt, .jsonl, .parquet files."""
@@ -99,6 +102,9 @@ class Recipe:
     """Windows in one forward pass of one process; 0: as many as there are."""
     learning_rate: float
     min_learning_rate: float
+    encoding_rate: float = 1.0
+    """The encoding's own parameters learn at this multiple of the learning rate. Adam moves a
+    number by about the rate a step, so a table of biases may need more to get anywhere."""
     warmup_steps: int
     schedule: str = "cosine"
     decay_steps: int = 0
@@ -200,7 +206,8 @@ def _word(kind: type) -> str:
 def _value_problems(r: Recipe) -> typing.Iterator[str]:
     positive = "hidden_size num_hidden_layers num_attention_heads num_key_value_heads "
     positive += "intermediate_size vocab_size context_length steps batch_size learning_rate "
-    positive += "checkpoint_every log_every target_tokens evaluation_windows grad_clip"
+    positive += "checkpoint_every log_every target_tokens evaluation_windows grad_clip "
+    positive += "encoding_rate embedding_std"
     for name in positive.split():
         if getattr(r, name) <= 0:
             yield f"{name}: expected more than 0, got {getattr(r, name)!r}"
