@@ -57,7 +57,7 @@ def test_a_study_without_weights_goes_on_and_leaves_its_records_alone(
     before = contents(own_runs)
     listed = by_label(with_retrained_parents(list(plan.values())))
     assert list(listed) == ["rope", "dropped", "pope", "rope, again", "late", "third"]
-    assert "4 of 5 runs done; 1 to train again for lost weights" in text(list(plan.values()))
+    assert "4 of 5 runs done; 1 to retrain for lost weights" in text(list(plan.values()))
 
     seen: list[dict[str, str]] = []
     run_study(list(plan.values()), workers=1, on_progress=lambda s: seen.append(dict(s)))
@@ -112,7 +112,7 @@ def test_a_parent_is_not_trained_again_for_runs_that_are_trained(
     child.fail("stopped", status="interrupted")
     assert [p.label for p in with_retrained_parents(plan)] == ["rope", "rope, again", "dropped"]
     shown = study_page.plan(StudyFolder(plan, workers=2)).data
-    assert "1 more are trained again, because their weights are lost" in shown
+    assert "1 more are retrained, because their weights are lost" in shown
     assert [row.name for row in rows(plan)][1] == f".parents/{plan[0].name}"
 
 

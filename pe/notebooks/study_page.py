@@ -20,7 +20,7 @@ LOSSES = ("validation_loss", "ppl", "tokens_per_second", "wall_time")
 
 
 def plan(study: StudyFolder) -> Markdown:
-    """The runs, where each stands, and what the rest will take on one device and on those here."""
+    """The runs, the state of each, and how long the rest takes on one device and on those here."""
     lines = [
         "| run | seed | begins with | steps | tokens | state | training left |",
         "| :-- | --: | :-- | --: | --: | :-- | --: |",
@@ -35,7 +35,7 @@ def plan(study: StudyFolder) -> Markdown:
     total = sum(row.tokens for row in found) / 1e6
     again = len(found) - len(study.plan)
     runs = len(_trained(study))
-    second = f"{again} more are trained again, because their weights are lost; " if again else ""
+    second = f"{again} more are retrained, because their weights are lost; " if again else ""
     lines.append(
         f"\n{runs} runs, {total:,.1f} M tokens in all; {second}"
         f"{time_left(found, study.workers)}, evaluations not counted."
@@ -112,7 +112,7 @@ def _extended(study: StudyFolder) -> list[str]:
 
 
 def end(failure: StudyFailed | None) -> Markdown:
-    """The last word: raises what failed, if anything did."""
+    """Raises what failed, if anything did."""
     if failure is not None:
         raise failure
     return _markdown("Nothing failed.")

@@ -11,7 +11,7 @@ the device (`pe.study.devices`).
 
 A run that is recorded with its evaluation is not run again; one that was interrupted goes on from
 its checkpoint; one that fails is tried again, and if it fails for good the runs that start from it
-are reported as skipped while all others go on. A complete parent whose weights are not on this
+are skipped, and all others go on. A complete parent whose weights are not on this
 machine is retrained first (`pe.study.parents`).
 """
 
@@ -134,7 +134,7 @@ class _Queue:
         return bool(self.ready or self.running)
 
     def states(self, executing: set[str]) -> dict[str, str]:
-        """The state of each run of which Dask has been told, and of those skipped in the end."""
+        """The state of each run that was submitted, and in the end of those skipped."""
         found = {}
         for name, future in self.futures.items():
             if name in self.running:

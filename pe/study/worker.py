@@ -40,7 +40,7 @@ WAIT_FOR_LOCK = 180.0
 
 
 class RunFailed(RuntimeError):
-    """A run ended without a complete record; says why."""
+    """A run ended without a complete record; the message is the reason."""
 
 
 def execute(task: Mapping[str, Any], environment: Mapping[str, str]) -> str:
