@@ -23,6 +23,7 @@ from pe.notebooks.papermill.holding import hold
 from pe.notebooks.papermill.terminal import ProgressLine
 from pe.notebooks.parameters import check_parameters, configure, parameters
 from pe.runs import Run, RunBusy
+from pe.runs.models import RunRecord
 from pe.training.recipes import RECIPES
 
 
@@ -134,13 +135,11 @@ def test_a_busy_folder_is_not_touched(by: str, tmp_path: Path, runs: Path) -> No
     assert not (tmp_path / "out.ipynb").exists()
 
 
-def failed(run: Run, before: str | None, reason: str = "ValueError: x", stopped: str = "") -> Any:
+def failed(
+    run: Run, before: RunRecord | None, reason: str = "ValueError: x", stopped: str = ""
+) -> Any:
     engine._record_failure(run, before, reason, stopped, ProgressLine(io.StringIO()))
     return run.read() if run.exists() else None
-
-
-def text(run: Run) -> str:
-    return (run.directory / "run.json").read_text()
 
 
 def test_what_the_trainer_recorded_is_kept(runs: Path) -> None:
@@ -148,10 +147,10 @@ def test_what_the_trainer_recorded_is_kept(runs: Path) -> None:
     run.fail("NonFiniteLoss: step 7")
     assert failed(run, before=None)["reason"] == "NonFiniteLoss: step 7"
     # the same record from an earlier attempt says nothing about this one
-    assert failed(run, before=text(run))["reason"] == "ValueError: x"
-    run.fail("stopped by SIGINT after step 3 of 9", status="interrupted")
+    assert failed(run, before=run.record)["reason"] == "ValueError: x"
+    run.fail("stopped after step 3 of 9", "interrupted", "SIGINT")
     record = failed(run, None, "stopped by SIGTERM", "SIGTERM")
-    assert record["reason"] == "stopped by SIGTERM after step 3 of 9"
+    assert (record["reason"], record["signal"]) == ("stopped after step 3 of 9", "SIGTERM")
     run.fail("KeyboardInterrupt: ")
     assert failed(run, None, "stopped by SIGTERM", "SIGTERM")["status"] == "interrupted"
 
@@ -160,13 +159,16 @@ def test_a_run_that_was_complete_before_stays_complete(runs: Path) -> None:
     run = configure(recipe="demo")
     run.fail("")
     run.update(status="complete", reason=None)
-    assert failed(run, before=text(run))["status"] == "complete"
+    assert failed(run, before=run.record)["status"] == "complete"
     assert failed(run, before=None)["status"] == "failed", "it only just became complete"
 
 
-def test_a_run_held_by_another_process_is_not_called_failed(runs: Path) -> None:
-    run = configure(recipe="demo")
-    assert failed(run, None, "RunBusy: held") is None
+def test_a_run_held_by_another_process_is_not_called_failed(tmp_path: Path, runs: Path) -> None:
+    busy = "from pe.runs import RunBusy\nfrom pathlib import Path\nraise RunBusy(Path('x'), 'me')"
+    notebook = write_stub(tmp_path / "nb.ipynb", busy)
+    with pytest.raises(PapermillExecutionError):
+        papermill.execute_notebook(notebook, tmp_path / "out.ipynb", {"recipe": "demo"})
+    assert not configure(recipe="demo").exists()
 
 
 class Terminal(io.StringIO):

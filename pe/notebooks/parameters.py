@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pe._errors import unknown
-from pe.runs import Run, root
+from pe.runs import Folder, Run, root
 from pe.speed.record import SpeedRun
 from pe.study.plan import StudyFolder, load_plan
 
@@ -271,7 +271,7 @@ def _check_encoding(recipe: Recipe) -> None:
 
 
 # What a notebook says it is (its metadata: {"pe": {"run": "train"}}) and who names its run.
-LAUNCHERS: dict[str, Callable[..., Run]] = {
+LAUNCHERS: dict[str, Callable[..., Folder]] = {
     "train": configure, "convert": configure_conversion, "study": configure_study,
     "speed": configure_speed,
 }  # fmt: skip

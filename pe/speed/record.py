@@ -1,6 +1,6 @@
 """The record of a speed run, and what follows from it. Imports no torch.
 
-    runs/speed/<name>/speed.json     settings, sessions, cells (schemas/speed.json)
+    runs/speed/<name>/speed.json     settings, sessions, cells (`pe.runs.models`)
 
 A record may be made in several sessions, on the same kind of machine. NoPE is measured again and
 again, so that a drift of the machine shows and does not count: a ratio to NoPE is to the rounds of
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pe.runs import Run, RunError, root
+from pe.runs import Folder, RunError, root
 from pe.speed.plan import SMALL, Settings
 
 STUDY = "speed"
@@ -24,8 +24,8 @@ TIME_UP = "not measured: time was up"
 MISSING = "not measured"
 
 
-class SpeedRun(Run):
-    """The folder of a speed run. Its record is speed.json; it has no run.json."""
+class SpeedRun(Folder):
+    """The folder of a speed run. Its record is speed.json."""
 
     notebook = "speed.ipynb"
     settings: Settings | None = None
@@ -37,6 +37,7 @@ class SpeedRun(Run):
         return self.directory / "speed.json"
 
     def exists(self) -> bool:
+        """Whether a record has been written."""
         return self.file.exists()
 
     def read(self) -> dict[str, Any]:
@@ -49,9 +50,6 @@ class SpeedRun(Run):
     def write(self, record: dict[str, Any]) -> None:
         """Validate and replace speed.json."""
         self.write_part("speed", record)
-
-    def fail(self, reason: str, status: str = "failed") -> None:
-        """Nothing: `pe.speed.measure` says in the record how far it came."""
 
 
 def speed_run(name: str) -> SpeedRun:

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pe.runs import Run, RunError
+from pe.runs import Run, RunBusy, RunError
 from pe.study.turns import take_turn
 from pe.study.zero_shot import ZeroShot, carry_out
 from pe.training.recipe import Recipe
@@ -67,11 +67,10 @@ def execute(task: Mapping[str, Any], environment: Mapping[str, str]) -> str:
             ).returncode  # fmt: skip
         if code == 0 and _done(run, task):
             break
-        reason = _reason(run, log)
-        if "is being written by" in reason and time.monotonic() - begun < WAIT_FOR_LOCK:
+        if code == RunBusy.EXIT_CODE and time.monotonic() - begun < WAIT_FOR_LOCK:
             time.sleep(2)
             continue
-        raise RunFailed(f"{run.directory}: {reason} (exit code {code}; log: {log})")
+        raise RunFailed(f"{run.directory}: {_reason(run, log)} (exit code {code}; log: {log})")
     return str(run.directory)
 
 
@@ -198,4 +197,8 @@ def main(task: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    try:
+        main(json.loads(sys.argv[1]))
+    except RunBusy as refused:
+        print(f"pe: {refused}", file=sys.stderr)
+        raise SystemExit(refused.EXIT_CODE) from None

@@ -60,7 +60,7 @@ def prepare(argv: list[str]) -> None:
         return
     busy = holding.busy(run)
     if busy:
-        stop(busy, 1)
+        stop(str(busy), busy.EXIT_CODE)
     os.environ["PE_COMMAND"] = typed
     sys.excepthook = _brief
     if len(command.paths) == 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -17,7 +16,8 @@ from pe.notebooks.papermill.client import Client
 from pe.notebooks.papermill.holding import hold
 from pe.notebooks.papermill.plan import plan
 from pe.notebooks.papermill.terminal import ProgressLine
-from pe.runs import Run, write_atomically
+from pe.runs import Folder, Run, RunBusy, write_atomically
+from pe.runs.models import RunRecord, Status
 
 
 class Manager(NotebookExecutionManager):
@@ -54,7 +54,7 @@ def execute(
     """
     run = plan(nb)
     with hold(run):
-        before = _record_text(run)
+        before = run.record if isinstance(run, Run) and run.exists() else None
         line = ProgressLine(quiet=progress_bar is False)
         manager = Manager(
             nb, run.directory / run.notebook, output_path=output_path, log_output=log_output,
@@ -62,7 +62,7 @@ def execute(
         )  # fmt: skip
         client = Client(manager, line, **_client_options(kernel_name, log_output, options))
         manager.notebook_start()
-        reason: str | None = None
+        reason, refused = None, False
         try:
             with client.stop:
                 client.execute(env=_environment(run))
@@ -76,11 +76,14 @@ def execute(
         finally:
             line.end_cell()
             manager.notebook_complete()
-            reason = _failure(manager.nb) or reason
+            failed = _failed_cell(manager.nb)
+            if failed:
+                refused = failed.ename == RunBusy.__name__
+                reason = ": ".join(filter(None, (failed.ename, " ".join(failed.evalue.split()))))
             stopped = client.stop.signal_name if reason else ""
             if stopped and not client.stop.killed:
                 reason = f"stopped by {stopped}"
-            if reason:
+            if reason and isinstance(run, Run) and not refused:
                 _record_failure(run, before, reason, stopped, line)
     if stopped:
         line.note(f"stopped by {stopped}; the same command resumes. Record: {_shown(run)}")
@@ -110,7 +113,7 @@ def _client_options(kernel_name: str, log_output: bool, options: dict[str, Any])
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 
 
-def _environment(run: Run) -> dict[str, str]:
+def _environment(run: Folder) -> dict[str, str]:
     """The kernel's environment: the same folders wherever it works, and a page without chatter."""
     environment = KEEP_MEMORY | os.environ
     environment.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -119,44 +122,35 @@ def _environment(run: Run) -> dict[str, str]:
     return environment | {"PE_RUN_DIR": str(run.directory), "PE_RUNS": str(run.records)}
 
 
-def _failure(nb: Any) -> str | None:
-    """What the first failed cell said, in one line."""
+def _failed_cell(nb: Any) -> Any | None:
+    """The error output of the first cell that failed."""
     for cell in nb.cells:
-        if not cell.metadata.get("papermill", {}).get("exception"):
-            continue
         for output in cell.get("outputs", []):
-            if output.output_type == "error":
-                value = " ".join(str(output.evalue).split())
-                return f"{output.ename}: {value}" if value else str(output.ename)
-        return "a cell failed"
+            if cell.metadata.get("papermill", {}).get("exception") and (
+                output.output_type == "error"
+            ):
+                return output
     return None
 
 
 def _record_failure(
-    run: Run, before: str | None, reason: str, stopped: str, line: ProgressLine
+    run: Run, before: RunRecord | None, reason: str, stopped: str, line: ProgressLine
 ) -> None:
-    """Say in run.json that the run failed, unless that is known or not this notebook's doing."""
-    if reason.startswith("RunBusy"):
-        return  # the record belongs to the process that holds the folder
+    """Say in run.json that the run failed, unless the trainer did so or it was complete before."""
+    if before is not None and before.status == "complete":
+        return  # only showing it failed
+    wanted: Status = "interrupted" if stopped else "failed"
     try:
-        if before is not None and json.loads(before).get("status") == "complete":
-            return  # the run had been made before; only showing it failed
-        wanted = "interrupted" if stopped else "failed"
-        record = run.read() if run.exists() else {}
-        if _record_text(run) == before or record["status"] not in (wanted, "interrupted"):
-            run.fail(reason, wanted)
+        now = run.record if run.exists() else None
+        if now is None or now == before or now.status not in (wanted, "interrupted"):
+            run.fail(reason, wanted, stopped or None)
         elif stopped:  # the kernel is always sent SIGINT; the record names what we were sent
-            run.fail(record["reason"].replace("by SIGINT", f"by {stopped}", 1), "interrupted")
+            run.update(signal=stopped)
     except (ValueError, OSError) as error:
         line.note(f"pe: the failure could not be recorded: {error}")
 
 
-def _record_text(run: Run) -> str | None:
-    path = run.directory / "run.json"
-    return path.read_text() if path.exists() else None
-
-
-def _shown(run: Run) -> str:
+def _shown(run: Folder) -> str:
     here = Path.cwd()
     below = run.directory.is_relative_to(here)
     return str(run.directory.relative_to(here) if below else run.directory)

@@ -10,27 +10,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from pe.runs import Run, RunBusy
+from pe.runs import Folder, RunBusy
 
 LOCK = ".notebook.lock"
 
 
 @contextlib.contextmanager
-def hold(run: Run) -> Iterator[None]:
+def hold(run: Folder) -> Iterator[None]:
     """Hold the run's folder for a notebook; RunBusy if a trainer or a notebook has it."""
     training = run.busy()
     if training:
-        raise RunBusy(training)
+        raise training
     with run.lock(LOCK):
         yield
 
 
-def busy(run: Run) -> str | None:
-    """Why `hold` would refuse, or None. Creates nothing."""
-    if not (run.directory / LOCK).exists():
-        return run.busy()
-    try:
-        with hold(run):
-            return None
-    except RunBusy as error:
-        return str(error)
+def busy(run: Folder) -> RunBusy | None:
+    """What `hold` would raise, or None. Creates nothing."""
+    return run.busy() or run.busy(LOCK)

@@ -7,15 +7,15 @@ from typing import Any
 
 from pe.notebooks.papermill import document
 from pe.notebooks.parameters import LAUNCHERS, check_parameters
-from pe.runs import Run
+from pe.runs import Folder
 
 
 class Refused(ValueError):
     """The notebook's parameters describe no run; the message says which and why."""
 
 
-def plan(notebook: Mapping[str, Any], passed: Mapping[str, Any] | None = None) -> Run:
-    """The run that ``notebook`` describes, or the study (a `Run` as far as its folder goes).
+def plan(notebook: Mapping[str, Any], passed: Mapping[str, Any] | None = None) -> Folder:
+    """The run that ``notebook`` describes, or the study as a folder.
 
     Args:
         notebook: one of ours (`pe.notebooks.papermill.document.kind`).
