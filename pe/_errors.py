@@ -32,9 +32,9 @@ _EXPECTED = {
     "finite_number": "a number", "string_type": "text", "bool_type": "True or False",
     "bool_parsing": "True or False", "dict_type": "a dictionary", "tuple_type": "a list",
     "list_type": "a list", "model_type": "a dictionary",
-    "greater_than": "more than {gt}", "greater_than_equal": "{ge} or more",
-    "less_than": "less than {lt}", "less_than_equal": "at most {le}",
-    "too_short": "at least {min_length} value",
+    "greater_than": "more than {gt:g}", "greater_than_equal": "{ge:g} or more",
+    "less_than": "less than {lt:g}", "less_than_equal": "at most {le:g}",
+    "too_short": "at least {min_length}",
 }  # fmt: skip
 """pydantic's types of errors, in this project's words."""
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def plan(run: SpeedRun, minutes: float = 0.0) -> Markdown:
+def plan(run: SpeedRun, minutes: float | None = None) -> Markdown:
     """What will be measured, and where it goes."""
     chosen = _settings(run)
     systems = ", ".join(chosen.systems)
@@ -35,7 +35,7 @@ def plan(run: SpeedRun, minutes: float = 0.0) -> Markdown:
     return _markdown("| | |\n|---|---|\n" + "\n".join(lines))
 
 
-def carry_out(run: SpeedRun, minutes: float = 0.0) -> Speed:
+def carry_out(run: SpeedRun, minutes: float | None = None) -> Speed:
     """Measure what is not recorded, with a line that says how far it is."""
     from pe.speed.measure import line, measure
 
@@ -46,7 +46,7 @@ def carry_out(run: SpeedRun, minutes: float = 0.0) -> Speed:
         done = len({(r["system"], r["mode"], r["length"]) for r in speed.record["cells"]})
         progress.show(f"{done}/{total} {line(row, speed)}", last=done == total)
 
-    return Speed(measure(run, chosen, minutes=minutes, show=show))
+    return Speed(measure(run, chosen, minutes=minutes or 0.0, show=show))
 
 
 def machine(speed: Speed) -> Markdown:

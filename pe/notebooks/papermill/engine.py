@@ -16,6 +16,7 @@ from pe.notebooks.papermill.client import Client
 from pe.notebooks.papermill.holding import hold
 from pe.notebooks.papermill.plan import plan
 from pe.notebooks.papermill.terminal import ProgressLine
+from pe.notebooks.parameters import PLANNED
 from pe.runs import Folder, Run, RunBusy, write_atomically
 from pe.runs.models import RunRecord, Status
 
@@ -119,7 +120,7 @@ def _environment(run: Folder) -> dict[str, str]:
     environment.setdefault("TRANSFORMERS_VERBOSITY", "error")
     environment.setdefault("ACCELERATE_LOG_LEVEL", "error")
     environment.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    return environment | {"PE_RUN_DIR": str(run.directory), "PE_RUNS": str(run.records)}
+    return environment | {PLANNED: str(run.directory), "PE_RUNS": str(run.records)}
 
 
 def _failed_cell(nb: Any) -> Any | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pe.notebooks.papermill import document
-from pe.notebooks.parameters import LAUNCHERS, check_parameters
+from pe.notebooks.parameters import LAUNCHERS, launch
 from pe.runs import Folder
 
 
@@ -30,6 +30,6 @@ def plan(notebook: Mapping[str, Any], passed: Mapping[str, Any] | None = None) -
         raise Refused(f"this version of pe knows no notebook of the kind {kind!r}")
     values = document.defaults(notebook) | dict(passed or document.stored(notebook))
     try:
-        return LAUNCHERS[kind](**check_parameters(values, document.declared(notebook), kind))
+        return launch(kind, values, document.declared(notebook))
     except ValueError as error:
         raise Refused(str(error)) from error
