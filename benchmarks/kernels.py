@@ -27,9 +27,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import pe
 from pe.attention.kernels.flash import backward as gradients
+from pe.attention.kernels.flash import forward as flash
 from pe.attention.kernels.flash import launch, learned
 from pe.attention.kernels.flash.blocks import Blocks, Plan, plan_for
-from pe.attention.kernels.flash.forward import forward as flash
 from pe.encodings.core import forms
 
 HEADS, WIDTH, TOKENS = 8, 64, 65_536

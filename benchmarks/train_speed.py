@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from speed.systems import llama
 from torch import Tensor, nn
 
 import pe
 from pe.data import Batches, prepare
 from pe.runs.provenance import code, hardware, now, versions
-from pe.speed.systems import llama
 from pe.training.build import autocast, build_model, build_optimizer, parameter_counts
 from pe.training.flops import flops_per_token, peak_flops
 from pe.training.recipe import Recipe

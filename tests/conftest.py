@@ -78,7 +78,7 @@ def tiny_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The recipe demo, smaller still, for tests of the speed run."""
     import dataclasses
 
-    from pe.speed import cell as cells
+    from pe.speed import rig
     from pe.training.recipes import RECIPES
 
     sizes = {
@@ -86,7 +86,7 @@ def tiny_speed(monkeypatch: pytest.MonkeyPatch) -> None:
         "num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 128,
     }  # fmt: skip
     monkeypatch.setitem(RECIPES, "demo", dataclasses.replace(RECIPES["demo"], **sizes))
-    monkeypatch.setattr(cells.gc, "collect", lambda: 0)  # slow beside all that pytest holds
+    monkeypatch.setattr(rig("cell").gc, "collect", lambda: 0)  # slow beside all that pytest holds
 
 
 @pytest.fixture

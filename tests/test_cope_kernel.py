@@ -127,7 +127,7 @@ def test_only_counts_that_can_be_reached_are_looked_up() -> None:
 def test_what_turns_or_scales_queries_keeps_cope_from_the_kernel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(choose, "missing", lambda device: None)
+    monkeypatch.setattr(choose, "unavailable_reason", lambda device: None)
     cuda, options = torch.device("cuda", 0), {"head_dim": 16, "num_heads": 2, "original_length": 24}
     for spec, path in (
         ("cope", "kernel"), ("cope+rope", "matrix"), ("cope+ssmax", "matrix"),
@@ -139,7 +139,7 @@ def test_what_turns_or_scales_queries_keeps_cope_from_the_kernel(
 
 def test_heads_of_128_count_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing may reach it there, not even the proof: a fault would end the process' device."""
-    monkeypatch.setattr(choose, "missing", lambda device: None)
+    monkeypatch.setattr(choose, "unavailable_reason", lambda device: None)
     enc, cuda = CoPE(128, npos=9), torch.device("cuda", 0)
     assert path_for(enc, cuda, torch.bfloat16, 64, head_dim=128) == "matrix"
     assert path_for(enc, cuda, torch.bfloat16, 2**15, 8, head_dim=128) == "rows"

@@ -70,6 +70,15 @@ def test_an_unchanged_file_is_not_read_again(
     prepare(str(corpus), 264, cache=tmp_path / "cache")
 
 
+def test_text_of_equal_size_and_time_is_read_again(corpus: Path, tmp_path: Path) -> None:
+    first = prepare(str(corpus), 264, cache=tmp_path / "cache")
+    seen = corpus.stat()
+    corpus.write_text(corpus.read_text().replace("text 7", "text 8", 1))
+    os.utime(corpus, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+    assert corpus.stat().st_size == seen.st_size
+    assert prepare(str(corpus), 264, cache=tmp_path / "cache").fingerprint != first.fingerprint
+
+
 def test_the_same_content_elsewhere_is_not_tokenised_again(
     corpus: Path, tmp_path: Path, encoded: list[int]
 ) -> None:

@@ -65,6 +65,39 @@ def test_a_local_file_gives_its_texts_unchanged(name: str, tmp_path: Path) -> No
     assert len(set(documents.names)) == len(TEXTS)
 
 
+MARK = b"\xef\xbb\xbf"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", lambda body: MARK + body),
+        ("a.jsonl", lambda body: body.replace(b"\n", b"\r\n\r\n")),
+        ("a.jsonl.gz", lambda body: gzip.compress(MARK + body)),
+        ("a.jsonl.xz", lambda body: lzma.compress(MARK + body)),
+        ("a.jsonl.zst", lambda body: pa.compress(MARK + body, codec="zstd", asbytes=True)),
+        ("a.parquet", None),
+    ],
+)
+def test_formats_agree_on_marks_empty_texts_and_nulls(
+    name: str, content: Callable[[bytes], bytes] | None, tmp_path: Path
+) -> None:
+    rows = [*TEXTS[:2], None, TEXTS[2], "", " \n"]
+    if content is None:
+        pq.write_table(pa.table({"text": rows}), tmp_path / name)
+    else:
+        (tmp_path / name).write_bytes(content(lines(rows)))  # type: ignore[arg-type]
+    documents = read(str(tmp_path / name), tmp_path / "work")
+    assert texts(documents) == TEXTS[:3]
+    assert documents.notes == ["3 documents left out: empty"]
+
+
+def test_a_parquet_column_of_numbers_is_no_text(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="a.parquet, row 1: the text is int, not a string"):
+        read(str(tmp_path / "a.parquet"), tmp_path / "work")
+
+
 def test_a_directory_of_texts_in_the_order_of_their_names(tmp_path: Path) -> None:
     books = tmp_path / "books"
     (books / "more").mkdir(parents=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pe.data import prepare
+from pe.data import TokenData, prepare
 from pe.data.tokenizer import END, PAD, plan_tokenizer, train_bpe
 
 TEXTS = [
@@ -90,6 +90,65 @@ def test_tokenizers_that_exist_already(tmp_path: Path) -> None:
     wide = prepare(corpus, 70_000, str(tmp_path / "given"), cache=tmp_path / "c")
     assert wide.train.tokens.dtype == "uint32"
     assert (wide.train.tokens == trained.train.tokens).all()
+
+
+def test_a_folder_called_like_a_trained_one_keeps_its_own_end_token(tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    corpus = books(tmp_path / "b")
+    trained = prepare(corpus, 512, cache=tmp_path / "c")
+    file = str(trained.directory / "tokenizer" / "tokenizer.json")
+    PreTrainedTokenizerFast(tokenizer_file=file, eos_token=PAD).save_pretrained(
+        tmp_path / "bpe-mine"
+    )
+    data = prepare(corpus, 512, str(tmp_path / "bpe-mine"), cache=tmp_path / "c")
+    assert data.end_token == data.tokenizer.eos_token == PAD
+    assert data.end_id == data.tokenizer.eos_token_id != trained.end_id
+
+
+def test_tokenizers_that_differ_in_their_padding_token_are_two(tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    corpus = books(tmp_path / "b")
+    file = str(
+        prepare(corpus, 512, cache=tmp_path / "c").directory / "tokenizer" / "tokenizer.json"
+    )
+    found = []
+    for pad in (PAD, "a"):
+        path = tmp_path / pad.strip("<|>")
+        PreTrainedTokenizerFast(tokenizer_file=file, eos_token=END, pad_token=pad).save_pretrained(
+            path
+        )
+        found.append(prepare(corpus, 512, str(path), cache=tmp_path / "c"))
+        assert found[-1].tokenizer.pad_token == pad
+    assert found[0].directory != found[1].directory
+
+
+def test_data_says_how_it_differs_from_a_record(tmp_path: Path) -> None:
+    """A tokenizer replaced under its path is another one, although its name is the same."""
+    from transformers import PreTrainedTokenizerFast
+
+    corpus, path = books(tmp_path / "b"), tmp_path / "own"
+    trained = prepare(corpus, 512, cache=tmp_path / "c")
+    file = str(trained.directory / "tokenizer" / "tokenizer.json")
+
+    def with_pad(pad: str) -> TokenData:
+        PreTrainedTokenizerFast(tokenizer_file=file, eos_token=END, pad_token=pad).save_pretrained(
+            path
+        )
+        return prepare(corpus, 512, str(path), cache=tmp_path / "c")
+
+    first = with_pad(PAD)
+    recorded = first.summary()
+    assert first.difference(recorded) is None
+    assert with_pad(PAD).difference(recorded) is None
+    changed = with_pad("a").difference(recorded)
+    assert (changed or "").startswith("the tokenizer was")
+    old = {k: v for k, v in recorded.items() if k != "tokenizer_fingerprint"}
+    assert trained.difference(old) is None, "records from before tokenizers were fingerprinted"
+    Path(corpus, "more.txt").write_text("One more document.")
+    changed = prepare(corpus, 512, str(path), cache=tmp_path / "c").difference(recorded)
+    assert (changed or "").startswith("the text was")
 
 
 def test_wrong_requests(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 from typing import Any
@@ -12,11 +13,14 @@ from torch import Tensor, nn
 
 import pe
 from pe.encodings import (
+    FAMILIES,
     Encoding,
     Frequencies,
     FrequencyTransform,
+    about,
     check,
     encoding,
+    in_order,
     list_encodings,
     lookup,
     register,
@@ -277,3 +281,22 @@ def test_a_file_says_what_it_takes() -> None:
         assert module.__doc__
         assert "arXiv:" in module.__doc__
         assert part.__doc__
+
+
+@pytest.mark.parametrize("name", list_encodings())
+def test_every_encoding_of_the_package_says_how_it_is_shown(name: str) -> None:
+    shown = about(name)
+    assert shown.title != lookup(name).__name__ or shown.paper
+    assert re.fullmatch(r"\d{4}\.\d{4,5}", shown.paper or "")
+    assert shown.family in FAMILIES[:-1]
+
+
+def test_titles_of_a_sum_are_joined_and_an_unknown_one_keeps_its_name() -> None:
+    assert about("rope+alibi").title == "RoPE + ALiBi"
+    assert about("my_module:Mine").title == "Mine"
+    assert about("lost") == ("lost", None, "other")
+
+
+def test_encodings_are_shown_by_family_and_then_by_title() -> None:
+    shown = in_order(["yarn", "my_module:Mine", "rope+alibi", "rope", "pope", "alibi", "nope"])
+    assert shown == ["nope", "pope", "rope", "rope+alibi", "yarn", "alibi", "my_module:Mine"]

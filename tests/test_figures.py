@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import statistics
 from pathlib import Path
 from xml.etree import ElementTree
 
 import book_records
+import numpy as np
 import pytest
 
 from pe import figures, runs
+from pe.encodings import extension_methods, list_encodings
 from pe.results import tables
 
 
@@ -21,7 +24,7 @@ def study(tmp_path: Path) -> list[runs.Run]:
 
 def test_groups_come_in_the_order_of_the_book_and_not_of_the_folders(study: list[runs.Run]) -> None:
     labels = [group.label for group in tables.groups(study)]
-    assert labels == ["NoPE", "RoPE", "YaRN", "PoPE", "Learned"]
+    assert labels == ["NoPE", "Learned", "PoPE", "RoPE", "YaRN"]
 
 
 def test_seeds_become_mean_and_spread(tmp_path: Path) -> None:
@@ -161,11 +164,40 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_every_encoding_colour_reads_on_white_and_on_dark() -> None:
-    for pe in (*tables.NAMES, "rope+alibi"):
+    for pe in (*list_encodings(), "rope+alibi", "module:Class"):
         assert contrast(figures.colour(pe), "#ffffff") >= 3, pe
         assert contrast(figures.colour(pe), "#121212") >= 3, pe
-    assert len({figures.colour(pe) for pe in ("nope", "rope", "yarn", "pope")}) == 4
-    assert len({figures.marker(pe) for pe in ("nope", "rope", "yarn", "pope")}) == 4
+
+
+# What a deuteranope and a protanope see of linear RGB (Machado et al. 2009, severity 1).
+BLIND = {
+    "deuteranopia": ((0.367, 0.861, -0.228), (0.280, 0.673, 0.047), (-0.012, 0.043, 0.969)),
+    "protanopia": ((0.152, 1.053, -0.205), (0.115, 0.786, 0.099), (-0.004, -0.048, 1.052)),
+    "none": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+}
+
+
+def lab(colour: str, seen: str) -> np.ndarray:
+    """CIELAB of a colour as it is seen."""
+    rgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    to_xyz = np.array([[0.412, 0.358, 0.180], [0.213, 0.715, 0.072], [0.019, 0.119, 0.950]])
+    x, y, z = np.cbrt(to_xyz @ (np.array(BLIND[seen]) @ linear).clip(0, 1) / (0.9505, 1, 1.089))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("seen", BLIND)
+def test_colour_blind_readers_tell_the_four_main_methods_apart(seen: str) -> None:
+    four = ("nope", "rope", "yarn", "pope")
+    for one, other in itertools.combinations(four, 2):
+        gap = np.linalg.norm(lab(figures.colour(one), seen) - lab(figures.colour(other), seen))
+        assert gap > 15, (one, other)
+        assert figures.marker(one) != figures.marker(other)
+
+
+def test_methods_that_extend_rope_have_a_colour_each() -> None:
+    single = [name for name in extension_methods() if "+" not in name]
+    assert len({figures.colour(name) for name in ("rope", *single)}) == 1 + len(single)
 
 
 def test_a_highlighted_encoding_is_the_only_one_in_colour(study: list[runs.Run]) -> None:
@@ -203,7 +235,7 @@ def test_captions_name_every_run(study: list[runs.Run]) -> None:
 def test_captions_of_many_runs_count_them(tmp_path: Path) -> None:
     found = [book_records.write(tmp_path, "rope", seed) for seed in range(figures.NAMED)]
     assert all(run.name in figures.caption(found) for run in found)
-    found.append(book_records.write(tmp_path, "pope", study="other"))
+    found.append(book_records.write(tmp_path, "yarn", study="other"))
     assert figures.caption(found) == f"Runs: {figures.NAMED} of demo, 1 of other"
 
 

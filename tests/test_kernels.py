@@ -215,7 +215,7 @@ def test_what_has_no_form_or_no_kernel_takes_another_path(
     assert path_for(made("rope", 2, 2, 16), CPU, torch.float32, 64) == "flash"
     assert path_for(made("alibi", 2, 2, 16), CPU, torch.float32, 64) == "matrix"
     assert path_for(made("cope+rope", 2, 2, 16), cuda, torch.bfloat16, 64) == "matrix"
-    monkeypatch.setattr(choose, "missing", lambda device: None)
+    monkeypatch.setattr(choose, "unavailable_reason", lambda device: None)
     assert path_for(made("alibi", 2, 2, 16), cuda, torch.bfloat16, 64) == "kernel"
     assert path_for(made("alibi", 2, 2, 24), cuda, torch.bfloat16, 64, head_dim=24) == "matrix"
     assert path_for(made("alibi", 2, 2, 16), cuda, torch.float32, 1) == "matrix"

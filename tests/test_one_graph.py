@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from pe.attention import choose
+from pe.attention import available
 from pe.model import PEForCausalLM
 from pe.model.config import PEConfig
 
@@ -67,9 +67,9 @@ def test_asking_what_a_gpu_can_do_does_not_stop_the_compiler(
         major = 8
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Ampere())
-    monkeypatch.setattr(choose, "INTERPRETED", False)
+    monkeypatch.setattr(available, "INTERPRETED", False)
 
     def ask(x: torch.Tensor) -> torch.Tensor:
-        return x + (choose.missing(torch.device("cuda")) is None)
+        return x + (available.unavailable_reason(torch.device("cuda")) is None)
 
     assert torch.compile(ask, fullgraph=True, backend="eager")(torch.zeros(1)).item() == 1

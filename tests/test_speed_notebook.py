@@ -12,7 +12,7 @@ import pytest
 from papermill_stub import environment
 
 from pe.notebooks.parameters import configure_speed
-from pe.speed.measure import measure
+from pe.speed import rig
 from pe.speed.record import TIME_UP, SpeedRun
 
 SPEED = Path(__file__).resolve().parents[1] / "notebooks" / "speed.ipynb"
@@ -36,7 +36,7 @@ def texts(nb: Any) -> str:
 
 def test_the_notebook_measures_what_is_missing_and_shows_it(own_runs: Path) -> None:
     run = configure_speed(**GIVEN)
-    begun = measure(run, run.settings, minutes=1e-9)
+    begun = rig("measure").measure(run, run.settings, minutes=1e-9)
     assert {r["reason"] for r in begun["cells"]} == {TIME_UP}
     nb = papermill.execute_notebook(SPEED, None, GIVEN, progress_bar=False)
     folder = own_runs / "speed" / "mine"

@@ -13,6 +13,7 @@ from test_study_parents import lose_weights
 from tiny_training import write_corpus
 
 import pe
+from pe.encodings import extension_methods
 from pe.evaluation import extension
 from pe.notebooks import study_page
 from pe.runs import Run, RunError
@@ -97,10 +98,10 @@ def test_a_run_of_the_same_study_is_trained_first_and_then_extended(
 
 
 def test_names_of_cells_are_those_that_are_measured() -> None:
-    wanted = ZeroShot((2.0, 16.0))
+    wanted = ZeroShot.of({"factors": [2, 16]})
     made = [name for name, _, _ in extension._cells(wanted.methods, wanted.factors, {})]
     assert wanted.cells() == made
-    assert wanted.methods == extension.METHODS
+    assert wanted.methods == tuple(extension_methods())
 
 
 @pytest.mark.parametrize(

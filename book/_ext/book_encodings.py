@@ -20,7 +20,15 @@ from docutils import nodes
 from sphinx.application import Sphinx
 
 from pe.conformance import LAWS
-from pe.encodings import Encoding, FrequencyTransform, layer_encodings, list_encodings, lookup
+from pe.encodings import (
+    Encoding,
+    FrequencyTransform,
+    about,
+    in_order,
+    layer_encodings,
+    list_encodings,
+    lookup,
+)
 from pe.encodings.core.registry import Part
 
 BOOK = Path(__file__).resolve().parent.parent
@@ -72,20 +80,13 @@ def row(name: str) -> Row:
         cached(enc),
         None if enc.max_positions is None else enc.max_positions - 1,
         page(part),
-        paper(part),
+        paper(name),
     )
 
 
 def rows() -> list[Row]:
-    """All of them: first by where they act, then by name."""
-    order = ["nothing", *PLACES.values(), FREQUENCIES]
-
-    def rank(found: Row) -> tuple[int, str, str]:
-        first = next(i for i, p in enumerate(order) if found.place.startswith(p))
-        first = 3.5 if found.place == FREQUENCIES else first  # type: ignore[assignment]
-        return first, found.place, found.name
-
-    return sorted((row(name) for name in list_encodings()), key=rank)
+    """All of them, in the order of `in_order`."""
+    return [row(name) for name in in_order(list_encodings())]
 
 
 def place(part: Part) -> str:
@@ -125,15 +126,12 @@ def page(part: Part) -> str | None:
     return None
 
 
-def paper(part: Part) -> str | None:
-    """Key of the first paper that the class's file names, in references.bib."""
-    numbers = re.findall(r"arXiv:(\d+\.\d+)", sys.modules[part.__module__].__doc__ or "")
+def paper(name: str) -> str | None:
+    """Key of the encoding's paper in references.bib."""
+    number = about(name).paper
     entries = re.split(r"\n(?=@)", (BOOK / "references.bib").read_text("utf-8"))
-    for number in numbers:
-        for entry in entries:
-            if number in entry:
-                return re.match(r"@\w+\{([^,]+),", entry.strip())[1]  # type: ignore[index]
-    return None
+    keys = (re.match(r"@\w+\{([^,]+),", e.strip()) for e in entries if number and number in e)
+    return next((key[1] for key in keys if key), None)
 
 
 def markdown(found: list[Row]) -> str:

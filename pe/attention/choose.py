@@ -12,8 +12,6 @@ of the length beyond what is small.
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -21,6 +19,7 @@ import torch
 from torch import Tensor
 
 from pe._errors import unknown
+from pe.attention.available import INTERPRETED, unavailable_reason
 from pe.attention.dense import dense_attention
 from pe.attention.sdpa import sdpa_attention
 from pe.encodings.core.base import Encoding
@@ -43,26 +42,6 @@ def checked(backend: str | None) -> str | None:
     return backend
 
 
-# Known before any graph is traced: torch.compile can follow neither question, and would leave half
-# of each layer uncompiled.
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Whether Triton runs its kernels on the CPU, one block after another, as tests do."""
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-
-
-def missing(device: torch.device) -> str | None:
-    """Why there are no kernels for ``device``; None if there are."""
-    if not HAS_TRITON:
-        return "triton is not installed"
-    if torch.version.hip is not None:
-        return "the kernels are written for NVIDIA's cards"
-    if device.type == "cuda" and not INTERPRETED:
-        if torch.cuda.get_device_properties(device).major < 8:
-            return "the kernels need compute capability 8.0 (Ampere) or newer"
-        return None
-    return None if INTERPRETED and device.type == "cpu" else "the kernels need a CUDA device"
-
-
 def obstacle(enc: Encoding, device: torch.device, dtype: torch.dtype, plain: bool) -> str | None:
     """Why the kernels cannot serve this bias here; None if they can.
 
@@ -70,7 +49,7 @@ def obstacle(enc: Encoding, device: torch.device, dtype: torch.dtype, plain: boo
     """
     if not enc.has_form:
         return "its bias is known as a matrix only"
-    if (reason := missing(device)) is not None:
+    if (reason := unavailable_reason(device)) is not None:
         return reason
     if dtype not in (torch.float16, torch.bfloat16) and not INTERPRETED:
         return f"the kernels compute in bfloat16 or float16, and queries are {dtype}"

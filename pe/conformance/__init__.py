@@ -11,7 +11,7 @@ True
 from __future__ import annotations
 
 from pe.conformance import laws
-from pe.conformance.law import LAWS, Broken, Law, Measure, NotPromised, law
+from pe.conformance.law import LAWS, Broken, Law, Measure, NotApplicable, law
 from pe.conformance.report import Finding, Report, check_laws, hold
 from pe.conformance.subject import Subject
 
@@ -21,7 +21,7 @@ __all__ = [
     "Finding",
     "Law",
     "Measure",
-    "NotPromised",
+    "NotApplicable",
     "Report",
     "Subject",
     "check_laws",

@@ -1,7 +1,7 @@
 """What a law is: a name, a sentence, when it is promised, and a function that measures.
 
 A law's function gets a `Subject` and a `Measure`. It returns when the law holds and raises `Broken`
-when it does not, `NotPromised` when the encoding's traits do not promise it.
+when it does not, `NotApplicable` when the encoding's traits do not promise it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Broken(AssertionError):
     """The law does not hold; the message says where."""
 
 
-class NotPromised(Exception):
+class NotApplicable(Exception):
     """The encoding's traits do not promise the law; the message says which."""
 
 

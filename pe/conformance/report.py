@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import pe.conformance.laws  # noqa: F401  defines them
 from pe._errors import unknown
-from pe.conformance.law import LAWS, Broken, Law, Measure, NotPromised
+from pe.conformance.law import LAWS, Broken, Law, Measure, NotApplicable
 from pe.conformance.subject import Subject
 
-OK, FAILED, NOT_PROMISED = "ok", "FAILED", "not promised"
+OK, FAILED, NOT_APPLICABLE = "ok", "FAILED", "not applicable"
 
 
 class Finding(NamedTuple):
@@ -22,7 +22,7 @@ class Finding(NamedTuple):
 
     law: Law
     result: str
-    """``ok``, ``FAILED`` or ``not promised``."""
+    """``ok``, ``FAILED`` or ``not applicable``."""
     reason: str
     error: float
     allowed: float
@@ -47,14 +47,14 @@ class Report(NamedTuple):
         lines = [f"{self.spec}{options}", ""]
         for finding in self.findings:
             error = f"{finding.error:.1e} of {finding.allowed:.0e}" if finding.allowed else ""
-            beside = finding.reason if finding.result == NOT_PROMISED else finding.law.sentence
-            shown = f"{finding.law.name:<{width}}  {finding.result:<12}  {error:<16}  {beside}"
+            beside = finding.reason if finding.result == NOT_APPLICABLE else finding.law.sentence
+            shown = f"{finding.law.name:<{width}}  {finding.result:<14}  {error:<16}  {beside}"
             lines.append(f"  {shown}".rstrip())
             if finding.result == FAILED:
                 indent = " " * (width + 4)
                 lines += textwrap.wrap(finding.reason, 96, initial_indent=indent,
                                        subsequent_indent=indent)  # fmt: skip
-        count = {r: sum(f.result == r for f in self.findings) for r in (OK, FAILED, NOT_PROMISED)}
+        count = {r: sum(f.result == r for f in self.findings) for r in (OK, FAILED, NOT_APPLICABLE)}
         seconds = sum(f.seconds for f in self.findings)
         lines += ["", ", ".join(f"{n} {r}" for r, n in count.items()) + f" ({seconds:.1f} s)"]
         return "\n".join(lines)
@@ -66,8 +66,8 @@ def hold(law: Law, subject: Subject) -> Finding:
     result, reason = OK, ""
     try:
         law.test(subject, measure)
-    except NotPromised as promise:
-        result, reason = NOT_PROMISED, str(promise)
+    except NotApplicable as promise:
+        result, reason = NOT_APPLICABLE, str(promise)
     except Broken as broken:
         result, reason = FAILED, str(broken)
     except Exception as error:

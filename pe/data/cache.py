@@ -20,7 +20,7 @@ from pathlib import Path
 
 log = logging.getLogger("pe.data")
 
-FORMAT = 1
+FORMAT = 2
 """Version of everything that decides the bytes of an entry: reading, splitting, tokenising,
 layout. Raise it with any change to these, and old entries are simply no longer found."""
 

@@ -1,7 +1,14 @@
-"""Readers of the local file formats: path -> (name or None, text or None if not UTF-8)."""
+"""Readers of the local file formats: path -> (name or None, text or None if not UTF-8).
+
+All formats treat the same content in the same way: a byte-order mark at the head of a file is not
+text; blank lines, empty texts and nulls are empty documents, which the reader of the corpus counts
+and leaves out; a text that is no string is an error that names the file and the record. Line ends
+inside a text stay as they are.
+"""
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import importlib
 import importlib.util
@@ -55,6 +62,8 @@ def _jsonl(opener: Callable[[Path], Any]) -> Callable[[Path], Rows]:
         try:
             with opener(path) as stream:
                 for number, line in enumerate(_lines(stream), 1):
+                    if number == 1:
+                        line = line.removeprefix(codecs.BOM_UTF8)
                     if line.strip():
                         yield _record(line, path, number)
         except (EOFError, OSError, lzma.LZMAError, gzip.BadGzipFile) as error:
@@ -86,9 +95,20 @@ def _record(line: bytes, path: Path, number: int) -> tuple[str | None, str | Non
     if not isinstance(record, dict):
         raise ValueError(f"{path}, line {number}, is not a JSON object")
     text = record[_text_column(list(record), path)]
-    if not isinstance(text, str):
-        raise ValueError(f"{path}, line {number}: the text is {type(text).__name__}, not a string")
-    return (None if record.get("id") is None else str(record["id"])), text
+    return _name(record.get("id")), _text(text, f"{path}, line {number}")
+
+
+def _name(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _text(value: object, where: str) -> str:
+    """The text of a record; null is an empty one."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise ValueError(f"{where}: the text is {type(value).__name__}, not a string")
+    return value
 
 
 def read_parquet(path: Path) -> Rows:
@@ -103,11 +123,13 @@ def read_parquet(path: Path) -> Rows:
     columns = [_text_column(file.schema_arrow.names, path)]
     if "id" in file.schema_arrow.names:
         columns.append("id")
+    number = 0
     for batch in file.iter_batches(batch_size=256, columns=columns):
         rows = batch.to_pydict()
         names = rows.get("id", [None] * batch.num_rows)
         for name, text in zip(names, rows[columns[0]], strict=True):
-            yield (None if name is None else str(name)), text or ""
+            number += 1
+            yield _name(name), _text(text, f"{path}, row {number}")
 
 
 READERS: dict[str, Callable[[Path], Rows]] = {

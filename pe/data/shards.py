@@ -7,7 +7,7 @@ belongs to it; ``starts`` holds the offset of every document's first token.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -55,7 +55,8 @@ class Split:
 class TokenData:
     """A corpus, split and tokenised: what training and evaluation read.
 
-    ``fingerprint`` stands for the texts and their division (not for the tokenizer);
+    ``fingerprint`` stands for the texts and their division, ``tokenizer_fingerprint`` for the
+    tokenizer's files; ``tokenizer_trained``: whether it was trained on these texts;
     ``notes`` say what was left out while reading.
     """
 
@@ -65,6 +66,8 @@ class TokenData:
     corpus: str
     fingerprint: str
     tokenizer_name: str
+    tokenizer_fingerprint: str
+    tokenizer_trained: bool
     vocab_size: int
     end_token: str
     end_id: int
@@ -77,9 +80,22 @@ class TokenData:
         return self.load_tokenizer()
 
     def load_tokenizer(self) -> PreTrainedTokenizerFast:
-        """Read the tokenizer anew; imports transformers."""
-        trained = self.tokenizer_name.startswith("bpe-")
-        return tokenizers_.load_tokenizer(self.directory / "tokenizer", trained)
+        """Read the tokenizer from its files; imports transformers."""
+        return tokenizers_.load_tokenizer(self.directory / "tokenizer", self.tokenizer_trained)
+
+    def difference(self, recorded: Mapping[str, Any]) -> str | None:
+        """What differs from the data of a run's record, in words; None: nothing does.
+
+        Args:
+            recorded: what `summary` gave when the run was trained. Records from before
+                tokenizers were fingerprinted are compared by their text alone.
+        """
+        changed = []
+        for name, noun in (("fingerprint", "text"), ("tokenizer_fingerprint", "tokenizer")):
+            then, now = recorded.get(name), getattr(self, name)
+            if then is not None and then != now:
+                changed.append(f"the {noun} was {then} and is now {now}")
+        return "; ".join(changed) or None
 
     def summary(self) -> dict[str, str | int]:
         """Return what a run's record says about its data."""
@@ -91,6 +107,7 @@ class TokenData:
             "validation_tokens": len(self.validation),
             "test_tokens": len(self.test),
             "tokenizer": self.tokenizer_name,
+            "tokenizer_fingerprint": self.tokenizer_fingerprint,
             "vocab_size": self.vocab_size,
         }
 
@@ -134,6 +151,8 @@ def write_shards(
         "end_token": end_token,
         "end_id": end_id,
         "tokenizer": plan.name,
+        "tokenizer_fingerprint": tokenizers_.tokenizer_fingerprint(directory / "tokenizer"),
+        "tokenizer_trained": plan.source is None,
         "vocab_size": plan.vocab_size,
     }
     (directory / "meta.json").write_text(json.dumps(meta, indent=1))
@@ -185,6 +204,8 @@ def read_shards(
         corpus=corpus,
         fingerprint=fingerprint,
         tokenizer_name=tokenizer,
+        tokenizer_fingerprint=meta["tokenizer_fingerprint"],
+        tokenizer_trained=meta["tokenizer_trained"],
         vocab_size=meta["vocab_size"],
         end_token=meta["end_token"],
         end_id=meta["end_id"],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,8 @@ def plan_tokenizer(tokenizer: str, vocab_size: int) -> TokenizerPlan:
             f"tokenizer {tokenizer!r} has no end-of-text token (eos_token), which closes a document"
         )
     content = hashlib.sha256(read.backend_tokenizer.to_str().encode()).hexdigest()[:16]
-    identity = (content, str(read.eos_token), str(vocab_size))
+    special = json.dumps(read.special_tokens_map, sort_keys=True, default=str)
+    identity = (content, special, str(vocab_size))
     return TokenizerPlan(tokenizer, identity, vocab_size, read)
 
 
@@ -130,6 +132,14 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
             -(-size // 8) * 8,
         )
     return tokenizer
+
+
+def tokenizer_fingerprint(directory: Path) -> str:
+    """16 hex digits of SHA-256 over the files of a saved tokenizer, by name."""
+    digest = hashlib.sha256()
+    for path in sorted(directory.iterdir()):
+        digest.update(f"{path.name}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
 
 
 def save_tokenizer(plan: TokenizerPlan, trained: Tokenizer | None, directory: Path) -> None:

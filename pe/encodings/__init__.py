@@ -13,8 +13,13 @@ from pe._errors import PositionError
 from pe.encodings.core.base import Encoding, Prepared
 from pe.encodings.core.frequencies import Frequencies, FrequencyTransform
 from pe.encodings.core.registry import (
+    FAMILIES,
+    About,
+    about,
     check,
     encoding,
+    extension_methods,
+    in_order,
     layer_encodings,
     list_encodings,
     lookup,
@@ -22,13 +27,18 @@ from pe.encodings.core.registry import (
 )
 
 __all__ = [
+    "FAMILIES",
+    "About",
     "Encoding",
     "Frequencies",
     "FrequencyTransform",
     "PositionError",
     "Prepared",
+    "about",
     "check",
     "encoding",
+    "extension_methods",
+    "in_order",
     "layer_encodings",
     "list_encodings",
     "lookup",

@@ -30,7 +30,7 @@ def alibi_slopes(num_heads: int) -> Tensor:
     return torch.cat((slopes, between[: num_heads - power]))
 
 
-@register("alibi")
+@register("alibi", title="ALiBi", paper="2108.12409", family="bias")
 class ALiBi(DistanceBias):
     """Attention with linear biases."""
 

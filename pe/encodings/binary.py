@@ -14,14 +14,14 @@ from pe.encodings.core.digits import Digits
 from pe.encodings.core.registry import register
 
 
-@register("binary")
+@register("binary", title="Binary", paper="1706.03762", family="embeddings")
 class Binary(Digits):
     """Bits as 0 and 1."""
 
     base = 2
 
 
-@register("binary_norm")
+@register("binary_norm", title="Binary, scaled", paper="1706.03762", family="embeddings")
 class BinaryNorm(Binary):
     """Bits as -1 and 1."""
 

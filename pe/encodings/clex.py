@@ -26,7 +26,7 @@ from pe.encodings.core.frequencies import Frequencies, FrequencyTransform
 from pe.encodings.core.registry import register
 
 
-@register("clex")
+@register("clex", title="CLEX", paper="2310.16450", family="frequencies")
 class CLEX(FrequencyTransform):
     """Frequencies that a small network learns to move as texts get longer.
 

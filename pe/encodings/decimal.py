@@ -14,14 +14,14 @@ from pe.encodings.core.digits import Digits
 from pe.encodings.core.registry import register
 
 
-@register("decimal")
+@register("decimal", title="Decimal", paper="1706.03762", family="embeddings")
 class Decimal(Digits):
     """Digits as 0 to 9."""
 
     base = 10
 
 
-@register("decimal_norm")
+@register("decimal_norm", title="Decimal, scaled", paper="1706.03762", family="embeddings")
 class DecimalNorm(Decimal):
     """Digits as -1 to 1."""
 

@@ -22,7 +22,7 @@ from pe.encodings.core.registry import register
 from pe.encodings.ntk import slowed_by_base
 
 
-@register("dynamic_ntk")
+@register("dynamic_ntk", title="Dynamic NTK", paper="2309.00071", family="frequencies")
 class DynamicNTK(FrequencyTransform):
     """A base for each row; ``factor`` is s, how fast alpha grows beyond ``original_length``."""
 

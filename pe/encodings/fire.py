@@ -31,7 +31,7 @@ from pe.encodings.core.registry import register
 AUTHORS_THRESHOLD = 512
 
 
-@register("fire")
+@register("fire", title="FIRE", paper="2310.04418", family="bias")
 class FIRE(Encoding):
     """Functional interpolation of relative positions."""
 

@@ -26,7 +26,7 @@ from pe.encodings.core.per_head import PerHeadRoPE
 from pe.encodings.core.registry import register
 
 
-@register("fope")
+@register("fope", title="FoPE", paper="2412.17739", family="rotary")
 class FoPE(PerHeadRoPE):
     """Fourier position embedding.
 

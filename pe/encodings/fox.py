@@ -29,7 +29,7 @@ from pe.encodings.core.registry import register
 STRETCH = 128
 
 
-@register("fox")
+@register("fox", title="FoX", paper="2503.02130", family="bias")
 class FoX(Encoding):
     """Forget gates that depend on the data; one for each head and layer."""
 

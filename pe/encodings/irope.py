@@ -26,7 +26,7 @@ from pe.encodings.core.registry import register
 from pe.encodings.rope import RoPE
 
 
-@register("irope")
+@register("irope", title="iRoPE", paper="2104.09864", family="rotary")
 class IRoPE(RoPE):
     """One layer of Llama 4's schedule.
 

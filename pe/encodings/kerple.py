@@ -48,7 +48,7 @@ class Kerple(DistanceBias):
         return p.view(shape), a.view(shape)
 
 
-@register("kerple_log")
+@register("kerple_log", title="KERPLE (log)", paper="2205.09921", family="bias")
 class KerpleLog(Kerple):
     """The logarithmic kernel."""
 
@@ -61,7 +61,7 @@ class KerpleLog(Kerple):
         return by_logarithm(*self.bounded())
 
 
-@register("kerple_power")
+@register("kerple_power", title="KERPLE (power)", paper="2205.09921", family="bias")
 class KerplePower(Kerple):
     """The power kernel."""
 

@@ -18,7 +18,7 @@ from pe.encodings.core.checks import at_least, positive
 from pe.encodings.core.registry import register
 
 
-@register("learned")
+@register("learned", title="Learned", paper="1705.03122", family="embeddings")
 class Learned(Additive):
     """A table of positions; ``table_size`` None: as many as the training length."""
 

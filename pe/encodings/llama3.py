@@ -20,7 +20,7 @@ from pe.encodings.core.frequencies import Frequencies, FrequencyTransform
 from pe.encodings.core.registry import register
 
 
-@register("llama3")
+@register("llama3", title="Llama 3", paper="2407.21783", family="frequencies")
 class Llama3(FrequencyTransform):
     """Frequencies for ``factor`` times ``original_length``; option names are the checkpoints'."""
 

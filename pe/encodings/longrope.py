@@ -47,7 +47,7 @@ def magnitude_of(policy: str | float, factor: float, original_length: int) -> fl
     return math.sqrt(1 + math.log(factor) / math.log(original_length))
 
 
-@register("longrope")
+@register("longrope", title="LongRoPE", paper="2402.13753", family="frequencies")
 class LongRoPE(FrequencyTransform):
     """Factors for rows of up to ``original_length`` tokens, and others for longer ones.
 

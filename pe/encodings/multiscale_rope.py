@@ -20,7 +20,7 @@ from pe.encodings.core.per_head import PerHeadRoPE
 from pe.encodings.core.registry import register
 
 
-@register("multiscale_rope")
+@register("multiscale_rope", title="Multiscale RoPE", paper="2104.09864", family="rotary")
 class MultiscaleRoPE(PerHeadRoPE):
     """Head 0 turns by the smallest base, the last head by the largest."""
 

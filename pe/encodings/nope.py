@@ -13,6 +13,6 @@ from pe.encodings.core.base import Encoding
 from pe.encodings.core.registry import register
 
 
-@register("nope")
+@register("nope", title="NoPE", paper="2203.16634", family="none")
 class NoPE(Encoding):
     """The identity in all places."""

@@ -29,7 +29,7 @@ def slowed_by_base(frequencies: Frequencies, alpha: Tensor) -> Frequencies:
     return frequencies._replace(inv_freq=inv_freq * alpha ** (-2 * pair / (dim - 2)))
 
 
-@register("ntk")
+@register("ntk", title="NTK", paper="2309.00071", family="frequencies")
 class NTK(FrequencyTransform):
     """One base for all lengths; ``factor`` is alpha, by which the slowest pair is slowed."""
 

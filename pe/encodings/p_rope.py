@@ -20,7 +20,7 @@ from pe.encodings.core.registry import register
 from pe.encodings.rope import RoPE
 
 
-@register("p_rope")
+@register("p_rope", title="p-RoPE", paper="2410.06205", family="rotary")
 class PRoPE(RoPE):
     """RoPE with its lowest frequencies set to 0; ``p`` is the share that is kept."""
 

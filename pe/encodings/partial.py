@@ -17,7 +17,7 @@ from pe.encodings.core.registry import register
 from pe.encodings.rope import RoPE
 
 
-@register("partial")
+@register("partial", title="Partial RoPE", paper="2104.09864", family="rotary")
 class PartialRoPE(RoPE):
     """RoPE on a quarter of the channels, unless another fraction is given."""
 

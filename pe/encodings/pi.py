@@ -15,7 +15,7 @@ from pe.encodings.core.frequencies import Frequencies, FrequencyTransform
 from pe.encodings.core.registry import register
 
 
-@register("pi")
+@register("pi", title="PI", paper="2306.15595", family="frequencies")
 class PI(FrequencyTransform):
     """Every frequency divided by ``factor``."""
 

@@ -18,17 +18,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softplus
 
 from pe.encodings.core.base import Encoding
 from pe.encodings.core.checks import choice, positive, rotary_width
 from pe.encodings.core.clamping import clamped
 from pe.encodings.core.frequencies import cos_sin, phase_tables
 from pe.encodings.core.registry import register
-from pe.encodings.core.turning import by_kernel
+from pe.encodings.core.rotation import polar, polar_form, shifted, takes_operator
 
 
-@register("pope")
+@register("pope", title="PoPE", paper="2509.10534", family="rotary")
 class PoPE(Encoding):
     """Polar coordinate position embedding; one set of phases for each key head and layer."""
 
@@ -79,16 +78,11 @@ class PoPE(Encoding):
         bounded = clamped(self.delta.double(), -2 * math.pi, 0.0)
         once = bounded.new_ones(1, dtype=torch.long)  # one step of delta: opaque to a compiler too
         shift = cos_sin(once, bounded, q_tables[0].dtype)  # two of (K, 1, d)
-        if q.shape[-1] == self.polar_dim and by_kernel(q, *q_tables):
-            from pe.attention.kernels.rotary import polar  # needs triton
-
-            return polar(q, *q_tables, []), polar(k, *k_tables, [t[:, 0] for t in shift])
-        (cos, sin), (across, up) = k_tables, shift
-        k_tables = cos * across - sin * up, sin * across + cos * up  # of s w + delta
-        return self._expand(q, *q_tables), self._expand(k, *k_tables)
+        delta = [t[:, 0] for t in shift]
+        if q.shape[-1] == self.polar_dim and takes_operator(q, *q_tables):
+            return polar(q, *q_tables, []), polar(k, *k_tables, delta)
+        return self._expand(q, *q_tables), self._expand(k, *shifted(*k_tables, delta))
 
     def _expand(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        magnitude = softplus(x[..., : self.polar_dim].to(cos.dtype))
-        polar = torch.cat((magnitude * cos, magnitude * sin), dim=-1).to(x.dtype)
-        rest = x[..., self.polar_dim :]
-        return polar if rest.shape[-1] == 0 else torch.cat((polar, rest), dim=-1)
+        rotated, rest = polar_form(x[..., : self.polar_dim], cos, sin), x[..., self.polar_dim :]
+        return rotated if rest.shape[-1] == 0 else torch.cat((rotated, rest), dim=-1)

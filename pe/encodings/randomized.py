@@ -20,7 +20,7 @@ from pe.encodings.core.checks import at_least
 from pe.encodings.core.registry import register
 
 
-@register("randomized")
+@register("randomized", title="Randomized", paper="2305.16843", family="positions")
 class Randomized(Encoding):
     """Random increasing positions below ``max_position``, N; None: 16 times the training length."""
 

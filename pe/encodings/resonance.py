@@ -21,11 +21,12 @@ from pe.encodings.core.frequencies import Frequencies, FrequencyTransform
 from pe.encodings.core.registry import register
 
 
-@register("resonance")
+@register("resonance", title="Resonance", paper="2403.00071", family="frequencies")
 class Resonance(FrequencyTransform):
     """Wavelengths rounded, half to even, in float64."""
 
     stretches: ClassVar[bool] = False
+    put_on: ClassVar[str] = "yarn"
 
     def forward(self, frequencies: Frequencies, length: Tensor | None = None) -> Frequencies:
         inv_freq = frequencies.inv_freq

@@ -28,12 +28,12 @@ from pe.encodings.core.frequencies import (
     phase_tables,
 )
 from pe.encodings.core.registry import register
-from pe.encodings.core.turning import by_kernel
+from pe.encodings.core.rotation import rotate, rotate_pairs, takes_operator
 
 LAYOUTS = ("half", "interleaved")
 
 
-@register("rope")
+@register("rope", title="RoPE", paper="2104.09864", family="rotary")
 class RoPE(Encoding):
     """Rotary position embedding, with the frequency transforms that follow it in order."""
 
@@ -140,21 +140,8 @@ class RoPE(Encoding):
         return cos, sin
 
     def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        if by_kernel(x, cos, sin):
-            from pe.attention.kernels.rotary import turn  # needs triton
-
-            by_triton: Tensor = turn(x, cos, sin, self.layout == "half", False)
-            return by_triton
-        turned, rest = x[..., : self.rotary_dim].to(cos.dtype), x[..., self.rotary_dim :]
-        if self.layout == "half":
-            a, b = turned.chunk(2, dim=-1)
-        else:
-            a, b = turned[..., 0::2], turned[..., 1::2]
-        first = torch.addcmul(a * cos, b, sin, value=-1)
-        second = torch.addcmul(b * cos, a, sin)
-        if self.layout == "half":
-            turned = torch.cat((first, second), dim=-1)
-        else:
-            turned = torch.stack((first, second), dim=-1).flatten(-2)
-        turned = turned.to(x.dtype)
-        return turned if rest.shape[-1] == 0 else torch.cat((turned, rest), dim=-1)
+        half = self.layout == "half"
+        if takes_operator(x, cos, sin):
+            by_operator: Tensor = rotate(x, cos, sin, half, False)
+            return by_operator
+        return rotate_pairs(x, cos, sin, half)

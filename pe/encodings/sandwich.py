@@ -18,7 +18,7 @@ from pe.encodings.core.distance import DistanceBias
 from pe.encodings.core.registry import register
 
 
-@register("sandwich")
+@register("sandwich", title="Sandwich", paper="2212.10356", family="bias")
 class Sandwich(DistanceBias):
     """Sinusoids times sinusoids."""
 

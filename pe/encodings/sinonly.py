@@ -19,7 +19,7 @@ from pe.encodings.core.frequencies import cos_sin
 from pe.encodings.core.registry import register
 
 
-@register("sinonly")
+@register("sinonly", title="Sine only", paper="1706.03762", family="embeddings")
 class SinOnly(Additive):
     """Sines of d frequencies."""
 

@@ -26,7 +26,7 @@ LAYOUTS = ("interleaved", "concat")
 GRIDS = ("paper", "tensor2tensor")
 
 
-@register("sinusoidal")
+@register("sinusoidal", title="Sinusoidal", paper="1706.03762", family="embeddings")
 class Sinusoidal(Additive):
     """The Transformer's own encoding. An odd width leaves the last column 0."""
 

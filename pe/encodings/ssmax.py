@@ -23,7 +23,7 @@ from pe.encodings.core.distance import at_least_float32
 from pe.encodings.core.registry import register
 
 
-@register("ssmax")
+@register("ssmax", title="SSMax", paper="2501.19399", family="scale")
 class SSMax(Encoding):
     """Scalable softmax; add it to an encoding, as in ``rope+ssmax``."""
 

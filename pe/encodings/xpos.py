@@ -52,7 +52,7 @@ def _times(turn: Table, factor: Tensor) -> Table:
     return turn[0] * factor, turn[1] * factor
 
 
-@register("xpos")
+@register("xpos", title="xPos", paper="2212.10554", family="rotary")
 class XPos(RoPE):
     """RoPE with relative exponential decay."""
 

@@ -38,7 +38,7 @@ def temperatures(factors: Tensor, weight: float = 1.0) -> Tensor:
     return 0.1 * weight * factors.clamp(min=1).log() + 1.0
 
 
-@register("yarn")
+@register("yarn", title="YaRN", paper="2309.00071", family="frequencies")
 class YaRN(FrequencyTransform):
     """Frequencies for ``factor`` times ``original_length``.
 

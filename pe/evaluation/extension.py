@@ -13,6 +13,8 @@ from typing import Any
 
 from pe._errors import PositionError
 from pe.data import evaluation_windows, prepare
+from pe.encodings import extension_methods
+from pe.encodings.core.registry import takes_option
 from pe.evaluation.load import holder, load_model
 from pe.evaluation.perplexity import cell, no_cell, window_losses
 from pe.model.convert import convert
@@ -22,13 +24,12 @@ from pe.training.build import autocast
 from pe.training.progress import Progress
 from pe.training.start import retraining
 
-METHODS = ("pi", "ntk", "dynamic_ntk", "yarn", "llama3", "longrope", "resonance", "yarn+resonance")
 FACTORS = (2.0, 4.0, 8.0, 16.0)
 
 
 def extend(
     run: Run,
-    methods: Sequence[str] = METHODS,
+    methods: Sequence[str] = (),
     factors: Sequence[float] = FACTORS,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     *,
@@ -41,7 +42,8 @@ def extend(
     of a second training (`pe.study.parents`), which the cells say.
 
     Args:
-        methods: encodings that change RoPE's frequencies. One without an option ``factor``
+        methods: encodings that change RoPE's frequencies; () for all of
+            `pe.encodings.extension_methods`. One without an option ``factor``
             (``resonance``) is measured once, under factor 1.
         options: more options by ``method@factor``, such as the factors that a search found for
             ``longrope@4``.
@@ -79,7 +81,7 @@ def extend(
         )
         found["windows"] = len(ends)
         batch = 2**17 if model.device.type == "cuda" else 2**13
-        for name, method, given in _cells(methods, factors, options or {}):
+        for name, method, given in _cells(methods or extension_methods(), factors, options or {}):
             known = found["cells"].get(name, {"options": {}})["options"]
             if name in found["cells"] and all(known.get(k) == v for k, v in given.items()):
                 continue
@@ -112,13 +114,11 @@ def _cells(
     methods: Sequence[str], factors: Sequence[float], options: Mapping[str, Mapping[str, Any]]
 ) -> list[tuple[str, str, dict[str, Any]]]:
     """(cell name, encoding, options) of everything asked for."""
-    from pe.encodings.core.registry import options_of, part_classes
-
     cells = []
     for method in methods:
-        takes = {name for part in part_classes(method).values() for name in options_of(part)}
-        for factor in factors if "factor" in takes else (1.0,):
+        scaled = takes_option(method, "factor")
+        for factor in factors if scaled else (1.0,):
             name = f"{method}@{factor:g}"
-            given = {"factor": float(factor)} if "factor" in takes else {}
+            given = {"factor": float(factor)} if scaled else {}
             cells.append((name, method, {**given, **options.get(name, {})}))
     return cells

@@ -42,7 +42,7 @@ def prompts(
     Raises:
         ValueError: no document of ``split`` has as many tokens as ``length``.
     """
-    places = _haystacks(split, length)
+    places = haystack_starts(split, length)
     rows, keys = [], []
     for d, depth in enumerate(DEPTHS):
         for s in range(samples):
@@ -62,7 +62,7 @@ def prompts(
     return np.stack(rows), np.stack(keys)
 
 
-def _haystacks(split: Split, length: int) -> np.ndarray:
+def haystack_starts(split: Split, length: int) -> np.ndarray:
     """Where haystacks begin: each inside one document, one document after another."""
     documents = np.flatnonzero(split.lengths >= length)
     if not len(documents):

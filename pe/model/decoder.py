@@ -70,6 +70,8 @@ class PEModel(PEPreTrainedModel):
     """The decoder without its head."""
 
     def __init__(self, config: PEConfig) -> None:
+        if not isinstance(config, PEConfig):
+            raise ValueError(f"config: expected a PEConfig, got a {type(config).__name__}")
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
@@ -79,6 +81,7 @@ class PEModel(PEPreTrainedModel):
             layer_encodings(config.pe, config.num_hidden_layers, **arguments)
         )
         self.post_init()
+        config.built()
 
     @property
     def cacheable(self) -> bool:

@@ -15,6 +15,7 @@ from torch import nn
 from pe.encodings import Encoding
 
 RESIDUAL = ("o_proj.weight", "down_proj.weight")
+EMBEDDING = "embed_tokens.weight"
 
 
 def generator_for(seed: int, name: str) -> torch.Generator:
@@ -24,8 +25,13 @@ def generator_for(seed: int, name: str) -> torch.Generator:
 
 
 @torch.no_grad()
-def draw_weights(model: nn.Module, seed: int, std: float = 0.02) -> None:
-    """Normal(0, std) matrices, norms at 1, residual projections scaled by 1/sqrt(2 layers)."""
+def draw_weights(
+    model: nn.Module, seed: int, std: float = 0.02, embedding_std: float | None = None
+) -> None:
+    """Normal(0, std) matrices, norms at 1, residual projections scaled by 1/sqrt(2 layers).
+
+    Token embeddings get ``embedding_std`` if it is given: the same draws, scaled.
+    """
     layers = sum(1 for name, _ in model.named_parameters() if name.endswith("o_proj.weight"))
     inside = {id(p) for m in model.modules() if isinstance(m, Encoding) for p in m.parameters()}
     for name, parameter in model.named_parameters():
@@ -35,6 +41,8 @@ def draw_weights(model: nn.Module, seed: int, std: float = 0.02) -> None:
             parameter.fill_(1.0)
             continue
         scale = std / math.sqrt(2 * layers) if name.endswith(RESIDUAL) else std
+        if name.endswith(EMBEDDING) and embedding_std is not None:
+            scale = embedding_std
         drawn = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
         drawn.normal_(0.0, scale, generator=generator_for(seed, name))
         parameter.copy_(drawn)

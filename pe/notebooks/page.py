@@ -220,19 +220,13 @@ def _fingerprint(run: Run) -> str | None:
 
 
 def _formula(name: str) -> str:
-    """Title and formula of an encoding: the first line and first indented block of its file."""
-    from pe.encodings import lookup
+    """Title, paper and formula of an encoding: what its file says of it, as it stands there."""
+    from pe.encodings import about, lookup
 
-    module = inspect.getmodule(lookup(name))
-    text = inspect.getdoc(module) or name
-    title, _, rest = text.partition("\n")
-    block: list[str] = []
-    for line in rest.splitlines():
-        if line.startswith("    "):
-            block.append(line.removeprefix("    "))
-        elif block and line.strip():
-            break
-    return title + ("\n\n```text\n" + "\n".join(block).strip() + "\n```" if block else "")
+    shown = about(name)
+    paper = f" ([arXiv:{shown.paper}](https://arxiv.org/abs/{shown.paper}))" if shown.paper else ""
+    text = inspect.getdoc(inspect.getmodule(lookup(name))) or inspect.getdoc(lookup(name)) or name
+    return f"**{shown.title}**{paper}\n\n```text\n{text}\n```"
 
 
 def _markdown(text: str) -> Markdown:

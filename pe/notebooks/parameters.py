@@ -328,13 +328,13 @@ def configure_speed(
     Raises:
         ValueError: an unknown name (the nearest is named), or lengths that do not fit the tokens.
     """
-    from pe.speed.plan import settings
+    from pe.speed import rig
     from pe.speed.record import default_name, speed_run
 
     words = _words(lengths)
     if not all(word.isdigit() for word in words):
         raise ValueError(f"lengths: expected whole numbers with commas between, got {lengths!r}")
-    chosen = settings(
+    chosen = rig("plan").settings(
         recipe=recipe,
         tokens=tokens or 0,
         lengths=[int(word) for word in words],

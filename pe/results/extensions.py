@@ -10,10 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pe._errors import unknown
-from pe.results.tables import NAMES, label, significant
-
-METHODS = ("pi", "ntk", "dynamic_ntk", "yarn", "llama3", "longrope", "resonance", "yarn+resonance")
-"""In the order in which they are shown."""
+from pe.results.tables import label, significant
 
 
 @dataclass(frozen=True)
@@ -28,18 +25,17 @@ class Extended:
 
 
 def extended(record: Mapping[str, Any], context_length: int) -> list[Extended]:
-    """All cells, methods in the order of `METHODS`, factors ascending."""
+    """All cells, methods in the order of `pe.encodings.in_order`, factors ascending."""
+    from pe.encodings import in_order
+
     found = []
     for name, cell in record["cells"].items():
         by = {int(at) / context_length: entry for at, entry in cell["perplexity"].items()}
         values = {multiple: entry["value"] for multiple, entry in sorted(by.items())}
         reasons = {multiple: entry["reason"] for multiple, entry in sorted(by.items())}
         found.append(Extended(name, cell["pe"], cell["options"].get("factor"), values, reasons))
-    order = [*METHODS, *(n for n in NAMES if n not in METHODS)]
-    return sorted(
-        found,
-        key=lambda c: (order.index(c.pe) if c.pe in order else len(order), c.pe, c.factor or 0),
-    )
+    order = in_order(cell.pe for cell in found)
+    return sorted(found, key=lambda c: (order.index(c.pe), c.factor or 0))
 
 
 def searched(options: Mapping[str, Any]) -> bool:
@@ -49,8 +45,10 @@ def searched(options: Mapping[str, Any]) -> bool:
 
 def missing(record: Mapping[str, Any]) -> list[str]:
     """Methods that the record holds no cell of."""
+    from pe.encodings import extension_methods
+
     there = {cell["pe"] for cell in record["cells"].values()}
-    return [name for name in METHODS if name not in there]
+    return [name for name in extension_methods() if name not in there]
 
 
 def value(record: Mapping[str, Any], context_length: int, name: str, multiple: float) -> float:

@@ -21,44 +21,6 @@ from pe.training.recipe import NEW_FIELD_DEFAULTS
 if TYPE_CHECKING:
     import pandas as pd
 
-NAMES = {
-    "nope": "NoPE",
-    "rope": "RoPE",
-    "yarn": "YaRN",
-    "pope": "PoPE",
-    "sinusoidal": "Sinusoidal",
-    "sinonly": "Sine only",
-    "learned": "Learned",
-    "binary": "Binary",
-    "binary_norm": "Binary, scaled",
-    "decimal": "Decimal",
-    "decimal_norm": "Decimal, scaled",
-    "randomized": "Randomized",
-    "partial": "Partial RoPE",
-    "p_rope": "p-RoPE",
-    "multiscale_rope": "Multiscale RoPE",
-    "irope": "iRoPE",
-    "ssmax": "SSMax",
-    "alibi": "ALiBi",
-    "t5": "T5",
-    "kerple_log": "KERPLE (log)",
-    "kerple_power": "KERPLE (power)",
-    "sandwich": "Sandwich",
-    "fire": "FIRE",
-    "cope": "CoPE",
-    "fox": "FoX",
-    "xpos": "xPos",
-    "fope": "FoPE",
-    "pi": "PI",
-    "ntk": "NTK",
-    "dynamic_ntk": "Dynamic NTK",
-    "llama3": "Llama 3",
-    "longrope": "LongRoPE",
-    "resonance": "Resonance",
-    "clex": "CLEX",
-}
-"""How an encoding's name is written in tables, figures and prose; also their order there."""
-
 
 class RunLike(Protocol):
     """The part of `pe.runs.Run` that tables and figures read."""
@@ -152,8 +114,10 @@ COLUMNS = ("final_loss", "validation_loss", "tokens_per_second", "peak_memory", 
 
 
 def label(pe: str) -> str:
-    """``"rope+alibi"`` -> ``"RoPE + ALiBi"``; a name this file does not know stays as it is."""
-    return " + ".join(NAMES.get(part, part) for part in pe.split("+"))
+    """``"rope+alibi"`` -> ``"RoPE + ALiBi"``; loads torch, as the registry of encodings does."""
+    from pe.encodings import about
+
+    return about(pe).title
 
 
 def _encoding_of(name: str) -> str:
@@ -179,6 +143,8 @@ def groups(runs: Iterable[RunLike]) -> list[Group]:
     Two configurations of one encoding get labels that tell them apart by the recipe fields in
     which they differ, for example ``RoPE (steps 100)``.
     """
+    from pe.encodings import in_order
+
     found: dict[str, list[tuple[int, RunLike, dict[str, Any]]]] = {}
     for run in runs:
         recipe = dict(run.read()["recipe"])
@@ -201,11 +167,8 @@ def groups(runs: Iterable[RunLike]) -> list[Group]:
         name += f" ({more})" if more else ""
         ordered = sorted(members, key=lambda member: (member[0], member[1].name))
         result.append(Group(recipe["pe"], name, tuple(run for _, run, _ in ordered)))
-    order = list(NAMES)
-    return sorted(
-        result,
-        key=lambda g: (order.index(g.pe) if g.pe in order else len(order), g.pe, g.label),
-    )
+    order = in_order(group.pe for group in result)
+    return sorted(result, key=lambda g: (order.index(g.pe), g.label))
 
 
 def multiples(runs: Iterable[RunLike]) -> list[str]:

@@ -12,16 +12,46 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pe.runs import Folder, RunError, root
-from pe.speed.plan import SMALL, Settings
 
+MODES = ("train", "prefill", "small")
+SMALL = 128
+"""Tokens in the one window of the mode ``small``."""
+MAIN = (1024, 16384)
+"""The lengths at which encodings are compared."""
 STUDY = "speed"
 TIME_UP = "not measured: time was up"
 MISSING = "not measured"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides what is measured; the rig's `settings` fills in what is not given."""
+
+    recipe: str
+    tokens: int
+    lengths: tuple[int, ...]
+    modes: tuple[str, ...]
+    systems: tuple[str, ...]
+    repeats: int
+    compiled: bool
+    deterministic: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the record keeps it."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Settings:
+        """Back from the record."""
+        given: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
+        }
+        return cls(**given)
 
 
 class SpeedRun(Folder):
@@ -37,7 +67,6 @@ class SpeedRun(Folder):
         return self.directory / "speed.json"
 
     def exists(self) -> bool:
-        """Whether a record has been written."""
         return self.file.exists()
 
     def read(self) -> dict[str, Any]:

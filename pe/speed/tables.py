@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from pe.results.tables import significant
-from pe.speed.families import FAMILIES, Family, counterpart, title
-from pe.speed.plan import MAIN, library
+from pe.speed.families import FAMILIES, Family, counterpart, library, title
 from pe.speed.record import MISSING, TIME_UP, Speed
-from pe.speed.targets import all_targets, judged, short
 
-COMMAND = "python benchmarks/speed.py --minutes 14 --name h100"
+COMMAND = "pe speed --minutes 14 --name h100"
 ON_CPU = "CPU, small: no speeds to compare with a GPU's."
 MODES = {"train": "training", "prefill": "prefill", "small": "one window of 128 tokens"}
 
@@ -56,7 +54,7 @@ def machine(speed: Speed) -> str:
 
 
 def _side_by_side(speed: Speed) -> int:
-    """How many sessions measured at the same time, each on a card of its own (`pe.speed.join`)."""
+    """How many sessions measured at the same time, each on its own card of one machine."""
     sessions = speed.record["sessions"]
     spans = [(str(s["created"]), str(s["finished"] or s["created"])) for s in sessions]
     return max(sum(begun <= at < ended for begun, ended in spans) for at, _ in spans)
@@ -137,6 +135,16 @@ def details(speed: Speed, mode: str, length: int) -> str:
             )
         )
     return "\n".join(lines)
+
+
+def short(reason: str) -> str:
+    """Why there is no number, for a narrow cell."""
+    if reason in (MISSING, TIME_UP):
+        return MISSING
+    for word in ("out of memory", "failed"):
+        if reason.startswith(word):
+            return word
+    return "refused"
 
 
 def _or_dash(value: float | None, form: str) -> str:
@@ -232,24 +240,6 @@ def _beside(same: Speed, usual: Speed) -> str:
         lines.append(_line([title(system), *cells]))
     names = [f"`runs/{s.record['study']}/{s.record['run']}`" for s in (same, usual)]
     return "\n".join(lines) + f"\n\n*Records: {names[0]} over {names[1]}.*"
-
-
-def targets(speeds: Sequence[Speed]) -> str:
-    """The goals and what was reached."""
-    lines = ["| goal, one H100 | 1,024 tokens | 16,384 tokens |", "| :-- | :-- | :-- |"]
-    for target in all_targets():
-        cells = []
-        for length in MAIN:
-            goal = target.goal.get(length)
-            verdict = target.verdict(speeds, length) if goal else None
-            cells.append("" if verdict is None else f"{goal}: **{verdict.word}**"
-                         + (f"; {verdict.detail}" if verdict.detail else ""))  # fmt: skip
-        lines.append(_line([target.title, *cells]))
-    speed = judged(speeds)
-    if speed is not None:
-        where = f"`runs/{speed.record['study']}/{speed.record['run']}`"
-        lines.append(f"\n*Judged by {where}, measured on {speed.hardware['name']}.*")
-    return "\n".join(lines)
 
 
 def best(speeds: Sequence[Speed]) -> Speed | None:

@@ -199,6 +199,9 @@ def main(task: Mapping[str, Any]) -> None:
 if __name__ == "__main__":
     try:
         main(json.loads(sys.argv[1]))
-    except RunBusy as refused:
-        print(f"pe: {refused}", file=sys.stderr)
-        raise SystemExit(refused.EXIT_CODE) from None
+    except Exception as error:
+        # In a notebook, RunBusy is known by the name of its type that the kernel reported.
+        if isinstance(error, RunBusy) or getattr(error, "ename", "") == RunBusy.__name__:
+            print(f"pe: {error}", file=sys.stderr)
+            raise SystemExit(RunBusy.EXIT_CODE) from None
+        raise

@@ -9,7 +9,8 @@
 
 It is one task of the study, once a seed. What came of it is recorded beside that run:
 extension.json, and longrope-4x.json for each search. Where the run's weights are lost it is trained
-again first, as for a run that starts there (`pe.study.parents`). Imports no torch.
+again first, as for a run that starts there (`pe.study.parents`). Torch is imported
+only when methods are asked for.
 """
 
 from __future__ import annotations
@@ -19,14 +20,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from pe._errors import unknown
-from pe.results.extensions import METHODS, searched
+from pe.results.extensions import searched
 from pe.runs import Run
 
 KEYS = ("run", "factors", "methods", "search")
 SEARCH = ("iterations", "population", "windows", "seed")
 LONGROPE = "longrope"
-ALONE = ("resonance",)
-"""Methods without a factor: measured once, under factor 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,15 +33,17 @@ class ZeroShot:
     """What is measured, and how hard LongRoPE's factors are searched for."""
 
     factors: tuple[float, ...]
-    methods: tuple[str, ...] = METHODS
+    methods: tuple[str, ...]
     search: tuple[tuple[str, int], ...] = ()
 
     def cells(self) -> list[str]:
         """Names of the cells of extension.json: ``yarn@4``."""
+        from pe.encodings.core.registry import takes_option
+
         return [
             f"{method}@{factor:g}"
             for method in self.methods
-            for factor in ((1.0,) if method in ALONE else self.factors)
+            for factor in (self.factors if takes_option(method, "factor") else (1.0,))
         ]
 
     def missing(self, run: Run) -> list[str]:
@@ -72,15 +73,18 @@ class ZeroShot:
         Raises:
             ValueError: an unknown key or method, or factors that are none.
         """
+        from pe.encodings import extension_methods
+
         for key in given:
             if key not in KEYS:
                 raise unknown("key", str(key), KEYS)
-        factors, methods = given.get("factors"), given.get("methods", METHODS)
+        known = extension_methods()
+        factors, methods = given.get("factors"), given.get("methods", known)
         if not isinstance(factors, list) or not factors or not all(map(_is_factor, factors)):
             raise ValueError(f"factors: expected numbers above 1, as [2, 4]; got {factors!r}")
         for method in methods:
-            if method not in METHODS:
-                raise unknown("method", str(method), METHODS)
+            if method not in known:
+                raise unknown("method", str(method), known)
         search = given.get("search", {})
         for key, value in search.items():
             if key not in SEARCH:

@@ -48,7 +48,8 @@ def build_config(recipe: Recipe, vocab_size: int, eos_token_id: int | None = Non
 def build_model(recipe: Recipe, vocab_size: int, eos_token_id: int | None = None) -> PEForCausalLM:
     """A model with the initial weights that (seed, parameter name) determine."""
     model = PEForCausalLM(build_config(recipe, vocab_size, eos_token_id))
-    draw_weights(model, recipe.seed, std=model.config.initializer_range)
+    std = model.config.initializer_range
+    draw_weights(model, recipe.seed, std=std, embedding_std=recipe.embedding_std)
     return model
 
 
@@ -85,20 +86,44 @@ def start_model(start: Start, recipe: Recipe, expected: PEConfig) -> PEForCausal
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
-    """AdamW; weight decay on matrices only, never on norms nor on an encoding's parameters."""
+    """AdamW; weight decay on matrices only, never on norms nor on an encoding's parameters.
+
+    With an ``encoding_rate`` other than 1 the encoding's parameters are a group of their own, whose
+    ``rate_multiple`` `set_rate` heeds.
+
+    Raises:
+        ValueError: there is such a rate and the encoding has no parameters.
+    """
     encoding = {id(p) for m in model.modules() if isinstance(m, Encoding) for p in m.parameters()}
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
+    own: list[nn.Parameter] = []
+    apart = recipe.encoding_rate != 1
     for parameter in model.parameters():
-        matrix = parameter.dim() >= 2 and id(parameter) not in encoding
-        (decayed if matrix else plain).append(parameter)
-    groups = [
+        if id(parameter) in encoding:
+            (own if apart else plain).append(parameter)
+        else:
+            (decayed if parameter.dim() >= 2 else plain).append(parameter)
+    groups: list[dict[str, Any]] = [
         {"params": decayed, "weight_decay": recipe.weight_decay},
         {"params": plain, "weight_decay": 0.0},
     ]
+    if apart:
+        if not own:
+            raise ValueError(
+                f"encoding_rate: {recipe.pe} has no parameters that could learn at "
+                f"{recipe.encoding_rate} times the rate; leave it at 1"
+            )
+        groups.append({"params": own, "weight_decay": 0.0, "rate_multiple": recipe.encoding_rate})
     return torch.optim.AdamW(
         groups, lr=recipe.learning_rate, betas=(recipe.beta1, recipe.beta2), fused=True
     )
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Give every group the rate of this step, times its own multiple if it has one."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("rate_multiple", 1.0)
 
 
 def autocast(recipe: Recipe, device: torch.device) -> contextlib.AbstractContextManager[Any]:

@@ -34,6 +34,7 @@ from pe.training.build import (
     build_optimizer,
     model_for,
     parameter_counts,
+    set_rate,
     start_model,
 )
 from pe.training.checkpoint import TrainState
@@ -210,8 +211,7 @@ class _Training:
         self.model.train()
         while state.step < r.steps:
             lr = learning_rate(r, state.step)
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
+            set_rate(self.optimizer, lr)
             batch = self.train_batches.at(state.step + passed)
             seed_step(r.seed, state.step + drawn, self.accelerator.process_index)
             loss, norm = self._step(batch)

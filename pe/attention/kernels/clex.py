@@ -1,8 +1,11 @@
-"""The differential equation of CLEX (arXiv:2310.16450) in one program, there and back.
+"""The differential equation of CLEX (arXiv:2310.16450) in one program, forward and backward.
 
-`pe.encodings.core.clex_ode` has the equation, the Runge-Kutta step and its gradient, as torch does
-them: some fifty small operations a step, thousands a text, each of which a GPU begins for a few
-numbers. Here z, U and D stay in registers from the first step to the last, in float64.
+`pe.encodings.core.clex_ode` has the equation, the Runge-Kutta step and its gradient in operations
+of torch: some fifty small ones per step, thousands per sequence, each of which a GPU starts for a
+few numbers. Here z, U and D stay in registers from the first step to the last, in float64.
+
+z, origin: (F,); U (F, W); D (W, F), with F and W rounded up to the powers of two BF and BW. H is
+the length of a step. Names: ``p_`` pointer, ``o_`` offset, ``m_`` mask; everything else is a value.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from pe.encodings.core import clex_ode
 
 LARGEST = 16_384
 """Numbers in U, with its sides rounded up to powers of two: of more, registers hold too few."""
@@ -30,15 +35,15 @@ def act(x, TANH: tl.constexpr):
 
 @triton.jit
 def velocity(z, t, origin, a, up, down, TANH: tl.constexpr):
-    """v(z, t)."""
+    """v(z, t) = dz/dt, (BF,)."""
     x = z + origin - a * (0.5 * tl.log(2.0 * t - 1.0))
     value, _ = act(tl.sum(x[:, None] * up, 0), TANH)
     return tl.sum(value[:, None] * down, 0) - a / (2.0 * t - 1.0)
 
 
 @triton.jit
-def places(z, t, origin, a, up, down, H: tl.constexpr, TANH: tl.constexpr):
-    """Where the second, third and fourth slope of a step are taken, and z(t + H)."""
+def stages(z, t, origin, a, up, down, H: tl.constexpr, TANH: tl.constexpr):
+    """The z at which the second, third and fourth slope of a step are taken, and z(t + H)."""
     k1 = velocity(z, t, origin, a, up, down, TANH)
     z2 = z + (H / 3) * k1
     k2 = velocity(z2, t + H / 3, origin, a, up, down, TANH)
@@ -50,86 +55,118 @@ def places(z, t, origin, a, up, down, H: tl.constexpr, TANH: tl.constexpr):
 
 
 @triton.jit
-def pull(z, t, g, X, V, I, K, row, F, W, origin, a, up, down, TANH: tl.constexpr, BF: tl.constexpr,
-         BW: tl.constexpr):  # fmt: skip
-    """The gradient by z of v(z, t) g. Those by U and D are x inner^T and value g^T: into a row."""
-    f, w = tl.arange(0, BF), tl.arange(0, BW)
+def pull(
+    z, t, g, p_x, p_value, p_inner, p_g, row, F, W, origin, a, up, down,
+    TANH: tl.constexpr, BF: tl.constexpr, BW: tl.constexpr,
+):  # fmt: skip
+    """The gradient of z from g, that of v(z, t); what those of U and D need goes to ``row``.
+
+    dU = x^T inner and dD = value^T g, summed over rows: p_x, p_g (rows, F), p_inner, p_value
+    (rows, W), float64.
+    """
+    o_f, o_w = tl.arange(0, BF), tl.arange(0, BW)
     x = z + origin - a * (0.5 * tl.log(2.0 * t - 1.0))
     value, slope = act(tl.sum(x[:, None] * up, 0), TANH)
     inner = tl.sum(down * g[None, :], 1) * slope
-    tl.store(X + row * F + f, x, mask=f < F)
-    tl.store(I + row * W + w, inner, mask=w < W)
-    tl.store(V + row * W + w, value, mask=w < W)
-    tl.store(K + row * F + f, g, mask=f < F)
+    tl.store(p_x + row * F + o_f, x, mask=o_f < F)
+    tl.store(p_inner + row * W + o_w, inner, mask=o_w < W)
+    tl.store(p_value + row * W + o_w, value, mask=o_w < W)
+    tl.store(p_g + row * F + o_f, g, mask=o_f < F)
     return tl.sum(up * inner[None, :], 1)
 
 
 @triton.jit
-def read(START, ORIGIN, UP, DOWN, F, W, BF: tl.constexpr, BW: tl.constexpr):
-    """Everything that the equation is made of; zeros beyond F and W change nothing."""
-    f, w = tl.arange(0, BF), tl.arange(0, BW)
-    start = tl.load(START + f, mask=f < F, other=0.0)
-    origin = tl.load(ORIGIN + f, mask=f < F, other=0.0)
-    a = tl.where(f < F, 2 * f, 0).to(tl.float64) / tl.cast(F - 1, tl.float64)
-    up = tl.load(UP + f[:, None] * W + w[None, :], mask=(f < F)[:, None] & (w < W), other=0.0)
-    down = tl.load(DOWN + w[:, None] * F + f[None, :], mask=(w < W)[:, None] & (f < F), other=0.0)
+def load_equation(p_start, p_origin, p_up, p_down, F, W, BF: tl.constexpr, BW: tl.constexpr):
+    """z(1), origin, a, U and D; zeros beyond F and W change nothing."""
+    o_f, o_w = tl.arange(0, BF), tl.arange(0, BW)
+    start = tl.load(p_start + o_f, mask=o_f < F, other=0.0)
+    origin = tl.load(p_origin + o_f, mask=o_f < F, other=0.0)
+    a = tl.where(o_f < F, 2 * o_f, 0).to(tl.float64) / tl.cast(F - 1, tl.float64)
+    m_up = (o_f < F)[:, None] & (o_w < W)
+    up = tl.load(p_up + o_f[:, None] * W + o_w[None, :], mask=m_up, other=0.0)
+    m_down = (o_w < W)[:, None] & (o_f < F)
+    down = tl.load(p_down + o_w[:, None] * F + o_f[None, :], mask=m_down, other=0.0)
     return start, origin, a, up, down
 
 
 @triton.jit
-def there(
-    START, ORIGIN, UP, DOWN, LAST, OUT, F, W,
+def forward(
+    p_start, p_origin, p_up, p_down, p_last, p_out, F, W,
     END: tl.constexpr, STEPS: tl.constexpr, TANH: tl.constexpr, BF: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
-    """OUT (END, F): z at t = 1 .. END; beyond LAST it stays as it is."""
-    z, origin, a, up, down = read(START, ORIGIN, UP, DOWN, F, W, BF, BW)
-    f = tl.arange(0, BF)
+    """z at t = 1 .. END; beyond ``last`` it stays as it is.
+
+    Args:
+        p_start, p_origin: (F,); p_up: (F, W); p_down: (W, F), all float64. p_last: () integer.
+        p_out: (END, F) float64, the solution.
+        STEPS: per unit of t. TANH: the activation, else SiLU.
+    """
+    z, origin, a, up, down = load_equation(p_start, p_origin, p_up, p_down, F, W, BF, BW)
+    o_f = tl.arange(0, BF)
     H: tl.constexpr = 1 / STEPS
-    last = tl.minimum(tl.load(LAST).to(tl.int32), END)
-    tl.store(OUT + f, z, mask=f < F)
+    last = tl.minimum(tl.load(p_last).to(tl.int32), END)
+    tl.store(p_out + o_f, z, mask=o_f < F)
     for unit in tl.range(1, END):
         if unit < last:
             for n in tl.range(0, STEPS):
                 t = tl.cast(unit, tl.float64) + tl.cast(n, tl.float64) * H
-                _, _, _, z = places(z, t, origin, a, up, down, H, TANH)
-        tl.store(OUT + unit * F + f, z, mask=f < F)
+                _, _, _, z = stages(z, t, origin, a, up, down, H, TANH)
+        tl.store(p_out + unit * F + o_f, z, mask=o_f < F)
 
 
 @triton.jit
-def back(
-    G, START, ORIGIN, UP, DOWN, LAST, PATH, X, V, I, K, F, W,
+def backward(
+    p_dout, p_start, p_origin, p_up, p_down, p_last, p_path, p_x, p_value, p_inner, p_g, F, W,
     END: tl.constexpr, STEPS: tl.constexpr, TANH: tl.constexpr, BF: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
-    """From G (END, F) the rows X, V, I and K (`pull`), four a step; PATH has room for each z."""
-    z, origin, a, up, down = read(START, ORIGIN, UP, DOWN, F, W, BF, BW)
-    f = tl.arange(0, BF)
+    """What `pull` stores, four rows per step.
+
+    Args:
+        p_dout: (END, F) float64, the gradient of the solution.
+        p_path: ((END - 1) STEPS, F) float64, room for the z of each step.
+        p_x, p_value, p_inner, p_g: (4 (END - 1) STEPS, F or W) float64. The rest as in `forward`.
+    """
+    z, origin, a, up, down = load_equation(p_start, p_origin, p_up, p_down, F, W, BF, BW)
+    o_f = tl.arange(0, BF)
     H: tl.constexpr = 1 / STEPS
-    last = tl.maximum(tl.minimum(tl.load(LAST).to(tl.int32), END), 1)
+    last = tl.maximum(tl.minimum(tl.load(p_last).to(tl.int32), END), 1)
     steps = (last - 1) * STEPS
     for n in tl.range(0, steps):
-        tl.store(PATH + n * F + f, z, mask=f < F)
+        tl.store(p_path + n * F + o_f, z, mask=o_f < F)
         t = 1.0 + tl.cast(n, tl.float64) * H
-        _, _, _, z = places(z, t, origin, a, up, down, H, TANH)
+        _, _, _, z = stages(z, t, origin, a, up, down, H, TANH)
     tl.debug_barrier()
     g = z * 0.0
     for row in tl.range(last - 1, END):  # all rows that hold the last z
-        g += tl.load(G + row * F + f, mask=f < F, other=0.0)
+        g += tl.load(p_dout + row * F + o_f, mask=o_f < F, other=0.0)
     for before in tl.range(0, steps):
         n = steps - 1 - before
         t = 1.0 + tl.cast(n, tl.float64) * H
-        z = tl.load(PATH + n * F + f, mask=f < F, other=0.0)
-        z2, z3, z4, _ = places(z, t, origin, a, up, down, H, TANH)
+        z = tl.load(p_path + n * F + o_f, mask=o_f < F, other=0.0)
+        z2, z3, z4, _ = stages(z, t, origin, a, up, down, H, TANH)
+        t2, t3, t4 = t + H / 3, t + 2 * H / 3, t + H
         g4 = (H / 8) * g
-        g4 = pull(z4, t + H, g4, X, V, I, K, 4 * n + 3, F, W, origin, a, up, down, TANH, BF, BW)
-        g3, t3 = (3 * H / 8) * g + H * g4, t + 2 * H / 3
-        g3 = pull(z3, t3, g3, X, V, I, K, 4 * n + 2, F, W, origin, a, up, down, TANH, BF, BW)
-        g2, t2 = (3 * H / 8) * g - H * g4 + H * g3, t + H / 3
-        g2 = pull(z2, t2, g2, X, V, I, K, 4 * n + 1, F, W, origin, a, up, down, TANH, BF, BW)
+        g4 = pull(
+            z4, t4, g4, p_x, p_value, p_inner, p_g, 4 * n + 3, F, W, origin, a, up, down,
+            TANH, BF, BW,
+        )  # fmt: skip
+        g3 = (3 * H / 8) * g + H * g4
+        g3 = pull(
+            z3, t3, g3, p_x, p_value, p_inner, p_g, 4 * n + 2, F, W, origin, a, up, down,
+            TANH, BF, BW,
+        )  # fmt: skip
+        g2 = (3 * H / 8) * g - H * g4 + H * g3
+        g2 = pull(
+            z2, t2, g2, p_x, p_value, p_inner, p_g, 4 * n + 1, F, W, origin, a, up, down,
+            TANH, BF, BW,
+        )  # fmt: skip
         g1 = (H / 8) * g + H * g4 - (H / 3) * g3 + (H / 3) * g2
-        g1 = pull(z, t, g1, X, V, I, K, 4 * n, F, W, origin, a, up, down, TANH, BF, BW)
+        g1 = pull(
+            z, t, g1, p_x, p_value, p_inner, p_g, 4 * n, F, W, origin, a, up, down, TANH, BF, BW
+        )
         g += g1 + g2 + g3 + g4
         if n % STEPS == 0:
-            g += tl.load(G + n // STEPS * F + f, mask=f < F, other=0.0)
+            g += tl.load(p_dout + n // STEPS * F + o_f, mask=o_f < F, other=0.0)
 
 
 def fits(up: Tensor) -> bool:
@@ -142,25 +179,54 @@ def solve(
     start: Tensor, origin: Tensor, up: Tensor, down: Tensor, last: Tensor, end: int, steps: int,
     activation: str,
 ) -> Tensor:  # fmt: skip
-    """As `pe.encodings.core.clex_ode.solve`."""
-    out = start.new_empty(end, len(start))
-    tensors = [x.contiguous() for x in (start, origin, up, down)]
-    there[(1,)](*tensors, last, out, *up.shape, **_options(up, end, steps, activation))
-    return out
+    """`pe.encodings.core.clex_ode.solve`, by one program if U fits in it.
+
+    Raises:
+        RuntimeError: on this device the kernels compute something else.
+    """
+    arguments = start, origin, up, down, last, end, steps, activation
+    if not fits(up):
+        return clex_ode.solve_by_steps(*arguments)
+    self_check(*up.shape, activation, up.device)
+    return solve_by_kernel(*arguments)
 
 
 def gradient(
     upstream: Tensor, start: Tensor, origin: Tensor, up: Tensor, down: Tensor, last: Tensor,
     end: int, steps: int, activation: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """As `pe.encodings.core.clex_ode.gradient`."""
-    rows, (pairs, width) = (end - 1) * steps, up.shape
-    path = start.new_empty(rows, pairs)
-    found = [up.new_zeros(4 * rows, size) for size in (pairs, width, width, pairs)]
+    """`pe.encodings.core.clex_ode.gradient`, as `solve`."""
+    arguments = upstream, start, origin, up, down, last, end, steps, activation
+    if not fits(up):
+        return clex_ode.gradient_by_steps(*arguments)
+    self_check(*up.shape, activation, up.device)
+    return gradient_by_kernel(*arguments)
+
+
+def solve_by_kernel(
+    start: Tensor, origin: Tensor, up: Tensor, down: Tensor, last: Tensor, end: int, steps: int,
+    activation: str,
+) -> Tensor:  # fmt: skip
+    """`clex_ode.solve_by_steps` in one program."""
+    out = start.new_empty(end, len(start))
+    tensors = [x.contiguous() for x in (start, origin, up, down)]
+    forward[(1,)](*tensors, last, out, *up.shape, **_options(up, end, steps, activation))
+    return out
+
+
+def gradient_by_kernel(
+    upstream: Tensor, start: Tensor, origin: Tensor, up: Tensor, down: Tensor, last: Tensor,
+    end: int, steps: int, activation: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`clex_ode.gradient_by_steps` in one program and two products."""
+    rows, (pairs, width) = 4 * (end - 1) * steps, up.shape
+    path = start.new_empty((end - 1) * steps, pairs)
+    x, value, inner, g = (up.new_zeros(rows, size) for size in (pairs, width, width, pairs))
     tensors = [x.contiguous() for x in (upstream, start, origin, up, down)]
-    options = _options(up, end, steps, activation)
-    back[(1,)](*tensors, last, path, *found, pairs, width, **options)
-    x, value, inner, g = found
+    backward[(1,)](
+        *tensors, last, path, x, value, inner, g, pairs, width,
+        **_options(up, end, steps, activation),
+    )  # fmt: skip
     return x.mT @ inner, value.mT @ g
 
 
@@ -174,30 +240,30 @@ def _options(up: Tensor, end: int, steps: int, activation: str) -> dict[str, int
 
 
 @functools.lru_cache(maxsize=64)
-def prove(pairs: int, width: int, activation: str, device: torch.device) -> None:
-    """Before first use: the same, from t = 1 to 2, as torch finds.
+def self_check(pairs: int, width: int, activation: str, device: torch.device) -> None:
+    """Before first use: the same as by steps of torch, from t = 1 to 2.
 
     Raises:
         RuntimeError: on this device the kernels compute something else.
     """
-    from pe.encodings.core import clex_ode
-
     generator = torch.Generator(device=device).manual_seed(7)
 
-    def drawn(*shape: int) -> Tensor:
+    def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=device, dtype=torch.float64)
 
-    start, origin = drawn(pairs) - 3, drawn(pairs) - 3
-    up, down = drawn(pairs, width) / pairs**0.5, drawn(width, pairs) / width**0.5
-    last = torch.tensor(2, device=device)
-    given = (start, origin, up, down, last, 3, 4, activation)
-    upstream = drawn(3, pairs)
-    mine = solve(*given), *gradient(upstream, *given)
-    wanted = clex_ode.solve_by_hand(*given), *clex_ode.gradient_by_hand(upstream, *given)
-    for name, found, right in zip(("z", "dU", "dD"), mine, wanted, strict=True):
-        error = float((found - right).norm() / right.norm())
+    start, origin = random(pairs) - 3, random(pairs) - 3
+    up, down = random(pairs, width) / pairs**0.5, random(width, pairs) / width**0.5
+    arguments = (start, origin, up, down, torch.tensor(2, device=device), 3, 4, activation)
+    upstream = random(3, pairs)
+    computed = solve_by_kernel(*arguments), *gradient_by_kernel(upstream, *arguments)
+    expected = (
+        clex_ode.solve_by_steps(*arguments),
+        *clex_ode.gradient_by_steps(upstream, *arguments),
+    )
+    for name, got, want in zip(("z", "dU", "dD"), computed, expected, strict=True):
+        error = float((got - want).norm() / want.norm())
         if not error < 1e-10:
             raise RuntimeError(
-                f"on {device} the kernel of CLEX's differential equation finds a {name} that is "
+                f"on {device} the kernel of CLEX's differential equation computes a {name} that is "
                 f"{error:.1e} off; please report it with the versions of torch and triton"
             )

@@ -1,13 +1,10 @@
-"""The laws, one idea a file; importing this package defines them all, in the report's order."""
+"""The laws by subject; importing this package defines them all, in the report's order."""
 
 from __future__ import annotations
 
 import importlib
 
-FILES = (
-    "contract", "shift", "heads", "rows", "future", "decode", "cache", "padding", "memory",
-    "precision", "meta", "saving", "limit", "base", "gradients", "form", "backends", "composition",
-)  # fmt: skip
+FILES = ("structure", "positions", "decoding", "numerics", "training")
 
 for _name in FILES:
     importlib.import_module(f"{__name__}.{_name}")

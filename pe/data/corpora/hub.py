@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pe.data.corpora import Corpus, Document, register
-from pe.data.corpora.local import files_under, split_of
+from pe.data.corpora.local import files_under, split_of, stamp
 
 _BUILDERS = {
     ".parquet": "parquet",
@@ -70,12 +70,8 @@ class HubCorpus(Corpus):
         self.data_files = None if mirror is None else _mirror_files(name, table, mirror)
 
     def identity(self) -> object:
-        """The table row, and the files' path, size and time if a mirror is read."""
-        files = [
-            (str(path), path.stat().st_size, path.stat().st_mtime_ns)
-            for paths in (self.data_files or {}).values()
-            for path in paths
-        ]
+        """The table row, and what `stamp` says of the files if a mirror is read."""
+        files = [stamp(path) for paths in (self.data_files or {}).values() for path in paths]
         splits = [[ours, theirs] for ours, theirs in self.table.splits.items()]
         return ["hub", self.table.repository, self.table.config, splits, files]
 

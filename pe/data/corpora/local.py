@@ -44,6 +44,16 @@ def split_of(relative: Path) -> str | None:
     return None
 
 
+def stamp(file: Path) -> tuple[str, int, int, int, int]:
+    """Path, size, inode and both times of a file: differs whenever its content may have changed.
+
+    The time of modification can be set to any value, and copies keep it; the time of the last
+    change to the inode cannot.
+    """
+    seen = file.stat()
+    return str(file.resolve()), seen.st_size, seen.st_ino, seen.st_mtime_ns, seen.st_ctime_ns
+
+
 class LocalCorpus(Corpus):
     """The readable files at ``path``, in the order of their names."""
 
@@ -67,14 +77,9 @@ class LocalCorpus(Corpus):
         self.splits = splits if divided else [None] * len(splits)
 
     def identity(self) -> object:
-        """The path, size and time of every file, and the split its name gives it."""
-        return [
-            "local",
-            [
-                (str(file.resolve()), split, file.stat().st_size, file.stat().st_mtime_ns)
-                for file, split in zip(self.files, self.splits, strict=True)
-            ],
-        ]
+        """What `stamp` says of every file, and the split that its name gives it."""
+        files = zip(self.files, self.splits, strict=True)
+        return ["local", [(*stamp(file), split) for file, split in files]]
 
     def parts(self) -> Iterable[tuple[str | None, Iterator[Document]]]:
         """One part a file."""

@@ -49,11 +49,13 @@ class FrequencyTransform(nn.Module):
         length_dependent: `forward` looks at ``length``, or draws something, or learns: its result
             is computed in each forward pass and never stored.
         learns: it has parameters, which get their gradients through the spectrum.
+        put_on: the transform under which its authors use one that does not stretch.
         max_positions: how many positions there are, 0 to max_positions - 1; None: no limit.
     """
 
     stretches: ClassVar[bool] = True
     learns: ClassVar[bool] = False
+    put_on: ClassVar[str | None] = None
     length_dependent: bool = False
     max_positions: int | None = None
 

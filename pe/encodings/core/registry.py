@@ -8,12 +8,13 @@ says what it goes with (`Encoding.alone_with`).
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import types
 import typing
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
 
 from pe._errors import nearest, unknown
 from pe.encodings.core.base import Encoding
@@ -24,18 +25,53 @@ Part = type[Encoding] | type[FrequencyTransform]
 P = TypeVar("P", bound=Part)
 
 _REGISTRY: dict[str, Part] = {}
+_ABOUT: dict[str, About] = {}
 CONTEXT = (
     "head_dim", "num_heads", "num_kv_heads", "hidden_size", "original_length", "layer_index",
 )  # fmt: skip
+ALIASES = {
+    "original_max_position_embeddings": "original_length",
+    "rope_theta": "theta",
+    "partial_rotary_factor": "rotary_fraction",
+}
+"""What published configurations call some options."""
 
 
-def register(name: str) -> Callable[[P], P]:
-    """Class decorator: make an `Encoding` or a `FrequencyTransform` known by ``name``."""
+class About(NamedTuple):
+    """How an encoding is shown: its title, the number of its paper on arXiv, what it acts on."""
+
+    title: str
+    paper: str | None
+    family: str
+
+
+FAMILIES = (
+    "none", "embeddings", "rotary", "frequencies", "bias", "scale", "positions", "other",
+)  # fmt: skip
+"""What encodings act on, in the order in which tables and figures show them."""
+
+
+def register(
+    name: str, *, title: str | None = None, paper: str | None = None, family: str = "other"
+) -> Callable[[P], P]:
+    """Class decorator: make an `Encoding` or a `FrequencyTransform` known by ``name``.
+
+    Args:
+        title: how tables and figures write it; default: the class's name.
+        paper: the number of its paper on arXiv, such as ``2104.09864``.
+        family: one of `FAMILIES`.
+
+    Raises:
+        ValueError: the name belongs to another class, or there is no such family.
+    """
+    if family not in FAMILIES:
+        raise unknown("family", family, FAMILIES)
 
     def add(cls: P) -> P:
         if name in _REGISTRY and _REGISTRY[name] is not cls:
             raise ValueError(f"two encodings are called {name!r}: {_REGISTRY[name]} and {cls}")
         _REGISTRY[name] = cls
+        _ABOUT[name] = About(title or cls.__name__, paper, family)
         return cls
 
     return add
@@ -54,6 +90,55 @@ def list_encodings() -> list[str]:
     return sorted(_REGISTRY)
 
 
+def about(spec: str) -> About:
+    """How an encoding is shown; the titles and papers of several joined by ``+`` are joined too.
+
+    What is not registered, such as ``module:Class`` or an encoding that only another machine
+    knows, is shown under its name: records name encodings that cannot be imported here.
+    """
+    _discover()
+    found = [
+        _ABOUT.get(name) or About(name.rpartition(":")[2], None, "other")
+        for name in (part.strip() for part in spec.split("+"))
+    ]
+    papers = dict.fromkeys(part.paper for part in found if part.paper)
+    return About(
+        " + ".join(part.title for part in found), ", ".join(papers) or None, found[0].family
+    )
+
+
+def in_order(specs: Iterable[str]) -> list[str]:
+    """Encodings as tables and figures show them: by family, then by title; sums after single ones.
+
+    >>> in_order(["yarn", "rope+alibi", "pope", "nope"])
+    ['nope', 'pope', 'rope+alibi', 'yarn']
+    """
+
+    def place(spec: str) -> tuple[int, bool, str, str]:
+        shown = about(spec)
+        return FAMILIES.index(shown.family), "+" in spec, shown.title.casefold(), spec
+
+    return sorted(dict.fromkeys(specs), key=place)
+
+
+def extension_methods() -> list[str]:
+    """What extends a trained rotary model without training: transforms that learn nothing.
+
+    A transform that does not stretch is there alone and put on the one that its class names.
+    """
+    transforms = [(name, lookup(name)) for name in list_encodings()]
+    found = []
+    for name, part in transforms:
+        if issubclass(part, FrequencyTransform) and not part.learns:
+            found += [name, *([f"{part.put_on}+{name}"] if part.put_on else [])]
+    return in_order(found)
+
+
+def takes_option(spec: str, option: str) -> bool:
+    """Whether any part of ``spec`` has this option."""
+    return any(option in options_of(part) for part in part_classes(spec).values())
+
+
 def lookup(name: str) -> Part:
     """The class for one name, or for ``module:Class``."""
     _discover()
@@ -67,8 +152,22 @@ def lookup(name: str) -> Part:
             raise ValueError(f"{name!r} is no subclass of pe.encodings.Encoding")
         return found
     if name not in _REGISTRY:
-        raise unknown("encoding", name, sorted(_REGISTRY))
+        refusal = unknown("encoding", name, sorted(_REGISTRY))
+        if _own(name):
+            raise ValueError(f"{refusal}; a class of your own is module:Class")
+        raise refusal
     return _REGISTRY[name]
+
+
+def _own(name: str) -> bool:
+    """Whether a name that is not registered looks like that of a module or a class."""
+    called = name.rpartition(".")[2]
+    if "." in name or called[:1].isupper():
+        return True
+    try:
+        return called.isidentifier() and importlib.util.find_spec(called) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def encoding(
@@ -171,6 +270,8 @@ def check(spec: str, options: dict[str, Any] | None = None, **context: int) -> N
     for name in options or {}:
         if name in CONTEXT and name != "original_length":
             raise ValueError(f"{spec!r}: {name} follows from the model's sizes, it is no option")
+        if name in CONTEXT and not any(takes(part, name) for part in part_classes(spec).values()):
+            raise ValueError(f"{spec!r} does not look at {name}: it would have no effect")
     encoding(spec, **(sizes | (options or {})))
 
 
@@ -229,12 +330,18 @@ def _refuse_impossible(
 
 def _refuse_unknown_options(spec: str, parts: list[Part], options: dict[str, Any]) -> None:
     known = sorted({name for part in parts for name in options_of(part)})
-    for name in options:
+    for name, value in options.items():
         if name not in known:
-            listed = ", ".join(known) if known else "none"
+            also = [n for n in ("original_length",) if any(takes(part, n) for part in parts)]
+            listed = ", ".join(known + also) or "none"
+            called = ALIASES.get(name)
+            hint = f" (it is called {called!r} here)" if called in known + also else ""
             raise ValueError(
-                f"{spec!r} has no option {name!r}{nearest(name, known)}; its options: {listed}"
+                f"{spec!r} has no option {name!r}{hint or nearest(name, known + also)}; its "
+                f"options: {listed}"
             )
+        if value is None:
+            raise ValueError(f"{spec!r}: option {name}: None says nothing; leave it out")
 
 
 def _build(name: str, part: Part, given: dict[str, Any]) -> Any:

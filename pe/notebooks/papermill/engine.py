@@ -2,23 +2,78 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
+import click
 import nbformat
 from nbclient.exceptions import DeadKernelError
 from papermill.engines import NotebookExecutionManager
 from papermill.log import logger
 
+from pe.notebooks.papermill import command_line, document
 from pe.notebooks.papermill.client import Client
-from pe.notebooks.papermill.holding import hold
-from pe.notebooks.papermill.plan import plan
 from pe.notebooks.papermill.terminal import ProgressLine
-from pe.notebooks.parameters import PLANNED
+from pe.notebooks.parameters import LAUNCHERS, PLANNED, launch
 from pe.runs import Folder, Run, RunBusy, write_atomically
 from pe.runs.models import RunRecord, Status
+
+LOCK = ".notebook.lock"
+
+
+class Refused(click.ClickException, ValueError):
+    """The notebook's parameters describe no run; the message says which and why.
+
+    papermill's command ends with this one line and status 2; callers of its Python function get a
+    ValueError.
+    """
+
+    exit_code = 2
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Called by click."""
+        print(f"pe: {' '.join(self.message.split())}", file=file or sys.stderr)
+
+
+def plan(notebook: Mapping[str, Any]) -> Folder:
+    """The run that ``notebook`` describes, or the study.
+
+    Its parameters are those of its own cell, and over them those that papermill stored in it, which
+    is what the kernel will see.
+
+    Raises:
+        Refused: a name or value that is not right.
+    """
+    kind = document.kind(notebook)
+    if kind not in LAUNCHERS:
+        raise Refused(f"this version of pe knows no notebook of the kind {kind!r}")
+    values = document.defaults(notebook) | document.stored(notebook)
+    try:
+        return launch(kind, values, document.declared(notebook))
+    except ValueError as error:
+        raise Refused(str(error)) from error
+
+
+@contextlib.contextmanager
+def hold(run: Folder) -> Iterator[None]:
+    """Hold the run's folder for a notebook, from before the first write to after the last.
+
+    The trainer locks the folder while it trains, in the kernel's process (`pe.runs.Folder.lock`).
+    This second lock covers the rest of papermill's life.
+
+    Raises:
+        RunBusy: a trainer or another notebook has the folder; nothing in it was touched.
+    """
+    training = run.busy()
+    if training:
+        raise training
+    with run.lock(LOCK):
+        yield
 
 
 class Manager(NotebookExecutionManager):
@@ -57,13 +112,17 @@ def execute(
     with hold(run):
         before = run.record if isinstance(run, Run) and run.exists() else None
         line = ProgressLine(quiet=progress_bar is False)
+        copy = run.directory / run.notebook
+        command_line.output.path = copy
+        if output_path == command_line.OUTPUT:
+            output_path, nb.metadata.papermill["output_path"] = None, _shown(copy)
         manager = Manager(
-            nb, run.directory / run.notebook, output_path=output_path, log_output=log_output,
+            nb, copy, output_path=output_path, log_output=log_output,
             autosave_cell_every=autosave_cell_every,
         )  # fmt: skip
         client = Client(manager, line, **_client_options(kernel_name, log_output, options))
         manager.notebook_start()
-        reason, refused = None, False
+        reason: str | None = None
         try:
             with client.stop:
                 client.execute(env=_environment(run))
@@ -77,22 +136,25 @@ def execute(
         finally:
             line.end_cell()
             manager.notebook_complete()
-            failed = _failed_cell(manager.nb)
-            if failed:
-                refused = failed.ename == RunBusy.__name__
-                reason = ": ".join(filter(None, (failed.ename, " ".join(failed.evalue.split()))))
+            failure = _failure(manager.nb)
+            reason = failure.reason if failure else reason
+            busy = failure is not None and failure.error == RunBusy.__name__
             stopped = client.stop.signal_name if reason else ""
             if stopped and not client.stop.killed:
                 reason = f"stopped by {stopped}"
-            if reason and isinstance(run, Run) and not refused:
+            if (
+                reason and isinstance(run, Run) and not busy
+            ):  # else the record belongs to the process that has the folder
                 _record_failure(run, before, reason, stopped, line)
     if stopped:
-        line.note(f"stopped by {stopped}; the same command resumes. Record: {_shown(run)}")
+        line.note(
+            f"stopped by {stopped}; the same command resumes. Record: {_shown(run.directory)}"
+        )
         if client.stop.number == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + client.stop.number)
     if not line.quiet:
-        line.note(f"{'Failed' if reason else 'Recorded'}: {_shown(run)}")
+        line.note(f"{'Failed' if reason else 'Recorded'}: {_shown(run.directory)}")
     return manager.nb
 
 
@@ -123,14 +185,24 @@ def _environment(run: Folder) -> dict[str, str]:
     return environment | {PLANNED: str(run.directory), "PE_RUNS": str(run.records)}
 
 
-def _failed_cell(nb: Any) -> Any | None:
-    """The error output of the first cell that failed."""
+class _Failure(NamedTuple):
+    """The first error of a notebook."""
+
+    error: str
+    """Name of its type, as the kernel reported it."""
+    reason: str
+    """Type and message in one line."""
+
+
+def _failure(nb: Any) -> _Failure | None:
     for cell in nb.cells:
+        if not cell.metadata.get("papermill", {}).get("exception"):
+            continue
         for output in cell.get("outputs", []):
-            if cell.metadata.get("papermill", {}).get("exception") and (
-                output.output_type == "error"
-            ):
-                return output
+            if output.output_type == "error":
+                value = " ".join(str(output.evalue).split())
+                return _Failure(output.ename, f"{output.ename}: {value}" if value else output.ename)
+        return _Failure("", "a cell failed")
     return None
 
 
@@ -151,7 +223,6 @@ def _record_failure(
         line.note(f"pe: the failure could not be recorded: {error}")
 
 
-def _shown(run: Folder) -> str:
+def _shown(path: Path) -> str:
     here = Path.cwd()
-    below = run.directory.is_relative_to(here)
-    return str(run.directory.relative_to(here) if below else run.directory)
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -58,8 +58,11 @@ def _attach() -> None:
     registry.register(None, _Engine)
     if not _prepared:
         _prepared = True
+        from papermill.iorw import papermill_io
+
         from pe.notebooks.papermill import command_line
 
+        papermill_io.register(command_line.OUTPUT, command_line.output)
         if command_line.is_papermill(sys.argv, sys.orig_argv):
             command_line.prepare(sys.argv)
 

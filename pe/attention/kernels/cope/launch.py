@@ -14,10 +14,10 @@ from torch import Tensor
 
 from pe.attention.kernels.cope import backward as cope_gradients
 from pe.attention.kernels.cope import far as cope_far
+from pe.attention.kernels.cope import forward as cope
 from pe.attention.kernels.cope import table as cope_table
-from pe.attention.kernels.cope.forward import forward as cope
 from pe.attention.kernels.flash.blocks import Blocks
-from pe.attention.kernels.flash.launch import ready, rows_of, tokens_first
+from pe.attention.kernels.layout import contiguous_last_dim, strides_of, tokens_first
 from pe.encodings.core.forms import LOG2E
 
 HELD = 5 * 2**27
@@ -86,7 +86,7 @@ class _Call:
         b = PRODUCTS
         cope.products[(across(self.length, b), here)](
             q, self.high, self.low, z, dz, counts if counts is not None else top, top, first,
-            self.length, self.heads, self.last, LOG2E, *rows_of(q), self.columns, AGAIN=again,
+            self.length, self.heads, self.last, LOG2E, *strides_of(q), self.columns, AGAIN=again,
             BITS=bits(self.length), **self.cut(b),
         )  # fmt: skip
         return z, dz, top
@@ -99,7 +99,7 @@ def forward(
 
     ``scale`` is that of the logits; the table's term is q . table as it stands.
     """
-    q, k, v = ready(q), ready(k), ready(v)
+    q, k, v = contiguous_last_dim(q), contiguous_last_dim(k), contiguous_last_dim(v)
     call, b = _Call(q, k, table), FORWARD
     out = tokens_first(q, v.shape[-1])
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
@@ -109,8 +109,8 @@ def forward(
         z, _, _ = call.products(q, first, None)
         cope.forward[(across(call.length, b), call.here(first))](
             q, k, v, z, out, lse, counts, far, first, call.length, call.heads, call.groups,
-            scale * LOG2E, call.last, call.columns, *rows_of(q), *rows_of(k), *rows_of(v),
-            *rows_of(out), BITS=bits(call.length), D=v.shape[-1], **call.cut(b),
+            scale * LOG2E, call.last, call.columns, *strides_of(q), *strides_of(k), *strides_of(v),
+            *strides_of(out), BITS=bits(call.length), D=v.shape[-1], **call.cut(b),
         )  # fmt: skip
     return out, lse, counts, far
 
@@ -128,7 +128,12 @@ def backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv in the order of their tokens, and the table's gradient in float32."""
-    q, k, v, gradient = ready(q), ready(k), ready(v), ready(gradient)
+    q, k, v, gradient = (
+        contiguous_last_dim(q),
+        contiguous_last_dim(k),
+        contiguous_last_dim(v),
+        contiguous_last_dim(gradient),
+    )
     call, b = _Call(q, k, table), BACKWARD
     length, width, value_width = call.length, call.width, v.shape[-1]
     padded = -(-length // b.keys) * b.keys  # whole blocks
@@ -147,11 +152,11 @@ def backward(
         dv_parts = q.new_zeros(here, shares, value_width, padded, dtype=torch.float32)
         dq_part = q.new_empty(here, length, width, dtype=torch.float32)
         unit, less, sums = q.new_empty(3, here, length, dtype=torch.float32)
-        strides = (*rows_of(q), *rows_of(k), *rows_of(v), *rows_of(gradient))
+        strides = (*strides_of(q), *strides_of(k), *strides_of(v), *strides_of(gradient))
         cope_far.far_by_queries[(across(length, FAR_QUERIES), here)](
             q, k, v, out, gradient, lse, far, z, largest, dq_part, unit, less, sums, first, length,
             call.heads, call.groups, scale * LOG2E, call.last, call.columns, *strides[:9],
-            *rows_of(out), *strides[9:], D=value_width, **call.cut(FAR_QUERIES),
+            *strides_of(out), *strides[9:], D=value_width, **call.cut(FAR_QUERIES),
         )  # fmt: skip
         cope_gradients.backward[(shares, here)](
             q, k, v, gradient, lse, counts, far, z, dq_part, dz, unit, sums, dk_parts, dv_parts,
@@ -161,16 +166,17 @@ def backward(
         del z
         cope_table.of_queries[(across(call.length, PRODUCTS), here)](
             dq_part, dz, unit, counts, top, call.high, dq, first, length, call.heads, call.last,
-            call.columns, scale, *rows_of(dq), BITS=bits(length), **call.cut(PRODUCTS),
+            call.columns, scale, *strides_of(dq), BITS=bits(length), **call.cut(PRODUCTS),
         )  # fmt: skip
         cope_table.of_table[(stretches, splits)](
             q, dz, unit, top, parts, first, here, length, call.heads, call.last,
-            call.columns, *rows_of(q), **call.cut(PRODUCTS),
+            call.columns, *strides_of(q), **call.cut(PRODUCTS),
         )  # fmt: skip
         cope_far.far_by_keys[(-(-length // FAR_KEYS.keys), here // call.groups)](
             q, k, v, gradient, far, less, sums, dk_parts, dv_parts, dk, dv, first, length,
-            call.heads, call.groups, shares, padded, scale * LOG2E, scale, *strides, *rows_of(dk),
-            *rows_of(dv), BF=FORWARD.queries, D=value_width, **call.cut(FAR_KEYS),
+            call.heads, call.groups, shares, padded, scale * LOG2E, scale, *strides,
+            *strides_of(dk),
+            *strides_of(dv), BF=FORWARD.queries, D=value_width, **call.cut(FAR_KEYS),
         )  # fmt: skip
         of_table += parts.sum(0)
     return dq, dk, dv, of_table

@@ -18,7 +18,7 @@ from torch import Tensor
 from pe.attention.kernels.cope import self_check as cope_proof
 from pe.attention.kernels.cope.launch import across, backward, forward
 from pe.attention.kernels.flash import self_check as proof
-from pe.attention.kernels.flash.launch import tokens_first
+from pe.attention.kernels.layout import tokens_first
 
 WIDEST = 64
 """Widest heads on a GPU. At 128 the backward kernel faulted on an H100.

@@ -13,33 +13,18 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pe.attention.kernels.flash import backward as gradients
+from pe.attention.kernels.flash import forward as flash
 from pe.attention.kernels.flash import learned
 from pe.attention.kernels.flash.blocks import Blocks, Plan, plan_for
-from pe.attention.kernels.flash.forward import forward as flash
 from pe.attention.kernels.flash.horizon import LEAST, horizon, leaves_out
 from pe.attention.kernels.flash.straight import LONG, SHARE, lines, order_of, straightens
 from pe.attention.kernels.flash.sums import by_distance, by_unit
+from pe.attention.kernels.layout import contiguous_last_dim, strides_of, tokens_first
 from pe.encodings.core.forms import FIRE, KEYS, LOGARITHM, NONE, PADDING, POWER, TABLE
 
 LN2 = math.log(2.0)
 PROGRAMS, SHARED = 1024, 2048
 """Programs that the gradient of FIRE's network is spread over, at most, and that of a table."""
-
-
-def rows_of(x: Tensor) -> tuple[int, int, int]:
-    """Strides of batch, head and token."""
-    return x.stride(0), x.stride(1), x.stride(2)
-
-
-def ready(x: Tensor) -> Tensor:
-    """With a token's channels side by side, as kernels read them."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def tokens_first(like: Tensor, width: int) -> Tensor:
-    """(B, H, T, width) with a token's heads side by side, as the next layer reads them."""
-    batch, heads, length, _ = like.shape
-    return like.new_empty(batch, length, heads, width).transpose(1, 2)
 
 
 class _Bias:
@@ -125,7 +110,7 @@ def forward(
     Keys beyond it are left out of texts of ``least`` tokens and more; FIRE takes lines in texts of
     ``long`` and more.
     """
-    q, k, v = ready(q), ready(k), ready(v)
+    q, k, v = contiguous_last_dim(q), contiguous_last_dim(k), contiguous_last_dim(v)
     batch, heads, length, width = q.shape
     out = tokens_first(q, v.shape[-1])
     lse = q.new_empty(batch, heads, length, dtype=torch.float32)
@@ -138,7 +123,7 @@ def forward(
     w = _lines(kind, straight, q, parts, plan)
     flash.forward[(-(-length // plan.queries), batch * heads)](
         q, k, v, out, lse, *bias.tensors, w, length, heads, heads // k.shape[1], scale / LN2,
-        *rows_of(q), *rows_of(k), *rows_of(v), *rows_of(out), *bias.strides,
+        *strides_of(q), *strides_of(k), *strides_of(v), *strides_of(out), *bias.strides,
         *w.stride()[:2], KIND=kind, REACH=reach, LEAVES=leaves, STRAIGHT=straight, E=width,
         D=v.shape[-1], BM=plan.queries, BN=plan.keys, PRECISION=_precision(q), **plan.options(),
     )  # fmt: skip
@@ -162,7 +147,12 @@ def backward(
     long: int = LONG,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv and the gradient of ``own``, empty unless ``learns``."""
-    q, k, v, gradient = ready(q), ready(k), ready(v), ready(gradient)
+    q, k, v, gradient = (
+        contiguous_last_dim(q),
+        contiguous_last_dim(k),
+        contiguous_last_dim(v),
+        contiguous_last_dim(gradient),
+    )
     batch, heads, length, width = q.shape
     key_heads, value_width = k.shape[1], v.shape[-1]
     groups = heads // key_heads
@@ -171,7 +161,7 @@ def backward(
     straight = _straight(kind, q, plan, long)
     sums = torch.empty_like(lse)
     inputs = (q, k, v, gradient, lse, sums, *bias.tensors)
-    strides = (*rows_of(q), *rows_of(k), *rows_of(v), *rows_of(gradient))
+    strides = (*strides_of(q), *strides_of(k), *strides_of(v), *strides_of(gradient))
     shape: dict[str, Any] = {"KIND": kind, "REACH": reach, "E": width}
     shape |= {"D": value_width, "PRECISION": _precision(q)}
     dq, dk, dv = tokens_first(q, width), tokens_first(k, width), tokens_first(v, value_width)
@@ -179,7 +169,8 @@ def backward(
     w = _lines(kind, straight, q, parts, b)
     gradients.by_queries[(-(-length // b.queries), batch * heads)](
         *inputs, w, out, dq, length, heads, groups, scale / LN2, scale, *strides, *bias.strides,
-        *w.stride()[:2], *rows_of(out), *rows_of(dq), SUMS=learns, LEAVES=leaves, STRAIGHT=straight,
+        *w.stride()[:2], *strides_of(out), *strides_of(dq),
+        SUMS=learns, LEAVES=leaves, STRAIGHT=straight,
         BM=b.queries, BN=b.keys, **shape, **b.options(),
     )  # fmt: skip
     by_keys = learns and kind in (KEYS, LOGARITHM, POWER)
@@ -191,7 +182,8 @@ def backward(
     gradients.by_keys[(-(-length // b.keys), batch * key_heads)](
         *inputs, w, dk, dv, by_key[0], by_key[-1], network.order, *network.tensors,
         length, heads, groups, scale / LN2, scale, *strides, *bias.strides, *w.stride()[:2],
-        *rows_of(dk), *rows_of(dv), SUMS=by_keys, LEAVES=leaves, STRAIGHT=straight, BM=b.queries,
+        *strides_of(dk), *strides_of(dv), SUMS=by_keys, LEAVES=leaves, STRAIGHT=straight,
+        BM=b.queries,
         BN=b.keys, **shape,
         UNITS=network.units, KNOTS=bias.knots, PLACES=network.places, **b.options(),
     )  # fmt: skip

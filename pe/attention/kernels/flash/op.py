@@ -24,7 +24,8 @@ from torch import Tensor
 
 from pe.attention.kernels.flash import self_check as proof
 from pe.attention.kernels.flash.horizon import leaves_out
-from pe.attention.kernels.flash.launch import backward, forward, tokens_first
+from pe.attention.kernels.flash.launch import backward, forward
+from pe.attention.kernels.layout import tokens_first
 from pe.encodings.core.forms import NONE
 
 

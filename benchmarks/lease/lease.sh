@@ -1,0 +1,38 @@
+#!/bin/bash
+# The steps of a lease, on the lent machine: lease.sh setup|warm|go|wait (README.md).
+# WORK holds everything; LEASE the scripts, code.tar.gz, commit, study and wheels that travelled.
+export WORK=${WORK:-/tmp/lease} PYTHON=${PYTHON:-python3} AT_ONCE=${AT_ONCE:-3}
+mkdir -p "$WORK/work" "$WORK/parts"
+export PYTHONPATH=$WORK/code:$WORK/site PE_CACHE=$WORK/cache TORCHINDUCTOR_CACHE_DIR=$WORK/inductor
+export TRITON_CACHE_DIR=$WORK/triton PYTHONUNBUFFERED=1 OMP_NUM_THREADS=4
+[ -f "$WORK/commit" ] && export PE_COMMIT=$(cat "$WORK/commit")
+[ -f "$WORK/study" ] && export STUDY=$(cat "$WORK/study")
+cd "$WORK/work" || exit 1
+case $1 in
+setup) # LEASE=folder that travelled
+  cp "$LEASE"/*.py "$LEASE"/lease.sh "$LEASE"/commit "$LEASE"/study "$WORK"/ || exit 1
+  mkdir -p "$WORK/code" "$WORK/site" && tar -xzf "$LEASE/code.tar.gz" -C "$WORK/code" || exit 1
+  ls "$LEASE"/whl/*.whl >/dev/null 2>&1 && { $PYTHON -m pip install -q --no-index --no-deps \
+    --no-compile --no-cache-dir --upgrade --target "$WORK/site" "$LEASE"/whl/*.whl || exit 1; }
+  $PYTHON -c "import pe, pe.study.worker; pe.train, pe.evaluate; print(pe.__file__)" ;;
+warm) # compile what the first runs need while the data is on its way
+  setsid nohup $PYTHON "$WORK/warm.py" "$STUDY" $MORE >"$WORK/warm.log" 2>&1 & echo $! >"$WORK/warm.pid" ;;
+go) # all parts are in $WORK/parts
+  [ -f "$WORK/warm.pid" ] && kill -9 -- -"$(cat "$WORK/warm.pid")" 2>/dev/null
+  $PYTHON "$WORK/tokens.py" place "$WORK/parts" corpus 16384 || exit 1
+  setsid nohup $PYTHON "$WORK/runner.py" "$STUDY" --at-once "$AT_ONCE" $MORE \
+    >"$WORK/runner.log" 2>&1 & echo $! >"$WORK/runner.pid" ;;
+wait) # $2 seconds at most; records go to $OUT every half minute, so that none is lost
+  end=$((SECONDS + $2))
+  while :; do
+    tar -czf "$WORK/records.tgz" --exclude=checkpoints --exclude=checkpoint --exclude='.lock' \
+      -C "$WORK/work" runs -C "$WORK" runner.log 2>/dev/null
+    cp "$WORK/records.tgz" "$OUT/.new" && mv "$OUT/.new" "$OUT/records.tgz"
+    grep -q 'the end$' "$WORK/runner.log" && break
+    kill -0 "$(cat "$WORK/runner.pid")" 2>/dev/null || break
+    [ $SECONDS -ge $end ] && break
+    left=$((end - SECONDS)); sleep $((left < 25 ? (left > 0 ? left : 1) : 25))
+  done
+  nvidia-smi --query-gpu=utilization.gpu,memory.used --format=csv,noheader 2>/dev/null
+  df -h "$WORK" | tail -1; uptime; cat "$WORK/runner.log" ;;
+esac

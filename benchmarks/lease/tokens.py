@@ -1,0 +1,70 @@
+"""Put tokens that were made on another machine into the cache, under the name of their corpus.
+
+    python tokens.py pack CACHE CORPUS VOCAB PARTS COUNT   here: compress, cut into COUNT parts
+    python tokens.py place PARTS CORPUS VOCAB              there: join and unpack
+
+What `pe.data` finds is checked against the seal of the entry, file by file, so the tokens are
+those that were made. The corpus stays behind: a folder of empty files with its names stands for it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+from pe.data.cache import cache_root, key_of, write_json
+from pe.data.corpora import open_corpus
+from pe.data.preparation import prepare
+
+
+def pack(cache: str, corpus: str, vocab: str, parts: str, count: str) -> None:
+    """Tokens of ``corpus`` in ``cache`` -> ``parts``/0 ... , with a list of what they are."""
+    data = prepare(corpus, int(vocab), cache=cache)
+    folder = Path(parts)
+    folder.mkdir(parents=True, exist_ok=True)
+    filters = "--lzma2=preset=6,lc=3,lp=1,pb=1"
+    whole = folder / "tokens.tar.xz"
+    subprocess.run(
+        f"tar -C {data.directory.parent} -cf - {data.directory.name} | "
+        f"xz -T0 --block-size=60MiB {filters} -c > {whole}",
+        shell=True, check=True,
+    )  # fmt: skip
+    content, size = whole.read_bytes(), -(-whole.stat().st_size // int(count))
+    for number in range(int(count)):
+        part = folder / str(number)
+        part.mkdir(exist_ok=True)
+        (part / f"tokens.{number}").write_bytes(content[number * size : (number + 1) * size])
+    whole.unlink()
+    names = sorted(p.name for p in Path(corpus).iterdir())
+    about = {"fingerprint": data.fingerprint, "notes": data.notes, "files": names}
+    (folder / "0" / "about.json").write_text(json.dumps(about))
+
+
+def place(parts: str, corpus: str, vocab: str) -> None:
+    """Parts in one folder -> a cache entry that `prepare` finds for ``corpus``."""
+    folder = Path(parts)
+    about = json.loads((folder / "about.json").read_text())
+    Path(corpus).mkdir(exist_ok=True)
+    for name in about["files"]:
+        (Path(corpus) / name).touch()
+    root = cache_root()
+    (root / "tokens").mkdir(exist_ok=True)
+    whole = folder / "tokens.tar.xz"
+    with whole.open("wb") as out:
+        for part in sorted(folder.glob("tokens.[0-9]*"), key=lambda p: int(p.suffix[1:])):
+            out.write(part.read_bytes())
+    with tarfile.open(whole, "r:xz") as archive:  # no xz program is needed
+        archive.extractall(root / "tokens", filter="data")
+    source, budget = open_corpus(corpus)
+    seen = key_of(source.identity(), budget.tokens, budget.documents)
+    known = {"fingerprint": about["fingerprint"], "notes": about["notes"]}
+    write_json(root / "seen" / f"{seen}.json", known)
+    data = prepare(corpus, int(vocab))
+    print(json.dumps(data.summary()))
+
+
+if __name__ == "__main__":
+    (pack if sys.argv[1] == "pack" else place)(*sys.argv[2:])

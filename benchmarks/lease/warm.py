@@ -1,0 +1,55 @@
+"""Compile the models of a study's first runs, with two steps each on text that Python carries.
+
+    python warm.py STUDY
+
+Stops when it is killed or done. What is compiled stays in the compilers' caches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+from pe.study.plan import load_plan
+from pe.training.recipe import Recipe
+
+CODE = """
+import json, os, sys, tempfile
+import pe
+from pe.runs import Run
+recipe = pe.Recipe.from_dict(json.loads(sys.argv[1]))
+with tempfile.TemporaryDirectory() as folder:
+    pe.train(Run(os.path.join(folder, "warm", recipe.run_name()), recipe=recipe), quiet=True)
+"""
+
+
+def compile_one(recipe: Recipe) -> None:
+    """Two steps in a process of its own."""
+    short = dataclasses.replace(
+        recipe, corpus="stdlib", steps=2, warmup_steps=0, decay_steps=0, validate_every=0
+    )
+    words = [sys.executable, "-c", CODE, json.dumps(short.to_dict())]
+    done = subprocess.run(words, capture_output=True, text=True)
+    print(recipe.pe, done.returncode, done.stderr[-300:] if done.returncode else "", flush=True)
+
+
+def main() -> None:
+    """Each encoding once, in the order of the plan."""
+    from pe.data import prepare
+
+    first: dict[str, Recipe] = {}
+    for planned in load_plan(sys.argv[1], mini="--mini" in sys.argv):
+        first.setdefault(planned.recipe.pe, planned.recipe)
+    recipes = list(first.values())
+    prepare("stdlib", recipes[0].vocab_size)
+    print("text is ready", flush=True)
+    with ThreadPoolExecutor(int(os.environ.get("AT_ONCE", "3"))) as pool:
+        list(pool.map(compile_one, recipes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""Types, rounding, loading and saving, and paths that compute the same function."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+
+import torch
+from torch import Tensor
+
+from pe.attention import BACKENDS
+from pe.conformance.law import Broken, Measure, NotApplicable, law
+from pe.conformance.subject import (
+    FAR,
+    SIZES,
+    Inputs,
+    Subject,
+    attended,
+    inputs,
+    learned,
+    same_draw,
+    scores,
+    tokens,
+)
+from pe.encodings import Encoding, encoding
+from pe.encodings.core.forms import NONE, matrix
+
+
+def hooks(enc: Encoding, given: Inputs, positions: Tensor) -> dict[str, Tensor]:
+    """What each hook gives, by name."""
+    with same_draw():
+        where = enc.prepare(positions, positions, given.q.dtype)
+    q, k = enc.rotate(given.q, given.k, where.q_positions, where.k_positions, where.tables)
+    state = enc.key_state(given.x)
+    bias = enc.bias(given.q, given.k, where.q_positions, where.k_positions, state)
+    found = {"queries": q, "keys": k, "embeddings": enc.embed(given.x, where.q_positions)}
+    factor = enc.logit_scale(where.q_positions)
+    more = {"key state": state, "bias": bias, "logit scale": factor}
+    return found | {key: value for key, value in more.items() if value is not None}
+
+
+# sgl-project/sglang-jax#1472, huggingface/candle#3520: positions and phases in bfloat16.
+@law
+def precision(subject: Subject, measure: Measure) -> None:
+    """float32 logits are the float64 ones, up to position 100,000."""
+    enc, positions = subject.build(), subject.reach(FAR)
+    given = inputs(len(positions))
+    double = copy.deepcopy(enc).double()
+    exact = scores(double, given.to(torch.float64), positions)
+    measure.close("logits", scores(enc, given, positions), exact, 2e-5, 1e-5)
+    with same_draw():
+        embedded = double.embed(given.x.double(), positions)
+    with same_draw():
+        measure.close("embeddings", enc.embed(given.x, positions), embedded, 1e-5, 1e-5)
+
+
+# huggingface/transformers#29285.
+@law
+def autocast(subject: Subject, measure: Measure) -> None:
+    """Under autocast, phases and biases are still float32."""
+    enc, positions = subject.build(), subject.reach(FAR)
+    given = inputs(len(positions))
+    plain = hooks(enc, given, positions)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = hooks(enc, given, positions)
+    for name, value in plain.items():
+        if cast[name].dtype != value.dtype:
+            raise Broken(f"{name}: {cast[name].dtype} under autocast, {value.dtype} without")
+        measure.close(name, cast[name], value, 1e-6, 1e-6)
+
+
+# huggingface/transformers#25681: buffers follow .half().
+@law
+def cast(subject: Subject, measure: Measure) -> None:
+    """After .to(bfloat16) or .half() results are rounded and constants are not."""
+    for dtype in (torch.bfloat16, torch.float16):
+        enc, positions = subject.build(), subject.reach(FAR)
+        with torch.no_grad():  # numbers that survive the cast: only constants are at stake
+            for parameter in enc.parameters():
+                parameter.copy_(parameter.to(torch.bfloat16).to(torch.float16))
+        given = inputs(len(positions)).to(dtype)
+        before = hooks(enc, given.to(torch.float32), positions)
+        logits = scores(enc, given.to(torch.float32), positions)
+        after = hooks(enc.to(dtype), given, positions)
+        if after["keys"].shape != before["keys"].shape:  # it spreads keys by the type's range
+            for found in (before, after):
+                del found["queries"], found["keys"]
+            rounded = scores(enc, given, positions)
+            measure.close(f"logits, {dtype}", rounded.float(), logits.float(), 2e-2, 2e-2)
+        for name, value in before.items():
+            got = after[name]
+            if name in ("bias", "key state") and got.dtype != torch.float32:
+                raise Broken(f"{name}: {got.dtype} after .to({dtype}), expected float32")
+            # Rounding a result to 8 bits; what stays float32 is not rounded at all.
+            atol, rtol = (1e-5, 1e-5) if got.dtype == torch.float32 else (8e-3, 1e-2)
+            measure.close(f"{name}, {dtype}", got.float(), value.float(), atol, rtol)
+
+
+# huggingface/transformers#45902: constants are uninitialised memory after to_empty.
+@law
+def meta(subject: Subject, measure: Measure) -> None:
+    """Built on the meta device and then loaded, every constant is right."""
+    here = subject.build()
+    given = {"original_length": subject.length} | SIZES | subject.options
+    with torch.device("meta"):
+        enc = encoding(subject.spec, **given)
+    stray = [name for name, t in enc.named_parameters() if not t.is_meta]
+    stray += [name for name, t in enc.named_buffers() if not t.is_meta]
+    if stray:
+        raise Broken(f"not on the meta device: {', '.join(stray)}")
+    enc.eval().to_empty(device="cpu")
+    with torch.no_grad():  # memory that nobody wrote holds anything
+        for parameter in enc.parameters():
+            parameter.fill_(float("nan"))
+    enc.reset_parameters(torch.Generator().manual_seed(0))
+    for name, parameter in enc.named_parameters():
+        if not parameter.isfinite().all():
+            raise Broken(f"{name}: reset_parameters does not write all of it")
+    enc.load_state_dict(here.state_dict())
+    for name, buffer in here.named_buffers():
+        measure.equal(name, enc.get_buffer(name), buffer)
+    length = subject.lengths(1, 2 * subject.length)[-1]
+    positions, case = torch.arange(length), inputs(length)
+    measure.equal("attention", attended(enc, case, positions), attended(here, case, positions))
+    measure.equal("embeddings", enc.embed(case.x, positions), here.embed(case.x, positions))
+
+
+# NVIDIA-NeMo/Automodel#2549: a reloaded model with rounded constants.
+@law
+def saving(subject: Subject, measure: Measure) -> None:
+    """save_pretrained and from_pretrained change no logit, also in bfloat16."""
+    from transformers import AutoModelForCausalLM
+
+    from pe._quiet import quiet_libraries
+
+    model = subject.model()
+    ids = tokens(2, subject.lengths(1, 2 * subject.length)[-1])
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad(), quiet_libraries():
+        model.save_pretrained(folder)
+        for dtype in (torch.float32, torch.bfloat16):
+            again = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+            with same_draw():
+                want = model.to(dtype)(ids, use_cache=False).logits
+            with same_draw():
+                measure.equal(f"logits, {dtype}", again(ids, use_cache=False).logits, want)
+
+
+@law
+def form(subject: Subject, measure: Measure) -> None:
+    """What kernels make a bias of is the bias, up to what softmax forgets."""
+    enc, length = subject.build(), subject.lengths(1, 15, 33, 140)[-1]
+    if not enc.biased or not enc.has_form:
+        raise NotApplicable("it has no bias, or only a matrix")
+    if enc.random:
+        raise NotApplicable("its tokens do not stand where they are counted")
+    given, positions = inputs(length), torch.arange(length)
+    state = enc.key_state(given.x)
+    made = enc.bias_form(length, positions.device, state)
+    if made.kind == NONE:
+        raise NotApplicable("it has no bias")
+    want = enc.bias(given.q, given.k, positions, positions, state)
+    assert want is not None
+    got = matrix(made, length, given.q, given.k).expand_as(want)
+    seen = torch.ones(length, length, dtype=torch.bool).tril()
+    got, want = (
+        (x - x.diagonal(dim1=-2, dim2=-1)[..., None]).masked_fill(~seen, 0.0) for x in (got, want)
+    )
+    # FIRE is read between knots; what that may cost is shown in pe.encodings.core.forms.
+    measure.close("bias", got, want, 2e-4, 1e-4)
+
+
+# Dao-AILab/flash-attention#858: one path ignored ALiBi.
+@law
+def backends(subject: Subject, measure: Measure) -> None:
+    """Each attention backend equals the dense one, forward and backward."""
+    enc, length = subject.build(), subject.lengths(1, 15, 33)[-1]
+    positions = torch.arange(length)
+    own = learned(enc)
+    for queries in (length, min(3, length)):
+        results = []
+        for backend in ("dense", *(name for name in BACKENDS if name != "dense")):
+            given = Inputs(*(x.requires_grad_() for x in inputs(length)))
+            out = attended(enc, given.last(queries), positions, positions[-queries:], backend)
+            wanted = {"queries": given.q, "keys": given.k, "values": given.v, "input": given.x}
+            direction = torch.linspace(-1, 1, out.numel()).view(out.shape)
+            slopes = torch.autograd.grad(
+                (out * direction).sum(), [*wanted.values(), *own.values()], allow_unused=True
+            )
+            results.append((backend, out, dict(zip((*wanted, *own), slopes, strict=True))))
+        (_, want, gradients), *others = results
+        for backend, out, found in others:
+            measure.close(backend, out, want, 2e-5, 1e-4)
+            for name, gradient in gradients.items():
+                if gradient is not None:
+                    got = found[name]
+                    got = torch.zeros_like(gradient) if got is None else got
+                    measure.close(f"{backend}, gradient of {name}", got, gradient, 2e-4, 1e-3)

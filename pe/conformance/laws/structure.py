@@ -1,0 +1,222 @@
+"""Shapes, axes, heads, sequences of a batch, and sums of encodings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pe.conformance.law import Broken, Measure, NotApplicable, law
+from pe.conformance.subject import SIZES, Inputs, Subject, inputs, same_draw, scores, tokens
+from pe.encodings import Encoding, FrequencyTransform, list_encodings
+from pe.encodings.core.composite import Composite
+from pe.encodings.core.registry import lookup, options_of, part_classes, takes
+
+
+@law
+def contract(subject: Subject, measure: Measure) -> None:
+    """Hooks keep shapes and types, and the traits say what the hooks do."""
+    enc, length = subject.enc, subject.lengths(1, 9)[-1]
+    positions = torch.arange(length)
+    for dtype in (torch.float32, torch.bfloat16):
+        given = inputs(length).to(dtype)
+        with same_draw():
+            where = enc.prepare(positions, positions, dtype)
+        embedded = enc.embed(given.x, where.q_positions)
+        if embedded.shape != given.x.shape or embedded.dtype != dtype:
+            raise Broken(f"embed gives {embedded.dtype} {tuple(embedded.shape)} for {dtype} "
+                         f"{tuple(given.x.shape)}")  # fmt: skip
+        q, k = enc.rotate(given.q, given.k, where.q_positions, where.k_positions, where.tables)
+        if (q.dtype, k.dtype) != (dtype, dtype):
+            raise Broken(f"rotate gives {q.dtype} and {k.dtype} for {dtype}")
+        if q.shape[:-1] != given.q.shape[:-1] or k.shape[:-1] != given.k.shape[:-1]:
+            raise Broken(f"rotate gives {tuple(q.shape)} and {tuple(k.shape)}")
+        if q.shape[-1] != k.shape[-1]:
+            raise Broken(f"rotate gives queries {q.shape[-1]} wide and keys {k.shape[-1]} wide")
+        state = enc.key_state(given.x)
+        if state is not None and (
+            state.dtype != torch.float32 or state.shape[:3] != (2, SIZES["num_heads"], length)
+        ):
+            raise Broken(f"key_state gives {state.dtype} {tuple(state.shape)}, "
+                         "expected float32 (B, H, T, S)")  # fmt: skip
+        bias = enc.bias(given.q, given.k, where.q_positions, where.k_positions, state)
+        if bias is not None:
+            if bias.dtype != torch.float32:
+                raise Broken(f"bias gives {bias.dtype} for {dtype}, expected float32")
+            bias.expand(2, SIZES["num_heads"], length, length)
+        factor = enc.logit_scale(where.q_positions)
+        if factor is not None:
+            factor.expand(2, SIZES["num_heads"], length)
+    if not torch.equal(embedded, given.x) and not enc.embeds:
+        raise Broken("embed changes the embeddings, and the trait `embeds` is False")
+    moved = not (torch.equal(q, given.q) and torch.equal(k, given.k))
+    if moved and not enc.rotates:
+        raise Broken("rotate changes queries or keys, and the trait `rotates` is False: "
+                     "the encoding would be combined with another one that rotates")  # fmt: skip
+
+
+# mlfoundations/open_lm#4 rotated along heads; axes mixed up raise no error.
+@law
+def heads(subject: Subject, measure: Measure) -> None:
+    """A head depends on itself alone; equal heads may be exchanged."""
+    enc, keys = subject.enc, SIZES["num_kv_heads"]
+    group = SIZES["num_heads"] // keys
+    # As many tokens as heads, so that exchanged axes raise no error of shape.
+    positions = torch.arange(*subject.lengths(1, SIZES["num_heads"])[-1:])
+    given, other = inputs(len(positions)), inputs(len(positions), seed=40)
+    here = scores(enc, given, positions)
+    for g in range(keys):
+        mine = slice(g * group, (g + 1) * group)
+        mixed = given._replace(q=other.q.clone(), k=other.k.clone())
+        mixed.q[:, mine], mixed.k[:, g] = given.q[:, mine], given.k[:, g]
+        measure.close(f"key head {g}, others changed", scores(enc, mixed, positions)[:, mine],
+                      here[:, mine], 1e-5, 1e-5)  # fmt: skip
+    twins = _twins(given)
+    answers = scores(enc, twins, positions)
+    if torch.allclose(answers, answers[:, :1].expand_as(answers), atol=1e-6):  # equal heads
+        order = torch.arange(keys).flip(0)
+        queries = torch.arange(SIZES["num_heads"]).view(keys, group)[order].flatten()
+        moved = given._replace(q=given.q[:, queries], k=given.k[:, order])
+        measure.close("heads exchanged", scores(enc, moved, positions), here[:, queries],
+                      1e-5, 1e-5)  # fmt: skip
+
+
+@law
+def time(subject: Subject, measure: Measure) -> None:
+    """The same content is rotated differently at different positions."""
+    if not subject.enc.rotates:
+        raise NotApplicable("does not rotate")
+    positions = torch.arange(SIZES["num_heads"])
+    given = inputs(len(positions))
+    q = given.q[:, :, :1].expand_as(given.q)
+    k = given.k[:, :, :1].expand_as(given.k)
+    rotating = 0  # a schedule may leave some layers unrotated
+    for enc in subject.layers():
+        with same_draw():
+            where = enc.prepare(positions, positions)
+        rotated = enc.rotate(q, k, where.q_positions, where.k_positions, where.tables)
+        if torch.equal(rotated[0], q) and torch.equal(rotated[1], k):
+            continue
+        rotating += 1
+        for name, x in zip(("query", "key"), rotated, strict=True):
+            if (x[:, :, 1:] - x[:, :, :1]).abs().amax(-1).min() < 1e-6:
+                raise Broken(f"a {name} is rotated by the same angle at two positions")
+    if not rotating:
+        raise Broken("no layer rotates")
+
+
+def _twins(given: Inputs) -> Inputs:
+    """All heads with the content of the first."""
+
+    def alike(x: Tensor) -> Tensor:
+        return x[:, :1].expand_as(x)
+
+    return given._replace(q=alike(given.q), k=alike(given.k))
+
+
+@law
+def rows(subject: Subject, measure: Measure) -> None:
+    """Positions (B, T) give each sequence what it gets alone."""
+    enc, batch = subject.enc, SIZES["num_heads"]  # as many sequences as heads: axes may be mixed up
+    if enc.random:
+        raise NotApplicable("each sequence has its own draw")
+    length = subject.lengths(1, 2, 9)[-1]
+    positions = torch.stack([torch.arange(length) + 50 * b for b in range(batch)])
+    if enc.max_positions is not None:
+        positions = positions.clamp(max=enc.max_positions - 1)
+    given = inputs(length, batch=batch)
+    whole = scores(enc, given, positions)
+    with same_draw():
+        embedded = enc.embed(given.x, positions)
+    for b in range(batch):
+        alone, at = given.rows(slice(b, b + 1)), positions[b]
+        here = slice(b, b + 1)
+        measure.close(f"sequence {b}", whole[here], scores(enc, alone, at), 1e-5, 1e-5)
+        measure.close(f"sequence {b}, embedded", embedded[here], enc.embed(alone.x, at), 1e-6, 1e-6)
+
+
+NEUTRAL: dict[str, Any] = {"factor": 1.0, "alpha": 1.0}
+
+
+@law
+def base(subject: Subject, measure: Measure) -> None:
+    """With factor 1 it equals the method it extends, up to the length L."""
+    tried = 0
+    given, positions = inputs(subject.length), torch.arange(subject.length)
+    for name, part in subject.parts.items():
+        if not issubclass(part, FrequencyTransform):
+            continue
+        extended = _without(subject, name)
+        for option in (o for o in NEUTRAL if takes(part, o)):
+            tried += 1
+            # Its other options are left at their defaults: one may ask for something at factor 1.
+            neutral = Subject(subject.spec, extended.options | {option: NEUTRAL[option]}).enc
+            measure.close(f"{name} with {option}={NEUTRAL[option]}",
+                          scores(neutral, given, positions),
+                          scores(extended.enc, given, positions), 1e-6, 1e-6)  # fmt: skip
+    if not tried:
+        raise NotApplicable("no part extends by a factor")
+
+
+def _without(subject: Subject, name: str) -> Subject:
+    """The same spec less one transform, and less the options that only it took."""
+    kept = [n for n in subject.spec.split("+") if n.strip() != name]
+    rotary = kept and any(takes(c, "transforms") for c in part_classes("+".join(kept)).values())
+    if not rotary:
+        kept.insert(0, "rope")  # which the transform had implied
+    spec = "+".join(kept)
+    known = {option for part in part_classes(spec).values() for option in options_of(part)}
+    options = {key: value for key, value in subject.options.items() if key in known}
+    return Subject(spec, options | {"original_length": subject.length})
+
+
+PARTNERS = ("rope", "alibi")
+
+
+@law
+def composition(subject: Subject, measure: Measure) -> None:
+    """With RoPE and with ALiBi it adds up, or the refusal names both."""
+    partners = [p for p in PARTNERS if p in list_encodings() and p not in subject.parts]
+    if not partners:
+        raise NotApplicable("has both parts already")
+    for partner in partners:
+        spec = f"{subject.spec}+{partner}"
+        # An option that both take goes to both, and need not mean the same: left at its default.
+        own = {k: v for k, v in subject.options.items() if not takes(lookup(partner), k)}
+        alone, other = Subject(subject.spec, own), Subject(partner)
+        try:
+            whole = Subject(spec, own)
+        except ValueError as refusal:
+            named = [n for n in (*subject.spec.split("+"), partner) if n in str(refusal)]
+            if partner not in named or len(named) < 2:
+                raise Broken(f"{spec}: the refusal does not name both parts: {refusal}") from None
+            continue
+        whole.enc.load_state_dict(_inside(alone.enc), strict=False)
+        length = subject.lengths(1, 12)[-1]
+        given, positions = inputs(length), torch.arange(length)
+        both = scores(whole.enc, given, positions)
+        if not both.isfinite().all():
+            raise Broken(f"{spec}: logits are not finite")
+        if not subject.enc.random:
+            measure.close(spec, both, _added(alone.enc, other.enc, given, positions), 1e-5, 1e-5)
+        with torch.no_grad():
+            if not whole.model()(tokens(2, length)).logits.isfinite().all():
+                raise Broken(f"{spec}: a model's logits are not finite")
+
+
+def _added(alone: Encoding, other: Encoding, given: Inputs, positions: Tensor) -> Tensor:
+    """Logits of the sum, by hand: those of the part that rotates, with the other's hooks on top."""
+    first, second = (other, alone) if other.rotates else (alone, other)
+    bias = second.bias(given.q, given.k, positions, positions, second.key_state(given.x))
+    factor = second.logit_scale(positions)
+    logits = scores(first, given, positions)
+    if factor is not None:  # RoPE, the first, has no term that must not be multiplied
+        logits = logits * factor[..., None]
+    return logits if bias is None else logits + bias.tril()
+
+
+def _inside(alone: Encoding) -> dict[str, Tensor]:
+    """Its learned numbers under the names that they have in a sum that begins with it."""
+    state = alone.state_dict()
+    return state if isinstance(alone, Composite) else {f"parts.0.{k}": v for k, v in state.items()}

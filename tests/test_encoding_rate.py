@@ -1,0 +1,81 @@
+"""Rates of an encoding's own parameters, and the scale of the token embeddings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_training import assert_same_weights, tiny, train_tiny, weights
+
+from pe.runs import Run
+from pe.training.build import build_model
+from pe.training.recipes import recipe as named_recipe
+from pe.training.trainer import _Training, train
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+def own(name: str) -> bool:
+    return ".encodings." in name or name.startswith("encodings.")
+
+
+def test_own_parameters_move_as_much_farther_as_the_recipe_says(
+    shared: Path, tmp_path: Path
+) -> None:
+    def after_one_step(**changes: float) -> dict[str, torch.Tensor]:
+        return weights(train_tiny(tmp_path, shared, pe="t5", steps=1, warmup_steps=0, **changes))
+
+    start = dict(build_model(tiny(shared / "corpus", pe="t5"), 264).named_parameters())
+    plain, faster = after_one_step(), after_one_step(encoding_rate=10.0)
+    assert any(map(own, plain))
+    for name in plain:
+        if not own(name):
+            assert torch.equal(plain[name], faster[name]), name
+            continue
+        moved, farther = plain[name] - start[name], faster[name] - start[name]
+        assert moved.abs().max() > 0
+        assert torch.allclose(farther, 10 * moved, atol=1e-6), name
+
+
+def test_the_multiple_holds_in_every_step_and_after_a_resume(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = tiny(shared / "corpus", pe="t5", encoding_rate=10.0)
+    whole = train(Run(tmp_path / "whole" / chosen.run_name(), chosen), quiet=True)
+    step, ratios = _Training._step, []
+
+    def stopped(self: _Training, batch: object) -> object:
+        rates = {group["lr"] for group in self.optimizer.param_groups}
+        ratios.append(max(rates) / min(rates))
+        if len(ratios) == 8:
+            raise RuntimeError("the power fails")
+        return step(self, batch)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(_Training, "_step", stopped)
+    run = Run(tmp_path / "in_two" / chosen.run_name(), chosen)
+    with pytest.raises(RuntimeError, match="the power fails"):
+        train(run, quiet=True)
+    train(run, quiet=True)
+    assert run.read()["training"]["resumes"] == 1
+    assert len(ratios) > 24
+    assert all(ratio == pytest.approx(10.0) for ratio in ratios)
+    assert_same_weights(whole, run)
+
+
+def test_a_rate_for_parameters_that_are_not_there_is_refused(shared: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="encoding_rate: rope has no parameters"):
+        train_tiny(tmp_path, shared, pe="rope", encoding_rate=2.0)
+
+
+def test_token_embeddings_are_the_same_draws_scaled() -> None:
+    models = [
+        build_model(named_recipe("demo", pe="sinusoidal", **changes), 264)
+        for changes in ({}, {"embedding_std": 0.0442})
+    ]
+    plain, scaled = (dict(model.named_parameters()) for model in models)
+    name = "model.embed_tokens.weight"
+    assert scaled[name].std().item() == pytest.approx(0.0442, rel=0.02)
+    assert torch.allclose(scaled[name], plain[name] * (0.0442 / 0.02), rtol=1e-5)
+    for other in plain.keys() - {name}:
+        assert torch.equal(plain[other], scaled[other]), other
