@@ -76,7 +76,7 @@ def execute(task: Mapping[str, Any], environment: Mapping[str, str]) -> str:
 
 def _done(run: Run, task: Mapping[str, Any]) -> bool:
     if task.get("zero_shot"):
-        return not ZeroShot.of(task["zero_shot"]).missing(run)
+        return not ZeroShot.model_validate(task["zero_shot"]).missing(run)
     return complete(run)
 
 
@@ -178,7 +178,7 @@ def main(task: Mapping[str, Any]) -> None:
         import pe.evaluation.longrope.search
 
         take_turn()
-        carry_out(Run(task["directory"]), ZeroShot.of(task["zero_shot"]))
+        carry_out(Run(task["directory"]), ZeroShot.model_validate(task["zero_shot"]))
     elif is_again(run):
         _train_again(run)
     elif task["notebook"]:

@@ -142,9 +142,8 @@ def execute(
             stopped = client.stop.signal_name if reason else ""
             if stopped and not client.stop.killed:
                 reason = f"stopped by {stopped}"
-            if (
-                reason and isinstance(run, Run) and not busy
-            ):  # else the record belongs to the process that has the folder
+            # The record of a busy folder belongs to the process that holds it.
+            if reason and isinstance(run, Run) and not busy:
                 _record_failure(run, before, reason, stopped, line)
     if stopped:
         line.note(
