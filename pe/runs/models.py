@@ -381,13 +381,19 @@ class Fit(Part):
     """Validation windows."""
     trials: list[list[float]]
     """Every [c, nll] that was tried."""
+    at_bound: bool = False
+    """Whether the search ended at an end of its range: the best c may lie beyond. Not in older
+    records."""
 
 
 class Tempered(Part):
     """The same measurements with a length temperature fitted on validation text."""
 
     fit: Fit | None
-    """Null where no length lies beyond the training context."""
+    """That of the shortest length; null where no length lies beyond the training context."""
+    fits: dict[Tokens, Fit] = {}
+    """By length beyond the training context: the fit that is used at that length. Not in older
+    records, which used one fit over all lengths."""
     reason: str | None
     """Why there is no fit."""
     perplexity: Cells = {}
@@ -398,6 +404,15 @@ class Tempered(Part):
     """As `loss_by_position` above."""
     retrieval: Retrieval | None = None
     """As `retrieval` above."""
+
+
+class Precision(Part):
+    """Types of matrix products and of the residual stream."""
+
+    products: str
+    """Type of matrix products, such as bfloat16."""
+    residual: str
+    """Type of the residual stream."""
 
 
 class Evaluation(Measures, Record):
@@ -415,6 +430,9 @@ class Evaluation(Measures, Record):
     """Windows, each inside one test document."""
     windows_wanted: int | None = None
     """Windows that the recipe asked for; the corpus may have fewer. Not in the oldest records."""
+    precision: Precision | None = None
+    """Types of matrix products and of the residual stream. Not in older records: those of the
+    recipe, the residual stream as the products."""
     seconds: float
     """Wall time of the evaluation."""
     tempered: Tempered | None = None
