@@ -50,11 +50,11 @@ class Laws(pytest.Collector):
 
     def collect(self) -> Iterator[pytest.Item]:
         sys.path.insert(0, os.getcwd())  # where `my_module` is
-        from pe.__main__ import parsed
+        from pe.cli import option_value
         from pe.conformance import LAWS, Subject
 
         try:
-            options = dict(parsed(text) for text in self.config.getoption("pe_option"))
+            options = dict(option_value(text) for text in self.config.getoption("pe_option"))
             subject = Subject(self.name, options)
         except Exception as error:  # one sentence that names the value and what was expected
             raise pytest.UsageError(f"--pe {self.name}: {error}") from error

@@ -216,7 +216,7 @@ def test_learned_starts_with_the_spread_of_gpt2() -> None:
 
 @EVERY
 def test_tokens_are_scaled_where_the_source_scales_them(name: str) -> None:
-    """C13: with tokens of spread 0.02 and no factor the position would drown the token."""
+    """With tokens of spread 0.02 and no factor the position would drown the token."""
     x, where = torch.randn(5, 16, dtype=torch.float64), torch.arange(5)
     for chosen, factor in ((None, 1 if name == "learned" else 4), (True, 4), (False, 1)):
         enc = build(name, 16, **({} if chosen is None else {"scale_embeddings": chosen}))

@@ -57,7 +57,7 @@ def test_causal(name: str, length: int, heads: int, kv: int, d: int) -> None:
 @pytest.mark.parametrize(("tq", "tk"), [(1, 15), (1, 128), (7, 43), (128, 257), (3, 4)])
 @pytest.mark.parametrize("biased", [False, True])
 def test_queries_are_the_last_of_the_keys(name: str, tq: int, tk: int, biased: bool) -> None:
-    """D15: torch's own causal flag lets a decoding step see the first key only."""
+    """pytorch/pytorch#108108: torch's causal flag lets a decoding step see the first key only."""
     inputs = drawn(2, 4, 2, tq, tk, 32)
     bias = torch.randn(4, tq, tk).requires_grad_() if biased else None
     out = agree(name, inputs, 0.2, bias=bias)
@@ -71,7 +71,7 @@ def test_queries_are_the_last_of_the_keys(name: str, tq: int, tk: int, biased: b
 @pytest.mark.parametrize("name", FAST)
 @pytest.mark.parametrize("shape", [(1, 1, 15, 15), (1, 4, 15, 15), (2, 4, 15, 15), (15, 15)])
 def test_learned_biases(name: str, shape: tuple[int, ...]) -> None:
-    """C8, C12: a bias gets its gradient, at lengths that no kernel likes, in any broadcast."""
+    """A bias gets its gradient, at lengths that no kernel likes, in any broadcast."""
     bias = torch.randn(shape).requires_grad_()
     agree(name, drawn(2, 4, 2, 15, 15, 32), 0.2, bias=bias)
     padding = torch.ones(2, 15).long()
@@ -82,7 +82,7 @@ def test_learned_biases(name: str, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("name", FAST)
 def test_only_the_bias_wants_a_gradient(name: str) -> None:
-    """C13."""
+    """pytorch/pytorch#148476: illegal memory access where only the bias learns."""
     q, k, v = (x.detach() for x in drawn(2, 4, 2, 9, 9, 32))
     bias = torch.randn(4, 9, 9).requires_grad_()
     BACKENDS[name](q, k, v, scale=0.2, bias=bias, mask=None).sum().backward()
@@ -106,7 +106,7 @@ def test_arbitrary_masks(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(BACKENDS))
 def test_padding_rows_are_finite_and_reach_nobody(name: str) -> None:
-    """C5: padding on the left changes no real row, forward nor backward, and makes no NaN."""
+    """Padding on the left changes no real row, forward nor backward, and makes no NaN."""
     q, k, v = drawn(1, 4, 2, 6, 6, 32)
     alone = BACKENDS[name](q, k, v, scale=0.2)
 
@@ -185,7 +185,7 @@ def test_dense_is_float32_under_autocast() -> None:
 @pytest.mark.parametrize("spec", ["nope", "rope", "yarn", "pope"])
 @pytest.mark.parametrize("name", FAST)
 def test_attend_by_any_backend(spec: str, name: str) -> None:
-    """C9: every backend under every encoding, with positions for each row."""
+    """Every backend under every encoding, with positions for each row."""
     enc = encoding(spec, head_dim=32, num_heads=4, num_kv_heads=2, original_length=64)
     q, k, v = drawn(2, 4, 2, 5, 20, 32)
     positions = torch.stack((torch.arange(20), torch.arange(20) + 1000))

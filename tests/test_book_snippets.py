@@ -15,7 +15,7 @@ import torch
 from tiny_training import tiny, write_corpus
 
 import pe
-from pe import __main__ as command
+from pe import cli as command
 from pe.conformance import check_laws
 from pe.encodings.core import registry
 from pe.study.plan import load_plan

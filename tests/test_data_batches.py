@@ -32,7 +32,7 @@ def test_a_batch_depends_on_seed_and_step_alone() -> None:
 
 def test_nothing_about_the_encoding_can_enter() -> None:
     parameters = set(inspect.signature(Batches).parameters)
-    assert parameters == {"split", "context_length", "batch_size", "seed"}
+    assert parameters == {"split", "context_length", "batch_size", "seed", "first_token"}
 
 
 def test_the_order_is_pinned() -> None:
@@ -105,3 +105,14 @@ def test_what_cannot_be_batched_is_refused() -> None:
             Batches(split, *arguments)
     with pytest.raises(ValueError, match="step is -1"):
         Batches(split, 4, 1, 0).at(-1)
+
+
+def test_a_first_token_takes_the_place_of_the_first_input_alone() -> None:
+    split = Split(np.arange(1, 201, dtype=np.uint16), np.array([0, 90]), ["a", "b"])
+    plain = Batches(split, 16, 4, seed=1)
+    opened = Batches(split, 16, 4, seed=1, first_token=0)
+    for step in range(3):
+        before, after = plain.at(step), opened.at(step)
+        assert (after.input_ids[:, 0] == 0).all()
+        assert np.array_equal(after.input_ids[:, 1:], before.input_ids[:, 1:])
+        assert np.array_equal(after.targets, before.targets)

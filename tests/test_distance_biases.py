@@ -67,7 +67,7 @@ def close(a: Tensor, b: Tensor, tolerance: float) -> None:
 
 @pytest.mark.parametrize("heads", [*range(1, 21), 24, 32, 40, 64])
 def test_slopes_are_the_authors_for_any_number_of_heads(heads: int) -> None:
-    """C1, C2: also where the number is no power of two."""
+    """Also where the number is no power of two."""
     close(alibi_slopes(heads), golden("alibi")[f"slopes__h{heads}"], 1e-15)
     assert torch.equal(build("alibi", heads).get_buffer("slopes"), alibi_slopes(heads))
 
@@ -92,7 +92,7 @@ def test_alibi_is_the_authors(heads: int) -> None:
 
 @pytest.mark.parametrize("heads", [4, 8, 12])
 def test_one_row_of_slopes_times_positions_is_the_same_after_softmax(heads: int) -> None:
-    """C4, C5: BLOOM adds slope x key position, one row for all queries; pads count for nothing."""
+    """BLOOM adds slope x key position, one row for all queries; pads count for nothing."""
     arrays, enc = golden("alibi"), build("alibi", heads)
     row = arrays[f"bloom_alibi__h{heads}_L16"].double()  # (B, H, 1, T)
     mask = arrays["bloom_mask"].bool()
@@ -158,7 +158,7 @@ def test_t5_is_that_of_transformers(heads: int) -> None:
 
 @pytest.mark.parametrize("heads", [4, 8])
 def test_t5_attention_with_and_without_the_division_by_sqrt_d(heads: int) -> None:
-    """C10: T5 itself does not divide; `attend` and the model do, unless softmax_scale is 1."""
+    """huggingface/transformers#46946: T5 does not divide; `attend` and the model do by default."""
     arrays, enc = golden("t5_relative_bias"), with_table(heads)
     q, k, v = (arrays[f"{x}__h{heads}"] for x in "qkv")
     positions = torch.arange(40)

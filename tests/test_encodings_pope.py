@@ -108,7 +108,7 @@ def test_no_content_leaves_a_kernel_of_distance() -> None:
 
 
 def test_scores_equal_the_complex_form() -> None:
-    """C18: re(conj(softplus(q) e^{i t w}) softplus(k) e^{i (s w + delta)})."""
+    """The logit is re(conj(softplus(q) e^{i t w}) softplus(k) e^{i (s w + delta)})."""
     enc = pope(16, 3, delta_init="uniform").double()
     enc.reset_parameters(torch.Generator().manual_seed(1))
     delta = enc.get_parameter("delta").detach()

@@ -45,7 +45,7 @@ def test_ramp_bounds(length: int, bounds: tuple[int, int]) -> None:
 @pytest.mark.parametrize("length", [1, 3, 6, 7, 40, 64, 128, 192, 256, 100_000])
 @pytest.mark.parametrize("truncate", [True, False])
 def test_the_ramp_never_turns_around(length: int, truncate: bool) -> None:
-    """B10: short training lengths have no pair that makes 32 turns, the shortest none that makes 1.
+    """Short training lengths have no pair that makes 32 turns, the shortest none that makes 1.
 
     Whatever the length, slower pairs are slowed at least as much, and the slowest all the way.
     """
@@ -86,14 +86,14 @@ def test_a_pair_that_completed_its_turns_is_left_alone() -> None:
     ],
 )
 def test_the_temperature(factor: float, options: dict[str, float], expected: Any) -> None:
-    """B6, B7: the default is 0.1 ln s + 1, a ratio needs both weights, an explicit value wins."""
+    """turboderp-org/exllamav3#259: 0.1 ln s + 1; a ratio needs both weights, a value wins."""
     want = expected(lambda w: 0.1 * w * math.log(factor) + 1)
     assert yarn(256, factor, **options).magnitude == pytest.approx(want, rel=1e-12)
     assert temperature(0.5) == 1.0
 
 
 def test_the_temperature_enters_logits_squared_and_once() -> None:
-    """B8."""
+    """NVIDIA/TensorRT-LLM#16379: the factor applied twice."""
     q, k = torch.randn(2, 1, 2, 9, 64, dtype=torch.float64)
     p = torch.arange(9)
     plain, warm = yarn(256, attention_factor=1.0), yarn(256, attention_factor=1.25)
@@ -115,7 +115,7 @@ def test_the_temperature_touches_rotated_channels_only() -> None:
 
 
 def test_it_applies_below_the_training_length_too() -> None:
-    """B10: the frequencies are those of the factor, however short the input is."""
+    """The frequencies are those of the factor, however short the input is."""
     q, k = torch.randn(2, 1, 2, 4, 64)
     p = torch.arange(4)
     a, _ = yarn(1024, attention_factor=1.0).rotate(q, k, p, p)

@@ -164,7 +164,7 @@ def test_the_gradient_by_steps_is_the_gradient(act: str) -> None:
 
 
 def test_clex_is_solved_once_a_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B18: one solution for all layers, rows, queries and keys."""
+    """DAMO-NLP-SG/CLEX#3: one solution for all layers, rows, queries and keys."""
     from model_tools import small, tokens
 
     from pe.encodings import clex as module
@@ -190,7 +190,7 @@ def test_clex_is_solved_once_a_forward_pass(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_clex_gradients_reach_its_weights_and_are_finite_at_any_scale() -> None:
-    """B18."""
+    """DAMO-NLP-SG/CLEX#11: infinite gradients."""
     enc = build("clex", 16, original_length=24).train()
     with torch.no_grad():
         for p in enc.parameters():

@@ -1,4 +1,7 @@
-"""The decoder: what each argument does to its logits, saving, compiling, refusing."""
+"""The decoder: what each argument does to its logits, saving, compiling, refusing.
+
+One encoding per combination of traits: what each encoding keeps is checked by its laws.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,21 @@ from typing import Any
 
 import pytest
 import torch
-from model_tools import LENGTH, NAMES, close, gradients, small, tokens
+from model_tools import KINDS, LENGTH, NAMES, close, gradients, small, tokens
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from pe.attention import attend
 from pe.conformance.subject import same_draw
 from pe.model import PEConfig, PEForCausalLM, PEModel
 
 EVERY = pytest.mark.parametrize("name", NAMES)
-RELATIVE = [n for n in NAMES if small(n).model.encodings[0].relative]
+EACH_KIND = pytest.mark.parametrize("name", KINDS)
+RELATIVE = [n for n in KINDS if small(n).model.encodings[0].relative]
 
 
-@EVERY
+@EACH_KIND
 def test_no_token_sees_the_future(name: str) -> None:
     model, ids = small(name), tokens(2, 12)
     changed = ids.clone()
@@ -31,7 +36,7 @@ def test_no_token_sees_the_future(name: str) -> None:
     assert (a[:, 7:] - b[:, 7:]).abs().amax(-1).min() > 1e-4
 
 
-@EVERY
+@EACH_KIND
 def test_order_matters_except_to_nope(name: str) -> None:
     # One layer: with two, even NoPE knows order from the causal mask.
     model, ids = small(name, num_hidden_layers=1), tokens(1, 9)
@@ -47,30 +52,15 @@ def test_shifting_position_ids_changes_nothing(name: str) -> None:
     here = model(ids, position_ids=torch.arange(20)).logits
     close(model(ids).logits, here, atol=1e-6)
     close(model(ids, position_ids=torch.arange(20) + 5000).logits, here)
-    rows = torch.stack((torch.arange(20), torch.arange(20) + 777))
-    close(model(ids, position_ids=rows).logits, here)
+    each = torch.stack((torch.arange(20), torch.arange(20) + 777))
+    close(model(ids, position_ids=each).logits, here)
     if name not in ("nope", "cope", "fox"):  # these look at the order of tokens only
-        stretched = model(ids, position_ids=torch.arange(20) * 3).logits
-        assert (stretched - here).abs().max() > 1e-2
+        spread = model(ids, position_ids=torch.arange(20) * 3).logits
+        assert (spread - here).abs().max() > 1e-2
 
 
-@EVERY
-def test_left_padding_changes_no_real_token(name: str) -> None:
-    """C5."""
-    model = small(name)
-    short, long = tokens(1, 9, seed=1), tokens(1, 2 * LENGTH)
-    pad = long.shape[1] - 9
-    ids = torch.cat((torch.cat((torch.zeros(1, pad).long(), short), 1), long))
-    mask = torch.ones_like(ids)
-    mask[0, :pad] = 0
-    out = model(ids, attention_mask=mask).logits
-    assert torch.isfinite(out).all()
-    close(out[0, pad:], model(short).logits[0])
-    close(out[1], model(long).logits[0])
-
-
-@EVERY
-def test_documents_in_one_row_equal_documents_alone(name: str) -> None:
+@EACH_KIND
+def test_documents_in_one_sequence_equal_documents_alone(name: str) -> None:
     model, lengths = small(name), (5, 1, 14)
     parts = [tokens(2, n, seed=n) for n in lengths]
     documents = torch.cat([torch.full((2, n), i) for i, n in enumerate(lengths)], 1)
@@ -84,7 +74,7 @@ def test_documents_in_one_row_equal_documents_alone(name: str) -> None:
         close(apart, alone)  # masked and not restarted: the same, where only distance matters
 
 
-@EVERY
+@EACH_KIND
 def test_eager_equals_sdpa(name: str) -> None:
     fast, slow = small(name), small(name, attn_implementation="eager")
     slow.load_state_dict(fast.state_dict())
@@ -123,7 +113,7 @@ def test_the_head_is_tied() -> None:
     assert "lm_head.weight" not in names
 
 
-@EVERY
+@EACH_KIND
 def test_encodings_share_every_weight_they_have_in_common(name: str) -> None:
     other = dict(small("nope", seed=5).named_parameters())
     mine = dict(small(name, seed=5).named_parameters())
@@ -139,9 +129,7 @@ def test_encodings_share_every_weight_they_have_in_common(name: str) -> None:
 
 
 def test_grouped_queries_equal_repeated_keys() -> None:
-    for name in NAMES:
-        if name == "multiscale_rope":  # its bases follow from the number of key heads
-            continue
+    for name in KINDS:
         grouped, full = small(name), small(name, num_key_value_heads=4)
         weights = grouped.state_dict()
         for i in range(2):
@@ -174,8 +162,8 @@ def test_qk_norm_makes_logits_blind_to_the_size_of_queries() -> None:
 
 
 def test_saving_and_loading_in_another_process(tmp_path: Path) -> None:
-    """A7: the logits of a loaded model, by a program that knows only pe.model."""
-    for name in NAMES:
+    """The logits of a loaded model, by a program that knows only pe.model."""
+    for name in KINDS:
         model, ids = small(name), tokens(2, 2 * LENGTH)
         model.save_pretrained(tmp_path / name)
         torch.save({"ids": ids, "logits": model(ids).logits}, tmp_path / name / "expected.pt")
@@ -202,7 +190,7 @@ for name in sys.argv[2:]:
     torch.testing.assert_close(logits, want, msg=name)
 print("datasets" in sys.modules)
 """
-    command = [sys.executable, "-c", code, str(tmp_path), *NAMES]
+    command = [sys.executable, "-c", code, str(tmp_path), *KINDS]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["False"]
@@ -210,9 +198,9 @@ print("datasets" in sys.modules)
     assert "UNEXPECTED" not in done.stderr
 
 
-@EVERY
+@EACH_KIND
 def test_a_model_from_its_configuration_is_initialised(name: str) -> None:
-    """A8: also when it is built on the meta device first."""
+    """huggingface/transformers#45902: also when it is built on the meta device first."""
     config = small(name).config
     with torch.device("meta"):
         model = PEForCausalLM(config)
@@ -224,22 +212,20 @@ def test_a_model_from_its_configuration_is_initialised(name: str) -> None:
     assert 0.01 < float(fresh.model.embed_tokens.weight.detach().std()) < 0.04
 
 
-@EVERY
-def test_compiled_equals_eager_in_one_graph(name: str) -> None:
-    """One graph for the training step: no break, or compiling is worth little."""
-    model = small(name).train()
+@pytest.mark.parametrize("name", ["rope", "alibi", "fox", "longrope", "sinusoidal"])
+def test_a_compiled_training_step_equals_the_eager_one(name: str) -> None:
+    """Forward and backward of a whole model, once for each hook that can be in its graph."""
+    model = small(name, num_hidden_layers=1).train()
     ids = tokens(2, 16)
 
     def step(ids: Tensor, labels: Tensor) -> Tensor:
         return model(ids, shift_labels=labels).loss  # type: ignore[no-any-return]
 
     torch._dynamo.reset()
-    torch.manual_seed(2)  # one encoding draws positions in training
     want = step(ids, ids)
     want.backward()
     eager = gradients(model)
     model.zero_grad()
-    torch.manual_seed(2)
     # fullgraph: a graph break raises, and names its reason
     loss = torch.compile(step, backend="aot_eager", fullgraph=True)(ids, ids)
     loss.backward()
@@ -248,8 +234,28 @@ def test_compiled_equals_eager_in_one_graph(name: str) -> None:
         torch.testing.assert_close(gradient, eager[key], atol=1e-5, rtol=1e-4)
 
 
+@EVERY
+def test_every_encoding_compiles_into_one_graph(name: str) -> None:
+    """A graph break in a layer would leave the pieces around it uncompiled."""
+    (enc, *_) = small(name).train().model.encodings
+    x, positions = torch.randn(2, 16, 64), torch.arange(16)
+
+    def layer(x: Tensor) -> Tensor:
+        with_positions = enc.embed(x, positions)
+        q, k, v = (
+            with_positions.unflatten(-1, (4, 16)).transpose(1, 2)[:, :heads] for heads in (4, 2, 2)
+        )
+        return attend(enc, q, k, v, positions, positions, layer_input=x)
+
+    torch._dynamo.reset()
+    torch.manual_seed(2)  # CLEX draws a factor in training
+    want = layer(x)
+    torch.manual_seed(2)
+    torch.testing.assert_close(torch.compile(layer, backend="eager", fullgraph=True)(x), want)
+
+
 def test_autocast_trains_in_bfloat16_and_stays_close() -> None:
-    for name in NAMES:
+    for name in KINDS:
         model, ids = small(name, std=0.05).train(), tokens(4, 32)
         exact = model(ids, shift_labels=ids).loss
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -322,13 +328,13 @@ class Largest(TorchDispatchMode):
         return out
 
 
-@EVERY
+@EACH_KIND
 def test_a_training_step_makes_no_square_of_the_length(name: str) -> None:
     model, ids = small(name).train(), tokens(1, 512)
-    q, place = torch.zeros(1, 4, 1, 16), torch.zeros(1).long()
+    q, where = torch.zeros(1, 4, 1, 16), torch.zeros(1).long()
     for module in model.model.encodings:
         state = module.key_state(torch.zeros(1, 1, 64))
-        if module.bias(q, q, place, place, state) is not None:
+        if module.bias(q, q, where, where, state) is not None:
             pytest.skip("a bias is a matrix")
     with Largest() as largest:
         model(ids, shift_labels=ids).loss.backward()

@@ -29,7 +29,7 @@ def test_labels_shift_labels_and_cross_entropy_agree() -> None:
 
 
 def test_micro_batches_with_uneven_counts_add_up() -> None:
-    """G1: divided by the count of the whole batch, not by each part's own."""
+    """huggingface/transformers#34191: divided by the count of the whole batch."""
     model, ids = small("pope"), tokens(4, 16)
     labels = ids.clone()
     labels[:2, 3:] = -100
@@ -69,7 +69,7 @@ def test_chunked_loss_equals_the_whole(chunk: int) -> None:
 
 
 def test_chunking_bounds_the_logits_that_live(monkeypatch: pytest.MonkeyPatch) -> None:
-    """G14: neither forward nor backward ever makes more than a chunk of them."""
+    """pytorch/torchtitan#996: neither forward nor backward ever makes more than a chunk of them."""
     rows: list[int] = []
     real = loss_module.linear
 

@@ -63,7 +63,7 @@ def test_the_exact_command_in_a_terminal(tmp_path: Path) -> None:
     status, out = in_terminal(words, runs, tmp_path)
     assert status == 0, out
     assert folder(runs).name.startswith("pope-s0-")
-    assert "Output Notebook: runs/local/pope-s0-" in out
+    assert "pe-run:" not in out
     # drawn in place, then left standing as a line
     assert "\r\x1b[2K[5/5] Training  step 2/5" in out
     assert "step 5/5\r\n" in out
@@ -74,16 +74,16 @@ def test_the_exact_command_in_a_terminal(tmp_path: Path) -> None:
     executed = nbformat.read(folder(runs) / "train.ipynb", as_version=4)
     display, printed = executed.cells[-1].outputs
     assert display.data["text/plain"] == "step 5/5", "only the last state is kept"
-    assert printed.text.strip() == str(folder(runs))
+    assert printed.text.strip() == str(runs)
+    assert executed.metadata.papermill.output_path.startswith("runs/local/pope-s0-")
 
 
-@pytest.mark.parametrize("stdin", [subprocess.PIPE, subprocess.DEVNULL])
-def test_the_exact_command_in_a_pipe(tmp_path: Path, stdin: int) -> None:
+def test_the_exact_command_in_a_pipe(tmp_path: Path) -> None:
     notebook, runs = write_stub(tmp_path / "nb.ipynb", REPORTS), tmp_path / "runs"
     before = notebook.read_bytes()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    done = run("../nb.ipynb", "-p", "pe", "pope", runs=runs, cwd=elsewhere, stdin=stdin)
+    done = run("../nb.ipynb", "-p", "pe", "pope", runs=runs, cwd=elsewhere, input="")
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     assert notebook.read_bytes() == before
@@ -97,9 +97,7 @@ def test_the_exact_command_in_a_pipe(tmp_path: Path, stdin: int) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["-p", "pee", "pope"], "unknown parameter 'pee' (did you mean 'pe'?)"),
         (["-p", "pe", "rpoe"], "unknown encoding 'rpoe' (did you mean 'rope'?)"),
-        (["-p", "steps", "abc"], "steps: expected a whole number of 0 or more, got 'abc'"),
         (["out.ipynb", "-p", "pee", "pope"], "unknown parameter 'pee' (did you mean 'pe'?)"),
     ],
 )
@@ -107,7 +105,7 @@ def test_a_mistake_stops_the_command_with_one_line(
     words: list[str], expected: str, tmp_path: Path
 ) -> None:
     done = run(TRAIN, *words, runs=tmp_path / "runs", cwd=tmp_path, stdin=subprocess.DEVNULL)
-    assert done.returncode != 0
+    assert done.returncode == 2
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert expected in line

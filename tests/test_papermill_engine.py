@@ -19,7 +19,6 @@ from papermill_stub import DIES, FAILS, REPORTS, folder, write_stub
 
 from pe.notebooks.papermill import engine
 from pe.notebooks.papermill.entry import PeEngine
-from pe.notebooks.papermill.holding import hold
 from pe.notebooks.papermill.terminal import ProgressLine
 from pe.notebooks.parameters import check_parameters, configure, parameters
 from pe.runs import Run, RunBusy
@@ -38,9 +37,7 @@ def test_the_engine_is_registered_and_is_the_default() -> None:
     assert papermill_engines.get_engine("nbclient") is NBClientEngine
 
 
-@pytest.mark.parametrize(
-    "first", ["papermill", "pe.notebooks.papermill.entry", "pe.notebooks.papermill.engine"]
-)
+@pytest.mark.parametrize("first", ["papermill", "pe.notebooks.papermill.entry"])
 def test_the_order_of_imports_does_not_matter(first: str) -> None:
     code = f"import {first}, papermill; from papermill.engines import papermill_engines as e; "
     code += "assert e.get_engine('pe') is e.get_engine(None)"
@@ -127,7 +124,7 @@ def test_a_busy_folder_is_not_touched(by: str, tmp_path: Path, runs: Path) -> No
     (run.directory / "train.ipynb").write_text("the first one's notebook")
     before = (run.directory / "run.json").read_bytes()
     given = {"pe": "pope", "recipe": "demo"}
-    with run.lock() if by == "a trainer" else hold(run), pytest.raises(RunBusy):
+    with run.lock() if by == "a trainer" else engine.hold(run), pytest.raises(RunBusy):
         papermill.execute_notebook(notebook, tmp_path / "out.ipynb", given)
     assert (run.directory / "run.json").read_bytes() == before
     assert (run.directory / "train.ipynb").read_text() == "the first one's notebook"
@@ -150,8 +147,9 @@ def test_what_the_trainer_recorded_is_kept(runs: Path) -> None:
     # the same record from an earlier attempt says nothing about this one
     assert failed(run, before=text(run))["reason"] == "ValueError: x"
     run.fail("stopped by SIGINT after step 3 of 9", status="interrupted")
+    assert failed(run, None, "stopped by SIGINT", "SIGINT")["reason"].endswith("after step 3 of 9")
     record = failed(run, None, "stopped by SIGTERM", "SIGTERM")
-    assert record["reason"] == "stopped by SIGTERM after step 3 of 9"
+    assert record["reason"] == "stopped by SIGINT after step 3 of 9; papermill was sent SIGTERM"
     run.fail("KeyboardInterrupt: ")
     assert failed(run, None, "stopped by SIGTERM", "SIGTERM")["status"] == "interrupted"
 
@@ -164,9 +162,11 @@ def test_a_run_that_was_complete_before_stays_complete(runs: Path) -> None:
     assert failed(run, before=None)["status"] == "failed", "it only just became complete"
 
 
-def test_a_run_held_by_another_process_is_not_called_failed(runs: Path) -> None:
-    run = configure(recipe="demo")
-    assert failed(run, None, "RunBusy: held") is None
+def test_a_run_held_by_another_process_is_not_called_failed(tmp_path: Path, runs: Path) -> None:
+    body = "from pe.runs import RunBusy\nraise RunBusy('held')"
+    with pytest.raises(PapermillExecutionError, match="RunBusy: held"):
+        papermill.execute_notebook(write_stub(tmp_path / "nb.ipynb", body), None, {"pe": "pope"})
+    assert not Run(folder(runs)).exists(), "the record is the other process's to write"
 
 
 class Terminal(io.StringIO):

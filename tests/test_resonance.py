@@ -18,7 +18,7 @@ RESONANT = ["resonance", "yarn+resonance", "ntk+resonance", "pi+resonance", "lla
 
 @pytest.mark.parametrize("spec", RESONANT)
 def test_tables_repeat_bit_by_bit_at_any_position(spec: str) -> None:
-    """B19."""
+    """A rounded wavelength is a whole number of tokens."""
     enc = build(spec)
     period = enc.get_buffer("period")
     assert torch.equal(period, period.round())
@@ -65,7 +65,7 @@ def test_stretching_comes_first_whatever_the_order_of_the_names() -> None:
 
 
 def test_logits_stay_a_function_of_distance() -> None:
-    """A10: positions are reduced, and whole turns change nothing."""
+    """Positions are reduced, and whole turns change nothing."""
     enc = build("resonance")
     assert enc.relative
     q, k = (torch.randn(1, 2, 9, 64, dtype=torch.float64) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Operators of rotations: their kernels, interpreted, and their definitions, against formulas."""
+"""The operators of rotations: interpreted kernels and definitions, held against formulas."""
 
 from __future__ import annotations
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import pe
-from pe.speed import cell as cells
-from pe.speed.cell import measure_cell, numbers
-from pe.speed.plan import Cell, all_encodings, order, settings
+from pe.speed import rig
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+cells, plan = rig("cell"), rig("plan")
+measure_cell, numbers = cells.measure_cell, cells.numbers
+Cell, all_encodings, order, settings = plan.Cell, plan.all_encodings, plan.order, plan.settings
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {"recipe": "demo", "tokens": 32, "peers": (), "compiled": False}
 pytestmark = pytest.mark.usefixtures("tiny_speed")

@@ -1,11 +1,9 @@
-"""The speed run: NoPE comes round, time is up, a record is damaged, helpers, the command."""
+"""The speed run: NoPE comes round, time is up, a record is damaged, the command."""
 
 from __future__ import annotations
 
 import copy
 import json
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +11,21 @@ import pytest
 import speed_records
 import torch
 
-from pe import runs
-from pe.speed import cell as cells
-from pe.speed import measure as measuring
-from pe.speed import warm as warming
-from pe.speed.measure import measure
-from pe.speed.plan import Cell, Settings, settings
-from pe.speed.record import TIME_UP, Speed, SpeedRun, speed_run
-from pe.speed.warm import compiled, warm, work
+from pe import cli, runs
+from pe.speed import rig
+from pe.speed.record import TIME_UP, Settings, Speed, SpeedRun, speed_run
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-CPU = torch.device("cpu")
+cells, measuring = rig("cell"), rig("measure")
+measure, settings = measuring.measure, rig("plan").settings
 SMALL: dict[str, Any] = {"recipe": "demo", "tokens": 32, "peers": (), "compiled": False}
 pytestmark = pytest.mark.usefixtures("tiny_speed")
 
 
-def fake(monkeypatch: pytest.MonkeyPatch, **by_system: Any) -> list[Cell]:
+def fake(monkeypatch: pytest.MonkeyPatch, **by_system: Any) -> list[Any]:
     """Replace the measurement: a rate by system (1000), or an error to raise. Returns the log."""
-    log: list[Cell] = []
+    log: list[Any] = []
 
-    def measured(cell: Cell, chosen: Settings, device: torch.device) -> dict[str, Any]:
+    def measured(cell: Any, chosen: Settings, device: torch.device) -> dict[str, Any]:
         log.append(cell)
         answer = by_system.get(cell.system, 1000.0)
         if isinstance(answer, BaseException):
@@ -178,116 +171,8 @@ def test_a_damaged_record_is_named(tmp_path: Path, change: Any, where: str) -> N
         SpeedRun(folder).write(record)
 
 
-def note(run: SpeedRun, ahead: list[Cell], seconds: float) -> None:
-    """What helpers leave behind."""
-    run.directory.mkdir(parents=True, exist_ok=True)
-    with (run.directory / warming.COMPILED).open("a") as out:
-        for cell in ahead:
-            line = {"cell": cell, "seconds": seconds, "error": None, "processes": 2}
-            print(json.dumps(line), file=out)
-
-
-def test_helpers_compile_ahead_and_their_first_steps_are_recorded(
-    own_runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = fake(monkeypatch)
-    asked: list[Any] = []
-
-    def warm(ahead: list[Cell], chosen: Settings, processes: int, *_: Any) -> list[str]:
-        asked.append(([c.system for c in ahead], processes, len(log)))
-        note(speed_run("helped"), [c for c in ahead if c.system != "t5"], 99.0)
-        return ["t5: broken"]
-
-    def measured(cell: Cell, chosen: Settings, device: torch.device) -> dict[str, Any]:
-        return there(cell, chosen, device) | {"first_step_seconds": 2.0}
-
-    there = measuring.measure_cell
-    monkeypatch.setattr(measuring, "warm", warm)
-    monkeypatch.setattr(measuring, "measure_cell", measured)
-    told: list[str] = []
-    names = ("rope", "alibi", "t5", "fire", "fox", "cope")
-    given = SMALL | {"lengths": (16,), "modes": ("train",), "compiled": True}
-    chosen = settings(**given, encodings=names)
-    record = measure(speed_run("helped"), chosen, processes=1, tell=told.append)
-    assert [(ahead, number) for ahead, number, _ in asked] == [
-        (["nope", "rope", "alibi", "t5", "fire", "fox"], 1), (["cope"], 1),
-    ]  # fmt: skip
-    assert [done for _, _, done in asked] == [0, 7], "before what they compile is measured"
-    assert told == ["compiling ahead: t5: broken"] * 2
-    first = {(r["system"], r["round"]): r["first_step_seconds"] for r in record["cells"]}
-    assert first["rope", 0] == 99.0
-    assert first["t5", 0] == 2.0
-    assert record["sessions"][0]["helpers"] == 2, "another card's helpers were more"
-
-    asked.clear()
-    measure(speed_run("eager"), settings(**(given | {"compiled": False})), processes=1)
-    assert not asked, "nothing to compile"
-
-
-def test_a_helper_reports_each_cell_and_ends_when_time_is_up(
-    tmp_path: Path, chooser: dict[str, Any]
-) -> None:
-    chosen, file = settings(**SMALL, lengths=(16,)), tmp_path / warming.COMPILED
-    good, bad = Cell("rope", "train", 16, 2), Cell("roep", "train", 16, 2)
-    work(json.dumps({"settings": chosen.to_dict(), "cells": [good, bad], "processes": 2}), file)
-    _, second = (json.loads(line) for line in file.read_text().splitlines())
-    assert second["error"].startswith("ValueError: unknown encoding 'roep' (did you mean 'rope'?)")
-    file.write_text(file.read_text() + '{"cell": ["fire", "tra')  # another is writing
-    assert list(compiled(tmp_path)) == [good]
-    assert compiled(tmp_path)[good].seconds > 0
-    assert compiled(tmp_path)[good].processes == 2
-
-    began = time.monotonic()
-    assert warm([good], chosen, 3, 0.0, tmp_path) == ["a helper was stopped, since time was up"]
-    assert time.monotonic() - began < 10.0
-
-
-def test_helpers_are_processes_that_find_the_package(tmp_path: Path) -> None:
-    # The sizes are those of the recipe, which a patch of this process does not reach.
-    chosen = settings(**SMALL, lengths=(16,))
-    cells_of = [Cell("nope", "prefill", 16, 1), Cell("nonesuch", "prefill", 16, 1)]
-    (line,) = warm(cells_of, chosen, 1, 120.0, tmp_path / "new")
-    assert line.startswith("prefill 16 nonesuch: ValueError: unknown encoding")
-    assert list(compiled(tmp_path / "new")) == cells_of[:1]
-
-
-def test_what_a_record_lacks_is_compiled_while_nothing_is_measured(
-    own_runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake(monkeypatch, alibi=RuntimeError("broken"))
-    chosen = settings(**SMALL, lengths=(16,), modes=("train",), encodings=("alibi", "t5"))
-    run = speed_run("later")
-    with pytest.raises(RuntimeError, match="broken"):
-        measure(run, chosen)
-    asked: list[str] = []
-
-    def warmed(ahead: list[Cell], *given: Any) -> list[str]:
-        asked.extend(c.system for c in ahead)
-        note(run, ahead, 77.0)
-        return []
-
-    monkeypatch.setattr(measuring, "warm", warmed)
-    words = ["--compile-only", "--helpers", "2", "--minutes", "3", "--resume", str(run.file)]
-    assert command(words) == command(words) == 0
-    assert asked == ["t5"], "the second time there is nothing left to compile"
-    there = measuring.measure_cell
-    monkeypatch.setattr(
-        measuring, "measure_cell", lambda *given: there(*given) | {"first_step_seconds": 2.0}
-    )
-    record = measure(run, chosen, start=run.read())
-    last = record["cells"][-1]
-    assert (last["system"], last["first_step_seconds"]) == ("t5", 77.0)
-    assert record["status"] == "complete"
-    assert not (run.directory / warming.COMPILED).exists()
-
-
 def command(words: list[str]) -> int:
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        import speed
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-    return int(speed.main(words))
+    return cli.main(["speed", *words])
 
 
 def test_the_command_measures_prints_and_resumes(
@@ -321,19 +206,3 @@ def test_the_command_measures_prints_and_resumes(
         for system in ("nope", "rope", "transformers/rope")
         for mode in ("train", "small")
     }
-
-
-def test_the_command_joins_parts_and_takes_no_setting_with_them(
-    own_runs: Path, chooser: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = "--tokens 32 --lengths 16 --encodings rope --repeats 1 --peers".split()
-    assert command([*words, "", "--modes", "train", "--name", "one"]) == 0
-    assert command([*words, "", "--modes", "small", "--name", "two"]) == 0
-    assert command(["--join", "one,two", "--name", "whole", "--tokens", "32"]) == 2
-    assert "leave out tokens" in capsys.readouterr().err
-    assert command(["--join", "one,three", "--name", "whole"]) == 2
-    assert "there is no such record" in capsys.readouterr().err
-    assert command(["--join", "one,two", "--name", "whole"]) == 0
-    whole = SpeedRun(own_runs / "speed" / "whole").read()
-    assert whole["status"] == "complete"
-    assert [row["mode"] for row in whole["cells"]] == ["train"] * 2 + ["small"] * 2

@@ -1,4 +1,4 @@
-"""What a speed record says: targets, ratios to peers, tables and figures, from a made-up record."""
+"""What a speed record says: ratios to peers, tables and figures, from a made-up record."""
 
 from __future__ import annotations
 
@@ -10,61 +10,13 @@ import speed_records
 
 from pe import figures
 from pe.figures import speed as figures_speed
-from pe.speed import tables
-from pe.speed.families import FAMILIES, counterpart, title
-from pe.speed.plan import PEERS, all_encodings
+from pe.speed import rig, tables
+from pe.speed.families import FAMILIES, PEERS, counterpart, title
 from pe.speed.record import TIME_UP, Speed
-from pe.speed.targets import Verdict, all_targets
 
 
 def speed(**changes: Any) -> Speed:
     return Speed(speed_records.record(**changes))
-
-
-def verdicts(*speeds: Speed) -> dict[tuple[str, int], Verdict]:
-    return {
-        (target.title, length): target.verdict(speeds, length)
-        for target in all_targets()
-        for length in target.goal
-    }
-
-
-PLAIN = "NoPE, RoPE and all that change its frequencies"
-BIASES = "ALiBi, KERPLE (log), KERPLE (power), Sandwich, T5"
-MEMORY = "Memory grows linearly with the length, for every encoding"
-LARGE = "RoPE with about 320 M parameters"
-
-
-def test_targets_are_worked_out_from_the_record() -> None:
-    found = verdicts(speed())
-    assert found["CoPE", 1024] == ("reached", "least 0.600 (CoPE)")
-    assert found["PoPE, xPos, FoPE", 16384] == ("reached", "least 0.850 (PoPE)")
-    assert found["FIRE, FoX", 1024] == ("not reached", "FIRE 0.800")
-    assert found["FIRE, FoX", 16384] == ("not reached", "FIRE (out of memory)")
-    assert found[BIASES, 1024] == (
-        "reached where measured", "least 0.950 (T5); not measured: KERPLE (power)",
-    )  # fmt: skip
-    assert found[BIASES, 16384].word == "not reached"
-    assert found[BIASES, 16384].detail.startswith("T5 0.890; not measured")
-    assert found[PLAIN, 1024].word == "reached where measured"
-    assert found[PLAIN, 1024].detail.startswith("least 1.764 M (RoPE); not measured: PI, ")
-    assert found[LARGE, 1024].word == "not measured"
-
-
-def test_a_target_is_missed_by_a_little_and_by_what_could_not_run() -> None:
-    record = speed_records.record()
-    for row in record["cells"]:
-        if (row["system"], row["length"]) == ("cope", 1024):
-            row["tokens_per_second"] = 0.499 * speed_records.NOPE[1024]
-        if (row["system"], row["length"]) == ("cope", 16384):
-            row |= {"tokens_per_second": None, "reason": "the chooser refuses"}
-    found = verdicts(Speed(record))
-    assert found["CoPE", 1024] == ("not reached", "CoPE 0.499")
-    assert found["CoPE", 16384] == ("not reached", "CoPE (refused)")
-    for row in record["cells"]:
-        if row["system"] == "cope":
-            row |= {"tokens_per_second": None, "reason": TIME_UP}
-    assert verdicts(Speed(record))["CoPE", 16384] == ("not measured", "")
 
 
 def test_what_time_did_not_allow_is_named_once_and_fills_no_rows() -> None:
@@ -83,62 +35,9 @@ def test_what_time_did_not_allow_is_named_once_and_fills_no_rows() -> None:
     assert "| CoPE |" in tables.overview(speed())
 
 
-def test_memory_is_linear_if_it_is_as_much_at_both_lengths() -> None:
-    record = speed_records.record()
-    found = verdicts(Speed(record))
-    assert found[MEMORY, 16384] == ("not reached", "FIRE (out of memory)")
-    for row in record["cells"]:
-        if row["system"] == "fire":
-            row |= {
-                "tokens_per_second": 1e6,
-                "peak_memory_gib": row["length"] / 1000,
-                "reason": None,
-            }
-    assert verdicts(Speed(record))[MEMORY, 16384] == ("not reached", "FIRE 16.0")
-    for row in record["cells"]:
-        if row["system"] == "fire":
-            row["peak_memory_gib"] = 12.0 + row["length"] / 16384
-    word, detail = verdicts(Speed(record))[MEMORY, 16384]
-    assert word == "reached"
-    assert detail == "most 1.08 (FIRE), of 12 measured"
-
-
-def test_other_cards_sizes_and_settings_are_not_judged() -> None:
-    def changed(what: str, **changes: Any) -> Speed:
-        record = speed_records.record()
-        place = record["sessions"][0]["hardware"] if what == "hardware" else record["settings"]
-        place |= changes
-        return Speed(record)
-
-    for other in (
-        changed("hardware", name="NVIDIA A100-SXM4-80GB"),
-        changed("hardware", device="cpu"),
-        changed("settings", recipe="small"),
-        changed("settings", tokens=32768),
-        changed("settings", compiled=False),
-    ):
-        assert {v.word for v in verdicts(other).values()} == {"not measured"}
-    assert verdicts()["CoPE", 1024].word == "not measured"
-    h200 = changed("hardware", name="NVIDIA H200")  # the same processors, faster memory
-    assert verdicts(h200) == verdicts(speed())
-
-
-def test_the_large_model_has_a_record_of_its_own() -> None:
-    large = speed_records.record()
-    large["settings"]["recipe"] = "paper"
-    for row in large["cells"]:
-        row["parameters"] = 336_000_000
-    assert verdicts(speed(), Speed(large))[LARGE, 1024] == ("not reached", "40.0%")
-    for row in large["cells"]:
-        row["mfu"] = 0.52
-    found = verdicts(speed(), Speed(large))
-    assert found[LARGE, 1024] == ("reached", "52.0%")
-    assert found["CoPE", 1024].word == "reached", "the 34 M model's record still counts"
-
-
 def test_every_encoding_belongs_to_one_family_and_has_a_name() -> None:
     members = [m for family in FAMILIES.values() for m in family.members]
-    assert sorted(members) == sorted(all_encodings())
+    assert sorted(members) == sorted(rig("plan").all_encodings())
     assert len({title(m) for m in members}) == len(members)
     assert {counterpart(peer) for peer in PEERS} <= set(members)
     assert title("x-transformers/dynamic") == "x-transformers: dynamic bias"
@@ -165,10 +64,6 @@ def test_tables_hold_the_numbers_and_the_reasons() -> None:
         found, FAMILIES["none"]
     )
     assert tables.of_family(found, FAMILIES["additive"]) == ""
-    heads, *rows = tables.targets([found]).splitlines()
-    assert heads == "| goal, one H100 | 1,024 tokens | 16,384 tokens |"
-    assert any("at least 0.50 of NoPE: **reached**; least 0.600 (CoPE)" in row for row in rows)
-    assert rows[-1] == "*Judged by `runs/speed/h100`, measured on NVIDIA H100 80GB HBM3.*"
 
 
 def test_a_peer_with_a_smaller_batch_says_so() -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_tools import LENGTH, close, small, tokens
-from test_generation import stepwise
+from model_tools import LENGTH, close, small, stepwise, tokens
 from torch import Tensor
 from transform_tools import L0, build, frequencies, turned
 
@@ -99,7 +98,7 @@ def test_nothing_is_remembered(spec: str, options: dict[str, Any]) -> None:
 def test_a_decoding_step_is_the_last_row_of_a_full_call(
     spec: str, options: dict[str, Any], length: int
 ) -> None:
-    """B1: keys are kept raw and turned for the length of the step."""
+    """huggingface/transformers#25104: cached keys are rotated for the length of the step."""
     enc, positions = build(spec, **options), torch.arange(length)
     q, k, v = (torch.randn(2, 2, length, 64, dtype=torch.float64) for _ in range(3))
     whole = pe.attend(enc, q, k, v, positions, positions)

@@ -28,9 +28,8 @@ from pe.encodings import lookup
 from pe.results import rows as results
 from pe.results.rows import Row
 from pe.speed import tables
-from pe.speed.families import title
-from pe.speed.plan import MAIN, library, spelled
-from pe.speed.record import Speed
+from pe.speed.families import library, spelled, title
+from pe.speed.record import MAIN, Speed
 
 MULTIPLES = (1, 2, 4, 16)
 SHORT, LONG = MAIN

@@ -6,7 +6,7 @@
 | ```{speed} details train      everything about a mode, a tab a length
 | ```{speed} family distance    what one family costs
 | ```{speed} peers train      ours beside other libraries'
-| ```{speed} targets | drift | deterministic
+| ```{speed} drift | deterministic
 | {speed-ratio}`pope train 16384`    its tokens a second over those of NoPE, in prose
 
 Without a record the page says so, and the blocks that would show it say that nothing is measured.
@@ -95,8 +95,8 @@ class SpeedBlock(Block):
         part, *more = self.arguments
         makers = {
             "machine": self.machine, "picture": self.picture, "overview": self.overview,
-            "details": self.details, "family": self.family, "targets": self.targets,
-            "peers": self.peers, "drift": self.drift, "deterministic": self.deterministic,
+            "details": self.details, "family": self.family, "peers": self.peers,
+            "drift": self.drift, "deterministic": self.deterministic,
         }  # fmt: skip
         if part not in makers:
             return self.warn(str(unknown("part", part, makers)))
@@ -105,9 +105,9 @@ class SpeedBlock(Block):
         except (TypeError, ValueError) as error:
             return self.warn(str(error))
 
-    def table(self, text: str, *, wrap: bool = False) -> list[nodes.Node]:
+    def table(self, text: str) -> list[nodes.Node]:
         """A table with its own box to scroll in."""
-        return self.markdown(text, nodes.container(classes=["pe-results", *(["wrap"] * wrap)]))
+        return self.markdown(text, nodes.container(classes=["pe-results"]))
 
     def machine(self) -> list[nodes.Node]:
         best: Speed | None = _now["best"]
@@ -151,9 +151,6 @@ class SpeedBlock(Block):
         found = families.family(name)
         text = tables.of_family(_now["best"], found) if _now["best"] else ""
         return self.table(text) if text else self.markdown(NOTHING)
-
-    def targets(self) -> list[nodes.Node]:
-        return self.table(tables.targets(_now["speeds"]), wrap=True)
 
     def peers(self, mode: str = "train") -> list[nodes.Node]:
         """Of the record that the page shows, or else of the newest one that has peers."""

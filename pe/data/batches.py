@@ -48,10 +48,19 @@ class Batches:
 
     A window is context_length + 1 tokens: its inputs overlap no other window's, and its last
     target is the next window's first input, so an epoch predicts every token but the first once
-    (a rest shorter than a window is left out). Raises ValueError if there is no whole window.
+    (a rest shorter than a window is left out). With ``first_token`` that token takes the place of
+    each window's first input, and the targets stay as they are: every sequence then begins in the
+    same way, in training as in evaluation. Raises ValueError if there is no whole window.
     """
 
-    def __init__(self, split: Split, context_length: int, batch_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        split: Split,
+        context_length: int,
+        batch_size: int,
+        seed: int,
+        first_token: int | None = None,
+    ) -> None:
         for name, value, least in (
             ("context_length", context_length, 1),
             ("batch_size", batch_size, 1),
@@ -61,6 +70,7 @@ class Batches:
                 raise ValueError(f"{name} is {value}; it must be {least} or more")
         self.split = split
         self.context_length, self.batch_size, self.seed = context_length, batch_size, seed
+        self.first_token = first_token
         self.windows = (len(split.tokens) - 1) // context_length
         """Windows of an epoch."""
         if self.windows < 1:
@@ -88,6 +98,13 @@ class Batches:
 
     def at(self, step: int, rows: slice = slice(None)) -> Batch:
         """Return batch ``step``, or only some of its rows; the same for the same (seed, step)."""
+        batch = self.windows_of(step, rows)
+        if self.first_token is not None:
+            batch.input_ids[:, 0] = self.first_token
+        return batch
+
+    def windows_of(self, step: int, rows: slice) -> Batch:
+        """The windows of a batch, before the first token takes its place."""
         return rows_at(self.split, self.offsets(step)[rows], self.context_length)
 
 
@@ -109,4 +126,5 @@ def rows_at(split: Split, offsets: npt.ArrayLike, length: int) -> Batch:
     opens[row_of, place] = 1
     index = np.arange(length, dtype=np.int64)
     begun = np.maximum.accumulate(np.where(opens, index, 0), axis=1)
-    return Batch(text[:, :-1], text[:, 1:], np.cumsum(opens, axis=1), index - begun)
+    # Copies: a changed input must not change the target that is the same token.
+    return Batch(text[:, :-1].copy(), text[:, 1:].copy(), np.cumsum(opens, axis=1), index - begun)

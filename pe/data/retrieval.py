@@ -40,6 +40,20 @@ class Tokenizer(Protocol):
     def __call__(self, text: str, *, add_special_tokens: bool) -> Any: ...
 
 
+def digit_tokens(tokenizer: Tokenizer) -> Int:
+    """(10,) token of each digit.
+
+    Raises:
+        ValueError: the tokenizer does not make each digit one token.
+    """
+    single = [tokenizer(str(d), add_special_tokens=False)["input_ids"] for d in range(10)]
+    if any(len(ids) != 1 for ids in single) or len({int(ids[0]) for ids in single}) < 10:
+        raise ValueError(
+            "retrieval needs a tokenizer that makes each digit one token; the tokenizer 'bpe' does"
+        )
+    return np.asarray(single, dtype=np.int64)[:, 0]
+
+
 class Item(NamedTuple):
     """One hidden number."""
 
@@ -64,13 +78,7 @@ class RetrievalText:
         self._encode = lambda text: np.asarray(
             tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int64
         )
-        single = [self._encode(str(d)) for d in range(10)]
-        if any(len(ids) != 1 for ids in single) or len({int(ids[0]) for ids in single}) < 10:
-            raise ValueError(
-                "retrieval needs a tokenizer that makes each digit one token; the tokenizer "
-                "'bpe' does"
-            )
-        self.digit_ids: Int = np.concatenate(single)
+        self.digit_ids: Int = digit_tokens(tokenizer)
         """(10,) token of each digit."""
         self._filler = self._encode(FILLER)
         self._cache: dict[str, Int] = {}
@@ -163,7 +171,9 @@ class RetrievalMix(Batches):
     def __init__(self, plain: Batches, share: float, tokenizer: Tokenizer) -> None:
         if not 0 < share <= 1:
             raise ValueError(f"the share of retrieval texts is {share}; expected 0 to 1")
-        super().__init__(plain.split, plain.context_length, plain.batch_size, plain.seed)
+        super().__init__(
+            plain.split, plain.context_length, plain.batch_size, plain.seed, plain.first_token
+        )
         self.share = share
         self.texts = [RetrievalText(task, tokenizer) for task in TASKS]
         shortest = max(text.shortest() for text in self.texts)
@@ -172,9 +182,9 @@ class RetrievalMix(Batches):
                 f"context_length is {plain.context_length}; retrieval texts need {shortest}"
             )
 
-    def at(self, step: int, rows: slice = slice(None)) -> Batch:
-        """Batch ``step`` with some windows replaced."""
-        batch = super().at(step, rows)
+    def windows_of(self, step: int, rows: slice) -> Batch:
+        """The windows of a batch, some of them replaced."""
+        batch = super().windows_of(step, rows)
         numbers = (step * self.batch_size + np.arange(self.batch_size))[rows]
         for place, number in enumerate(numbers):
             choice = _raw(self.seed, _CHOICES + int(number), 2)

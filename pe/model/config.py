@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any
 
-from transformers import PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig
 
+from pe._errors import nearest
+from pe.attention.choose import checked
 from pe.encodings import check
-from pe.encodings.core.checks import choice, positive
+from pe.encodings.core.checks import at_least, choice, positive
+from pe.encodings.core.registry import ALIASES, options_of, part_classes
+
+BUILT_IN = "a model was built with this configuration and would not follow; "
+OF_LOADING = ("return_unused_kwargs", "gguf_file")
+OF_TRANSFORMERS = {
+    *inspect.signature(PreTrainedConfig.__init__).parameters,
+    *getattr(PreTrainedConfig, "__annotations__", ()),
+    *(name for name, value in vars(PreTrainedConfig).items() if isinstance(value, property)),
+    *(name for name in vars(GenerationConfig()) if name.endswith("_token_id")),
+    "attn_implementation", "experts_implementation", "auto_map", "quantization_config",
+} - {"self", "kwargs", "rope_scaling"}  # fmt: skip
+"""Fields that transformers itself uses, as the installed release has them; `rope_scaling` it keeps
+for models that read it."""
+OF_GENERATION: dict[str, Any] = {
+    name: value for name, value in vars(GenerationConfig()).items() if name not in OF_TRANSFORMERS
+} | getattr(GenerationConfig, "_get_default_generation_params", dict)()
+FREE_AFTER_BUILDING = ("vocab_size", "length_temperature", "tie_word_embeddings")
+"""Fields that a model follows after it was built; transformers resizes embeddings."""
 
 
 class PEConfig(PreTrainedConfig):
@@ -16,6 +37,8 @@ class PEConfig(PreTrainedConfig):
 
     Args:
         pe: encoding, as the registry spells it. pe_options: its options.
+        num_key_value_heads: None: as many as heads.
+        head_dim: width of a head. None: hidden_size / num_attention_heads.
         max_position_embeddings: context length of training, in tokens. It is no limit: what lies
             beyond it is what this project measures.
         qk_norm: RMS-normalise queries and keys of each head before rotation.
@@ -26,6 +49,11 @@ class PEConfig(PreTrainedConfig):
             a query that sees n tokens, n beyond the context of training.
         attention_backend: "sdpa", "dense" or "kernel" forces that one; None takes the fastest that
             is exact (`pe.attention.choose`).
+        kwargs: what transformers' own `PreTrainedConfig` takes, and ids of special tokens.
+
+    Raises:
+        ValueError: a field that nothing here uses, the nearest one being named; values that do not
+            fit each other; or a field that is set after a model was built with it.
     """
 
     model_type = "pe-decoder"
@@ -39,6 +67,7 @@ class PEConfig(PreTrainedConfig):
         num_hidden_layers: int = 4,
         num_attention_heads: int = 4,
         num_key_value_heads: int | None = None,
+        head_dim: int | None = None,
         max_position_embeddings: int = 256,
         pe: str = "rope",
         pe_options: dict[str, Any] | None = None,
@@ -52,23 +81,21 @@ class PEConfig(PreTrainedConfig):
         tie_word_embeddings: bool = True,
         **kwargs: Any,
     ) -> None:
-        if hidden_size % num_attention_heads:
-            raise ValueError(
-                f"hidden_size {hidden_size} does not divide into {num_attention_heads} heads"
-            )
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
         self.intermediate_size = intermediate_size
         self.num_hidden_layers = num_hidden_layers
-        self.num_attention_heads = num_attention_heads
-        self.num_key_value_heads = num_key_value_heads or num_attention_heads
-        if num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads {num_attention_heads} is not a multiple of "
-                f"num_key_value_heads {self.num_key_value_heads}"
-            )
-        self.head_dim = hidden_size // num_attention_heads
+        self.num_attention_heads = heads = num_attention_heads
+        self.num_key_value_heads = heads if num_key_value_heads is None else num_key_value_heads
         self.max_position_embeddings = max_position_embeddings
+        for name in SIZES:
+            at_least(name, getattr(self, name), 1)
+        if head_dim is None and hidden_size % heads:
+            raise ValueError(
+                f"hidden_size {hidden_size} does not divide into {heads} heads; give head_dim"
+            )
+        self.head_dim = hidden_size // heads if head_dim is None else head_dim
+        at_least("head_dim", self.head_dim, 1)
         self.pe = pe
         self.pe_options = dict(pe_options or {})
         self.qk_norm = qk_norm
@@ -78,19 +105,89 @@ class PEConfig(PreTrainedConfig):
         self.attention_backend = attention_backend
         self.rms_norm_eps = rms_norm_eps
         self.initializer_range = initializer_range
-        kwargs.pop("head_dim", None)  # derived, though a saved configuration lists it
         self._refuse_impossible()
+        for name, value in kwargs.items():
+            self._refuse_unused(name, value)
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_"):
+            self._refuse_unused(name, value)
+            fixed = name in FIELDS and name not in FREE_AFTER_BUILDING
+            if fixed and self.__dict__.get("_built") and value != getattr(self, name):
+                raise ValueError(
+                    f"{name}: {BUILT_IN}use pe.convert, or config.changed({name}=...) and a new "
+                    "model"
+                )
+        super().__setattr__(name, value)
+
+    def _refuse_unused(self, name: str, value: Any) -> None:
+        """Raise ValueError for a field that neither the decoder nor transformers looks at."""
+        if name in FIELDS or name in OF_TRANSFORMERS or name.startswith("_"):
+            return
+        if name in OF_GENERATION:
+            if value == OF_GENERATION[name] or name == "use_cache":
+                return  # as older files list them; a cache is also asked for here by transformers
+            raise ValueError(
+                f"{name}: set it in the model's generation_config, not in its configuration"
+            )
+        option = ALIASES.get(name, name)
+        if option in {o for part in part_classes(self.pe).values() for o in options_of(part)}:
+            raise ValueError(
+                f"{name}: an option of {self.pe!r}; give pe_options={{{option!r}: {value!r}}}"
+            )
+        raise ValueError(
+            f"PEConfig has no field {name!r}{nearest(name, FIELDS)}; it would have no effect. "
+            "Options of an encoding go into pe_options"
+        )
+
     def _refuse_impossible(self) -> None:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads {self.num_key_value_heads}"
+            )
         choice("joint_norm", self.joint_norm, ("", "q", "k", "qk"))
+        checked(self.attention_backend)
         if self.softmax_scale is not None:
             positive("softmax_scale", self.softmax_scale)
         check(self.pe, self.pe_options, **self.encoding_context())
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As transformers has it, but overrides are checked like everything else.
+
+        Raises:
+            ValueError: the folder holds a model of another type, or an override means nothing.
+        """
+        kind = config_dict.get("model_type", cls.model_type)
+        if kind != cls.model_type:
+            raise ValueError(
+                f"this is a model of type {kind!r}, and {cls.model_type!r} was expected: pe.model "
+                "loads only what it saved"
+            )
+        own = {name: kwargs.pop(name) for name in list(kwargs) if name in FIELDS}
+        config = super().from_dict(config_dict | own, **kwargs)
+        if not kwargs.get("return_unused_kwargs"):
+            for name, value in kwargs.items():
+                if name not in OF_LOADING:
+                    config._refuse_unused(name, value)
+        return config
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, without the mark of a model that was built."""
+        fields: dict[str, Any] = super().to_dict()
+        fields.pop("_built", None)
+        return fields
+
+    def built(self) -> None:
+        """Called by a model: from now on fields that it was built by cannot be changed."""
+        self._built = True
+
     def changed(self, **fields: Any) -> PEConfig:
         """A copy in which these fields have other values. ValueError if they do not fit."""
         other = copy.deepcopy(self)
+        other._built = False
         for name, value in fields.items():
             setattr(other, name, value)
         other._refuse_impossible()
@@ -105,3 +202,10 @@ class PEConfig(PreTrainedConfig):
             "hidden_size": self.hidden_size,
             "original_length": self.max_position_embeddings,
         }
+
+
+FIELDS = tuple(name for name in inspect.signature(PEConfig.__init__).parameters)[1:-1]
+SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "max_position_embeddings",
+)  # fmt: skip

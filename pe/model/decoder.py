@@ -69,7 +69,12 @@ class PEPreTrainedModel(PreTrainedModel):
 class PEModel(PEPreTrainedModel):
     """The decoder without its head."""
 
+    float32_residual = False
+    """Keep the residual stream in float32 under autocast; see `pe.evaluate`."""
+
     def __init__(self, config: PEConfig) -> None:
+        if not isinstance(config, PEConfig):
+            raise ValueError(f"config: expected a PEConfig, got a {type(config).__name__}")
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
@@ -79,6 +84,7 @@ class PEModel(PEPreTrainedModel):
             layer_encodings(config.pe, config.num_hidden_layers, **arguments)
         )
         self.post_init()
+        config.built()
 
     @property
     def cacheable(self) -> bool:
@@ -119,7 +125,7 @@ class PEModel(PEPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        if torch.is_autocast_enabled(x.device.type):
+        if torch.is_autocast_enabled(x.device.type) and not self.float32_residual:
             # Carry the residual stream in the autocast type too: it is most of the traffic.
             x = x.to(torch.get_autocast_dtype(x.device.type))
         cache = past_key_values if cache is None else cache

@@ -30,11 +30,14 @@ class Attention(nn.Module):
         super().__init__()
         self.layer_index, self.num_layers = layer_index, config.num_hidden_layers
         self.head_dim = config.head_dim
-        hidden, kv = config.hidden_size, config.num_key_value_heads * config.head_dim
-        self.widths = [hidden, kv, kv]
+        queries, kv = (
+            heads * config.head_dim
+            for heads in (config.num_attention_heads, config.num_key_value_heads)
+        )
+        self.widths = [queries, kv, kv]
         # One product instead of three reads the layer's input once.
-        self.qkv_proj = nn.Linear(hidden, hidden + 2 * kv, bias=False)
-        self.o_proj = nn.Linear(hidden, hidden, bias=False)
+        self.qkv_proj = nn.Linear(config.hidden_size, queries + 2 * kv, bias=False)
+        self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
         self.q_norm: nn.Module = nn.Identity()
         self.k_norm: nn.Module = nn.Identity()
         if config.qk_norm:
@@ -43,7 +46,7 @@ class Attention(nn.Module):
         self.joint_q_norm: nn.Module = nn.Identity()
         self.joint_k_norm: nn.Module = nn.Identity()
         if "q" in config.joint_norm:
-            self.joint_q_norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
+            self.joint_q_norm = nn.RMSNorm(queries, eps=config.rms_norm_eps)
         if "k" in config.joint_norm:
             self.joint_k_norm = nn.RMSNorm(kv, eps=config.rms_norm_eps)
         self.scale = config.softmax_scale or 1.0 / math.sqrt(self.head_dim)

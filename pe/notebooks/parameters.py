@@ -216,7 +216,7 @@ def configure_speed(
         ValueError: an unknown name (the nearest is named), or lengths that do not fit the tokens.
     """
     values = check_parameters(dict(locals()), kind="speed")
-    from pe.speed.plan import settings
+    from pe.speed import rig
     from pe.speed.record import default_name, speed_run
 
     words = {
@@ -227,7 +227,7 @@ def configure_speed(
         raise ValueError(
             f"lengths: expected whole numbers with commas between, got {values['lengths']!r}"
         )
-    chosen = settings(
+    chosen = rig("plan").settings(
         recipe=values["recipe"],
         tokens=values["tokens"],
         lengths=[int(word) for word in words["lengths"]],

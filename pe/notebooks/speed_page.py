@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pe.speed import tables
-from pe.speed.plan import Settings, order
-from pe.speed.record import Speed, SpeedRun
+from pe.speed import rig, tables
+from pe.speed.record import Settings, Speed, SpeedRun
 from pe.training.progress import Progress
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ def plan(run: SpeedRun, minutes: float = 0.0) -> Markdown:
         "lengths": ", ".join(f"{n:,}" for n in chosen.lengths) + " tokens",
         "modes": ", ".join(tables.MODES[mode] for mode in chosen.modes),
         "systems": systems,
-        "cells": f"{len(order(chosen))}",
+        "cells": f"{len(rig('plan').order(chosen))}",
         "repeats of each": f"{chosen.repeats}",
         "compiled": "yes" if chosen.compiled else "no",
         "time": limit,
@@ -36,17 +35,15 @@ def plan(run: SpeedRun, minutes: float = 0.0) -> Markdown:
 
 
 def carry_out(run: SpeedRun, minutes: float = 0.0) -> Speed:
-    """Measure what is not recorded, with a line that says how far it is."""
-    from pe.speed.measure import line, measure
+    """Measure what is not recorded, with a progress line."""
+    rigged, chosen = rig("measure"), _settings(run)
+    total, progress = len(rigged.order(chosen)), Progress()
 
-    chosen = _settings(run)
-    total, progress = len(order(chosen)), Progress()
-
-    def show(row: dict[str, Any], speed: Speed) -> None:
+    def on_row(row: dict[str, Any], speed: Speed) -> None:
         done = len({(r["system"], r["mode"], r["length"]) for r in speed.record["cells"]})
-        progress.show(f"{done}/{total} {line(row, speed)}", last=done == total)
+        progress.show(f"{done}/{total} {rigged.line(row, speed)}", last=done == total)
 
-    return Speed(measure(run, chosen, minutes=minutes, show=show))
+    return Speed(rigged.measure(run, chosen, minutes=minutes, on_row=on_row))
 
 
 def machine(speed: Speed) -> Markdown:
@@ -62,7 +59,7 @@ def figure(speed: Speed) -> Figure:
 
 
 def overview(speed: Speed) -> Markdown:
-    """Encodings by lengths, a table a mode."""
+    """Encodings by lengths, one table per mode."""
     texts = [f"{_title(mode)}\n\n{tables.overview(speed, mode)}" for mode in _modes(speed)]
     return _markdown("\n\n".join(texts))
 

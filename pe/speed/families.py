@@ -1,20 +1,30 @@
-"""Encodings that cost the same thing, and names for tables. Imports no torch."""
+"""Encodings that cost the same, other libraries' models, and names for both. Imports no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from pe._errors import unknown
 from pe.results import tables
-from pe.speed.plan import library
 
+SUMS = ("rope+alibi",)
+"""Measured beside the single encodings: a rotation and a bias in one kernel."""
+OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {"cope@64": ("cope", {"npos": 64})}
+"""Encodings measured a second time, with options: what CoPE costs depends on how far it counts."""
+PEERS = (
+    "transformers/rope", "x-transformers/nope", "x-transformers/rope", "x-transformers/alibi",
+    "x-transformers/t5", "x-transformers/pope", "x-transformers/dynamic", "x-transformers/fox",
+    "x-transformers/cope",
+)  # fmt: skip
+"""Other libraries' models of the same sizes. ``dynamic`` is an MLP on the distance, as FIRE is."""
 WITH_OPTIONS = {"cope@64": "CoPE, counting to 64"}
 PEER_METHODS = {"dynamic": "dynamic bias"}
 
 
 @dataclass(frozen=True)
 class Family:
-    """Encodings whose attention costs the same. The first member stands for it in figures."""
+    """Encodings whose attention costs the same. Figures draw its first member."""
 
     name: str
     title: str
@@ -57,6 +67,16 @@ def family(name: str) -> Family:
     if name not in FAMILIES:
         raise unknown("family", name, FAMILIES)
     return FAMILIES[name]
+
+
+def library(system: str) -> str:
+    """``x-transformers/rope`` -> ``x-transformers``; "" for an encoding of ours."""
+    return system.partition("/")[0] if system in PEERS else ""
+
+
+def spelled(system: str) -> tuple[str, dict[str, Any]]:
+    """``cope@64`` -> ``("cope", {"npos": 64})``: what the registry calls it, and its options."""
+    return OPTIONS.get(system, (system, {}))
 
 
 def title(system: str) -> str:

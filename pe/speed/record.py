@@ -2,9 +2,9 @@
 
     runs/speed/<name>/speed.json     settings, sessions, cells (schemas/speed.json)
 
-A record may be made in several sessions, on the same kind of machine. NoPE is measured again and
-again, so that a drift of the machine shows and does not count: a ratio to NoPE is to the rounds of
-NoPE just before and just after, in the same session, mode and length.
+A record may be made in several sessions, on the same kind of machine. NoPE is measured
+repeatedly, so that a drift of the machine is visible and cancels: a ratio to NoPE is to the rounds
+of NoPE just before and just after, in the same session, mode and length.
 """
 
 from __future__ import annotations
@@ -12,16 +12,46 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pe.runs import Run, RunError, root
-from pe.speed.plan import SMALL, Settings
 
+MODES = ("train", "prefill", "small")
+SMALL = 128
+"""Tokens in the one window of the mode ``small``."""
+MAIN = (1024, 16384)
+"""The lengths at which encodings are compared."""
 STUDY = "speed"
 TIME_UP = "not measured: time was up"
 MISSING = "not measured"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides what is measured; the rig's `settings` fills in what is not given."""
+
+    recipe: str
+    tokens: int
+    lengths: tuple[int, ...]
+    modes: tuple[str, ...]
+    systems: tuple[str, ...]
+    repeats: int
+    compiled: bool
+    deterministic: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the record keeps it."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Settings:
+        """Back from the record."""
+        given: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
+        }
+        return cls(**given)
 
 
 class SpeedRun(Run):
@@ -29,7 +59,7 @@ class SpeedRun(Run):
 
     notebook = "speed.ipynb"
     settings: Settings | None = None
-    """What it is to measure, where that was said."""
+    """What it is to measure; None where only the record is read."""
 
     @property
     def file(self) -> Path:
@@ -51,7 +81,7 @@ class SpeedRun(Run):
         self.write_part("speed", record)
 
     def fail(self, reason: str, status: str = "failed") -> None:
-        """Nothing: `pe.speed.measure` says in the record how far it came."""
+        """Nothing: the rig records how far it came."""
 
 
 def speed_run(name: str) -> SpeedRun:
@@ -76,7 +106,7 @@ def find(folder: Path | None = None) -> list[SpeedRun]:
 
 @dataclass(frozen=True)
 class Result:
-    """What the rounds of one system in one mode at one length say together."""
+    """All rounds of one system in one mode at one length."""
 
     rows: tuple[dict[str, Any], ...]
 
@@ -115,7 +145,7 @@ class Speed:
         self.record = record
         self.settings = record["settings"]
         self._rows: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
-        self._place = {id(row): index for index, row in enumerate(record["cells"])}
+        self._index = {id(row): index for index, row in enumerate(record["cells"])}
         for row in record["cells"]:
             self._rows.setdefault((row["system"], row["mode"], row["length"]), []).append(row)
 
@@ -126,7 +156,7 @@ class Speed:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether this says anything about a GPU."""
+        """Whether a GPU was measured."""
         return bool(self.hardware["device"] == "cuda")
 
     def lengths(self, mode: str = "train") -> list[int]:
@@ -161,10 +191,10 @@ class Speed:
     def _beside(self, row: dict[str, Any]) -> list[float]:
         """Tokens/s of NoPE just before and just after a row, of its session, mode and length."""
         same = [
-            (self._place[id(r)], r["tokens_per_second"])
+            (self._index[id(r)], r["tokens_per_second"])
             for r in self.result("nope", row["mode"], row["length"]).rows
             if r["session"] == row["session"] and r["tokens_per_second"] is not None
         ]
-        here = self._place[id(row)]
-        before = [rate for place, rate in same if place < here]
-        return before[-1:] + [rate for place, rate in same if place > here][:1]
+        here = self._index[id(row)]
+        before = [rate for index, rate in same if index < here]
+        return before[-1:] + [rate for index, rate in same if index > here][:1]

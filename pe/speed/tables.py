@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from pe.results.tables import significant
-from pe.speed.families import FAMILIES, Family, counterpart, title
-from pe.speed.plan import MAIN, library
+from pe.speed.families import FAMILIES, Family, counterpart, library, title
 from pe.speed.record import MISSING, TIME_UP, Speed
-from pe.speed.targets import all_targets, judged, short
 
-COMMAND = "python benchmarks/speed.py --minutes 14 --name h100"
+COMMAND = "pe speed --minutes 14 --name h100"
 ON_CPU = "CPU, small: no speeds to compare with a GPU's."
 MODES = {"train": "training", "prefill": "prefill", "small": "one window of 128 tokens"}
 
@@ -56,14 +54,14 @@ def machine(speed: Speed) -> str:
 
 
 def _side_by_side(speed: Speed) -> int:
-    """How many sessions measured at the same time, each on a card of its own (`pe.speed.join`)."""
+    """How many sessions measured at the same time, each on its own card of one machine."""
     sessions = speed.record["sessions"]
     spans = [(str(s["created"]), str(s["finished"] or s["created"])) for s in sessions]
     return max(sum(begun <= at < ended for begun, ended in spans) for at, _ in spans)
 
 
 def drift(speed: Speed) -> str:
-    """How far the rounds of NoPE lie apart, a line a mode and length."""
+    """How far the rounds of NoPE lie apart, one line per mode and length."""
     lines = []
     for mode in speed.settings["modes"]:
         for length in speed.lengths(mode):
@@ -105,7 +103,7 @@ def overview(speed: Speed, mode: str = "train") -> str:
 
 
 def details(speed: Speed, mode: str, length: int) -> str:
-    """Everything about one mode and length, a row a system."""
+    """Everything about one mode and length, one row per system."""
     heads = [
         "encoding", "attention", "tokens/s", "of NoPE", "memory, GiB", "MFU", "least", "most",
         "batch", "first step, s",
@@ -137,6 +135,16 @@ def details(speed: Speed, mode: str, length: int) -> str:
             )
         )
     return "\n".join(lines)
+
+
+def short(reason: str) -> str:
+    """Why there is no number, for a narrow cell."""
+    if reason in (MISSING, TIME_UP):
+        return MISSING
+    for word in ("out of memory", "failed"):
+        if reason.startswith(word):
+            return word
+    return "refused"
 
 
 def _or_dash(value: float | None, form: str) -> str:
@@ -198,7 +206,7 @@ def peers(speed: Speed, mode: str = "train") -> str:
 def deterministic(speeds: Sequence[Speed]) -> str:
     """What the same bits twice cost: tokens/s in training over those of the usual algorithms.
 
-    Of the newest record that was made with `pe.training.deterministic`, beside the newest without,
+    Of the newest record that was made with `pe.devices.deterministic`, beside the newest without,
     of the same sizes on the same kind of machine; empty if there is no such pair.
     """
     newest = sorted(speeds, key=lambda s: str(s.record["sessions"][0]["created"]), reverse=True)
@@ -234,24 +242,6 @@ def _beside(same: Speed, usual: Speed) -> str:
     return "\n".join(lines) + f"\n\n*Records: {names[0]} over {names[1]}.*"
 
 
-def targets(speeds: Sequence[Speed]) -> str:
-    """The goals and what was reached."""
-    lines = ["| goal, one H100 | 1,024 tokens | 16,384 tokens |", "| :-- | :-- | :-- |"]
-    for target in all_targets():
-        cells = []
-        for length in MAIN:
-            goal = target.goal.get(length)
-            verdict = target.verdict(speeds, length) if goal else None
-            cells.append("" if verdict is None else f"{goal}: **{verdict.word}**"
-                         + (f"; {verdict.detail}" if verdict.detail else ""))  # fmt: skip
-        lines.append(_line([target.title, *cells]))
-    speed = judged(speeds)
-    if speed is not None:
-        where = f"`runs/{speed.record['study']}/{speed.record['run']}`"
-        lines.append(f"\n*Judged by {where}, measured on {speed.hardware['name']}.*")
-    return "\n".join(lines)
-
-
 def best(speeds: Sequence[Speed]) -> Speed | None:
     """The record to show: a GPU's before a CPU's, the 34 M model's before others, the newest."""
 
@@ -265,7 +255,7 @@ def best(speeds: Sequence[Speed]) -> Speed | None:
 
 
 def known_lengths(speed: Speed, mode: str) -> list[int]:
-    """Lengths of which a record says more than that time was up."""
+    """Lengths at which anything was tried, not only left out because time was up."""
     return [
         n
         for n in speed.lengths(mode)
@@ -278,7 +268,7 @@ def _known(speed: Speed, system: str, mode: str, length: int) -> bool:
 
 
 def shown(speed: Speed, mode: str) -> list[str]:
-    """Those of a mode of which a record says more than that time was up."""
+    """Systems tried in a mode, not only left out because time was up."""
     lengths = speed.lengths(mode)
     return [s for s in _all(speed, mode) if any(_known(speed, s, mode, n) for n in lengths)]
 

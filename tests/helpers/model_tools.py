@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
-from pe.encodings import Encoding, list_encodings, lookup
+from pe.encodings import Encoding, FrequencyTransform, list_encodings, lookup
 from pe.model import PEConfig, PEForCausalLM
 from pe.model.initialize import draw_weights
 
@@ -38,6 +40,41 @@ def small(name: str = "rope", seed: int = 0, std: float = 0.2, **more: Any) -> P
     return model.eval()
 
 
+def one_per_kind(names: Iterable[str]) -> list[str]:
+    """One encoding for each combination of traits, for tests of what surrounds an encoding.
+
+    What an encoding itself has to keep is a law, checked for every one of them.
+    """
+    kinds: dict[tuple[Any, ...], str] = {}
+    for name in sorted(names, key=lambda name: (len(name), name)):
+        enc: Any = small(name).model.encodings[0]
+        q, k, where = torch.ones(1, 4, 2, 16), torch.ones(1, 2, 2, 16), torch.arange(2)
+        kind = (
+            enc.relative, enc.random, enc.length_dependent, enc.content_dependent, enc.raw_keys,
+            enc.state_size, enc.per_layer, enc.rotates, enc.embeds, enc.biased, enc.has_form,
+            enc.max_positions is None, any(p.requires_grad for p in enc.parameters()),
+            enc.logit_scale(where) is None, enc.rotate(q, k, where, where)[0].shape[-1],
+            issubclass(lookup(name), FrequencyTransform),
+        )  # fmt: skip
+        kinds.setdefault(kind, name)
+    return sorted(kinds.values())
+
+
+def stepwise(model: PEForCausalLM, ids: Tensor, chunks: list[int], **more: Any) -> Tensor:
+    """Logits of all tokens, fed in chunks through one cache."""
+    cache, logits, start = DynamicCache(), [], 0
+    mask = more.pop("attention_mask", None)
+    for size in chunks:
+        end = start + size
+        if mask is not None:
+            more["attention_mask"] = mask[:, :end]
+        logits.append(model(ids[:, start:end], past_key_values=cache, **more).logits)
+        start = end
+    assert start == ids.shape[1]
+    assert cache.get_seq_length() == start
+    return torch.cat(logits, 1)
+
+
 def tokens(batch: int, length: int, seed: int = 0) -> Tensor:
     return torch.randint(1, 61, (batch, length), generator=torch.Generator().manual_seed(seed))
 
@@ -48,3 +85,7 @@ def close(a: Tensor, b: Tensor, atol: float = 2e-4) -> None:
 
 def gradients(model: PEForCausalLM) -> dict[str, Tensor]:
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+# Without those that draw positions in each call: no two calls agree (tests/test_randomized.py).
+KINDS = one_per_kind(NAMES)

@@ -20,12 +20,12 @@ handle = display({"text/plain": "step 0/5"}, raw=True, metadata={"pe_progress": 
 for step in range(1, 6):
     handle.update({"text/plain": f"step {step}/5"}, raw=True, metadata={"pe_progress": True})
     time.sleep(0.05)
-print(os.environ["PE_RUN_DIR"])
+print(os.environ["PE_RUNS"])
 """
 # Ends with a file "saved" in the run's folder when it is interrupted.
 SLEEPS = """
 import os, pathlib, time
-folder = pathlib.Path(os.environ["PE_RUN_DIR"])
+(folder,) = pathlib.Path(os.environ["PE_RUNS"]).glob("*/*")
 (folder / "begun").touch()
 try:
     time.sleep(120)
@@ -35,7 +35,8 @@ except KeyboardInterrupt:
 """
 STUBBORN = """
 import os, pathlib, time
-(pathlib.Path(os.environ["PE_RUN_DIR"]) / "begun").touch()
+(folder,) = pathlib.Path(os.environ["PE_RUNS"]).glob("*/*")
+(folder / "begun").touch()
 while True:
     try:
         time.sleep(120)

@@ -1,10 +1,10 @@
-"""A made-up record of a speed run on one H100, for tests of tables, targets and the page."""
+"""A made-up record of a speed run on one H100, for tests of tables and the page."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pe.speed.plan import PEERS
+from pe.speed.families import PEERS
 
 # Tokens/s of NoPE, and of others over it, at 1,024 and at 16,384 tokens.
 NOPE = {1024: 1_800_000.0, 16384: 800_000.0}

@@ -8,6 +8,7 @@ says what it goes with (`Encoding.alone_with`).
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import types
@@ -28,6 +29,12 @@ _ABOUT: dict[str, About] = {}
 CONTEXT = (
     "head_dim", "num_heads", "num_kv_heads", "hidden_size", "original_length", "layer_index",
 )  # fmt: skip
+ALIASES = {
+    "original_max_position_embeddings": "original_length",
+    "rope_theta": "theta",
+    "partial_rotary_factor": "rotary_fraction",
+}
+"""What published configurations call some options."""
 
 
 class About(NamedTuple):
@@ -145,8 +152,22 @@ def lookup(name: str) -> Part:
             raise ValueError(f"{name!r} is no subclass of pe.encodings.Encoding")
         return found
     if name not in _REGISTRY:
-        raise unknown("encoding", name, sorted(_REGISTRY))
+        refusal = unknown("encoding", name, sorted(_REGISTRY))
+        if _own(name):
+            raise ValueError(f"{refusal}; a class of your own is module:Class")
+        raise refusal
     return _REGISTRY[name]
+
+
+def _own(name: str) -> bool:
+    """Whether a name that is not registered looks like that of a module or a class."""
+    called = name.rpartition(".")[2]
+    if "." in name or called[:1].isupper():
+        return True
+    try:
+        return called.isidentifier() and importlib.util.find_spec(called) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def encoding(
@@ -249,6 +270,8 @@ def check(spec: str, options: dict[str, Any] | None = None, **context: int) -> N
     for name in options or {}:
         if name in CONTEXT and name != "original_length":
             raise ValueError(f"{spec!r}: {name} follows from the model's sizes, it is no option")
+        if name in CONTEXT and not any(takes(part, name) for part in part_classes(spec).values()):
+            raise ValueError(f"{spec!r} does not look at {name}: it would have no effect")
     encoding(spec, **(sizes | (options or {})))
 
 
@@ -307,12 +330,18 @@ def _refuse_impossible(
 
 def _refuse_unknown_options(spec: str, parts: list[Part], options: dict[str, Any]) -> None:
     known = sorted({name for part in parts for name in options_of(part)})
-    for name in options:
+    for name, value in options.items():
         if name not in known:
-            listed = ", ".join(known) if known else "none"
+            also = [n for n in ("original_length",) if any(takes(part, n) for part in parts)]
+            listed = ", ".join(known + also) or "none"
+            called = ALIASES.get(name)
+            hint = f" (it is called {called!r} here)" if called in known + also else ""
             raise ValueError(
-                f"{spec!r} has no option {name!r}{nearest(name, known)}; its options: {listed}"
+                f"{spec!r} has no option {name!r}{hint or nearest(name, known + also)}; its "
+                f"options: {listed}"
             )
+        if value is None:
+            raise ValueError(f"{spec!r}: option {name}: None says nothing; leave it out")
 
 
 def _build(name: str, part: Part, given: dict[str, Any]) -> Any:

@@ -2,22 +2,78 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
+import click
 import nbformat
 from nbclient.exceptions import DeadKernelError
 from papermill.engines import NotebookExecutionManager
 from papermill.log import logger
 
+from pe.notebooks.papermill import command_line, document
 from pe.notebooks.papermill.client import Client
-from pe.notebooks.papermill.holding import hold
-from pe.notebooks.papermill.plan import plan
 from pe.notebooks.papermill.terminal import ProgressLine
-from pe.runs import Run, write_atomically
+from pe.notebooks.parameters import LAUNCHERS, check_parameters
+from pe.runs import Run, RunBusy, write_atomically
+
+LOCK = ".notebook.lock"
+
+
+class Refused(click.ClickException, ValueError):
+    """The notebook's parameters describe no run: the message names what is wrong.
+
+    papermill's command ends with this one line and status 2; callers of its Python function get a
+    ValueError.
+    """
+
+    exit_code = 2
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Called by click."""
+        print(f"pe: {' '.join(self.message.split())}", file=file or sys.stderr)
+
+
+def plan(notebook: Mapping[str, Any]) -> Run:
+    """The run that ``notebook`` describes, or the study (a `Run` as far as its folder goes).
+
+    Its parameters are the defaults of its cell, overridden by those that papermill stored in it:
+    what the kernel will see.
+
+    Raises:
+        Refused: a name or value that is not right.
+    """
+    kind = document.kind(notebook)
+    if kind not in LAUNCHERS:
+        raise Refused(f"this version of pe knows no notebook of the kind {kind!r}")
+    values = document.defaults(notebook) | document.stored(notebook)
+    try:
+        return LAUNCHERS[kind](**check_parameters(values, document.declared(notebook), kind))
+    except ValueError as error:
+        raise Refused(str(error)) from error
+
+
+@contextlib.contextmanager
+def hold(run: Run) -> Iterator[None]:
+    """Hold the run's folder for a notebook, from before the first write to after the last.
+
+    The trainer locks the folder while it trains, in the kernel's process (`pe.runs.Run.lock`). This
+    second lock covers the rest of papermill's life.
+
+    Raises:
+        RunBusy: a trainer or another notebook has the folder; nothing in it was touched.
+    """
+    training = run.busy()
+    if training:
+        raise RunBusy(training)
+    with run.lock(LOCK):
+        yield
 
 
 class Manager(NotebookExecutionManager):
@@ -56,8 +112,12 @@ def execute(
     with hold(run):
         before = _record_text(run)
         line = ProgressLine(quiet=progress_bar is False)
+        copy = run.directory / run.notebook
+        command_line.output.path = copy
+        if output_path == command_line.OUTPUT:
+            output_path, nb.metadata.papermill["output_path"] = None, _shown(copy)
         manager = Manager(
-            nb, run.directory / run.notebook, output_path=output_path, log_output=log_output,
+            nb, copy, output_path=output_path, log_output=log_output,
             autosave_cell_every=autosave_cell_every,
         )  # fmt: skip
         client = Client(manager, line, **_client_options(kernel_name, log_output, options))
@@ -67,7 +127,7 @@ def execute(
             with client.stop:
                 client.execute(env=_environment(run))
         except DeadKernelError:
-            if not client.dead:  # it died outside of a cell, so that no cell tells of it
+            if not client.dead:  # it died outside of a cell, so that no cell reports it
                 reason = "the kernel died"
                 raise
         except BaseException as error:
@@ -76,19 +136,23 @@ def execute(
         finally:
             line.end_cell()
             manager.notebook_complete()
-            reason = _failure(manager.nb) or reason
+            failure = _failure(manager.nb)
+            reason = failure.reason if failure else reason
+            busy = failure is not None and failure.error == RunBusy.__name__
             stopped = client.stop.signal_name if reason else ""
             if stopped and not client.stop.killed:
                 reason = f"stopped by {stopped}"
-            if reason:
+            if reason and not busy:  # else the record belongs to the process that has the folder
                 _record_failure(run, before, reason, stopped, line)
     if stopped:
-        line.note(f"stopped by {stopped}; the same command resumes. Record: {_shown(run)}")
+        line.note(
+            f"stopped by {stopped}; the same command resumes. Record: {_shown(run.directory)}"
+        )
         if client.stop.number == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + client.stop.number)
     if not line.quiet:
-        line.note(f"{'Failed' if reason else 'Recorded'}: {_shown(run)}")
+        line.note(f"{'Failed' if reason else 'Recorded'}: {_shown(run.directory)}")
     return manager.nb
 
 
@@ -104,9 +168,9 @@ def _client_options(kernel_name: str, log_output: bool, options: dict[str, Any])
     }
 
 
-# glibc maps every large tensor anew and hands it back when it is freed, so each training step on a
-# CPU takes all its pages from the system again. With these it keeps them (benchmarks/LOG.md).
-# Another allocator, and another system's, does not look at them.
+# glibc maps memory for every large tensor and returns it when it is freed, so each training step on
+# a CPU takes all its pages from the system. With these it keeps them (benchmarks/LOG.md). Other
+# allocators and systems ignore them.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 
 
@@ -116,19 +180,27 @@ def _environment(run: Run) -> dict[str, str]:
     environment.setdefault("TRANSFORMERS_VERBOSITY", "error")
     environment.setdefault("ACCELERATE_LOG_LEVEL", "error")
     environment.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    return environment | {"PE_RUN_DIR": str(run.directory), "PE_RUNS": str(run.records)}
+    return environment | {"PE_RUNS": str(run.records)}
 
 
-def _failure(nb: Any) -> str | None:
-    """What the first failed cell said, in one line."""
+class _Failure(NamedTuple):
+    """The first error of a notebook."""
+
+    error: str
+    """Name of its type, as the kernel reported it."""
+    reason: str
+    """Type and message in one line."""
+
+
+def _failure(nb: Any) -> _Failure | None:
     for cell in nb.cells:
         if not cell.metadata.get("papermill", {}).get("exception"):
             continue
         for output in cell.get("outputs", []):
             if output.output_type == "error":
                 value = " ".join(str(output.evalue).split())
-                return f"{output.ename}: {value}" if value else str(output.ename)
-        return "a cell failed"
+                return _Failure(output.ename, f"{output.ename}: {value}" if value else output.ename)
+        return _Failure("", "a cell failed")
     return None
 
 
@@ -136,8 +208,6 @@ def _record_failure(
     run: Run, before: str | None, reason: str, stopped: str, line: ProgressLine
 ) -> None:
     """Say in run.json that the run failed, unless that is known or not this notebook's doing."""
-    if reason.startswith("RunBusy"):
-        return  # the record belongs to the process that holds the folder
     try:
         if before is not None and json.loads(before).get("status") == "complete":
             return  # the run had been made before; only showing it failed
@@ -145,8 +215,8 @@ def _record_failure(
         record = run.read() if run.exists() else {}
         if _record_text(run) == before or record["status"] not in (wanted, "interrupted"):
             run.fail(reason, wanted)
-        elif stopped:  # the kernel is always sent SIGINT; the record names what we were sent
-            run.fail(record["reason"].replace("by SIGINT", f"by {stopped}", 1), "interrupted")
+        elif stopped not in ("", "SIGINT"):  # the kernel is always sent SIGINT, and recorded that
+            run.fail(f"{record['reason']}; papermill was sent {stopped}", "interrupted")
     except (ValueError, OSError) as error:
         line.note(f"pe: the failure could not be recorded: {error}")
 
@@ -156,7 +226,6 @@ def _record_text(run: Run) -> str | None:
     return path.read_text() if path.exists() else None
 
 
-def _shown(run: Run) -> str:
+def _shown(path: Path) -> str:
     here = Path.cwd()
-    below = run.directory.is_relative_to(here)
-    return str(run.directory.relative_to(here) if below else run.directory)
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

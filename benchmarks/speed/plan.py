@@ -1,0 +1,188 @@
+"""What a speed run measures, and in which order. Imports no torch at the top.
+
+A *cell* is one system in one mode at one length, always with the same number of tokens:
+
+    train    a full training step: forward, backward, clipping, AdamW
+    prefill  one forward pass without gradients, logits of the last token
+    small    a training step of one window of 128 tokens: what is left is overhead
+
+Time on a GPU is lent by the minute and compiling costs most of it, so the cells that answer the
+most questions come first, and encodings that differ from RoPE in their frequencies alone, which
+compile to the same graph, come last.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import NamedTuple
+
+from pe._errors import unknown
+from pe.speed.families import OPTIONS, PEERS, SUMS, library, spelled
+from pe.speed.record import MAIN, MODES, SMALL, Settings
+from pe.training.recipe import Recipe
+from pe.training.recipes import recipe as named_recipe
+
+FIRST = (
+    "nope", "rope", "alibi", "kerple_log", "t5", "sandwich", "pope", "xpos", "fope", "fire", "fox",
+    "cope", "cope@64",
+)  # fmt: skip
+
+
+class Cell(NamedTuple):
+    """One measurement."""
+
+    system: str
+    mode: str
+    length: int
+    batch: int
+
+
+def settings(
+    recipe: str = "auto",
+    tokens: int = 0,
+    lengths: Sequence[int] = (),
+    modes: Sequence[str] = (),
+    encodings: Sequence[str] = (),
+    peers: Sequence[str] | None = None,
+    repeats: int = 0,
+    compiled: bool | None = None,
+    deterministic: bool = False,
+) -> Settings:
+    """Settings with the machine's defaults where nothing is given. NoPE is always measured.
+
+    Args:
+        encodings: () for all of them, `SUMS` and `OPTIONS`. compiled: None: on CUDA only.
+        peers: None for those that can be imported.
+
+    Raises:
+        ValueError: an unknown name, or a length that does not divide the tokens.
+    """
+    from pe import devices
+
+    cuda = devices.choose().type == "cuda"
+    sizes = named_recipe(recipe)
+    tokens = tokens or (65_536 if cuda else 2_048)
+    lengths = tuple(lengths) or ((1024, 4096, 16384, 32768) if cuda else (256, 512))
+    for length in lengths:
+        if length < 1 or tokens % length:
+            raise ValueError(
+                f"lengths: {tokens} tokens do not divide into windows of {length}; choose lengths "
+                "that divide the tokens, or other tokens"
+            )
+    for mode in modes:
+        if mode not in MODES:
+            raise unknown("mode", mode, MODES)
+    if repeats < 0:
+        raise ValueError(f"repeats: expected 0 (the default) or more, got {repeats}")
+    names = list(dict.fromkeys(["nope", *(encodings or all_encodings())]))
+    for name in names:
+        _check(name, sizes)
+    chosen = importable() if peers is None else tuple(peers)
+    for peer in chosen:
+        if peer not in PEERS:
+            raise unknown("peer", peer, PEERS)
+    return Settings(
+        sizes.name,
+        tokens,
+        tuple(dict.fromkeys(lengths)),
+        tuple(mode for mode in MODES if mode in (modes or MODES)),
+        (*names, *chosen),
+        repeats or (5 if cuda else 2),
+        cuda if compiled is None else compiled,
+        deterministic,
+    )
+
+
+def all_encodings() -> list[str]:
+    """Every name of the registry, `SUMS` and `OPTIONS`."""
+    from pe.encodings import list_encodings
+
+    return [*list_encodings(), *SUMS, *OPTIONS]
+
+
+def importable() -> tuple[str, ...]:
+    """The peers whose library is installed; x-transformers never is a dependency.
+
+    Raises:
+        ValueError: a library is there, and something that it needs is not.
+    """
+    there = {}
+    for name in dict.fromkeys(map(library, PEERS)):
+        module = name.replace("-", "_")
+        there[name] = find_spec(module) is not None
+        try:
+            if there[name]:
+                import_module(module)
+        except ImportError as error:
+            raise ValueError(
+                f"peers: {name} is installed and cannot be imported ({error}); install what it "
+                "needs, or name the peers to be measured"
+            ) from error
+    return tuple(peer for peer in PEERS if there[library(peer)])
+
+
+def order(chosen: Settings) -> list[Cell]:
+    """Every cell, the most telling first."""
+    lengths = chosen.lengths
+    main = [n for n in lengths if n in MAIN] or list(lengths[:1])
+    rest = [n for n in lengths if n not in main]
+    systems = _by_interest(chosen.systems)
+    ours = [s for s in systems if s in FIRST]
+    early = [s for s in systems if s in FIRST or library(s)]
+    late = [s for s in systems if s not in early]
+    found: list[Cell] = []
+
+    def add(mode: str, who: Iterable[str], at: Iterable[int]) -> None:
+        if mode not in chosen.modes:
+            return
+        for length in at:
+            batch = 1 if mode == "small" else chosen.tokens // length
+            cells = [Cell(system, mode, length, batch) for system in who]
+            found.extend(cell for cell in cells if cell not in found)
+
+    add("train", ours, main)
+    add("train", early, main[:1])
+    add("train", late, main[:1])
+    add("train", early, main)
+    add("train", early, rest)
+    add("prefill", early, main)
+    add("small", early, [SMALL])
+    add("train", late, lengths)
+    add("prefill", early, rest)
+    add("prefill", late, lengths)
+    add("small", late, [SMALL])
+    return found
+
+
+def _by_interest(systems: Sequence[str]) -> list[str]:
+    """NoPE, the named ones, peers, other encodings, and last those with RoPE's own graph."""
+    same = {s for s in systems if not library(s) and same_graph_as_rope(s)}
+
+    def rank(system: str) -> tuple[int, int]:
+        if system in FIRST:
+            return 0, FIRST.index(system)
+        return (1, PEERS.index(system)) if library(system) else (3 if system in same else 2, 0)
+
+    return sorted(systems, key=rank)  # stable: otherwise in the order given
+
+
+def same_graph_as_rope(system: str) -> bool:
+    """Whether an encoding differs from RoPE in its frequencies alone."""
+    from pe.encodings.core.frequencies import FrequencyTransform
+    from pe.encodings.core.registry import part_classes
+
+    spec, _ = spelled(system)
+    given = {name.strip() for name in spec.split("+")}
+    return all(
+        issubclass(c, FrequencyTransform) for n, c in part_classes(spec).items() if n in given
+    )
+
+
+def _check(name: str, sizes: Recipe) -> None:
+    from pe.training.build import build_config
+
+    pe, options = spelled(name)
+    build_config(dataclasses.replace(sizes, pe=pe, pe_options=options), sizes.vocab_size)

@@ -1,0 +1,241 @@
+"""Several hidden numbers in one text: multi-key, multi-value and multi-query retrieval.
+
+    [text] needle [text] needle ... [text]  question  answer      exactly L tokens
+
+After RULER's tasks (Hsieh et al. 2024, arXiv:2404.06654): one needle says "The special number of
+Oslo is 4077123." With several keys the others distract, so copying the only number in sight earns
+nothing. Numbers have seven digits, each a token; a guess is right once in ten for a digit and once
+in ten million for a number.
+
+The same builder makes evaluation prompts and training windows (`NeedleMix`). In training the whole
+puzzle has a random length and stands at a random place of the window, so that neither the position
+of the question nor its distance from the needles is always the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pe._errors import unknown
+from pe.data.batches import Batch, Batches
+from pe.data.retrieval import NAMES, Tokenizer, digit_tokens
+
+Int = npt.NDArray[np.int64]
+DIGITS = 7
+VARIANTS = ("found", "removed", "another")
+"""The prompt itself, and two controls: asked needles left out, or stating other numbers."""
+
+
+@dataclass(frozen=True)
+class NeedleTask:
+    """What is hidden and what is asked."""
+
+    name: str
+    keys: int
+    """Names that the text gives numbers to."""
+    values: int
+    """Numbers per name, each in a needle of its own; they are asked in the order of the text."""
+    queries: int
+    """Names that are asked for, one after another."""
+
+
+NEEDLE_TASKS = {
+    task.name: task
+    for task in (
+        NeedleTask("multikey", keys=4, values=1, queries=1),
+        NeedleTask("multivalue", keys=1, values=4, queries=1),
+        NeedleTask("multiquery", keys=4, values=1, queries=4),
+    )
+}
+
+
+class Prompt(NamedTuple):
+    """One text and where its answers are."""
+
+    ids: Int
+    """(L,) tokens; the last one is the last digit of the last answer."""
+    places: Int
+    """(A,) places of the answers' digits in ``ids``, ascending."""
+    digits: Int
+    """(A,) their values, 0 to 9."""
+
+
+class NeedleText:
+    """Builds the texts of one task with one tokenizer.
+
+    Raises:
+        ValueError: an unknown task, or a tokenizer that does not make each digit one token.
+    """
+
+    def __init__(self, task: str, tokenizer: Tokenizer) -> None:
+        if task not in NEEDLE_TASKS:
+            raise unknown("retrieval task", task, NEEDLE_TASKS)
+        self.task = NEEDLE_TASKS[task]
+        self.digit_ids = digit_tokens(tokenizer)
+        self._tokenizer = tokenizer
+        self._known: dict[str, Int] = {}
+
+    def _text(self, text: str) -> Int:
+        if text not in self._known:
+            ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+            self._known[text] = np.asarray(ids, dtype=np.int64)
+        return self._known[text]
+
+    def _needle(self, name: str, number: Int) -> Int:
+        stated = self._text(f"\nThe special number of {name} is "), self.digit_ids[number]
+        return np.concatenate((*stated, self._text(".\n")))
+
+    def _question(self, name: str, numbers: Int) -> tuple[Int, Int]:
+        """Tokens of a question with its answer, and the places of the digits in them."""
+        word = "number" if len(numbers) == 1 else "numbers"
+        verb = "is" if len(numbers) == 1 else "are"
+        parts = [self._text(f"\nThe special {word} of {name} {verb} ")]
+        places: list[Int] = []
+        for index, number in enumerate(numbers):
+            if index:
+                parts.append(self._text(", "))
+            places.append(sum(map(len, parts)) + np.arange(DIGITS))
+            parts.append(self.digit_ids[number])
+        return np.concatenate(parts), np.concatenate(places)
+
+    def shortest(self) -> int:
+        """Tokens that needles, questions and answers take at most: no text can be shorter."""
+        task, zeros = self.task, np.zeros((self.task.values, DIGITS), dtype=np.int64)
+        needle = max(len(self._needle(name, zeros[0])) for name in NAMES)
+        question = max(len(self._question(name, zeros)[0]) for name in NAMES)
+        return task.keys * task.values * needle + task.queries * question
+
+    def build(
+        self,
+        seed: int,
+        index: int,
+        length: int,
+        haystack: Int,
+        *,
+        depth: float | None = None,
+        variant: str = "found",
+    ) -> Prompt:
+        """Prompt ``index`` of the endless row that ``seed`` names.
+
+        Args:
+            length: tokens, the last answer included. haystack: at least that many tokens of text.
+            depth: share of the haystack, 0 to 1, before the first needle that is asked for; the
+                others lie at random. None: that one, too.
+            variant: one of `VARIANTS`.
+
+        Raises:
+            ValueError: an unknown variant, or no room for needles, questions and answers.
+        """
+        if variant not in VARIANTS:
+            raise unknown("variant", variant, VARIANTS)
+        task = self.task
+        names, asked, numbers, depths = self._draw(seed, index)
+        if depth is not None:
+            depths[asked[0], 0] = depth
+        depths = np.sort(depths, axis=1)  # a name's numbers are asked in the order of the text
+        questions = [self._question(names[key], numbers[key]) for key in asked]
+        stated = numbers.copy()
+        if variant == "another":  # every digit differs
+            stated[asked] = (numbers[asked] + 1 + index % 9) % 10
+        needles = [
+            (depths[key, value], self._needle(names[key], stated[key, value]))
+            for key in range(task.keys)
+            for value in range(task.values)
+            if variant != "removed" or key not in asked
+        ]
+        needles.sort(key=lambda needle: needle[0])
+        taken = sum(len(n) for _, n in needles) + sum(len(q) for q, _ in questions)
+        room = length - taken
+        if room < 0:
+            raise ValueError(
+                f"a {task.name} text of {length} tokens has no room for its needles, questions "
+                f"and answers; use at least {self.shortest()}"
+            )
+        if len(haystack) < room:
+            raise ValueError(f"the haystack has {len(haystack)} tokens; {room} are needed")
+        parts, before = [], 0
+        for share, needle in needles:
+            here = round(float(share) * room)
+            parts += [haystack[before:here], needle]
+            before = here
+        parts.append(haystack[before:room])
+        places, at = [], sum(map(len, parts))
+        for question, inside in questions:
+            parts.append(question)
+            places.append(at + inside)
+            at += len(question)
+        digits = np.concatenate([numbers[key].ravel() for key in asked])
+        return Prompt(np.concatenate(parts), np.concatenate(places), digits)
+
+    def _draw(self, seed: int, index: int) -> tuple[list[str], list[int], Int, np.ndarray]:
+        """Names, keys that are asked in this order, numbers (K, V, DIGITS), depths (K, V)."""
+        task = self.task
+        hidden = task.keys * task.values
+        key = np.array([seed, index], dtype=np.uint64)
+        counts = (len(NAMES), task.keys, hidden * DIGITS, hidden)
+        raw = np.split(np.random.Philox(key=key).random_raw(sum(counts)), np.cumsum(counts)[:-1])
+        names = [NAMES[i] for i in np.argsort(raw[0], kind="stable")[: task.keys]]
+        asked = np.argsort(raw[1], kind="stable")[: task.queries].tolist()
+        numbers = (raw[2] % 10).astype(np.int64).reshape(task.keys, task.values, DIGITS)
+        depths = (raw[3].astype(np.float64) / 2.0**64).reshape(task.keys, task.values)
+        return names, asked, numbers, depths
+
+
+# Second halves of Philox keys: prompts of an evaluation count from 0, training from far above.
+_TRAINING, _CHOICES = 3 * 2**61, 2**63 + 2**62
+
+
+class NeedleMix(Batches):
+    """`Batches` in which a share of the windows holds a retrieval text of one of the tasks.
+
+    Which windows, which task, how long the text is and where it stands follows from (seed, row)
+    alone. What lies before and after it, and its haystack, is the window's own text.
+
+    Raises:
+        ValueError: an unknown task, a share outside 0 to 1, or a context length without room.
+    """
+
+    def __init__(
+        self, plain: Batches, share: float, tokenizer: Tokenizer, tasks: Sequence[str]
+    ) -> None:
+        if not 0 < share <= 1:
+            raise ValueError(f"the share of retrieval texts is {share}; expected 0 to 1")
+        super().__init__(
+            plain.split, plain.context_length, plain.batch_size, plain.seed, plain.first_token
+        )
+        self.share = share
+        self.texts = [NeedleText(task, tokenizer) for task in tasks]
+        self._shortest = [text.shortest() for text in self.texts]
+        if plain.context_length + 1 < max(self._shortest):
+            raise ValueError(
+                f"context_length is {plain.context_length}; retrieval texts need "
+                f"{max(self._shortest)}"
+            )
+
+    def windows_of(self, step: int, rows: slice) -> Batch:
+        """The windows of a batch, some of them replaced."""
+        batch = super().windows_of(step, rows)
+        numbers = (step * self.batch_size + np.arange(self.batch_size))[rows]
+        for row, number in enumerate(numbers):
+            key = np.array([self.seed, _CHOICES + int(number)], dtype=np.uint64)
+            raw = np.random.Philox(key=key).random_raw(4)
+            if float(raw[0]) / 2.0**64 >= self.share:
+                continue
+            which = int(raw[1] % len(self.texts))
+            window = np.append(batch.input_ids[row], batch.targets[row, -1])
+            longest, least = len(window), self._shortest[which]
+            length = least + int(raw[2] % (longest - least + 1))
+            begin = int(raw[3] % (longest - length + 1))
+            made = self.texts[which].build(
+                self.seed, _TRAINING + int(number), length, window[begin : begin + length]
+            )
+            window[begin : begin + length] = made.ids
+            batch.input_ids[row], batch.targets[row] = window[:-1], window[1:]
+            batch.documents[row] = 0
+            batch.positions[row] = np.arange(self.context_length)
+        return batch

@@ -1,0 +1,130 @@
+"""Can the model find several hidden numbers? The hits of every prompt are kept for paired tests.
+
+Scores are teacher-forced, as in `pe.evaluation.retrieval`: one forward pass gives the logits of all
+digits of all answers. A prompt is right where every digit of every answer is, the choice being
+among the ten digits (chance 1e-7 per number). `pe.data.needles` builds the prompts; all models get
+the same ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from pe._errors import PositionError
+from pe.data.needles import DIGITS, VARIANTS, NeedleText, Prompt
+from pe.data.retrieval import Tokenizer
+from pe.data.shards import Split
+from pe.evaluation.perplexity import Context
+from pe.evaluation.retrieval import haystack_starts
+from pe.model import PEForCausalLM
+from pe.model.rng import same_draws
+
+SEED = 20_240_404
+"""Of the prompts: the same for every model and every training seed."""
+CONTROLS = 0.2
+"""Prompts of each control, as a share of the prompts."""
+
+
+def prompts(
+    text: NeedleText, split: Split, length: int, count: int, variant: str = "found"
+) -> list[Prompt]:
+    """``count`` prompts of ``length`` tokens; the first needle asked for lies at even depths.
+
+    Raises:
+        ValueError: no document of ``split`` has ``length`` tokens, or no room in ``length``.
+    """
+    starts = haystack_starts(split, length)
+    made = []
+    for index in range(count):
+        start = int(starts[index % len(starts)])
+        haystack = np.asarray(split.tokens[start : start + length], dtype=np.int64)
+        depth = (index + 0.5) / count
+        made.append(text.build(SEED, index, length, haystack, depth=depth, variant=variant))
+    return made
+
+
+@torch.no_grad()
+def hits(
+    model: PEForCausalLM,
+    made: Sequence[Prompt],
+    digit_ids: np.ndarray,
+    tokens_per_batch: int,
+    autocast: Context = contextlib.nullcontext,
+) -> np.ndarray:
+    """Right or wrong for each digit of each answer: bool (prompts, numbers, DIGITS)."""
+    device = model.device
+    choices = torch.from_numpy(digit_ids).to(device)
+    size = max(1, tokens_per_batch // len(made[0].ids))
+    right = []
+    for begin in range(0, len(made), size):
+        some = made[begin : begin + size]
+        ids = torch.from_numpy(np.stack([p.ids for p in some])).to(device)
+        # The token at place t is predicted from those before it, at t - 1.
+        places = torch.from_numpy(np.stack([p.places for p in some]) - 1).to(device)
+        wanted = torch.from_numpy(np.stack([p.digits for p in some])).to(device)
+        with autocast(), same_draws(device):
+            hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
+            rows = hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1]))
+            logits = model.lm_head(rows).float()
+        right.append((logits[..., choices].argmax(-1) == wanted).cpu().numpy())
+    return np.concatenate(right).reshape(len(made), -1, DIGITS)
+
+
+def evaluate_needles(
+    model: PEForCausalLM,
+    tokenizer: Tokenizer,
+    split: Split,
+    tasks: Sequence[str],
+    lengths: Sequence[int],
+    count: int,
+    tokens_per_batch: int,
+    autocast: Context = contextlib.nullcontext,
+) -> dict[str, Any]:
+    """What evaluation.json keeps of each task and length.
+
+    ``prompts`` is a string with 1 for each prompt that is wholly right and 0 for the others, in
+    their order, which is the same for every model; ``numbers`` and ``digits`` are the shares of
+    numbers and digits that are right; ``controls`` counts prompts that are right without a cause.
+    """
+    found: dict[str, Any] = {}
+    for task in tasks:
+        text, cells = NeedleText(task, tokenizer), {}
+        for length in lengths:
+            try:
+                cells[str(length)] = _cell(
+                    model, text, split, length, count, tokens_per_batch, autocast
+                )
+            except PositionError as error:
+                cells[str(length)] = {"prompts": None, "reason": f"no value: {error.reason}"}
+        found[task] = cells
+    return {"count": count, "seed": SEED, "digits": DIGITS, "tasks": found}
+
+
+def _cell(
+    model: PEForCausalLM,
+    text: NeedleText,
+    split: Split,
+    length: int,
+    count: int,
+    tokens_per_batch: int,
+    autocast: Context,
+) -> dict[str, Any]:
+    def right(variant: str, many: int) -> np.ndarray:
+        made = prompts(text, split, length, many, variant)
+        return hits(model, made, text.digit_ids, tokens_per_batch, autocast)
+
+    digits = right("found", count)
+    numbers = np.asarray(digits.all(-1))
+    few = max(1, round(CONTROLS * count))
+    return {
+        "prompts": "".join(str(int(all(row))) for row in numbers),
+        "numbers": round(float(numbers.mean()), 6),
+        "digits": round(float(digits.mean()), 6),
+        "controls": {v: int(right(v, few).all((-1, -2)).sum()) for v in VARIANTS[1:]},
+        "reason": None,
+    }

@@ -1,0 +1,199 @@
+"""Several hidden numbers: how the texts are built, and how they are mixed into training."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from pe.data.batches import Batches
+from pe.data.needles import DIGITS, NEEDLE_TASKS, VARIANTS, NeedleMix, NeedleText, Prompt
+from pe.data.retrieval import FILLER, NAMES
+from pe.data.shards import Split
+from pe.data.tokenizer import END, PAD, train_bpe
+from pe.evaluation import needles
+from pe.model import PEConfig, PEForCausalLM
+
+LENGTH = 400
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    text = [FILLER, "\nThe special number of Oslo is 4.\nThe special numbers are, "] * 20
+    return PreTrainedTokenizerFast(
+        tokenizer_object=train_bpe(text + list(NAMES), 420), eos_token=END, pad_token=PAD
+    )
+
+
+@pytest.fixture(scope="module")
+def split(tokenizer: PreTrainedTokenizerFast) -> Split:
+    """Words without digits, so that every digit in a text was put there."""
+    words = " ".join(np.random.default_rng(0).choice(FILLER.split(), 6000))
+    ids = np.asarray(tokenizer(words)["input_ids"], dtype=np.uint16)
+    return Split(ids, np.zeros(1, dtype=np.int64), ["a"])
+
+
+@pytest.mark.parametrize("name", NEEDLE_TASKS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_prompt_states_what_it_asks_and_its_controls_do_not(
+    name: str, variant: str, tokenizer: Any, split: Split
+) -> None:
+    task, text = NEEDLE_TASKS[name], NeedleText(name, tokenizer)
+    haystack = np.asarray(split.tokens[:LENGTH], dtype=np.int64)
+    for index in range(4):
+        prompt = text.build(7, index, LENGTH, haystack, variant=variant)
+        assert prompt.ids.shape == (LENGTH,)
+        asked = prompt.digits.reshape(-1, DIGITS)
+        assert len(asked) == task.queries * task.values
+        assert np.array_equal(prompt.ids[prompt.places], text.digit_ids[prompt.digits])
+        assert prompt.places[-1] == LENGTH - 1
+        first = prompt.places[0]
+        body = tokenizer.decode(prompt.ids[:first])
+        stated = [body.count("".join(map(str, number))) for number in asked]
+        assert stated == [1 if variant == "found" else 0] * len(asked)
+        hidden = task.keys * task.values
+        gone = task.queries * task.values if variant == "removed" else 0
+        assert np.isin(prompt.ids[:first], text.digit_ids).sum() == (hidden - gone) * DIGITS
+
+
+def test_numbers_of_one_name_are_asked_in_the_order_of_the_text(
+    tokenizer: Any, split: Split
+) -> None:
+    haystack = np.asarray(split.tokens[:LENGTH], dtype=np.int64)
+    for depth in (0.0, 0.5, 1.0):
+        text = NeedleText("multivalue", tokenizer)
+        prompt = text.build(1, 2, LENGTH, haystack, depth=depth)
+        body = tokenizer.decode(prompt.ids)
+        places = [body.index("".join(map(str, n))) for n in prompt.digits.reshape(-1, DIGITS)]
+        assert places == sorted(places)
+
+
+def test_the_depth_is_that_of_the_first_needle_asked_for(tokenizer: Any, split: Split) -> None:
+    haystack = np.asarray(split.tokens[:LENGTH], dtype=np.int64)
+    for name in ("multikey", "multiquery"):
+        text = NeedleText(name, tokenizer)
+        for index in range(5):
+            early = text.build(1, index, LENGTH, haystack, depth=0.0)
+            late = text.build(1, index, LENGTH, haystack, depth=1.0)
+            number = "".join(map(str, early.digits[:DIGITS]))
+            others = [
+                tokenizer.decode(p.ids[: p.places[0]]).split("is ")[1:] for p in (early, late)
+            ]
+            assert others[0][0].startswith(number)
+            assert others[1][-2].startswith(number) or others[1][-1].startswith(number)
+
+
+def test_prompts_are_a_fixed_function_of_seed_and_index(tokenizer: Any, split: Split) -> None:
+    text, haystack = NeedleText("multikey", tokenizer), np.asarray(split.tokens[:LENGTH])
+    first, again = (text.build(3, 5, LENGTH, haystack) for _ in range(2))
+    assert np.array_equal(first.ids, again.ids)
+    assert first.digits.tolist() == [int(d) for d in PINNED]
+    assert not np.array_equal(first.ids, text.build(4, 5, LENGTH, haystack).ids)
+
+
+PINNED = "7072655"
+
+
+def test_training_varies_where_the_question_is_and_how_long_its_text(
+    tokenizer: Any, split: Split
+) -> None:
+    plain = Batches(split, 600, 8, seed=3)
+    mix = NeedleMix(plain, 0.5, tokenizer, tuple(NEEDLE_TASKS))
+    digits = set(mix.texts[0].digit_ids.tolist())
+    ends, starts, replaced = set(), set(), 0
+    for step in range(6):
+        batch, before = mix.at(step), plain.at(step)
+        for row in range(8):
+            changed = np.flatnonzero(batch.input_ids[row] != before.input_ids[row])
+            if not len(changed):
+                assert np.array_equal(batch.targets[row], before.targets[row])
+                continue
+            replaced += 1
+            assert np.array_equal(batch.input_ids[row, 1:], batch.targets[row, :-1])
+            numbers = np.flatnonzero(np.isin(batch.input_ids[row], list(digits)))
+            starts.add(int(numbers[0]))
+            ends.add(int(numbers[-1]))
+    assert 12 <= replaced <= 36
+    assert len(ends) > replaced // 2
+    assert len(starts) > replaced // 2
+    assert min(ends) < 400
+
+
+def test_a_first_token_opens_windows_with_and_without_needles(tokenizer: Any, split: Split) -> None:
+    mix = NeedleMix(Batches(split, 600, 8, seed=3, first_token=1), 0.5, tokenizer, ("multikey",))
+    without = NeedleMix(Batches(split, 600, 8, seed=3), 0.5, tokenizer, ("multikey",))
+    assert (mix.at(0).input_ids[:, 0] == 1).all()
+    assert np.array_equal(mix.at(0).targets, without.at(0).targets)
+
+
+def test_a_window_without_room_is_refused(tokenizer: Any, split: Split) -> None:
+    with pytest.raises(ValueError, match="context_length is 64; retrieval texts need"):
+        NeedleMix(Batches(split, 64, 2, seed=0), 0.1, tokenizer, ("multikey",))
+    with pytest.raises(ValueError, match="has no room for its needles"):
+        NeedleText("multikey", tokenizer).build(0, 0, 60, np.zeros(60, dtype=np.int64))
+    with pytest.raises(ValueError, match="unknown retrieval task 'multikeys'.*'multikey'"):
+        NeedleText("multikeys", tokenizer)
+
+
+class Oracle(torch.nn.Module):
+    """Stands for a model: its hidden state at each place is the next token, one-hot."""
+
+    def __init__(self, vocabulary: int, wrong: int | None = None) -> None:
+        super().__init__()
+        self.device, self.vocabulary, self.wrong = torch.device("cpu"), vocabulary, wrong
+        self.answers: dict[bytes, torch.Tensor] = {}
+
+    def learn(self, made: list[Prompt]) -> None:
+        for prompt in made:
+            self.answers[prompt.ids[:-1].tobytes()] = torch.from_numpy(prompt.ids[1:])
+
+    def model(self, input_ids: torch.Tensor, use_cache: bool) -> SimpleNamespace:
+        following = [self.answers[row.numpy().tobytes()] for row in input_ids]
+        hidden = torch.nn.functional.one_hot(torch.stack(following), self.vocabulary).float()
+        if self.wrong is not None:  # one digit of the last answer of the first prompt
+            hidden[0, -self.wrong] = 0
+        return SimpleNamespace(last_hidden_state=hidden)
+
+    def lm_head(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows
+
+
+@pytest.mark.parametrize("name", NEEDLE_TASKS)
+def test_hits_are_looked_up_where_the_answers_are(name: str, tokenizer: Any, split: Split) -> None:
+    text = NeedleText(name, tokenizer)
+    made = needles.prompts(text, split, LENGTH, 6)
+    numbers = NEEDLE_TASKS[name].queries * NEEDLE_TASKS[name].values
+    oracle = Oracle(len(tokenizer))
+    oracle.learn(made)
+    right = needles.hits(oracle, made, text.digit_ids, 4 * LENGTH)  # type: ignore[arg-type]
+    assert right.shape == (6, numbers, DIGITS)
+    assert right.all()
+    digits = text.digit_ids[made[0].digits[-1]]
+    oracle.wrong = 1
+    right = needles.hits(oracle, made, text.digit_ids, 6 * LENGTH)  # type: ignore[arg-type]
+    missed = int(not right[0, -1, -1])
+    assert (~right).sum() == missed == int(digits != text.digit_ids[0]), "ties go to the digit 0"
+
+
+def test_a_record_keeps_each_prompt_and_says_where_there_is_no_value(
+    tokenizer: Any, split: Split
+) -> None:
+    config = PEConfig(
+        vocab_size=len(tokenizer) // 8 * 8 + 8, hidden_size=16, intermediate_size=16,
+        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
+        max_position_embeddings=LENGTH, pe="learned",
+    )  # fmt: skip
+    model = PEForCausalLM(config).eval()
+    found = needles.evaluate_needles(
+        model, tokenizer, split, ["multikey"], [LENGTH, 2 * LENGTH], 10, 10 * LENGTH
+    )
+    cell, beyond = (found["tasks"]["multikey"][str(n)] for n in (LENGTH, 2 * LENGTH))
+    assert len(cell["prompts"]) == 10
+    assert set(cell["prompts"]) <= {"0", "1"}
+    assert 0 <= cell["digits"] <= 0.5
+    assert set(cell["controls"]) == {"removed", "another"}
+    assert beyond == {"prompts": None, "reason": f"no value: longest position {LENGTH - 1}"}
