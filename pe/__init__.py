@@ -22,7 +22,7 @@ _HOMES = {
     "RECIPES": "pe.training.recipes",
     "recipe": "pe.training.recipes",
     "convert": "pe.model.convert",
-    "train": "pe.training.trainer",
+    "train": "pe.training.loop",
     "evaluate": "pe.evaluation.evaluate",
     "evaluate_start": "pe.evaluation.start",
     "search_longrope": "pe.evaluation.longrope.search",
@@ -69,6 +69,6 @@ if TYPE_CHECKING:
     from pe.results import tables
     from pe.study.plan import load_plan
     from pe.study.run import run_study
+    from pe.training.loop import train
     from pe.training.recipe import Recipe
     from pe.training.recipes import RECIPES, recipe
-    from pe.training.trainer import train

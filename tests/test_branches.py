@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_training import assert_same_weights, lines, tiny, write_corpus
+from tiny_training import assert_same_weights, killed_after, lines, tiny, write_corpus
 from transformers import AutoModelForCausalLM
 
 from pe.runs import Run, RunError
-from pe.training.trainer import _Training, train
+from pe.training.loop import train
 
 LONG: dict[str, Any] = {
     "steps": 24, "warmup_steps": 3, "schedule": "wsd", "decay_steps": 4, "checkpoint_every": 8,
@@ -58,26 +58,13 @@ def test_a_branch_is_the_shorter_run_to_the_last_bit(tmp_path: Path, kind: dict[
     assert branch.read()["parent"]["step"] == 8
 
 
-def test_a_branch_that_was_killed_ends_as_if_it_was_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_branch_that_was_killed_ends_as_if_it_was_not(tmp_path: Path) -> None:
     parent = train(run_of(tmp_path, **LONG), quiet=True)
     start = str(parent.directory)
     changes = BRANCH | {"start_from": start, "checkpoint_every": 1}
     plain = train(run_of(tmp_path, "whole", **changes), quiet=True)
-    run, step, done = run_of(tmp_path, "killed", **changes), _Training._step, 0
-
-    def counted(self: Any, batch: Any) -> Any:
-        nonlocal done
-        if done == 2:
-            raise RuntimeError("killed")
-        done += 1
-        return step(self, batch)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(_Training, "_step", counted)
-        with pytest.raises(RuntimeError, match="killed"):
-            train(run, quiet=True)
+    run = run_of(tmp_path, "killed", **changes)
+    killed_after(run, 2)
     train(run, quiet=True)
     assert_same_weights(run, plain)
     assert lines(run) == lines(plain)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,21 +19,21 @@ from torch import Tensor
 
 import pe
 from pe.data import Split, evaluation_windows, prepare
-from pe.encodings import Encoding, lookup
+from pe.encodings import Encoding
 from pe.evaluation import evaluate as module
+from pe.evaluation import temperature
 from pe.evaluation.evaluate import evaluate
 from pe.evaluation.load import load_model
 from pe.evaluation.perplexity import by_position, cell, window_losses
+from pe.evaluation.scorer import Scorer
 from pe.model import PEForCausalLM
 from pe.runs import Run, RunBusy, RunError
 from pe.training.build import build_model
+from pe.training.loop import train
 from pe.training.recipe import Recipe
-from pe.training.trainer import train
 
-# Two calls of an encoding that draws its positions are no two computations of the same number.
-STEADY = pytest.mark.parametrize(
-    "name", [n for n in pe.list_encodings() if not getattr(lookup(n), "random", False)]
-)
+# One for each way to act; what holds for all encodings, and what windows rest on, are laws.
+STEADY = ["nope", "rope", "sinusoidal", "alibi", "fox", "dynamic_ntk"]
 
 
 class Short(Encoding):
@@ -66,11 +69,24 @@ def environment(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def trained(shared: Path, tmp_path: Path) -> Callable[..., Run]:
+    """Makes a trained run of a test's own: trained once in this file, and copied."""
+
     def make(**changes: Any) -> Run:
         chosen = tiny(shared / "corpus", **({"steps": 6} | changes))
-        return train(Run(tmp_path / "study" / chosen.run_name(), chosen), quiet=True)
+        first = train(Run(shared / "trained" / chosen.run_name(), chosen), quiet=True)
+        own = tmp_path / "study" / first.name
+        shutil.copytree(first.directory, own, ignore=shutil.ignore_patterns("checkpoints"))
+        run = Run(own, chosen)
+        run.update(study="study")
+        return run
 
     return make
+
+
+def scorer_of(model: PEForCausalLM, split: Split, lengths: list[int]) -> Scorer:
+    """On ``split`` as test and validation text; 8 targets, as many windows as there are."""
+    data: Any = SimpleNamespace(test=split, validation=split)
+    return Scorer(model, data, tiny(Path("unused"), evaluation_windows=100), lengths)
 
 
 def model_and_text(name: str = "rope") -> tuple[PEForCausalLM, Split]:
@@ -98,7 +114,7 @@ def slow_losses(model: PEForCausalLM, tokens: np.ndarray, end: int, length: int)
     return found
 
 
-@STEADY
+@pytest.mark.parametrize("name", STEADY)
 def test_window_losses_equal_a_slow_loop(name: str) -> None:
     model, split = model_and_text(name)
     ends = [70, 131, 400]
@@ -111,7 +127,7 @@ def test_window_losses_equal_a_slow_loop(name: str) -> None:
             assert row == pytest.approx(wanted, abs=2e-4)
 
 
-@pytest.mark.parametrize("name", pe.list_encodings())
+@pytest.mark.parametrize("name", [*STEADY, "randomized"])
 def test_losses_do_not_depend_on_how_many_windows_run_at_once(name: str) -> None:
     model, split = model_and_text(name)
     ends = list(range(70, 330, 20))
@@ -285,8 +301,6 @@ def test_what_is_recorded_is_not_computed_again(
 def test_a_record_without_its_weights_can_be_read_but_not_extended(
     trained: Callable[..., Run],
 ) -> None:
-    import shutil
-
     run = trained()
     first = evaluate(run, quiet=True)
     shutil.rmtree(run.checkpoint)
@@ -349,32 +363,54 @@ def test_terminal_shows_our_lines_and_no_others(
     assert err.splitlines()[0] == f"preparing {chosen.corpus}"
 
 
-def test_a_temperature_is_fitted_on_validation_text_and_never_makes_that_worse(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from pe.evaluation import temperature
-
+def test_a_temperature_is_fitted_at_each_length_and_never_makes_that_worse() -> None:
     model, split = model_and_text("nope")
-    fit = temperature.fit_temperature(model, split, [32, 64], 8, 512)
-    trials = dict(fit["trials"])
-    assert fit["trials"][0] == [0.0, fit["nll_without"]]
-    assert fit["nll"] == min(trials.values()) <= fit["nll_without"]
-    assert trials[fit["value"]] == fit["nll"]
-    assert len(trials) > 5
-    assert model.config.length_temperature == 0.0
+    scorer = scorer_of(model, split, [16, 32, 64])
+    fits = temperature.fit_temperatures(scorer, [32, 64])
+    assert list(fits) == [32, 64]
+    assert fits[32]["value"] != fits[64]["value"]
     ends = evaluation_windows(split, 64, 8, temperature.WINDOWS)
-    with temperature.length_temperature(model, fit["value"]):
-        again = [window_losses(model, split, ends, n, 512)[:, -8:].mean() for n in (32, 64)]
-    assert sum(again) / 2 == pytest.approx(fit["nll"], abs=1e-6)
+    for length, fit in fits.items():
+        trials = dict(fit["trials"])
+        assert fit["trials"][0] == [0.0, fit["nll_without"]]
+        assert fit["nll"] == min(trials.values()) <= fit["nll_without"]
+        assert trials[fit["value"]] == fit["nll"]
+        assert len(trials) > 5
+        assert fit["lengths"] == [length]
+        assert model.config.length_temperature == 0.0
+        with scorer.temperature(fit["value"]):
+            again = window_losses(model, split, ends, length, 512)[:, -8:].mean()
+        assert again == pytest.approx(fit["nll"], abs=1e-6)
+
+
+@pytest.mark.parametrize(("best", "stopped"), [(0.4, False), (9.0, True), (-9.0, True)])
+def test_a_fit_that_ends_at_its_bound_says_so(best: float, stopped: bool) -> None:
+    class Bowl:
+        """A loss with its least value at ``best``, whatever the text."""
+
+        ends = range(4)
+        c = 0.0
+
+        @contextlib.contextmanager
+        def temperature(self, c: float) -> Iterator[None]:
+            self.c = c
+            yield
+
+        def nll(self, length: int) -> float:
+            return (self.c - best) ** 2
+
+    bowl: Any = Bowl()
+    fit = temperature.fit_temperature(bowl, 64)
+    assert fit["at_bound"] is stopped
+    assert abs(fit["value"] - min(max(best, -0.5), 1.5)) < 0.02
 
 
 def test_a_temperature_changes_only_what_lies_beyond_the_training_context() -> None:
-    from pe.evaluation.temperature import length_temperature
-
     model, split = model_and_text("rope")
     length = model.config.max_position_embeddings
-    plain = window_losses(model, split, [400], 2 * length, 10**6)
-    with length_temperature(model, 0.7):
-        sharper = window_losses(model, split, [400], 2 * length, 10**6)
+    scorer = scorer_of(model, split, [2 * length])
+    plain = scorer.losses(2 * length)
+    with scorer.temperature(0.7):
+        sharper = scorer.losses(2 * length)
     np.testing.assert_array_equal(plain[:, :length], sharper[:, :length])
     assert np.abs(plain[:, length:] - sharper[:, length:]).max() > 1e-3

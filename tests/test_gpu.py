@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import pe
+from pe.devices import autocast
 from pe.encodings.core import clex_ode
 from pe.runs import Run
-from pe.training.build import autocast, build_model
+from pe.training.build import build_model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -223,7 +224,7 @@ def test_a_compiled_step_has_the_loss_and_gradients_of_the_eager_one(spec: str) 
         model = build_model(recipe, recipe.vocab_size).to(CUDA).train()
         if compiled:
             model.compile(fullgraph=True)  # raises where the compiler has to stop
-        with autocast(recipe, CUDA):
+        with autocast(recipe.precision, CUDA):
             loss = model(input_ids=text[:, :-1], shift_labels=text[:, 1:]).loss
         loss.backward()
         learned = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
@@ -246,7 +247,7 @@ def test_a_compiled_model_reads_a_prompt_as_the_eager_one(spec: str) -> None:
     recipe = pe.recipe("demo", pe=spec)
     text = torch.randint(0, recipe.vocab_size, (2, 300), device=CUDA)
     model = build_model(recipe, recipe.vocab_size).to(CUDA).eval()
-    with torch.no_grad(), autocast(recipe, CUDA):
+    with torch.no_grad(), autocast(recipe.precision, CUDA):
         eager = model(input_ids=text, logits_to_keep=1, use_cache=False).logits
         model.compile(fullgraph=True)
         fast = model(input_ids=text, logits_to_keep=1, use_cache=False).logits

@@ -174,7 +174,7 @@ def test_what_is_recorded_is_the_converted_models_loss(run: Run) -> None:
     found = search_longrope(run, 4.0, **(SMALL | {"magnitude": "yarn", "iterations": 1}))
     record, model = state(run), load_model(run)
     data = prepare(run.recipe.corpus, run.recipe.vocab_size, run.recipe.tokenizer)
-    ends = Fitness.of(run.recipe, model, data, record["settings"]).ends
+    ends = Fitness.of(run.recipe, model, data, record["settings"]).scorer.ends
     assert len(ends) == record["settings"]["windows_found"] == 4
     options = {"factor": 4.0, "long_factor": found, "magnitude": "yarn"}
     for name, given, entry in (
@@ -283,16 +283,16 @@ def test_other_settings_and_other_candidates_are_not_mixed_in(run: Run) -> None:
 
 
 def test_only_validation_text_is_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pe.evaluation.longrope import fitness as longrope_fitness
+    from pe.evaluation import scorer
 
     seen = []
-    inner = longrope_fitness.window_losses
+    inner = scorer.window_losses
 
     def looking(model: Any, split: Any, *rest: Any) -> Any:
         seen.append(split)
         return inner(model, split, *rest)
 
-    monkeypatch.setattr(longrope_fitness, "window_losses", looking)
+    monkeypatch.setattr(scorer, "window_losses", looking)
     search_longrope(run, 4.0, **(SMALL | {"iterations": 0}))
     written = text(900, 2)  # what write_corpus puts into validation.txt
     data = prepare(run.recipe.corpus, run.recipe.vocab_size, run.recipe.tokenizer)

@@ -7,6 +7,7 @@ that crosses is copied: it cost ALiBi and T5 an eighth of their speed on an H100
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from pe.model.config import PEConfig
 
 BY_KERNEL = ["alibi", "kerple_log", "t5", "sandwich", "fire", "fox", "cope", "rope+alibi"]
 
+TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="kernels need Triton")
+
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
@@ -26,6 +29,7 @@ def fresh() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@TRITON
 @pytest.mark.parametrize("spec", BY_KERNEL)
 def test_a_training_step_by_kernel_is_one_graph(spec: str) -> None:
     """The other encodings, and other backends: tests/test_model.py."""
@@ -58,6 +62,7 @@ def test_a_compiled_model_takes_another_length_without_stopping(spec: str) -> No
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
 
 
+@TRITON
 def test_asking_what_a_gpu_can_do_does_not_stop_the_compiler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

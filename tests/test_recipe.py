@@ -184,9 +184,9 @@ def test_the_lowest_rate_keeps_its_share_of_the_highest() -> None:
 
 
 def test_auto_is_a_recipe_this_machine_can_train() -> None:
-    import torch
+    from pe import devices
 
-    assert recipe("auto").name == ("tiny" if torch.cuda.is_available() else "demo")
+    assert recipe("auto").name == ("tiny" if devices.choose().type == "cuda" else "demo")
 
 
 def test_recipes_need_no_torch() -> None:

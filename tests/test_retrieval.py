@@ -28,6 +28,7 @@ from pe.data.retrieval import (
 from pe.data.shards import Split
 from pe.data.tokenizer import END, PAD, train_bpe
 from pe.evaluation.retrieval import DEPTHS, evaluate_retrieval, prompts, score
+from pe.evaluation.scorer import Scorer
 from pe.model import PEForCausalLM
 from pe.model.config import PEConfig
 from pe.runs import Run
@@ -171,7 +172,11 @@ class Reader:
     def __init__(self, answer: Any, vocabulary: int = 400) -> None:
         self.answer, self.vocabulary = answer, vocabulary
 
-    def model(self, input_ids: torch.Tensor, use_cache: bool) -> Any:
+        self.config = SimpleNamespace(length_temperature=0.0)
+        self.model = self  # the decoder, which the scorer tells its precision
+        self.float32_residual = False
+
+    def __call__(self, input_ids: torch.Tensor, use_cache: bool) -> Any:
         """Hidden state t is the prediction of token t+1, one-hot."""
         hidden = torch.zeros(*input_ids.shape, self.vocabulary)
         for row, ids in enumerate(input_ids.tolist()):
@@ -193,7 +198,9 @@ def test_a_model_that_reads_the_needle_scores_and_fails_both_controls(
         return stated if len(stated) == DIGITS else [0] * DIGITS
 
     reader: Any = Reader(read)
-    found = evaluate_retrieval(reader, tokenizer, split, [LENGTH, 300], 3, 1000)
+    data: Any = SimpleNamespace(test=split, tokenizer=tokenizer)
+    recipe = tiny(Path("unused"), evaluation_lengths=[LENGTH, 300], retrieval_samples=3)
+    found = evaluate_retrieval(Scorer(reader, data, recipe))
     for cell in found["tasks"]["needle"].values():
         assert cell["exact"] == cell["greedy"] == [3] * len(DEPTHS)
         assert cell["digits"] == [3 * DIGITS] * len(DEPTHS)
@@ -263,6 +270,8 @@ def test_a_run_is_judged_by_retrieval_and_with_a_fitted_temperature(
     assert len(cell["exact"]) == len(cell["digits"]) == len(DEPTHS)
     fit = found["tempered"]["fit"]
     assert fit["lengths"] == [256]
+    assert found["tempered"]["fits"] == {"256": fit}
+    assert found["precision"] == {"products": "float32", "residual": "float32"}
     assert found["tempered"]["perplexity"]["128"] == found["perplexity"]["128"]
     assert found["tempered"]["retrieval"].keys() == found["retrieval"].keys()
     stamp = (run.directory / "evaluation.json").stat().st_mtime_ns

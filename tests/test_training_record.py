@@ -14,11 +14,11 @@ import pytest
 import torch
 
 import pe
+from pe import devices
 from pe.runs import provenance as record
 from pe.training import progress
 from pe.training.build import attention_path, build_model, parameter_counts
-from pe.training.flops import flops_per_token, peak_flops
-from pe.training.metrics import Metrics
+from pe.training.metrics import Metrics, flops_per_token, peak_flops
 from pe.training.progress import Progress, duration
 from pe.training.recipes import recipe
 
@@ -198,7 +198,7 @@ def test_versions_and_hardware_are_those_of_this_process(monkeypatch: pytest.Mon
     assert found["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert {"transformers", "accelerate", "numpy"} <= found.keys()
     machine = record.hardware()
-    assert machine["device"] == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert machine["device"] == devices.choose().type
     assert machine["name"] not in ("", "unknown")
     assert machine["count"] == 1
     assert machine["cores"] >= 1

@@ -44,10 +44,10 @@ def measure(
     Raises:
         RunError: the earlier record has other settings or comes from another machine.
     """
-    import torch
+    from pe import devices
 
     deadline = time.monotonic() + 60 * minutes if minutes else float("inf")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = devices.choose()
     if start is None and run.exists():
         start = run.read()
     record = _begun(run, chosen, start)

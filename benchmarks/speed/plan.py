@@ -60,9 +60,9 @@ def settings(
     Raises:
         ValueError: an unknown name, or a length that does not divide the tokens.
     """
-    import torch
+    from pe import devices
 
-    cuda = torch.cuda.is_available()
+    cuda = devices.choose().type == "cuda"
     sizes = named_recipe(recipe)
     tokens = tokens or (65_536 if cuda else 2_048)
     lengths = tuple(lengths) or ((1024, 4096, 16384, 32768) if cuda else (256, 512))

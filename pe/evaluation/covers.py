@@ -7,8 +7,11 @@ from typing import Any
 from pe.training.recipe import Recipe
 
 
-def covers(known: dict[str, Any], recipe: Recipe) -> bool:
-    """Same lengths, targets and windows, and at least as many prompts, a temperature if asked."""
+def covers(known: dict[str, Any], recipe: Recipe, float32_residual: bool = False) -> bool:
+    """Same lengths, targets and windows, and at least as many prompts, a temperature if asked.
+
+    In any precision, unless ``float32_residual`` asks for that of the residual stream.
+    """
     retrieval = known.get("retrieval") or {"samples": 0}
     return bool(
         known["lengths"] == sorted(recipe.evaluation_lengths)
@@ -16,4 +19,5 @@ def covers(known: dict[str, Any], recipe: Recipe) -> bool:
         and known.get("windows_wanted", recipe.evaluation_windows) == recipe.evaluation_windows
         and retrieval["samples"] >= recipe.retrieval_samples
         and ("tempered" in known or not recipe.fit_temperature)
+        and (not float32_residual or known.get("precision", {}).get("residual") == "float32")
     )

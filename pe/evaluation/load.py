@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 import pe.model  # noqa: F401  (registers the model with transformers' Auto classes)
+from pe import devices
 from pe._quiet import quiet_libraries
 from pe.model import PEForCausalLM
 from pe.runs import Run, RunError
@@ -30,11 +30,10 @@ def holder(run: Run) -> Run:
 
 
 def load_model(run: Run) -> PEForCausalLM:
-    """The trained model in evaluation mode, on the GPU if there is one."""
+    """The trained model in evaluation mode, on the device of `pe.devices.choose`."""
     with quiet_libraries():
         model: PEForCausalLM = AutoModelForCausalLM.from_pretrained(_checkpoint(run))
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return model.to(device).eval()  # type: ignore[no-any-return]
+    return model.to(devices.choose()).eval()  # type: ignore[no-any-return]
 
 
 def load_tokenizer(run: Run) -> PreTrainedTokenizerBase:

@@ -2,7 +2,7 @@
 
     perplexity(L) = exp( - mean over windows w and the last K targets t of log p(t | L tokens) )
 
-Every window is a stretch of one test document. Its last K targets are scored with L inputs in
+Every window lies inside one document. Its last K targets are scored with L inputs in
 front of and among them, L from 1 to 16 times the training context, so the numbers differ by context
 alone. Means weigh each token the same. No start token is put in front: windows begin inside a
 document, as most training windows do.
@@ -43,7 +43,7 @@ def window_losses(
     A window with end e has inputs tokens[e-length-1 : e-1] and targets tokens[e-length : e].
 
     Raises:
-        ValueError: the encoding has no position as far as that.
+        PositionError: the encoding has fewer positions.
     """
     device = model.device
     rows = max(1, tokens_per_batch // length)
@@ -57,7 +57,7 @@ def window_losses(
         with autocast(), same_draws(device):
             out = model.model(input_ids=tokens[:, :-1], use_cache=False)
             losses = _losses(model, out.last_hidden_state, tokens[:, 1:])
-        found.append(losses.double().cpu().numpy())
+        found.append(losses.cpu().double().numpy())
     return np.concatenate(found)
 
 

@@ -16,15 +16,17 @@ models get the same prompts.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from pe._errors import PositionError
-from pe.data.retrieval import DIGITS, TASKS, Item, RetrievalText, Tokenizer, draw_item
+from pe.data.retrieval import DIGITS, TASKS, Item, RetrievalText, draw_item
 from pe.data.shards import Split
 from pe.evaluation.perplexity import Context
+from pe.evaluation.scorer import Scorer
 from pe.model import PEForCausalLM
 from pe.model.rng import same_draws
 
@@ -102,42 +104,31 @@ def score(
 
 
 def evaluate_retrieval(
-    model: PEForCausalLM,
-    tokenizer: Tokenizer,
-    split: Split,
-    lengths: list[int],
-    samples: int,
-    tokens_per_batch: int,
-    autocast: Context = contextlib.nullcontext,
+    scorer: Scorer, temperatures: Mapping[int, float] | None = None
 ) -> dict[str, Any]:
     """The ``retrieval`` part of evaluation.json: counts by task, length, depth.
 
-    ``samples`` is the number of prompts in each cell; controls are pooled over the depths.
+    As many prompts in each cell as the scorer's recipe says; controls are pooled over the depths.
+    ``temperatures`` as in `Scorer.perplexities`.
     """
-    tasks: dict[str, Any] = {}
+    samples, tasks = scorer.recipe.retrieval_samples, {}
     for task in TASKS:
-        text = RetrievalText(task, tokenizer)
-        tasks[task] = {
-            str(length): _length(model, text, split, length, samples, tokens_per_batch, autocast)
-            for length in lengths
-        }
+        text, cells = RetrievalText(task, scorer.data.tokenizer), {}
+        for length in scorer.lengths:
+            with scorer.temperature((temperatures or {}).get(length)):
+                cells[str(length)] = _length(scorer, text, length, samples)
+        tasks[task] = cells
     return {"samples": samples, "depths": list(DEPTHS), "digits": DIGITS, "tasks": tasks}
 
 
-def _length(
-    model: PEForCausalLM,
-    text: RetrievalText,
-    split: Split,
-    length: int,
-    samples: int,
-    tokens_per_batch: int,
-    autocast: Context,
-) -> dict[str, Any]:
+def _length(scorer: Scorer, text: RetrievalText, length: int, samples: int) -> dict[str, Any]:
     cell: dict[str, Any] = {"exact": None, "greedy": None, "digits": None, "controls": None}
     try:
         for variant in VARIANTS:
-            rows, keys = prompts(text, split, length, samples, variant)
-            right = score(model, rows, keys, text.digit_ids, tokens_per_batch, autocast)
+            rows, keys = prompts(text, scorer.split, length, samples, variant)
+            right = score(
+                scorer.model, rows, keys, text.digit_ids, scorer.tokens_per_batch, scorer.autocast
+            )
             by_depth = {k: v.reshape(len(DEPTHS), -1).sum(-1).tolist() for k, v in right.items()}
             if variant == "found":
                 cell |= by_depth | {"controls": {}}

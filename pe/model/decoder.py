@@ -69,6 +69,9 @@ class PEPreTrainedModel(PreTrainedModel):
 class PEModel(PEPreTrainedModel):
     """The decoder without its head."""
 
+    float32_residual = False
+    """Keep the residual stream in float32 under autocast; see `pe.evaluate`."""
+
     def __init__(self, config: PEConfig) -> None:
         if not isinstance(config, PEConfig):
             raise ValueError(f"config: expected a PEConfig, got a {type(config).__name__}")
@@ -122,7 +125,7 @@ class PEModel(PEPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        if torch.is_autocast_enabled(x.device.type):
+        if torch.is_autocast_enabled(x.device.type) and not self.float32_residual:
             # Carry the residual stream in the autocast type too: it is most of the traffic.
             x = x.to(torch.get_autocast_dtype(x.device.type))
         cache = past_key_values if cache is None else cache

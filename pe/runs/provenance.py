@@ -108,10 +108,12 @@ def hardware() -> dict[str, Any]:
     import psutil
     import torch
 
-    cuda = torch.cuda.is_available()
+    from pe.devices import choose
+
+    device = choose().type
     return {
-        "device": "cuda" if cuda else "cpu",
-        "name": torch.cuda.get_device_name() if cuda else _processor(),
+        "device": device,
+        "name": torch.cuda.get_device_name() if device == "cuda" else _processor(),
         "count": int(os.environ.get("WORLD_SIZE", "1")),
         "cores": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")

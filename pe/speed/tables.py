@@ -206,7 +206,7 @@ def peers(speed: Speed, mode: str = "train") -> str:
 def deterministic(speeds: Sequence[Speed]) -> str:
     """What the same bits twice cost: tokens/s in training over those of the usual algorithms.
 
-    Of the newest record that was made with `pe.training.deterministic`, beside the newest without,
+    Of the newest record that was made with `pe.devices.deterministic`, beside the newest without,
     of the same sizes on the same kind of machine; empty if there is no such pair.
     """
     newest = sorted(speeds, key=lambda s: str(s.record["sessions"][0]["created"]), reverse=True)

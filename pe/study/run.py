@@ -244,7 +244,9 @@ def visible_gpus() -> list[str]:
 
     import torch
 
-    if not torch.cuda.is_available():
+    from pe import devices
+
+    if devices.choose().type != "cuda":
         return []
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]

@@ -24,8 +24,7 @@ from pe.runs import Run, RunError
 from pe.study.turns import take_turn
 from pe.study.zero_shot import ZeroShot, carry_out
 from pe.training.recipe import Recipe
-from pe.training.start import is_again
-from pe.training.steps import folder_of
+from pe.training.start import folder_of, is_again
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "train.ipynb"
 # Fields that keep their share of another one unless they are given (`pe.recipe`).

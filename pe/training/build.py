@@ -1,16 +1,17 @@
-"""From a recipe to a model, an optimizer and their precision."""
+"""From a recipe to a model and an optimizer, and what the recipe asks of the text."""
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import torch
 from torch import nn
 
+from pe import devices
 from pe._quiet import quiet_libraries
 from pe.attention import path_for
-from pe.data import TokenData
+from pe.data import TokenData, evaluation_windows
+from pe.data.retrieval import TASKS, RetrievalText
 from pe.encodings import Encoding
 from pe.model import PEForCausalLM
 from pe.model.config import PEConfig
@@ -126,14 +127,42 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate * group.get("rate_multiple", 1.0)
 
 
-def autocast(recipe: Recipe, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """bfloat16 autocast where the recipe (or, on ``auto``, the device) asks for it."""
-    bfloat16 = recipe.precision == "bfloat16" or (
-        recipe.precision == "auto" and device.type == "cuda"
-    )
-    if not bfloat16:
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+def check_evaluation(recipe: Recipe, data: TokenData, model: PEForCausalLM) -> None:
+    """Refuse, before any work, what the evaluation that the recipe asks for cannot do.
+
+    Raises:
+        ValueError: documents are too short for the longest length, or the shortest length has no
+            room for a retrieval text.
+    """
+    lengths = sorted(recipe.evaluation_lengths)
+    if not lengths:
+        return
+    evaluation_windows(data.test, lengths[-1], recipe.target_tokens, recipe.evaluation_windows)
+    longer = lengths_beyond(recipe, model)
+    if recipe.fit_temperature and longer:
+        evaluation_windows(data.validation, longer[-1], recipe.target_tokens, 1)
+    if recipe.retrieval_samples:
+        tokenizer = data.load_tokenizer()
+        needed = max(RetrievalText(task, tokenizer).shortest() for task in TASKS)
+        if lengths[0] < needed:
+            raise ValueError(
+                f"evaluation_lengths: {lengths[0]} tokens have no room for a retrieval text, which "
+                f"takes {needed}; leave that length out, or set retrieval_samples to 0"
+            )
+
+
+def lengths_beyond(recipe: Recipe, model: PEForCausalLM) -> list[int]:
+    """Evaluation lengths above the training context for which the encoding has positions."""
+    limit, context = max_positions(model), recipe.context_length
+    lengths = sorted(recipe.evaluation_lengths)
+    return [n for n in lengths if n > context and (limit is None or n <= limit)]
+
+
+def max_positions(model: PEForCausalLM) -> int | None:
+    """How many positions the model's encoding has; None: any number."""
+    encoding: Any = model.model.encodings[0]
+    limit: int | None = encoding.max_positions
+    return limit
 
 
 def attention_path(model: PEForCausalLM, recipe: Recipe, device: torch.device) -> str:
@@ -141,7 +170,7 @@ def attention_path(model: PEForCausalLM, recipe: Recipe, device: torch.device) -
     enc: Any = model.model.encodings[0]
     if recipe.reset_positions or recipe.mask_documents:  # no kernel of ours has either
         return "matrix" if enc.biased else "flash"
-    with autocast(recipe, device):
+    with devices.autocast(recipe.precision, device):
         narrow = torch.is_autocast_enabled(device.type)
     dtype = torch.get_autocast_dtype(device.type) if narrow else model.dtype
     sequences = (recipe.micro_batch_size or recipe.batch_size) * recipe.num_attention_heads

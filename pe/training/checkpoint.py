@@ -27,7 +27,7 @@ from torch import nn
 from pe._quiet import quiet_libraries
 from pe.model.config import PEConfig
 from pe.runs import RunError, write_atomically
-from pe.training.steps import KEPT, checkpoints
+from pe.training.start import KEPT, checkpoints
 
 KEEP = 2
 

@@ -119,7 +119,7 @@ class Recipe:
     """``auto``: torch.compile on CUDA, off elsewhere."""
 
     deterministic: bool = False
-    """The same bits from run to run on the same machine (`pe.training.deterministic`); slower."""
+    """The same bits from run to run on the same machine (`pe.devices.deterministic`); slower."""
 
     checkpoint_every: int = 100
     keep_steps: tuple[int, ...] = ()

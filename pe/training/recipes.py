@@ -111,9 +111,9 @@ def recipe(name: str = "auto", **overrides: Any) -> Recipe:
         ValueError: unknown recipe or field (the nearest is named), or a value of a wrong type.
     """
     if name == "auto":
-        import torch
+        from pe.devices import choose
 
-        name = "tiny" if torch.cuda.is_available() else "demo"
+        name = "tiny" if choose().type == "cuda" else "demo"
     if name not in RECIPES:
         raise unknown("recipe", name, ["auto", *RECIPES])
     base = RECIPES[name]

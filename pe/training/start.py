@@ -15,22 +15,61 @@ study then trains it again beside its record (`again`), and what starts there sa
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pe.runs import Run, RunError, root
 from pe.training.recipe import NOT_IDENTITY, Recipe
-from pe.training.steps import folder_of, kept_steps
+
+if TYPE_CHECKING:
+    from pe.data import TokenData
 
 # What a branch may have of its own: where it begins and ends, and the rates between.
 OF_A_BRANCH = (
     *NOT_IDENTITY, "start_from", "start_step", "start_state", "steps", "schedule", "warmup_steps",
     "decay_steps", "learning_rate", "min_learning_rate",
 )  # fmt: skip
-
-
 AGAIN = ".parents"
 """Folder of a study in which complete runs are trained again for the sake of their weights."""
+KEPT = "kept"
+"""Folder below a run's checkpoints in which some stay for good."""
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """Whole checkpoints, oldest first."""
+    found = [p for p in directory.glob("step-*") if re.fullmatch(r"step-\d+", p.name)]
+    return sorted(p for p in found if (p / "state.json").exists())
+
+
+def kept_steps(directory: Path) -> list[int]:
+    """Steps whose weights are kept for good."""
+    return [int(path.name.removeprefix("step-")) for path in checkpoints(directory / KEPT)]
+
+
+def folder_of(directory: Path, step: int) -> Path | None:
+    """A checkpoint of this step, kept or among the last ones, or None."""
+    for folder in (directory / KEPT, directory):
+        found = folder / f"step-{step:06d}"
+        if found in checkpoints(folder):
+            return found
+    return None
+
+
+def check_text(data: TokenData, fingerprint: str, who: str, advice: str) -> None:
+    """Refuse to go on with, or to judge by, another text than that of training.
+
+    Args:
+        fingerprint: of the text that ``who`` was trained on. advice: what to do, for the message.
+
+    Raises:
+        RunError: ``data`` is of another text.
+    """
+    if data.fingerprint != fingerprint:
+        raise RunError(
+            f"{who} was trained on data {fingerprint}, and {data.corpus!r} is now "
+            f"{data.fingerprint}; {advice}"
+        )
 
 
 class Start(NamedTuple):
