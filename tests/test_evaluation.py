@@ -23,10 +23,11 @@ from pe.encodings import Encoding
 from pe.evaluation import evaluate as module
 from pe.evaluation import temperature
 from pe.evaluation.evaluate import evaluate
-from pe.evaluation.load import load_model
+from pe.evaluation.load import load_model, load_tokenizer
 from pe.evaluation.perplexity import by_position, cell, window_losses
 from pe.evaluation.scorer import Scorer
 from pe.model import PEForCausalLM
+from pe.model.layers import Block
 from pe.runs import Run, RunBusy, RunError
 from pe.training.build import build_model
 from pe.training.loop import train
@@ -252,6 +253,45 @@ def test_a_length_beyond_the_last_position_has_no_value(trained: Callable[..., R
     row = pe.runs.load(run.directory.parent.parent).iloc[0]
     assert row["ppl@2x"] == found["perplexity"]["32"]["value"]
     assert math.isnan(row["ppl@4x"] if row["ppl@4x"] is not None else math.nan)
+
+
+def test_a_sample_longer_than_the_last_position_is_refused_in_one_line(
+    trained: Callable[..., Run],
+) -> None:
+    run = trained(pe="test_evaluation:Short")
+    prompt = "the cat"
+    used = len(load_tokenizer(run)(prompt)["input_ids"])
+    assert pe.sample(run, prompt, tokens=33 - used).startswith(prompt)
+    for tokens in (34 - used, 0):
+        with pytest.raises(ValueError, match=f"tokens: {tokens} after a prompt of {used}.*1 to"):
+            pe.sample(run, prompt, tokens=tokens)
+
+
+def test_the_residual_stream_can_be_read_in_float32_and_the_record_says_so(
+    trained: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained(precision="bfloat16")
+    seen: list[torch.dtype] = []
+    forward = Block.forward
+
+    def watched(self: Block, x: Tensor, *rest: Any) -> Any:
+        seen.append(x.dtype)
+        return forward(self, x, *rest)
+
+    monkeypatch.setattr(Block, "forward", watched)
+    narrow = evaluate(run, quiet=True)
+    assert narrow["precision"] == {"products": "bfloat16", "residual": "bfloat16"}
+    assert set(seen) == {torch.bfloat16}
+    seen.clear()
+    wide = evaluate(run, quiet=True, float32_residual=True)
+    assert wide["precision"] == {"products": "bfloat16", "residual": "float32"}
+    assert set(seen) == {torch.float32}
+    a, b = (found["perplexity"]["64"]["nll"] for found in (narrow, wide))
+    assert a != b
+    assert a == pytest.approx(b, rel=1e-2)
+    seen.clear()
+    assert evaluate(run, quiet=True, float32_residual=True) == wide == evaluate(run, quiet=True)
+    assert seen == [], "a wider record serves both"
 
 
 def test_another_mistake_is_not_taken_for_a_missing_position(trained: Callable[..., Run]) -> None:
