@@ -31,7 +31,7 @@ _HOMES = {
     "configure_conversion": "pe.notebooks.parameters",
     "configure_study": "pe.notebooks.parameters",
     "load_plan": "pe.study.plan",
-    "run_study": "pe.study.run",
+    "run_study": "pe.study.queue",
     "extend": "pe.evaluation.extension",
     "runs": "pe.runs",
     "figures": "pe.figures",
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from pe.notebooks.parameters import configure, configure_conversion, configure_study
     from pe.results import tables
     from pe.study.plan import load_plan
-    from pe.study.run import run_study
+    from pe.study.queue import run_study
     from pe.training.loop import train
     from pe.training.recipe import Recipe
     from pe.training.recipes import RECIPES, recipe

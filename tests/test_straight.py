@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from pe.attention.kernels.flash import launch, straight
 from pe.attention.kernels.flash import op as ops
 from pe.attention.kernels.flash import self_check as proof
+from pe.attention.kernels.flash import straight
 from pe.attention.kernels.flash.blocks import plan_for
 from pe.attention.kernels.flash.launch import backward, forward
 from pe.encodings.core.forms import FIRE, LOG2E, LOGARITHM, Form, by_logarithm, fire, matrix
 
-LENGTH = 900
-FIRST, SECOND = torch.tensor([0.0004, 0.3]), torch.tensor([0.5, 0.01])
+LENGTH = 704
+FIRST, SECOND = torch.tensor([0.0004, 0.2]), torch.tensor([0.5, 0.01])
 
 
 def bias(first: Tensor, second: Tensor, distance: Tensor) -> Tensor:
@@ -66,22 +66,20 @@ def by_definition() -> list[Tensor]:
     return [out.detach(), *grads[:3], torch.stack(grads[3:], -1)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_far_blocks_agree_with_the_definition_forward_and_backward(dtype: torch.dtype) -> None:
-    """The end of this text is far for both heads; of a weak bias not all that lies before it.
+def test_far_blocks_agree_with_the_definition_forward_and_backward() -> None:
+    """The end of this sequence is far for both heads; of a weak bias not all that lies before it.
 
     A line over the first tokens would do for what 0.0004 adds, and not for the gradient of 0.0004.
     """
     begins = straight.SIDES.value * 64 * FIRST.sqrt()
-    assert begins[0] < 64 < straight.SHARE.value * 64 < 0.6 * LENGTH
-    assert 0.7 * LENGTH < begins[1] < 0.8 * LENGTH
-    tight = 2e-6 if dtype == torch.float32 else 6e-4
-    *fast, own = by_kernel(dtype)
+    assert begins[0] < 64 < straight.SHARE.value * 64 < LENGTH - 128
+    assert straight.SHARE.value * 64 < begins[1] < LENGTH - 128
+    *fast, own = by_kernel(torch.float16)
     *exact, own_exact = by_definition()
     for name, some, want in zip(("out", "q", "k", "v"), fast, exact, strict=True):
-        assert float((some.double() - want).norm() / want.norm()) < tight, name
+        assert float((some.double() - want).norm() / want.norm()) < 6e-4, name
     off = (own.double() - own_exact).abs() / own_exact.abs()
-    assert float(off.max()) < (1e-5 if dtype == torch.float32 else 1e-3), off
+    assert float(off.max()) < 1e-3, off
 
 
 def test_only_numbers_of_16_bits_take_the_line() -> None:
@@ -92,18 +90,16 @@ def test_only_numbers_of_16_bits_take_the_line() -> None:
     assert not straight.straightens(FIRE, torch.bfloat16, straight.LONG - 1), "not worth the look"
 
 
-def test_the_proof_before_first_use_looks_at_lines_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In float16 its case has blocks that take them, forward and backward, and it passes."""
-    given = LOGARITHM, 0, 16, 16, torch.float16, torch.device("cpu")
-    seen: list[list[Tensor]] = []
-    compare = proof.compare
-    monkeypatch.setattr(proof, "compare", lambda found, *rest: seen.append(list(found)))
-    for straightens in (launch.straightens, lambda *_: False):
-        monkeypatch.setattr(launch, "straightens", straightens)
-        ops.prove.__wrapped__(*given)
-    compare(seen[0], proof.expected(proof.case(*given), 0.25), torch.float16)
-    for lined, exact in zip(*seen, strict=True):
-        assert not torch.equal(lined, exact) or lined.dim() == 4  # dv of heads that share keys
+def test_the_check_before_first_use_has_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float16 its case has blocks that take them, in all three passes."""
+    monkeypatch.setattr(proof, "BATCH", 1)
+    case = proof.case(LOGARITHM, 0, 16, 16, torch.float16, torch.device("cpu"))
+    assert straight.straightens(LOGARITHM, torch.float16, case.q.shape[2])
+    begins = 64 * max(
+        straight.SHARE.value, straight.SIDES.value * float(case.form.own[1, 0]) ** 0.5
+    )
+    assert begins + 128 < case.q.shape[2]
+    ops.prove.__wrapped__(LOGARITHM, 0, 16, 16, torch.float16, torch.device("cpu"))
 
 
 def some_lines(form: Form, length: int) -> bool:
@@ -116,7 +112,7 @@ def some_lines(form: Form, length: int) -> bool:
     return all(bool((f >= 0).any()) for f in found)
 
 
-def test_the_proof_of_a_network_has_lines_too() -> None:
+def test_the_check_of_a_network_has_lines_too() -> None:
     given = FIRE, 0, 16, 16, torch.bfloat16, torch.device("cpu")
     case = proof.case(*given)
     assert some_lines(case.form, case.q.shape[2])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from test_study import CHAIN, SMALL, by_label, write
+from study_tools import BRANCHING, CHAIN, SMALL, WSD, by_label, carry_out, write
 from tiny_training import assert_same_weights, lines, write_corpus
 
 import pe
@@ -16,18 +16,8 @@ from pe.notebooks import page
 from pe.notebooks.parameters import configure
 from pe.results.tables import groups
 from pe.runs import Run, RunError
-from pe.study import Planned, load_plan, run_study
-from pe.study.worker import command
-
-WSD = {"schedule": "wsd", "warmup_steps": 2, "decay_steps": "1/4", "validate_every": 0}
-BRANCHING: dict[str, Any] = {"rope": {"pe": "rope", "branches": ["1/4", "1/2"]}}
-
-
-def carry_out(plan: list[Planned]) -> None:
-    """As a worker would, one after the other."""
-    for planned in plan:
-        pe.evaluate(pe.train(planned.run(), quiet=True), quiet=True)
-        assert planned.done()
+from pe.study import load_plan, run_study
+from pe.study.worker import notebook_parameters
 
 
 def test_the_budgets_study_has_four_budgets_of_each_encoding() -> None:
@@ -140,8 +130,8 @@ def test_weights_that_are_gone_do_not_keep_a_run_from_being_judged(
 def test_what_follows_another_field_is_said_where_that_one_differs(own_runs: Path) -> None:
     """48 is demo's warmup; left out, 240 steps would get half of it."""
     run = configure(recipe="demo", steps=240, overrides={"warmup_steps": 48})
-    _, _, line = command(run.recipe, "local")
-    assert configure(**yaml.safe_load(line)).recipe.to_dict() == run.recipe.to_dict()
+    given = notebook_parameters(run.recipe, "local")
+    assert configure(**given).recipe.to_dict() == run.recipe.to_dict()
 
 
 def test_every_run_of_extend_can_begin_with_a_rope_model() -> None:

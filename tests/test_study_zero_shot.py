@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from test_study import SMALL, by_label
-from test_study_parents import lose_weights
+from study_tools import SMALL, by_label, lose_weights, run_in_this_process
 from tiny_training import write_corpus
 
 import pe
@@ -18,10 +17,10 @@ from pe.evaluation import extension
 from pe.notebooks import study_page
 from pe.runs import Run, RunError
 from pe.study import Planned, load_plan, run_study
-from pe.study.parents import everything
+from pe.study.parents import with_retrained_parents
 from pe.study.plan import StudyFolder
 from pe.study.show import rows, text
-from pe.study.worker import _train_again, execute
+from pe.study.worker import _retrain, carry_out_task
 from pe.study.zero_shot import ZeroShot, carry_out
 
 SEARCH = {"iterations": 1, "population": 4, "windows": 2}
@@ -78,8 +77,9 @@ def test_the_zero_shot_part_is_one_task_of_the_plan(studies: Path, own_runs: Pat
 
 
 def test_a_run_of_the_same_study_is_trained_first_and_then_extended(
-    studies: Path, own_runs: Path
+    studies: Path, own_runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    run_in_this_process(monkeypatch)
     content = yaml.safe_load((studies / "first.yaml").read_text())
     part = {"run": "rope", "factors": [2], "methods": ["pi", "yarn"]}
     write(studies, "first", content | {"seeds": [0, 1], "zero_shot": part})
@@ -87,7 +87,7 @@ def test_a_run_of_the_same_study_is_trained_first_and_then_extended(
     assert [(p.label, p.recipe.seed) for p in plan] == [
         ("rope", 0), ("zero-shot", 0), ("rope", 1), ("zero-shot", 1),
     ]  # fmt: skip
-    listed = everything(plan)
+    listed = with_retrained_parents(plan)
     assert [p.parent for p in listed] == [None, plan[0].name, None, plan[2].name]
     run_study(plan[:2], workers=1, notebooks=False)
     extended = plan[0].run().part("extension")
@@ -136,14 +136,14 @@ def test_lost_weights_are_trained_again_and_the_cells_say_so(
     assert first is not None
     lose_weights(own_runs)
     record = (parent.run().directory / "run.json").read_bytes()
-    listed = everything(plan)
+    listed = with_retrained_parents(plan)
     assert [p.label for p in listed] == ["rope, again", "zero-shot", "pi"]
     assert listed[1].parent == listed[0].name
-    _train_again(listed[0].run())
+    _retrain(listed[0].run())
     losses = [line for line in listed[0].run().metric_lines() if "validation_loss" in line]
     assert [line["step"] for line in losses] == [4]  # none on the way
 
-    execute(as_task(plan[0]), {"PE_RUNS": str(own_runs)})
+    carry_out_task(as_task(plan[0]))
     assert plan[0].done()
     assert (parent.run().directory / "run.json").read_bytes() == record
     found = parent.run().part("extension")

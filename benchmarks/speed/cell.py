@@ -1,7 +1,7 @@
 """One measurement: build a system, compile it, warm it up, time it, and forget it again.
 
 Memory is what a steady step needs above what was allocated before the model was built: weights,
-gradients, optimizer, activations. Where nothing can be measured the row says why. Only what a
+gradients, optimizer, activations. Where nothing can be measured the row has the reason. Only what a
 method may rightly run into is such a reason: memory that is not there, and a refusal of this
 package (no such position, no path that is not quadratic). Any other error is one.
 """
@@ -46,7 +46,7 @@ NOTHING = {
 def measure_cell(cell: Cell, chosen: Settings, device: torch.device) -> dict[str, Any]:
     """The row of a cell: what was measured, or the reason why nothing was.
 
-    A peer that does not fit is given half the batch, until it does; our own encodings are not.
+    A peer's batch is halved until it fits; that of our encodings is not.
     """
     begun = time.perf_counter()
     batch, reason, found = cell.batch, None, dict(NOTHING)

@@ -1,8 +1,8 @@
 """Measure every cell of a speed run, within a time limit, and go on where an earlier one stopped.
 
-The record is written anew after each cell, so a process that is killed loses one. NoPE is measured
-before the first cell of each mode and length, again after every few, and so often that its spread
-says how far the machine drifted.
+The record is replaced after each cell, so a process that is killed loses one. NoPE is measured
+before the first cell of each mode and length and after every few, so that its spread shows how far
+the machine drifted.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ import book_every  # noqa: E402
 import book_finetuned  # noqa: E402
 import book_measured  # noqa: E402
 import book_mirror  # noqa: E402
+import book_pages  # noqa: E402
 import book_pictures  # noqa: E402
 import book_speed  # noqa: E402
 import book_tables  # noqa: E402
@@ -84,6 +85,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register with Sphinx."""
     app.connect("config-inited", prepare, priority=100)
     app.connect("html-page-context", tidy, priority=900)
+    book_pages.setup(app)
     book_directives.setup(app)
     app.add_directive("api", book_api.Api)
     book_encodings.setup(app)

@@ -1,7 +1,7 @@
 """What the notebooks show: each function takes a run and returns something Jupyter displays.
 
 Nothing here computes a result; it reads records. Paths are shown from the folder that holds
-``runs/``, so that an executed notebook says nothing about the machine it came from.
+``runs/``, so that an executed notebook does not reveal the machine it came from.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pe import runs as records
 from pe.results import tables
 from pe.runs import Run, RunError
-from pe.study.turns import take_turn
+from pe.study.devices import wait_for_device
 from pe.training.start import parent_of
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ def shown(run: Run) -> str:
 def plan(run: Run) -> Markdown:
     """What will be trained: a table, and the formula of each encoding in the sum.
 
-    A run of a study waits here for its turn on the device; all imports are behind it.
+    A run of a study waits here until it is alone on its device; its imports are done by then.
     """
-    take_turn()
+    wait_for_device()
     r = run.recipe
     options = ", ".join(f"{key} {value}" for key, value in r.pe_options.items())
     heads = f"{r.num_attention_heads} heads"
@@ -165,7 +165,7 @@ def keep(figure: Figure, run: Run, name: str) -> SVG:
 
 
 def perplexities(runs: Sequence[Run]) -> Markdown:
-    """Perplexity of the same target tokens behind growing contexts, a row a configuration."""
+    """Perplexity of the same target tokens with growing contexts, one row per configuration."""
     columns = [f"ppl@{multiple}" for multiple in tables.multiples(runs)]
     frame = tables.study_table(runs, columns)
     return _markdown(tables.markdown(frame))
@@ -189,7 +189,7 @@ def record(run: Run) -> Markdown:
     """Where the record is and how it is read."""
     files = {
         "run.json": "recipe, status, versions, hardware, data, cost",
-        "metrics.jsonl": "one line a logged step",
+        "metrics.jsonl": "one line per logged step",
         "evaluation.json": "perplexity by length, loss by position",
         "loss.svg": "the first figure above",
         "perplexity.svg": "the second",
@@ -205,7 +205,7 @@ def record(run: Run) -> Markdown:
         f'model = AutoModelForCausalLM.from_pretrained("{shown(run)}/checkpoint")\n'
         f'tokenizer = AutoTokenizer.from_pretrained("{shown(run)}/checkpoint")\n\n'
         "import pe.runs\n\n"
-        f'pe.runs.load(study="{run.study}")  # every record of the study, one row a run\n'
+        f'pe.runs.load(study="{run.study}")  # every record of the study, one row per run\n'
         "```"
     )
 
@@ -220,7 +220,7 @@ def _fingerprint(run: Run) -> str | None:
 
 
 def _formula(name: str) -> str:
-    """Title, paper and formula of an encoding: what its file says of it, as it stands there."""
+    """Title, paper and formula of an encoding, as its file has them."""
     from pe.encodings import about, lookup
 
     shown = about(name)

@@ -35,7 +35,7 @@ def plan(run: SpeedRun, minutes: float = 0.0) -> Markdown:
 
 
 def carry_out(run: SpeedRun, minutes: float = 0.0) -> Speed:
-    """Measure what is not recorded, with a line that says how far it is."""
+    """Measure what is not recorded, with a progress line."""
     rigged, chosen = rig("measure"), _settings(run)
     total, progress = len(rigged.order(chosen)), Progress()
 
@@ -59,7 +59,7 @@ def figure(speed: Speed) -> Figure:
 
 
 def overview(speed: Speed) -> Markdown:
-    """Encodings by lengths, a table a mode."""
+    """Encodings by lengths, one table per mode."""
     texts = [f"{_title(mode)}\n\n{tables.overview(speed, mode)}" for mode in _modes(speed)]
     return _markdown("\n\n".join(texts))
 

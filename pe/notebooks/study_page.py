@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from pe.results import extensions
 from pe.results import rows as results
 from pe.results.tables import duration
-from pe.study.parents import everything
+from pe.study.parents import with_retrained_parents
 from pe.study.plan import Planned, StudyFolder
-from pe.study.run import StudyFailed, run_study
+from pe.study.queue import StudyFailed, run_study
 from pe.study.show import live, rows, time_left
 
 if TYPE_CHECKING:
@@ -20,13 +20,13 @@ LOSSES = ("validation_loss", "ppl", "tokens_per_second", "wall_time")
 
 
 def plan(study: StudyFolder) -> Markdown:
-    """The runs, where each stands, and what the rest will take on one device and on those here."""
+    """The runs, the state of each, and how long the rest takes on one device and on those here."""
     lines = [
         "| run | seed | begins with | steps | tokens | state | training left |",
         "| :-- | --: | :-- | --: | --: | :-- | --: |",
     ]
     found = rows(study.plan)
-    for planned, row in zip(everything(study.plan), found, strict=True):
+    for planned, row in zip(with_retrained_parents(study.plan), found, strict=True):
         left = "not known" if row.seconds_left is None else duration(row.seconds_left)
         lines.append(
             f"| {row.label} | {row.seed} | {_begins(planned)} | {row.steps:,} | "
@@ -35,7 +35,7 @@ def plan(study: StudyFolder) -> Markdown:
     total = sum(row.tokens for row in found) / 1e6
     again = len(found) - len(study.plan)
     runs = len(_trained(study))
-    second = f"{again} more are trained again, because their weights are lost; " if again else ""
+    second = f"{again} more are retrained, because their weights are lost; " if again else ""
     lines.append(
         f"\n{runs} runs, {total:,.1f} M tokens in all; {second}"
         f"{time_left(found, study.workers)}, evaluations not counted."
@@ -64,7 +64,7 @@ def carry_out(
     try:
         run_study(
             study.plan, address=address or None, workers=workers or None, retries=retries,
-            show=live(study.plan, study.workers),
+            on_progress=live(study.plan, study.workers),
         )  # fmt: skip
     except StudyFailed as error:
         return error
@@ -112,7 +112,7 @@ def _extended(study: StudyFolder) -> list[str]:
 
 
 def end(failure: StudyFailed | None) -> Markdown:
-    """The last word: raises what failed, if anything did."""
+    """Raises what failed, if anything did."""
     if failure is not None:
         raise failure
     return _markdown("Nothing failed.")

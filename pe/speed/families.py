@@ -24,7 +24,7 @@ PEER_METHODS = {"dynamic": "dynamic bias"}
 
 @dataclass(frozen=True)
 class Family:
-    """Encodings whose attention costs the same. The first member stands for it in figures."""
+    """Encodings whose attention costs the same. Figures draw its first member."""
 
     name: str
     title: str

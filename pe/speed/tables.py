@@ -61,7 +61,7 @@ def _side_by_side(speed: Speed) -> int:
 
 
 def drift(speed: Speed) -> str:
-    """How far the rounds of NoPE lie apart, a line a mode and length."""
+    """How far the rounds of NoPE lie apart, one line per mode and length."""
     lines = []
     for mode in speed.settings["modes"]:
         for length in speed.lengths(mode):
@@ -103,7 +103,7 @@ def overview(speed: Speed, mode: str = "train") -> str:
 
 
 def details(speed: Speed, mode: str, length: int) -> str:
-    """Everything about one mode and length, a row a system."""
+    """Everything about one mode and length, one row per system."""
     heads = [
         "encoding", "attention", "tokens/s", "of NoPE", "memory, GiB", "MFU", "least", "most",
         "batch", "first step, s",
@@ -255,7 +255,7 @@ def best(speeds: Sequence[Speed]) -> Speed | None:
 
 
 def known_lengths(speed: Speed, mode: str) -> list[int]:
-    """Lengths of which a record says more than that time was up."""
+    """Lengths at which anything was tried, not only left out because time was up."""
     return [
         n
         for n in speed.lengths(mode)
@@ -268,7 +268,7 @@ def _known(speed: Speed, system: str, mode: str, length: int) -> bool:
 
 
 def shown(speed: Speed, mode: str) -> list[str]:
-    """Those of a mode of which a record says more than that time was up."""
+    """Systems tried in a mode, not only left out because time was up."""
     lengths = speed.lengths(mode)
     return [s for s in _all(speed, mode) if any(_known(speed, s, mode, n) for n in lengths)]
 

@@ -1,9 +1,9 @@
 """Parents without weights: a study goes on where only the records of its runs are left.
 
 Records are in git and weights are not. After a clone, or when the machine of a study was given
-back, a complete parent has nothing to start from. It is then trained again from its recipe, in
+back, a complete parent has nothing to start from. It is then retrained from its recipe, in
 ``runs/<study>/.parents/<run>/``: neither evaluated nor shown, and its record is not touched. A run
-that starts there says so in its own (``parent.retrained``). Imports no torch.
+that starts there records that (``parent.retrained``). Imports no torch.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pe.training.recipe import Recipe
 from pe.training.start import again, holds, lost
 
 
-def everything(plan: Sequence[Planned]) -> list[Planned]:
-    """``plan``, and before a run the complete ones that must be trained again for it to start.
+def with_retrained_parents(plan: Sequence[Planned]) -> list[Planned]:
+    """``plan``, and before a run the complete ones that must be retrained for it to start.
 
-    Those are parents of runs that have yet to be trained, and parents of those in turn; of this
-    study or another one. Nothing is validated on their way, since that is in their records.
+    Those are parents of runs that have yet to be trained, and their parents, of this
+    study or another one. They are not validated: that is in their records.
     """
     needs = _Needs()
     for planned in plan:

@@ -79,7 +79,7 @@ class Planned:
 
     def done(self) -> bool:
         """Trained and evaluated as its recipe asks; of one trained again, the weights are there."""
-        from pe.study.worker import complete
+        from pe.study.complete import complete
 
         if self.zero_shot:
             return not self.zero_shot.missing(self.run())
@@ -113,7 +113,7 @@ class StudyFolder(Run):
     @property
     def workers(self) -> int:
         """How many share the work; 1 where that is not known. None was: as many as GPUs."""
-        from pe.study.run import workers_here
+        from pe.study.devices import workers_here
 
         return workers_here(self._workers)
 

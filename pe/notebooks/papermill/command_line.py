@@ -89,7 +89,7 @@ def prepare(argv: list[str]) -> None:
     os.environ["PE_COMMAND"] = shlex.join(["papermill", *argv[1:]])
     sys.excepthook = _brief
     if not any(word.startswith(("--log-output", "--log-level")) for word in argv):
-        logging.getLogger("papermill").setLevel(logging.ERROR)  # the engine says what is going on
+        logging.getLogger("papermill").setLevel(logging.ERROR)  # the engine reports progress
     if len(paths) == 1:
         argv.append(OUTPUT)
 

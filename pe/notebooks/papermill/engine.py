@@ -27,7 +27,7 @@ LOCK = ".notebook.lock"
 
 
 class Refused(click.ClickException, ValueError):
-    """The notebook's parameters describe no run; the message says which and why.
+    """The notebook's parameters describe no run: the message names what is wrong.
 
     papermill's command ends with this one line and status 2; callers of its Python function get a
     ValueError.
@@ -43,8 +43,8 @@ class Refused(click.ClickException, ValueError):
 def plan(notebook: Mapping[str, Any]) -> Run:
     """The run that ``notebook`` describes, or the study (a `Run` as far as its folder goes).
 
-    Its parameters are those of its own cell, and over them those that papermill stored in it, which
-    is what the kernel will see.
+    Its parameters are the defaults of its cell, overridden by those that papermill stored in it:
+    what the kernel will see.
 
     Raises:
         Refused: a name or value that is not right.
@@ -127,7 +127,7 @@ def execute(
             with client.stop:
                 client.execute(env=_environment(run))
         except DeadKernelError:
-            if not client.dead:  # it died outside of a cell, so that no cell tells of it
+            if not client.dead:  # it died outside of a cell, so that no cell reports it
                 reason = "the kernel died"
                 raise
         except BaseException as error:
@@ -168,9 +168,9 @@ def _client_options(kernel_name: str, log_output: bool, options: dict[str, Any])
     }
 
 
-# glibc maps every large tensor anew and hands it back when it is freed, so each training step on a
-# CPU takes all its pages from the system again. With these it keeps them (benchmarks/LOG.md).
-# Another allocator, and another system's, does not look at them.
+# glibc maps memory for every large tensor and returns it when it is freed, so each training step on
+# a CPU takes all its pages from the system. With these it keeps them (benchmarks/LOG.md). Other
+# allocators and systems ignore them.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 
 

@@ -34,9 +34,9 @@ SIDE: tl.constexpr = tl.constexpr(STRETCH)
 FAR: tl.constexpr = tl.constexpr(1e9)
 
 
-def leaves_out(kind: int, length: int, least: int = LEAST) -> bool:
-    """Whether keys beyond the horizon are left out."""
-    return kind in FALLING and length >= least
+def skips_underflowed(kind: int, length: int, least: int | None = None) -> bool:
+    """Whether keys beyond the horizon are skipped: from ``least`` tokens on, or `LEAST`."""
+    return kind in FALLING and length >= (LEAST if least is None else least)
 
 
 def horizon(q: Tensor, k: Tensor, scale: float) -> Tensor:

@@ -16,7 +16,7 @@ from pe.attention.kernels.flash import backward as gradients
 from pe.attention.kernels.flash import forward as flash
 from pe.attention.kernels.flash import learned
 from pe.attention.kernels.flash.blocks import Blocks, Plan, plan_for
-from pe.attention.kernels.flash.horizon import LEAST, horizon, leaves_out
+from pe.attention.kernels.flash.horizon import horizon, skips_underflowed
 from pe.attention.kernels.flash.straight import LONG, SHARE, lines, order_of, straightens
 from pe.attention.kernels.flash.sums import by_distance, by_unit
 from pe.attention.kernels.layout import contiguous_last_dim, strides_of, tokens_first
@@ -102,19 +102,19 @@ def forward(
     own: Tensor | None,
     parts: list[Tensor],
     reach: int,
-    least: int = LEAST,
+    least: int | None = None,
     long: int = LONG,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """o (B, H, T, D), lse (B, H, T) in base 2, and the horizon (B, H), empty where none is used.
 
-    Keys beyond it are left out of texts of ``least`` tokens and more; FIRE takes lines in texts of
-    ``long`` and more.
+    Keys beyond it are skipped in sequences of ``least`` tokens and more (None: `horizon.LEAST`);
+    FIRE takes lines in sequences of ``long`` and more.
     """
     q, k, v = contiguous_last_dim(q), contiguous_last_dim(k), contiguous_last_dim(v)
     batch, heads, length, width = q.shape
     out = tokens_first(q, v.shape[-1])
     lse = q.new_empty(batch, heads, length, dtype=torch.float32)
-    leaves = leaves_out(kind, length, least)
+    leaves = skips_underflowed(kind, length, least)
     beyond = horizon(q, k, scale) if leaves else lse.new_empty(0)
     bias = _Bias(kind, q, own, parts, beyond)
     whole = plan_for(width, v.shape[-1], kind, reach)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from pe.attention.kernels.flash import self_check as proof
-from pe.attention.kernels.flash.horizon import leaves_out
+from pe.attention.kernels.flash.horizon import skips_underflowed
 from pe.attention.kernels.flash.launch import backward, forward
 from pe.attention.kernels.layout import tokens_first
 from pe.encodings.core.forms import NONE
@@ -56,7 +56,7 @@ def _(
     parts: list[Tensor], reach: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    beyond = q.shape[:2] if leaves_out(kind, q.shape[2]) else (0,)
+    beyond = q.shape[:2] if skips_underflowed(kind, q.shape[2]) else (0,)
     return tokens_first(q, v.shape[-1]), lse, lse.new_empty(beyond)
 
 
