@@ -44,11 +44,11 @@ def text_of(run: Run) -> TokenData:
     """The corpus of a trained run, prepared.
 
     Raises:
-        RunError: it is no longer the text that the run was trained on.
+        RunError: the text or the tokenizer is no longer what the run was trained on.
     """
-    r, trained_on = run.recipe, run.read()["data"]["fingerprint"]
+    r, recorded = run.recipe, run.read()["data"]
     data = prepare(r.corpus, r.vocab_size, r.tokenizer)
-    check_text(data, trained_on, str(run.directory), "train it again in another study")
+    check_text(data, recorded, str(run.directory), "train it again in another study")
     return data
 
 

@@ -21,7 +21,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -32,7 +32,7 @@ from torch import Tensor
 
 from pe import devices
 from pe._quiet import quiet_libraries
-from pe.data import Batches, TokenData, prepare
+from pe.data import Batches, TokenData, is_path, prepare
 from pe.data.batches import Batch
 from pe.data.retrieval import RetrievalMix
 from pe.model import PEForCausalLM
@@ -91,6 +91,7 @@ def train(
                 f"not {run.recipe.config_hash()}); choose another folder"
             )
         if record["status"] == "complete":
+            _check_edited(run, record["data"])
             return run
     main = int(os.environ.get("RANK", "0")) == 0
     with run.lock() if main else contextlib.nullcontext():
@@ -110,6 +111,19 @@ def train(
                 run.fail(f"{type(error).__name__}: {error}")
             raise
     return run
+
+
+def _check_edited(run: Run, recorded: Mapping[str, Any]) -> None:
+    """Refuse to show a complete run for files that have changed since it was trained.
+
+    Only files are looked at: corpora with a name are pinned, or belong to the Python that runs.
+    """
+    r = run.recipe
+    if is_path(r.corpus):
+        check_text(
+            prepare(r.corpus, r.vocab_size, r.tokenizer), recorded, str(run.directory),
+            "choose another study to train on what is there now",
+        )  # fmt: skip
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
@@ -218,7 +232,7 @@ class Trainer:
         if self.start is None:
             return model
         check_text(
-            self.data, self.start.fingerprint, self.start.parent.name,
+            self.data, self.start.data, self.start.parent.name,
             "start from a run of this text",
         )  # fmt: skip
         if self.main:
@@ -234,12 +248,15 @@ class Trainer:
             lambda text: self.progress.show(text, last=True),
         )
         if state is None:
-            state = TrainState(data_fingerprint=self.data.fingerprint)
+            state = TrainState(
+                data_fingerprint=self.data.fingerprint,
+                tokenizer_fingerprint=self.data.tokenizer_fingerprint,
+            )
             if self.start and self.start.whole:
                 checkpoint.begin_from(self.accelerator, self.start.weights)
         else:
             check_text(
-                self.data, state.data_fingerprint, f"{self.run.directory}: its checkpoint",
+                self.data, state.data, f"{self.run.directory}: its checkpoint",
                 "delete the folder or choose another study",
             )  # fmt: skip
         self.state = state
