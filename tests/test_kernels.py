@@ -145,7 +145,7 @@ def test_neighbours_far_into_a_text_differ_by_what_they_should() -> None:
     total[..., 290:] += 1 / 64
     form = forms.by_key(total)
     assert form.own is not None
-    anchors = form.parts[0][..., 0, 299 // forms.STRETCH]
+    anchors = form.parts[0][..., 0, 299 // forms.CHUNK]
     later, earlier = form.own[0, 0, 295], form.own[0, 0, 285]
     assert float(later - earlier) == pytest.approx(forms.LOG2E / 64, rel=1e-6)
     assert anchors.dtype == torch.float64

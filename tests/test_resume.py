@@ -86,7 +86,8 @@ def test_a_signal_saves_says_why_and_loses_nothing(
     record = run.read()
     step = run.metric_lines()[-1]["step"]
     assert record["status"] == "interrupted"
-    assert record["reason"].startswith(f"stopped by {number.name} after step {step} of 24")
+    assert record["signal"] == number.name
+    assert record["reason"].startswith(f"stopped after step {step} of 24")
     assert record["finished"] is not None
     saved = checkpoint.checkpoints(run.directory / "checkpoints")[-1]
     assert saved.name == f"step-{step:06d}"
@@ -287,7 +288,7 @@ def test_changed_text_is_refused_at_a_resume(tmp_path: Path) -> None:
     killed_after(run, 6)
     with open(tmp_path / "corpus" / "train.txt", "a") as file:
         file.write("one more word")
-    with pytest.raises(RunError, match="its checkpoint was trained on data"):
+    with pytest.raises(RunError, match="its checkpoint was trained on other data"):
         train(run, quiet=True)
     assert run.read()["status"] == "failed"
     assert "delete the folder or choose another study" in run.read()["reason"]

@@ -23,10 +23,11 @@ from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
-from pe import figures, runs
+from pe import figures
 from pe._errors import unknown
 from pe.results.markdown import pipe
 from pe.results.rows import Row
+from pe.runs import models
 
 log = logging.getLogger(__name__)
 
@@ -165,41 +166,16 @@ class Picture(Block):
 
 
 class RecordSchema(Made):
-    """The fields of a JSON schema of pe/runs/schemas as a table: name, type, meaning."""
+    """The fields of a file of a record (`pe.runs.models`) as a table: name, type, meaning."""
 
     classes: ClassVar[list[str]] = ["pe-results", "wrap"]
 
     def text(self) -> str:
-        name = self.arguments[0]
-        self.env.note_dependency(str(Path(runs.__file__).parent / "schemas" / f"{name}.json"))
-        schema = runs.schema(name)
-        found = _fields(schema, "", schema.get("$defs", {}))
-        lines = [[f"`{path}`", kind, meaning] for path, kind, meaning in found]
+        self.env.note_dependency(models.__file__)
+        lines = [
+            [f"`{path}`", kind, meaning] for path, kind, meaning in models.fields(self.arguments[0])
+        ]
         return pipe(["field", "type", "meaning"], lines, 3)
-
-
-def _fields(
-    schema: dict[str, Any], prefix: str, shared: dict[str, Any]
-) -> list[tuple[str, str, str]]:
-    found = []
-    known = schema.get("properties", {}) | {
-        f"<{pattern}>": value for pattern, value in schema.get("patternProperties", {}).items()
-    }
-    if isinstance(schema.get("additionalProperties"), dict):
-        known |= {"<name>": schema["additionalProperties"]}
-    for name, value in known.items():
-        name = "<tokens>" if name.startswith("<^[0-9]") else name
-        if "$ref" in value:
-            target = value["$ref"].rsplit("/", 1)[-1]
-            if prefix:  # spelled out where it stands at the top
-                found.append((prefix + name, "object", f"As `{target}` above."))
-                continue
-            value = shared[target]
-        kinds = value.get("type", "object")
-        kind = kinds if isinstance(kinds, str) else " or ".join(kinds)
-        found.append((prefix + name, kind, value.get("description", "")))
-        found += _fields(value, f"{prefix}{name}.", shared)
-    return found
 
 
 def setup(app: Sphinx) -> None:

@@ -29,7 +29,7 @@ from pe.results import intervals, quantities
 from pe.results.intervals import Interval
 from pe.results.quantities import GUESSING, NOT_EVALUATED, NOT_RECORDED, RunLike, label, signed
 from pe.study.plan import Planned, load_plan, study_file
-from pe.training.recipe import LATER
+from pe.training.recipe import NEW_FIELD_DEFAULTS
 
 NO_DIFFERENCE = "no difference shown"
 LEVEL = 0.05
@@ -132,7 +132,7 @@ def _setting(run: RunLike) -> dict[str, Any]:
     recipe = {
         key: value
         for key, value in run.read()["recipe"].items()
-        if key not in (*_NO_DIFFERENCE, "seed") and not (key in LATER and value == LATER[key])
+        if key not in (*_NO_DIFFERENCE, "seed") and value != NEW_FIELD_DEFAULTS.get(key)
     }
     if recipe.get("start_from"):  # of another seed, another run of the same encoding
         recipe["start_from"] = _encoding_of(recipe["start_from"])

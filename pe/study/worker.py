@@ -78,7 +78,7 @@ def execute(task: Mapping[str, Any], environment: Mapping[str, str]) -> str:
 
 def _done(run: Run, task: Mapping[str, Any]) -> bool:
     if task.get("zero_shot"):
-        return not ZeroShot.of(task["zero_shot"]).missing(run)
+        return not ZeroShot.model_validate(task["zero_shot"]).missing(run)
     return complete(run)
 
 
@@ -90,15 +90,11 @@ def _retrain(run: Run) -> None:
     """
     from pe.data import prepare
     from pe.training.loop import train
+    from pe.training.start import check_text
 
-    first = Run(run.directory.parent.parent / run.name).read()["data"]["fingerprint"]
-    r = run.recipe
-    text = prepare(r.corpus, r.vocab_size, r.tokenizer).fingerprint
-    if text != first:
-        raise RunError(
-            f"{run.name} was trained on data {first}, and {r.corpus!r} is now {text}; it cannot be "
-            "retrained without that text"
-        )
+    first, r = Run(run.directory.parent.parent / run.name).read(), run.recipe
+    data = prepare(r.corpus, r.vocab_size, r.tokenizer)
+    check_text(data, first["data"], run.name, "it cannot be retrained without that text")
     if run.exists() and run.read()["status"] == "complete":  # some of its weights are gone, too
         with run.lock():
             shutil.rmtree(run.directory)
@@ -162,7 +158,7 @@ def carry_out_task(task: Mapping[str, Any]) -> None:
     run = Run(task["directory"], recipe=recipe)
     if task.get("zero_shot"):
         wait_for_device()
-        carry_out(Run(task["directory"]), ZeroShot.of(task["zero_shot"]))
+        carry_out(Run(task["directory"]), ZeroShot.model_validate(task["zero_shot"]))
     elif is_again(run):
         _retrain(run)
     elif task["notebook"]:
@@ -186,7 +182,8 @@ def _run_notebook(parameters: Mapping[str, Any]) -> None:
         papermill.execute_notebook(NOTEBOOK, None, parameters)
     except PapermillExecutionError as error:
         if error.ename == RunBusy.__name__:
-            raise RunBusy(error.evalue) from None
+            print(f"pe: {error.evalue}", file=sys.stderr)
+            raise SystemExit(BUSY) from None
         raise
 
 

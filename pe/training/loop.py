@@ -21,7 +21,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -32,14 +32,14 @@ from torch import Tensor
 
 from pe import devices
 from pe._quiet import quiet_libraries
-from pe.data import Batches, TokenData, prepare
+from pe.data import Batches, TokenData, is_path, prepare
 from pe.data.batches import Batch
 from pe.data.retrieval import RetrievalMix
 from pe.model import PEForCausalLM
 from pe.model.loss import IGNORE
 from pe.model.rng import same_draws, seed_step
 from pe.runs import Run, RunError
-from pe.runs.provenance import hardware, now, start_record
+from pe.runs.provenance import hardware, now
 from pe.training import checkpoint, trackers
 from pe.training.build import (
     attention_path,
@@ -61,6 +61,11 @@ VALIDATION_BATCHES = 8
 
 class Interrupted(RuntimeError):
     """Training was asked to stop, and saved a checkpoint before it did."""
+
+    def __init__(self, message: str, signal: str | None = None) -> None:
+        super().__init__(message)
+        self.signal = signal
+        """Name of the signal; None where another process got it."""
 
 
 def train(
@@ -86,6 +91,7 @@ def train(
                 f"not {run.recipe.config_hash()}); choose another folder"
             )
         if record["status"] == "complete":
+            _check_edited(run, record["data"])
             return run
     main = int(os.environ.get("RANK", "0")) == 0
     with run.lock() if main else contextlib.nullcontext():
@@ -94,17 +100,30 @@ def train(
                 (trainer or Trainer)(run, quiet).go()
         except Interrupted as stop:
             if main:
-                run.fail(str(stop), status="interrupted")
+                run.fail(str(stop), "interrupted", stop.signal)
             raise
         except KeyboardInterrupt:
             if main:
-                run.fail("stopped by SIGINT before or after its steps", status="interrupted")
+                run.fail("stopped before or after its steps", "interrupted", "SIGINT")
             raise
         except BaseException as error:
             if main:
                 run.fail(f"{type(error).__name__}: {error}")
             raise
     return run
+
+
+def _check_edited(run: Run, recorded: Mapping[str, Any]) -> None:
+    """Refuse to show a complete run for files that have changed since it was trained.
+
+    Only files are looked at: corpora with a name are pinned, or belong to the Python that runs.
+    """
+    r = run.recipe
+    if is_path(r.corpus):
+        check_text(
+            prepare(r.corpus, r.vocab_size, r.tokenizer), recorded, str(run.directory),
+            "choose another study to train on what is there now",
+        )  # fmt: skip
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
@@ -159,10 +178,7 @@ class Trainer:
         self.start = start_of(self.recipe, run.directory.parent)
         self.progress = Progress(enabled=self.main and not quiet)
         if self.main:
-            record = start_record(run)
-            if run.exists():  # going on: keep when it began
-                record["created"] = run.read()["created"]
-            run.write(record)
+            run.start()
         if names:
             trackers.start(self.accelerator, run)
 
@@ -216,7 +232,7 @@ class Trainer:
         if self.start is None:
             return model
         check_text(
-            self.data, self.start.fingerprint, self.start.parent.name,
+            self.data, self.start.data, self.start.parent.name,
             "start from a run of this text",
         )  # fmt: skip
         if self.main:
@@ -232,17 +248,22 @@ class Trainer:
             lambda text: self.progress.show(text, last=True),
         )
         if state is None:
-            state = TrainState(data_fingerprint=self.data.fingerprint)
+            state = TrainState(
+                data_fingerprint=self.data.fingerprint,
+                tokenizer_fingerprint=self.data.tokenizer_fingerprint,
+            )
             if self.start and self.start.whole:
                 checkpoint.begin_from(self.accelerator, self.start.weights)
         else:
             check_text(
-                self.data, state.data_fingerprint, f"{self.run.directory}: its checkpoint",
+                self.data, state.data, f"{self.run.directory}: its checkpoint",
                 "delete the folder or choose another study",
             )  # fmt: skip
         self.state = state
         known = self.run.metric_lines(drop_torn_end=True) if state.step else []
         self.metrics.start_at(state.step, known)
+        if self.main:
+            self.run.begin_session(state.step)
 
     # Steps
 
@@ -275,8 +296,9 @@ class Trainer:
                 since = time.perf_counter()
             if stopping and state.step < r.steps:
                 raise Interrupted(
-                    f"stopped by {stop.name or 'a signal'} after step {state.step} of {r.steps}; "
-                    f"the same command goes on from step-{state.step:06d}"
+                    f"stopped after step {state.step} of {r.steps}; the same command goes on from "
+                    f"step-{state.step:06d}",
+                    stop.name or None,
                 )
 
     def _pause(self, save: bool) -> bool:

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from pe.attention.kernels.flash.horizon import FALLING
-from pe.attention.kernels.flash.straight import straightens
+from pe.attention.kernels.flash.piecewise_linear import takes_lines
 from pe.encodings.core.forms import (
+    CHUNK,
     FIRE,
     KEYS,
     LOGARITHM,
     NONE,
     PADDING,
     POWER,
-    STRETCH,
     TABLE,
     Form,
     by_distance,
@@ -57,8 +57,8 @@ def case(
     """The same numbers every time; no generator of the caller's is touched."""
     length = max(LENGTH, -(-reach // 128) * 128 + 128)  # beyond what is alike, too
     if kind in FALLING:
-        length = 3 * STRETCH  # the last stretch does not look at the first where a bias is steep
-    if straightens(kind, dtype, length, 0):
+        length = 3 * CHUNK  # the last stretch does not look at the first where a bias is steep
+    if takes_lines(kind, dtype, length, 0):
         length = 704  # far enough for lines
     generator = torch.Generator(device=device).manual_seed(7)
 
