@@ -108,7 +108,7 @@ def test_pieces_read_what_belongs_to_their_own_heads(
 
 def test_the_first_query_block_is_found_in_several_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in sequences beyond 16,384 tokens."""
-    monkeypatch.setattr(cope_far, "CHUNK", tl.constexpr(2))
+    monkeypatch.setattr(cope_far, "READ_AT_ONCE", tl.constexpr(2))
     enc = made(16, 7)
     shared: dict[str, Any] = {"length": 321, "heads": 1, "kv": 1, "width": 16}
     case: dict[str, Any] = {**shared, "change": shut(late(2, 4))}
