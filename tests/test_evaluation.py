@@ -20,13 +20,15 @@ from torch import Tensor
 import pe
 from pe.data import Split, evaluation_windows, prepare
 from pe.encodings import Encoding
-from pe.evaluation import evaluate as module
+from pe.evaluation import evaluate as evaluating
+from pe.evaluation import scorer as module
 from pe.evaluation import temperature
 from pe.evaluation.evaluate import evaluate
-from pe.evaluation.load import load_model
-from pe.evaluation.perplexity import by_position, cell, window_losses
-from pe.evaluation.scorer import Scorer
+from pe.evaluation.load import load_model, load_tokenizer
+from pe.evaluation.scorer import Scorer, by_position, cell
 from pe.model import PEForCausalLM
+from pe.model.layers import Block
+from pe.model.loss import token_losses
 from pe.runs import Run, RunBusy, RunError
 from pe.training.build import build_model
 from pe.training.loop import train
@@ -89,6 +91,15 @@ def scorer_of(model: PEForCausalLM, split: Split, lengths: list[int]) -> Scorer:
     return Scorer(model, data, tiny(Path("unused"), evaluation_windows=100), lengths)
 
 
+def window_losses(
+    model: PEForCausalLM, split: Split, ends: list[int], length: int, tokens_per_batch: int
+) -> np.ndarray:
+    """Of windows that are given by their ends."""
+    scorer = scorer_of(model, split, [length])
+    scorer.ends, scorer.tokens_per_batch = ends, tokens_per_batch
+    return scorer.losses(length)
+
+
 def model_and_text(name: str = "rope") -> tuple[PEForCausalLM, Split]:
     options = {"table_size": 48} if name == "learned" else {}
     chosen = tiny(Path("unused"), pe=name, pe_options=options)
@@ -138,17 +149,14 @@ def test_losses_do_not_depend_on_how_many_windows_run_at_once(name: str) -> None
 
 
 def test_every_length_scores_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pe.evaluation import perplexity
-
     model, split = model_and_text()
     scored: list[Tensor] = []
-    inner = perplexity._losses
 
-    def recorded(model: Any, hidden: Tensor, targets: Tensor) -> Tensor:
+    def recorded(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         scored.append(targets)
-        return inner(model, hidden, targets)
+        return token_losses(hidden, weight, targets)
 
-    monkeypatch.setattr(perplexity, "_losses", recorded)
+    monkeypatch.setattr(module, "token_losses", recorded)
     ends = evaluation_windows(split, 128, 8, 20)
     for length in (8, 16, 64, 128):
         window_losses(model, split, ends, length, tokens_per_batch=10**6)
@@ -156,7 +164,7 @@ def test_every_length_scores_the_same_tokens(monkeypatch: pytest.MonkeyPatch) ->
     assert len(set(places.tolist())) == len(places)
     wanted = split.tokens[places].astype(np.int64)
     for targets in scored:
-        assert np.array_equal(targets[:, -8:].flatten().numpy(), wanted)
+        assert np.array_equal(targets.view(len(ends), -1)[:, -8:].flatten().numpy(), wanted)
 
 
 def test_tokens_weigh_the_same_and_windows_are_kept_for_intervals() -> None:
@@ -254,6 +262,45 @@ def test_a_length_beyond_the_last_position_has_no_value(trained: Callable[..., R
     assert math.isnan(row["ppl@4x"] if row["ppl@4x"] is not None else math.nan)
 
 
+def test_a_sample_longer_than_the_last_position_is_refused_in_one_line(
+    trained: Callable[..., Run],
+) -> None:
+    run = trained(pe="test_evaluation:Short")
+    prompt = "the cat"
+    used = len(load_tokenizer(run)(prompt)["input_ids"])
+    assert pe.sample(run, prompt, tokens=33 - used).startswith(prompt)
+    for tokens in (34 - used, 0):
+        with pytest.raises(ValueError, match=f"tokens: {tokens} after a prompt of {used}.*1 to"):
+            pe.sample(run, prompt, tokens=tokens)
+
+
+def test_the_residual_stream_can_be_read_in_float32_and_the_record_says_so(
+    trained: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained(precision="bfloat16")
+    seen: list[torch.dtype] = []
+    forward = Block.forward
+
+    def watched(self: Block, x: Tensor, *rest: Any) -> Any:
+        seen.append(x.dtype)
+        return forward(self, x, *rest)
+
+    monkeypatch.setattr(Block, "forward", watched)
+    narrow = evaluate(run, quiet=True)
+    assert narrow["precision"] == {"products": "bfloat16", "residual": "bfloat16"}
+    assert set(seen) == {torch.bfloat16}
+    seen.clear()
+    wide = evaluate(run, quiet=True, float32_residual=True)
+    assert wide["precision"] == {"products": "bfloat16", "residual": "float32"}
+    assert set(seen) == {torch.float32}
+    a, b = (found["perplexity"]["64"]["nll"] for found in (narrow, wide))
+    assert a != b
+    assert a == pytest.approx(b, rel=1e-2)
+    seen.clear()
+    assert evaluate(run, quiet=True, float32_residual=True) == wide == evaluate(run, quiet=True)
+    assert seen == [], "a wider record serves both"
+
+
 def test_another_mistake_is_not_taken_for_a_missing_position(trained: Callable[..., Run]) -> None:
     run = trained(pe="test_evaluation:Grumpy")
     with pytest.raises(ValueError, match="some other trouble"):
@@ -272,13 +319,13 @@ def test_what_is_recorded_is_not_computed_again(
     run = trained()
     first = evaluate(run, quiet=True)
     calls: list[Any] = []
-    inner = module._evaluate
+    inner = evaluating._evaluate
 
     def counted(*arguments: Any) -> Any:
         calls.append(arguments)
         return inner(*arguments)
 
-    monkeypatch.setattr(module, "_evaluate", counted)
+    monkeypatch.setattr(evaluating, "_evaluate", counted)
     assert evaluate(Run(run.directory), quiet=True) == first
     assert evaluate(reopened(run, evaluation_lengths=[64, 16, 32]), quiet=True) == first
     assert calls == []
@@ -324,8 +371,6 @@ def test_what_is_not_trained_is_not_evaluated(trained: Callable[..., Run], tmp_p
 
 def test_lengths_that_cannot_be_are_refused(trained: Callable[..., Run]) -> None:
     run = trained()
-    with pytest.raises(ValueError, match="the recipe has no evaluation_lengths"):
-        evaluate(reopened(run, evaluation_lengths=[]), quiet=True)
     with pytest.raises(ValueError, match="0 evaluation windows of 4,096 tokens are possible"):
         evaluate(reopened(run, evaluation_lengths=[16, 4096]), quiet=True)
     assert run.evaluation() is None

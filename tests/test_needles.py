@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tiny_training import tiny
 from transformers import PreTrainedTokenizerFast
 
 from pe.data.batches import Batches
@@ -16,6 +18,7 @@ from pe.data.retrieval import FILLER, NAMES
 from pe.data.shards import Split
 from pe.data.tokenizer import END, PAD, train_bpe
 from pe.evaluation import needles
+from pe.evaluation.scorer import Scorer
 from pe.model import PEConfig, PEForCausalLM
 
 LENGTH = 400
@@ -139,6 +142,11 @@ def test_a_window_without_room_is_refused(tokenizer: Any, split: Split) -> None:
         NeedleText("multikeys", tokenizer)
 
 
+def scorer_of(model: Any, tokenizer: Any, split: Split, lengths: list[int]) -> Scorer:
+    data: Any = SimpleNamespace(test=split, tokenizer=tokenizer)
+    return Scorer(model, data, tiny(Path("unused")), lengths)
+
+
 class Oracle(torch.nn.Module):
     """Stands for a model: its hidden state at each place is the next token, one-hot."""
 
@@ -146,12 +154,18 @@ class Oracle(torch.nn.Module):
         super().__init__()
         self.device, self.vocabulary, self.wrong = torch.device("cpu"), vocabulary, wrong
         self.answers: dict[bytes, torch.Tensor] = {}
+        self.float32_residual = False
+
+    @property
+    def model(self) -> Oracle:
+        """The decoder, without the head."""
+        return self
 
     def learn(self, made: list[Prompt]) -> None:
         for prompt in made:
             self.answers[prompt.ids[:-1].tobytes()] = torch.from_numpy(prompt.ids[1:])
 
-    def model(self, input_ids: torch.Tensor, use_cache: bool) -> SimpleNamespace:
+    def forward(self, input_ids: torch.Tensor, use_cache: bool) -> SimpleNamespace:
         following = [self.answers[row.numpy().tobytes()] for row in input_ids]
         hidden = torch.nn.functional.one_hot(torch.stack(following), self.vocabulary).float()
         if self.wrong is not None:  # one digit of the last answer of the first prompt
@@ -169,12 +183,15 @@ def test_hits_are_looked_up_where_the_answers_are(name: str, tokenizer: Any, spl
     numbers = NEEDLE_TASKS[name].queries * NEEDLE_TASKS[name].values
     oracle = Oracle(len(tokenizer))
     oracle.learn(made)
-    right = needles.hits(oracle, made, text.digit_ids, 4 * LENGTH)  # type: ignore[arg-type]
+    scorer = scorer_of(oracle, tokenizer, split, [LENGTH])
+    scorer.tokens_per_batch = 4 * LENGTH
+    right = needles.hits(scorer, made, text.digit_ids)
     assert right.shape == (6, numbers, DIGITS)
     assert right.all()
     digits = text.digit_ids[made[0].digits[-1]]
     oracle.wrong = 1
-    right = needles.hits(oracle, made, text.digit_ids, 6 * LENGTH)  # type: ignore[arg-type]
+    scorer.tokens_per_batch = 6 * LENGTH
+    right = needles.hits(scorer, made, text.digit_ids)
     missed = int(not right[0, -1, -1])
     assert (~right).sum() == missed == int(digits != text.digit_ids[0]), "ties go to the digit 0"
 
@@ -188,9 +205,8 @@ def test_a_record_keeps_each_prompt_and_says_where_there_is_no_value(
         max_position_embeddings=LENGTH, pe="learned",
     )  # fmt: skip
     model = PEForCausalLM(config).eval()
-    found = needles.evaluate_needles(
-        model, tokenizer, split, ["multikey"], [LENGTH, 2 * LENGTH], 10, 10 * LENGTH
-    )
+    scorer = scorer_of(model, tokenizer, split, [LENGTH, 2 * LENGTH])
+    found = needles.evaluate_needles(scorer, ["multikey"], 10)
     cell, beyond = (found["tasks"]["multikey"][str(n)] for n in (LENGTH, 2 * LENGTH))
     assert len(cell["prompts"]) == 10
     assert set(cell["prompts"]) <= {"0", "1"}

@@ -22,6 +22,7 @@ from tiny_training import (
 from transformers import AutoModelForCausalLM
 
 from pe.data import Batches, prepare
+from pe.evaluation.evaluate import evaluate
 from pe.model import PEForCausalLM
 from pe.runs import Run, RunError, load
 from pe.training.loop import train
@@ -295,6 +296,26 @@ def test_the_loss_before_the_first_step_is_recorded_once(shared: Path, trained: 
     assert first["step"] == 0
     assert all(line["step"] > 0 for line in others)
     assert all(line["step"] > 0 for line in trained.metric_lines())
+
+
+def test_evaluating_a_converted_run_prepares_its_text_once(
+    shared: Path, trained: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train(child(shared, trained), quiet=True)
+    prepared: list[str] = []
+
+    def counted(corpus: str, *rest: Any) -> Any:
+        prepared.append(corpus)
+        return prepare(corpus, *rest)
+
+    monkeypatch.setattr("pe.evaluation.scorer.prepare", counted)
+    monkeypatch.setattr("pe.evaluation.start.prepare", counted)
+    found = evaluate(run, quiet=True)
+    assert prepared == [run.recipe.corpus]
+    conversion = run.read()["conversion"]
+    assert conversion["lengths"] == found["lengths"]
+    assert conversion["windows"] == found["windows"]
+    assert conversion["converted"].keys() == found["perplexity"].keys()
 
 
 def test_the_table_of_runs_tells_converted_ones_from_others(

@@ -78,7 +78,7 @@ def execute(task: Mapping[str, Any], environment: Mapping[str, str]) -> str:
 
 def _done(run: Run, task: Mapping[str, Any]) -> bool:
     if task.get("zero_shot"):
-        return not ZeroShot.of(task["zero_shot"]).missing(run)
+        return not ZeroShot.model_validate(task["zero_shot"]).missing(run)
     return complete(run)
 
 
@@ -162,7 +162,7 @@ def carry_out_task(task: Mapping[str, Any]) -> None:
     run = Run(task["directory"], recipe=recipe)
     if task.get("zero_shot"):
         wait_for_device()
-        carry_out(Run(task["directory"]), ZeroShot.of(task["zero_shot"]))
+        carry_out(Run(task["directory"]), ZeroShot.model_validate(task["zero_shot"]))
     elif is_again(run):
         _retrain(run)
     elif task["notebook"]:
@@ -186,7 +186,8 @@ def _run_notebook(parameters: Mapping[str, Any]) -> None:
         papermill.execute_notebook(NOTEBOOK, None, parameters)
     except PapermillExecutionError as error:
         if error.ename == RunBusy.__name__:
-            raise RunBusy(error.evalue) from None
+            print(f"pe: {error.evalue}", file=sys.stderr)
+            raise SystemExit(BUSY) from None
         raise
 
 

@@ -39,7 +39,7 @@ from pe.model import PEForCausalLM
 from pe.model.loss import IGNORE
 from pe.model.rng import same_draws, seed_step
 from pe.runs import Run, RunError
-from pe.runs.provenance import hardware, now, start_record
+from pe.runs.provenance import hardware, now
 from pe.training import checkpoint, trackers
 from pe.training.build import (
     attention_path,
@@ -61,6 +61,11 @@ VALIDATION_BATCHES = 8
 
 class Interrupted(RuntimeError):
     """Training was asked to stop, and saved a checkpoint before it did."""
+
+    def __init__(self, message: str, signal: str | None = None) -> None:
+        super().__init__(message)
+        self.signal = signal
+        """Name of the signal; None where another process got it."""
 
 
 def train(
@@ -94,11 +99,11 @@ def train(
                 (trainer or Trainer)(run, quiet).go()
         except Interrupted as stop:
             if main:
-                run.fail(str(stop), status="interrupted")
+                run.fail(str(stop), "interrupted", stop.signal)
             raise
         except KeyboardInterrupt:
             if main:
-                run.fail("stopped by SIGINT before or after its steps", status="interrupted")
+                run.fail("stopped before or after its steps", "interrupted", "SIGINT")
             raise
         except BaseException as error:
             if main:
@@ -159,10 +164,7 @@ class Trainer:
         self.start = start_of(self.recipe, run.directory.parent)
         self.progress = Progress(enabled=self.main and not quiet)
         if self.main:
-            record = start_record(run)
-            if run.exists():  # going on: keep when it began
-                record["created"] = run.read()["created"]
-            run.write(record)
+            run.start()
         if names:
             trackers.start(self.accelerator, run)
 
@@ -243,6 +245,8 @@ class Trainer:
         self.state = state
         known = self.run.metric_lines(drop_torn_end=True) if state.step else []
         self.metrics.start_at(state.step, known)
+        if self.main:
+            self.run.begin_session(state.step)
 
     # Steps
 
@@ -275,8 +279,9 @@ class Trainer:
                 since = time.perf_counter()
             if stopping and state.step < r.steps:
                 raise Interrupted(
-                    f"stopped by {stop.name or 'a signal'} after step {state.step} of {r.steps}; "
-                    f"the same command goes on from step-{state.step:06d}"
+                    f"stopped after step {state.step} of {r.steps}; the same command goes on from "
+                    f"step-{state.step:06d}",
+                    stop.name or None,
                 )
 
     def _pause(self, save: bool) -> bool:
