@@ -46,21 +46,11 @@ def far_by_queries(
     o_i = i_block * BM + tl.arange(0, BM)
     o_e, o_d = tl.arange(0, E), tl.arange(0, D)
     m_i = o_i < T
-    p_at = (
-        p_do
-        + i_b * do_strides[0]
-        + i_h * do_strides[1]
-        + o_i[:, None] * do_strides[2]
-        + o_d[None, :]
-    )
+    p_at = p_do + i_b * do_strides[0] + i_h * do_strides[1] + o_i[:, None] * do_strides[2]
+    p_at += o_d[None, :]
     b_do = tl.load(p_at, mask=m_i[:, None], other=0.0)
-    p_at = (
-        p_o
-        + i_b * out_strides[0]
-        + i_h * out_strides[1]
-        + o_i[:, None] * out_strides[2]
-        + o_d[None, :]
-    )
+    p_at = p_o + i_b * out_strides[0] + i_h * out_strides[1] + o_i[:, None] * out_strides[2]
+    p_at += o_d[None, :]
     wide = b_do.to(tl.float32)
     b_sums = tl.sum(wide * tl.load(p_at, mask=m_i[:, None], other=0.0).to(tl.float32), 1)
     # |dS| adds up to no more than this in a row, as P adds up to 1: with room to spare
@@ -148,24 +138,10 @@ def far_by_keys(
         p_farh = p_far + (first + row) * blocks
         start = first_beyond(p_farh, j0, j0 // BF, blocks) * BF
         m_far = m_j & (start < T)  # nothing is read where keys are far to no query
-        b_k = tl.load(
-            p_k
-            + i_b * k_strides[0]
-            + i_hk * k_strides[1]
-            + o_j[:, None] * k_strides[2]
-            + o_e[None, :],
-            mask=m_far,
-            other=0.0,
-        )
-        b_v = tl.load(
-            p_v
-            + i_b * v_strides[0]
-            + i_hk * v_strides[1]
-            + o_j[:, None] * v_strides[2]
-            + o_d[None, :],
-            mask=m_far,
-            other=0.0,
-        )
+        p_tile = p_k + i_b * k_strides[0] + i_hk * k_strides[1] + o_j[:, None] * k_strides[2]
+        b_k = tl.load(p_tile + o_e[None, :], mask=m_far, other=0.0)
+        p_tile = p_v + i_b * v_strides[0] + i_hk * v_strides[1] + o_j[:, None] * v_strides[2]
+        b_v = tl.load(p_tile + o_d[None, :], mask=m_far, other=0.0)
         for i0 in tl.range(start, T, BM):
             o_i = i0 + tl.arange(0, BM)
             m_i = o_i < T
@@ -187,19 +163,9 @@ def far_by_keys(
             b_dp = tl.dot(b_v, tl.trans(b_do), input_precision=PRECISION)
             b_ds = b_p * (b_dp - b_sums[None, :])
             b_dk = tl.dot(b_ds.to(b_q.dtype), b_q, b_dk, input_precision=PRECISION)
-    p_at = (
-        p_dk
-        + i_b * dk_strides[0]
-        + i_hk * dk_strides[1]
-        + o_j[:, None] * dk_strides[2]
-        + o_e[None, :]
-    )
+    p_at = p_dk + i_b * dk_strides[0] + i_hk * dk_strides[1] + o_j[:, None] * dk_strides[2]
+    p_at += o_e[None, :]
     tl.store(p_at, (b_dk * plain_scale).to(p_dk.dtype.element_ty), mask=m_j)
-    p_at = (
-        p_dv
-        + i_b * dv_strides[0]
-        + i_hk * dv_strides[1]
-        + o_j[:, None] * dv_strides[2]
-        + o_d[None, :]
-    )
+    p_at = p_dv + i_b * dv_strides[0] + i_hk * dv_strides[1] + o_j[:, None] * dv_strides[2]
+    p_at += o_d[None, :]
     tl.store(p_at, b_dv.to(p_dv.dtype.element_ty), mask=m_j)

@@ -4,8 +4,8 @@
 
 t is a table of ``last`` + 1 rows, interpolated between its rows and constant from ``last`` on.
 Products of queries and rows are computed first, T x npos of them, and read where a count falls. A
-program goes from the diagonal to the left and carries each row's count along. Once all its rows have counted to
-``last``, the bias is one number per row and blocks are those of plain flash attention.
+program goes from the diagonal to the left and carries each row's count along. Once all its rows
+have counted to ``last``, the bias is one number per row and blocks are those of flash attention.
 
 Counts are whole numbers, gates being rounded to multiples of 2^-BITS. Sums of whole numbers are
 the same in any order, so the backward pass, which goes from left to right, recovers the counts
@@ -226,9 +226,8 @@ def forward(
     o_i = i0 + tl.arange(0, BM)
     o_e, o_d = tl.arange(0, E), tl.arange(0, D)
     m_i = o_i < T
-    p_at = (
-        p_q + i_b * q_strides[0] + i_h * q_strides[1] + o_i[:, None] * q_strides[2] + o_e[None, :]
-    )
+    p_at = p_q + i_b * q_strides[0] + i_h * q_strides[1] + o_i[:, None] * q_strides[2]
+    p_at += o_e[None, :]
     b_q = tl.load(p_at, mask=m_i[:, None], other=0.0)
     p_rows = p_z + (i_local * T + tl.minimum(o_i, T - 1)) * z_t * 2
     b_beyond = tl.load(p_rows + 2 * last).to(tl.float32)

@@ -45,7 +45,7 @@ def bits(length: int) -> int:
 
 def across(length: int, b: Blocks = FORWARD) -> int:
     """Blocks of queries."""
-    return cdiv(length, b.queries)
+    return int(cdiv(length, b.queries))
 
 
 class _Call:
@@ -62,7 +62,7 @@ class _Call:
         fits = max(1, HELD // (self.groups * self.length * self.columns))
         all_heads = self.batch * self.heads
         pieces = cdiv(all_heads, fits * self.groups)
-        self.step = cdiv(all_heads, pieces * self.groups) * self.groups
+        self.step = int(cdiv(all_heads, pieces * self.groups)) * self.groups
         self.firsts = range(0, all_heads, self.step)
 
     def cut(self, b: Blocks) -> dict[str, Any]:
