@@ -73,7 +73,8 @@ def extend_without_training(runs: Path) -> None:
         "windows": 16, "length": 4096, "target_tokens": 256, "windows_found": 16, "data": "x",
     }  # fmt: skip
     search = {
-        "schema": 1, "created": "2026-01-01T00:00:00+00:00", "code": {}, "hardware": "x",
+        "schema": 1, "created": "2026-01-01T00:00:00+00:00", "hardware": "x",
+        "code": {"commit": None, "dirty": None, "version": "0"},
         "seconds": 12.3, "settings": settings, "history": [entry, best], "best": best,
     }  # fmt: skip
     (rope / "longrope-4x.json").write_text(json.dumps(search))

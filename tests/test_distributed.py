@@ -86,7 +86,7 @@ def test_two_processes_stop_go_on_and_equal_one(shared: Path) -> None:
     assert record["status"] == "interrupted", stopped[0].output()
     step = two.metric_lines()[-1]["step"]
     assert step in (7, 8)
-    assert record["reason"].startswith(f"stopped by a signal after step {step} of 18")
+    assert record["reason"].startswith(f"stopped after step {step} of 18")
 
     finished = launch(two, shared, 2)
     assert codes(finished) == [0, 0], finished[0].output() + finished[1].output()

@@ -216,6 +216,10 @@ def test_what_is_not_given_is_as_in_the_run_before(place: Path) -> None:
     changed = ("pe", "pe_options", "steps", "warmup_steps", "learning_rate", "min_learning_rate",
                "start_from", "start_step")  # fmt: skip
     assert new == dataclasses.replace(old, **{name: getattr(new, name) for name in changed})
+    flat = configure_conversion(
+        run=parent.name, step=10000, warmup_steps=0, min_learning_rate=0.0, softmax_scale=0.0
+    ).recipe  # 0 is a value, not the default
+    assert (flat.warmup_steps, flat.min_learning_rate, flat.softmax_scale) == (0, 0.0, 0.0)
     longer = configure_conversion(
         run=f"local/{parent.name}", step=10000, pe="yarn", study="extend", context_length=1024,
         batch_size=2, pe_options={"factor": 4.0},

@@ -252,11 +252,10 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None
     packed = {n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n}
     wanted = {
         str(path.relative_to(source))
-        for pattern in ("*.py", "runs/schemas/*.json", "py.typed")
+        for pattern in ("*.py", "py.typed")
         for path in (source / "pe").rglob(pattern)
     }
     assert packed == wanted
-    assert "pe/runs/schemas/run.json" in packed
 
 
 def test_the_installed_package_checks_an_encoding_of_anybodys(wheel: Path, tmp_path: Path) -> None:

@@ -103,7 +103,8 @@ def test_a_signal_saves_says_why_and_loses_nothing(
     record = run.read()
     step = run.metric_lines()[-1]["step"]
     assert record["status"] == "interrupted"
-    assert record["reason"].startswith(f"stopped by {number.name} after step {step} of 24")
+    assert record["signal"] == number.name
+    assert record["reason"].startswith(f"stopped after step {step} of 24")
     assert record["finished"] is not None
     saved = checkpoint.checkpoints(run.directory / "checkpoints")[-1]
     assert saved.name == f"step-{step:06d}"

@@ -75,7 +75,7 @@ def test_parameters_that_fit_nothing_are_refused(own_runs: Path) -> None:
         ({"lengths": "100", "tokens": 256}, "256 tokens do not divide into windows of 100"),
         ({"name": "a/b"}, "study names a folder"),
         ({"peers": "vllm"}, "unknown peer 'vllm'"),
-        ({"minutes": -1.0}, "minutes: expected a number of 0 or more"),
+        ({"minutes": -1.0}, "minutes: expected more than 0, got -1.0"),
     ):
         with pytest.raises(ValueError, match=message):
             configure_speed(**given)  # type: ignore[arg-type]

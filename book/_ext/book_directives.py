@@ -22,9 +22,10 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
-from pe import figures, runs
+from pe import figures
 from pe._errors import unknown
 from pe.results import tables
+from pe.runs import models
 
 log = logging.getLogger(__name__)
 _now: dict[str, Any] = {}
@@ -177,42 +178,16 @@ class Picture(Block):
 
 
 class RecordSchema(Block):
-    """The fields of a JSON schema of pe/runs/schemas as a table: name, type, meaning."""
+    """The fields of a file of a record (`pe.runs.models`) as a table: name, type, meaning."""
 
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        name = self.arguments[0]
-        self.env.note_dependency(str(Path(runs.__file__).parent / "schemas" / f"{name}.json"))
+        self.env.note_dependency(models.__file__)
         lines = ["| field | type | meaning |", "| :-- | :-- | :-- |"]
-        schema = runs.schema(name)
-        for path, kind, meaning in _fields(schema, "", schema.get("$defs", {})):
+        for path, kind, meaning in models.fields(self.arguments[0]):
             lines.append(f"| `{path}` | {kind} | {meaning} |")
         return self.markdown("\n".join(lines), nodes.container(classes=["pe-results", "wrap"]))
-
-
-def _fields(
-    schema: dict[str, Any], prefix: str, shared: dict[str, Any]
-) -> list[tuple[str, str, str]]:
-    found = []
-    known = schema.get("properties", {}) | {
-        f"<{pattern}>": value for pattern, value in schema.get("patternProperties", {}).items()
-    }
-    if isinstance(schema.get("additionalProperties"), dict):
-        known |= {"<name>": schema["additionalProperties"]}
-    for name, value in known.items():
-        name = "<tokens>" if name.startswith("<^[0-9]") else name
-        if "$ref" in value:
-            target = value["$ref"].rsplit("/", 1)[-1]
-            if prefix:  # spelled out where it stands at the top
-                found.append((prefix + name, "object", f"As `{target}` above."))
-                continue
-            value = shared[target]
-        kinds = value.get("type", "object")
-        kind = kinds if isinstance(kinds, str) else " or ".join(kinds)
-        found.append((prefix + name, kind, value.get("description", "")))
-        found += _fields(value, f"{prefix}{name}.", shared)
-    return found
 
 
 def _words(text: str | None) -> list[str] | None:

@@ -56,14 +56,18 @@ def _begins(planned: Planned) -> str:
 
 
 def carry_out(
-    study: StudyFolder, *, address: str = "", workers: int = 0, retries: int = 1
+    study: StudyFolder,
+    *,
+    address: str | None = None,
+    workers: int | None = None,
+    retries: int = 1,
 ) -> StudyFailed | None:
     """Run what is not done, with a live view. A failure is returned, so that results come first."""
     if study.dry_run:
         return None
     try:
         run_study(
-            study.plan, address=address or None, workers=workers or None, retries=retries,
+            study.plan, address=address, workers=workers, retries=retries,
             on_progress=live(study.plan, study.workers),
         )  # fmt: skip
     except StudyFailed as error:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pe._errors import unknown
-from pe.training.recipe import LATER
+from pe.training.recipe import NEW_FIELD_DEFAULTS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -152,7 +152,7 @@ def groups(runs: Iterable[RunLike]) -> list[Group]:
         recipe = {
             key: value
             for key, value in recipe.items()
-            if key not in _NO_DIFFERENCE and not (key in LATER and value == LATER[key])
+            if key not in _NO_DIFFERENCE and value != NEW_FIELD_DEFAULTS.get(key)
         }
         if "start_from" in recipe:  # of another seed, another run of the same encoding
             recipe["start_from"] = _encoding_of(recipe["start_from"])

@@ -1,6 +1,6 @@
 """The record of a speed run, and what follows from it. Imports no torch.
 
-    runs/speed/<name>/speed.json     settings, sessions, cells (schemas/speed.json)
+    runs/speed/<name>/speed.json     settings, sessions, cells (`pe.runs.models`)
 
 A record may be made in several sessions, on the same kind of machine. NoPE is measured
 repeatedly, so that a drift of the machine is visible and cancels: a ratio to NoPE is to the rounds
@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pe.runs import Run, RunError, root
+from pe.runs import Folder, RunError, root
 
 MODES = ("train", "prefill", "small")
 SMALL = 128
@@ -54,8 +54,8 @@ class Settings:
         return cls(**given)
 
 
-class SpeedRun(Run):
-    """The folder of a speed run. Its record is speed.json; it has no run.json."""
+class SpeedRun(Folder):
+    """The folder of a speed run. Its record is speed.json."""
 
     notebook = "speed.ipynb"
     settings: Settings | None = None
@@ -79,9 +79,6 @@ class SpeedRun(Run):
     def write(self, record: dict[str, Any]) -> None:
         """Validate and replace speed.json."""
         self.write_part("speed", record)
-
-    def fail(self, reason: str, status: str = "failed") -> None:
-        """Nothing: the rig records how far it came."""
 
 
 def speed_run(name: str) -> SpeedRun:

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from pe._errors import unknown
-from pe.runs import Run, root
+from pe.runs import Folder, Run, root
 from pe.study.zero_shot import ZeroShot
 from pe.training.recipe import Recipe
 from pe.training.recipes import recipe as named_recipe
@@ -92,11 +92,13 @@ class Planned:
         return self.run().exists() and self.run().read()["status"] == "complete"
 
 
-class StudyFolder(Run):
+class StudyFolder(Folder):
     """A study as the notebook command sees it: a folder to hold, and to put the page into.
 
     It has no record of its own; what came of the study is in the records of its runs.
     """
+
+    depth = 1
 
     def __init__(
         self, plan: Sequence[Planned], *, dry_run: bool = False, workers: int | None = 1
@@ -106,24 +108,11 @@ class StudyFolder(Run):
         self.notebook = "plan.ipynb" if dry_run else "study.ipynb"
 
     @property
-    def study(self) -> str:
-        """Name of the folder itself."""
-        return self.directory.name
-
-    @property
     def workers(self) -> int:
         """How many share the work; 1 where that is not known. None was: as many as GPUs."""
         from pe.study.devices import workers_here
 
         return workers_here(self._workers)
-
-    @property
-    def records(self) -> Path:
-        """The folder of all studies."""
-        return self.directory.parent
-
-    def fail(self, reason: str, status: str = "failed") -> None:
-        """Nothing: the runs' own records say what became of each."""
 
 
 def study_file(study: str) -> Path:

@@ -1,4 +1,5 @@
-"""Recipe: everything that defines a training run, as one frozen dataclass of plain JSON values.
+"""Recipe: everything that defines a training run, as one frozen, validated dataclass
+of plain JSON values.
 
 Two runs with equal recipes (seed included) are the same experiment: `config_hash` names it. The
 evaluation settings and the recipe's own name are left out of the hash, because changing how a
@@ -10,67 +11,94 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import re
-import typing
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
-from pe._errors import unknown
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
 
-SCHEDULES = ("cosine", "wsd")
-PRECISIONS = ("auto", "float32", "bfloat16")
-COMPILE = ("auto", "on", "off")
-JOINT_NORMS = ("", "q", "k", "qk")
-START_STATES = ("weights", "all")
-# These say how a run is judged or watched; they do not change the weights it ends with.
+from pe._errors import explain
+
 NOT_IDENTITY = (
-    "name",
-    "evaluation_lengths",
-    "target_tokens",
-    "evaluation_windows",
-    "log_every",
-    "validate_every",
-    "checkpoint_every",
-    "keep_steps",
-    "keep_states",
-    "retrieval_samples",
+    "name", "evaluation_lengths", "target_tokens", "evaluation_windows", "log_every",
+    "validate_every", "checkpoint_every", "keep_steps", "keep_states", "retrieval_samples",
     "fit_temperature",
-)
-# Fields that came later, with the value all runs before them had: left out of the hash where they
-# have it, so that those runs keep their names.
-LATER = {
+)  # fmt: skip
+"""Fields that say how a run is judged or watched; they do not change the weights it ends with."""
+NEW_FIELD_DEFAULTS = {
     "joint_norm": "", "softmax_scale": 0.0, "start_from": "", "start_step": 0,
     "start_state": "weights", "retrieval_share": 0.0,
     "deterministic": False, "encoding_rate": 1.0, "embedding_std": 0.02,
 }  # fmt: skip
+"""Fields that came later, with the value that all runs before them had: left out of the hash where
+they have it, so that those runs keep their names."""
+
+Count = Annotated[int, Field(gt=0)]
+Natural = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Momentum = Annotated[float, Field(ge=0, lt=1)]
+Counts = Annotated[
+    tuple[Count, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)
+]
+"""Whole numbers above 0; a list, as JSON has it, becomes a tuple."""
+
+Class = TypeVar("Class", bound=type)
 
 
-@dataclass(frozen=True, kw_only=True)
+def _explained(cls: Class) -> Class:
+    """A validated dataclass whose mistakes are one line of text: field, expectation, value."""
+    validate: Callable[..., None] = cls.__init__
+
+    def __init__(self: Any, **values: Any) -> None:
+        try:
+            validate(self, **values)
+        except ValidationError as error:
+            names = [f.name for f in dataclasses.fields(cls)]
+            raise ValueError("; ".join(explain(error, "recipe field", names))) from None
+
+    setattr(cls, "__init__", __init__)  # noqa: B010 (mypy refuses the plain assignment)
+    return cls
+
+
+@_explained
+@dataclass(
+    frozen=True,
+    kw_only=True,
+    config=ConfigDict(strict=True, extra="forbid", allow_inf_nan=False),
+)
 class Recipe:
-    """One training run. Lengths are in tokens, rates per optimizer step."""
+    """One training run. Lengths are in tokens, rates per optimizer step.
+
+    Raises:
+        ValueError: names every field that is unknown or wrong, and its value. What evaluation
+            would refuse after training is refused here.
+    """
 
     name: str = "custom"
     pe: str = "rope"
     """Encoding, as the registry spells it: ``"rope"``, ``"rope+alibi"`` ..."""
     pe_options: dict[str, Any] = field(default_factory=dict)
     """Options of the encoding, for example ``{"factor": 8.0}`` for YaRN."""
-    seed: int = 0
+    seed: Natural = 0
     """Draws initial weights and the order of the training windows."""
 
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    intermediate_size: int
+    hidden_size: Count
+    num_hidden_layers: Count
+    num_attention_heads: Count
+    num_key_value_heads: Count
+    intermediate_size: Count
     qk_norm: bool = False
     """RMS-normalise queries and keys for each head before they are rotated."""
-    joint_norm: str = ""
+    joint_norm: Literal["", "q", "k", "qk"] = ""
     """RMS-normalise queries (``"q"``), keys (``"k"``) or both (``"qk"``) over all heads."""
-    softmax_scale: float = 0.0
+    softmax_scale: NonNegative = 0.0
     """Factor of the logits; 0: 1/sqrt(head_dim)."""
-    embedding_std: float = 0.02
+    embedding_std: Positive = 0.02
     """Standard deviation of the initial token embeddings; hidden_size**-0.5 is that of papers
     which add positions to embeddings multiplied by sqrt(hidden_size)."""
 
@@ -78,75 +106,73 @@ class Recipe:
     """Name of a corpus, or a path to .txt, .jsonl, .parquet files."""
     tokenizer: str = "bpe"
     """``"bpe"`` trains a byte-level BPE on the training split; otherwise a tokenizer's path."""
-    vocab_size: int
-    context_length: int
+    vocab_size: Count
+    context_length: Count
     """Tokens in a training window."""
     reset_positions: bool = False
     """Restart positions at 0 at each document inside a window."""
     mask_documents: bool = False
     """Forbid attention from one document into another inside a window."""
-    retrieval_share: float = 0.0
+    retrieval_share: Share = 0.0
     """Share of the training windows that hide a number and ask for it (`pe.data.retrieval`)."""
 
     start_from: str = ""
     """A run whose weights to begin with (its name in the same study, ``study/run``, or a path);
-    its encoding becomes ``pe``. Schedule and optimizer begin anew, the text goes on."""
-    start_step: int = 0
+    its encoding becomes ``pe``. Schedule and optimizer are fresh, the text goes on."""
+    start_step: Natural = 0
     """The step of ``start_from`` after which its weights are taken; 0: its last one."""
-    start_state: str = "weights"
+    start_state: Literal["weights", "all"] = "weights"
     """``"weights"``, with a fresh optimizer, or ``"all"``: a branch, which goes on as that run."""
-    steps: int
-    batch_size: int
+    steps: Count
+    batch_size: Count
     """Windows in an optimizer step, over all processes."""
-    micro_batch_size: int = 0
+    micro_batch_size: Natural = 0
     """Windows in one forward pass of one process; 0: as many as there are."""
-    learning_rate: float
-    min_learning_rate: float
-    encoding_rate: float = 1.0
+    learning_rate: Positive
+    min_learning_rate: NonNegative
+    encoding_rate: Positive = 1.0
     """The encoding's own parameters learn at this multiple of the learning rate. Adam moves a
-    number by about the rate a step, so a table of biases may need more to get anywhere."""
-    warmup_steps: int
-    schedule: str = "cosine"
-    decay_steps: int = 0
+    number by about the rate per step, so a table of biases may need more to get anywhere."""
+    warmup_steps: Natural
+    schedule: Literal["cosine", "wsd"] = "cosine"
+    decay_steps: Natural = 0
     """Length of the final decay of the ``wsd`` schedule."""
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    grad_clip: float = 1.0
-    precision: str = "auto"
+    weight_decay: NonNegative = 0.1
+    beta1: Momentum = 0.9
+    beta2: Momentum = 0.95
+    grad_clip: Positive = 1.0
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """``auto``: bfloat16 autocast on CUDA, float32 elsewhere."""
-    compile: str = "auto"
+    compile: Literal["auto", "on", "off"] = "auto"
     """``auto``: torch.compile on CUDA, off elsewhere."""
 
     deterministic: bool = False
     """The same bits from run to run on the same machine (`pe.training.deterministic`); slower."""
 
-    checkpoint_every: int = 100
-    keep_steps: tuple[int, ...] = ()
+    checkpoint_every: Count = 100
+    keep_steps: Counts = ()
     """Steps after which the weights are kept for good, for other runs to start from."""
-    keep_states: tuple[int, ...] = ()
+    keep_states: Counts = ()
     """The same with optimizer and random states, for branches."""
-    log_every: int = 10
-    validate_every: int = 100
+    log_every: Count = 10
+    validate_every: Natural = 100
     """Steps between validation losses; 0: only at the end."""
 
-    evaluation_lengths: tuple[int, ...] = ()
-    target_tokens: int = 256
+    evaluation_lengths: Annotated[Counts, Field(min_length=1)]
+    target_tokens: Count = 256
     """The same last tokens are scored at every context length."""
-    evaluation_windows: int = 64
-    retrieval_samples: int = 0
+    evaluation_windows: Count = 64
+    retrieval_samples: Natural = 0
     """Prompts for each length and depth of each retrieval task; 0: none."""
     fit_temperature: bool = False
     """Evaluate a second time with a temperature fitted on validation text."""
 
-    def __post_init__(self) -> None:
-        for name in ("evaluation_lengths", "keep_steps", "keep_states"):
-            numbers: Any = getattr(self, name)
-            if isinstance(numbers, list):  # as JSON has it
-                object.__setattr__(self, name, tuple(numbers))
-        problems = list(_type_problems(self)) or list(_value_problems(self))
+    @model_validator(mode="after")
+    def _fields_fit(self) -> Recipe:
+        problems = list(_problems(self))
         if problems:
             raise ValueError("; ".join(problems))
+        return self
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -155,10 +181,6 @@ class Recipe:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Recipe:
         """The inverse of `to_dict`; unknown fields raise ValueError."""
-        names = [f.name for f in dataclasses.fields(cls)]
-        for name in values:
-            if name not in names:
-                raise unknown("recipe field", name, names)
         return cls(**values)
 
     def config_hash(self) -> str:
@@ -166,7 +188,7 @@ class Recipe:
         values = {
             name: value
             for name, value in self.to_dict().items()
-            if name not in NOT_IDENTITY and not (name in LATER and value == LATER[name])
+            if name not in NOT_IDENTITY and value != NEW_FIELD_DEFAULTS.get(name)
         }
         if "start_from" in values:  # wherever that run's folder is, its name says what it is
             values["start_from"] = Path(self.start_from).name
@@ -184,57 +206,16 @@ class Recipe:
         return self.hidden_size // self.num_attention_heads
 
 
-def _type_problems(recipe: Recipe) -> typing.Iterator[str]:
-    hints = typing.get_type_hints(Recipe)
-    for f in dataclasses.fields(recipe):
-        value, wanted = getattr(recipe, f.name), hints[f.name]
-        origin = typing.get_origin(wanted) or wanted
-        if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-            object.__setattr__(recipe, f.name, float(value))
-            continue
-        right = isinstance(value, origin) and not (wanted is int and isinstance(value, bool))
-        if not right or (wanted is float and not math.isfinite(value)):
-            yield f"{f.name}: expected {_word(origin)}, got {value!r}"
-
-
-def _word(kind: type) -> str:
-    words = {int: "a whole number", float: "a number", str: "text", bool: "True or False"}
-    words |= {dict: "a dictionary", tuple: "a list of whole numbers"}
-    return words[kind]
-
-
-def _value_problems(r: Recipe) -> typing.Iterator[str]:
-    positive = "hidden_size num_hidden_layers num_attention_heads num_key_value_heads "
-    positive += "intermediate_size vocab_size context_length steps batch_size learning_rate "
-    positive += "checkpoint_every log_every target_tokens evaluation_windows grad_clip "
-    positive += "encoding_rate embedding_std"
-    for name in positive.split():
-        if getattr(r, name) <= 0:
-            yield f"{name}: expected more than 0, got {getattr(r, name)!r}"
-    least_zero = "seed micro_batch_size warmup_steps decay_steps weight_decay validate_every "
-    least_zero += "softmax_scale start_step retrieval_share retrieval_samples"
-    for name in least_zero.split():
-        if getattr(r, name) < 0:
-            yield f"{name}: expected 0 or more, got {getattr(r, name)!r}"
-    if r.hidden_size % max(r.num_attention_heads, 1):
-        yield (f"hidden_size: {r.hidden_size} does not divide into {r.num_attention_heads} heads")
-    elif r.num_attention_heads % max(r.num_key_value_heads, 1):
+def _problems(r: Recipe) -> Iterator[str]:
+    """What each field allows by itself and another one does not."""
+    if r.hidden_size % r.num_attention_heads:
+        yield f"hidden_size: {r.hidden_size} does not divide into {r.num_attention_heads} heads"
+    elif r.num_attention_heads % r.num_key_value_heads:
         yield (
             f"num_attention_heads: {r.num_attention_heads} is not a multiple of "
             f"num_key_value_heads {r.num_key_value_heads}"
         )
-    for name, choices in (
-        ("schedule", SCHEDULES),
-        ("precision", PRECISIONS),
-        ("compile", COMPILE),
-        ("joint_norm", JOINT_NORMS),
-        ("start_state", START_STATES),
-    ):
-        if getattr(r, name) not in choices:
-            yield str(unknown(name, getattr(r, name), choices))
-    if r.retrieval_share > 1:
-        yield f"retrieval_share: expected at most 1, got {r.retrieval_share!r}"
-    if not 0 <= r.min_learning_rate <= r.learning_rate:
+    if r.min_learning_rate > r.learning_rate:
         yield (
             f"min_learning_rate: expected 0 to learning_rate {r.learning_rate}, "
             f"got {r.min_learning_rate}"
@@ -244,19 +225,41 @@ def _value_problems(r: Recipe) -> typing.Iterator[str]:
             f"steps: {r.steps} is less than warmup_steps {r.warmup_steps} + decay_steps "
             f"{r.decay_steps}"
         )
+    if r.decay_steps and r.schedule == "cosine":
+        yield (
+            f"decay_steps: {r.decay_steps} has no effect under the schedule 'cosine', which decays "
+            "from the warmup to the end; set schedule 'wsd', or decay_steps 0"
+        )
     if r.micro_batch_size and r.batch_size % r.micro_batch_size:
-        yield (f"micro_batch_size: {r.micro_batch_size} does not divide batch_size {r.batch_size}")
+        yield f"micro_batch_size: {r.micro_batch_size} does not divide batch_size {r.batch_size}"
     if r.start_step and not r.start_from:
         yield f"start_step: {r.start_step} of which run? give start_from as well"
     if r.start_state == "all" and not (r.start_from and r.start_step):
         yield "start_state: all of which run and step? give start_from and start_step as well"
     for name in ("keep_steps", "keep_states"):
         for step in getattr(r, name):
-            if type(step) is not int or not 0 < step <= r.steps:
+            if step > r.steps:
                 yield f"{name}: {step!r} is no whole number from 1 to steps {r.steps}"
-    for length in r.evaluation_lengths:
-        if type(length) is not int or length < r.target_tokens:
+    for name in ("keep_steps", "keep_states", "evaluation_lengths"):
+        numbers = getattr(r, name)
+        for number in sorted({n for n in numbers if numbers.count(n) > 1}):
+            yield f"{name}: {number} is there twice; give it once"
+    yield from _evaluation_problems(r)
+
+
+def _evaluation_problems(r: Recipe) -> Iterator[str]:
+    """Targets need a context in front of them: with a token or two nothing can be read from it."""
+    for name, length in (
+        ("context_length", r.context_length),
+        *(("evaluation_lengths", n) for n in r.evaluation_lengths),
+    ):
+        if length <= r.target_tokens:
             yield (
-                f"evaluation_lengths: {length!r} is not a whole number of at least target_tokens "
-                f"{r.target_tokens}"
+                f"{name}: {length} leaves no context before the {r.target_tokens} tokens that are "
+                "scored; expected more than target_tokens"
             )
+    if r.fit_temperature and max(r.evaluation_lengths) <= r.context_length:
+        yield (
+            "fit_temperature: has no effect where no evaluation length is above context_length "
+            f"{r.context_length}"
+        )

@@ -102,10 +102,10 @@ def recipe(name: str = "auto", **overrides: Any) -> Recipe:
 
     Args:
         name: a key of `RECIPES`, or ``"auto"``: ``demo`` on a CPU, ``tiny`` on a CUDA GPU.
-        overrides: any field of `Recipe`. When ``context_length`` changes and
-            ``evaluation_lengths`` is not given, the lengths keep their multiples of it; when
-            ``steps`` changes and ``warmup_steps`` or ``decay_steps`` is not given, they keep
-            their share of it, and so does ``min_learning_rate`` of ``learning_rate``.
+        overrides: any field of `Recipe`. Those that follow from others keep their share of them
+            where they are not given: ``evaluation_lengths`` of ``context_length``, ``warmup_steps``
+            and ``decay_steps`` of ``steps``, ``min_learning_rate`` of ``learning_rate``; and
+            ``target_tokens`` is at most half of ``context_length``.
 
     Raises:
         ValueError: unknown recipe or field (the nearest is named), or a value of a wrong type.
@@ -119,11 +119,13 @@ def recipe(name: str = "auto", **overrides: Any) -> Recipe:
     base = RECIPES[name]
     values = base.to_dict() | overrides
     length, steps = values["context_length"], values["steps"]
-    if "evaluation_lengths" not in overrides and isinstance(length, int):
-        values["evaluation_lengths"] = [
-            n * length // base.context_length for n in base.evaluation_lengths
-        ]
-        values["target_tokens"] = overrides.get("target_tokens", min(base.target_tokens, length))
+    if isinstance(length, int):
+        if "evaluation_lengths" not in overrides:
+            values["evaluation_lengths"] = [
+                n * length // base.context_length for n in base.evaluation_lengths
+            ]
+        if "target_tokens" not in overrides:
+            values["target_tokens"] = min(base.target_tokens, length // 2)
     if isinstance(steps, int):
         for key in ("warmup_steps", "decay_steps"):
             if key not in overrides:

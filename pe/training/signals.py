@@ -14,6 +14,11 @@ from accelerate import Accelerator
 class Interrupted(RuntimeError):
     """Training was asked to stop, and saved a checkpoint before it did."""
 
+    def __init__(self, message: str, signal: str = "") -> None:
+        super().__init__(message)
+        self.signal = signal
+        """Name of the signal; empty where another process got it."""
+
 
 class StopSignal:
     """Context manager that turns the first signal into a flag; a second one acts as usual."""

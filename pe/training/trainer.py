@@ -26,7 +26,7 @@ from pe.model import PEForCausalLM
 from pe.model.loss import IGNORE
 from pe.model.rng import seed_step
 from pe.runs import Run, RunError
-from pe.runs.provenance import hardware, start_record
+from pe.runs.provenance import hardware
 from pe.training import checkpoint, trackers
 from pe.training.build import (
     attention_path,
@@ -75,11 +75,11 @@ def train(run: Run, *, quiet: bool = False) -> Run:
                 _Training(run, quiet).go()
         except Interrupted as stop:
             if main:
-                run.fail(str(stop), status="interrupted")
+                run.fail(str(stop), "interrupted", stop.signal or None)
             raise
         except KeyboardInterrupt:
             if main:
-                run.fail("stopped by SIGINT before or after its steps", status="interrupted")
+                run.fail("stopped before or after its steps", "interrupted", "SIGINT")
             raise
         except BaseException as error:
             if main:
@@ -117,15 +117,9 @@ class _Training:
         self.start = start_of(self.recipe, run.directory.parent)
         self.progress = Progress(enabled=self.main and not quiet)
         if self.main:
-            self._open_record()
+            self.run.start()
         if names:
             trackers.start(self.accelerator, run)
-
-    def _open_record(self) -> None:
-        record = start_record(self.run)
-        if self.run.exists():  # going on: keep when it began
-            record["created"] = self.run.read()["created"]
-        self.run.write(record)
 
     def go(self) -> None:
         """Prepare, resume, train, finish."""
@@ -159,6 +153,8 @@ class _Training:
             peak *= self.accelerator.num_processes
         self.metrics = Metrics(self.run, self.main, flops, peak)
         state = self._resume(data)
+        if self.main:
+            self.run.begin_session(state.step)
         try:
             with StopSignal() as stop:
                 self._steps(state, stop)
@@ -248,8 +244,9 @@ class _Training:
                 since = time.perf_counter()
                 if stopping and state.step < r.steps:
                     raise Interrupted(
-                        f"stopped by {stop.name or 'a signal'} after step {state.step} of "
-                        f"{r.steps}; the same command goes on from {saved.name}"
+                        f"stopped after step {state.step} of {r.steps}; the same command goes on "
+                        f"from {saved.name}",
+                        stop.name,
                     )
 
     def _flush(
