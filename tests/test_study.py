@@ -68,10 +68,12 @@ def test_seeds_multiply_the_runs_and_parents_have_the_same_seed(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("runs", "message"),
     [
-        ({}, "'runs' must name at least one run"),
-        ({"a": {"enc": "rope"}}, "run 'a': expected a mapping with at least 'pe'"),
+        ({}, "runs: expected at least 1, got {}"),
+        ({"a": {"pe_options": {}}}, r"small\.yaml: runs\.a\.pe: missing"),
+        ({"a": "rope"}, "runs.a: expected a dictionary, got 'rope'"),
+        ({"a": {"pe": "rope", "seeds": [0, 0]}}, "runs.a.seeds: 0 is there twice"),
         ({"a": {"pe": "rope", "strat": {}}}, r"unknown key 'strat' \(did you mean 'start'\?\)"),
-        ({"a": {"pe": "rope", "set": {"stepz": 3}}}, r"unknown recipe field 'stepz'"),
+        ({"a": {"pe": "rope", "set": {"stepz": 3}}}, r"runs.a: unknown recipe field 'stepz'"),
         ({"a": {"pe": "rope", "set": {"steps": "many"}}}, "expected steps, a fraction"),
         (
             {"b": {"pe": "nope", "start": {"run": "a", "at": 3}}, "a": {"pe": "rope"}},
@@ -89,6 +91,20 @@ def test_a_file_that_is_no_study_is_refused_by_name(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         load_plan(write(tmp_path, runs))
+
+
+def test_every_mistake_of_a_study_has_a_line_with_its_place(tmp_path: Path) -> None:
+    runs = {"a": {"pe": 3, "branches": "1/2"}, "b": {"pe": "rope", "start": {"run": "a"}}}
+    with pytest.raises(ValueError, match="small") as error:
+        load_plan(write(tmp_path, runs))
+    assert [line.partition("small.yaml: ")[2] for line in str(error.value).splitlines()] == [
+        "runs.a.pe: expected text, got 3", "runs.a.branches: expected a list, got '1/2'",
+        "runs.b.start.at: missing",
+    ]  # fmt: skip
+    wrong = {"a": {"pe": "rope", "set": {"batch_size": 0}}, "b": {"pe": "rope", "set": {"x": 1}},
+             "c": {"pe": "nope", "start": {"run": "a", "at": "end"}}}  # fmt: skip
+    with pytest.raises(ValueError, match="runs.a: batch_size: .*\n.*runs.b: unknown recipe field"):
+        load_plan(write(tmp_path, wrong))
 
 
 def test_an_unknown_study_names_the_nearest() -> None:

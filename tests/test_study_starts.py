@@ -61,8 +61,8 @@ def test_branches_of_a_study_are_the_runs_of_those_budgets(tmp_path: Path, own_r
     ("run", "more", "message"),
     [
         ({"branches": ["1/2"]}, {}, "branches need a plateau: set schedule: wsd and decay_steps"),
-        ({"branches": "1/2"}, WSD, r"'branches' is a list: \[1/4, 1/2\]"),
-        ({"branches": ["some"]}, WSD, "branches: expected steps, a fraction or a percentage"),
+        ({"branches": "1/2"}, WSD, "branches: expected a list, got '1/2'"),
+        ({"branches": ["some"]}, WSD, r"branches\[0\]: expected steps, a fraction or a percentage"),
         ({"branches": ["1/8"]}, WSD, "branch a@1/8 of 2 steps would leave after step 1; the plat"),
         ({"branches": [20]}, WSD, "of 20 steps would leave after step 15; .* from 2 to 12"),
     ],

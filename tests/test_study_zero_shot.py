@@ -67,7 +67,7 @@ def test_the_zero_shot_part_is_one_task_of_the_plan(studies: Path, own_runs: Pat
     assert task.run().directory == parent.run().directory
     assert task.zero_shot is not None
     assert task.zero_shot.cells() == CELLS
-    assert ZeroShot.of(task.zero_shot.to_dict()) == task.zero_shot
+    assert ZeroShot.model_validate(task.zero_shot.to_dict()) == task.zero_shot
     assert not task.done()
     assert "zero-shot  s0  planned        0/5          0.0M tokens         no training" in text(
         list(plan.values())
@@ -98,22 +98,30 @@ def test_a_run_of_the_same_study_is_trained_first_and_then_extended(
 
 
 def test_names_of_cells_are_those_that_are_measured() -> None:
-    wanted = ZeroShot.of({"factors": [2, 16]})
+    wanted = ZeroShot(run="first/rope", factors=[2, 16])
     made = [name for name, _, _ in extension._cells(wanted.methods, wanted.factors, {})]
     assert wanted.cells() == made
-    assert wanted.methods == tuple(extension_methods())
+    assert tuple(wanted.methods) == tuple(extension_methods())
 
 
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        ({"run": "rope"}, r"expected run: STUDY/RUN or a run of this study \(pi\), got 'rope'"),
+        (
+            {"run": "rope"},
+            r"zero_shot: run: expected STUDY/RUN or a run of this study \(pi\), got 'rope'",
+        ),
         ({"run": "first/pope"}, "starts from 'first/pope'; runs there .*: rope"),
-        ({"factors": [1]}, r"factors: expected numbers above 1, as \[2, 4\]; got \[1\]"),
-        ({"factors": []}, "factors: expected numbers above 1"),
+        ({"factors": [1]}, r"zero_shot.factors\[0\]: expected more than 1, got 1"),
+        ({"factors": []}, r"zero_shot.factors: expected at least 1, got \[\]"),
         ({"methods": ["yarm"]}, r"unknown method 'yarm' \(did you mean 'yarn'\?\)"),
-        ({"search": {"populaton": 4}}, "unknown setting of the search 'populaton'"),
+        (
+            {"search": {"populaton": 4}},
+            r"zero_shot.search: unknown key 'populaton' \(did you mean 'population'\?\)",
+        ),
         ({"search": {"iterations": "many"}}, "iterations: expected a whole number, got 'many'"),
+        ({"factors": [2, 2]}, "factors: 2.0 is there twice"),
+        ({"methods": ["pi", "pi"]}, "methods: 'pi' is there twice"),
         ({"factor": [2]}, r"unknown key 'factor' \(did you mean 'factors'\?\)"),
     ],
 )
@@ -131,7 +139,7 @@ def test_lost_weights_are_trained_again_and_the_cells_say_so(
 ) -> None:
     (parent,), plan = load_plan("first"), load_plan("second")
     pe.evaluate(pe.train(parent.run(), quiet=True), quiet=True)
-    carry_out(parent.run(), ZeroShot((2.0,), ("pi",)), quiet=True)
+    carry_out(parent.run(), ZeroShot(run="first/rope", factors=[2.0], methods=["pi"]), quiet=True)
     first = parent.run().part("extension")
     assert first is not None
     lose_weights(own_runs)

@@ -49,8 +49,10 @@ def _number(value: Any) -> Any:
         return value
 
 
-def _switch(value: Any) -> Any:
-    return bool(value) if value in (0, 1) else value
+def _switch(value: Any) -> bool:
+    if value not in (0, 1):
+        raise ValueError(f"expected True or False, 1 or 0, got {value!r}")
+    return bool(value)
 
 
 def _mapping(value: Any) -> Any:
@@ -420,7 +422,8 @@ def _plain(hint: Any) -> type:
     """``int`` of ``Annotated[int, ...] | None``."""
     while typing.get_origin(hint) not in (None, dict):
         hint = typing.get_args(hint)[0]
-    return typing.get_origin(hint) or hint
+    plain: type = typing.get_origin(hint) or hint
+    return plain
 
 
 def parameters_cell(kind: str = "train") -> str:

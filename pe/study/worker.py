@@ -77,7 +77,7 @@ def execute(task: Mapping[str, Any], environment: Mapping[str, str]) -> str:
 
 def _done(run: Run, task: Mapping[str, Any]) -> bool:
     if task.get("zero_shot"):
-        return not ZeroShot.of(task["zero_shot"]).missing(run)
+        return not ZeroShot.model_validate(task["zero_shot"]).missing(run)
     return complete(run)
 
 
@@ -100,7 +100,11 @@ def _retrain(run: Run) -> None:
         )
     if run.exists() and run.read()["status"] == "complete":  # some of its weights are gone, too
         with run.lock():
-            shutil.rmtree(run.directory)
+            for path in run.directory.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.name != ".lock":
+                    path.unlink()
     wait_for_device()
     train(run)
 
@@ -163,7 +167,7 @@ def carry_out_task(task: Mapping[str, Any]) -> None:
         for module in ("pe.evaluation.extension", "pe.evaluation.longrope.search"):
             importlib.import_module(module)
         wait_for_device()
-        carry_out(Run(task["directory"]), ZeroShot.of(task["zero_shot"]))
+        carry_out(Run(task["directory"]), ZeroShot.model_validate(task["zero_shot"]))
     elif is_again(run):
         _retrain(run)
     elif task["notebook"]:

@@ -52,7 +52,7 @@ Class = TypeVar("Class", bound=type)
 
 def _explained(cls: Class) -> Class:
     """A validated dataclass whose mistakes are one line of text: field, expectation, value."""
-    validate: Callable[..., None] = cls.__init__
+    validate: Callable[..., None] = vars(cls)["__init__"]
 
     def __init__(self: Any, **values: Any) -> None:
         try:

@@ -156,7 +156,7 @@ def execute(
             stopped = client.stop.signal_name if reason else ""
             if stopped and not client.stop.killed:
                 reason = f"stopped by {stopped}"
-            # Of a busy run the record belongs to the process that has the folder.
+            # The record of a busy folder belongs to the process that holds it.
             if reason and isinstance(run, Run) and not busy:
                 _record_failure(run, before, reason, stopped, line)
     if stopped:
