@@ -35,6 +35,8 @@ NO_DIFFERENCE = "no difference shown"
 LEVEL = 0.05
 """A difference is shown where p is below."""
 # Fields that change neither the weights nor what a perplexity means.
+_LATER = json.loads(json.dumps(NEW_FIELD_DEFAULTS))
+"""As records have them: lists for tuples."""
 _NO_DIFFERENCE = (
     "name", "checkpoint_every", "keep_steps", "keep_states", "log_every", "validate_every",
     "evaluation_lengths",
