@@ -16,9 +16,11 @@ import pytest
 import torch
 from tiny_training import tiny, write_corpus
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 import pe
 from pe.data import Split, evaluation_windows, prepare
+from pe.data.tokenizer import END, PAD, train_bpe
 from pe.encodings import Encoding
 from pe.evaluation import evaluate as evaluating
 from pe.evaluation import scorer as module
@@ -381,10 +383,43 @@ def test_other_text_than_that_of_training_is_refused(tmp_path: Path) -> None:
     run = train(Run(tmp_path / "study" / chosen.run_name(), chosen), quiet=True)
     with open(tmp_path / "corpus" / "test.txt", "a") as file:
         file.write("leaked")
-    with pytest.raises(RunError, match="was trained on data .* is now .*; train it again") as error:
+    with pytest.raises(RunError, match="was trained on other data .* train it again") as error:
         evaluate(run, quiet=True)
     assert str(run.directory) in str(error.value)
     assert run.read()["data"]["fingerprint"] in str(error.value)
+
+
+def test_a_complete_run_is_not_shown_over_text_that_was_edited(tmp_path: Path) -> None:
+    chosen = tiny(write_corpus(tmp_path / "corpus"), steps=4)
+    run = train(Run(tmp_path / "study" / chosen.run_name(), chosen), quiet=True)
+    assert train(run, quiet=True) is run
+    with open(tmp_path / "corpus" / "train.txt", "a") as file:
+        file.write("one more word")
+    with pytest.raises(RunError, match="the text was .* and is now .*; choose another study"):
+        train(run, quiet=True)
+    shutil.rmtree(tmp_path / "corpus")
+    assert train(run, quiet=True) is run, "its record can be read where its text is not"
+
+
+def test_a_tokenizer_replaced_under_its_path_is_refused(tmp_path: Path) -> None:
+    """By training that goes on, and by evaluation: losses by other tokens are not comparable."""
+    corpus, path = write_corpus(tmp_path / "corpus"), tmp_path / "own"
+
+    def write_tokenizer(text: str) -> None:
+        made = train_bpe([text] * 4, 264)
+        PreTrainedTokenizerFast(
+            tokenizer_object=made, eos_token=END, pad_token=PAD
+        ).save_pretrained(path)
+
+    write_tokenizer("the cat sat on the mat " * 9)
+    chosen = tiny(corpus, tokenizer=str(path), steps=4, checkpoint_every=2)
+    run = train(Run(tmp_path / "study" / chosen.run_name(), chosen), quiet=True)
+    write_tokenizer("her old red house by night " * 9)
+    with pytest.raises(RunError, match="the tokenizer was .* and is now .*; train it again"):
+        evaluate(run, quiet=True)
+    run.fail("as if it had been stopped", "interrupted", None)
+    with pytest.raises(RunError, match="the tokenizer was .* and is now .*; delete the folder"):
+        train(run, quiet=True)
 
 
 def test_a_run_that_is_being_written_is_not_evaluated(trained: Callable[..., Run]) -> None:

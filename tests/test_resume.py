@@ -288,7 +288,7 @@ def test_changed_text_is_refused_at_a_resume(tmp_path: Path) -> None:
     killed_after(run, 6)
     with open(tmp_path / "corpus" / "train.txt", "a") as file:
         file.write("one more word")
-    with pytest.raises(RunError, match="its checkpoint was trained on data"):
+    with pytest.raises(RunError, match="its checkpoint was trained on other data"):
         train(run, quiet=True)
     assert run.read()["status"] == "failed"
     assert "delete the folder or choose another study" in run.read()["reason"]

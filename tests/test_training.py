@@ -221,7 +221,8 @@ def test_document_switches_reach_the_model(
         return forward(self, **given)
 
     monkeypatch.setattr(pe.PEForCausalLM, "forward", recorded)
-    chosen = tiny(folder, steps=1, warmup_steps=0, **{switch: True})
+    lengths = {"evaluation_lengths": [16, 32]}  # the documents are short
+    chosen = tiny(folder, steps=1, warmup_steps=0, **lengths, **{switch: True})
     train(Run(tmp_path / "run", chosen), quiet=True)
     data = prepare(chosen.corpus, chosen.vocab_size)
     batch = Batches(data.train, 16, 4, 0).at(0)

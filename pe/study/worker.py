@@ -90,15 +90,11 @@ def _retrain(run: Run) -> None:
     """
     from pe.data import prepare
     from pe.training.loop import train
+    from pe.training.start import check_text
 
-    first = Run(run.directory.parent.parent / run.name).read()["data"]["fingerprint"]
-    r = run.recipe
-    text = prepare(r.corpus, r.vocab_size, r.tokenizer).fingerprint
-    if text != first:
-        raise RunError(
-            f"{run.name} was trained on data {first}, and {r.corpus!r} is now {text}; it cannot be "
-            "retrained without that text"
-        )
+    first, r = Run(run.directory.parent.parent / run.name).read(), run.recipe
+    data = prepare(r.corpus, r.vocab_size, r.tokenizer)
+    check_text(data, first["data"], run.name, "it cannot be retrained without that text")
     if run.exists() and run.read()["status"] == "complete":  # some of its weights are gone, too
         with run.lock():
             shutil.rmtree(run.directory)

@@ -94,6 +94,14 @@ def names() -> list[str]:
     return sorted(CORPORA)
 
 
+def is_path(spec: str) -> bool:
+    """Whether ``spec`` means files that are on this machine, and not a corpus with a name."""
+    base = spec
+    if (match := _BUDGET.fullmatch(spec)) and not Path(spec).expanduser().exists():
+        base = match["base"]
+    return base not in names() and Path(base).expanduser().exists()
+
+
 def open_corpus(spec: str) -> tuple[Corpus, Budget]:
     """Return the corpus that ``spec`` names, or the path it gives, and the budget after an ``@``.
 
