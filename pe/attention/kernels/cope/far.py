@@ -97,11 +97,11 @@ def sum_of_shares(p_shares, o_j, count, t_t, E: tl.constexpr):
 def first_beyond(p_far, j0, start, blocks):
     """The first block of queries from ``start`` on to which keys at j0 are far, or ``blocks``."""
     o_n = start + tl.arange(0, READ_AT_ONCE)
-    found = tl.full((READ_AT_ONCE,), 2147483647, tl.int32)
+    first_block = tl.full((READ_AT_ONCE,), 2147483647, tl.int32)
     for o_block in tl.range(0, blocks - start, READ_AT_ONCE):
         far = tl.load(p_far + o_block + o_n, mask=o_block + o_n < blocks, other=0)
-        found = tl.minimum(found, tl.where(far > j0, o_block + o_n, 2147483647))
-    return tl.minimum(tl.min(found, 0), blocks)
+        first_block = tl.minimum(first_block, tl.where(far > j0, o_block + o_n, 2147483647))
+    return tl.minimum(tl.min(first_block, 0), blocks)
 
 
 @triton.jit

@@ -1,8 +1,8 @@
 """Run CoPE's kernels: q (B, H, T, E), k (B, K, T, E), v (B, K, T, D) and its table (rows, E).
 
-Products of queries and table rows are made for some heads at a time, but never for less than one
-group that shares its keys: T numbers for each row of the table. Nothing grows with the square of
-the length unless the table grows with it, as where every token may be counted.
+Products of queries and table rows are computed for some heads at a time, but never for less than
+one group that shares its keys: T numbers per row of the table. Nothing grows with the square of the
+length unless the table grows with it, as where every token may be counted.
 """
 
 from __future__ import annotations
@@ -79,16 +79,16 @@ class _Call:
         self, q: Tensor, first: int, counts: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """z and, where ``counts`` say how far, dz full of zeros and top."""
-        here, again = self.here(first), counts is not None
+        here, backward = self.here(first), counts is not None
         kind = torch.float32 if q.dtype == torch.float32 else torch.float16
         z = q.new_empty(here, self.length, self.columns, 2, dtype=kind)
-        dz = q.new_empty(z.shape[:3] if again else (1,), dtype=torch.int32)
-        top = q.new_empty(here, across(self.length, PRODUCTS) if again else 1, dtype=torch.int32)
+        dz = q.new_empty(z.shape[:3] if backward else (1,), dtype=torch.int32)
+        top = q.new_empty(here, across(self.length, PRODUCTS) if backward else 1, dtype=torch.int32)
         b = PRODUCTS
         cope.products[(across(self.length, b), here)](
             q, self.high, self.low, z, dz, counts if counts is not None else top, top, first,
             self.length, self.heads, self.last, LOG2E, strides_of(q), self.columns,
-            IS_BACKWARD=again,
+            IS_BACKWARD=backward,
             BITS=bits(self.length), **self.cut(b),
         )  # fmt: skip
         return z, dz, top
@@ -99,7 +99,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """o (B, H, T, D), lse (B, H, T) in base 2, and the kernel's counts and far.
 
-    ``scale`` is that of the logits; the table's term is q . table as it stands.
+    ``scale`` is that of the logits; the table's term is q . table, unscaled.
     """
     q, k, v = (contiguous_last_dim(x) for x in (q, k, v))
     call, b = _Call(q, k, table), FORWARD

@@ -1,4 +1,4 @@
-"""CoPE's attention as one differentiable operator that torch.compile leaves whole.
+"""CoPE's attention as one differentiable operator that torch.compile takes as one node.
 
     pe::cope            q, k, v and a table -> o, lse, and each row's counts, and where they end
     pe::cope_backward   -> dq, dk, dv, and the gradient of the table
@@ -84,8 +84,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _backward(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Any, ...]:
-    dq, dk, dv, found = attend_backward(gradient, *ctx.saved_tensors, ctx.scale)
-    return dq, dk, dv, None, found
+    dq, dk, dv, dtable = attend_backward(gradient, *ctx.saved_tensors, ctx.scale)
+    return dq, dk, dv, None, dtable
 
 
 attend.register_autograd(_backward, setup_context=_save)

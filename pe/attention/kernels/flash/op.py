@@ -1,4 +1,4 @@
-"""The kernels as one differentiable operator that torch.compile leaves whole.
+"""The kernels as one differentiable operator that torch.compile takes as one node.
 
     pe::flash           q, k, v and the parts of the bias -> o, lse, horizon
     pe::flash_backward  -> dq, dk, dv, and the gradient of ``own``
@@ -69,9 +69,9 @@ def _(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, beyond: Tensor,
     scale: float, kind: int, own: Tensor | None, parts: list[Tensor], reach: int, learns: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    found = q.new_empty(own.shape if learns and own is not None else (0,), dtype=torch.float32)
+    dparams = q.new_empty(own.shape if learns and own is not None else (0,), dtype=torch.float32)
     dk, dv = tokens_first(k, k.shape[-1]), tokens_first(v, v.shape[-1])
-    return tokens_first(q, q.shape[-1]), dk, dv, found
+    return tokens_first(q, q.shape[-1]), dk, dv, dparams
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -82,10 +82,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 def _backward(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Any, ...]:
     q, k, v, out, lse, beyond, own, *parts = ctx.saved_tensors
-    dq, dk, dv, found = attend_backward(
+    dq, dk, dv, dparams = attend_backward(
         gradient, q, k, v, out, lse, beyond, ctx.scale, ctx.kind, own, parts, ctx.reach, ctx.learns
     )
-    return dq, dk, dv, None, None, found if ctx.learns else None, [None] * len(parts), None
+    return dq, dk, dv, None, None, dparams if ctx.learns else None, [None] * len(parts), None
 
 
 attend.register_autograd(_backward, setup_context=_save)

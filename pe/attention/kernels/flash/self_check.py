@@ -105,8 +105,8 @@ def expected(case: Case, scale: float) -> tuple[Tensor, ...]:
 def _own(form: Form, by_logit: Tensor) -> Tensor:
     """The gradient of ``form.own`` from that of the logits, (B, H, T, T)."""
     length = by_logit.shape[-1]
-    place = torch.arange(length, device=by_logit.device)
-    distance = (place[:, None] - place).clamp(min=0)  # ahead of a query the gradient is 0
+    position = torch.arange(length, device=by_logit.device)
+    distance = (position[:, None] - position).clamp(min=0)  # ahead of a query the gradient is 0
     if form.kind == NONE or form.own is None:
         return by_logit.new_empty(0)
     own = torch.zeros_like(form.own, dtype=torch.float64)
