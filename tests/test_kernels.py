@@ -19,7 +19,7 @@ from pe.attention import choose
 from pe.attention.choose import kernel_form, obstacle, path_for
 from pe.attention.kernels.flash import launch
 from pe.attention.kernels.flash import op as ops
-from pe.attention.kernels.flash import self_check as proof
+from pe.attention.kernels.flash import self_check as cases
 from pe.encodings import Encoding
 from pe.encodings.core import forms
 from pe.encodings.core.distance import DistanceBias
@@ -270,15 +270,15 @@ def test_kernels_are_not_given_moved_or_masked_tokens(spec: str, inputs: dict[st
 def test_the_check_before_first_use_passes(
     kind: int, reach: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proof, "BATCH", 1)
-    monkeypatch.setattr(proof, "LENGTH", 140)
-    ops.prove.__wrapped__(kind, reach, 16, 16, torch.float32, CPU)
+    monkeypatch.setattr(cases, "BATCH", 1)
+    monkeypatch.setattr(cases, "LENGTH", 140)
+    ops.self_check.__wrapped__(kind, reach, 16, 16, torch.float32, CPU)
 
 
 def test_the_check_before_first_use_catches_a_wrong_kernel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(proof, "LENGTH", 70)
+    monkeypatch.setattr(cases, "LENGTH", 70)
     forward = ops.forward
 
     def wrong(*arguments: Any) -> tuple[Tensor, ...]:
@@ -287,7 +287,7 @@ def test_the_check_before_first_use_catches_a_wrong_kernel(
 
     monkeypatch.setattr(ops, "forward", wrong)
     with pytest.raises(RuntimeError, match=r"wrong on this machine: the output .*backend='sdpa'"):
-        ops.prove.__wrapped__(0, 0, 16, 16, torch.float32, CPU)
+        ops.self_check.__wrapped__(0, 0, 16, 16, torch.float32, CPU)
 
 
 def test_a_kernel_that_does_not_run_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,4 +296,4 @@ def test_a_kernel_that_does_not_run_says_what_to_use(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(ops, "forward", broken)
     with pytest.raises(RuntimeError, match=r"do not run .* shared memory.*backend='sdpa'"):
-        ops.prove.__wrapped__(0, 0, 16, 16, torch.float32, CPU)
+        ops.self_check.__wrapped__(0, 0, 16, 16, torch.float32, CPU)

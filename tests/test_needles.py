@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,17 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_training import tiny
+from tiny_training import tiny, write_corpus
 from transformers import PreTrainedTokenizerFast
 
+import pe
+import pe.data
 from pe.data.batches import Batches
 from pe.data.needles import DIGITS, NEEDLE_TASKS, VARIANTS, NeedleMix, NeedleText, Prompt
 from pe.data.retrieval import FILLER, NAMES
 from pe.data.shards import Split
 from pe.data.tokenizer import END, PAD, train_bpe
 from pe.evaluation import needles
+from pe.evaluation.covers import covers
 from pe.evaluation.scorer import Scorer
 from pe.model import PEConfig, PEForCausalLM
+from pe.runs import Run
+from pe.training.build import model_for
 
 LENGTH = 400
 
@@ -57,10 +63,11 @@ def test_a_prompt_states_what_it_asks_and_its_controls_do_not(
         first = prompt.places[0]
         body = tokenizer.decode(prompt.ids[:first])
         stated = [body.count("".join(map(str, number))) for number in asked]
-        assert stated == [1 if variant == "found" else 0] * len(asked)
+        each = task.stated.count("{number}")
+        assert stated == [each if variant == "found" else 0] * len(asked)
         hidden = task.keys * task.values
         gone = task.queries * task.values if variant == "removed" else 0
-        assert np.isin(prompt.ids[:first], text.digit_ids).sum() == (hidden - gone) * DIGITS
+        assert np.isin(prompt.ids[:first], text.digit_ids).sum() == (hidden - gone) * DIGITS * each
 
 
 def test_numbers_of_one_name_are_asked_in_the_order_of_the_text(
@@ -213,3 +220,50 @@ def test_a_record_keeps_each_prompt_and_says_where_there_is_no_value(
     assert 0 <= cell["digits"] <= 0.5
     assert set(cell["controls"]) == {"removed", "another"}
     assert beyond == {"prompts": None, "reason": f"no value: longest position {LENGTH - 1}"}
+
+
+def test_a_recipe_names_its_tasks_and_its_record_has_each_prompt(
+    alone: None, tmp_path: Path
+) -> None:
+    """From training windows that vary to paired hits; every window begins with the first token."""
+    corpus = write_corpus(tmp_path / "corpus", train=6000, held_out=3000)
+    chosen = tiny(
+        corpus, context_length=64, batch_size=2, steps=2, warmup_steps=0,
+        target_tokens=8, evaluation_lengths=[96, 128], retrieval_share=0.5, retrieval_samples=1,
+        retrieval_tasks=["passkey", "multikey"], vocab_size=400, first_token=True,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="evaluation_lengths: 96 tokens have no room"):
+        pe.train(Run(tmp_path / "short", chosen), quiet=True)
+    chosen = dataclasses.replace(chosen, context_length=256, evaluation_lengths=(256, 320))
+    run = pe.train(Run(tmp_path / "run", chosen), quiet=True)
+    found = pe.evaluate(run, quiet=True)
+    assert "retrieval" not in found
+    assert set(found["needles"]["tasks"]) == {"passkey", "multikey"}
+    for cells in found["needles"]["tasks"].values():
+        assert [len(cells[str(n)]["prompts"]) for n in (256, 320)] == [11, 11]
+    assert run.evaluation()["needles"] == found["needles"]
+    assert covers(found, chosen)
+    assert not covers(found, dataclasses.replace(chosen, retrieval_samples=2))
+    assert not covers(found, dataclasses.replace(chosen, retrieval_tasks=("multiquery",)))
+
+
+def test_every_evaluated_window_begins_with_the_first_token(shared: Path, alone: None) -> None:
+    chosen = tiny(shared / "corpus", first_token=True)
+    data = pe.data.prepare(chosen.corpus, chosen.vocab_size)
+    model = model_for(chosen, data).eval()
+    seen: list[torch.Tensor] = []
+    model.model.register_forward_pre_hook(
+        lambda module, args, given: seen.append(given["input_ids"]), with_kwargs=True
+    )
+    with_first = Scorer(model, data, chosen)
+    with_first.losses(16)
+    assert all((ids[:, 0] == data.end_id).all() for ids in seen)
+    plain = Scorer(model, data, dataclasses.replace(chosen, first_token=False))
+    assert not np.allclose(plain.losses(16), with_first.losses(16))
+
+
+def test_tasks_without_effect_or_name_are_refused(shared: Path) -> None:
+    with pytest.raises(ValueError, match="retrieval_tasks: no effect without retrieval_share"):
+        tiny(shared / "corpus", retrieval_tasks=["multikey"])
+    with pytest.raises(ValueError, match="retrieval_tasks: unknown task 'needles'"):
+        tiny(shared / "corpus", retrieval_tasks=["needles"], retrieval_samples=1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pe.attention.kernels.flash import op as ops
 from pe.attention.kernels.flash import piecewise_linear
-from pe.attention.kernels.flash import self_check as proof
+from pe.attention.kernels.flash import self_check as cases
 from pe.attention.kernels.flash.blocks import plan_for
 from pe.attention.kernels.flash.launch import backward, forward
 from pe.encodings.core.forms import FIRE, LOG2E, LOGARITHM, Form, by_logarithm, fire, matrix
@@ -94,15 +94,15 @@ def test_only_numbers_of_16_bits_take_the_line() -> None:
 
 def test_the_check_before_first_use_has_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """In float16 its case has blocks that take them, in all three passes."""
-    monkeypatch.setattr(proof, "BATCH", 1)
-    case = proof.case(LOGARITHM, 0, 16, 16, torch.float16, torch.device("cpu"))
+    monkeypatch.setattr(cases, "BATCH", 1)
+    case = cases.case(LOGARITHM, 0, 16, 16, torch.float16, torch.device("cpu"))
     assert piecewise_linear.takes_lines(LOGARITHM, torch.float16, case.q.shape[2])
     begins = 64 * max(
         piecewise_linear.MIN_SIDES.value,
         piecewise_linear.SIDES.value * float(case.form.own[1, 0]) ** 0.5,
     )
     assert begins + 128 < case.q.shape[2]
-    ops.prove.__wrapped__(LOGARITHM, 0, 16, 16, torch.float16, torch.device("cpu"))
+    ops.self_check.__wrapped__(LOGARITHM, 0, 16, 16, torch.float16, torch.device("cpu"))
 
 
 def some_lines(form: Form, length: int) -> bool:
@@ -118,7 +118,7 @@ def some_lines(form: Form, length: int) -> bool:
 
 def test_the_check_of_a_network_has_lines_too() -> None:
     given = FIRE, 0, 16, 16, torch.bfloat16, torch.device("cpu")
-    case = proof.case(*given)
+    case = cases.case(*given)
     assert some_lines(case.form, case.q.shape[2])
 
 

@@ -29,6 +29,7 @@ OTHER: dict[str, Any] = {
     "start_state": "all", "keep_states": (40, 60),
     "keep_steps": (40, 60), "retrieval_share": 0.02, "retrieval_samples": 5,
     "fit_temperature": True, "deterministic": True, "encoding_rate": 3.0, "embedding_std": 0.5,
+    "first_token": True, "retrieval_tasks": ("multikey",),
 }  # fmt: skip
 
 
@@ -43,6 +44,7 @@ def test_the_hash_changes_with_what_is_trained_and_nothing_else(name: str) -> No
     also = {"start_from": OTHER["start_from"]} if name.startswith("start_st") else {}
     also |= {"start_step": 5} if name == "start_state" else {}
     also |= {"schedule": "wsd"} if name == "decay_steps" else {}
+    also |= {"retrieval_share": 0.02} if name == "retrieval_tasks" else {}
     base = dataclasses.replace(DEMO, **also)
     changed = dataclasses.replace(base, **{name: OTHER[name]})
     same = changed.config_hash() == base.config_hash()

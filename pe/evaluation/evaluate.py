@@ -8,8 +8,10 @@ from typing import Any
 
 from pe import devices
 from pe.data import TokenData
+from pe.data.retrieval import DEPTHS
 from pe.evaluation.covers import covers
 from pe.evaluation.load import load_model
+from pe.evaluation.needles import evaluate_needles
 from pe.evaluation.retrieval import evaluate_retrieval
 from pe.evaluation.scorer import Log, Scorer, text_of
 from pe.evaluation.start import evaluate_start
@@ -44,8 +46,6 @@ def evaluate(run: Run, *, quiet: bool = False, float32_residual: bool = False) -
     record = run.read()
     if record["status"] != "complete":
         raise RunError(f"{run.directory} is {record['status']}; train it before evaluating it")
-    if not recipe.evaluation_lengths:
-        raise ValueError("the recipe has no evaluation_lengths")
     progress, data = Progress(enabled=not quiet), text_of(run)
     if recipe.start_from and recipe.start_state == "weights":
         try:  # what the change of encoding did by itself, while the old weights are at hand
@@ -88,9 +88,15 @@ def _measure(
 ) -> dict[str, Any]:
     """Perplexities, loss by position and, where the recipe asks for it, retrieval."""
     found = scorer.perplexities(temperatures, log)
-    if scorer.recipe.retrieval_samples:
+    recipe = scorer.recipe
+    if recipe.retrieval_samples:
         log("looking for hidden numbers")
-        found["retrieval"] = evaluate_retrieval(scorer, temperatures)
+        if recipe.retrieval_tasks:
+            found["needles"] = evaluate_needles(
+                scorer, recipe.retrieval_tasks, recipe.retrieval_samples * len(DEPTHS), temperatures
+            )
+        else:
+            found["retrieval"] = evaluate_retrieval(scorer, temperatures)
     return found
 
 

@@ -8,7 +8,7 @@ the same ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,12 @@ def hits(scorer: Scorer, made: Sequence[Prompt], digit_ids: np.ndarray) -> np.nd
     return right.reshape(len(made), -1, DIGITS)
 
 
-def evaluate_needles(scorer: Scorer, tasks: Sequence[str], count: int) -> dict[str, Any]:
+def evaluate_needles(
+    scorer: Scorer,
+    tasks: Sequence[str],
+    count: int,
+    temperatures: Mapping[int, float] | None = None,
+) -> dict[str, Any]:
     """What evaluation.json keeps of each task and length.
 
     ``prompts`` is a string with 1 for each prompt that is wholly right and 0 for the others, in
@@ -74,7 +79,8 @@ def evaluate_needles(scorer: Scorer, tasks: Sequence[str], count: int) -> dict[s
         text, cells = NeedleText(task, scorer.data.tokenizer), {}
         for length in scorer.lengths:
             try:
-                cells[str(length)] = _cell(scorer, text, length, count)
+                with scorer.temperature((temperatures or {}).get(length)):
+                    cells[str(length)] = _cell(scorer, text, length, count)
             except PositionError as error:
                 cells[str(length)] = {"prompts": None, "reason": no_value(error)}
         found[task] = cells

@@ -23,11 +23,10 @@ import torch
 from torch import Tensor
 
 from pe._errors import PositionError
-from pe.data.retrieval import DIGITS, TASKS, Item, RetrievalText, draw_item
+from pe.data.retrieval import DEPTHS, DIGITS, TASKS, Item, RetrievalText, draw_item
 from pe.data.shards import Split
 from pe.evaluation.scorer import Scorer, no_value
 
-DEPTHS = tuple(round(0.1 * i, 1) for i in range(11))
 SEED = 20_231_111
 """Of the prompts: the same for every model and every training seed."""
 VARIANTS = ("found", "removed", "another")

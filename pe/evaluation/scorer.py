@@ -4,8 +4,8 @@
 
 Every window lies inside one document. Its last K targets are scored with L inputs in front of and
 among them, L from 1 to 16 times the training context, so the numbers differ by context alone. Means
-weigh each token the same. No start token is put in front: windows begin inside a document, as most
-training windows do.
+weigh each token the same. Windows begin inside a document, as most training windows do; where the
+recipe asks for a first token, it takes the place of the first input.
 
 All evaluation goes through a `Scorer`, so that perplexities of a run, of the weights it began with,
 of its extensions and of a search are of the same target tokens in the same precision.
@@ -120,6 +120,8 @@ class Scorer:
             for start in range(0, len(texts), size):
                 some = slice(start, start + size)
                 ids = torch.from_numpy(texts[some, :-1]).to(device)
+                if self.recipe.first_token:
+                    ids[:, 0] = self.data.end_id
                 with devices.autocast(self.recipe.precision, device), same_draws(device):
                     hidden = inner(input_ids=ids, use_cache=False).last_hidden_state
                     found.append(read(hidden, some).cpu().numpy())

@@ -35,6 +35,8 @@ NO_DIFFERENCE = "no difference shown"
 LEVEL = 0.05
 """A difference is shown where p is below."""
 # Fields that change neither the weights nor what a perplexity means.
+_LATER = json.loads(json.dumps(NEW_FIELD_DEFAULTS))
+"""As records have them: lists for tuples."""
 _NO_DIFFERENCE = (
     "name", "checkpoint_every", "keep_steps", "keep_states", "log_every", "validate_every",
     "evaluation_lengths",
@@ -132,7 +134,8 @@ def _setting(run: RunLike) -> dict[str, Any]:
     recipe = {
         key: value
         for key, value in run.read()["recipe"].items()
-        if key not in (*_NO_DIFFERENCE, "seed") and value != NEW_FIELD_DEFAULTS.get(key)
+        if key not in (*_NO_DIFFERENCE, "seed")
+        and not (key in NEW_FIELD_DEFAULTS and value == NEW_FIELD_DEFAULTS[key])
     }
     if recipe.get("start_from"):  # of another seed, another run of the same encoding
         recipe["start_from"] = _encoding_of(recipe["start_from"])

@@ -34,6 +34,7 @@ from pe import devices
 from pe._quiet import quiet_libraries
 from pe.data import Batches, TokenData, is_path, prepare
 from pe.data.batches import Batch
+from pe.data.needles import NeedleMix
 from pe.data.retrieval import RetrievalMix
 from pe.model import PEForCausalLM
 from pe.model.loss import IGNORE
@@ -212,12 +213,19 @@ class Trainer:
         if devices.compiles(r.compile, self.device):
             model.compile()
         self.model, self.optimizer = self.accelerator.prepare(model, build_optimizer(model, r))
-        self.train_batches = Batches(data.train, r.context_length, r.batch_size, r.seed)
-        if r.retrieval_share:
+        first = data.end_id if r.first_token else None
+        self.train_batches = Batches(data.train, r.context_length, r.batch_size, r.seed, first)
+        if r.retrieval_share and r.retrieval_tasks:
+            self.train_batches = NeedleMix(
+                self.train_batches, r.retrieval_share, data.load_tokenizer(), r.retrieval_tasks
+            )
+        elif r.retrieval_share:
             self.train_batches = RetrievalMix(
                 self.train_batches, r.retrieval_share, data.load_tokenizer()
             )
-        self.validation_batches = Batches(data.validation, r.context_length, r.batch_size, seed=0)
+        self.validation_batches = Batches(
+            data.validation, r.context_length, r.batch_size, seed=0, first_token=first
+        )
         flops = flops_per_token(
             counts["parameters"], r.num_hidden_layers, r.hidden_size, r.context_length
         )

@@ -56,8 +56,8 @@ def far_blocks(
     The rest as in `backward.by_keys`.
     """
     o_e, o_d = tl.arange(0, E), tl.arange(0, D)
-    places = tl.arange(0, PADDED)
-    edges = tl.load(p_breaks + places, mask=places < UNITS, other=float("inf")) * KNOTS
+    o_unit = tl.arange(0, PADDED)
+    edges = tl.load(p_breaks + o_unit, mask=o_unit < UNITS, other=float("inf")) * KNOTS
     none = tl.zeros((PADDED,), tl.float32)
     plain, by_u, by_c, by_m = none, none, none, none
     nothing = 0.0 * o_j.to(tl.float32)
@@ -104,8 +104,8 @@ def far_blocks(
         b_dk = tl.dot(b_ds.to(b_q.dtype), b_q, b_dk, input_precision=PRECISION)
     if IS_LINEAR:
         above = edges <= now % REGION
-        tl.store(p_parts + places, plain + tl.where(above, tl.sum(p_sum, 0), 0.0))
-        tl.store(p_parts + PADDED + places, by_u + tl.where(above, tl.sum(u_sum, 0), 0.0))
-        tl.store(p_parts + 2 * PADDED + places, by_c + tl.where(above, tl.sum(c_sum, 0), 0.0))
-        tl.store(p_parts + 3 * PADDED + places, by_m + tl.where(above, tl.sum(m_sum, 0), 0.0))
+        tl.store(p_parts + o_unit, plain + tl.where(above, tl.sum(p_sum, 0), 0.0))
+        tl.store(p_parts + PADDED + o_unit, by_u + tl.where(above, tl.sum(u_sum, 0), 0.0))
+        tl.store(p_parts + 2 * PADDED + o_unit, by_c + tl.where(above, tl.sum(c_sum, 0), 0.0))
+        tl.store(p_parts + 3 * PADDED + o_unit, by_m + tl.where(above, tl.sum(m_sum, 0), 0.0))
     return b_dk, b_dv

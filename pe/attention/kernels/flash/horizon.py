@@ -13,7 +13,7 @@ authors' adaptive computation pruning (Lin et al. 2025, arXiv:2504.06949).
 For KEYS a block's bias is bounded by the largest x up to its last key less the smallest x from its
 first query on, and both rise with the position (`pe.encodings.core.forms.by_key`), so what is
 skipped is contiguous, and counting finds its end. For POWER it is a distance. A logarithm falls
-too slowly to be worth the look.
+too slowly to be worth it.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ def skips_underflowed(kind: int, length: int, least: int | None = None) -> bool:
 
 def horizon(q: Tensor, k: Tensor, scale: float) -> Tensor:
     """(B, H): how far below a query's own bias, in bits, nothing is left."""
-    found = q.new_empty(q.shape[:2], dtype=torch.float32)
+    bits = q.new_empty(q.shape[:2], dtype=torch.float32)
     rest = 24 + math.log2(q.shape[2])
     groups = q.shape[1] // k.shape[1]
     longest = [_squares(x) for x in (q, k)]
-    farthest[tuple(found.shape)](
-        *longest, found, longest[0].shape[-1], groups, 2 * scale * forms.LOG2E, rest
+    farthest[tuple(bits.shape)](
+        *longest, bits, longest[0].shape[-1], groups, 2 * scale * forms.LOG2E, rest
     )
-    return found
+    return bits
 
 
 def _squares(x: Tensor) -> Tensor:
     """(B, H, chunks): the largest |x|^2 of each chunk; x is read once and as it is."""
     batch, heads, length, width = x.shape
-    found = x.new_empty(batch, heads, triton.cdiv(length, forms.CHUNK), dtype=torch.float32)
-    grid = heads, found.shape[-1], batch  # heads of a token are contiguous in memory
-    squares[grid](x, found, length, strides_of(x), E=width)
-    return found
+    out = x.new_empty(batch, heads, triton.cdiv(length, forms.CHUNK), dtype=torch.float32)
+    grid = heads, out.shape[-1], batch  # heads of a token are contiguous in memory
+    squares[grid](x, out, length, strides_of(x), E=width)
+    return out
 
 
 @triton.jit

@@ -35,7 +35,7 @@ PROGRAMS, SHARED = 1024, 2048
 
 
 class _Bias:
-    """What the kernels are told about the bias."""
+    """The bias as arguments of the kernels."""
 
     def __init__(
         self, kind: int, q: Tensor, own: Tensor | None, parts: list[Tensor], beyond: Tensor
@@ -65,9 +65,9 @@ class _Bias:
 
 
 def _uses_lines(kind: int, q: Tensor, plan: Plan, long: int) -> bool:
-    """Whether far blocks take lines; two kernels share FIRE's, and then have to cut alike."""
-    alike = plan.keys.queries == plan.keys.keys == plan.table.queries
-    return takes_lines(kind, q.dtype, q.shape[2], long) and (kind != FIRE or alike)
+    """Whether far blocks take lines; two kernels share FIRE's, which then need the same blocks."""
+    same = plan.keys.queries == plan.keys.keys == plan.table.queries
+    return takes_lines(kind, q.dtype, q.shape[2], long) and (kind != FIRE or same)
 
 
 def _lines(
@@ -80,15 +80,15 @@ def _lines(
 
 
 class _Network:
-    """What the gradient of FIRE's network is made from; of other kinds nothing that is read."""
+    """What the gradient of FIRE's network is computed from; of other kinds nothing that is read."""
 
     def __init__(
-        self, kind: int, q: Tensor, parts: list[Tensor], found: Tensor, beyond: int
+        self, kind: int, q: Tensor, parts: list[Tensor], pieces: Tensor, beyond: int
     ) -> None:
         self.units = parts[3].shape[0] if kind == FIRE else 1
         self.padded = 2 ** (self.units - 1).bit_length()
-        self.order = order_of(found, beyond) if found.numel() else found
-        sizes = q.shape[0], q.shape[1], found.shape[-1], 4, self.padded
+        self.order = order_of(pieces, beyond) if pieces.numel() else pieces
+        sizes = q.shape[0], q.shape[1], pieces.shape[-1], 4, self.padded
         self.far = q.new_empty(sizes, dtype=torch.float32)
         own = (parts[3], parts[4][PADDING:], parts[5], parts[6]) if kind == FIRE else (q,) * 4
         self.tensors = (*own, self.far)
@@ -206,13 +206,13 @@ def backward(
     if kind == FIRE:
         blocks = cdiv(length, size)
         programs = min(blocks * (blocks + 1) // 2, PROGRAMS)
-        found = q.new_empty(heads, programs, 4, network.padded, dtype=torch.float32)
+        sums_of_f = q.new_empty(heads, programs, 4, network.padded, dtype=torch.float32)
         learned.of_network[(programs, heads)](
-            *inputs, w, *network.tensors[:-1], found, *arguments, w.stride()[:2],
+            *inputs, w, *network.tensors[:-1], sums_of_f, *arguments, w.stride()[:2],
             network.units, KNOTS=bias.knots, PADDED=network.padded, USES_LINES=linear, **shape,
             **options,
         )  # fmt: skip
-        total = found.sum(1) + network.far.sum((0, 2))
+        total = sums_of_f.sum(1) + network.far.sum((0, 2))
         return dq, dk, dv, by_unit(total[..., : network.units], parts[7], parts[8])
     diagonals = cdiv(length, size)
     if reach:  # the gradient of what is constant beyond follows from the rest
@@ -223,5 +223,5 @@ def backward(
     learned.of_table[(diagonals, shares, heads)](
         *inputs, tiles, *arguments, **shape, **options
     )  # fmt: skip
-    found = by_distance(tiles.sum(2), own.shape[-1] - PADDING, reach) * LN2
-    return dq, dk, dv, pad(found, (PADDING, 0))
+    dtable = by_distance(tiles.sum(2), own.shape[-1] - PADDING, reach) * LN2
+    return dq, dk, dv, pad(dtable, (PADDING, 0))

@@ -123,12 +123,12 @@ def of_network(
     """
     i_h = tl.program_id(1)
     p_x += i_h * x_h
-    places = tl.arange(0, PADDED)
+    o_unit = tl.arange(0, PADDED)
     plain = tl.zeros((PADDED,), tl.float32)
     by_u, by_c, by_m = plain, plain, plain
     across = tl.cdiv(T, BM)
     for i_block in tl.range(tl.program_id(0), across * (across + 1) // 2, tl.num_programs(0)):
-        # its place in the lower triangle, rows one after another; a root may be off by one
+        # row and column in the lower triangle, counted by rows; a root may be off by one
         root = tl.sqrt(8.0 * (i_block + tl.full((), 0, tl.int32)).to(tl.float32) + 1.0)
         row = ((root - 1.0) / 2.0).to(tl.int32)
         row = tl.where(row * (row + 1) // 2 > i_block, row - 1, row)
@@ -165,7 +165,7 @@ def of_network(
             most = log2(1.0 + tl.load(p_y) * (last - j0)) * tl.load(p_z + last) / KNOTS
             nearest = tl.maximum(i0 - (j0 + BM - 1), 0)
             least = log2(1.0 + tl.load(p_y) * nearest) * tl.load(p_z + i0) / KNOTS
-            edges = tl.load(p_breaks + places, mask=places < UNITS, other=float("inf"))
+            edges = tl.load(p_breaks + o_unit, mask=o_unit < UNITS, other=float("inf"))
             whole = edges < least  # the block lies above these edges
             plain += tl.where(whole, all_plain, 0.0)
             by_u += tl.where(whole, all_u, 0.0)
@@ -176,13 +176,13 @@ def of_network(
                     edge = tl.load(p_breaks + n)
                     if (edge >= least) & (edge < most):  # the edge runs through the block
                         above = tl.where(u > edge, b_total, 0.0)
-                        here = places == n
+                        here = o_unit == n
                         plain += tl.where(here, sum_of_block(above), 0.0)
                         by_u += tl.where(here, sum_of_block(above * u), 0.0)
                         by_c += tl.where(here, sum_of_block(above * of_c), 0.0)
                         by_m += tl.where(here, sum_of_block(above * of_m), 0.0)
     p_at = (
-        p_parts + (i_h * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * 4 * PADDED + places
+        p_parts + (i_h * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * 4 * PADDED + o_unit
     )
     tl.store(p_at, plain)
     tl.store(p_at + PADDED, by_u)

@@ -74,15 +74,15 @@ def lines(parts: list[Tensor], length: int, rows: int, keys: int, transposed: bo
     return torch.where(alone & (bend <= room), low + REGION.value * below[low], -1).int()
 
 
-def order_of(found: Tensor, beyond: int) -> Tensor:
+def order_of(pieces: Tensor, beyond: int) -> Tensor:
     """(H, 2 + blocks of queries, blocks of keys) int32: what `fire_far.far_blocks` goes through.
 
     For each block of keys: how many blocks of queries take lines, how many are ``beyond`` blocks
     away or more, with lines or without, and then which: those with lines first, each in order.
     """
-    blocks = torch.arange(found.shape[-1], device=found.device)
+    blocks = torch.arange(pieces.shape[-1], device=pieces.device)
     far = blocks[:, None] - blocks >= beyond
-    group = torch.where(found >= 0, 0, torch.where(far, 1, 2)).int()
+    group = torch.where(pieces >= 0, 0, torch.where(far, 1, 2)).int()
     counts = torch.stack(((group == 0).sum(1), (group < 2).sum(1)), 1)
     return torch.cat((counts, group.argsort(dim=1, stable=True)), 1).int().contiguous()
 
