@@ -35,10 +35,9 @@ _HOMES = {
     "extend": "pe.evaluation.extension",
     "runs": "pe.runs",
     "figures": "pe.figures",
-    "tables": "pe.results.tables",
 }
 
-_MODULES = {"runs", "figures", "tables"}
+_MODULES = {"runs", "figures"}
 
 __all__ = ["__version__", *_HOMES]
 
@@ -66,7 +65,6 @@ if TYPE_CHECKING:
     from pe.model import PEConfig, PEForCausalLM, PEModel
     from pe.model.convert import convert
     from pe.notebooks.parameters import configure, configure_conversion, configure_study
-    from pe.results import tables
     from pe.study.plan import load_plan
     from pe.study.queue import run_study
     from pe.training.loop import train

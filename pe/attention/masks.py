@@ -1,9 +1,11 @@
-"""Who may look at whom, and where everybody stands. B batch, T tokens; True means may attend."""
+"""Attention masks and position ids. B batch, T tokens; True means may attend."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from pe.encodings.core.base import Lengths
 
 
 def positions_from_mask(attention_mask: Tensor) -> Tensor:
@@ -26,7 +28,8 @@ def positions_of(
 
     Args:
         attention_mask: (B, past + length), 0 at padding. position_ids: of the new tokens, in place
-            of the counted ones. cached: whether keys come from a cache, which holds no positions.
+            of the counted ones; those of padding count as 0, since hidden tokens have no say in how
+            long a sequence is. cached: whether keys come from a cache, which holds no positions.
 
     Raises:
         ValueError: a shape or type is wrong, or ``position_ids`` differ from what a cache implies.
@@ -45,10 +48,17 @@ def positions_of(
         return new, counted
     if position_ids.is_floating_point() or position_ids.shape[-1] != length:
         raise ValueError(
-            f"position_ids: expected {length} integers a row, "
+            f"position_ids: expected {length} integers per sequence, "
             f"got {position_ids.dtype} {tuple(position_ids.shape)}"
         )
+    if position_ids.dim() not in (1, 2):
+        raise ValueError(
+            f"position_ids: expected ({length},) or (batch, {length}), got "
+            f"{tuple(position_ids.shape)}"
+        )
     if not cached:
+        if attention_mask is not None:
+            position_ids = position_ids * attention_mask.bool()
         return position_ids, position_ids
     given, expected = torch.broadcast_tensors(position_ids, new)
     differs = given != expected
@@ -90,6 +100,34 @@ def visible(
         allowed = allowed & (q_documents[:, :, None] == documents[:, None, :])
     # A padding row sees itself, so that no softmax is taken over nothing.
     return (allowed | (k_index[None, :] == q_index[:, None]))[:, None]
+
+
+@torch.compiler.disable  # how often labels pass on depends on the mask
+def document_lengths(mask: Tensor, q_positions: Tensor, k_positions: Tensor) -> Lengths:
+    """How long the document is that each token belongs to.
+
+    A document is what chains of "sees" connect: two keys that one query sees are in the same. Its
+    length is its largest position plus one. Keys that no query sees are in none.
+
+    Args:
+        mask: (1 or B, heads, Tq, Tk), True where a query sees a key. q_positions, k_positions:
+            (Tq,) or (B, Tq), and (Tk,) or (B, Tk).
+    """
+    seen = mask.any(1)
+    batch = max(seen.shape[0], *(len(p) for p in (q_positions, k_positions) if p.dim() == 2), 1)
+    seen, count = seen.expand(batch, -1, -1), seen.shape[-1]
+    label = torch.arange(count, device=mask.device).expand(batch, -1)  # the first key of each
+    while True:
+        of_q = torch.where(seen, label[:, None], count).amin(-1)  # count where nothing is seen
+        of_k = torch.where(seen, of_q[..., None], count).amin(1).minimum(label)
+        of_k = of_k.gather(1, of_k)
+        if torch.equal(of_k, label):
+            break
+        label = of_k
+    ends = k_positions.expand(batch, -1) + 1
+    longest = torch.zeros_like(ends).scatter_reduce(1, label, ends, "amax")
+    longest = torch.cat((longest, longest.new_ones(batch, 1)), 1)
+    return Lengths(longest.gather(1, of_q), longest.gather(1, label))
 
 
 def lower_right_causal(q_length: int, k_length: int, device: torch.device) -> Tensor:

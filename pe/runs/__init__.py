@@ -51,6 +51,9 @@ class RunError(ValueError):
 class RunBusy(RunError):
     """Another process is writing this folder; ``holder`` says which."""
 
+    EXIT_CODE = 75
+    """Of a command that is refused for this reason (EX_TEMPFAIL of sysexits.h): try it later."""
+
     def __init__(self, directory: Path, holder: str) -> None:
         self.directory, self.holder = directory, holder
         super().__init__(
