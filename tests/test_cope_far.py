@@ -72,7 +72,7 @@ def test_keys_are_far_to_one_head_of_a_group_and_to_none_of_another(seen: list[T
 
 
 @pytest.mark.parametrize(("length", "npos", "most"), [(129, 2, 64), (257, 70, 64)])
-def test_lengths_that_end_within_a_block_and_counts_of_several_stretches(
+def test_lengths_that_end_within_a_block_and_counts_of_several_calls(
     length: int, npos: int, most: int, seen: list[Tensor]
 ) -> None:
     """Keys of the last block that are not there are no part of a far block."""

@@ -63,8 +63,8 @@ def test_the_last_row_that_is_counted_to_has_its_gradient(length: int) -> None:
     agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
 
 
-def test_a_long_text_is_done_a_few_heads_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces that end within a text, and shares of the gradient of keys that are added up."""
+def test_a_long_sequence_is_done_a_few_heads_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces that end within a sequence, and shares of the gradient of keys that are added up."""
     enc = made(16, 20)
     case: dict[str, Any] = {"length": 70, "heads": 4, "kv": 2, "width": 16, "batch": 2}
     exact = computed(enc, "dense", **case)

@@ -116,7 +116,7 @@ def test_kernels_agree_for_other_heads_and_widths(
     agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
 
 
-def test_a_bias_of_ones_own_by_distance_is_learned_from_a_table() -> None:
+def test_a_custom_bias_by_distance_is_learned_from_a_table() -> None:
     class Own(KerpleLog):
         bias_form = DistanceBias.bias_form
 
@@ -139,7 +139,7 @@ def test_gradients_of_a_bias_are_of_float32_although_queries_are_not(spec: str) 
             assert error < 1e-4, (name, float(error))
 
 
-def test_neighbours_far_into_a_text_differ_by_what_they_should() -> None:
+def test_neighbours_far_into_a_sequence_differ_by_what_they_should() -> None:
     """Running sums of float32 would round a difference of 1/64 away at 1e6."""
     total = torch.full((1, 1, 300), 1e6, dtype=torch.float64)
     total[..., 290:] += 1 / 64
@@ -153,14 +153,14 @@ def test_neighbours_far_into_a_text_differ_by_what_they_should() -> None:
 
 @pytest.mark.parametrize("shared", [1, 20])
 def test_shares_of_a_tables_gradient_add_up(shared: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shares of a diagonal end in the middle of a text, or hold no block at all."""
+    """Shares of a diagonal end in the middle of a sequence, or hold no block at all."""
     monkeypatch.setattr(launch, "SHARED", shared)
     enc = made("t5", heads=2, kv=1, width=16)
     case = {"length": 130, "heads": 2, "kv": 1, "width": 16, "batch": 2}
     agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
 
 
-def test_places_that_rounding_puts_before_the_first_piece_or_behind_the_last_have_one() -> None:
+def test_numbers_that_rounding_puts_before_the_first_piece_or_behind_the_last_have_one() -> None:
     enc = made("fire", heads=2, kv=2, width=16)
     pieces = enc.bias_form(64, CPU, None).parts[0]
     assert torch.equal(pieces[:, 0], pieces[:, 1])

@@ -79,16 +79,16 @@ class _Call:
         self, q: Tensor, first: int, counts: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """z and, where ``counts`` say how far, dz full of zeros and top."""
-        here, backward = self.here(first), counts is not None
+        here, is_backward = self.here(first), counts is not None
         kind = torch.float32 if q.dtype == torch.float32 else torch.float16
         z = q.new_empty(here, self.length, self.columns, 2, dtype=kind)
-        dz = q.new_empty(z.shape[:3] if backward else (1,), dtype=torch.int32)
-        top = q.new_empty(here, across(self.length, PRODUCTS) if backward else 1, dtype=torch.int32)
+        dz = q.new_empty(z.shape[:3] if is_backward else (1,), dtype=torch.int32)
+        top = q.new_empty(here, across(self.length, PRODUCTS) if is_backward else 1, dtype=torch.int32)
         b = PRODUCTS
         cope.products[(across(self.length, b), here)](
             q, self.high, self.low, z, dz, counts if counts is not None else top, top, first,
             self.length, self.heads, self.last, LOG2E, strides_of(q), self.columns,
-            IS_BACKWARD=backward,
+            IS_BACKWARD=is_backward,
             BITS=bits(self.length), **self.cut(b),
         )  # fmt: skip
         return z, dz, top
