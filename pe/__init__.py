@@ -18,9 +18,9 @@ _HOMES = {
     "PEConfig": "pe.model",
     "PEModel": "pe.model",
     "PEForCausalLM": "pe.model",
-    "Recipe": "pe.training.recipe",
-    "RECIPES": "pe.training.recipes",
-    "recipe": "pe.training.recipes",
+    "Recipe": "pe.recipes.recipe",
+    "RECIPES": "pe.recipes.named",
+    "recipe": "pe.recipes.named",
     "convert": "pe.model.convert",
     "train": "pe.training.loop",
     "evaluate": "pe.evaluation.evaluate",
@@ -65,8 +65,8 @@ if TYPE_CHECKING:
     from pe.model import PEConfig, PEForCausalLM, PEModel
     from pe.model.convert import convert
     from pe.notebooks.parameters import configure, configure_conversion, configure_study
+    from pe.recipes.named import RECIPES, recipe
+    from pe.recipes.recipe import Recipe
     from pe.study.plan import load_plan
     from pe.study.queue import run_study
     from pe.training.loop import train
-    from pe.training.recipe import Recipe
-    from pe.training.recipes import RECIPES, recipe

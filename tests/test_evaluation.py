@@ -31,10 +31,10 @@ from pe.evaluation.scorer import Scorer, by_position, cell
 from pe.model import PEForCausalLM
 from pe.model.layers import Block
 from pe.model.loss import token_losses
+from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunBusy, RunError
 from pe.training.build import build_model
 from pe.training.loop import train
-from pe.training.recipe import Recipe
 
 # One for each way to act; what holds for all encodings, and what windows rest on, are laws.
 STEADY = ["nope", "rope", "sinusoidal", "alibi", "fox", "dynamic_ntk"]

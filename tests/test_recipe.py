@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pe.training.recipe import NEW_FIELD_DEFAULTS, NOT_IDENTITY, Recipe
-from pe.training.recipes import DEMO, RECIPES, recipe
+from pe.recipes.named import DEMO, RECIPES, recipe
+from pe.recipes.recipe import NEW_FIELD_DEFAULTS, NOT_IDENTITY, Recipe
 
 # A valid other value for every field of the demo recipe.
 OTHER: dict[str, Any] = {
@@ -68,7 +68,7 @@ def test_the_hash_is_the_same_in_every_process_and_version() -> None:
     assert recipe("demo", pe="yarn", pe_options={"factor": 8.0, "alpha": 1.0}).config_hash() == (
         recipe("demo", pe="yarn", pe_options={"alpha": 1.0, "factor": 8.0}).config_hash()
     )
-    code = "from pe.training.recipes import DEMO; print(DEMO.config_hash())"
+    code = "from pe.recipes.named import DEMO; print(DEMO.config_hash())"
     for seed in ("1", "2"):
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True,
@@ -224,6 +224,6 @@ def test_auto_is_a_recipe_this_machine_can_train() -> None:
 
 
 def test_recipes_need_no_torch() -> None:
-    code = "import sys, pe.training.recipes, pe.runs; sys.exit('torch' in sys.modules)"
+    code = "import sys, pe.recipes.named, pe.runs; sys.exit('torch' in sys.modules)"
     environment = {"PYTHONPATH": str(Path(__file__).parent.parent)}
     assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0

@@ -23,10 +23,10 @@ from tiny_training import (
     write_corpus,
 )
 
+from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunError
 from pe.training import checkpoint
 from pe.training.loop import Interrupted, StopSignal, Trainer, train
-from pe.training.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("alone")
 

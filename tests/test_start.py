@@ -24,9 +24,9 @@ from transformers import AutoModelForCausalLM
 from pe.data import Batches, prepare
 from pe.evaluation.evaluate import evaluate
 from pe.model import PEForCausalLM
+from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunError, load
 from pe.training.loop import train
-from pe.training.recipe import Recipe
 from pe.training.start import kept_steps, start_of
 
 PARENT_STEPS, AT = 12, 8

@@ -21,10 +21,10 @@ from pe.data import Batches, prepare
 from pe.data.batches import Batch
 from pe.encodings import Encoding
 from pe.model import PEForCausalLM
+from pe.recipes.named import recipe as named_recipe
 from pe.runs import Run
 from pe.training.build import build_model, build_optimizer
 from pe.training.loop import train
-from pe.training.recipes import recipe as named_recipe
 
 pytestmark = pytest.mark.usefixtures("alone")
 ENCODINGS = pe.list_encodings()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pe.data.retrieval import DEPTHS
-from pe.training.recipe import Recipe
+from pe.recipes.recipe import Recipe
 
 
 def covers(known: dict[str, Any], recipe: Recipe, float32_residual: bool = False) -> bool:

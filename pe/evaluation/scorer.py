@@ -30,8 +30,8 @@ from pe.data import TokenData, evaluation_windows, prepare
 from pe.model import PEForCausalLM
 from pe.model.loss import token_losses
 from pe.model.rng import same_draws
+from pe.recipes.recipe import Recipe
 from pe.runs import Run
-from pe.training.recipe import Recipe
 from pe.training.start import check_text
 
 POSITION_BINS = 32

@@ -26,7 +26,8 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from pe._errors import PositionError, unknown
-from pe.attention.masks import document_lengths, positions_of, visible
+from pe.attention.documents import document_lengths
+from pe.attention.masks import positions_of, visible
 from pe.encodings import Encoding, Prepared, layer_encodings
 from pe.encodings.core.base import Lengths
 from pe.model.config import PEConfig

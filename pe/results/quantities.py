@@ -198,9 +198,11 @@ def _temperature(run: RunLike) -> tuple[float | None, str]:
     fit = part(run, tempered=True).get("fit")
     if fit is None:
         return None, NOT_EVALUATED
-    low, high = fit.get("bounds", TEMPERATURES)
+    low, high = TEMPERATURES
     room = min(fit["value"] - low, high - fit["value"])
-    return (None, AT_BOUND) if room < 0.02 * (high - low) else (fit["value"], "")
+    if fit.get("at_bound") or room < 0.02 * (high - low):
+        return None, AT_BOUND
+    return fit["value"], ""
 
 
 def part(run: RunLike, tempered: bool) -> dict[str, Any]:

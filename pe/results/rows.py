@@ -25,11 +25,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pe.recipes.recipe import NEW_FIELD_DEFAULTS
 from pe.results import intervals, quantities
 from pe.results.intervals import Interval
 from pe.results.quantities import GUESSING, NOT_EVALUATED, NOT_RECORDED, RunLike, label, signed
 from pe.study.plan import Planned, load_plan, study_file
-from pe.training.recipe import NEW_FIELD_DEFAULTS
 
 NO_DIFFERENCE = "no difference shown"
 LEVEL = 0.05

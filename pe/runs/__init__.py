@@ -29,7 +29,7 @@ from pe.runs.models import MODELS, Record, RunRecord, Session, Status
 if TYPE_CHECKING:
     import pandas
 
-    from pe.training.recipe import Recipe
+    from pe.recipes.recipe import Recipe
 
 SCHEMA_VERSION = 1
 COLUMNS = (
@@ -195,7 +195,7 @@ class Run(Folder):
     def recipe(self) -> Recipe:
         """The recipe this run was opened with, or the recorded one."""
         if self._recipe is None:
-            from pe.training.recipe import Recipe
+            from pe.recipes.recipe import Recipe
 
             self._recipe = Recipe.from_dict(self.record.recipe)
         return self._recipe

@@ -244,7 +244,7 @@ class RunRecord(Record):
     seed: int
     """Seed of initial weights and data order."""
     recipe: dict[str, Any]
-    """Every field of pe.training.recipe.Recipe."""
+    """Every field of pe.recipes.recipe.Recipe."""
     config_hash: Hash
     """First 8 hex digits of the SHA-256 of the recipe without its name and the fields that say how
     it is judged, logged and saved."""

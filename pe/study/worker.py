@@ -21,11 +21,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pe.recipes.recipe import NOTEBOOK_PARAMETERS, Recipe
 from pe.runs import Run, RunBusy, RunError
 from pe.study.complete import complete
 from pe.study.devices import wait_for_device
 from pe.study.zero_shot import ZeroShot, carry_out
-from pe.training.recipe import Recipe
 from pe.training.start import is_again
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "train.ipynb"
@@ -107,15 +107,14 @@ def _retrain(run: Run) -> None:
 
 def notebook_parameters(recipe: Recipe, study: str) -> dict[str, Any]:
     """Parameters of train.ipynb that train and evaluate ``recipe``, with exactly its hash."""
-    from pe.notebooks.parameters import parameters
-    from pe.training.recipes import RECIPES
+    from pe.recipes.named import RECIPES
 
-    base, own = RECIPES[recipe.name].to_dict(), parameters()
+    base = RECIPES[recipe.name].to_dict()
     new = {name for name, value in recipe.to_dict().items() if value != base[name]}
     values: dict[str, Any] = {"recipe": recipe.name, "study": study}
     overrides = {}
     for name, value in recipe.to_dict().items():
-        if name in own:
+        if name in NOTEBOOK_PARAMETERS:
             values[name] = value
         elif name != "name" and (name in new or FOLLOWS.get(name) in new):
             overrides[name] = value

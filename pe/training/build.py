@@ -18,7 +18,7 @@ from pe.model import PEForCausalLM
 from pe.model.config import PEConfig
 from pe.model.convert import convert
 from pe.model.initialize import draw_weights
-from pe.training.recipe import Recipe
+from pe.recipes.recipe import Recipe
 from pe.training.start import Start
 
 SIZES = (

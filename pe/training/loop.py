@@ -39,6 +39,7 @@ from pe.data.retrieval import RetrievalMix
 from pe.model import PEForCausalLM
 from pe.model.loss import IGNORE
 from pe.model.rng import same_draws, seed_step
+from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunError
 from pe.runs.provenance import hardware, now
 from pe.training import checkpoint, trackers
@@ -54,7 +55,6 @@ from pe.training.build import (
 from pe.training.checkpoint import TrainState
 from pe.training.metrics import Metrics, NonFiniteLoss, flops_per_token, peak_flops
 from pe.training.progress import Progress, duration
-from pe.training.recipe import Recipe
 from pe.training.start import check_text, start_of
 
 VALIDATION_BATCHES = 8

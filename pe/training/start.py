@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pe.recipes.recipe import NOT_IDENTITY, Recipe
 from pe.runs import Run, RunError, root
-from pe.training.recipe import NOT_IDENTITY, Recipe
 
 if TYPE_CHECKING:
     from pe.data import TokenData

@@ -37,6 +37,11 @@ NEW_FIELD_DEFAULTS = {
 """Fields that came later, with the value that all runs before them had: left out of the hash where
 they have it, so that those runs keep their names."""
 
+NOTEBOOK_PARAMETERS = (
+    "pe", "seed", "steps", "corpus", "context_length", "batch_size", "learning_rate", "pe_options",
+)  # fmt: skip
+"""Fields that train.ipynb has a parameter for; the others go into its ``overrides``."""
+
 Count = Annotated[int, Field(gt=0)]
 Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
