@@ -221,7 +221,7 @@ def test_document_switches_reach_the_model(
         return forward(self, **given)
 
     monkeypatch.setattr(pe.PEForCausalLM, "forward", recorded)
-    chosen = tiny(folder, steps=1, warmup_steps=0, **{switch: True})
+    chosen = tiny(folder, steps=1, warmup_steps=0, evaluation_lengths=[16], **{switch: True})
     train(Run(tmp_path / "run", chosen), quiet=True)
     data = prepare(chosen.corpus, chosen.vocab_size)
     batch = Batches(data.train, 16, 4, 0).at(0)

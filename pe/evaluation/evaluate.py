@@ -44,8 +44,6 @@ def evaluate(run: Run, *, quiet: bool = False, float32_residual: bool = False) -
     record = run.read()
     if record["status"] != "complete":
         raise RunError(f"{run.directory} is {record['status']}; train it before evaluating it")
-    if not recipe.evaluation_lengths:
-        raise ValueError("the recipe has no evaluation_lengths")
     progress, data = Progress(enabled=not quiet), text_of(run)
     if recipe.start_from and recipe.start_state == "weights":
         try:  # what the change of encoding did by itself, while the old weights are at hand

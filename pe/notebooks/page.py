@@ -73,7 +73,8 @@ def trained(run: Run) -> Markdown:
     record = run.read()
     t, model, machine = record["training"] or {}, record["model"] or {}, record["hardware"]
     if record["status"] != "complete":
-        return _markdown(f"**{record['status']}**: {record['reason']}")
+        by = f" by {record['signal']}" if record.get("signal") else ""
+        return _markdown(f"**{record['status']}{by}**: {record['reason']}")
     mfu = f", MFU {t['mfu']:.1%}" if t["mfu"] is not None else ""
     if t["wall_seconds"] is None or t["tokens_per_second"] is None:
         pace = f" on {machine['name']}, how fast is not recorded"

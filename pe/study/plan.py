@@ -156,7 +156,7 @@ class Planned:
         """Whether the weights that it starts from are needed no more."""
         if self.zero_shot:
             return self.done()
-        return self.run().exists() and self.run().read()["status"] == "complete"
+        return self.run().exists() and self.run().record.status == "complete"
 
 
 class StudyFolder(Folder):

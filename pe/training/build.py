@@ -135,8 +135,6 @@ def check_evaluation(recipe: Recipe, data: TokenData, model: PEForCausalLM) -> N
             room for a retrieval text.
     """
     lengths = sorted(recipe.evaluation_lengths)
-    if not lengths:
-        return
     evaluation_windows(data.test, lengths[-1], recipe.target_tokens, recipe.evaluation_windows)
     longer = lengths_beyond(recipe, model)
     if recipe.fit_temperature and longer:
