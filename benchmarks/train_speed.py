@@ -29,10 +29,10 @@ import pe
 from pe import devices
 from pe.data import Batches, prepare
 from pe.devices import autocast
+from pe.recipes.recipe import Recipe
 from pe.runs.provenance import code, hardware, now, versions
 from pe.training.build import build_model, build_optimizer, parameter_counts
 from pe.training.metrics import flops_per_token, peak_flops
-from pe.training.recipe import Recipe
 
 Step = Callable[[], Tensor]
 

@@ -18,9 +18,9 @@ _HOMES = {
     "PEConfig": "pe.model",
     "PEModel": "pe.model",
     "PEForCausalLM": "pe.model",
-    "Recipe": "pe.training.recipe",
-    "RECIPES": "pe.training.recipes",
-    "recipe": "pe.training.recipes",
+    "Recipe": "pe.recipes.recipe",
+    "RECIPES": "pe.recipes.named",
+    "recipe": "pe.recipes.named",
     "convert": "pe.model.convert",
     "train": "pe.training.loop",
     "evaluate": "pe.evaluation.evaluate",
@@ -35,10 +35,9 @@ _HOMES = {
     "extend": "pe.evaluation.extension",
     "runs": "pe.runs",
     "figures": "pe.figures",
-    "tables": "pe.results.tables",
 }
 
-_MODULES = {"runs", "figures", "tables"}
+_MODULES = {"runs", "figures"}
 
 __all__ = ["__version__", *_HOMES]
 
@@ -66,9 +65,8 @@ if TYPE_CHECKING:
     from pe.model import PEConfig, PEForCausalLM, PEModel
     from pe.model.convert import convert
     from pe.notebooks.parameters import configure, configure_conversion, configure_study
-    from pe.results import tables
+    from pe.recipes.named import RECIPES, recipe
+    from pe.recipes.recipe import Recipe
     from pe.study.plan import load_plan
     from pe.study.queue import run_study
     from pe.training.loop import train
-    from pe.training.recipe import Recipe
-    from pe.training.recipes import RECIPES, recipe

@@ -86,8 +86,8 @@ def tiny_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The recipe demo, smaller still, for tests of the speed run."""
     import dataclasses
 
+    from pe.recipes.named import RECIPES
     from pe.speed import rig
-    from pe.training.recipes import RECIPES
 
     sizes = {
         "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,

@@ -53,6 +53,7 @@ def test_rows_give_the_loss_and_gradients_of_the_matrix(
     if padded:
         inputs["attention_mask"] = torch.ones(2, 40).long()
         inputs["attention_mask"][0, :9] = 0
+        inputs["attention_mask"][1, 12:17] = 0  # tokens between others
     whole = step(spec, **inputs)
     request.getfixturevalue("small_blocks")
     by_rows = step(spec, **inputs)

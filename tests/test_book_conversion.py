@@ -14,7 +14,7 @@ from model_tools import LENGTH, small
 import pe
 from pe.encodings import FrequencyTransform, list_encodings, lookup
 from pe.notebooks.parameters import parameters
-from pe.training.recipes import recipe
+from pe.recipes.named import recipe
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "book" / "_ext"))

@@ -31,7 +31,7 @@ def test_numbers_follow_the_records_and_pages_come_and_go(tree: Path) -> None:
     picture = tree / "book" / "_generated" / "perplexity-by-length.svg"
     before = picture.read_bytes()
     assert "RoPE at twice its training length: 80.0, 2.00 times as much" in page(tree)
-    assert "longest: PoPE" in page(tree)
+    assert "PoPE at the longest: 41.0" in page(tree)
     assert "There are no runs of yours here yet" in page(tree)
     assert "gone in the book" not in book_site.text(next(html.glob("runs/demo/rope*/train.html")))
 
@@ -69,7 +69,7 @@ def test_a_number_without_a_record_fails_the_build_and_names_the_nearest(tree: P
     source.write_text(
         good + "\n{record}`rpoe.ppl@2x` {record}`rope.tokens_per_secnd` {record}`rope.ppl@64x`\n"
         "{record}`demmo/rope.ppl@1x`\n\n```{picture} perplexity-by-lenght\n:alt: x\n```\n"
-        "\n```{results} demo\n:encodings: rope, yarm\n```\n"
+        "\n```{study-table} demo\n:rows: rope, yarm\n```\n"
     )
     try:
         result = book_site.build_small(tree)
@@ -82,7 +82,7 @@ def test_a_number_without_a_record_fails_the_build_and_names_the_nearest(tree: P
         r"no record for 'rope\.ppl@64x'.*not evaluated",
         r"did you mean 'demo'",
         r"did you mean 'perplexity-by-length'",
-        r"unknown encoding 'yarm'",
+        r"unknown row 'yarm'",
     ):
         assert re.search(message, result.stdout), message
 

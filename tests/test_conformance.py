@@ -34,7 +34,8 @@ def test_what_is_right_breaks_no_law(name: str) -> None:
 BREAKS = {
     "contract": "Contract", "shift": "Shift", "change": "Change", "heads": "Heads",
     "time": "Time", "rows": "Rows", "future": "Future", "decode": "Decode", "cache": "Cache",
-    "padding": "Padding", "memory": "Memory", "precision": "Precision", "autocast": "Autocast",
+    "padding": "Padding", "holes": "Holes", "documents": "Documents", "blind": "Blind",
+    "memory": "Memory", "precision": "Precision", "autocast": "Autocast",
     "cast": "Cast", "meta": "Meta", "saving": "Saving", "limit": "Limit", "base": "Base",
     "gradients": "Gradients", "form": "Form", "formula": "Formula", "composition": "Composition",
 }  # fmt: skip

@@ -312,7 +312,7 @@ def test_temperature_is_one_inside_the_training_length_and_grows_with_the_logari
     warm = convert(model, "nope", length_temperature=0.5)
     assert torch.equal(logits(warm, LENGTH), logits(model, LENGTH))
     assert not torch.allclose(logits(warm)[:, -1], logits(model)[:, -1], atol=1e-4)
-    factor = warm.model._temperature(torch.tensor([0, LENGTH - 1, 4 * LENGTH - 1]))
+    factor = warm.model._temperature(torch.tensor([[[1, LENGTH, 4 * LENGTH]]]))
     assert factor is not None
     close(factor[0, 0], 1 + 0.5 * torch.tensor([0.0, 0.0, 4.0]).clamp(min=1).log())
     assert model.model._temperature(torch.arange(3)) is None

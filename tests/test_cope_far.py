@@ -13,7 +13,7 @@ from torch import Tensor
 from pe.attention.kernels.cope import far as cope_far
 from pe.attention.kernels.cope import launch as cope_launch
 from pe.attention.kernels.cope import op as cope_ops
-from pe.attention.kernels.cope import self_check as cope_proof
+from pe.attention.kernels.cope import self_check as cope_check
 
 BLOCK = cope_launch.FORWARD.queries
 
@@ -72,7 +72,7 @@ def test_keys_are_far_to_one_head_of_a_group_and_to_none_of_another(seen: list[T
 
 
 @pytest.mark.parametrize(("length", "npos", "most"), [(129, 2, 64), (257, 70, 64)])
-def test_lengths_that_end_within_a_block_and_counts_of_several_stretches(
+def test_lengths_that_end_within_a_block_and_counts_of_several_calls(
     length: int, npos: int, most: int, seen: list[Tensor]
 ) -> None:
     """Keys of the last block that are not there are no part of a far block."""
@@ -108,7 +108,7 @@ def test_pieces_read_what_belongs_to_their_own_heads(
 
 def test_the_first_query_block_is_found_in_several_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in sequences beyond 16,384 tokens."""
-    monkeypatch.setattr(cope_far, "CHUNK", tl.constexpr(2))
+    monkeypatch.setattr(cope_far, "READ_AT_ONCE", tl.constexpr(2))
     enc = made(16, 7)
     shared: dict[str, Any] = {"length": 321, "heads": 1, "kv": 1, "width": 16}
     case: dict[str, Any] = {**shared, "change": shut(late(2, 4))}
@@ -121,10 +121,10 @@ def test_values_of_another_width_than_queries() -> None:
     q, k = torch.randn(1, 2, 140, 32), torch.randn(1, 1, 140, 32)
     v, direction = torch.randn(1, 1, 140, 16), torch.randn(1, 2, 140, 16)
     table = torch.randn(9, 32) * 32**-0.5
-    case = cope_proof.Case(q, k, v, direction, table)
+    case = cope_check.Case(q, k, v, direction, table)
     out, lse, n, far = cope_launch.forward(q, k, v, table, 32**-0.5)
     found = cope_launch.backward(direction, q, k, v, out, lse, n, far, table, 32**-0.5)
     for number, (got, want) in enumerate(
-        zip((out, *found), cope_proof.expected(case, 32**-0.5), strict=True)
+        zip((out, *found), cope_check.expected(case, 32**-0.5), strict=True)
     ):
         assert float((got - want).norm() / want.norm()) < 2e-5, number

@@ -18,7 +18,7 @@ from pe.attention import choose
 from pe.attention.choose import path_for
 from pe.attention.kernels.cope import launch as cope_launch
 from pe.attention.kernels.cope import op as cope_ops
-from pe.attention.kernels.cope import self_check as cope_proof
+from pe.attention.kernels.cope import self_check as cope_check
 from pe.encodings.cope import CoPE
 from pe.model import PEForCausalLM
 from pe.model.config import PEConfig
@@ -63,8 +63,8 @@ def test_the_last_row_that_is_counted_to_has_its_gradient(length: int) -> None:
     agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
 
 
-def test_a_long_text_is_done_a_few_heads_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces that end within a text, and shares of the gradient of keys that are added up."""
+def test_a_long_sequence_is_done_a_few_heads_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces that end within a sequence, and shares of the gradient of keys that are added up."""
     enc = made(16, 20)
     case: dict[str, Any] = {"length": 70, "heads": 4, "kv": 2, "width": 16, "batch": 2}
     exact = computed(enc, "dense", **case)
@@ -137,7 +137,7 @@ def test_what_turns_or_scales_queries_keeps_cope_from_the_kernel(
 
 
 def test_heads_of_128_count_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing may reach it there, not even the proof: a fault would end the process' device."""
+    """Nothing may reach it there, not even the check: a fault would end the process' device."""
     monkeypatch.setattr(choose, "unavailable_reason", lambda device: None)
     enc, cuda = CoPE(128, npos=9), torch.device("cuda", 0)
     assert path_for(enc, cuda, torch.bfloat16, 64, head_dim=128) == "matrix"
@@ -176,13 +176,13 @@ def test_a_model_on_kernels_has_the_loss_and_gradients_of_one_on_matrices() -> N
         assert float((fast - slow).norm()) <= 2e-4 * float(slow.norm()) + 1e-6, name
 
 
-def test_the_proof_before_first_use_passes_and_catches_a_wrong_kernel(
+def test_the_check_before_first_use_passes_and_catches_a_wrong_kernel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     case = (16, 16, torch.float32, torch.device("cpu"))
-    monkeypatch.setattr(cope_proof, "BATCH", 1)
-    monkeypatch.setattr(cope_proof, "LENGTH", 140)
-    cope_ops.prove.__wrapped__(*case)
+    monkeypatch.setattr(cope_check, "BATCH", 1)
+    monkeypatch.setattr(cope_check, "LENGTH", 140)
+    cope_ops.self_check.__wrapped__(*case)
     backward = cope_ops.backward
 
     def wrong(*arguments: Any) -> tuple[Tensor, ...]:
@@ -191,11 +191,11 @@ def test_the_proof_before_first_use_passes_and_catches_a_wrong_kernel(
 
     monkeypatch.setattr(cope_ops, "backward", wrong)
     with pytest.raises(RuntimeError, match=r"wrong on this machine: of the bias is off"):
-        cope_ops.prove.__wrapped__(*case)
+        cope_ops.self_check.__wrapped__(*case)
 
     def broken(*arguments: Any) -> tuple[Tensor, ...]:
         raise MemoryError("out of resource: shared memory")
 
     monkeypatch.setattr(cope_ops, "forward", broken)
     with pytest.raises(RuntimeError, match=r"do not run .* shared memory.*backend='sdpa'"):
-        cope_ops.prove.__wrapped__(*case)
+        cope_ops.self_check.__wrapped__(*case)

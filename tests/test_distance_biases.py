@@ -40,9 +40,14 @@ def build(name: str, heads: int, **options: Any) -> DistanceBias:
     return enc
 
 
+def zeros(enc: Encoding, length: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Queries of as many heads as the encoding has."""
+    return torch.zeros(1, enc.num_heads or 1, length, 8, dtype=dtype)
+
+
 def causal(enc: Encoding, length: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """(H, T, T), 0 above the diagonal."""
-    q, positions = torch.zeros(1, 1, length, 8, dtype=dtype), torch.arange(length)
+    q, positions = zeros(enc, length, dtype), torch.arange(length)
     matrix = enc.bias(q, q, positions, positions)
     assert matrix is not None
     assert matrix.dtype == dtype
@@ -51,7 +56,7 @@ def causal(enc: Encoding, length: int, dtype: torch.dtype = torch.float64) -> Te
 
 def far(enc: Encoding, distance: Tensor) -> Tensor:
     """(H, n): a query so far on that keys lie at all these distances behind it."""
-    q = torch.zeros(1, 1, 1, 8, dtype=torch.float64)
+    q = zeros(enc, 1)
     here = distance.max()
     values = enc.bias(q, q, here[None], here - distance)
     assert values is not None
@@ -150,7 +155,7 @@ def test_t5_is_that_of_transformers(heads: int) -> None:
     exact = tolerance("t5_relative_bias")
     close(causal(enc, 40), arrays[f"bias__h{heads}_L40"].tril(), exact)
     close(far(enc, arrays["far_distances"]), arrays[f"bias_far__h{heads}"], exact)
-    q = torch.zeros(1, 1, 1, 8, dtype=torch.float64)
+    q = zeros(enc, 1)
     last = enc.bias(q, q, torch.tensor([39]), torch.arange(40))
     assert last is not None
     close(last[0], arrays[f"bias_lastquery__h{heads}_L40"], exact)

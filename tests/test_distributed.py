@@ -17,8 +17,8 @@ import pytest
 import torch
 from tiny_training import TrainingProcess, lines, tiny, weights, with_step
 
+from pe.recipes.recipe import Recipe
 from pe.runs import Run
-from pe.training.recipe import Recipe
 
 
 def uneven(signal_at: int = 0) -> Any:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from tiny_training import Crash, assert_same_weights, tiny, train_tiny, weights, with_step
 
+from pe.recipes.named import recipe as named_recipe
 from pe.runs import Run
 from pe.training.build import build_model
 from pe.training.loop import train
-from pe.training.recipes import recipe as named_recipe
 
 pytestmark = pytest.mark.usefixtures("alone")
 

@@ -16,21 +16,25 @@ import pytest
 import torch
 from tiny_training import tiny, write_corpus
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 import pe
 from pe.data import Split, evaluation_windows, prepare
+from pe.data.tokenizer import END, PAD, train_bpe
 from pe.encodings import Encoding
-from pe.evaluation import evaluate as module
+from pe.evaluation import evaluate as evaluating
+from pe.evaluation import scorer as module
 from pe.evaluation import temperature
 from pe.evaluation.evaluate import evaluate
-from pe.evaluation.load import load_model
-from pe.evaluation.perplexity import by_position, cell, window_losses
-from pe.evaluation.scorer import Scorer
+from pe.evaluation.load import load_model, load_tokenizer
+from pe.evaluation.scorer import Scorer, by_position, cell
 from pe.model import PEForCausalLM
+from pe.model.layers import Block
+from pe.model.loss import token_losses
+from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunBusy, RunError
 from pe.training.build import build_model
 from pe.training.loop import train
-from pe.training.recipe import Recipe
 
 # One for each way to act; what holds for all encodings, and what windows rest on, are laws.
 STEADY = ["nope", "rope", "sinusoidal", "alibi", "fox", "dynamic_ntk"]
@@ -89,6 +93,15 @@ def scorer_of(model: PEForCausalLM, split: Split, lengths: list[int]) -> Scorer:
     return Scorer(model, data, tiny(Path("unused"), evaluation_windows=100), lengths)
 
 
+def window_losses(
+    model: PEForCausalLM, split: Split, ends: list[int], length: int, tokens_per_batch: int
+) -> np.ndarray:
+    """Of windows that are given by their ends."""
+    scorer = scorer_of(model, split, [length])
+    scorer.ends, scorer.tokens_per_batch = ends, tokens_per_batch
+    return scorer.losses(length)
+
+
 def model_and_text(name: str = "rope") -> tuple[PEForCausalLM, Split]:
     options = {"table_size": 48} if name == "learned" else {}
     chosen = tiny(Path("unused"), pe=name, pe_options=options)
@@ -138,17 +151,14 @@ def test_losses_do_not_depend_on_how_many_windows_run_at_once(name: str) -> None
 
 
 def test_every_length_scores_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pe.evaluation import perplexity
-
     model, split = model_and_text()
     scored: list[Tensor] = []
-    inner = perplexity._losses
 
-    def recorded(model: Any, hidden: Tensor, targets: Tensor) -> Tensor:
+    def recorded(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         scored.append(targets)
-        return inner(model, hidden, targets)
+        return token_losses(hidden, weight, targets)
 
-    monkeypatch.setattr(perplexity, "_losses", recorded)
+    monkeypatch.setattr(module, "token_losses", recorded)
     ends = evaluation_windows(split, 128, 8, 20)
     for length in (8, 16, 64, 128):
         window_losses(model, split, ends, length, tokens_per_batch=10**6)
@@ -156,7 +166,7 @@ def test_every_length_scores_the_same_tokens(monkeypatch: pytest.MonkeyPatch) ->
     assert len(set(places.tolist())) == len(places)
     wanted = split.tokens[places].astype(np.int64)
     for targets in scored:
-        assert np.array_equal(targets[:, -8:].flatten().numpy(), wanted)
+        assert np.array_equal(targets.view(len(ends), -1)[:, -8:].flatten().numpy(), wanted)
 
 
 def test_tokens_weigh_the_same_and_windows_are_kept_for_intervals() -> None:
@@ -254,6 +264,45 @@ def test_a_length_beyond_the_last_position_has_no_value(trained: Callable[..., R
     assert math.isnan(row["ppl@4x"] if row["ppl@4x"] is not None else math.nan)
 
 
+def test_a_sample_longer_than_the_last_position_is_refused_in_one_line(
+    trained: Callable[..., Run],
+) -> None:
+    run = trained(pe="test_evaluation:Short")
+    prompt = "the cat"
+    used = len(load_tokenizer(run)(prompt)["input_ids"])
+    assert pe.sample(run, prompt, tokens=33 - used).startswith(prompt)
+    for tokens in (34 - used, 0):
+        with pytest.raises(ValueError, match=f"tokens: {tokens} after a prompt of {used}.*1 to"):
+            pe.sample(run, prompt, tokens=tokens)
+
+
+def test_the_residual_stream_can_be_read_in_float32_and_the_record_says_so(
+    trained: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained(precision="bfloat16")
+    seen: list[torch.dtype] = []
+    forward = Block.forward
+
+    def watched(self: Block, x: Tensor, *rest: Any) -> Any:
+        seen.append(x.dtype)
+        return forward(self, x, *rest)
+
+    monkeypatch.setattr(Block, "forward", watched)
+    narrow = evaluate(run, quiet=True)
+    assert narrow["precision"] == {"products": "bfloat16", "residual": "bfloat16"}
+    assert set(seen) == {torch.bfloat16}
+    seen.clear()
+    wide = evaluate(run, quiet=True, float32_residual=True)
+    assert wide["precision"] == {"products": "bfloat16", "residual": "float32"}
+    assert set(seen) == {torch.float32}
+    a, b = (found["perplexity"]["64"]["nll"] for found in (narrow, wide))
+    assert a != b
+    assert a == pytest.approx(b, rel=1e-2)
+    seen.clear()
+    assert evaluate(run, quiet=True, float32_residual=True) == wide == evaluate(run, quiet=True)
+    assert seen == [], "a wider record serves both"
+
+
 def test_another_mistake_is_not_taken_for_a_missing_position(trained: Callable[..., Run]) -> None:
     run = trained(pe="test_evaluation:Grumpy")
     with pytest.raises(ValueError, match="some other trouble"):
@@ -272,13 +321,13 @@ def test_what_is_recorded_is_not_computed_again(
     run = trained()
     first = evaluate(run, quiet=True)
     calls: list[Any] = []
-    inner = module._evaluate
+    inner = evaluating._evaluate
 
     def counted(*arguments: Any) -> Any:
         calls.append(arguments)
         return inner(*arguments)
 
-    monkeypatch.setattr(module, "_evaluate", counted)
+    monkeypatch.setattr(evaluating, "_evaluate", counted)
     assert evaluate(Run(run.directory), quiet=True) == first
     assert evaluate(reopened(run, evaluation_lengths=[64, 16, 32]), quiet=True) == first
     assert calls == []
@@ -334,10 +383,43 @@ def test_other_text_than_that_of_training_is_refused(tmp_path: Path) -> None:
     run = train(Run(tmp_path / "study" / chosen.run_name(), chosen), quiet=True)
     with open(tmp_path / "corpus" / "test.txt", "a") as file:
         file.write("leaked")
-    with pytest.raises(RunError, match="was trained on data .* is now .*; train it again") as error:
+    with pytest.raises(RunError, match="was trained on other data .* train it again") as error:
         evaluate(run, quiet=True)
     assert str(run.directory) in str(error.value)
     assert run.read()["data"]["fingerprint"] in str(error.value)
+
+
+def test_a_complete_run_is_not_shown_over_text_that_was_edited(tmp_path: Path) -> None:
+    chosen = tiny(write_corpus(tmp_path / "corpus"), steps=4)
+    run = train(Run(tmp_path / "study" / chosen.run_name(), chosen), quiet=True)
+    assert train(run, quiet=True) is run
+    with open(tmp_path / "corpus" / "train.txt", "a") as file:
+        file.write("one more word")
+    with pytest.raises(RunError, match="the text was .* and is now .*; choose another study"):
+        train(run, quiet=True)
+    shutil.rmtree(tmp_path / "corpus")
+    assert train(run, quiet=True) is run, "its record can be read where its text is not"
+
+
+def test_a_tokenizer_replaced_under_its_path_is_refused(tmp_path: Path) -> None:
+    """By training that goes on, and by evaluation: losses by other tokens are not comparable."""
+    corpus, path = write_corpus(tmp_path / "corpus"), tmp_path / "own"
+
+    def write_tokenizer(text: str) -> None:
+        made = train_bpe([text] * 4, 264)
+        PreTrainedTokenizerFast(
+            tokenizer_object=made, eos_token=END, pad_token=PAD
+        ).save_pretrained(path)
+
+    write_tokenizer("the cat sat on the mat " * 9)
+    chosen = tiny(corpus, tokenizer=str(path), steps=4, checkpoint_every=2)
+    run = train(Run(tmp_path / "study" / chosen.run_name(), chosen), quiet=True)
+    write_tokenizer("her old red house by night " * 9)
+    with pytest.raises(RunError, match="the tokenizer was .* and is now .*; train it again"):
+        evaluate(run, quiet=True)
+    run.fail("as if it had been stopped", "interrupted", None)
+    with pytest.raises(RunError, match="the tokenizer was .* and is now .*; delete the folder"):
+        train(run, quiet=True)
 
 
 def test_a_run_that_is_being_written_is_not_evaluated(trained: Callable[..., Run]) -> None:

@@ -53,7 +53,7 @@ def fire(case: str, dtype: torch.dtype) -> FIRE:
 
 
 def fire_bias(enc: FIRE, queries: Tensor, keys: Tensor) -> Tensor:
-    q = torch.zeros(1, 1, len(queries), 8, dtype=enc.c.dtype)
+    q = torch.zeros(1, enc.num_heads or 1, len(queries), 8, dtype=enc.c.dtype)
     found = enc.bias(q, q, queries.long(), keys.long())
     assert found.dtype == enc.c.dtype
     return found[0].detach()
@@ -141,12 +141,12 @@ def test_fox_adds_gates_up_as_the_authors(heads: int) -> None:
     arrays, enc, tolerance = golden("fox"), FoX(heads, 6).double(), about("fox")["tol"]
     q, k, v = (arrays[f"{x}__h{heads}"].transpose(1, 2) for x in "qkv")
     state = arrays[f"log_fgate__h{heads}"].transpose(1, 2)[..., None]
-    places = torch.arange(16)
+    places, x = torch.arange(16), q.new_zeros(len(q), 16, 6)
     bias = enc.bias(q, k, places, places, state)
     close(causal(bias), arrays[f"bias__h{heads}"], tolerance)
     for backend in ("dense", "sdpa"):
         enc.key_state = lambda x: state  # type: ignore[method-assign]
-        out = attend(enc, q, k, v, places, places, backend=backend, layer_input=v)
+        out = attend(enc, q, k, v, places, places, backend=backend, layer_input=x)
         close(out.detach().transpose(1, 2), arrays[f"out__h{heads}"], tolerance)
 
 

@@ -164,18 +164,19 @@ def test_longrope_without_factors_is_yarn_beyond_the_training_length() -> None:
 )
 def test_longrope_refuses(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        build("longrope", **({"original_length": 64} | options))
+        build("longrope", **({"original_length": 64, "factor": 4.0} | options))
 
 
 def test_longrope_counts_the_pairs_that_turn() -> None:
     """With a share of the head rotated there are fewer of them."""
     factors = [1.0, 2.0, 3.0, 4.0]
-    enc = build("longrope", 16, original_length=8, rotary_fraction=0.5, long_factor=factors)
+    given: dict[str, Any] = {"original_length": 8, "factor": 4.0, "long_factor": factors}
+    enc = build("longrope", 16, rotary_fraction=0.5, **given)
     base = build("rope", 16, rotary_fraction=0.5).frequencies().inv_freq
     found = enc.frequencies(torch.tensor(9)).inv_freq
     torch.testing.assert_close(base / found, torch.tensor(factors, dtype=torch.float64))
     with pytest.raises(ValueError, match="for each of 8 pairs, got 4"):
-        build("longrope", 16, original_length=8, long_factor=factors)
+        build("longrope", 16, **given)
 
 
 def test_longrope_needs_the_length_that_it_extends_from() -> None:

@@ -169,12 +169,12 @@ def test_cope_agrees_where_most_keys_are_beyond_its_table(
 
 @pytest.mark.parametrize("length", [250, 1000])
 def test_cope_at_128_agrees_in_a_process_of_its_own(length: int) -> None:
-    """What `cope_ops.WIDEST` waits for. A fault would end this process' use of the card."""
+    """What `WIDEST` of CoPE waits for. A fault would end this process' use of the card."""
     code = (
-        "import torch; from pe.attention.kernels import cope_ops, cope_proof\n"
-        f"cope_proof.LENGTH, cuda = {length}, torch.device('cuda')\n"
+        "import torch; from pe.attention.kernels.cope import op, self_check\n"
+        f"self_check.LENGTH, cuda = {length}, torch.device('cuda')\n"
         "for kind in (torch.bfloat16, torch.float16):\n"
-        "    cope_ops.prove.__wrapped__(128, 128, kind, cuda)\n"
+        "    op.self_check.__wrapped__(128, 128, kind, cuda)\n"
         "torch.cuda.synchronize()"
     )
     root = Path(__file__).parents[1]

@@ -1,4 +1,4 @@
-"""What a falling bias leaves nothing of is not looked at, and that changes nothing."""
+"""Keys whose weights underflow are skipped, and that changes nothing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def computed(form: Form, given: list[Tensor], least: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(("kind", "size"), [("even", 8.0), ("uneven", 0.5), ("power", 8.0)])
-def test_leaving_out_what_is_beyond_the_horizon_changes_nothing(kind: str, size: float) -> None:
+def test_skipping_what_is_beyond_the_horizon_changes_nothing(kind: str, size: float) -> None:
     form, given = rising(kind), inputs(size)
     names = ("out", "q", "k", "v", "own")
     for name, some, every in zip(
@@ -76,7 +76,7 @@ def test_what_is_beyond_the_horizon_is_not_read(kind: str) -> None:
     assert torch.isnan(dv[:, :, 256:]).all()
 
 
-def test_a_far_key_that_outweighs_its_bias_is_not_left_out() -> None:
+def test_a_far_key_that_outweighs_its_bias_is_not_skipped() -> None:
     """The bound follows the largest logits there are."""
     form = rising("even")
     q, k, v, gradient = inputs(0.01)

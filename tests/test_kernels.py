@@ -19,7 +19,7 @@ from pe.attention import choose
 from pe.attention.choose import kernel_form, obstacle, path_for
 from pe.attention.kernels.flash import launch
 from pe.attention.kernels.flash import op as ops
-from pe.attention.kernels.flash import self_check as proof
+from pe.attention.kernels.flash import self_check as cases
 from pe.encodings import Encoding
 from pe.encodings.core import forms
 from pe.encodings.core.distance import DistanceBias
@@ -116,7 +116,7 @@ def test_kernels_agree_for_other_heads_and_widths(
     agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
 
 
-def test_a_bias_of_ones_own_by_distance_is_learned_from_a_table() -> None:
+def test_a_custom_bias_by_distance_is_learned_from_a_table() -> None:
     class Own(KerpleLog):
         bias_form = DistanceBias.bias_form
 
@@ -139,13 +139,13 @@ def test_gradients_of_a_bias_are_of_float32_although_queries_are_not(spec: str) 
             assert error < 1e-4, (name, float(error))
 
 
-def test_neighbours_far_into_a_text_differ_by_what_they_should() -> None:
+def test_neighbours_far_into_a_sequence_differ_by_what_they_should() -> None:
     """Running sums of float32 would round a difference of 1/64 away at 1e6."""
     total = torch.full((1, 1, 300), 1e6, dtype=torch.float64)
     total[..., 290:] += 1 / 64
     form = forms.by_key(total)
     assert form.own is not None
-    anchors = form.parts[0][..., 0, 299 // forms.STRETCH]
+    anchors = form.parts[0][..., 0, 299 // forms.CHUNK]
     later, earlier = form.own[0, 0, 295], form.own[0, 0, 285]
     assert float(later - earlier) == pytest.approx(forms.LOG2E / 64, rel=1e-6)
     assert anchors.dtype == torch.float64
@@ -153,14 +153,14 @@ def test_neighbours_far_into_a_text_differ_by_what_they_should() -> None:
 
 @pytest.mark.parametrize("shared", [1, 20])
 def test_shares_of_a_tables_gradient_add_up(shared: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shares of a diagonal end in the middle of a text, or hold no block at all."""
+    """Shares of a diagonal end in the middle of a sequence, or hold no block at all."""
     monkeypatch.setattr(launch, "SHARED", shared)
     enc = made("t5", heads=2, kv=1, width=16)
     case = {"length": 130, "heads": 2, "kv": 1, "width": 16, "batch": 2}
     agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
 
 
-def test_places_that_rounding_puts_before_the_first_piece_or_behind_the_last_have_one() -> None:
+def test_numbers_that_rounding_puts_before_the_first_piece_or_behind_the_last_have_one() -> None:
     enc = made("fire", heads=2, kv=2, width=16)
     pieces = enc.bias_form(64, CPU, None).parts[0]
     assert torch.equal(pieces[:, 0], pieces[:, 1])
@@ -270,15 +270,15 @@ def test_kernels_are_not_given_moved_or_masked_tokens(spec: str, inputs: dict[st
 def test_the_check_before_first_use_passes(
     kind: int, reach: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proof, "BATCH", 1)
-    monkeypatch.setattr(proof, "LENGTH", 140)
-    ops.prove.__wrapped__(kind, reach, 16, 16, torch.float32, CPU)
+    monkeypatch.setattr(cases, "BATCH", 1)
+    monkeypatch.setattr(cases, "LENGTH", 140)
+    ops.self_check.__wrapped__(kind, reach, 16, 16, torch.float32, CPU)
 
 
 def test_the_check_before_first_use_catches_a_wrong_kernel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(proof, "LENGTH", 70)
+    monkeypatch.setattr(cases, "LENGTH", 70)
     forward = ops.forward
 
     def wrong(*arguments: Any) -> tuple[Tensor, ...]:
@@ -287,7 +287,7 @@ def test_the_check_before_first_use_catches_a_wrong_kernel(
 
     monkeypatch.setattr(ops, "forward", wrong)
     with pytest.raises(RuntimeError, match=r"wrong on this machine: the output .*backend='sdpa'"):
-        ops.prove.__wrapped__(0, 0, 16, 16, torch.float32, CPU)
+        ops.self_check.__wrapped__(0, 0, 16, 16, torch.float32, CPU)
 
 
 def test_a_kernel_that_does_not_run_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,4 +296,4 @@ def test_a_kernel_that_does_not_run_says_what_to_use(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(ops, "forward", broken)
     with pytest.raises(RuntimeError, match=r"do not run .* shared memory.*backend='sdpa'"):
-        ops.prove.__wrapped__(0, 0, 16, 16, torch.float32, CPU)
+        ops.self_check.__wrapped__(0, 0, 16, 16, torch.float32, CPU)

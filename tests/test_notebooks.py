@@ -21,8 +21,8 @@ from notebook_tools import shown
 import pe
 from pe.notebooks import page
 from pe.notebooks.parameters import configure, configure_conversion, parameters, parameters_cell
+from pe.recipes.named import recipe
 from pe.runs import Run
-from pe.training.recipes import recipe
 
 HERE = Path(__file__).resolve().parent.parent / "notebooks"
 NOTEBOOKS = sorted(HERE.glob("*.ipynb"))

@@ -262,7 +262,7 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None
     packed = {n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n}
     wanted = {
         str(path.relative_to(source))
-        for pattern in ("*.py", "py.typed")
+        for pattern in ("*.py", "*.txt", "py.typed")
         for path in (source / "pe").rglob(pattern)
     }
     assert packed == wanted

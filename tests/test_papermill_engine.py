@@ -21,9 +21,9 @@ from pe.notebooks.papermill import engine
 from pe.notebooks.papermill.entry import PeEngine
 from pe.notebooks.papermill.terminal import ProgressLine
 from pe.notebooks.parameters import configure, launch, parameters
+from pe.recipes.named import RECIPES
 from pe.runs import Run, RunBusy
 from pe.runs.models import RunRecord
-from pe.training.recipes import RECIPES
 
 
 @pytest.fixture

@@ -56,8 +56,8 @@ def test_half_lives_and_limits_of_xpos() -> None:
     enc = encoding("xpos", head_dim=64, num_heads=1)
     assert isinstance(enc, XPos)
     stated = {torch.float32: 24_521, torch.bfloat16: 24_521, torch.float16: 4_495}
-    assert {dtype: enc.stretch(dtype) for dtype in stated} == stated
-    assert enc.stretch(torch.float64) == 245_217
+    assert {dtype: enc.chunk(dtype) for dtype in stated} == stated
+    assert enc.chunk(torch.float64) == 245_217
     assert math.log(1.4 / 0.4) / 512 == pytest.approx(0.00245, abs=5e-6)
     for largest, tokens in ((65_504, 9_000), (3.4e38, 72_000)):
         assert 2 * 512 * math.log(largest) / math.log(3.5) == pytest.approx(tokens, rel=0.02)

@@ -233,9 +233,9 @@ def test_each_layer_draws_anew_and_embeddings_once(
     assert not torch.equal(found[1], found[2])
 
 
-@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize("name", ["randomized", "sinusoidal+randomized"])
 def test_compiled_in_one_graph_and_equal_to_eager(name: str) -> None:
-    model, ids = small(name).train(), tokens(2, 16)
+    model, ids = small(name, num_hidden_layers=1).train(), tokens(2, 16)
 
     def step(ids: Tensor, labels: Tensor) -> Tensor:
         return model(ids, shift_labels=labels).loss  # type: ignore[no-any-return]

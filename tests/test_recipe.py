@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pe.training.recipe import NEW_FIELD_DEFAULTS, NOT_IDENTITY, Recipe
-from pe.training.recipes import DEMO, RECIPES, recipe
+from pe.recipes.named import DEMO, RECIPES, recipe
+from pe.recipes.recipe import NEW_FIELD_DEFAULTS, NOT_IDENTITY, Recipe
 
 # A valid other value for every field of the demo recipe.
 OTHER: dict[str, Any] = {
@@ -29,6 +29,7 @@ OTHER: dict[str, Any] = {
     "start_state": "all", "keep_states": (40, 60),
     "keep_steps": (40, 60), "retrieval_share": 0.02, "retrieval_samples": 5,
     "fit_temperature": True, "deterministic": True, "encoding_rate": 3.0, "embedding_std": 0.5,
+    "first_token": True, "retrieval_tasks": ("multikey",),
 }  # fmt: skip
 
 
@@ -43,6 +44,7 @@ def test_the_hash_changes_with_what_is_trained_and_nothing_else(name: str) -> No
     also = {"start_from": OTHER["start_from"]} if name.startswith("start_st") else {}
     also |= {"start_step": 5} if name == "start_state" else {}
     also |= {"schedule": "wsd"} if name == "decay_steps" else {}
+    also |= {"retrieval_share": 0.02} if name == "retrieval_tasks" else {}
     base = dataclasses.replace(DEMO, **also)
     changed = dataclasses.replace(base, **{name: OTHER[name]})
     same = changed.config_hash() == base.config_hash()
@@ -66,7 +68,7 @@ def test_the_hash_is_the_same_in_every_process_and_version() -> None:
     assert recipe("demo", pe="yarn", pe_options={"factor": 8.0, "alpha": 1.0}).config_hash() == (
         recipe("demo", pe="yarn", pe_options={"alpha": 1.0, "factor": 8.0}).config_hash()
     )
-    code = "from pe.training.recipes import DEMO; print(DEMO.config_hash())"
+    code = "from pe.recipes.named import DEMO; print(DEMO.config_hash())"
     for seed in ("1", "2"):
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True,
@@ -222,6 +224,6 @@ def test_auto_is_a_recipe_this_machine_can_train() -> None:
 
 
 def test_recipes_need_no_torch() -> None:
-    code = "import sys, pe.training.recipes, pe.runs; sys.exit('torch' in sys.modules)"
+    code = "import sys, pe.recipes.named, pe.runs; sys.exit('torch' in sys.modules)"
     environment = {"PYTHONPATH": str(Path(__file__).parent.parent)}
     assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0

@@ -23,10 +23,10 @@ from tiny_training import (
     write_corpus,
 )
 
+from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunError
 from pe.training import checkpoint
 from pe.training.loop import Interrupted, StopSignal, Trainer, train
-from pe.training.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -288,7 +288,7 @@ def test_changed_text_is_refused_at_a_resume(tmp_path: Path) -> None:
     killed_after(run, 6)
     with open(tmp_path / "corpus" / "train.txt", "a") as file:
         file.write("one more word")
-    with pytest.raises(RunError, match="its checkpoint was trained on data"):
+    with pytest.raises(RunError, match="its checkpoint was trained on other data"):
         train(run, quiet=True)
     assert run.read()["status"] == "failed"
     assert "delete the folder or choose another study" in run.read()["reason"]

@@ -188,6 +188,15 @@ class Reader:
         return hidden
 
 
+def scorer_of(model: Any, tokenizer: Any, split: Split) -> Scorer:
+    """At two lengths, with three prompts, a few prompts at once."""
+    data: Any = SimpleNamespace(test=split, tokenizer=tokenizer)
+    recipe = tiny(Path("unused"), evaluation_lengths=[LENGTH, 300], retrieval_samples=3)
+    scorer = Scorer(model, data, recipe)
+    scorer.tokens_per_batch = 500
+    return scorer
+
+
 def test_a_model_that_reads_the_needle_scores_and_fails_both_controls(
     tokenizer: Any, split: Split
 ) -> None:
@@ -198,9 +207,7 @@ def test_a_model_that_reads_the_needle_scores_and_fails_both_controls(
         return stated if len(stated) == DIGITS else [0] * DIGITS
 
     reader: Any = Reader(read)
-    data: Any = SimpleNamespace(test=split, tokenizer=tokenizer)
-    recipe = tiny(Path("unused"), evaluation_lengths=[LENGTH, 300], retrieval_samples=3)
-    found = evaluate_retrieval(Scorer(reader, data, recipe))
+    found = evaluate_retrieval(scorer_of(reader, tokenizer, split))
     for cell in found["tasks"]["needle"].values():
         assert cell["exact"] == cell["greedy"] == [3] * len(DEPTHS)
         assert cell["digits"] == [3 * DIGITS] * len(DEPTHS)
@@ -213,7 +220,7 @@ def test_counts_are_of_the_right_things(tokenizer: Any, split: Split) -> None:
     text = RetrievalText("needle", tokenizer)
     rows, keys = prompts(text, split, LENGTH, 4, "found")
     seven: Any = Reader(lambda ids: [int(text.digit_ids[7])] * DIGITS)
-    right = score(seven, rows, keys, text.digit_ids, 500)
+    right = score(scorer_of(seven, tokenizer, split), rows, keys, text.digit_ids)
     assert right["digits"].tolist() == (keys == 7).tolist()
     assert not right["exact"].any()
     # A model that would rather say something else than a digit is right among digits only.
@@ -222,7 +229,7 @@ def test_counts_are_of_the_right_things(tokenizer: Any, split: Split) -> None:
     talkative.lm_head = lambda hidden: (
         hidden + 2 * torch.nn.functional.one_hot(torch.tensor(int(tokenizer.eos_token_id)), 400)
     )
-    right = score(talkative, rows, keys, text.digit_ids, 500)
+    right = score(scorer_of(talkative, tokenizer, split), rows, keys, text.digit_ids)
     assert right["exact"].all()
     assert not right["greedy"].any()
 
@@ -242,7 +249,7 @@ def test_greedy_scores_are_those_of_greedy_decoding(tokenizer: Any, split: Split
         optimizer.step()
         optimizer.zero_grad()
     model.eval()
-    greedy = score(model, rows, keys, text.digit_ids, 200)["greedy"]
+    greedy = score(scorer_of(model, tokenizer, split), rows, keys, text.digit_ids)["greedy"]
     prompt = torch.from_numpy(rows[:, :-DIGITS])
     out = model.generate(
         prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=DIGITS, do_sample=False,

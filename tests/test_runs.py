@@ -17,10 +17,10 @@ import book_records
 import pytest
 
 from pe import runs
+from pe.recipes.named import recipe
+from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunBusy, RunError
 from pe.runs.models import MODELS, fields
-from pe.training.recipe import Recipe
-from pe.training.recipes import recipe
 
 
 def evaluation() -> dict[str, Any]:

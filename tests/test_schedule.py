@@ -8,10 +8,10 @@ import pytest
 import torch
 from tiny_training import tiny, write_corpus
 
+from pe.recipes.named import recipe
+from pe.recipes.recipe import Recipe
 from pe.runs import Run
 from pe.training.loop import learning_rate, train
-from pe.training.recipe import Recipe
-from pe.training.recipes import recipe
 
 COSINE = recipe(
     "demo", steps=110, warmup_steps=10, learning_rate=1e-2, min_learning_rate=1e-3

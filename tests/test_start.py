@@ -22,10 +22,11 @@ from tiny_training import (
 from transformers import AutoModelForCausalLM
 
 from pe.data import Batches, prepare
+from pe.evaluation.evaluate import evaluate
 from pe.model import PEForCausalLM
+from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunError, load
 from pe.training.loop import train
-from pe.training.recipe import Recipe
 from pe.training.start import kept_steps, start_of
 
 PARENT_STEPS, AT = 12, 8
@@ -265,7 +266,7 @@ def test_other_text_is_refused(trained: Run, tmp_path: Path) -> None:
     recipe = tiny(
         tmp_path / "corpus", pe="nope", start_from=str(trained.directory), start_step=AT, steps=6
     )
-    with pytest.raises(RunError, match="was trained on data .* start from a run of this text"):
+    with pytest.raises(RunError, match="was trained on other data .* start from a run of"):
         train(Run(tmp_path / "runs" / recipe.run_name(), recipe), quiet=True)
 
 
@@ -295,6 +296,26 @@ def test_the_loss_before_the_first_step_is_recorded_once(shared: Path, trained: 
     assert first["step"] == 0
     assert all(line["step"] > 0 for line in others)
     assert all(line["step"] > 0 for line in trained.metric_lines())
+
+
+def test_evaluating_a_converted_run_prepares_its_text_once(
+    shared: Path, trained: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train(child(shared, trained), quiet=True)
+    prepared: list[str] = []
+
+    def counted(corpus: str, *rest: Any) -> Any:
+        prepared.append(corpus)
+        return prepare(corpus, *rest)
+
+    monkeypatch.setattr("pe.evaluation.scorer.prepare", counted)
+    monkeypatch.setattr("pe.evaluation.start.prepare", counted)
+    found = evaluate(run, quiet=True)
+    assert prepared == [run.recipe.corpus]
+    conversion = run.read()["conversion"]
+    assert conversion["lengths"] == found["lengths"]
+    assert conversion["windows"] == found["windows"]
+    assert conversion["converted"].keys() == found["perplexity"].keys()
 
 
 def test_the_table_of_runs_tells_converted_ones_from_others(

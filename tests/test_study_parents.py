@@ -142,7 +142,7 @@ def test_another_text_is_no_second_training(tmp_path: Path, own_runs: Path) -> N
     lose_weights(own_runs)
     again = with_retrained_parents(plan)[1]
     write_corpus(tmp_path / "corpus", train=1300)
-    with pytest.raises(RunError, match="was trained on data .* cannot be retrained without"):
+    with pytest.raises(RunError, match="was trained on other data .* cannot be retrained without"):
         _retrain(again.run())
     assert not again.run().exists()
 

@@ -14,7 +14,7 @@ from tiny_training import assert_same_weights, lines, write_corpus
 import pe
 from pe.notebooks import page
 from pe.notebooks.parameters import configure
-from pe.results.tables import groups
+from pe.results.rows import grouped
 from pe.runs import Run, RunError
 from pe.study import load_plan, run_study
 from pe.study.worker import notebook_parameters
@@ -51,7 +51,7 @@ def test_branches_of_a_study_are_the_runs_of_those_budgets(tmp_path: Path, own_r
         own = [(step + before, what, loss) for step, what, loss in lines(branch) if step]
         assert own == [line for line in lines(scratch) if line[0] > before]
         assert branch.evaluation() is not None
-    assert [g.label for g in groups([p.run() for p in plan.values()])] == [
+    assert [g.title for g in grouped([p.run() for p in plan.values()])] == [
         "RoPE", "RoPE, 4 steps", "RoPE, 8 steps",
     ]  # fmt: skip
     assert "weights and optimizer of" in page.plan(plan["rope@1/4"].run()).data

@@ -21,10 +21,10 @@ from pe.data import Batches, prepare
 from pe.data.batches import Batch
 from pe.encodings import Encoding
 from pe.model import PEForCausalLM
+from pe.recipes.named import recipe as named_recipe
 from pe.runs import Run
 from pe.training.build import build_model, build_optimizer
 from pe.training.loop import train
-from pe.training.recipes import recipe as named_recipe
 
 pytestmark = pytest.mark.usefixtures("alone")
 ENCODINGS = pe.list_encodings()
@@ -221,7 +221,8 @@ def test_document_switches_reach_the_model(
         return forward(self, **given)
 
     monkeypatch.setattr(pe.PEForCausalLM, "forward", recorded)
-    chosen = tiny(folder, steps=1, warmup_steps=0, evaluation_lengths=[16], **{switch: True})
+    lengths = {"evaluation_lengths": [16, 32]}  # the documents are short
+    chosen = tiny(folder, steps=1, warmup_steps=0, **lengths, **{switch: True})
     train(Run(tmp_path / "run", chosen), quiet=True)
     data = prepare(chosen.corpus, chosen.vocab_size)
     batch = Batches(data.train, 16, 4, 0).at(0)

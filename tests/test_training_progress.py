@@ -12,11 +12,11 @@ from tiny_training import lines, spoiled, tiny, train_tiny, weights, with_step
 import pe
 from pe.data import prepare
 from pe.encodings import encoding
+from pe.recipes.recipe import Recipe
 from pe.runs import Run
 from pe.training import trackers
 from pe.training.loop import Trainer, train
 from pe.training.metrics import NonFiniteLoss
-from pe.training.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("alone")
 

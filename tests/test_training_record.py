@@ -15,12 +15,12 @@ import torch
 
 import pe
 from pe import devices
+from pe.recipes.named import recipe
 from pe.runs import provenance as record
 from pe.training import progress
 from pe.training.build import attention_path, build_model, parameter_counts
 from pe.training.metrics import Metrics, flops_per_token, peak_flops
 from pe.training.progress import Progress, duration
-from pe.training.recipes import recipe
 
 PEAKS = {
     "NVIDIA H100 80GB HBM3": 989.0,

@@ -98,6 +98,27 @@ def test_any_other_error_is_recorded_and_raised(
     assert run.busy() is None
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"evaluation_lengths": [16, 4096]}, "0 evaluation windows of 4,096 tokens are possible"),
+        (
+            {"retrieval_samples": 1},
+            "evaluation_lengths: 16 tokens have no room for a retrieval text, which takes [0-9]+; "
+            "leave that length out",
+        ),
+    ],
+)
+def test_what_evaluation_will_refuse_is_refused_before_the_first_step(
+    shared: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    run = Run(tmp_path / "run", tiny(shared / "corpus", **changes))
+    with pytest.raises(ValueError, match=message):
+        train(run, quiet=True)
+    assert run.read()["status"] == "failed"
+    assert not run.metric_lines()
+
+
 def test_windows_that_do_not_divide_are_refused_before_any_work(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

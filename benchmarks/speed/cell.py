@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 import pe
 from pe.devices import autocast, deterministic, free_memory, synchronize
+from pe.recipes.recipe import Recipe
 from pe.speed.families import library, spelled
 from pe.speed.record import Settings
 from pe.training.build import build_optimizer, parameter_counts
 from pe.training.metrics import flops_per_token, peak_flops
-from pe.training.recipe import Recipe
 
 from .plan import Cell
 from .systems import System, build

@@ -20,10 +20,10 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 from pe._errors import unknown
+from pe.recipes.named import recipe as named_recipe
+from pe.recipes.recipe import Recipe
 from pe.speed.families import OPTIONS, PEERS, SUMS, library, spelled
 from pe.speed.record import MAIN, MODES, SMALL, Settings
-from pe.training.recipe import Recipe
-from pe.training.recipes import recipe as named_recipe
 
 FIRST = (
     "nope", "rope", "alibi", "kerple_log", "t5", "sandwich", "pope", "xpos", "fope", "fire", "fox",

@@ -11,14 +11,14 @@ import math
 import torch
 from torch import Tensor
 
-from pe.attention.choose import BACKENDS, bias_of, checked, compute, path_for
-from pe.encodings.core.base import Encoding
+from pe.attention.choose import BACKENDS, bias_of, checked, compute, path_for, refuse_broadcast
+from pe.encodings.core.base import Encoding, refuse_positions
 
 __all__ = ["BACKENDS", "attend", "path_for", "scaled"]
 
 
 def scaled(q: Tensor, factor: Tensor | None) -> Tensor:
-    """Multiply each query row by its logit scale, broadcastable to (B, H, T)."""
+    """Multiply each query, (B, H, T, D), by its logit scale, broadcastable to (B, H, T)."""
     return q if factor is None else (q * factor[..., None]).to(q.dtype)
 
 
@@ -36,10 +36,12 @@ def attend(
     """Attention with a positional encoding, for use in any model.
 
     Args:
-        q: (B, H, Tq, D). k, v: (B, K, Tk, D), K dividing H. positions: integers (T,) or (B, T);
-            None: counted from the first key, which is what the fast kernels need.
-        mask: True where a query may attend, broadcastable to (B, H, Tq, Tk); None: causal, the
-            queries being the last Tq of the keys.
+        q: (B, H, Tq, D). k, v: (B, K, Tk, D), K dividing H. q_positions, k_positions: integers (T,)
+            or (B, T); None: counted from the first key, which is what the fast kernels need.
+        mask: boolean, True where a query may attend, broadcastable to (B, H, Tq, Tk); None: causal,
+            the queries being the last Tq of the keys. What is hidden counts nowhere: not in a bias
+            that depends on the keys in between, nor in the length of a document. A query that sees
+            nothing gets 0.
         backend: ``"dense"`` (the definition, float32), ``"sdpa"`` (torch's, a bias being a
             matrix), ``"kernel"`` (ours, never a matrix); None chooses.
         layer_input: (B, Tk, hidden), what queries and keys were projected from; only encodings
@@ -49,10 +51,20 @@ def attend(
         (B, H, Tq, D) in v's dtype.
 
     Raises:
-        ValueError: an unknown backend, or one that cannot serve this case.
+        ValueError: an unknown backend, or one that cannot serve this case; shapes that do not fit
+            each other or the encoding, of which none is broadcast.
     """
     backend = checked(backend)
     scale = 1.0 / math.sqrt(q.shape[-1])
+    enc.refuse_misfit(q, k)
+    if v.dim() != 4 or v.shape[:3] != k.shape[:3]:
+        raise ValueError(f"v: expected {(*k.shape[:3], 'width')} as k, got {tuple(v.shape)}")
+    mask = _whole(mask, q, k)
+    if layer_input is not None and layer_input.shape[:2] != (k.shape[0], k.shape[2]):
+        raise ValueError(
+            f"layer_input: expected {(k.shape[0], k.shape[2], 'hidden')}, one vector per key, got "
+            f"{tuple(layer_input.shape)}"
+        )
     state = None if layer_input is None else enc.key_state(layer_input)
     counted = q_positions is None and k_positions is None
     if k_positions is None:
@@ -60,10 +72,37 @@ def attend(
     if q_positions is None:
         same = q.shape[-2] == k.shape[-2]
         q_positions = k_positions if same else k_positions[..., -q.shape[-2] :]
-    where = enc.prepare(q_positions, k_positions, q.dtype)
+    refuse_positions("q_positions", q_positions, q.shape[0], q.shape[2])
+    refuse_positions("k_positions", k_positions, k.shape[0], k.shape[2])
+    more = {}
+    if mask is not None and enc.length_dependent:
+        from pe.attention.documents import document_lengths  # brings the compiler
+
+        more["lengths"] = document_lengths(mask, q_positions, k_positions)
+    where = enc.prepare(q_positions, k_positions, q.dtype, **more)
     counted = counted and where.q_positions is q_positions
-    q_positions, k_positions, tables = where.q_positions, where.k_positions, where.tables
+    q_positions, k_positions, tables, _ = where
     bias = bias_of(enc, q, k, q_positions, k_positions, state, mask, counted, backend)
     factor = enc.logit_scale(q_positions)
+    if factor is not None:
+        refuse_broadcast("logit_scale", factor, tuple(q.shape[:3]))
     q, k = enc.rotate(q, k, q_positions, k_positions, tables)
     return compute(scaled(q, factor), k, v, scale, bias, mask, backend)
+
+
+def _whole(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+    """The mask as (1 or B, 1 or H, Tq, Tk); ValueError if it is none of these queries and keys."""
+    length, known = q.shape[2], k.shape[2]
+    if mask is None:
+        if length > known:
+            raise ValueError(
+                f"{length} queries of {known} keys: queries without a mask are the last keys"
+            )
+        return None
+    if mask.dtype != torch.bool:
+        raise ValueError(
+            f"mask: expected booleans, True where a query may attend, got {mask.dtype}"
+        )
+    refuse_broadcast("mask", mask, (*q.shape[:3], known))
+    mask = mask[(None,) * (4 - mask.dim())]
+    return mask.expand(-1, -1, length, known)

@@ -6,8 +6,8 @@
     rows    the same, a block of rows at a time (`pe.attention.rows`), where it would be large
     dense   the definition (`pe.attention.dense`), only where it is asked for
 
-The first of these that is exact for the case at hand and whose memory does not grow with the square
-of the length beyond what is small.
+The first of these is taken that is exact for the case at hand and whose memory does not grow with
+the square of the length beyond `LARGEST_MATRIX`.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def checked(backend: str | None) -> str | None:
     return backend
 
 
-def obstacle(enc: Encoding, device: torch.device, dtype: torch.dtype, plain: bool) -> str | None:
+def obstacle(enc: Encoding, device: torch.device, dtype: torch.dtype, counted: bool) -> str | None:
     """Why the kernels cannot serve this bias here; None if they can.
 
-    ``plain``: causal attention of equally many queries and keys, all at their counted positions.
+    ``counted``: causal attention of equally many queries and keys, all at their counted positions.
     """
     if not enc.has_form:
         return "its bias is known as a matrix only"
@@ -53,7 +53,7 @@ def obstacle(enc: Encoding, device: torch.device, dtype: torch.dtype, plain: boo
         return reason
     if dtype not in (torch.float16, torch.bfloat16) and not INTERPRETED:
         return f"the kernels compute in bfloat16 or float16, and queries are {dtype}"
-    if not plain:
+    if not counted:
         return "positions are not simply counted, tokens are masked, or keys come from a cache"
     return None
 
@@ -71,11 +71,15 @@ def path_for(
     sequences: int = 1,
     head_dim: int = 64,
 ) -> str:
-    """The path of a training or prefill step of ``length`` tokens; ``sequences``: batch x heads."""
+    """The path of a training or prefill step.
+
+    Args:
+        length: tokens of each sequence. sequences: batch size times heads.
+    """
     if not enc.biased:
         return "flash"
     fits = device.type == "cuda" and length > 1 and head_dim in widths(enc)
-    if fits and obstacle(enc, device, dtype, plain=True) is None:
+    if fits and obstacle(enc, device, dtype, counted=True) is None:
         return "kernel"
     return "rows" if sequences * length**2 > LARGEST_MATRIX else "matrix"
 
@@ -98,10 +102,10 @@ def kernel_form(
         return None
     if backend is None and (not enc.biased or not q.is_cuda):
         return None  # interpreted kernels are for tests, which ask for them
-    plain = counted and mask is None and q.shape[-2] == k.shape[-2]
+    counted = counted and mask is None and q.shape[-2] == k.shape[-2]
     if backend is None and q.shape[-2] == 1:
         return None  # one row is no matrix
-    reason = obstacle(enc, q.device, q.dtype, plain)
+    reason = obstacle(enc, q.device, q.dtype, counted)
     if reason is None and q.shape[-1] not in widths(enc):
         reason = f"head_dim is {q.shape[-1]} and must be one of {widths(enc)}"
     if reason is None:
@@ -112,8 +116,18 @@ def kernel_form(
     return None
 
 
+def refuse_broadcast(what: str, x: Tensor, shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless ``x`` broadcasts to ``shape`` without making it larger."""
+    pairs = zip(reversed(x.shape), reversed(shape), strict=False)
+    if x.dim() > len(shape) or not all(a == b or a == 1 for a, b in pairs):
+        raise ValueError(
+            f"{what} of shape {tuple(x.shape)} does not fit attention of {tuple(shape)}: is the "
+            "encoding built for other sizes?"
+        )
+
+
 class Bias(NamedTuple):
-    """A bias before it is known which way attention goes: as it is, as a form, or row by row."""
+    """A bias, whole, as a spec for kernels, or as a function of query rows; or none at all."""
 
     whole: Tensor | None = None
     form: Form | None = None
@@ -133,8 +147,18 @@ def bias_of(
 ) -> Bias:
     """What ``enc`` adds to the logits of these queries and keys, which are not rotated yet.
 
+    Args:
+        q: (B, H, Tq, D). k: (B, K, Tk, D), or the new keys only where a cache holds rotated ones.
+        q_positions, k_positions: (T,) or (B, T), of the queries and of all keys.
+        state: (B, H, Tk, S), what `Encoding.key_state` kept of all keys. mask: (1 or B, 1 or H, Tq,
+            Tk), True where a query sees a key; None: causal. counted: as in `Prepared`.
+
+    Returns:
+        The bias, whole, broadcastable to (B, H, Tq, Tk); or its spec; or a function of query rows.
+
     Raises:
-        ValueError: ``backend="kernel"`` and the kernels cannot serve this case.
+        ValueError: ``backend="kernel"`` and the kernels cannot serve this case, or the bias does
+            not fit.
     """
     form = kernel_form(enc, q, k, state, mask, counted, backend)
     if form is not None:
@@ -144,14 +168,23 @@ def bias_of(
     # Of a cache that holds rotated keys only the new ones are here; there queries are few.
     all_here = known == k_positions.shape[-1]
     if not enc.biased or backend is not None or entries <= LARGEST_MATRIX or not all_here:
-        return Bias(enc.bias(q, k, q_positions, k_positions, state))
+        if mask is None:
+            whole = enc.bias(q, k, q_positions, k_positions, state)
+        else:
+            whole = enc.masked_bias(q, k, q_positions, k_positions, state, mask)
+        if whole is not None:
+            refuse_broadcast("bias", whole, (*q.shape[:3], k_positions.shape[-1]))
+        return Bias(whole)
 
     def some(start: int, stop: int) -> Tensor | None:
         seen = known - length + stop
-        return enc.bias(
+        given = (
             q[:, :, start:stop], k[:, :, :seen], q_positions[..., start:stop],
             k_positions[..., :seen], None if state is None else state[:, :, :seen],
         )  # fmt: skip
+        if mask is None:
+            return enc.bias(*given)
+        return enc.masked_bias(*given, mask[..., start:stop, :seen])
 
     return Bias(by_rows=some)
 

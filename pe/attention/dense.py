@@ -23,7 +23,8 @@ def dense_attention(
 ) -> Tensor:
     """(B, H, Tq, E), (B, K, Tk, E), (B, K, Tk, D) -> (B, H, Tq, D) in v's dtype.
 
-    ``mask`` None means causal with the queries last. Memory grows with Tq x Tk.
+    ``mask``, broadcastable to (B, H, Tq, Tk), is True where a query sees a key; None means causal
+    with the queries last. A query that sees no key gets 0. Memory grows with Tq x Tk.
     """
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     groups = q.shape[1] // k.shape[1]
@@ -35,5 +36,7 @@ def dense_attention(
             logits = logits + bias
         if mask is None:
             mask = lower_right_causal(q.shape[-2], k.shape[-2], q.device)
-        weights = logits.masked_fill(~mask, float("-inf")).softmax(dim=-1)
+        # The least number rather than -inf: a row of -inf alone would be NaN, here and backward.
+        weights = logits.masked_fill(~mask, torch.finfo(wide).min).softmax(dim=-1)
+        weights = weights.masked_fill(~mask, 0.0)
         return (weights @ values).to(v.dtype)

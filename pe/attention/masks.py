@@ -1,4 +1,4 @@
-"""Who may look at whom, and where everybody stands. B batch, T tokens; True means may attend."""
+"""Attention masks and position ids. B batch, T tokens; True means may attend."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def positions_of(
 
     Args:
         attention_mask: (B, past + length), 0 at padding. position_ids: of the new tokens, in place
-            of the counted ones. cached: whether keys come from a cache, which holds no positions.
+            of the counted ones; those of padding count as 0, since hidden tokens have no say in how
+            long a sequence is. cached: whether keys come from a cache, which holds no positions.
 
     Raises:
         ValueError: a shape or type is wrong, or ``position_ids`` differ from what a cache implies.
@@ -45,10 +46,17 @@ def positions_of(
         return new, counted
     if position_ids.is_floating_point() or position_ids.shape[-1] != length:
         raise ValueError(
-            f"position_ids: expected {length} integers a row, "
+            f"position_ids: expected {length} integers per sequence, "
             f"got {position_ids.dtype} {tuple(position_ids.shape)}"
         )
+    if position_ids.dim() not in (1, 2):
+        raise ValueError(
+            f"position_ids: expected ({length},) or (batch, {length}), got "
+            f"{tuple(position_ids.shape)}"
+        )
     if not cached:
+        if attention_mask is not None:
+            position_ids = position_ids * attention_mask.bool()
         return position_ids, position_ids
     given, expected = torch.broadcast_tensors(position_ids, new)
     differs = given != expected

@@ -26,6 +26,11 @@ def sdpa_attention(
         # torch's is_causal aligns the first query with the first key, which is wrong for a cache.
         mask = lower_right_causal(q_length, k_length, q.device)
     out_dtype = v.dtype
+    blind = None
+    if mask is not None:
+        # A query that sees no key gets 0. torch's kernels do not agree on that: some give NaN.
+        blind = ~mask.any(-1, keepdim=True)
+        mask = mask | blind
     if bias is not None:
         assert mask is not None
         mask = bias.masked_fill(~mask, float("-inf"))
@@ -38,6 +43,7 @@ def sdpa_attention(
         out = scaled_dot_product_attention(
             q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
+    out = out if blind is None else out.masked_fill(blind, 0.0)
     return out[..., :width].to(out_dtype)
 
 

@@ -34,6 +34,7 @@ def alibi_slopes(num_heads: int) -> Tensor:
 class ALiBi(DistanceBias):
     """Attention with linear biases."""
 
+    num_heads: int
     slopes: Tensor
 
     def __init__(self, num_heads: int) -> None:

@@ -91,7 +91,7 @@ class CLEX(FrequencyTransform):
             t = -(-length // self.original_length)
             t = t.clamp(1, self.max_factor)
         rows = self.table(frequencies, t.amax()).exp().index_select(0, t.reshape(-1) - 1)
-        moved = rows.reshape(*t.shape[:1], -1)  # (F,) or (B, F)
+        moved = rows.reshape(*t.shape[:-1], -1)  # (F,), (B, F) or (B, T, F)
         # Where nothing is stretched, RoPE to the last bit.
         return frequencies._replace(inv_freq=torch.where(t > 1, moved, inv_freq))
 

@@ -11,9 +11,9 @@ The authors' code divides the term by sqrt(d) as here; the paper's listing does 
 plus one, as in the authors' code, unless given.
 
 Gates look at which token came before which, not at position numbers: a query never counts a key
-ahead of it. torch's fused attention cannot say this, since a bias depends on the logits of all keys
-in between; `pe.attention.kernels.cope.forward` goes from each query to the left and counts as it
-goes.
+ahead of it, nor one that is hidden from it. torch's fused attention cannot say this, since a bias
+depends on the logits of all keys in between; `pe.attention.kernels.cope.forward` goes from each
+query to the left and counts as it goes.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class CoPE(Encoding):
             if original_length is None:
                 raise ValueError("cope needs to know how far to count: give npos")
             npos = original_length + 1
+        self.head_dim = head_dim
         self.npos, self.divide = int(at_least("npos", npos, 2)), divide
         self.table = nn.Parameter(torch.zeros(self.npos, head_dim))
 
@@ -59,12 +60,17 @@ class CoPE(Encoding):
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         self.table.zero_()
 
-    def gates(self, q: Tensor, k: Tensor, first: int = 0) -> Tensor:
-        """(B, H, Tq, Tk) of whether queries count keys; ``first`` is the first query's place."""
+    def gates(self, q: Tensor, k: Tensor, first: int = 0, mask: Tensor | None = None) -> Tensor:
+        """(B, H, Tq, Tk) of whether queries count keys.
+
+        ``first`` is the index of the key that belongs to the first query. Keys that come after a
+        query, or that ``mask`` hides from it, are not counted.
+        """
         batch, heads, q_length, width = q.shape
         grouped = q.reshape(batch, k.shape[1], -1, width)  # those that share a key head in a row
         logits = (grouped @ k.transpose(-1, -2)).view(batch, heads, q_length, -1)
         seen = logits.new_ones(q_length, k.shape[-2], dtype=torch.bool).tril(first)
+        seen = seen if mask is None else seen & mask
         return (logits / math.sqrt(width)).sigmoid() * seen
 
     def counts(self, gates: Tensor) -> Tensor:
@@ -87,6 +93,18 @@ class CoPE(Encoding):
         state: Tensor | None = None,
     ) -> Tensor:
         """(B, H, Tq, Tk), float32; float64 where the queries are."""
+        return self.masked_bias(q, k, q_positions, k_positions, state, None)
+
+    def masked_bias(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        state: Tensor | None,
+        mask: Tensor | None,
+    ) -> Tensor:
+        self.refuse_misfit(q, k, q_positions)
         wide = torch.promote_types(q.dtype, torch.float32)
         queries, keys = q.to(wide), k.to(wide)
         q_length, k_length = q.shape[-2], k.shape[-2]
@@ -94,7 +112,8 @@ class CoPE(Encoding):
 
         def block(start: int, stop: int) -> Tensor:
             rows = queries[:, :, start:stop].contiguous()
-            gates = self.gates(rows, keys[:, :, : before + stop], before + start)
+            allowed = None if mask is None else mask[..., start:stop, : before + stop]
+            gates = self.gates(rows, keys[:, :, : before + stop], before + start, allowed)
             values = self.read(rows, self.counts(gates))
             return values / math.sqrt(q.shape[-1]) if self.divide else values
 

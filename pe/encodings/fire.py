@@ -48,6 +48,7 @@ class FIRE(Encoding):
         eps: float = 1e-6,
     ) -> None:
         super().__init__()
+        self.num_heads = num_heads
         if threshold is None:
             threshold = min(AUTHORS_THRESHOLD, original_length or AUTHORS_THRESHOLD)
         self.threshold = positive("threshold", threshold)
@@ -97,6 +98,7 @@ class FIRE(Encoding):
         state: Tensor | None = None,
     ) -> Tensor:
         """(1 or B, H, Tq, Tk), float32; float64 where queries and parameters are."""
+        self.refuse_misfit(q, k, q_positions)
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         q_length, k_length = q_positions.shape[-1], k_positions.shape[-1]
         rows = torch.broadcast_shapes(q_positions.shape[:-1], k_positions.shape[:-1]).numel()

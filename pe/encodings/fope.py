@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from pe.encodings.core.checks import at_least, choice
+from pe.encodings.core.checks import UNSET, at_least, choice
 from pe.encodings.core.frequencies import Frequencies, phase_tables
 from pe.encodings.core.per_head import PerHeadRoPE
 from pe.encodings.core.registry import register
@@ -31,8 +31,8 @@ class FoPE(PerHeadRoPE):
     """Fourier position embedding.
 
     Options: ``gain`` of the noise (0.3, 0.4, 0.6 in the authors' three sizes), ``dropped``
-    (``constant`` or ``ones``), ``keep_zero``: the dropped frequencies stay in the mixture as
-    zeros, whose cosine is 1, and all d/2 pairs are mixed.
+    (``constant``, the default, or ``ones``), ``keep_zero``: the dropped frequencies stay in the
+    mixture as zeros, whose cosine is 1, and all d/2 pairs are mixed.
     """
 
     per_layer = True
@@ -45,7 +45,7 @@ class FoPE(PerHeadRoPE):
         original_length: int,
         theta: float = 10000.0,
         gain: float = 0.3,
-        dropped: str = "constant",
+        dropped: str = UNSET,
         keep_zero: bool = False,
         layout: str = "half",
     ) -> None:
@@ -53,7 +53,13 @@ class FoPE(PerHeadRoPE):
         self.keep_zero = keep_zero
         super().__init__(head_dim, theta=theta, layout=layout)
         self.relative = False  # which RoPE decides for an instance
+        self.num_kv_heads = num_kv_heads
         self.gain = at_least("gain", gain, 0.0)
+        if keep_zero and dropped is not UNSET:
+            raise ValueError(
+                "dropped: with keep_zero all pairs are mixed and none is dropped; leave one out"
+            )
+        dropped = "constant" if dropped is UNSET else dropped
         self.dropped = choice("dropped", dropped, ("constant", "ones"))
         mixed = self.inv_freq.shape[0]
         pairs = head_dim // 2 if keep_zero else max(min(mixed, head_dim // 4), 1)

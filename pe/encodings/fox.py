@@ -23,10 +23,12 @@ from torch.nn.functional import linear, logsigmoid, pad
 from pe.encodings.core.base import Encoding
 from pe.encodings.core.checks import at_least
 from pe.encodings.core.distance import at_least_float32
-from pe.encodings.core.forms import Form, by_key
+from pe.encodings.core.forms import CHUNK, Form, by_key
+from pe.encodings.core.query_rows import by_query_rows
 from pe.encodings.core.registry import register
 
-STRETCH = 128
+HELD = 8
+"""About how many float32 numbers a block holds for each head, query and key."""
 
 
 @register("fox", title="FoX", paper="2503.02130", family="bias")
@@ -40,6 +42,7 @@ class FoX(Encoding):
         self, num_heads: int, hidden_size: int, gate_bias: float = 0.0, gate_std: float = 0.02
     ) -> None:
         super().__init__()
+        self.num_heads = num_heads
         if not math.isfinite(gate_bias):
             raise ValueError(f"gate_bias: expected a finite number, got {gate_bias!r}")
         self.gate_bias, self.gate_std = gate_bias, at_least("gate_std", gate_std, 0)
@@ -69,6 +72,7 @@ class FoX(Encoding):
         state: Tensor | None = None,
     ) -> Tensor:
         """(B, H, Tq, Tk), float32; float64 where the gates are."""
+        self.refuse_misfit(q, k, q_positions)
         total = self._total(state)  # (B, H, Tk)
         assert state is not None
         whole = total.detach().to(state.dtype)
@@ -77,32 +81,61 @@ class FoX(Encoding):
         bias = whole[..., here, None] - whole[..., None, :]
         return bias.add_(rest[..., here, None]).sub_(rest[..., None, :])
 
+    def masked_bias(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        state: Tensor | None,
+        mask: Tensor,
+    ) -> Tensor:
+        """The gates of hidden tokens are left out, so a sum for each query and key."""
+        self.refuse_misfit(q, k, q_positions)
+        gates = self._gates(state)
+        assert state is not None
+        out, length, known = state.dtype, q.shape[-2], gates.shape[-1]
+        before = known - length
+
+        def block(start: int, stop: int) -> Tensor:
+            seen = mask[..., start:stop, : before + stop]
+            here = seen & seen.new_ones(seen.shape[-2:]).tril(before + start)
+            total = running_sum(gates[:, :, None, : before + stop] * here)
+            return (total[..., -1:] - total).to(out)
+
+        return by_query_rows(block, length, known, HELD * gates.shape[0] * gates.shape[1])
+
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
         """C_i - C_j: one number a key."""
         return by_key(-self._total(state))
 
-    @staticmethod
-    def _total(state: Tensor | None) -> Tensor:
+    @classmethod
+    def _total(cls, state: Tensor | None) -> Tensor:
         """C, (B, H, T) float64."""
+        return running_sum(cls._gates(state))
+
+    @staticmethod
+    def _gates(state: Tensor | None) -> Tensor:
+        """ln f, (B, H, T) float64."""
         if state is None:
             raise ValueError(
                 "fox takes its gates from the layer's input: pass layer_input to pe.attend, or "
                 "state=key_state(x) to bias"
             )
-        return running_sum(state[..., 0].double())
+        return state[..., 0].double()
 
 
 def running_sum(x: Tensor) -> Tensor:
     """Sums of the last axis up to and with each place, (..., T) as ``x``: a cumsum.
 
-    By products with triangles of ones, `STRETCH` numbers at a time, then the sums of the stretches.
+    By products with triangles of ones, `CHUNK` numbers at a time, then the sums of the chunks.
     torch's scan on a GPU adds in an order that may change from run to run, and its compiler (2.11)
     fails where it merges a scan with what comes before it.
     """
     length = x.shape[-1]
-    stretches = pad(x, (0, -length % STRETCH)).unflatten(-1, (-1, STRETCH))
-    sums = stretches @ x.new_ones(STRETCH, STRETCH).triu()
-    if length > STRETCH:
+    chunks = pad(x, (0, -length % CHUNK)).unflatten(-1, (-1, CHUNK))
+    sums = chunks @ x.new_ones(CHUNK, CHUNK).triu()
+    if length > CHUNK:
         before = running_sum(sums[..., :-1, -1])
         sums = sums + pad(before, (1, 0))[..., None]
     found: Tensor = sums.flatten(-2)[..., :length]

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pe.encodings.core.base import Prepared
-from pe.encodings.core.checks import at_least
+from pe.encodings.core.base import Lengths, Prepared
+from pe.encodings.core.checks import UNSET, at_least
 from pe.encodings.core.frequencies import FrequencyTransform
 from pe.encodings.core.registry import register
 from pe.encodings.rope import RoPE
@@ -30,8 +30,9 @@ from pe.encodings.rope import RoPE
 class IRoPE(RoPE):
     """One layer of Llama 4's schedule.
 
-    Options: ``nope_every`` (n: the layers n-1, 2n-1 ... do not rotate), ``floor_scale`` (F) and
-    ``attn_scale`` (a) of the temperature, ``qk_norm`` and its ``norm_eps``.
+    Options: ``nope_every`` (n: the layers n-1, 2n-1 ... do not rotate), ``floor_scale`` (F, 8192
+    unless given) and ``attn_scale`` (a) of the temperature, ``qk_norm`` and its ``norm_eps`` (1e-5
+    unless given).
     """
 
     per_layer = True
@@ -43,16 +44,22 @@ class IRoPE(RoPE):
         theta: float = 500000.0,
         layout: str = "interleaved",
         nope_every: int = 4,
-        floor_scale: int = 8192,
+        floor_scale: int = UNSET,
         attn_scale: float = 0.1,
         qk_norm: bool = True,
-        norm_eps: float = 1e-5,
+        norm_eps: float = UNSET,
         transforms: Sequence[FrequencyTransform] = (),
     ) -> None:
         at_least("nope_every", nope_every, 2)
         self.turns = (layer_index + 1) % nope_every != 0
         # Elsewhere a transform that learns would never get a gradient.
         super().__init__(head_dim, theta, layout, transforms=transforms if self.turns else ())
+        if attn_scale == 0 and floor_scale is not UNSET:
+            raise ValueError("floor_scale: with attn_scale 0 it has no effect; leave it out")
+        if not qk_norm and norm_eps is not UNSET:
+            raise ValueError("norm_eps: without qk_norm it has no effect; leave it out")
+        floor_scale = 8192 if floor_scale is UNSET else floor_scale
+        norm_eps = 1e-5 if norm_eps is UNSET else norm_eps
         self.floor_scale = int(at_least("floor_scale", floor_scale, 1))
         self.attn_scale = at_least("attn_scale", attn_scale, 0.0)
         self.norm_eps = at_least("norm_eps", norm_eps, 0.0) if qk_norm else None
@@ -60,10 +67,14 @@ class IRoPE(RoPE):
             self.relative = attn_scale == 0
 
     def prepare(
-        self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype = torch.float32
+        self,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        dtype: torch.dtype = torch.float32,
+        lengths: Lengths | None = None,
     ) -> Prepared:
         if self.turns:
-            return super().prepare(q_positions, k_positions, dtype)
+            return super().prepare(q_positions, k_positions, dtype, lengths)
         return Prepared(q_positions, k_positions)
 
     def rotate(
@@ -75,6 +86,7 @@ class IRoPE(RoPE):
         tables: Any = None,
     ) -> tuple[Tensor, Tensor]:
         if not self.turns:
+            self.refuse_misfit(q, k, q_positions, k_positions)
             return q, k
         unit_q, unit_k = self._normalised(q), self._normalised(k)
         turned_q, turned_k = super().rotate(unit_q, unit_k, q_positions, k_positions, tables)

@@ -31,6 +31,7 @@ class Kerple(DistanceBias):
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
+        self.num_heads = num_heads
         self.p = nn.Parameter(torch.zeros(num_heads))
         self.a = nn.Parameter(torch.zeros(num_heads))
         self.reset_parameters()

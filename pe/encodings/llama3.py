@@ -1,12 +1,13 @@
-"""Llama 3's scaling: slow the pairs that made less than one turn in training, keep those past four.
+"""Llama 3's scaling: slow frequencies of less than one rotation in training, keep those past four.
 
-    r_i = L0 w_i / (2 pi)                                turns of pair i in L0 tokens
+    r_i = L0 w_i / (2 pi)                                rotations of pair i in L0 tokens
     sigma_i = clip((r_i - low) / (high - low), 0, 1)     low = 1, high = 4
     w_i <- sigma_i w_i + (1 - sigma_i) w_i / s
 
 Published with the Llama 3.1 models (their report is arXiv:2407.21783); the formula is that of the
-released code. YaRN's idea with the ramp linear in turns, and without a temperature. Learns nothing;
-no cost at run time. s = 1 is RoPE.
+released code. YaRN's idea with the ramp linear in rotations, and without a temperature. With
+low = high, as Llama 4 Scout has it, the ramp is a step: what made fewer rotations is divided by s.
+Learns nothing; no cost at run time. s = 1 is RoPE.
 """
 
 from __future__ import annotations
@@ -36,15 +37,18 @@ class Llama3(FrequencyTransform):
         self.factor = at_least("factor", factor, 1.0)
         self.low = positive("low_freq_factor", low_freq_factor)
         self.high = positive("high_freq_factor", high_freq_factor)
-        if self.high <= self.low:
+        if self.high < self.low:
             raise ValueError(
-                f"high_freq_factor {high_freq_factor} must be more than "
-                f"low_freq_factor {low_freq_factor}: they are turns of pairs to keep and to slow"
+                f"high_freq_factor {high_freq_factor} is less than low_freq_factor "
+                f"{low_freq_factor}: they are rotations of the frequencies to keep and to slow"
             )
 
     def forward(self, frequencies: Frequencies, length: Tensor | None = None) -> Frequencies:
-        turns = self.original_length * frequencies.inv_freq / (2 * math.pi)
-        keep = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        rotations = self.original_length * frequencies.inv_freq / (2 * math.pi)
+        if self.high == self.low:
+            keep = (rotations >= self.low).to(rotations.dtype)
+        else:
+            keep = ((rotations - self.low) / (self.high - self.low)).clamp(0, 1)
         # keep + (1 - keep) is 1 to the last bit, so that factor 1 is RoPE to the last bit
         slowed = frequencies.inv_freq * (keep + (1 - keep) / self.factor)
         return frequencies._replace(inv_freq=slowed)

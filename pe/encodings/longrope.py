@@ -18,10 +18,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pe.encodings.core.checks import at_least, choice, positive
+from pe.encodings.core.checks import UNSET, at_least, choice, positive
 from pe.encodings.core.frequencies import Frequencies, FrequencyTransform, base_frequencies
 from pe.encodings.core.registry import register
-from pe.encodings.yarn import YaRN, temperature
+from pe.encodings.yarn import YaRN
+from pe.encodings.yarn import magnitude as yarn_magnitude
 
 POLICIES = ("su", "yarn")
 
@@ -38,7 +39,7 @@ def magnitude_of(policy: str | float, factor: float, original_length: int) -> fl
     if not isinstance(policy, str):
         return positive("magnitude", float(policy))
     if choice("magnitude", policy, POLICIES) == "yarn" or factor == 1:
-        return temperature(factor)
+        return yarn_magnitude(factor)
     if original_length < 2:
         raise ValueError(
             f"original_length {original_length}: magnitude 'su' divides by its logarithm; "
@@ -51,10 +52,11 @@ def magnitude_of(policy: str | float, factor: float, original_length: int) -> fl
 class LongRoPE(FrequencyTransform):
     """Factors for rows of up to ``original_length`` tokens, and others for longer ones.
 
-    Options: ``factor`` is s, how many times longer texts get. ``magnitude`` is ``su``, ``yarn`` or
-    m itself. ``dynamic``: factors of long rows grow with the row, in a straight line from 1 at L0
-    to ``long_factor`` at s L0. ``exempt`` (n-hat): that many first tokens turn as in
-    plain RoPE, without m.
+    Options: ``factor`` is s, how many times longer documents get; 4 unless given, and to be given
+    beside ``long_factor`` or ``short_factor``. ``magnitude`` is ``su``, ``yarn`` or m itself.
+    ``dynamic``: factors of long documents grow with their length, in a straight line from 1 at L0
+    to ``long_factor`` at s L0. ``exempt`` (n-hat): that many first tokens are rotated as by plain
+    RoPE, without m.
     """
 
     length_dependent = True
@@ -62,7 +64,7 @@ class LongRoPE(FrequencyTransform):
     def __init__(
         self,
         original_length: int,
-        factor: float = 4.0,
+        factor: float = UNSET,
         long_factor: list[float] | None = None,
         short_factor: list[float] | None = None,
         magnitude: str | float = "su",
@@ -71,7 +73,14 @@ class LongRoPE(FrequencyTransform):
     ) -> None:
         super().__init__()
         self.original_length = int(at_least("original_length", original_length, 1))
-        self.factor = at_least("factor", factor, 1.0)
+        follows = dynamic or isinstance(magnitude, str)
+        if factor is UNSET and (long_factor or short_factor) and follows:
+            raise ValueError(
+                "factor: how many times longer than original_length the factors are for, such as "
+                "131072 / 4096; long_factor and short_factor do not say it, and m follows from it. "
+                "Give factor, or magnitude as a number"
+            )
+        self.factor = factor = at_least("factor", 4.0 if factor is UNSET else factor, 1.0)
         if dynamic and factor == 1:
             raise ValueError("factor 1: with dynamic=True factors grow up to it; use more than 1")
         self.given = {"long_factor": long_factor, "short_factor": short_factor}

@@ -24,6 +24,8 @@ from pe.encodings.core.registry import register
 class MultiscaleRoPE(PerHeadRoPE):
     """Head 0 turns by the smallest base, the last head by the largest."""
 
+    num_kv_heads: int
+
     def __init__(
         self,
         head_dim: int,

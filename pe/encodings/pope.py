@@ -44,6 +44,7 @@ class PoPE(Encoding):
         delta_init: str = "zero",
     ) -> None:
         super().__init__()
+        self.head_dim, self.num_kv_heads = head_dim, num_kv_heads
         self.theta = positive("theta", theta)
         self.polar_dim = rotary_width(head_dim, rotary_fraction, even=False)
         self.delta_init = choice("delta_init", delta_init, ("zero", "uniform"))
@@ -71,6 +72,7 @@ class PoPE(Encoding):
         k_positions: Tensor,
         tables: Any = None,
     ) -> tuple[Tensor, Tensor]:
+        self.refuse_misfit(q, k, q_positions, k_positions)
         q_tables = phase_tables(q_positions, self.inv_freq, q.dtype)
         k_tables = q_tables
         if k_positions is not q_positions:

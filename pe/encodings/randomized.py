@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pe.encodings.core.base import Encoding, Prepared
+from pe.encodings.core.base import Encoding, Lengths, Prepared
 from pe.encodings.core.checks import at_least
 from pe.encodings.core.registry import register
 
@@ -38,7 +38,11 @@ class Randomized(Encoding):
         self.max_positions = self.max_position
 
     def prepare(
-        self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype = torch.float32
+        self,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        dtype: torch.dtype = torch.float32,
+        lengths: Lengths | None = None,
     ) -> Prepared:
         if not k_positions.numel():
             return Prepared(q_positions, k_positions)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pe.encodings.core.base import Encoding, Prepared
+from pe.encodings.core.base import Encoding, Lengths, Prepared
 from pe.encodings.core.checks import choice, positive, rotary_width
 from pe.encodings.core.frequencies import (
     Frequencies,
@@ -49,6 +49,7 @@ class RoPE(Encoding):
         transforms: Sequence[FrequencyTransform] = (),
     ) -> None:
         super().__init__()
+        self.head_dim = head_dim
         self.theta = positive("theta", theta)
         self.layout = choice("layout", layout, LAYOUTS)
         self.rotary_dim = rotary_width(head_dim, rotary_fraction)
@@ -64,7 +65,8 @@ class RoPE(Encoding):
     def frequencies(self, length: Tensor | None = None) -> Frequencies:
         """The spectrum after all transforms, float64, on the device of ``length`` (or the CPU).
 
-        ``length``: tokens in each row, () or (B, 1); only length-dependent transforms look at it.
+        ``length``: tokens in each row, () or (B, 1), or in the document of each token, (B, T, 1);
+        only length-dependent transforms look at it.
         """
         base = base_frequencies(self.rotary_dim, self.theta)
         if length is not None:
@@ -85,8 +87,13 @@ class RoPE(Encoding):
         buffers = {"inv_freq": spectrum.inv_freq}
         return buffers if spectrum.period is None else buffers | {"period": spectrum.period}
 
-    def spectrum(self, positions: Tensor) -> Frequencies:
-        """The spectrum that the tokens at these positions, (T,) or (B, T), turn by."""
+    def spectrum(self, positions: Tensor, lengths: Tensor | None = None) -> Frequencies:
+        """The spectrum of tokens at these positions, (T,) or (B, T).
+
+        ``lengths``, (1 or B, T): of the document of each token; None: a row is one document.
+        """
+        if self.length_dependent and lengths is not None:
+            return self.frequencies(lengths[..., None])
         if self.length_dependent:
             return self.frequencies(positions.amax(-1, keepdim=positions.dim() == 2) + 1)
         period = self._buffers.get("period")
@@ -95,14 +102,21 @@ class RoPE(Encoding):
         )
 
     def prepare(
-        self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype = torch.float32
+        self,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        dtype: torch.dtype = torch.float32,
+        lengths: Lengths | None = None,
     ) -> Prepared:
         self.refuse_too_far(k_positions)
-        spectrum = self.spectrum(k_positions)
+        of_q, of_k = lengths or (None, None)
+        spectrum = self.spectrum(k_positions, of_k)
         k_tables = self._tables(k_positions, spectrum, dtype)
-        # In training both are the same tensor, and one pair of tables serves both.
-        same = q_positions is k_positions
-        q_tables = k_tables if same else self._tables(q_positions, spectrum, dtype)
+        if of_q is not None:
+            q_tables = self._tables(q_positions, self.spectrum(q_positions, of_q), dtype)
+        else:  # in training both are the same tensor, and one pair of tables serves both
+            same = q_positions is k_positions
+            q_tables = k_tables if same else self._tables(q_positions, spectrum, dtype)
         return Prepared(q_positions, k_positions, (q_tables, k_tables))
 
     def rotate(
@@ -113,6 +127,7 @@ class RoPE(Encoding):
         k_positions: Tensor,
         tables: Any = None,
     ) -> tuple[Tensor, Tensor]:
+        self.refuse_misfit(q, k, q_positions, k_positions)
         q_tables, k_tables = tables or self.prepare(q_positions, k_positions, q.dtype).tables
         return self._turn(q, *q_tables), self._turn(k, *k_tables)
 
@@ -127,8 +142,9 @@ class RoPE(Encoding):
         where = positions if spectrum.warp is None else spectrum.warp[positions]
         cos, sin = phase_tables(where, spectrum.inv_freq, dtype, spectrum.period)
         m = spectrum.magnitude
-        if isinstance(m, Tensor):
-            m = m.to(cos.dtype)[..., None, None]  # (B, 1) -> (B, 1, 1, 1)
+        if isinstance(m, Tensor):  # (), (B, 1) or, per token, (B, T, 1) -> (B, 1, 1 or T, 1)
+            m = m.to(cos.dtype)
+            m = m[:, None] if m.dim() == 3 else m[..., None, None]
         if isinstance(m, Tensor) or m != 1.0:
             cos, sin = cos * m, sin * m
         if spectrum.exempt:

@@ -22,6 +22,7 @@ from pe.encodings.core.registry import register
 class Sandwich(DistanceBias):
     """Sinusoids times sinusoids."""
 
+    num_heads: int
     inv_freq: Tensor
     head_scale: Tensor
 

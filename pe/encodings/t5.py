@@ -43,6 +43,7 @@ class T5(DistanceBias):
         self, num_heads: int, hidden_size: int, num_buckets: int = 32, max_distance: int = 128
     ) -> None:
         super().__init__()
+        self.num_heads = num_heads
         self.num_buckets = int(at_least("num_buckets", num_buckets, 2))
         self.max_distance = int(at_least("max_distance", max_distance, self.num_buckets // 2 + 1))
         self.std = hidden_size**-0.5

@@ -6,11 +6,11 @@
 so that pair i of the logit carries zeta_i^((p - s) / B): at most 1 for keys that a decoder sees.
 Sun et al. 2022 (arXiv:2212.10554), pairing interleaved as in torchscale. Learns nothing.
 
-The centre c cancels in the logit and only keeps the factors small. It moves as the text grows, so
-keys are cached unrotated. Over L tokens the two factors together reach e^(0.00245 L) for B = 512,
-which must not overflow: one centre serves 24,521 tokens (4,495 in float16, 245,217 in float64). A
-longer text is cut into stretches of that many tokens, each with a centre of its own; queries and
-keys become as many times wider.
+The centre c cancels in the logit and only keeps the factors small. It moves as the sequence grows,
+so keys are cached unrotated. Over L positions the two factors together reach e^(0.00245 L) for
+B = 512, which must not overflow: one centre serves 24,521 positions (4,495 in float16, 245,217 in
+float64). A longer sequence is cut into chunks of that many positions, each with its centre; queries
+and keys become as many times wider.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pe.encodings.core.base import Prepared
+from pe.encodings.core.base import Lengths, Prepared
 from pe.encodings.core.checks import positive
 from pe.encodings.core.frequencies import FrequencyTransform
 from pe.encodings.core.registry import register
@@ -47,9 +47,25 @@ def _(offset: Tensor, rate: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty((*offset.shape, rate.shape[-1]), dtype=dtype, device=offset.device)
 
 
-def _times(turn: Table, factor: Tensor) -> Table:
+def _times(phase: Table, factor: Tensor) -> Table:
     factor = factor[None, None] if factor.dim() == 2 else factor[:, None]
-    return turn[0] * factor, turn[1] * factor
+    return phase[0] * factor, phase[1] * factor
+
+
+def _span(spans: Tensor, length: int, width: int) -> int:
+    """The largest of the spans from a row's first position to its last, or what bounds it."""
+    if not spans.numel():
+        return 1
+    if not torch.compiler.is_compiling():
+        return int(spans.max())
+    # A graph has a fixed number of chunks: as many as positions without gaps take.
+    chunks = max(-(-length // width), 1)
+    torch._assert_async(
+        spans.max() <= chunks * width,
+        "xpos: positions with gaps reach further than a compiled graph provides for; do not "
+        "compile the model for them",
+    )
+    return length
 
 
 @register("xpos", title="xPos", paper="2212.10554", family="rotary")
@@ -80,27 +96,30 @@ class XPos(RoPE):
         zeta = (share / self.rotary_dim + self.gamma) / (1 + self.gamma)
         return super().exact_buffers() | {"rate": zeta.log() / self.scale_base}
 
-    def stretch(self, dtype: torch.dtype) -> int:
+    def chunk(self, dtype: torch.dtype) -> int:
         """Tokens that one centre serves."""
         fastest = math.log((1 + self.gamma) / self.gamma) / self.scale_base
         return max(int(ROOM.get(dtype, ROOM_ELSE) / fastest), 1)
 
     def prepare(
-        self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype = torch.float32
+        self,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        dtype: torch.dtype = torch.float32,
+        lengths: Lengths | None = None,
     ) -> Prepared:
-        q_turn, k_turn = super().prepare(q_positions, k_positions, dtype).tables
-        width = self.stretch(dtype)
-        if k_positions.device.type == "cpu" and not torch.compiler.is_compiling():
-            length = int(k_positions.max()) + 1
-        else:  # a GPU would have to stop and tell; counted positions end at the length
-            length = k_positions.shape[-1]
-        last = max(-(-length // width), 1) - 1
-        # torchscale's centre of a row: -floor(-L/2), L being the largest position plus one
-        middle = (k_positions.amax(-1, keepdim=True) + 2) // 2
+        q_phase, k_phase = super().prepare(q_positions, k_positions, dtype, lengths).tables
+        width = self.chunk(dtype)
+        first = k_positions.amin(-1, keepdim=True)
+        spans = k_positions.amax(-1, keepdim=True) + 1 - first
+        chunks = max(-(-_span(spans, k_positions.shape[-1], width) // width), 1)
+        last = chunks - 1
+        # torchscale's centre of a row that begins at 0: -floor(-L/2)
+        middle = first + (spans + 1) // 2
         q_tables, k_tables = [], []
-        for index in range(last + 1):
+        for index in range(chunks):
             centre = middle + (index - last / 2) * width
-            # A key stands in one stretch. A query looks at its own and at those before it. What
+            # A key belongs to one chunk. A query looks at its own and at those before it. What
             # the clamps change is masked; they keep it finite.
             ahead, behind = q_positions - centre, k_positions - centre
             q_in, k_in = ahead >= -width / 2, (behind >= -width / 2) & (behind < width / 2)
@@ -108,10 +127,10 @@ class XPos(RoPE):
                 q_in, k_in = torch.ones_like(q_in), behind < width / 2
             if index == last:
                 k_in = behind >= -width / 2 if index else torch.ones_like(k_in)
-            q_factor = powers(ahead.clamp(min=-width / 2), self.rate, q_turn[0].dtype)
-            k_factor = powers(behind.clamp(max=width / 2), -self.rate, k_turn[0].dtype)
-            q_tables.append(_times(q_turn, q_factor * q_in[..., None]))
-            k_tables.append(_times(k_turn, k_factor * k_in[..., None]))
+            q_factor = powers(ahead.clamp(min=-width / 2), self.rate, q_phase[0].dtype)
+            k_factor = powers(behind.clamp(max=width / 2), -self.rate, k_phase[0].dtype)
+            q_tables.append(_times(q_phase, q_factor * q_in[..., None]))
+            k_tables.append(_times(k_phase, k_factor * k_in[..., None]))
         return Prepared(q_positions, k_positions, (q_tables, k_tables))
 
     def rotate(
@@ -122,6 +141,7 @@ class XPos(RoPE):
         k_positions: Tensor,
         tables: Any = None,
     ) -> tuple[Tensor, Tensor]:
+        self.refuse_misfit(q, k, q_positions, k_positions)
         q_tables, k_tables = tables or self.prepare(q_positions, k_positions, q.dtype).tables
         return self._turn_each(q, q_tables), self._turn_each(k, k_tables)
 

@@ -1,6 +1,6 @@
-"""YaRN: slow the frequencies that training never saw complete a turn, leave the fast ones alone.
+"""YaRN: slow the frequencies that completed no rotation in training, leave the fast ones alone.
 
-    r(beta) = d ln(L0 / (2 pi beta)) / (2 ln theta)     pair that turns beta times in L0 tokens
+    r(beta) = d ln(L0 / (2 pi beta)) / (2 ln theta)     pair that rotates beta times in L0 tokens
     low  = max(floor r(beta_fast), 0),   high = min(ceil r(beta_slow), d - 1)
     gamma_i = 1 - clip((i - low) / (high - low), 0, 1)
     w_i <- gamma_i w_i + (1 - gamma_i) w_i / s
@@ -18,40 +18,59 @@ import math
 import torch
 from torch import Tensor
 
-from pe.encodings.core.checks import at_least, positive
+from pe.encodings.core.checks import UNSET, at_least, positive
 from pe.encodings.core.frequencies import Frequencies, FrequencyTransform
 from pe.encodings.core.registry import register
 
 
-def turns_index(turns: float, dim: int, theta: float, original_length: int) -> float:
-    """The (fractional) pair index whose frequency makes ``turns`` turns in ``original_length``."""
-    return dim * math.log(original_length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+def rotations_index(rotations: float, dim: int, theta: float, original_length: int) -> float:
+    """The (fractional) index of the frequency that makes so many rotations in that length."""
+    return dim * math.log(original_length / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
 
-def temperature(factor: float, weight: float = 1.0) -> float:
-    """m = 0.1 w ln s + 1, and 1 where nothing is extended."""
+def magnitude(factor: float, weight: float = 1.0) -> float:
+    """m = 0.1 w ln s + 1, and 1 where nothing is extended: sqrt(1/t) of the paper."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-def temperatures(factors: Tensor, weight: float = 1.0) -> Tensor:
-    """`temperature` of each factor."""
+def magnitudes(factors: Tensor, weight: float = 1.0) -> Tensor:
+    """`magnitude` of each factor."""
     return 0.1 * weight * factors.clamp(min=1).log() + 1.0
+
+
+def _refuse_unused(
+    attention_factor: float | None, mscale: float | None, mscale_all_dim: float | None
+) -> None:
+    """Raise ValueError for weights of m that would have no effect."""
+    given = {"mscale": mscale, "mscale_all_dim": mscale_all_dim}
+    for name, value in given.items():
+        if value is None:
+            continue
+        if attention_factor is not None:
+            raise ValueError(f"{name}: attention_factor is m itself; leave one of the two out")
+        positive(name, value)
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) == 1:
+        raise ValueError(
+            f"{missing[0]}: mscale and mscale_all_dim have an effect together only; give both, or "
+            "attention_factor, which is m itself"
+        )
 
 
 @register("yarn", title="YaRN", paper="2309.00071", family="frequencies")
 class YaRN(FrequencyTransform):
     """Frequencies for ``factor`` times ``original_length``.
 
-    Options ``attention_factor`` (m itself), ``mscale`` and ``mscale_all_dim`` (DeepSeek's ratio of
-    two temperatures, used when both are non-zero) and ``truncate`` (floor and ceil) are those of
-    the published checkpoints. ``dynamic``: as many times as each row is longer, m included; then
+    Options ``attention_factor`` (m itself), ``mscale`` and ``mscale_all_dim`` (DeepSeek's: m is the
+    quotient of two m, both weights above 0) and ``truncate`` (floor and ceil) are those of the
+    published checkpoints. ``dynamic``: as many times as each document is longer, m included; then
     there is no ``factor`` (otherwise 4 unless given), and keys are cached unrotated.
     """
 
     def __init__(
         self,
         original_length: int,
-        factor: float | None = None,
+        factor: float = UNSET,
         beta_fast: float = 32.0,
         beta_slow: float = 1.0,
         attention_factor: float | None = None,
@@ -62,30 +81,31 @@ class YaRN(FrequencyTransform):
     ) -> None:
         super().__init__()
         self.original_length = int(at_least("original_length", original_length, 1))
-        if dynamic and factor is not None:
+        if dynamic and factor is not UNSET:
             raise ValueError(
                 f"factor {factor}: with dynamic=True it follows from the length of the text; "
                 "leave one of the two out"
             )
         self.length_dependent = dynamic
-        self.factor = factor = at_least("factor", 4.0 if factor is None else factor, 1.0)
+        self.factor = factor = at_least("factor", 4.0 if factor is UNSET else factor, 1.0)
         self.beta_fast = positive("beta_fast", beta_fast)
         self.beta_slow = positive("beta_slow", beta_slow)
         if beta_fast < beta_slow:
             raise ValueError(f"beta_fast {beta_fast} is less than beta_slow {beta_slow}")
         self.truncate = truncate
         self.fixed_magnitude = attention_factor is not None
+        _refuse_unused(attention_factor, mscale, mscale_all_dim)
         self.weights = (mscale, mscale_all_dim) if mscale and mscale_all_dim else (1.0, 0.0)
         if attention_factor is not None:
             self.magnitude = positive("attention_factor", attention_factor)
         else:
-            above, below = (temperature(factor, weight) for weight in self.weights)
+            above, below = (magnitude(factor, weight) for weight in self.weights)
             self.magnitude = above / below
 
     def ramp_bounds(self, dim: int, theta: float) -> tuple[float, float]:
         """(low, high): pairs up to low keep their frequency, pairs from high on are slowed by s."""
-        low = turns_index(self.beta_fast, dim, theta, self.original_length)
-        high = turns_index(self.beta_slow, dim, theta, self.original_length)
+        low = rotations_index(self.beta_fast, dim, theta, self.original_length)
+        high = rotations_index(self.beta_slow, dim, theta, self.original_length)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, dim - 1)
@@ -115,5 +135,5 @@ class YaRN(FrequencyTransform):
         if length is None:
             length = like.new_full((), self.original_length)
         factor = (length.to(torch.float64) / self.original_length).clamp(min=1)
-        above, below = (temperatures(factor, weight) for weight in self.weights)
+        above, below = (magnitudes(factor, weight) for weight in self.weights)
         return factor, self.magnitude if self.fixed_magnitude else above / below

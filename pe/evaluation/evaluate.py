@@ -8,8 +8,10 @@ from typing import Any
 
 from pe import devices
 from pe.data import TokenData
+from pe.data.retrieval import DEPTHS
 from pe.evaluation.covers import covers
 from pe.evaluation.load import load_model
+from pe.evaluation.needles import evaluate_needles
 from pe.evaluation.retrieval import evaluate_retrieval
 from pe.evaluation.scorer import Log, Scorer, text_of
 from pe.evaluation.start import evaluate_start
@@ -86,9 +88,15 @@ def _measure(
 ) -> dict[str, Any]:
     """Perplexities, loss by position and, where the recipe asks for it, retrieval."""
     found = scorer.perplexities(temperatures, log)
-    if scorer.recipe.retrieval_samples:
+    recipe = scorer.recipe
+    if recipe.retrieval_samples:
         log("looking for hidden numbers")
-        found["retrieval"] = evaluate_retrieval(scorer, temperatures)
+        if recipe.retrieval_tasks:
+            found["needles"] = evaluate_needles(
+                scorer, recipe.retrieval_tasks, recipe.retrieval_samples * len(DEPTHS), temperatures
+            )
+        else:
+            found["retrieval"] = evaluate_retrieval(scorer, temperatures)
     return found
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pe._errors import unknown
 from pe.encodings import extension_methods
 from pe.encodings.core.registry import takes_option
 from pe.evaluation.load import holder, load_model
@@ -97,11 +98,14 @@ def _cells(
     methods: Sequence[str], factors: Sequence[float], options: Mapping[str, Mapping[str, Any]]
 ) -> list[tuple[str, str, dict[str, Any]]]:
     """(cell name, encoding, options) of everything asked for."""
-    cells = []
+    cells: list[tuple[str, str, dict[str, Any]]] = []
     for method in methods:
         scaled = takes_option(method, "factor")
         for factor in factors if scaled else (1.0,):
             name = f"{method}@{factor:g}"
             given = {"factor": float(factor)} if scaled else {}
             cells.append((name, method, {**given, **options.get(name, {})}))
+    for name in options:
+        if name not in (names := [cell[0] for cell in cells]):
+            raise unknown("cell in options", name, names)
     return cells

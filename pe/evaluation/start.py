@@ -52,7 +52,7 @@ def evaluate_start(
     if start is None:
         raise RunError(f"{run.directory} began with weights of its own")
     data = data or prepare(recipe.corpus, recipe.vocab_size, recipe.tokenizer)
-    check_text(data, start.fingerprint, start.parent.name, "evaluate where its text is")
+    check_text(data, start.data, start.parent.name, "evaluate where its text is")
     with quiet_libraries():
         before: PEForCausalLM = PEForCausalLM.from_pretrained(start.weights, dtype=torch.float32)
     converted = start_model(start, recipe, build_config(recipe, data.vocab_size))

@@ -26,8 +26,10 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from pe._errors import PositionError, unknown
+from pe.attention.documents import document_lengths
 from pe.attention.masks import positions_of, visible
 from pe.encodings import Encoding, Prepared, layer_encodings
+from pe.encodings.core.base import Lengths
 from pe.model.config import PEConfig
 from pe.model.layers import Block
 from pe.model.loss import IGNORE, summed_loss
@@ -148,36 +150,54 @@ class PEModel(PEPreTrainedModel):
             raise ValueError("document_ids cannot be combined with a cache; pass use_cache=False")
         mask = visible(length, past + length, x.device, attention_mask, document_ids)
         self._refuse_too_far(k_positions)
-        temperature = self._temperature(positions)
-        plain = attention_mask is None and position_ids is None and past == 0
+        if mask is None:
+            seen = torch.arange(past, past + length, device=x.device)[None, None] + 1
+        else:
+            seen = mask.sum(-1)
+        temperature = self._temperature(seen)
+        lengths = None
+        if document_ids is not None and self.encodings[0].length_dependent:
+            assert mask is not None
+            lengths = document_lengths(mask, positions, k_positions)
+        plain = mask is None and position_ids is None and past == 0
         for index, layer in enumerate(self.layers):
             enc: Encoding = self.encodings[index % len(self.encodings)]  # type: ignore[assignment]
             if index < len(self.encodings) or enc.random:
-                where = self._prepare(enc, positions, k_positions, x.dtype, cache is not None)
+                where = self._prepare(
+                    enc, positions, k_positions, x.dtype, cache is not None, lengths
+                )
+                # Positions that the encoding moved are no longer counted.
+                where = where._replace(counted=plain and where.q_positions is positions)
             if index == 0:
                 x = enc.embed(x, where.q_positions)
-            counted = plain and where.q_positions is positions  # else they were moved
-            x = layer(x, enc, where, mask, cache, temperature, counted)
+            x = layer(x, enc, where, mask, cache, temperature)
         output: dict[str, Any] = {"last_hidden_state": self.norm(x), CACHE_FIELD: cache}
         return BaseModelOutputWithPast(**output)
 
     @staticmethod
     def _prepare(
-        enc: Encoding, positions: Tensor, k_positions: Tensor, dtype: torch.dtype, cached: bool
+        enc: Encoding,
+        positions: Tensor,
+        k_positions: Tensor,
+        dtype: torch.dtype,
+        cached: bool,
+        lengths: Lengths | None,
     ) -> Prepared:
-        """What `enc` makes of the positions; keys that are cached rotated are not turned again."""
+        """What `enc` makes of the positions; keys that are cached rotated are not rotated twice."""
+        if enc.length_dependent and lengths is not None:
+            return enc.prepare(positions, k_positions, dtype, lengths)
         if enc.raw_keys or not cached:
             return enc.prepare(positions, k_positions, dtype)
         return enc.prepare(positions, positions, dtype)._replace(k_positions=k_positions)
 
-    def _temperature(self, positions: Tensor) -> Tensor | None:
-        """Factor of each query's logits, (1 or B, 1, T), by the number of tokens it sees."""
+    def _temperature(self, seen: Tensor) -> Tensor | None:
+        """Factor of each query's logits by the number of tokens it sees, (1 or B, 1, T)."""
         weight = self.config.length_temperature
         if not weight:
             return None
-        excess = (positions + 1).float() / self.config.max_position_embeddings
+        excess = seen.float() / self.config.max_position_embeddings
         factor: Tensor = 1.0 + weight * excess.clamp(min=1.0).log()
-        return factor[:, None] if factor.dim() == 2 else factor[None, None]
+        return factor
 
     def _refuse_too_far(self, positions: Tensor) -> None:
         limit = self.encodings[0].max_positions

@@ -9,7 +9,6 @@ heads, D head_dim.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -65,12 +64,20 @@ class Attention(nn.Module):
         mask: Tensor | None,
         cache: Cache | None,
         temperature: Tensor | None,
-        counted: bool = False,
     ) -> Tensor:
+        """(B, T, hidden) -> (B, T, hidden).
+
+        Args:
+            x: what queries, keys and values are projected from. enc: the layer's encoding. where:
+                what it made of the positions.
+            mask: (1 or B, 1, T, past + T), True where a query sees a key; None: causal.
+            cache: keys, values and what else is kept of earlier tokens; these are added to it.
+            temperature: factor of the logits, broadcastable to (B, H, T); None: 1.
+        """
         q, k, v = torch.split(self.qkv_proj(x), self.widths, dim=-1)
         q, k = self._heads(self.joint_q_norm(q)), self._heads(self.joint_k_norm(k))
         q, k, v = self.q_norm(q), self.k_norm(k), self._heads(v)
-        q_positions, k_positions, tables = where
+        q_positions, k_positions, tables, counted = where
         state = enc.key_state(x)
         if cache is not None and state is not None:
             state = self._kept(cache, state)
@@ -123,6 +130,15 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = SwiGLU(config)
 
-    def forward(self, x: Tensor, *where: Any) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), *where)
+    def forward(
+        self,
+        x: Tensor,
+        enc: Encoding,
+        where: Prepared,
+        mask: Tensor | None,
+        cache: Cache | None,
+        temperature: Tensor | None,
+    ) -> Tensor:
+        """(B, T, hidden) -> (B, T, hidden); the arguments are those of `Attention.forward`."""
+        x = x + self.attention(self.attention_norm(x), enc, where, mask, cache, temperature)
         return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pe import runs as records
-from pe.results import tables
+from pe.results import markdown, quantities
+from pe.results.rows import grouped
 from pe.runs import Run, RunError
 from pe.study.devices import wait_for_device
 from pe.training.start import parent_of
@@ -47,7 +48,7 @@ def plan(run: Run) -> Markdown:
     if r.num_key_value_heads != r.num_attention_heads:
         heads += f" ({r.num_key_value_heads} for keys and values)"
     layers = f"{r.num_hidden_layers} layer" + ("s" if r.num_hidden_layers > 1 else "")
-    rows = {"encoding": tables.label(r.pe) + (f" with {options}" if options else "")}
+    rows = {"encoding": quantities.label(r.pe) + (f" with {options}" if options else "")}
     if r.start_from:
         what = "weights" if r.start_state == "weights" else "weights and optimizer"
         rows["begins with"] = f"{what} of `{r.start_from}` after step {r.start_step:,}"
@@ -80,7 +81,7 @@ def trained(run: Run) -> Markdown:
         pace = f" on {machine['name']}, how fast is not recorded"
     else:
         pace = (
-            f" in {tables.duration(t['wall_seconds'])}: {t['tokens_per_second']:,.0f} tokens/s"
+            f" in {quantities.duration(t['wall_seconds'])}: {t['tokens_per_second']:,.0f} tokens/s"
             f"{mfu} on {machine['name']}"
         )
     notes = "".join(f"\n\n*{note}*" for note in record.get("notes", []))
@@ -116,23 +117,24 @@ def conversion(run: Run) -> Markdown:
     except RunError as error:
         return _markdown(f"What the change did by itself is not recorded: {error}.")
     r, last = run.recipe, pe.evaluate(run, quiet=True)["perplexity"]
-    old = tables.label(parent_of(r.start_from, run.directory.parent).recipe.pe)
+    old = quantities.label(parent_of(r.start_from, run.directory.parent).recipe.pe)
     rows = {
         f"{old}, step {r.start_step:,}": cells["before"],
-        f"the same weights with {tables.label(r.pe)}": cells["converted"],
+        f"the same weights with {quantities.label(r.pe)}": cells["converted"],
         f"trained on for {r.steps:,} steps": last,
     }
-    lengths = [str(n) for n in cells["lengths"]]
-    lines = ["| weights | " + " | ".join(f"{int(n):,}" for n in lengths) + " |"]
-    lines.append("| :-- |" + " --: |" * len(lengths))
-    for name, found in rows.items():
-        shown = [_perplexity(found[n]) for n in lengths]
-        lines.append(f"| {name} | " + " | ".join(shown) + " |")
-    return _markdown("\n".join(lines))
-
-
-def _perplexity(cell: dict[str, Any]) -> str:
-    return tables.significant(cell["value"]) if cell["value"] is not None else str(cell["reason"])
+    lengths, limit = [str(n) for n in cells["lengths"]], quantities.vocabulary(run)
+    lines = [
+        [
+            name,
+            *(
+                found[n]["reason"] or quantities.perplexity(found[n]["value"], limit)
+                for n in lengths
+            ),
+        ]
+        for name, found in rows.items()
+    ]
+    return _markdown(markdown.pipe(["weights", *(f"{int(n):,}" for n in lengths)], lines))
 
 
 def comparable(run: Run) -> list[Run]:
@@ -167,9 +169,7 @@ def keep(figure: Figure, run: Run, name: str) -> SVG:
 
 def perplexities(runs: Sequence[Run]) -> Markdown:
     """Perplexity of the same target tokens with growing contexts, one row per configuration."""
-    columns = [f"ppl@{multiple}" for multiple in tables.multiples(runs)]
-    frame = tables.study_table(runs, columns)
-    return _markdown(tables.markdown(frame))
+    return _markdown(markdown.table(grouped(runs), ["ppl"]))
 
 
 def sample(run: Run, prompt: str = "", tokens: int = 64) -> Markdown:

@@ -29,7 +29,7 @@ from pe.speed.record import SpeedRun
 from pe.study.plan import StudyFolder, load_plan
 
 if TYPE_CHECKING:
-    from pe.training.recipe import Recipe
+    from pe.recipes.recipe import Recipe
 
 # papermill adds these names itself when it is asked to (--inject-paths).
 INJECTED_BY_PAPERMILL = ("PAPERMILL_INPUT_PATH", "PAPERMILL_OUTPUT_PATH")
@@ -110,7 +110,7 @@ def _launcher(function: Callable[P, F]) -> Callable[P, F]:
 
 
 def _explained(error: ValidationError, names: list[str]) -> str:
-    from pe.training.recipe import Recipe
+    from pe.recipes.recipe import Recipe
 
     lines = []
     for one, line in zip(error.errors(), explain(error, "parameter", names), strict=True):
@@ -160,7 +160,7 @@ def configure(
     """
     from pe.data.corpora import open_corpus
     from pe.data.tokenizer import plan_tokenizer
-    from pe.training.recipes import recipe as named_recipe
+    from pe.recipes.named import recipe as named_recipe
 
     _refuse_strange_study(study)
     fields = {"pe": pe, "pe_options": pe_options or {}, "seed": seed}
@@ -222,7 +222,7 @@ def configure_conversion(
         RunError: there is no such run, or it has no weights of that step.
     """
     from pe.encodings.core.change import changed_options
-    from pe.training.recipe import Recipe
+    from pe.recipes.recipe import Recipe
     from pe.training.start import parent_of, start_of
 
     def kept(value: Any, otherwise: Any) -> Any:

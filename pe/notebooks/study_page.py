@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pe.results import extensions
+from pe.results import extensions, markdown
 from pe.results import rows as results
-from pe.results.tables import duration
+from pe.results.quantities import duration
 from pe.study.parents import with_retrained_parents
 from pe.study.plan import Planned, StudyFolder
 from pe.study.queue import StudyFailed, run_study
@@ -106,11 +106,9 @@ def _extended(study: StudyFolder) -> list[str]:
         record = run.part("extension") if planned.zero_shot else None
         if record is None:
             continue
-        length, evaluated = run.recipe.context_length, (run.evaluation() or {"perplexity": {}})
-        base = {int(at) / length: c["value"] for at, c in evaluated["perplexity"].items()}
         texts.append(
             f"`{planned.recipe.start_from}`, extended without training:\n\n"
-            f"{extensions.table(record, length, base)}"
+            f"{extensions.table(run, record)}"
         )
     return texts
 
@@ -123,7 +121,7 @@ def end(failure: StudyFailed | None) -> Markdown:
 
 
 def _table(caption: str, found: list[results.Row], columns: Sequence[str]) -> str:
-    return f"{caption}:\n\n{results.table(found, columns, {})}"
+    return f"{caption}:\n\n{markdown.table(found, columns)}"
 
 
 def _markdown(text: str) -> Markdown:

@@ -29,7 +29,7 @@ from pe.runs.models import MODELS, Record, RunRecord, Session, Status
 if TYPE_CHECKING:
     import pandas
 
-    from pe.training.recipe import Recipe
+    from pe.recipes.recipe import Recipe
 
 SCHEMA_VERSION = 1
 COLUMNS = (
@@ -50,6 +50,9 @@ class RunError(ValueError):
 
 class RunBusy(RunError):
     """Another process is writing this folder; ``holder`` says which."""
+
+    EXIT_CODE = 75
+    """Of a command that is refused for this reason (EX_TEMPFAIL of sysexits.h): try it later."""
 
     def __init__(self, directory: Path, holder: str) -> None:
         self.directory, self.holder = directory, holder
@@ -191,7 +194,7 @@ class Run(Folder):
     def recipe(self) -> Recipe:
         """The recipe this run was opened with, or the recorded one."""
         if self._recipe is None:
-            from pe.training.recipe import Recipe
+            from pe.recipes.recipe import Recipe
 
             self._recipe = Recipe.from_dict(self.record.recipe)
         return self._recipe

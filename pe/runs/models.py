@@ -244,7 +244,7 @@ class RunRecord(Record):
     seed: int
     """Seed of initial weights and data order."""
     recipe: dict[str, Any]
-    """Every field of pe.training.recipe.Recipe."""
+    """Every field of pe.recipes.recipe.Recipe."""
     config_hash: Hash
     """First 8 hex digits of the SHA-256 of the recipe without its name and the fields that say how
     it is judged, logged and saved."""
@@ -352,6 +352,35 @@ class Retrieval(Part):
     """By task, and by length in tokens."""
 
 
+class NeedleCell(Part):
+    """One length of prompt and answers, in tokens."""
+
+    prompts: str | None
+    """1 for each prompt whose answers are all right and 0 for the others, in an order that is the
+    same for every model; null where the model cannot be run."""
+    numbers: float | None = None
+    """Share of the numbers that are right."""
+    digits: float | None = None
+    """Share of the digits that are right, each chosen among the ten; chance 0.1."""
+    controls: dict[str, int] | None = None
+    """Prompts that are right where the answer cannot be read: ``removed`` and ``another``."""
+    reason: str | None
+    """Why there is no value."""
+
+
+class Needles(Part):
+    """Numbers of seven digits hidden in test text, among others, with the hits of each prompt."""
+
+    count: int
+    """Prompts for each task and length."""
+    seed: int
+    """Of the prompts."""
+    digits: int
+    """Digits of a number."""
+    tasks: dict[str, dict[Tokens, NeedleCell]]
+    """By task, and by length in tokens."""
+
+
 class Measures(Part):
     """How a model does by context length."""
 
@@ -364,6 +393,8 @@ class Measures(Part):
     """Mean loss along the window, at the longest length that has a value."""
     retrieval: Retrieval | None = None
     """Only where the recipe asks for it: hidden numbers, and how many were answered right."""
+    needles: Needles | None = None
+    """The same for recipes that name their retrieval_tasks."""
 
 
 class Fit(Part):
@@ -404,6 +435,8 @@ class Tempered(Part):
     """As `loss_by_position` above."""
     retrieval: Retrieval | None = None
     """As `retrieval` above."""
+    needles: Needles | None = None
+    """As `needles` above."""
 
 
 class Precision(Part):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pe._errors import unknown
-from pe.results import tables
+from pe.results.quantities import label
 
 SUMS = ("rope+alibi",)
 """Measured beside the single encodings: a rotation and a bias in one kernel."""
@@ -86,7 +86,7 @@ def title(system: str) -> str:
         return f"{library(system)}: {PEER_METHODS.get(method) or title(method)}"
     if system in WITH_OPTIONS:
         return WITH_OPTIONS[system]
-    return tables.label(system)
+    return label(system)
 
 
 def counterpart(peer: str) -> str:

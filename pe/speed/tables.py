@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pe.results.tables import significant
+from pe.results.quantities import significant
 from pe.speed.families import FAMILIES, Family, counterpart, library, title
 from pe.speed.record import MISSING, TIME_UP, Speed
 

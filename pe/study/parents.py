@@ -12,9 +12,9 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from pe.recipes.recipe import Recipe
 from pe.runs import Run, root
 from pe.study.plan import Planned
-from pe.training.recipe import Recipe
 from pe.training.start import again, holds, lost
 
 

@@ -38,10 +38,10 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator, ValidationError
 
 from pe._errors import explain, unknown
+from pe.recipes.named import recipe as named_recipe
+from pe.recipes.recipe import Recipe
 from pe.runs import Folder, Run, root
 from pe.study.zero_shot import Distinct, Natural, YamlPart, ZeroShot
-from pe.training.recipe import Recipe
-from pe.training.recipes import recipe as named_recipe
 from pe.training.start import AGAIN
 
 FOLDER = Path(__file__).resolve().parents[2] / "studies"

@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunError, find, root
 from pe.study.parents import with_retrained_parents
 from pe.study.plan import Planned
 from pe.study.zero_shot import ZeroShot
 from pe.training.progress import Progress, duration
-from pe.training.recipe import Recipe
 
 SIZES = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",

@@ -7,6 +7,7 @@ that takes the task over goes on from there.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shlex
@@ -20,11 +21,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pe.recipes.recipe import NOTEBOOK_PARAMETERS, Recipe
 from pe.runs import Run, RunBusy, RunError
 from pe.study.complete import complete
 from pe.study.devices import wait_for_device
 from pe.study.zero_shot import ZeroShot, carry_out
-from pe.training.recipe import Recipe
 from pe.training.start import is_again
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "train.ipynb"
@@ -33,8 +34,6 @@ FOLLOWS = {
     "warmup_steps": "steps", "decay_steps": "steps", "min_learning_rate": "learning_rate",
     "evaluation_lengths": "context_length", "target_tokens": "context_length",
 }  # fmt: skip
-BUSY = 75
-"""Exit code of a process that found its run held by another one (EX_TEMPFAIL of sysexits.h)."""
 WAIT_FOR_LOCK = 180.0
 """Seconds that a run's folder may still be held by the process of a worker that was killed."""
 
@@ -69,7 +68,7 @@ def execute(task: Mapping[str, Any], environment: Mapping[str, str]) -> str:
             ).returncode  # fmt: skip
         if code == 0 and _done(run, task):
             break
-        if code == BUSY and time.monotonic() - begun < WAIT_FOR_LOCK:
+        if code == RunBusy.EXIT_CODE and time.monotonic() - begun < WAIT_FOR_LOCK:
             time.sleep(2)
             continue
         raise RunFailed(f"{run.directory}: {_reason(run, log)} (exit code {code}; log: {log})")
@@ -90,33 +89,32 @@ def _retrain(run: Run) -> None:
     """
     from pe.data import prepare
     from pe.training.loop import train
+    from pe.training.start import check_text
 
-    first = Run(run.directory.parent.parent / run.name).read()["data"]["fingerprint"]
-    r = run.recipe
-    text = prepare(r.corpus, r.vocab_size, r.tokenizer).fingerprint
-    if text != first:
-        raise RunError(
-            f"{run.name} was trained on data {first}, and {r.corpus!r} is now {text}; it cannot be "
-            "retrained without that text"
-        )
+    first, r = Run(run.directory.parent.parent / run.name).read(), run.recipe
+    data = prepare(r.corpus, r.vocab_size, r.tokenizer)
+    check_text(data, first["data"], run.name, "it cannot be retrained without that text")
     if run.exists() and run.read()["status"] == "complete":  # some of its weights are gone, too
         with run.lock():
-            shutil.rmtree(run.directory)
+            for path in run.directory.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.name != ".lock":
+                    path.unlink()
     wait_for_device()
     train(run)
 
 
 def notebook_parameters(recipe: Recipe, study: str) -> dict[str, Any]:
     """Parameters of train.ipynb that train and evaluate ``recipe``, with exactly its hash."""
-    from pe.notebooks.parameters import parameters
-    from pe.training.recipes import RECIPES
+    from pe.recipes.named import RECIPES
 
-    base, own = RECIPES[recipe.name].to_dict(), parameters()
+    base = RECIPES[recipe.name].to_dict()
     new = {name for name, value in recipe.to_dict().items() if value != base[name]}
     values: dict[str, Any] = {"recipe": recipe.name, "study": study}
     overrides = {}
     for name, value in recipe.to_dict().items():
-        if name in own:
+        if name in NOTEBOOK_PARAMETERS:
             values[name] = value
         elif name != "name" and (name in new or FOLLOWS.get(name) in new):
             overrides[name] = value
@@ -161,6 +159,8 @@ def carry_out_task(task: Mapping[str, Any]) -> None:
     recipe = Recipe.from_dict(dict(task["recipe"]))
     run = Run(task["directory"], recipe=recipe)
     if task.get("zero_shot"):
+        for module in ("pe.evaluation.extension", "pe.evaluation.longrope.search"):
+            importlib.import_module(module)
         wait_for_device()
         carry_out(Run(task["directory"]), ZeroShot.model_validate(task["zero_shot"]))
     elif is_again(run):
@@ -185,10 +185,10 @@ def _run_notebook(parameters: Mapping[str, Any]) -> None:
     try:
         papermill.execute_notebook(NOTEBOOK, None, parameters)
     except PapermillExecutionError as error:
-        if error.ename == RunBusy.__name__:
-            print(f"pe: {error.evalue}", file=sys.stderr)
-            raise SystemExit(BUSY) from None
-        raise
+        if error.ename != RunBusy.__name__:  # of the kernel's error only the type's name arrives
+            raise
+        print(f"pe: {error.evalue}", file=sys.stderr)
+        raise SystemExit(RunBusy.EXIT_CODE) from None
 
 
 if __name__ == "__main__":
@@ -196,4 +196,4 @@ if __name__ == "__main__":
         main(json.loads(sys.argv[1]))
     except RunBusy as error:
         print(f"pe: {error}", file=sys.stderr)
-        raise SystemExit(BUSY) from None
+        raise SystemExit(RunBusy.EXIT_CODE) from None

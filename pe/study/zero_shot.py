@@ -21,7 +21,6 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from pe._errors import unknown
-from pe.results.extensions import searched
 from pe.runs import Run
 
 LONGROPE = "longrope"
@@ -116,6 +115,11 @@ class ZeroShot(YamlPart):
     def to_dict(self) -> dict[str, Any]:
         """As the YAML has it; `model_validate` is the inverse."""
         return self.model_dump(exclude_none=True)
+
+
+def searched(options: Mapping[str, Any]) -> bool:
+    """Whether LongRoPE's factors were found for the model, and not taken from YaRN."""
+    return options.get("long_factor") is not None
 
 
 def carry_out(run: Run, wanted: ZeroShot, *, quiet: bool = False) -> None:

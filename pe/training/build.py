@@ -11,13 +11,14 @@ from pe import devices
 from pe._quiet import quiet_libraries
 from pe.attention import path_for
 from pe.data import TokenData, evaluation_windows
+from pe.data.needles import NeedleText
 from pe.data.retrieval import TASKS, RetrievalText
 from pe.encodings import Encoding
 from pe.model import PEForCausalLM
 from pe.model.config import PEConfig
 from pe.model.convert import convert
 from pe.model.initialize import draw_weights
-from pe.training.recipe import Recipe
+from pe.recipes.recipe import Recipe
 from pe.training.start import Start
 
 SIZES = (
@@ -141,7 +142,10 @@ def check_evaluation(recipe: Recipe, data: TokenData, model: PEForCausalLM) -> N
         evaluation_windows(data.validation, longer[-1], recipe.target_tokens, 1)
     if recipe.retrieval_samples:
         tokenizer = data.load_tokenizer()
-        needed = max(RetrievalText(task, tokenizer).shortest() for task in TASKS)
+        if recipe.retrieval_tasks:
+            needed = max(NeedleText(t, tokenizer).shortest() for t in recipe.retrieval_tasks)
+        else:
+            needed = max(RetrievalText(task, tokenizer).shortest() for task in TASKS)
         if lengths[0] < needed:
             raise ValueError(
                 f"evaluation_lengths: {lengths[0]} tokens have no room for a retrieval text, which "

@@ -42,6 +42,16 @@ class TrainState:
     seconds: float = 0.0
     resumes: int = 0
     data_fingerprint: str = ""
+    tokenizer_fingerprint: str = ""
+    """Empty in checkpoints from before tokenizers were fingerprinted."""
+
+    @property
+    def data(self) -> dict[str, str]:
+        """The fingerprints as `TokenData.difference` compares them."""
+        found = {"fingerprint": self.data_fingerprint}
+        if self.tokenizer_fingerprint:
+            found["tokenizer_fingerprint"] = self.tokenizer_fingerprint
+        return found
 
 
 def save(accelerator: Accelerator, directory: Path, state: TrainState, config: PEConfig) -> Path:

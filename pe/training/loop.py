@@ -21,7 +21,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -32,12 +32,14 @@ from torch import Tensor
 
 from pe import devices
 from pe._quiet import quiet_libraries
-from pe.data import Batches, TokenData, prepare
+from pe.data import Batches, TokenData, is_path, prepare
 from pe.data.batches import Batch
+from pe.data.needles import NeedleMix
 from pe.data.retrieval import RetrievalMix
 from pe.model import PEForCausalLM
 from pe.model.loss import IGNORE
 from pe.model.rng import same_draws, seed_step
+from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunError
 from pe.runs.provenance import hardware, now
 from pe.training import checkpoint, trackers
@@ -53,7 +55,6 @@ from pe.training.build import (
 from pe.training.checkpoint import TrainState
 from pe.training.metrics import Metrics, NonFiniteLoss, flops_per_token, peak_flops
 from pe.training.progress import Progress, duration
-from pe.training.recipe import Recipe
 from pe.training.start import check_text, start_of
 
 VALIDATION_BATCHES = 8
@@ -91,6 +92,7 @@ def train(
                 f"not {run.recipe.config_hash()}); choose another folder"
             )
         if record["status"] == "complete":
+            _check_edited(run, record["data"])
             return run
     main = int(os.environ.get("RANK", "0")) == 0
     with run.lock() if main else contextlib.nullcontext():
@@ -110,6 +112,19 @@ def train(
                 run.fail(f"{type(error).__name__}: {error}")
             raise
     return run
+
+
+def _check_edited(run: Run, recorded: Mapping[str, Any]) -> None:
+    """Refuse to show a complete run for files that have changed since it was trained.
+
+    Only files are looked at: corpora with a name are pinned, or belong to the Python that runs.
+    """
+    r = run.recipe
+    if is_path(r.corpus):
+        check_text(
+            prepare(r.corpus, r.vocab_size, r.tokenizer), recorded, str(run.directory),
+            "choose another study to train on what is there now",
+        )  # fmt: skip
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
@@ -198,12 +213,19 @@ class Trainer:
         if devices.compiles(r.compile, self.device):
             model.compile()
         self.model, self.optimizer = self.accelerator.prepare(model, build_optimizer(model, r))
-        self.train_batches = Batches(data.train, r.context_length, r.batch_size, r.seed)
-        if r.retrieval_share:
+        first = data.end_id if r.first_token else None
+        self.train_batches = Batches(data.train, r.context_length, r.batch_size, r.seed, first)
+        if r.retrieval_share and r.retrieval_tasks:
+            self.train_batches = NeedleMix(
+                self.train_batches, r.retrieval_share, data.load_tokenizer(), r.retrieval_tasks
+            )
+        elif r.retrieval_share:
             self.train_batches = RetrievalMix(
                 self.train_batches, r.retrieval_share, data.load_tokenizer()
             )
-        self.validation_batches = Batches(data.validation, r.context_length, r.batch_size, seed=0)
+        self.validation_batches = Batches(
+            data.validation, r.context_length, r.batch_size, seed=0, first_token=first
+        )
         flops = flops_per_token(
             counts["parameters"], r.num_hidden_layers, r.hidden_size, r.context_length
         )
@@ -218,7 +240,7 @@ class Trainer:
         if self.start is None:
             return model
         check_text(
-            self.data, self.start.fingerprint, self.start.parent.name,
+            self.data, self.start.data, self.start.parent.name,
             "start from a run of this text",
         )  # fmt: skip
         if self.main:
@@ -234,12 +256,15 @@ class Trainer:
             lambda text: self.progress.show(text, last=True),
         )
         if state is None:
-            state = TrainState(data_fingerprint=self.data.fingerprint)
+            state = TrainState(
+                data_fingerprint=self.data.fingerprint,
+                tokenizer_fingerprint=self.data.tokenizer_fingerprint,
+            )
             if self.start and self.start.whole:
                 checkpoint.begin_from(self.accelerator, self.start.weights)
         else:
             check_text(
-                self.data, state.data_fingerprint, f"{self.run.directory}: its checkpoint",
+                self.data, state.data, f"{self.run.directory}: its checkpoint",
                 "delete the folder or choose another study",
             )  # fmt: skip
         self.state = state

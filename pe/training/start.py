@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pe.recipes.recipe import NOT_IDENTITY, Recipe
 from pe.runs import Run, RunError, root
-from pe.training.recipe import NOT_IDENTITY, Recipe
 
 if TYPE_CHECKING:
     from pe.data import TokenData
@@ -56,19 +57,20 @@ def folder_of(directory: Path, step: int) -> Path | None:
     return None
 
 
-def check_text(data: TokenData, fingerprint: str, who: str, advice: str) -> None:
-    """Refuse to go on with, or to judge by, another text than that of training.
+def check_text(data: TokenData, recorded: Mapping[str, Any], who: str, advice: str) -> None:
+    """Refuse to go on with, or to judge by, another text or tokenizer than that of training.
 
     Args:
-        fingerprint: of the text that ``who`` was trained on. advice: what to do, for the message.
+        recorded: the fingerprints of what ``who`` was trained on, as `TokenData.summary` gives
+            them. advice: what to do, for the message.
 
     Raises:
-        RunError: ``data`` is of another text.
+        RunError: ``data`` is of another text, or of another tokenizer.
     """
-    if data.fingerprint != fingerprint:
+    difference = data.difference(recorded)
+    if difference:
         raise RunError(
-            f"{who} was trained on data {fingerprint}, and {data.corpus!r} is now "
-            f"{data.fingerprint}; {advice}"
+            f"{who} was trained on other data than {data.corpus!r} is now ({difference}); {advice}"
         )
 
 
@@ -84,8 +86,8 @@ class Start(NamedTuple):
     """Tokens those weights were trained on, in the parent and before it."""
     stream_step: int
     """First step of the data stream that the new run takes."""
-    fingerprint: str
-    """The text they were trained on."""
+    data: Mapping[str, Any]
+    """Fingerprints of the text and the tokenizer that they were trained on."""
     whole: bool = False
     """A branch: optimizer and random states are there and go on."""
     retrained: Run | None = None
@@ -185,7 +187,7 @@ def start_of(recipe: Recipe, study: Path) -> Start | None:
         _check_branch(recipe, parent)
     second = again(parent)
     retrained = second if second.exists() and not holds(parent, recipe) else None
-    step, weights, fingerprint = _weights(retrained or parent, recipe)
+    step, weights, data = _weights(retrained or parent, recipe)
     before = parent.recipe.batch_size * parent.recipe.context_length
     earlier = record.get("parent") or {"tokens": 0, "stream_step": 0}
     passed = (earlier["stream_step"] + step) * before
@@ -195,23 +197,25 @@ def start_of(recipe: Recipe, study: Path) -> Start | None:
         weights,
         earlier["tokens"] + step * before,
         -(-passed // (recipe.batch_size * recipe.context_length)),
-        fingerprint,
+        data,
         whole,
         retrained,
     )
 
 
-def _weights(parent: Run, recipe: Recipe) -> tuple[int, Path, str]:
+def _weights(parent: Run, recipe: Recipe) -> tuple[int, Path, Mapping[str, Any]]:
     """Step, folder and text of the weights that ``recipe`` asks of ``parent``; RunError if none."""
     record = parent.read()
     complete, whole = record["status"] == "complete", recipe.start_state == "all"
     step, last = recipe.start_step, record["training"]["steps"] if complete else 0
     found = folder_of(parent.directory / "checkpoints", step)
     if complete and step in (0, last) and not whole:
-        step, weights, fingerprint = last, parent.checkpoint, record["data"]["fingerprint"]
+        step, weights, data = last, parent.checkpoint, record["data"]
     elif step and found is not None:
         weights = found
-        fingerprint = json.loads((found / "state.json").read_text())["data_fingerprint"]
+        state = json.loads((found / "state.json").read_text())
+        data = {"fingerprint": state["data_fingerprint"]}
+        data |= {k: v for k, v in state.items() if k == "tokenizer_fingerprint" and v}
     else:
         kept = [*kept_steps(parent.directory / "checkpoints"), *([last] if last else [])]
         listed = ", ".join(str(s) for s in kept) or "none"
@@ -229,7 +233,7 @@ def _weights(parent: Run, recipe: Recipe) -> tuple[int, Path, str]:
             f"{weights} holds weights and no optimizer, so no branch can go on from it; train "
             f"{parent.name} with keep_states, in another study if it is complete"
         )
-    return step, weights, fingerprint
+    return step, weights, data
 
 
 def _check_branch(recipe: Recipe, parent: Run) -> None:

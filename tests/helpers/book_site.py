@@ -38,9 +38,9 @@ SMALL_PAGE = """\
 
 RoPE at twice its training length: {record}`rope.ppl@2x`, {record}`rope.ppl@2x / rope.ppl@1x`
 times as much.
-Lowest at the longest: {record}`best.ppl@longest`.
+PoPE at the longest: {record}`pope.ppl@longest`.
 
-```{results} demo
+```{study-table} demo
 ```
 
 ```{picture} perplexity-by-length

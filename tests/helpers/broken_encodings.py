@@ -198,6 +198,38 @@ class Padding(Slope):
         return -4.0 * distance / k.shape[2]
 
 
+class Holes(Slope):
+    """Counts the keys between, hidden ones among them."""
+
+    content_dependent = True
+
+    def slope(self, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
+        places = torch.arange(k.shape[2])
+        return -0.25 * apart(places[-q.shape[2] :], places)
+
+
+class Documents(Cache):
+    """Takes the longest document of a sequence for all of them."""
+
+    length_dependent = True
+
+
+class Blind(Slope):
+    """Divides by how many keys a query sees."""
+
+    def masked_bias(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        state: Tensor | None,
+        mask: Tensor,
+    ) -> Tensor:
+        bias = self.bias(q, k, q_positions, k_positions)
+        return bias / mask.sum(-1, keepdim=True)
+
+
 class Memory(Slope):
     """Remembers the longest text."""
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from pe.recipes.recipe import Recipe
 from pe.runs import Run
-from pe.training.recipe import Recipe
 
 WORDS = "the cat sat on a mat and one dog ran to her old red house by night".split()
 

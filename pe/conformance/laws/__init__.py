@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-FILES = ("structure", "positions", "decoding", "numerics", "training")
+FILES = ("structure", "positions", "decoding", "hidden", "numerics", "training")
 
 for _name in FILES:
     importlib.import_module(f"{__name__}.{_name}")

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from pe.encodings.core.base import Encoding
+from pe.encodings.core.base import Encoding, refuse_positions
 from pe.encodings.core.checks import at_least
 
 
@@ -35,6 +35,11 @@ class Additive(Encoding):
         raise NotImplementedError
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        if x.dim() not in (2, 3) or x.shape[-1] != self.hidden_size:
+            raise ValueError(
+                f"embeddings: expected (batch, tokens, {self.hidden_size}), got {tuple(x.shape)}"
+            )
+        refuse_positions("positions", positions, len(x) if x.dim() == 3 else None, x.shape[-2])
         self.refuse_too_far(positions)
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
         return (x.to(wide) * self.token_scale + self.rows(positions, wide)).to(x.dtype)

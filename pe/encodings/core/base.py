@@ -5,9 +5,10 @@
     bias         on the attention logits, in each layer
     logit_scale  on the attention logits, one factor a query row
 
-and three that serve them: `bias_form` says what a bias is made of, for kernels; `prepare` settles
+and some that serve them: `bias_form` says what a bias is made of, for kernels; `prepare` settles
 where the tokens stand and what follows from that alone, once for all layers that share the
-encoding; `key_state` keeps what a bias must know of each token besides its key.
+encoding; `key_state` keeps what a bias must know of each token besides its key; `masked_bias` is
+the bias where some keys are hidden.
 
 Shapes used below: B batch, T tokens, H query heads, K key heads, D head_dim. Positions are integers
 of shape (T,) or (B, T). Nothing is remembered from one call to the next.
@@ -26,12 +27,42 @@ from pe.encodings.core.forms import Form
 
 
 class Prepared(NamedTuple):
-    """What `Encoding.prepare` found out about the positions of one forward pass."""
+    """What `Encoding.prepare` makes of the positions of one forward pass."""
 
     q_positions: Tensor
     k_positions: Tensor
     tables: Any = None
     """Whatever the encoding's own `rotate` wants to be handed, phase tables for example."""
+    counted: bool = False
+    """Causal attention of as many queries as keys, all at the positions 0 .. T-1, which kernels
+    need; said by the caller."""
+
+
+class Lengths(NamedTuple):
+    """How long the document is that each token belongs to: its largest position plus one."""
+
+    of_queries: Tensor
+    """(1 or B, Tq) int64."""
+    of_keys: Tensor
+    """(1 or B, Tk) int64."""
+
+
+def sizes(name: str, x: Tensor) -> tuple[int, int]:
+    """Batch size and heads; ValueError unless ``x`` is (batch, heads, tokens, head_dim)."""
+    if x.dim() != 4:
+        raise ValueError(f"{name}: expected (batch, heads, tokens, head_dim), got {tuple(x.shape)}")
+    return x.shape[0], x.shape[1]
+
+
+def refuse_positions(name: str, positions: Tensor, batch: int | None, tokens: int) -> None:
+    """Raise ValueError unless positions are (tokens,) or, of a batch, (1 or batch, tokens)."""
+    shape = tuple(positions.shape)
+    rows = ((),) if batch is None else ((), (1,), (batch,))
+    if not shape or shape[-1] != tokens or shape[:-1] not in rows:
+        raise ValueError(
+            f"{name}: expected ({tokens},) or ({batch}, {tokens}), one position per token, got "
+            f"{shape}"
+        )
 
 
 class Encoding(nn.Module):
@@ -39,8 +70,8 @@ class Encoding(nn.Module):
 
     Traits (of the class, or of an instance whose options decide):
         relative: shifting all positions by the same amount changes no logit.
-        length_dependent: the result depends on the length of the sequence, which is the largest
-            position of a row plus one; never remembered.
+        length_dependent: the result depends on the length of the document, which is its largest
+            position plus one; never remembered.
         content_dependent: the bias looks at queries and keys.
         random: positions are drawn anew in each forward pass.
         raw_keys: keys must be cached as they were before `rotate`, because a rotated key does not
@@ -63,6 +94,10 @@ class Encoding(nn.Module):
     embeds: ClassVar[bool] = False
     alone_with: ClassVar[str | None] = None
     max_positions: int | None = None
+    # Sizes that the encoding was built for, where it looks at them; others are refused.
+    head_dim: int | None = None
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
 
     @property
     def raw_keys(self) -> bool:
@@ -89,13 +124,56 @@ class Encoding(nn.Module):
         if positions.numel() and int(positions.max()) >= limit:
             raise PositionError(int(positions.max()), limit)
 
+    def refuse_misfit(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor | None = None,
+        k_positions: Tensor | None = None,
+    ) -> None:
+        """Raise ValueError where queries, keys and positions do not fit.
+
+        Nothing is broadcast. Positions that are None are not looked at: those of keys are more
+        than the keys where a cache holds the others.
+        """
+        batch, heads = sizes("q", q)
+        _, groups = sizes("k", k)
+        if k.shape[0] != batch or heads % groups or q.shape[-1] != k.shape[-1]:
+            raise ValueError(
+                f"q {tuple(q.shape)} and k {tuple(k.shape)} do not fit: expected one batch size "
+                "and head_dim, and heads of q that are a multiple of those of k"
+            )
+        for name, want, given in (
+            ("head_dim", self.head_dim, q.shape[-1]),
+            ("heads of q", self.num_heads, heads),
+            ("heads of k", self.num_kv_heads, groups),
+        ):
+            if want is not None and want != given:
+                raise ValueError(
+                    f"{type(self).__name__} was built for {want} as {name}, got {given}; build it "
+                    "with the sizes of the layer"
+                )
+        if q_positions is not None:
+            refuse_positions("q_positions", q_positions, batch, q.shape[-2])
+        if k_positions is not None:
+            refuse_positions("k_positions", k_positions, batch, k.shape[-2])
+
     def prepare(
-        self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype = torch.float32
+        self,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        dtype: torch.dtype = torch.float32,
+        lengths: Lengths | None = None,
     ) -> Prepared:
         """Called before the hooks below, which get its positions; `rotate` gets its tables.
 
-        Once a forward pass for each instance; once a layer if the encoding is `random`. ``dtype``
-        is that of the queries: tables are float64 for float64, otherwise float32.
+        Once per forward pass for each instance; once per layer if the encoding is `random`.
+
+        Args:
+            dtype: of the queries; tables are float64 for float64, otherwise float32.
+            lengths: of the documents that tokens belong to, where a sequence holds several or hides
+                some of its tokens; only `length_dependent` encodings get it. None: each row is one
+                document.
         """
         return Prepared(q_positions, k_positions)
 
@@ -137,6 +215,23 @@ class Encoding(nn.Module):
         gave for all keys, (B, H, Tk, S).
         """
         return None
+
+    def masked_bias(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        state: Tensor | None,
+        mask: Tensor,
+    ) -> Tensor | None:
+        """`bias` where ``mask``, (1 or B, 1 or H, Tq, Tk), True at the keys that a query sees, is
+        not simply causal.
+
+        Override it where the bias of a key depends on the keys between it and the query, of which
+        hidden ones must not count.
+        """
+        return self.bias(q, k, q_positions, k_positions, state)
 
     @property
     def biased(self) -> bool:

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 from pe._errors import unknown
+
+
+class _Unset:
+    def __repr__(self) -> str:
+        return "unset"
+
+
+UNSET: Any = _Unset()
+"""Default of an option that is something else than None or a number where nobody gave it."""
 
 
 def positive(name: str, value: float) -> float:

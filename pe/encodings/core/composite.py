@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pe.encodings.core.base import Encoding, Prepared
+from pe.encodings.core.base import Encoding, Lengths, Prepared
 from pe.encodings.core.forms import NONE, Form
 
 
@@ -33,6 +33,7 @@ class Composite(Encoding):
         self.per_layer = any(p.per_layer for p in parts)  # type: ignore[misc]
         self.rotates = any(p.rotates for p in parts)  # type: ignore[misc]
         self.embeds = any(p.embeds for p in parts)  # type: ignore[misc]
+        self.state_size = sum(p.state_size for p in parts)  # type: ignore[misc]
         limits = [p.max_positions for p in parts if p.max_positions is not None]
         self.max_positions = min(limits, default=None)
         self._refuse_moves_beyond()
@@ -54,16 +55,20 @@ class Composite(Encoding):
         return any(p.raw_keys for p in self._all)
 
     def prepare(
-        self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype = torch.float32
+        self,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        dtype: torch.dtype = torch.float32,
+        lengths: Lengths | None = None,
     ) -> Prepared:
         for part in self._all:
-            if part.random:  # it moves the tokens for all others
+            if part.random:  # it moves the tokens for all others; one draw serves all documents
                 moved = part.prepare(q_positions, k_positions, dtype)
-                q_positions, k_positions = moved.q_positions, moved.k_positions
-        tables = [
-            None if part.random else part.prepare(q_positions, k_positions, dtype).tables
-            for part in self._all
-        ]
+                q_positions, k_positions, lengths = moved.q_positions, moved.k_positions, None
+        tables = [None if part.random else
+                  part.prepare(q_positions, k_positions, dtype,
+                               **({"lengths": lengths} if part.length_dependent else {})).tables
+                  for part in self._all]  # fmt: skip
         return Prepared(q_positions, k_positions, tables)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -96,12 +101,34 @@ class Composite(Encoding):
         k_positions: Tensor,
         state: Tensor | None = None,
     ) -> Tensor | None:
-        terms = []
+        return self._sum(
+            part.bias(q, k, q_positions, k_positions, own) for part, own in self._states(state)
+        )
+
+    def masked_bias(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        state: Tensor | None,
+        mask: Tensor,
+    ) -> Tensor | None:
+        return self._sum(
+            part.masked_bias(q, k, q_positions, k_positions, own, mask)
+            for part, own in self._states(state)
+        )
+
+    def _states(self, state: Tensor | None) -> Iterator[tuple[Encoding, Tensor | None]]:
+        """Each part with its share of the numbers that are kept of each token."""
         for part in self._all:
             own = None
             if state is not None and part.state_size:
                 own, state = state[..., : part.state_size], state[..., part.state_size :]
-            terms.append(part.bias(q, k, q_positions, k_positions, own))
+            yield part, own
+
+    @staticmethod
+    def _sum(terms: Iterable[Tensor | None]) -> Tensor | None:
         given = [t for t in terms if t is not None]
         return None if not given else sum(given[1:], start=given[0])
 

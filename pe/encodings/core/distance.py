@@ -53,6 +53,7 @@ class DistanceBias(Encoding):
         state: Tensor | None = None,
     ) -> Tensor:
         """(1 or B, H, Tq, Tk), float32; float64 where the queries are."""
+        self.refuse_misfit(q, k, q_positions)
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         with torch.autocast(q.device.type, enabled=False):
             values = self._matrix(distances(q_positions, k_positions), dtype)

@@ -19,13 +19,14 @@ class Frequencies(NamedTuple):
     """A spectrum, as frequency transforms pass it on. F = d/2 pairs."""
 
     inv_freq: Tensor
-    """(F,) float64, radians a token; (B, F) where it depends on the length of each row."""
+    """(F,) float64, radians per token; (B, F) where it depends on the length of each row, (B, T, F)
+    where on that of each token's document."""
     theta: float
     dim: int
     """Rotated width d."""
     magnitude: float | Tensor = 1.0
-    """Multiplies cos and sin of queries and of keys, so it enters the logits squared; (B, 1) where
-    it depends on the length of each row."""
+    """Multiplies cos and sin of queries and of keys, so it enters the logits squared; (B, 1) or
+    (B, T, 1) where it depends on the length of each row or document."""
     period: Tensor | None = None
     """Like ``inv_freq``: positions are first reduced modulo this, where it is not 0."""
     exempt: int = 0
@@ -68,8 +69,9 @@ class FrequencyTransform(nn.Module):
     def forward(self, frequencies: Frequencies, length: Tensor | None = None) -> Frequencies:
         """Return the changed spectrum.
 
-        ``length`` is the number of tokens in each row, () or (B, 1), integers on the device where
-        the result is wanted; None: as many as in training.
+        ``length`` is the number of tokens in each row, () or (B, 1), or in the document of each
+        token, (B, T, 1): integers on the device where the result is wanted. None: as many as in
+        training.
         """
         raise NotImplementedError
 
@@ -137,9 +139,13 @@ def phase_tables(
 ) -> tuple[Tensor, Tensor]:
     """cos and sin, shaped (1 or B, 1, T, F) to broadcast over heads.
 
-    float64 where queries are (``dtype``), otherwise float32, also under autocast.
+    float64 where queries are (``dtype``), otherwise float32, also under autocast. ``inv_freq`` may
+    be (B, T, F): each token's own.
     """
     dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    if inv_freq.dim() == 3:
+        cos, sin = cos_sin(positions[..., None], inv_freq, dtype, period)
+        return cos.transpose(-3, -2), sin.transpose(-3, -2)
     cos, sin = cos_sin(positions, inv_freq, dtype, period)
     if cos.dim() == 2:
         cos, sin = cos[None], sin[None]

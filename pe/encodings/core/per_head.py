@@ -24,6 +24,7 @@ class PerHeadRoPE(RoPE):
         k_positions: Tensor,
         tables: Any = None,
     ) -> tuple[Tensor, Tensor]:
+        self.refuse_misfit(q, k, q_positions, k_positions)
         q_tables, k_tables = tables or self.prepare(q_positions, k_positions, q.dtype).tables
         group = q.shape[1] // k.shape[1]
         if group > 1:

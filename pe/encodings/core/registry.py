@@ -14,6 +14,7 @@ import pkgutil
 import types
 import typing
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from pe._errors import nearest, unknown
@@ -78,9 +79,7 @@ def register(
 
 
 def _discover() -> None:
-    import pe.encodings as package
-
-    for module in pkgutil.iter_modules(package.__path__):
+    for module in pkgutil.iter_modules([str(Path(__file__).parents[1])]):
         importlib.import_module(f"pe.encodings.{module.name}")
 
 
@@ -330,7 +329,7 @@ def _refuse_impossible(
 
 def _refuse_unknown_options(spec: str, parts: list[Part], options: dict[str, Any]) -> None:
     known = sorted({name for part in parts for name in options_of(part)})
-    for name, value in options.items():
+    for name in options:
         if name not in known:
             also = [n for n in ("original_length",) if any(takes(part, n) for part in parts)]
             listed = ", ".join(known + also) or "none"
@@ -340,8 +339,6 @@ def _refuse_unknown_options(spec: str, parts: list[Part], options: dict[str, Any
                 f"{spec!r} has no option {name!r}{hint or nearest(name, known + also)}; its "
                 f"options: {listed}"
             )
-        if value is None:
-            raise ValueError(f"{spec!r}: option {name}: None says nothing; leave it out")
 
 
 def _build(name: str, part: Part, given: dict[str, Any]) -> Any:

@@ -14,7 +14,7 @@ from pe.evaluation.longrope.evolution import Candidate, Factors, seeds
 from pe.evaluation.scorer import Scorer
 from pe.model import PEForCausalLM
 from pe.model.convert import convert
-from pe.training.recipe import Recipe
+from pe.recipes.recipe import Recipe
 
 
 @dataclass

@@ -98,11 +98,7 @@ def _brief(kind: type[BaseException], error: BaseException, trace: TracebackType
     """Excepthook of the command: what went wrong in the notebook, without papermill's frames."""
     from papermill.exceptions import PapermillExecutionError
 
-    from pe.runs import RunBusy
-
-    if isinstance(error, RunBusy):
-        print(f"pe: {' '.join(str(error).split())}", file=sys.stderr)
-    elif isinstance(error, PapermillExecutionError):
+    if isinstance(error, PapermillExecutionError):
         print(str(error).strip(), file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)

@@ -26,18 +26,28 @@ from pe.runs.models import RunRecord, Status
 LOCK = ".notebook.lock"
 
 
-class Refused(click.ClickException, ValueError):
-    """The notebook's parameters describe no run: the message names what is wrong.
-
-    papermill's command ends with this one line and status 2; callers of its Python function get a
-    ValueError.
-    """
-
-    exit_code = 2
+class _OneLine(click.ClickException):
+    """Ends papermill's command with one line; callers of its Python function get the error."""
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Called by click."""
         print(f"pe: {' '.join(self.message.split())}", file=file or sys.stderr)
+
+
+class Refused(_OneLine, ValueError):
+    """The notebook's parameters describe no run: the message names what is wrong."""
+
+    exit_code = 2
+
+
+class Busy(RunBusy, _OneLine):
+    """Another process is writing the run's folder."""
+
+    exit_code = RunBusy.EXIT_CODE
+
+    def __init__(self, busy: RunBusy) -> None:
+        super().__init__(busy.directory, busy.holder)
+        click.ClickException.__init__(self, str(busy))
 
 
 def plan(notebook: Mapping[str, Any]) -> Folder:
@@ -67,12 +77,16 @@ def hold(run: Folder) -> Iterator[None]:
     This second lock covers the rest of papermill's life.
 
     Raises:
-        RunBusy: a trainer or another notebook has the folder; nothing in it was touched.
+        Busy: a trainer or another notebook has the folder; nothing in it was touched.
     """
     training = run.busy()
     if training:
-        raise training
-    with run.lock(LOCK):
+        raise Busy(training)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(run.lock(LOCK))
+        except RunBusy as error:
+            raise Busy(error) from None
         yield
 
 
@@ -105,7 +119,7 @@ def execute(
 
     Raises:
         Refused: a parameter is wrong; nothing has been started or written.
-        RunBusy: another process is making this run; its files are untouched.
+        Busy: another process is making this run; its files are untouched.
         KeyboardInterrupt, SystemExit: a signal ended the run; the notebook is written.
     """
     run = plan(nb)

@@ -11,7 +11,7 @@ import dataclasses
 from typing import Any
 
 from pe._errors import unknown
-from pe.training.recipe import Recipe
+from pe.recipes.recipe import Recipe
 
 DEMO = Recipe(
     # Two CPU cores, about two minutes of training an encoding; text that every Python carries.

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pe.attention.kernels.flash import op as ops
-from pe.attention.kernels.flash import self_check as proof
-from pe.attention.kernels.flash import straight
+from pe.attention.kernels.flash import piecewise_linear
+from pe.attention.kernels.flash import self_check as cases
 from pe.attention.kernels.flash.blocks import plan_for
 from pe.attention.kernels.flash.launch import backward, forward
 from pe.encodings.core.forms import FIRE, LOG2E, LOGARITHM, Form, by_logarithm, fire, matrix
@@ -27,15 +27,15 @@ def test_the_line_is_as_close_as_it_says_from_where_it_says() -> None:
     """Over every piece of 32 to 128 tokens that begins there or later, for steep and flat alike."""
     for x0 in (0.01, 0.3, 2.0, 20.0):
         for side in (32, 64, 128):
-            begin = math.ceil(straight.SIDES.value * side * math.sqrt(x0)) + 1
+            begin = math.ceil(piecewise_linear.SIDES.value * side * math.sqrt(x0)) + 1
             for x1 in (1e-3, 0.1, 1.0, 50.0):
                 for start in (begin, 2 * begin, 50 * begin):
                     d = start + torch.arange(side, dtype=torch.float64)
-                    node, middle = side * straight.NODE.value, float(d.mean())
+                    node, middle = side * piecewise_linear.NODE.value, float(d.mean())
                     more, less = (math.log2(1 + x1 * (middle + s * node)) for s in (1, -1))
                     line = (more + less) / 2 + (d - middle) * (more - less) / (2 * node)
                     off = x0 * (torch.log2(1 + x1 * d) - line).abs().max()
-                    assert off <= straight.BITS, (x0, side, x1, start)
+                    assert off <= piecewise_linear.BITS, (x0, side, x1, start)
 
 
 def given(dtype: torch.dtype) -> list[Tensor]:
@@ -71,9 +71,9 @@ def test_far_blocks_agree_with_the_definition_forward_and_backward() -> None:
 
     A line over the first tokens would do for what 0.0004 adds, and not for the gradient of 0.0004.
     """
-    begins = straight.SIDES.value * 64 * FIRST.sqrt()
-    assert begins[0] < 64 < straight.SHARE.value * 64 < LENGTH - 128
-    assert straight.SHARE.value * 64 < begins[1] < LENGTH - 128
+    begins = piecewise_linear.SIDES.value * 64 * FIRST.sqrt()
+    assert begins[0] < 64 < piecewise_linear.MIN_SIDES.value * 64 < LENGTH - 128
+    assert piecewise_linear.MIN_SIDES.value * 64 < begins[1] < LENGTH - 128
     *fast, own = by_kernel(torch.float16)
     *exact, own_exact = by_definition()
     for name, some, want in zip(("out", "q", "k", "v"), fast, exact, strict=True):
@@ -84,22 +84,25 @@ def test_far_blocks_agree_with_the_definition_forward_and_backward() -> None:
 
 def test_only_numbers_of_16_bits_take_the_line() -> None:
     kind = by_logarithm(FIRST, SECOND).kind
-    assert straight.straightens(kind, torch.float16, 1)
-    assert not straight.straightens(kind, torch.float32, 10**6)
-    assert straight.straightens(FIRE, torch.bfloat16, straight.LONG)
-    assert not straight.straightens(FIRE, torch.bfloat16, straight.LONG - 1), "not worth the look"
+    assert piecewise_linear.takes_lines(kind, torch.float16, 1)
+    assert not piecewise_linear.takes_lines(kind, torch.float32, 10**6)
+    assert piecewise_linear.takes_lines(FIRE, torch.bfloat16, piecewise_linear.LONG)
+    assert not piecewise_linear.takes_lines(FIRE, torch.bfloat16, piecewise_linear.LONG - 1), (
+        "not worth the look"
+    )
 
 
 def test_the_check_before_first_use_has_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """In float16 its case has blocks that take them, in all three passes."""
-    monkeypatch.setattr(proof, "BATCH", 1)
-    case = proof.case(LOGARITHM, 0, 16, 16, torch.float16, torch.device("cpu"))
-    assert straight.straightens(LOGARITHM, torch.float16, case.q.shape[2])
+    monkeypatch.setattr(cases, "BATCH", 1)
+    case = cases.case(LOGARITHM, 0, 16, 16, torch.float16, torch.device("cpu"))
+    assert piecewise_linear.takes_lines(LOGARITHM, torch.float16, case.q.shape[2])
     begins = 64 * max(
-        straight.SHARE.value, straight.SIDES.value * float(case.form.own[1, 0]) ** 0.5
+        piecewise_linear.MIN_SIDES.value,
+        piecewise_linear.SIDES.value * float(case.form.own[1, 0]) ** 0.5,
     )
     assert begins + 128 < case.q.shape[2]
-    ops.prove.__wrapped__(LOGARITHM, 0, 16, 16, torch.float16, torch.device("cpu"))
+    ops.self_check.__wrapped__(LOGARITHM, 0, 16, 16, torch.float16, torch.device("cpu"))
 
 
 def some_lines(form: Form, length: int) -> bool:
@@ -107,14 +110,15 @@ def some_lines(form: Form, length: int) -> bool:
     plan = plan_for(16, 16, form.kind, 0)
     cuts = (plan.forward, False), (plan.queries, False), (plan.keys, True)
     found = [
-        straight.lines(list(form.parts), length, b.queries, b.keys, turned) for b, turned in cuts
+        piecewise_linear.lines(list(form.parts), length, b.queries, b.keys, turned)
+        for b, turned in cuts
     ]
     return all(bool((f >= 0).any()) for f in found)
 
 
 def test_the_check_of_a_network_has_lines_too() -> None:
     given = FIRE, 0, 16, 16, torch.bfloat16, torch.device("cpu")
-    case = proof.case(*given)
+    case = cases.case(*given)
     assert some_lines(case.form, case.q.shape[2])
 
 
@@ -156,7 +160,7 @@ def fire_by_definition(length: int, given: list[Tensor]) -> list[Tensor]:
 def test_blocks_in_one_piece_of_a_network_have_lines_within_the_bound(turned: bool) -> None:
     length = 3000
     form, _ = of_fire(length)
-    found = straight.lines(list(form.parts), length, 64, 64, turned)
+    found = piecewise_linear.lines(list(form.parts), length, 64, 64, turned)
     assert 0.2 < float((found >= 0).float().mean()) * 2 < 0.9
     pieces, _, knots = form.parts[:3]
     exact = matrix(form, length)[0].detach().double() * LOG2E
@@ -167,8 +171,8 @@ def test_blocks_in_one_piece_of_a_network_have_lines_within_the_bound(turned: bo
         a, b = 10, 53
         slope = (block[:, b] - block[:, a]) / (b - a)
         line = block[:, a, None] + slope[:, None] * (torch.arange(block.shape[1]) - a)
-        assert float((line - block).abs().max()) < 1.5 * straight.BITS + 2e-5
-        piece = int(found[head, row, column]) % straight.REGION.value
+        assert float((line - block).abs().max()) < 1.5 * piecewise_linear.BITS + 2e-5
+        piece = int(found[head, row, column]) % piecewise_linear.REGION.value
         height, rise = pieces[head, piece + 1].tolist()
         nearest = i0 - j0 - 63
         share = math.log2(1 + 0.7 * nearest) * float(knots[i0])

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
-from pe._errors import explain
+from pe._errors import explain, unknown
 
 NOT_IDENTITY = (
     "name", "evaluation_lengths", "target_tokens", "evaluation_windows", "log_every",
@@ -32,9 +32,15 @@ NEW_FIELD_DEFAULTS = {
     "joint_norm": "", "softmax_scale": 0.0, "start_from": "", "start_step": 0,
     "start_state": "weights", "retrieval_share": 0.0,
     "deterministic": False, "encoding_rate": 1.0, "embedding_std": 0.02,
+    "first_token": False, "retrieval_tasks": (),
 }  # fmt: skip
 """Fields that came later, with the value that all runs before them had: left out of the hash where
 they have it, so that those runs keep their names."""
+
+NOTEBOOK_PARAMETERS = (
+    "pe", "seed", "steps", "corpus", "context_length", "batch_size", "learning_rate", "pe_options",
+)  # fmt: skip
+"""Fields that train.ipynb has a parameter for; the others go into its ``overrides``."""
 
 Count = Annotated[int, Field(gt=0)]
 Natural = Annotated[int, Field(ge=0)]
@@ -115,6 +121,13 @@ class Recipe:
     """Forbid attention from one document into another inside a window."""
     retrieval_share: Share = 0.0
     """Share of the training windows that hide a number and ask for it (`pe.data.retrieval`)."""
+    retrieval_tasks: Annotated[
+        tuple[str, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)
+    ] = ()
+    """Tasks of `pe.data.needles`, for training windows whose texts vary in length and place, and
+    for evaluation with the hits of each prompt. Empty: the needle and passkey of older records."""
+    first_token: bool = False
+    """Begin each window with the end-of-text token, in training and in evaluation."""
 
     start_from: str = ""
     """A run whose weights to begin with (its name in the same study, ``study/run``, or a path);
@@ -188,7 +201,8 @@ class Recipe:
         values = {
             name: value
             for name, value in self.to_dict().items()
-            if name not in NOT_IDENTITY and value != NEW_FIELD_DEFAULTS.get(name)
+            if name not in NOT_IDENTITY
+            and not (name in NEW_FIELD_DEFAULTS and getattr(self, name) == NEW_FIELD_DEFAULTS[name])
         }
         if "start_from" in values:  # wherever that run's folder is, its name says what it is
             values["start_from"] = Path(self.start_from).name
@@ -230,6 +244,17 @@ def _problems(r: Recipe) -> Iterator[str]:
             f"decay_steps: {r.decay_steps} has no effect under the schedule 'cosine', which decays "
             "from the warmup to the end; set schedule 'wsd', or decay_steps 0"
         )
+    if r.retrieval_tasks:
+        from pe.data.needles import NEEDLE_TASKS
+
+        for task in r.retrieval_tasks:
+            if task not in NEEDLE_TASKS:
+                yield f"retrieval_tasks: {unknown('task', task, NEEDLE_TASKS)}"
+        if not (r.retrieval_share or r.retrieval_samples):
+            yield (
+                "retrieval_tasks: no effect without retrieval_share (training) or "
+                "retrieval_samples (evaluation)"
+            )
     if r.micro_batch_size and r.batch_size % r.micro_batch_size:
         yield f"micro_batch_size: {r.micro_batch_size} does not divide batch_size {r.batch_size}"
     if r.start_step and not r.start_from:

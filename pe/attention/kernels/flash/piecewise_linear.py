@@ -1,4 +1,4 @@
-"""Far away a logarithm is straight: one line for a row of a block, not one logarithm a score.
+"""Far away a logarithm is piecewise linear: one line per row of a block, not a logarithm per score.
 
 b(d) = -x0 log2(1 + x1 d) bends by |b''| <= x0 log2(e) / d^2, whatever x1 is. Over ``side`` tokens a
 line through the two Chebyshev nodes of the piece is off by at most
@@ -8,10 +8,10 @@ line through the two Chebyshev nodes of the piece is off by at most
 which is 2^-12 where d = side sqrt(256 x0 log2(e)). From there on the line is taken, for numbers of
 16 bits only: weights are rounded to 9 or 12 bits right after. A block of queries takes a line over
 its keys for each query, a block of keys one over its queries for each key. Nor from less than 8
-sides on, however small x0 is: its own gradient is made of the logarithm itself, of which a line is
+sides on, however small x0 is: its gradient is a sum of the logarithm itself, of which a line is
 within 2^-9 bits there, and that of x1 of d / (1 + x1 d), within 2^-11 of itself.
 
-FIRE's bias is f(psi(i - j) / N_i), and f is straight between its corners: in a block without one,
+FIRE's bias is f(psi(i - j) / N_i), and f is linear between its corners: in a block without one,
 lines follow from the logarithm alone. `lines` says which blocks those are, and in which piece of f.
 """
 
@@ -23,37 +23,38 @@ import triton.language as tl
 from torch import Tensor
 
 from pe.attention.kernels.flash.elementary import inverse, log2
-from pe.encodings.core.forms import FIRE, LOGARITHM
+from pe.attention.kernels.flash.kinds import FARTHEST
+from pe.encodings.core.forms import FIRE, LOG2E, LOGARITHM
 
 BITS = 2.0**-12
-SIDES: tl.constexpr = tl.constexpr((1.4426950408889634 / (16 * BITS)) ** 0.5)
+SIDES: tl.constexpr = tl.constexpr((LOG2E / (16 * BITS)) ** 0.5)
 NODE: tl.constexpr = tl.constexpr(0.125**0.5)
 """Chebyshev's two nodes lie this share of a piece from its middle."""
-FAR: tl.constexpr = tl.constexpr(1e9)
-SHARE: tl.constexpr = tl.constexpr(8)
-"""From as many sides of a block on there are lines at all: own gradients are not scaled by x0."""
+MIN_SIDES: tl.constexpr = tl.constexpr(8)
+"""Lines begin this many sides of a block away at the earliest: gradients are not scaled by x0."""
 REGION: tl.constexpr = tl.constexpr(65536)
 """What counts corners in the number of a piece."""
 LONG = 4096
 """Tokens from which on it is worth looking for FIRE's blocks."""
 
 
-def straightens(kind: int, dtype: torch.dtype, length: int, long: int = LONG) -> bool:
+def takes_lines(kind: int, dtype: torch.dtype, length: int, long: int = LONG) -> bool:
     """Whether far blocks take lines."""
     worth = kind == LOGARITHM or (kind == FIRE and length >= long)
     return worth and dtype in (torch.bfloat16, torch.float16)
 
 
-def lines(parts: list[Tensor], length: int, rows: int, keys: int, turned: bool) -> Tensor:
+def lines(parts: list[Tensor], length: int, rows: int, keys: int, transposed: bool) -> Tensor:
     """(H, blocks of queries, blocks of keys) int32: the piece of f that a block lies in, or -1.
 
     To the piece is added `REGION` times the number of corners below it. -1 where it lies in
-    several, or where lines over its keys (``turned``: queries) are not within `BITS`. Shares rise
-    with the query and fall with the key, so two corners of a block hold their bounds. In blocks of
-    64 × 32 that is T^2 / 2048 numbers a head, a thousandth of what a matrix of scores would be.
+    several, or where lines over its keys (``transposed``: queries) are not within `BITS`. The
+    arguments of f rise with the query and fall with the key, so two corners of a block hold their
+    bounds. In blocks of 64 × 32 that is T^2 / 2048 numbers per head, a thousandth of what a matrix
+    of logits would be.
     """
     pieces, steep, knots, breaks = parts[:4]
-    side = rows if turned else keys
+    side = rows if transposed else keys
     first = torch.arange(0, length, rows, device=steep.device)[:, None]
     begin = torch.arange(0, length, keys, device=steep.device)
     last = first + rows - 1
@@ -65,43 +66,43 @@ def lines(parts: list[Tensor], length: int, rows: int, keys: int, turned: bool) 
     high = ((1 + steep * most).log2() * knots[last]).long().clamp(max=count - 1) + 1
     edges = (breaks[:-1] * count).sort().values
     below = torch.searchsorted(edges, torch.arange(count + 1, device=edges.device), right=True)
-    alone = (below[low] == below[high]) & (nearest >= SHARE.value * side)
-    if turned:  # N changes along such a line, and has a corner of its own
+    alone = (below[low] == below[high]) & (nearest >= MIN_SIDES.value * side)
+    if transposed:  # N changes along such a line, and has a corner of its own
         alone &= (knots[first] == knots[last]) | (knots[first] != knots[first + 1])
     bend = pieces[:, low + 1, 1].abs() * knots[first] * (SIDES.value * side) ** 2
-    room = near**2 * (0.25 if turned else 1.0)
+    room = near**2 * (0.25 if transposed else 1.0)
     return torch.where(alone & (bend <= room), low + REGION.value * below[low], -1).int()
 
 
-def order_of(found: Tensor, beyond: int) -> Tensor:
+def order_of(pieces: Tensor, beyond: int) -> Tensor:
     """(H, 2 + blocks of queries, blocks of keys) int32: what `fire_far.far_blocks` goes through.
 
     For each block of keys: how many blocks of queries take lines, how many are ``beyond`` blocks
     away or more, with lines or without, and then which: those with lines first, each in order.
     """
-    blocks = torch.arange(found.shape[-1], device=found.device)
+    blocks = torch.arange(pieces.shape[-1], device=pieces.device)
     far = blocks[:, None] - blocks >= beyond
-    group = torch.where(found >= 0, 0, torch.where(far, 1, 2)).int()
+    group = torch.where(pieces >= 0, 0, torch.where(far, 1, 2)).int()
     counts = torch.stack(((group == 0).sum(1), (group < 2).sum(1)), 1)
     return torch.cat((counts, group.argsort(dim=1, stable=True)), 1).int().contiguous()
 
 
 @triton.jit
-def straight_from(X, SIDE: tl.constexpr):
-    """The distance from which on a logarithm is straight over SIDE tokens."""
-    distance = tl.maximum(tl.sqrt(tl.abs(tl.load(X))) * SIDES, SHARE) * SIDE
-    return tl.math.ceil(tl.minimum(distance, FAR)).to(tl.int32) + 1
+def linear_from(p_x, SIDE: tl.constexpr):
+    """The distance from which on a logarithm is linear over SIDE tokens; p_x: its (x0, x1)."""
+    distance = tl.maximum(tl.sqrt(tl.abs(tl.load(p_x))) * SIDES, MIN_SIDES) * SIDE
+    return tl.math.ceil(tl.minimum(distance, FARTHEST)).to(tl.int32) + 1
 
 
 @triton.jit
-def middles(i, j, i0, j0, TURNED: tl.constexpr, SIDE: tl.constexpr):
-    """Distance of each row to the middle of the block, and places of the block from there."""
+def offsets_from_middle(o_i, o_j, i0, j0, IS_TRANSPOSED: tl.constexpr, SIDE: tl.constexpr):
+    """Distance of each row to the middle of the block, and offsets of its entries from there."""
     half: tl.constexpr = (SIDE - 1) / 2
-    if TURNED:  # rows are keys, and distances rise along them
-        middle, place = (i0 - j).to(tl.float32) + half, (i - i0).to(tl.float32) - half
+    if IS_TRANSPOSED:  # rows are keys, and distances rise along them
+        middle, offset = (i0 - o_j).to(tl.float32) + half, (o_i - i0).to(tl.float32) - half
     else:
-        middle, place = (i - j0).to(tl.float32) - half, (j0 - j).to(tl.float32) + half
-    return middle, place
+        middle, offset = (o_i - j0).to(tl.float32) - half, (j0 - o_j).to(tl.float32) + half
+    return middle, offset
 
 
 @triton.jit
@@ -114,33 +115,33 @@ def line_of_log(middle, x1, SIDE: tl.constexpr):
 
 @triton.jit
 def line_of_share(middle, x1, SIDE: tl.constexpr):
-    """The same of d / (1 + x1 d), which x1 gets from a score."""
+    """The same of d / (1 + x1 d), the derivative by x1."""
     high, low = middle + SIDE * NODE, middle - SIDE * NODE
     more, less = high * inverse(1.0 + x1 * high), low * inverse(1.0 + x1 * low)
     return 0.5 * (more + less), (more - less) / (2 * SIDE * NODE)
 
 
 @triton.jit
-def line_of_fire(i, j, i0, j0, Y, Z, TURNED: tl.constexpr, SIDE: tl.constexpr):
-    """Knots over N as a line along each row: in the middle of the block, and by token."""
+def line_of_fire(o_i, o_j, i0, j0, p_y, p_z, IS_TRANSPOSED: tl.constexpr, SIDE: tl.constexpr):
+    """FIRE's knots as a line along each row: in the middle of the block, and by token."""
     A: tl.constexpr = (SIDE * 3 + 10) // 20  # Chebyshev's node from the edge, in whole tokens
     B: tl.constexpr = SIDE - 1 - A
-    if TURNED:
-        one = log2(1.0 + tl.load(Y) * (i0 - j + A).to(tl.float32)) * tl.load(Z + i0 + A)
-        two = log2(1.0 + tl.load(Y) * (i0 - j + B).to(tl.float32)) * tl.load(Z + i0 + B)
+    if IS_TRANSPOSED:
+        one = log2(1.0 + tl.load(p_y) * (i0 - o_j + A).to(tl.float32)) * tl.load(p_z + i0 + A)
+        two = log2(1.0 + tl.load(p_y) * (i0 - o_j + B).to(tl.float32)) * tl.load(p_z + i0 + B)
     else:
-        rows = tl.load(Z + i)
-        one = log2(1.0 + tl.load(Y) * (i - j0 - A).to(tl.float32)) * rows
-        two = log2(1.0 + tl.load(Y) * (i - j0 - B).to(tl.float32)) * rows
+        rows = tl.load(p_z + o_i)
+        one = log2(1.0 + tl.load(p_y) * (o_i - j0 - A).to(tl.float32)) * rows
+        two = log2(1.0 + tl.load(p_y) * (o_i - j0 - B).to(tl.float32)) * rows
     return 0.5 * (one + two), (two - one) / (B - A)
 
 
 @triton.jit
-def along(i, j, i0, j0, TURNED: tl.constexpr, SIDE: tl.constexpr):
-    """Places on such a line, from the middle of the block."""
+def offsets_along(o_i, o_j, i0, j0, IS_TRANSPOSED: tl.constexpr, SIDE: tl.constexpr):
+    """Offsets along such a line from the middle of the block."""
     half: tl.constexpr = (SIDE - 1) / 2
-    if TURNED:
-        place = (i - i0).to(tl.float32) - half
+    if IS_TRANSPOSED:
+        offset = (o_i - i0).to(tl.float32) - half
     else:
-        place = (j - j0).to(tl.float32) - half
-    return place
+        offset = (o_j - j0).to(tl.float32) - half
+    return offset
