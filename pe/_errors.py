@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
-    from pydantic_core import ErrorDetails
 
 
 def nearest(value: object, choices: Iterable[str]) -> str:
@@ -48,7 +47,7 @@ def explain(error: ValidationError, kind: str = "field", names: Iterable[str] = 
     return [_line(one, kind, list(names)) for one in error.errors(include_url=False)]
 
 
-def _line(one: ErrorDetails, kind: str, names: list[str]) -> str:
+def _line(one: Mapping[str, Any], kind: str, names: list[str]) -> str:
     place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in one["loc"]).lstrip(".")
     value, context, at = one["input"], one.get("ctx", {}), f"{place}: " if place else ""
     if one["type"] in ("extra_forbidden", "unexpected_keyword_argument"):

@@ -111,7 +111,7 @@ def test_ctrl_c_while_the_corpus_is_prepared_is_no_failure(
     with pytest.raises(KeyboardInterrupt):
         train(run, quiet=True)
     assert run.read()["status"] == "interrupted"
-    assert "SIGINT" in run.read()["reason"]
+    assert run.record.signal == "SIGINT"
 
 
 def die_before_the_rename() -> None:

@@ -17,7 +17,7 @@ from pe.evaluation.scorer import Log, Scorer, text_of
 from pe.evaluation.start import evaluate_start
 from pe.evaluation.temperature import fit_temperatures
 from pe.runs import SCHEMA_VERSION, Run, RunError
-from pe.runs.provenance import now
+from pe.runs.provenance import code, now
 from pe.training.build import check_evaluation, lengths_beyond
 from pe.training.progress import Progress
 
@@ -70,6 +70,7 @@ def _evaluate(
     found = {
         "schema": SCHEMA_VERSION,
         "created": now(),
+        "code": code(),
         "lengths": scorer.lengths,
         "target_tokens": recipe.target_tokens,
         "windows": len(scorer.ends),

@@ -170,7 +170,6 @@ class Folder:
             path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
             yield
         finally:
-            path.write_text("")
             lock.release()
 
     def busy(self, name: str = ".lock") -> RunBusy | None:
