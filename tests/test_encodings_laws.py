@@ -13,7 +13,7 @@ from pe.encodings.core.registry import part_classes
 # What every encoding promises. The others depend on traits, as `promised_by_traits` says.
 ALWAYS = {
     "contract", "heads", "future", "decode", "memory", "precision", "autocast", "cast", "meta",
-    "saving", "gradients", "backends",
+    "saving", "gradients", "backends", "blind",
 }  # fmt: skip
 SUMS = [
     "rope+alibi", "yarn+resonance", "cope+rope", "longrope+resonance", "rope+ssmax",
@@ -29,7 +29,7 @@ def promised_by_traits(spec: str, **options: Any) -> set[str]:
     if enc.relative:
         found.add("shift")
     if not enc.random:
-        found |= {"rows", "cache", "padding"}
+        found |= {"rows", "cache", "padding", "holes", "documents"}
         found |= set() if enc.relative else {"change"}
     if enc.rotates:
         found.add("time")

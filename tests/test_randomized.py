@@ -172,7 +172,7 @@ def test_the_others_see_the_moved_positions(other: str) -> None:
     q = torch.randn(1, 2, 24, 16)
     x = torch.randn(1, 24, 32)
     at: Prepared = alone.prepare(moved, moved)
-    for a, b in zip(both.rotate(q, q, *found), alone.rotate(q, q, *at), strict=True):
+    for a, b in zip(both.rotate(q, q, *found[:3]), alone.rotate(q, q, *at[:3]), strict=True):
         assert torch.equal(a, b)
     assert torch.equal(both.embed(x, found.q_positions), alone.embed(x, moved))
     bias, want = both.bias(q, q, *found[:2]), alone.bias(q, q, moved, moved)

@@ -200,3 +200,22 @@ def test_an_unknown_encoding_that_looks_like_a_class_is_told_how_one_is_named() 
             encoding(name, head_dim=8, num_heads=2)
     with pytest.raises(ValueError, match="choose from: [a-z0-9_, ]+$"):
         encoding("rpoe", head_dim=8, num_heads=2)
+
+
+@pytest.mark.parametrize(
+    ("spec", "named"), [("learned", "learned"), ("learned+alibi", "learned"), ("clex", "clex")]
+)
+def test_a_position_too_far_names_the_part_that_has_none(spec: str, named: str) -> None:
+    enc = encoding(spec, head_dim=16, num_heads=2, original_length=8)
+    q, places = torch.zeros(1, 2, 1, 16), torch.tensor([8 * 16])
+    match = f"^'{named}' has no position 128"
+    with pytest.raises(pe.encodings.PositionError, match=match):
+        enc.embed(torch.zeros(1, 1, 32), places) if enc.embeds else enc.rotate(q, q, places, places)
+
+
+def test_a_sum_keeps_as_many_numbers_of_each_token_as_its_parts() -> None:
+    sizes: dict[str, Any] = {"head_dim": 16, "num_heads": 4, "hidden_size": 64}
+    for spec, size in (("rope+fox", 1), ("rope+alibi", 0), ("fox+cope", 1)):
+        enc = encoding(spec, original_length=8, **sizes)
+        state = enc.key_state(torch.zeros(1, 5, 64))
+        assert enc.state_size == size == (0 if state is None else state.shape[-1])

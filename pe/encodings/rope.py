@@ -62,6 +62,16 @@ class RoPE(Encoding):
             transform.attach(base_frequencies(self.rotary_dim, self.theta))
         self.register_exact_buffers()
 
+    @property
+    def limited_by(self) -> str:
+        for transform in self.transforms:
+            if (
+                transform.max_positions is not None
+                and transform.max_positions == self.max_positions
+            ):
+                return str(transform.name or type(transform).__name__)
+        return super().limited_by
+
     def frequencies(self, length: Tensor | None = None) -> Frequencies:
         """The spectrum after all transforms, float64, on the device of ``length`` (or the CPU).
 

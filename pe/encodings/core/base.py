@@ -69,6 +69,7 @@ class Encoding(nn.Module):
     """Base class: no encoding at all. Override the hooks and traits that differ.
 
     Traits (of the class, or of an instance whose options decide):
+        name: what it is registered as; "" where it is not.
         relative: shifting all positions by the same amount changes no logit.
         length_dependent: the result depends on the length of the document, which is its largest
             position plus one; never remembered.
@@ -84,6 +85,7 @@ class Encoding(nn.Module):
         max_positions: how many positions there are, 0 to max_positions - 1; None: no limit.
     """
 
+    name: ClassVar[str] = ""
     relative: bool = True
     length_dependent: bool = False
     content_dependent: bool = False
@@ -113,6 +115,11 @@ class Encoding(nn.Module):
         """
         return not (self.random and self.embeds)
 
+    @property
+    def limited_by(self) -> str:
+        """Name of the part that `max_positions` comes from, for messages."""
+        return self.name or type(self).__name__
+
     def refuse_too_far(self, positions: Tensor) -> None:
         """Raise PositionError if a position is not below `max_positions`; on the CPU only.
 
@@ -122,7 +129,7 @@ class Encoding(nn.Module):
         if limit is None or positions.device.type != "cpu" or torch.compiler.is_compiling():
             return
         if positions.numel() and int(positions.max()) >= limit:
-            raise PositionError(int(positions.max()), limit)
+            raise PositionError(int(positions.max()), limit, self.limited_by)
 
     def refuse_misfit(
         self,

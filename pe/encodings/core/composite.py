@@ -40,7 +40,7 @@ class Composite(Encoding):
 
     def _refuse_moves_beyond(self) -> None:
         """Where one part moves tokens, the others must have something for them there."""
-        limits = [(p.max_positions, type(p).__name__.lower()) for p in self._all]
+        limits = [(p.max_positions, p.limited_by) for p in self._all]
         for end, mover in [limit for limit, p in zip(limits, self._all, strict=True) if p.random]:
             for limit, name in limits:
                 if end is not None and limit is not None and limit < end:
@@ -49,6 +49,13 @@ class Composite(Encoding):
                         f"position of {name} is {limit - 1}: give that more (learned: table_size) "
                         "or move them less (randomized: max_position)"
                     )
+
+    @property
+    def limited_by(self) -> str:
+        limited = (p for p in self._all if p.max_positions == self.max_positions)
+        return (
+            next(limited, self).limited_by if self.max_positions is not None else super().limited_by
+        )
 
     @property
     def raw_keys(self) -> bool:

@@ -45,6 +45,7 @@ class FrequencyTransform(nn.Module):
     """Changes RoPE's frequencies: PI, NTK, YaRN ... Call it on `Frequencies` to get new ones.
 
     Traits:
+        name: what it is registered as; "" where it is not.
         stretches: it makes room for longer texts; two such transforms cannot be combined. Those
             that do not are applied after those that do.
         length_dependent: `forward` looks at ``length``, or draws something, or learns: its result
@@ -54,6 +55,7 @@ class FrequencyTransform(nn.Module):
         max_positions: how many positions there are, 0 to max_positions - 1; None: no limit.
     """
 
+    name: ClassVar[str] = ""
     stretches: ClassVar[bool] = True
     learns: ClassVar[bool] = False
     put_on: ClassVar[str | None] = None

@@ -72,6 +72,7 @@ def register(
         if name in _REGISTRY and _REGISTRY[name] is not cls:
             raise ValueError(f"two encodings are called {name!r}: {_REGISTRY[name]} and {cls}")
         _REGISTRY[name] = cls
+        cls.name = name
         _ABOUT[name] = About(title or cls.__name__, paper, family)
         return cls
 
