@@ -163,13 +163,13 @@ def test_the_convert_notebook_goes_on_from_a_run_and_shows_before_and_after(plac
     for name in ("loss.svg", "perplexity.svg", "evaluation.json"):
         assert (run.directory / name).stat().st_size > 0
     assert f"weights of `{parent.name}` after step 2" in pages
-    assert "| RoPE, step 2 |" in pages
-    assert "| trained on for 3 steps |" in pages
-    assert "NoPE from RoPE, step 2" in (run.directory / "loss.svg").read_text()
+    assert re.search(r"\| RoPE, step 2 +\|", pages)
+    assert re.search(r"\| trained on for 3 steps +\|", pages)
+    assert "dropped at 2" in (run.directory / "loss.svg").read_text()
 
     shutil.rmtree(parent.directory / "checkpoints")  # as in a clone: weights stay behind
     (run.directory / "checkpoint" / "config.json").unlink()
-    assert "| RoPE, step 2 |" in shown(CONVERT, **given)
+    assert re.search(r"\| RoPE, step 2 +\|", shown(CONVERT, **given))
     assert run.read() == record
     shutil.rmtree(parent.directory)  # for the tests below to train it again
 

@@ -56,7 +56,7 @@ def test_the_notebook_carries_a_study_out_and_ends_with_what_failed(
     text = pages(nb)
     assert "| broken | 0 | drawn weights | 16 | 0.0 M | planned |" in text
     assert "3 runs, 0.0 M tokens in all" in text
-    assert "| RoPE |" in text
+    assert "| RoPE " in text
     assert "2 of 3 runs are not done" in text
     plan = by_label(load_plan(study))
     assert plan["rope"].done()
@@ -116,6 +116,6 @@ def test_results_of_branches_and_seeds_are_told_apart(tmp_path: Path, own_runs: 
     for planned in study.plan:
         pe.evaluate(pe.train(planned.run(), quiet=True), quiet=True)
     text = study_page.outcome(study).data
-    assert text.index("| RoPE |") < text.index("| RoPE, 8 steps |")  # as in the file
+    assert text.index("| RoPE  ") < text.index("| RoPE, 8 steps")  # as in the file
     assert "a branch" in study_page.plan(study).data
     assert study_page.end(None).data == "Nothing failed."

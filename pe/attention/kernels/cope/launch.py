@@ -83,7 +83,9 @@ class _Call:
         kind = torch.float32 if q.dtype == torch.float32 else torch.float16
         z = q.new_empty(here, self.length, self.columns, 2, dtype=kind)
         dz = q.new_empty(z.shape[:3] if is_backward else (1,), dtype=torch.int32)
-        top = q.new_empty(here, across(self.length, PRODUCTS) if is_backward else 1, dtype=torch.int32)
+        top = q.new_empty(
+            here, across(self.length, PRODUCTS) if is_backward else 1, dtype=torch.int32
+        )
         b = PRODUCTS
         cope.products[(across(self.length, b), here)](
             q, self.high, self.low, z, dz, counts if counts is not None else top, top, first,
