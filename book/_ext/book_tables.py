@@ -22,7 +22,7 @@ from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
 
 from pe._errors import unknown
-from pe.results import budgets, extensions, finetuned, quantities, rows
+from pe.results import budgets, extensions, finetuned, quantities, rows, sweeps
 from pe.results.markdown import pipe, table
 from pe.results.quantities import label, whole
 from pe.results.rows import Row
@@ -98,6 +98,18 @@ def study_table(
     text = table(shown, tuple(columns), pages, base=base, each=each)
     absent = [known[name] for name in names if name not in found]
     return f"{text}\n\nNo run yet: {'; '.join(absent)}." if absent else text
+
+
+class SweepTable(Made):
+    """`sweeps.table` of a study: learning rates by encoding."""
+
+    def text(self) -> str:
+        study = self.arguments[0]
+        found = self.book.studies.runs.get(study, [])
+        if not found:
+            return f"No run of the study `{study}` is recorded yet."
+        pages = self.book.pages(self.book.studies.rows(study).values())
+        return sweeps.table(found, pages)
 
 
 class LocalRuns(Block):
@@ -250,6 +262,7 @@ class Searches(Made):
 def setup(app: Sphinx) -> None:
     """Register with Sphinx."""
     app.add_directive("study-table", StudyTable)
+    app.add_directive("sweep-table", SweepTable)
     app.add_directive("local-runs", LocalRuns)
     app.add_directive("two-budgets", TwoBudgets)
     app.add_directive("extension", Extension)
