@@ -9,7 +9,7 @@ from pe import devices
 from pe._quiet import quiet_libraries
 from pe.model import PEForCausalLM
 from pe.runs import Run, RunError
-from pe.training.start import again
+from pe.training.start import retrained_copy
 
 
 def _checkpoint(run: Run) -> str:
@@ -23,7 +23,7 @@ def _checkpoint(run: Run) -> str:
 
 def holder(run: Run) -> Run:
     """``run``, or where it was trained again (`pe.study.parents`) if only that has its weights."""
-    second = again(run)
+    second = retrained_copy(run)
     own, other = (r.checkpoint / "config.json" for r in (run, second))
     complete = second.exists() and second.read()["status"] == "complete"
     return second if complete and other.exists() and not own.exists() else run

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pe.evaluation.covers import covers
 from pe.runs import Run
-from pe.training.start import folder_of, is_again
+from pe.training.start import folder_of, is_retrained_copy
 
 
 def complete(run: Run) -> bool:
     """Trained and evaluated as its recipe asks; of a retrained parent, its weights are there."""
     if not run.exists() or run.read()["status"] != "complete":
         return False
-    if is_again(run):
+    if is_retrained_copy(run):
         return _all_weights(run)
     evaluation = run.evaluation()
     return evaluation is not None and covers(evaluation, run.recipe)

@@ -15,7 +15,7 @@ from pathlib import Path
 from pe.recipes.recipe import Recipe
 from pe.runs import Run, root
 from pe.study.plan import Planned
-from pe.training.start import again, holds, lost
+from pe.training.start import has_weights, parent_missing_weights, retrained_copy
 
 
 def with_retrained_parents(plan: Sequence[Planned]) -> list[Planned]:
@@ -33,7 +33,11 @@ def with_retrained_parents(plan: Sequence[Planned]) -> list[Planned]:
     found: dict[str, Planned] = {}
 
     def add(planned: Planned) -> None:
-        parent = None if planned.past_its_start() else lost(planned.recipe, _folder(planned))
+        parent = (
+            None
+            if planned.past_its_start()
+            else parent_missing_weights(planned.recipe, _folder(planned))
+        )
         if parent is not None:
             recipe, label = needs.recipe(parent), labels.get(parent.name, parent.read()["pe"])
             second = Planned(f"{label}, again", recipe, parent.study, again=True)
@@ -57,12 +61,12 @@ class _Needs:
         self.states: dict[Path, set[int]] = {}
 
     def collect(self, recipe: Recipe, folder: Path) -> None:
-        parent = lost(recipe, folder)
+        parent = parent_missing_weights(recipe, folder)
         if parent is None:
             return
         kind = self.states if recipe.start_state == "all" else self.steps
         kind.setdefault(parent.directory, set()).add(recipe.start_step)
-        if not holds(again(parent), recipe):
+        if not has_weights(retrained_copy(parent), recipe):
             self.collect(parent.recipe, parent.directory.parent)
 
     def recipe(self, parent: Run) -> Recipe:

@@ -42,7 +42,7 @@ from pe.recipes.named import recipe as named_recipe
 from pe.recipes.recipe import Recipe
 from pe.runs import Folder, Run, root
 from pe.study.zero_shot import Distinct, Natural, YamlPart, ZeroShot
-from pe.training.start import AGAIN
+from pe.training.start import RETRAINED
 
 FOLDER = Path(__file__).resolve().parents[2] / "studies"
 OWN_SHARES = ("warmup_steps", "decay_steps", "checkpoint_every", "validate_every")
@@ -136,7 +136,7 @@ class Planned:
         if self.zero_shot:
             return f"extension of {self.recipe.start_from}"
         name = self.recipe.run_name()
-        return f"{AGAIN}/{name}" if self.again else name
+        return f"{RETRAINED}/{name}" if self.again else name
 
     def run(self) -> Run:
         """The run's folder and record, with this recipe; of a zero-shot task, those it extends."""

@@ -26,7 +26,7 @@ from pe.runs import Run, RunBusy, RunError
 from pe.study.complete import complete
 from pe.study.devices import wait_for_device
 from pe.study.zero_shot import ZeroShot, carry_out
-from pe.training.start import is_again
+from pe.training.start import is_retrained_copy
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "train.ipynb"
 # Fields that keep their share of another one unless they are given (`pe.recipe`).
@@ -163,7 +163,7 @@ def carry_out_task(task: Mapping[str, Any]) -> None:
             importlib.import_module(module)
         wait_for_device()
         carry_out(Run(task["directory"]), ZeroShot.model_validate(task["zero_shot"]))
-    elif is_again(run):
+    elif is_retrained_copy(run):
         _retrain(run)
     elif task["notebook"]:
         _run_notebook(notebook_parameters(recipe, task["study"]))

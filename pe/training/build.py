@@ -70,10 +70,10 @@ def start_model(start: Start, recipe: Recipe, expected: PEConfig) -> PEForCausal
     with quiet_libraries():
         model: PEForCausalLM = PEForCausalLM.from_pretrained(start.weights, dtype=torch.float32)
     for name in SIZES:
-        own, wanted = getattr(model.config, name), getattr(expected, name)
-        if own != wanted:
+        size, wanted = getattr(model.config, name), getattr(expected, name)
+        if size != wanted:
             raise ValueError(
-                f"{name}: {start.parent.name} has {own} and this recipe {wanted}; a run that "
+                f"{name}: {start.parent.name} has {size} and this recipe {wanted}; a run that "
                 "starts from another has its sizes"
             )
     return convert(
@@ -90,7 +90,7 @@ def start_model(start: Start, recipe: Recipe, expected: PEConfig) -> PEForCausal
 def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
     """AdamW; weight decay on matrices only, never on norms nor on an encoding's parameters.
 
-    With an ``encoding_rate`` other than 1 the encoding's parameters are a group of their own, whose
+    With an ``encoding_rate`` other than 1 the encoding's parameters are a group apart, whose
     ``rate_multiple`` `set_rate` heeds.
 
     Raises:
@@ -99,11 +99,11 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
     encoding = {id(p) for m in model.modules() if isinstance(m, Encoding) for p in m.parameters()}
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
-    own: list[nn.Parameter] = []
+    encodings: list[nn.Parameter] = []
     apart = recipe.encoding_rate != 1
     for parameter in model.parameters():
         if id(parameter) in encoding:
-            (own if apart else plain).append(parameter)
+            (encodings if apart else plain).append(parameter)
         else:
             (decayed if parameter.dim() >= 2 else plain).append(parameter)
     groups: list[dict[str, Any]] = [
@@ -111,12 +111,14 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
         {"params": plain, "weight_decay": 0.0},
     ]
     if apart:
-        if not own:
+        if not encodings:
             raise ValueError(
                 f"encoding_rate: {recipe.pe} has no parameters that could learn at "
                 f"{recipe.encoding_rate} times the rate; leave it at 1"
             )
-        groups.append({"params": own, "weight_decay": 0.0, "rate_multiple": recipe.encoding_rate})
+        groups.append(
+            {"params": encodings, "weight_decay": 0.0, "rate_multiple": recipe.encoding_rate}
+        )
     return torch.optim.AdamW(
         groups, lr=recipe.learning_rate, betas=(recipe.beta1, recipe.beta2), fused=True
     )

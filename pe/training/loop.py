@@ -169,12 +169,12 @@ class Trainer:
             raise ValueError(
                 f"batch_size {self.recipe.batch_size} does not divide among {processes} processes"
             )
-        self.rows = self.recipe.batch_size // processes
-        self.micro = self.recipe.micro_batch_size or self.rows
-        if self.rows % self.micro:
+        self.windows = self.recipe.batch_size // processes
+        self.micro = self.recipe.micro_batch_size or self.windows
+        if self.windows % self.micro:
             raise ValueError(
-                f"micro_batch_size {self.micro} does not divide the {self.rows} windows that each "
-                f"of {processes} processes gets"
+                f"micro_batch_size {self.micro} does not divide the {self.windows} windows that "
+                f"each of {processes} processes gets"
             )
         self.start = start_of(self.recipe, run.directory.parent)
         self.progress = Progress(enabled=self.main and not quiet)
@@ -250,11 +250,10 @@ class Trainer:
         return start_model(self.start, self.recipe, model.config)
 
     def _resume(self) -> None:
-        state = checkpoint.restore(
-            self.accelerator,
-            self.folder,
-            lambda text: self.progress.show(text, last=True),
-        )
+        def log(text: str) -> None:
+            self.progress.show(text, last=True)
+
+        state = checkpoint.restore(self.accelerator, self.folder, log)
         if state is None:
             state = TrainState(
                 data_fingerprint=self.data.fingerprint,
@@ -319,22 +318,22 @@ class Trainer:
         if keep or save:
             self._refuse_broken_weights()
         if state.step in r.keep_states:
-            checkpoint.keep_all(self.accelerator, self.folder, state, self.config)
+            checkpoint.save(self.accelerator, self.folder, state, self.config, keep=True)
         elif keep:
-            checkpoint.keep(self.accelerator, self.model, self.folder, state)
+            checkpoint.keep_weights(self.accelerator, self.model, self.folder, state)
         if save:
-            checkpoint.save(self.accelerator, self.folder, state, self.config)
+            checkpoint.save(self.accelerator, self.folder, state, self.config, keep=False)
         return bool(validate or keep or save)
 
     def step(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """One optimizer step; returns loss and gradient norm, still on the device."""
-        first = self.accelerator.process_index * self.rows
+        first = self.accelerator.process_index * self.windows
         # Every process knows the whole batch, so none has to ask how many targets there are.
         targets = int((batch.targets != IGNORE).sum()) / self.accelerator.num_processes
         total = torch.zeros((), device=self.device)
-        for start in range(first, first + self.rows, self.micro):
+        for start in range(first, first + self.windows, self.micro):
             inputs = self._inputs(batch, slice(start, start + self.micro))
-            last = start + self.micro == first + self.rows
+            last = start + self.micro == first + self.windows
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
                 with devices.autocast(self.recipe.precision, self.device):
                     # Divided here: in the model, two divisors (this and validation's 1) would be
@@ -351,13 +350,13 @@ class Trainer:
         """Wait until the device has done the steps it was given."""
         devices.synchronize(self.device)
 
-    def _inputs(self, batch: Batch, rows: slice) -> dict[str, Tensor]:
+    def _inputs(self, batch: Batch, some: slice) -> dict[str, Tensor]:
         arrays = {"input_ids": batch.input_ids, "shift_labels": batch.targets}
         if self.recipe.reset_positions:
             arrays["position_ids"] = batch.positions
         if self.recipe.mask_documents:
             arrays["document_ids"] = batch.documents
-        tensors = {name: torch.from_numpy(a[rows].copy()) for name, a in arrays.items()}
+        tensors = {name: torch.from_numpy(a[some].copy()) for name, a in arrays.items()}
         if self.device.type == "cuda":
             tensors = {name: t.pin_memory() for name, t in tensors.items()}
         return {name: t.to(self.device, non_blocking=True) for name, t in tensors.items()}

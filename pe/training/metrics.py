@@ -75,7 +75,7 @@ class Metrics:
         self._norms: list[Tensor] = []
 
     def start_at(self, step: int, lines: list[dict[str, Any]]) -> None:
-        """Drop lines of steps that will be done again."""
+        """Drop lines of steps that will be repeated."""
         self.lines = [line for line in lines if line["step"] <= step]
         if self.writes:
             text = "".join(json.dumps(line) + "\n" for line in self.lines)
