@@ -71,7 +71,7 @@ def test_the_page_follows_a_record_and_a_damaged_one_stops_the_build(tree: Path)
     run.file.write_text(run.file.read_text().replace('"mode": "train"', '"mode": "trian"', 1))
     result = book_site.build_small(tree, strict=False)
     assert result.returncode != 0
-    assert f"{run.file}: $.cells[0].mode" in result.stdout
+    assert f"{run.file}: unknown cells[0].mode 'trian'" in result.stdout
 
 
 def test_a_ratio_in_prose_is_the_record_s_and_names_what_is_wrong() -> None:
