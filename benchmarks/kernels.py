@@ -33,7 +33,10 @@ from pe.attention.kernels.flash.blocks import Blocks, Plan, plan_for
 from pe.encodings.core import forms
 
 HEADS, WIDTH, TOKENS = 8, 64, 65_536
-KINDS = {"none": (0, 0), "keys": (1, 0), "table": (2, 0), "table-113": (2, 113), "fire": (3, 0)}
+KINDS = {
+    "none": (forms.NONE, 0), "keys": (forms.KEYS, 0), "table": (forms.TABLE, 0),
+    "table-113": (forms.TABLE, 113), "fire": (forms.FIRE, 0),
+}  # fmt: skip
 CUTS = {
     "forward": [(64, 64, 4, 3), (64, 64, 4, 3, 168), (128, 64, 8, 3), (128, 64, 8, 3, 128),
                 (128, 64, 4, 3), (64, 128, 4, 2), (64, 128, 4, 2, 168)],

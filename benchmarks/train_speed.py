@@ -26,11 +26,13 @@ from speed.systems import llama
 from torch import Tensor, nn
 
 import pe
+from pe import devices
 from pe.data import Batches, prepare
+from pe.devices import autocast
+from pe.recipes.recipe import Recipe
 from pe.runs.provenance import code, hardware, now, versions
-from pe.training.build import autocast, build_model, build_optimizer, parameter_counts
-from pe.training.flops import flops_per_token, peak_flops
-from pe.training.recipe import Recipe
+from pe.training.build import build_model, build_optimizer, parameter_counts
+from pe.training.metrics import flops_per_token, peak_flops
 
 Step = Callable[[], Tensor]
 
@@ -74,7 +76,7 @@ def make_step(
     def step() -> Tensor:
         text = tokens()
         inputs, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
-        with autocast(recipe, device):
+        with autocast(recipe.precision, device):
             if ours:
                 loss = model(
                     input_ids=inputs, shift_labels=targets, num_items_in_batch=targets.numel()
@@ -107,7 +109,7 @@ def measure(
     systems: list[str], recipe: Recipe, compiled: bool, rounds: int, steps: int, corpus: str
 ) -> list[dict[str, Any]]:
     """One row a system."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = devices.choose()
     made: dict[str, Step] = {}
     memory: dict[str, float | None] = {}
     for system in systems:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from pe._version import __version__
 
 _HOMES = {
     "list_encodings": "pe.encodings",
@@ -18,11 +18,11 @@ _HOMES = {
     "PEConfig": "pe.model",
     "PEModel": "pe.model",
     "PEForCausalLM": "pe.model",
-    "Recipe": "pe.training.recipe",
-    "RECIPES": "pe.training.recipes",
-    "recipe": "pe.training.recipes",
+    "Recipe": "pe.recipes.recipe",
+    "RECIPES": "pe.recipes.named",
+    "recipe": "pe.recipes.named",
     "convert": "pe.model.convert",
-    "train": "pe.training.trainer",
+    "train": "pe.training.loop",
     "evaluate": "pe.evaluation.evaluate",
     "evaluate_start": "pe.evaluation.start",
     "search_longrope": "pe.evaluation.longrope.search",
@@ -31,14 +31,13 @@ _HOMES = {
     "configure_conversion": "pe.notebooks.parameters",
     "configure_study": "pe.notebooks.parameters",
     "load_plan": "pe.study.plan",
-    "run_study": "pe.study.run",
+    "run_study": "pe.study.queue",
     "extend": "pe.evaluation.extension",
     "runs": "pe.runs",
     "figures": "pe.figures",
-    "tables": "pe.results.tables",
 }
 
-_MODULES = {"runs", "figures", "tables"}
+_MODULES = {"runs", "figures"}
 
 __all__ = ["__version__", *_HOMES]
 
@@ -66,9 +65,8 @@ if TYPE_CHECKING:
     from pe.model import PEConfig, PEForCausalLM, PEModel
     from pe.model.convert import convert
     from pe.notebooks.parameters import configure, configure_conversion, configure_study
-    from pe.results import tables
+    from pe.recipes.named import RECIPES, recipe
+    from pe.recipes.recipe import Recipe
     from pe.study.plan import load_plan
-    from pe.study.run import run_study
-    from pe.training.recipe import Recipe
-    from pe.training.recipes import RECIPES, recipe
-    from pe.training.trainer import train
+    from pe.study.queue import run_study
+    from pe.training.loop import train

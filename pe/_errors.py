@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 def nearest(value: object, choices: Iterable[str]) -> str:
@@ -18,6 +23,47 @@ def unknown(kind: str, value: object, choices: Iterable[str]) -> ValueError:
     return ValueError(
         f"unknown {kind} {value!r}{nearest(value, names)}; choose from: {', '.join(names)}"
     )
+
+
+_EXPECTED = {
+    "int_type": "a whole number", "int_parsing": "a whole number",
+    "int_from_float": "a whole number", "float_type": "a number", "float_parsing": "a number",
+    "finite_number": "a number", "string_type": "text", "bool_type": "True or False",
+    "bool_parsing": "True or False", "dict_type": "a dictionary", "tuple_type": "a list",
+    "list_type": "a list", "model_type": "a dictionary",
+    "greater_than": "more than {gt:g}", "greater_than_equal": "{ge:g} or more",
+    "less_than": "less than {lt:g}", "less_than_equal": "at most {le:g}",
+    "too_short": "at least {min_length}",
+}  # fmt: skip
+"""pydantic's types of errors, in this project's words."""
+
+
+def explain(error: ValidationError, kind: str = "field", names: Iterable[str] = ()) -> list[str]:
+    """One line per mistake: where it is, what was expected and what is there.
+
+    Args:
+        kind: what an unknown name at the top is called. names: those that there are.
+    """
+    return [_line(one, kind, list(names)) for one in error.errors(include_url=False)]
+
+
+def _line(one: Mapping[str, Any], kind: str, names: list[str]) -> str:
+    place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in one["loc"]).lstrip(".")
+    value, context, at = one["input"], one.get("ctx", {}), f"{place}: " if place else ""
+    if one["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        *inside, name = one["loc"]
+        if inside or not names:
+            return f"{at}unknown {kind}"
+        return str(unknown(kind, name, names))
+    if one["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
+        return f"{at}missing"
+    if one["type"] == "literal_error":
+        return str(unknown(place, value, re.findall(r"'([^']*)'", context["expected"])))
+    if one["type"] == "value_error":
+        return f"{at}{context['error']}"
+    if one["type"] in _EXPECTED:
+        return f"{at}expected {_EXPECTED[one['type']].format(**context)}, got {value!r}"
+    return f"{at}{one['msg']}, got {value!r}"
 
 
 class PositionError(ValueError):

@@ -14,7 +14,7 @@ from model_tools import LENGTH, small
 import pe
 from pe.encodings import FrequencyTransform, list_encodings, lookup
 from pe.notebooks.parameters import parameters
-from pe.training.recipes import recipe
+from pe.recipes.named import recipe
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
@@ -103,7 +103,7 @@ def test_the_temperature_keeps_the_weight_as_the_formula_says() -> None:
 def test_the_models_temperature_is_that_factor() -> None:
     warm = pe.convert(small("nope"), "nope", length_temperature=0.125)
     seen = torch.tensor([1, LENGTH, 2 * LENGTH, 16 * LENGTH])
-    found = warm.model._temperature(seen - 1)
+    found = warm.model._temperature(seen)
     assert found is not None
     expected = [1, 1, 1 + 0.125 * torch.tensor(2.0).log(), 1 + 0.125 * torch.tensor(16.0).log()]
     torch.testing.assert_close(found.flatten(), torch.tensor(expected))

@@ -17,9 +17,8 @@ from pe.study.plan import Planned, load_plan
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
-import book_budgets  # noqa: E402
-import book_finetuned  # noqa: E402
-from book_numbers import study_rows  # noqa: E402
+import book_plans  # noqa: E402
+import book_records  # noqa: E402
 from book_pictures import record_figures  # noqa: E402
 from book_studies import Studies  # noqa: E402
 
@@ -73,7 +72,8 @@ def extend_without_training(runs: Path) -> None:
         "windows": 16, "length": 4096, "target_tokens": 256, "windows_found": 16, "data": "x",
     }  # fmt: skip
     search = {
-        "schema": 1, "created": "2026-01-01T00:00:00+00:00", "code": {}, "hardware": "x",
+        "schema": 1, "created": "2026-01-01T00:00:00+00:00", "hardware": "x",
+        "code": {"commit": None, "dirty": None, "version": "0"},
         "seconds": 12.3, "settings": settings, "history": [entry, best], "best": best,
     }  # fmt: skip
     (rope / "longrope-4x.json").write_text(json.dumps(search))
@@ -116,14 +116,14 @@ def test_every_part_that_waits_for_records_is_one_that_will_be_there(
     waits = directives("if-recorded")
     assert len(waits) == 7
     for text in waits:
-        assert book_finetuned.there(nothing, text) == []
-        assert book_finetuned.there(everything, text)
+        assert book_plans.there(nothing, text) == []
+        assert book_plans.there(everything, text)
     for text, message in (
         ("extnd", "unknown study"), ("extend/ropee", "unknown row"),
         ("extend/rope.extention", "unknown part"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
-            book_finetuned.there(everything, text)
+            book_plans.there(everything, text)
 
 
 def test_the_pencil_counts_pairs_as_the_encoding_has_them() -> None:
@@ -154,8 +154,8 @@ def test_what_came_of_a_study_that_was_cut_short_can_be_drawn(tmp_path: Path, co
     assert {"extend-needle", "extend-training", "extend-fine-tuned"} <= set(found)
     for _, draw in found.values():
         assert draw().axes
-    rows = finetuned.fine_tuned(list(study_rows(studies, "extend").values()))
-    assert len(finetuned.table(rows, {}).splitlines()) == 2 + 1 + 1 + 2 * (count - 1)
+    rows = finetuned.fine_tuned(list(studies.rows("extend").values()))
+    assert len(finetuned.table(rows, {}).splitlines()) == 2 + 2 + 1 + 2 * (count - 1)
 
 
 def test_no_figure_of_a_dropped_run_is_one_of_fine_tuning(nothing: Studies) -> None:
@@ -163,35 +163,35 @@ def test_no_figure_of_a_dropped_run_is_one_of_fine_tuning(nothing: Studies) -> N
 
 
 def test_the_table_is_the_three_records_of_each_run(everything: Studies) -> None:
-    rows = finetuned.fine_tuned(list(study_rows(everything, "extend").values()))
+    rows = finetuned.fine_tuned(list(everything.rows("extend").values()))
     assert [row.title for row in rows][:3] == ["RoPE (control)", "PI", "NTK"]
-    lines = [line.strip("| ").split(" | ") for line in finetuned.table(rows, {}).splitlines()]
+    lines = book_records.lines(finetuned.table(rows, {}))
     assert lines[0][2:] == [f"{n:,}" for n in LENGTHS]
-    assert len(lines) == 2 + 1 + 1 + 2 * 8
+    assert len(lines) == 1 + 2 + 1 + 2 * 8
+    assert len(set(lines[2][2:])) == 1, "cut to the shortest length"
     run = rows[1].row.runs[0]
     wanted: dict[str, Any] = {
         "extended": run.read()["conversion"]["converted"],
         "and trained on": (run.evaluation() or {})["perplexity"],
     }
     for what, cells in wanted.items():
-        line = next(x for x in lines[4:] if x[-6].strip() == what)
-        number = line[-5].strip("* ")
-        assert float(number.replace(",", "")) == pytest.approx(cells["1024"]["value"], rel=0.01)
+        line = next(x for x in lines[4:] if x[1] == what)
+        assert float(line[2].replace(",", "")) == pytest.approx(cells["1024"]["value"], rel=0.01)
 
 
 def test_methods_are_compared_with_the_control_window_by_window(everything: Studies) -> None:
-    rows = finetuned.fine_tuned(list(study_rows(everything, "extend").values()))
+    rows = finetuned.fine_tuned(list(everything.rows("extend").values()))
     lines = finetuned.against_control(rows).splitlines()
     assert len(lines) == 2 + 8
     assert "−1.0%<br>−1.0 to −1.0" in lines[2]  # PI's losses are all 0.01 lower
     same = [finetuned.FineTuned(rows[0].row, "again", {}, {}, rows[0].trained)]
-    assert "| ≈ |" in finetuned.against_control([rows[0], *same])
+    assert "≈ |" in finetuned.against_control([rows[0], *same])
     with pytest.raises(ValueError, match="the control 'rope' is not recorded"):
         finetuned.against_control(rows[1:])
 
 
 def test_hidden_numbers_have_the_tokens_of_context_as_heads(everything: Studies) -> None:
-    rows = finetuned.fine_tuned(list(study_rows(everything, "extend").values()))
+    rows = finetuned.fine_tuned(list(everything.rows("extend").values()))
     head, _, first, *_ = finetuned.retrieved(rows, "needle").splitlines()
     assert "1,024" in head
     assert re.search(r"\d+% \(\d+–\d+\)", first)
@@ -200,29 +200,30 @@ def test_hidden_numbers_have_the_tokens_of_context_as_heads(everything: Studies)
 def test_what_is_missing_is_all_at_first_and_then_only_what_is_not_there(
     nothing: Studies, everything: Studies
 ) -> None:
-    unmeasured = book_budgets._unmeasured(nothing, PLAN)
+    unmeasured = book_plans.unmeasured_cells(nothing, PLAN)
     assert len(unmeasured) == 7 * 4 + 1
-    words = book_budgets.missing_runs("extend", PLAN, {}, unmeasured)
+    words = book_plans.missing_runs("extend", PLAN, {}, unmeasured)
     assert "Of 9 planned runs 0 are recorded." in words
-    assert "PI with factors 2, 4, 8 and 16, NTK with" in words
-    assert "Resonance, YaRN + Resonance with" in words
+    assert "NTK with factors 2, 4, 8 and 16, PI with" in words
+    assert ", Resonance, YaRN with" in words
     assert "RoPE, as PI at 3,400: seed 0" in words
     assert "python -m pe.study extend" in words
-    left = book_budgets._unmeasured(everything, PLAN)
+    left = book_plans.unmeasured_cells(everything, PLAN)
     assert left == ["longrope@16"]
-    words = book_budgets.missing_runs("extend", PLAN, study_rows(everything, "extend"), left)
+    words = book_plans.missing_runs("extend", PLAN, everything.rows("extend"), left)
     assert "All 9 runs of the study are recorded. 9 of them began with a model that was" in words
     assert "- measured without training: LongRoPE with factor 16\n" in words
 
 
 def test_the_settings_are_those_of_the_plan() -> None:
-    text = book_finetuned.settings("extend")
+    text = book_plans.settings("extend")
     assert "400 steps of 16 windows of 4,096 tokens, 26,214,400 in all" in text
     assert RUNS[0].recipe.start_from in text
     with pytest.raises(ValueError, match="the runs of scaffold differ in steps"):
-        book_finetuned.settings("scaffold")
+        book_plans.settings("scaffold")
 
 
 def test_a_search_shows_what_it_began_with_and_what_it_found(everything: Studies) -> None:
-    (run,) = book_finetuned.there(everything, "scaffold-seeds/rope.searches")[:1]
-    assert finetuned.searches(run.searches).splitlines()[2] == "| 4 | 2 | 20.1 | 18.2 | 12 |"
+    (run,) = book_plans.there(everything, "scaffold-seeds/rope.searches")[:1]
+    (_, line) = book_records.lines(finetuned.searches(run.searches))
+    assert line == ["4", "2", "20.1", "18.2", "12"]

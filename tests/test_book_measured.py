@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ sys.path.insert(0, str(ROOT / "book" / "_ext"))
 
 pytest.importorskip("sphinx")
 
-import book_directives  # noqa: E402
 import book_measured  # noqa: E402
 import book_records  # noqa: E402
 from book_studies import Studies  # noqa: E402
@@ -34,10 +32,9 @@ def studies(root: Path, small: list[str], large: list[str]) -> Studies:
     return Studies.load(root, root, "demo")
 
 
-def test_a_method_stands_beside_others_of_its_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_method_stands_beside_others_of_its_budget_on_the_seed_that_they_share(
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setitem(book_directives._now, "book", tmp_path)
     made = studies(tmp_path, ["kerple_log", "kerple_power", "t5"], [])
     rows = book_measured.found(made, "kerple")
     assert list(rows) == ["demo-every"]
@@ -46,11 +43,14 @@ def test_a_method_stands_beside_others_of_its_budget(
     assert [(row.label, len(row.runs)) for row in beside] == [
         ("nope", 2), ("rope", 2), ("yarn", 2), ("pope", 2),
     ]  # fmt: skip
-    text = book_measured.text("kerple", rows)
+    text = book_measured.text("kerple", rows, {})
     assert "```{picture} demo-every-kerple" in text
-    lines = re.findall(r"^\| ([^|]+) \| (\d) \|", text, re.M)
-    assert lines[0] == ("KERPLE (log)", "1")
-    assert ("RoPE", "2") in lines
+    lines = [line[:2] for line in book_records.lines(text)]
+    assert lines[1] == ["KERPLE (log)", "0"]
+    assert ["RoPE", "0"] in lines
+    assert ["*RoPE, mean of 2 seeds*", "0, 1"] in lines
+    assert "compared on seed 0" in text
+    assert "its next one would lie between" in text
 
 
 def test_both_budgets_are_shown_and_the_larger_comes_first(tmp_path: Path) -> None:
@@ -68,14 +68,14 @@ def test_both_budgets_are_shown_and_the_larger_comes_first(tmp_path: Path) -> No
 def test_a_method_that_no_study_has_trained_says_how_to(tmp_path: Path) -> None:
     made = studies(tmp_path, [], [])
     assert book_measured.found(made, "kerple") == {}
-    text = book_measured.text("kerple", {})
+    text = book_measured.text("kerple", {}, {})
     assert "`-p pe kerple_log` or `-p pe kerple_power`" in text
 
 
 def test_a_sum_is_on_the_page_of_each_of_its_parts_that_has_one(tmp_path: Path) -> None:
     made = studies(tmp_path, ["alibi", "rope+alibi"], [])
     own, _ = book_measured.found(made, "alibi")["demo-every"]
-    assert [row.label for row in own] == ["alibi", "rope+alibi"]
+    assert [row.label for row in own] == ["rope+alibi", "alibi"]
 
 
 def test_the_block_belongs_on_a_method_s_page(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,8 @@ import pe
 from pe import cli as command
 from pe.conformance import check_laws
 from pe.encodings.core import registry
+from pe.recipes import named as recipes
 from pe.study.plan import load_plan
-from pe.training import recipes
 
 BOOK = Path(__file__).parents[1] / "book"
 FENCE = re.compile(

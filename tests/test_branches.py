@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_training import assert_same_weights, lines, tiny, write_corpus
+from tiny_training import assert_same_weights, killed_after, lines, tiny, write_corpus
 from transformers import AutoModelForCausalLM
 
 from pe.runs import Run, RunError
-from pe.training.trainer import _Training, train
+from pe.training.loop import train
 
 LONG: dict[str, Any] = {
     "steps": 24, "warmup_steps": 3, "schedule": "wsd", "decay_steps": 4, "checkpoint_every": 8,
@@ -41,6 +41,12 @@ def run_of(folder: Path, study: str = "study", **changes: Any) -> Run:
     return Run(folder / "runs" / study / recipe.run_name(), recipe)
 
 
+@pytest.fixture(scope="module")
+def parent(own_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The long run with a state kept after step 8, for branches of several tests."""
+    return train(run_of(tmp_path_factory.mktemp("parent"), **LONG, keep_steps=[4]), quiet=True)
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: "-".join(map(str, k.values())))
 def test_a_branch_is_the_shorter_run_to_the_last_bit(tmp_path: Path, kind: dict[str, Any]) -> None:
     if "retrieval_share" in kind:  # a question needs room
@@ -58,34 +64,20 @@ def test_a_branch_is_the_shorter_run_to_the_last_bit(tmp_path: Path, kind: dict[
     assert branch.read()["parent"]["step"] == 8
 
 
-def test_a_branch_that_was_killed_ends_as_if_it_was_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parent = train(run_of(tmp_path, **LONG), quiet=True)
-    start = str(parent.directory)
+def test_a_branch_that_was_killed_ends_as_if_it_was_not(parent: Run) -> None:
+    folder, start = parent.directory.parents[2], str(parent.directory)
     changes = BRANCH | {"start_from": start, "checkpoint_every": 1}
-    plain = train(run_of(tmp_path, "whole", **changes), quiet=True)
-    run, step, done = run_of(tmp_path, "killed", **changes), _Training._step, 0
-
-    def counted(self: Any, batch: Any) -> Any:
-        nonlocal done
-        if done == 2:
-            raise RuntimeError("killed")
-        done += 1
-        return step(self, batch)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(_Training, "_step", counted)
-        with pytest.raises(RuntimeError, match="killed"):
-            train(run, quiet=True)
+    plain = train(run_of(folder, "whole", **changes), quiet=True)
+    run = run_of(folder, "killed", **changes)
+    killed_after(run, 2)
     train(run, quiet=True)
     assert_same_weights(run, plain)
     assert lines(run) == lines(plain)
 
 
-def test_kept_states_load_as_a_model_and_change_nothing(tmp_path: Path) -> None:
-    parent = train(run_of(tmp_path, **LONG), quiet=True)
-    plain = train(run_of(tmp_path, "plain", **(LONG | {"keep_states": []})), quiet=True)
+def test_kept_states_load_as_a_model_and_change_nothing(parent: Run) -> None:
+    folder = parent.directory.parents[2]
+    plain = train(run_of(folder, "plain", **(LONG | {"keep_states": []})), quiet=True)
     assert plain.name == parent.name
     assert_same_weights(plain, parent)
     kept = parent.directory / "checkpoints" / "kept" / "step-000008"
@@ -93,9 +85,7 @@ def test_kept_states_load_as_a_model_and_change_nothing(tmp_path: Path) -> None:
     with torch.no_grad():
         AutoModelForCausalLM.from_pretrained(kept)(torch.arange(9)[None])
     # Weights alone can be taken from it as well.
-    child = run_of(
-        tmp_path, pe="nope", start_from=parent.name, start_step=8, steps=2, warmup_steps=0
-    )
+    child = run_of(folder, pe="nope", start_from=parent.name, start_step=8, steps=2, warmup_steps=0)
     assert train(child, quiet=True).read()["parent"]["step"] == 8
 
 
@@ -109,19 +99,19 @@ def test_kept_states_load_as_a_model_and_change_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_what_no_branch_can_go_on_from_is_refused(
-    tmp_path: Path, changes: dict[str, Any], error: type[Exception], message: str
+    parent: Run, changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    parent = train(run_of(tmp_path, **LONG, keep_steps=[4]), quiet=True)
+    folder = parent.directory.parents[2]
     with pytest.raises(error, match=message):
-        train(run_of(tmp_path, **(BRANCH | {"start_from": parent.name} | changes)), quiet=True)
+        train(run_of(folder, **(BRANCH | {"start_from": parent.name} | changes)), quiet=True)
 
 
-def test_a_branch_of_a_branch_and_one_of_nothing_are_refused(tmp_path: Path) -> None:
-    parent = train(run_of(tmp_path, **LONG), quiet=True)
+def test_a_branch_of_a_branch_and_one_of_nothing_are_refused(parent: Run) -> None:
+    folder = parent.directory.parents[2]
     first = BRANCH | {"start_from": parent.name, "keep_states": [2]}
-    branch = train(run_of(tmp_path, **first), quiet=True)
-    again = BRANCH | {"start_from": branch.name, "start_step": 2, "steps": 2, "decay_steps": 2}
+    branch = train(run_of(folder, **first), quiet=True)
+    second = BRANCH | {"start_from": branch.name, "start_step": 2, "steps": 2, "decay_steps": 2}
     with pytest.raises(ValueError, match=f"is itself a branch; branch from {parent.name}"):
-        train(run_of(tmp_path, **again), quiet=True)
+        train(run_of(folder, **second), quiet=True)
     with pytest.raises(ValueError, match="start_state: all of which run and step"):
-        run_of(tmp_path, start_state="all")
+        run_of(folder, start_state="all")

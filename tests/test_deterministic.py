@@ -10,9 +10,9 @@ import torch
 
 import pe
 from pe.attention.sdpa import _takes_two_widths
+from pe.devices import deterministic
 from pe.runs import Run
-from pe.training import trainer
-from pe.training.deterministic import deterministic
+from pe.training import loop
 
 SMALL: dict[str, Any] = {
     "steps": 3, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -55,13 +55,13 @@ def test_a_run_trains_with_them_if_its_recipe_asks(
     text = tmp_path / "text.txt"
     text.write_text("\n".join(f"{i} and {i + 1} is {2 * i + 1}." for i in range(3000)))
     seen: list[bool] = []
-    there = trainer.learning_rate
+    there = loop.learning_rate
 
     def rate(*given: Any, **named: Any) -> float:
         seen.append(torch.are_deterministic_algorithms_enabled())
         return there(*given, **named)
 
-    monkeypatch.setattr(trainer, "learning_rate", rate)
+    monkeypatch.setattr(loop, "learning_rate", rate)
     losses = []
     for asked in (True, False):
         recipe = pe.recipe("demo", corpus=str(text), deterministic=asked, **SMALL)

@@ -15,22 +15,20 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_training import TrainingProcess, lines, tiny, weights
+from tiny_training import TrainingProcess, lines, tiny, weights, with_step
 
+from pe.recipes.recipe import Recipe
 from pe.runs import Run
-from pe.training.recipe import Recipe
 
 
-def uneven(signal_at: int = 0) -> None:
-    """Hook: rows have very different numbers of targets, so a mean of means would be wrong.
+def uneven(signal_at: int = 0) -> Any:
+    """A trainer; sequences have very different numbers of targets: a mean of means would be wrong.
 
     With ``signal_at`` the second process, and only that one, is told to stop at this step.
     """
     from pe.data import Batches
-    from pe.training.trainer import _Training
 
-    at, step = Batches.at, _Training._step
-    done = 0
+    at, done = Batches.at, 0
 
     def holed(self: Any, number: int) -> Any:
         batch = at(self, number)
@@ -39,15 +37,15 @@ def uneven(signal_at: int = 0) -> None:
             targets[row, kept:] = -100
         return batch._replace(targets=targets)
 
-    def counted(self: Any, batch: Any) -> Any:
+    def counted(trainer: Any, batch: Any, usual: Any) -> Any:
         nonlocal done
         done += 1
-        if done == signal_at and not self.main:
+        if done == signal_at and not trainer.main:
             os.kill(os.getpid(), signal.SIGTERM)
-        return step(self, batch)
+        return usual(batch)
 
     Batches.at = holed  # type: ignore[assignment, method-assign]
-    _Training._step = counted  # type: ignore[method-assign]
+    return with_step(counted)
 
 
 def launch(run: Run, shared: Path, processes: int, signal_at: int = 0) -> list[TrainingProcess]:
@@ -86,7 +84,7 @@ def test_two_processes_stop_go_on_and_equal_one(shared: Path) -> None:
     assert record["status"] == "interrupted", stopped[0].output()
     step = two.metric_lines()[-1]["step"]
     assert step in (7, 8)
-    assert record["reason"].startswith(f"stopped by a signal after step {step} of 18")
+    assert record["reason"].startswith(f"stopped after step {step} of 18")
 
     finished = launch(two, shared, 2)
     assert codes(finished) == [0, 0], finished[0].output() + finished[1].output()

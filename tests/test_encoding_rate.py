@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tiny_training import assert_same_weights, tiny, train_tiny, weights
+from tiny_training import Crash, assert_same_weights, tiny, train_tiny, weights, with_step
 
+from pe.recipes.named import recipe as named_recipe
 from pe.runs import Run
 from pe.training.build import build_model
-from pe.training.recipes import recipe as named_recipe
-from pe.training.trainer import _Training, train
+from pe.training.loop import train
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -38,25 +39,22 @@ def test_own_parameters_move_as_much_farther_as_the_recipe_says(
         assert torch.allclose(farther, 10 * moved, atol=1e-6), name
 
 
-def test_the_multiple_holds_in_every_step_and_after_a_resume(
-    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_multiple_holds_in_every_step_and_after_a_resume(shared: Path, tmp_path: Path) -> None:
     chosen = tiny(shared / "corpus", pe="t5", encoding_rate=10.0)
     whole = train(Run(tmp_path / "whole" / chosen.run_name(), chosen), quiet=True)
-    step, ratios = _Training._step, []
+    ratios = []
 
-    def stopped(self: _Training, batch: object) -> object:
-        rates = {group["lr"] for group in self.optimizer.param_groups}
+    def stopped(trainer: Any, batch: Any, usual: Any) -> Any:
+        rates = {group["lr"] for group in trainer.optimizer.param_groups}
         ratios.append(max(rates) / min(rates))
         if len(ratios) == 8:
-            raise RuntimeError("the power fails")
-        return step(self, batch)  # type: ignore[arg-type]
+            raise Crash
+        return usual(batch)
 
-    monkeypatch.setattr(_Training, "_step", stopped)
     run = Run(tmp_path / "in_two" / chosen.run_name(), chosen)
-    with pytest.raises(RuntimeError, match="the power fails"):
-        train(run, quiet=True)
-    train(run, quiet=True)
+    with pytest.raises(Crash):
+        train(run, quiet=True, trainer=with_step(stopped))
+    train(run, quiet=True, trainer=with_step(stopped))
     assert run.read()["training"]["resumes"] == 1
     assert len(ratios) > 24
     assert all(ratio == pytest.approx(10.0) for ratio in ratios)

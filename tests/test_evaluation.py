@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,24 +16,28 @@ import pytest
 import torch
 from tiny_training import tiny, write_corpus
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 import pe
 from pe.data import Split, evaluation_windows, prepare
-from pe.encodings import Encoding, lookup
-from pe.evaluation import evaluate as module
+from pe.data.tokenizer import END, PAD, train_bpe
+from pe.encodings import Encoding
+from pe.evaluation import evaluate as evaluating
+from pe.evaluation import scorer as module
+from pe.evaluation import temperature
 from pe.evaluation.evaluate import evaluate
-from pe.evaluation.load import load_model
-from pe.evaluation.perplexity import by_position, cell, window_losses
+from pe.evaluation.load import load_model, load_tokenizer
+from pe.evaluation.scorer import Scorer, by_position, cell
 from pe.model import PEForCausalLM
+from pe.model.layers import Block
+from pe.model.loss import token_losses
+from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunBusy, RunError
 from pe.training.build import build_model
-from pe.training.recipe import Recipe
-from pe.training.trainer import train
+from pe.training.loop import train
 
-# Two calls of an encoding that draws its positions are no two computations of the same number.
-STEADY = pytest.mark.parametrize(
-    "name", [n for n in pe.list_encodings() if not getattr(lookup(n), "random", False)]
-)
+# One for each way to act; what holds for all encodings, and what windows rest on, are laws.
+STEADY = ["nope", "rope", "sinusoidal", "alibi", "fox", "dynamic_ntk"]
 
 
 class Short(Encoding):
@@ -66,11 +73,33 @@ def environment(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def trained(shared: Path, tmp_path: Path) -> Callable[..., Run]:
+    """Makes a trained run of a test's own: trained once in this file, and copied."""
+
     def make(**changes: Any) -> Run:
         chosen = tiny(shared / "corpus", **({"steps": 6} | changes))
-        return train(Run(tmp_path / "study" / chosen.run_name(), chosen), quiet=True)
+        first = train(Run(shared / "trained" / chosen.run_name(), chosen), quiet=True)
+        own = tmp_path / "study" / first.name
+        shutil.copytree(first.directory, own, ignore=shutil.ignore_patterns("checkpoints"))
+        run = Run(own, chosen)
+        run.update(study="study")
+        return run
 
     return make
+
+
+def scorer_of(model: PEForCausalLM, split: Split, lengths: list[int]) -> Scorer:
+    """On ``split`` as test and validation text; 8 targets, as many windows as there are."""
+    data: Any = SimpleNamespace(test=split, validation=split)
+    return Scorer(model, data, tiny(Path("unused"), evaluation_windows=100), lengths)
+
+
+def window_losses(
+    model: PEForCausalLM, split: Split, ends: list[int], length: int, tokens_per_batch: int
+) -> np.ndarray:
+    """Of windows that are given by their ends."""
+    scorer = scorer_of(model, split, [length])
+    scorer.ends, scorer.tokens_per_batch = ends, tokens_per_batch
+    return scorer.losses(length)
 
 
 def model_and_text(name: str = "rope") -> tuple[PEForCausalLM, Split]:
@@ -98,7 +127,7 @@ def slow_losses(model: PEForCausalLM, tokens: np.ndarray, end: int, length: int)
     return found
 
 
-@STEADY
+@pytest.mark.parametrize("name", STEADY)
 def test_window_losses_equal_a_slow_loop(name: str) -> None:
     model, split = model_and_text(name)
     ends = [70, 131, 400]
@@ -111,7 +140,7 @@ def test_window_losses_equal_a_slow_loop(name: str) -> None:
             assert row == pytest.approx(wanted, abs=2e-4)
 
 
-@pytest.mark.parametrize("name", pe.list_encodings())
+@pytest.mark.parametrize("name", [*STEADY, "randomized"])
 def test_losses_do_not_depend_on_how_many_windows_run_at_once(name: str) -> None:
     model, split = model_and_text(name)
     ends = list(range(70, 330, 20))
@@ -122,17 +151,14 @@ def test_losses_do_not_depend_on_how_many_windows_run_at_once(name: str) -> None
 
 
 def test_every_length_scores_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pe.evaluation import perplexity
-
     model, split = model_and_text()
     scored: list[Tensor] = []
-    inner = perplexity._losses
 
-    def recorded(model: Any, hidden: Tensor, targets: Tensor) -> Tensor:
+    def recorded(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         scored.append(targets)
-        return inner(model, hidden, targets)
+        return token_losses(hidden, weight, targets)
 
-    monkeypatch.setattr(perplexity, "_losses", recorded)
+    monkeypatch.setattr(module, "token_losses", recorded)
     ends = evaluation_windows(split, 128, 8, 20)
     for length in (8, 16, 64, 128):
         window_losses(model, split, ends, length, tokens_per_batch=10**6)
@@ -140,7 +166,7 @@ def test_every_length_scores_the_same_tokens(monkeypatch: pytest.MonkeyPatch) ->
     assert len(set(places.tolist())) == len(places)
     wanted = split.tokens[places].astype(np.int64)
     for targets in scored:
-        assert np.array_equal(targets[:, -8:].flatten().numpy(), wanted)
+        assert np.array_equal(targets.view(len(ends), -1)[:, -8:].flatten().numpy(), wanted)
 
 
 def test_tokens_weigh_the_same_and_windows_are_kept_for_intervals() -> None:
@@ -238,6 +264,45 @@ def test_a_length_beyond_the_last_position_has_no_value(trained: Callable[..., R
     assert math.isnan(row["ppl@4x"] if row["ppl@4x"] is not None else math.nan)
 
 
+def test_a_sample_longer_than_the_last_position_is_refused_in_one_line(
+    trained: Callable[..., Run],
+) -> None:
+    run = trained(pe="test_evaluation:Short")
+    prompt = "the cat"
+    used = len(load_tokenizer(run)(prompt)["input_ids"])
+    assert pe.sample(run, prompt, tokens=33 - used).startswith(prompt)
+    for tokens in (34 - used, 0):
+        with pytest.raises(ValueError, match=f"tokens: {tokens} after a prompt of {used}.*1 to"):
+            pe.sample(run, prompt, tokens=tokens)
+
+
+def test_the_residual_stream_can_be_read_in_float32_and_the_record_says_so(
+    trained: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained(precision="bfloat16")
+    seen: list[torch.dtype] = []
+    forward = Block.forward
+
+    def watched(self: Block, x: Tensor, *rest: Any) -> Any:
+        seen.append(x.dtype)
+        return forward(self, x, *rest)
+
+    monkeypatch.setattr(Block, "forward", watched)
+    narrow = evaluate(run, quiet=True)
+    assert narrow["precision"] == {"products": "bfloat16", "residual": "bfloat16"}
+    assert set(seen) == {torch.bfloat16}
+    seen.clear()
+    wide = evaluate(run, quiet=True, float32_residual=True)
+    assert wide["precision"] == {"products": "bfloat16", "residual": "float32"}
+    assert set(seen) == {torch.float32}
+    a, b = (found["perplexity"]["64"]["nll"] for found in (narrow, wide))
+    assert a != b
+    assert a == pytest.approx(b, rel=1e-2)
+    seen.clear()
+    assert evaluate(run, quiet=True, float32_residual=True) == wide == evaluate(run, quiet=True)
+    assert seen == [], "a wider record serves both"
+
+
 def test_another_mistake_is_not_taken_for_a_missing_position(trained: Callable[..., Run]) -> None:
     run = trained(pe="test_evaluation:Grumpy")
     with pytest.raises(ValueError, match="some other trouble"):
@@ -256,13 +321,13 @@ def test_what_is_recorded_is_not_computed_again(
     run = trained()
     first = evaluate(run, quiet=True)
     calls: list[Any] = []
-    inner = module._evaluate
+    inner = evaluating._evaluate
 
     def counted(*arguments: Any) -> Any:
         calls.append(arguments)
         return inner(*arguments)
 
-    monkeypatch.setattr(module, "_evaluate", counted)
+    monkeypatch.setattr(evaluating, "_evaluate", counted)
     assert evaluate(Run(run.directory), quiet=True) == first
     assert evaluate(reopened(run, evaluation_lengths=[64, 16, 32]), quiet=True) == first
     assert calls == []
@@ -285,8 +350,6 @@ def test_what_is_recorded_is_not_computed_again(
 def test_a_record_without_its_weights_can_be_read_but_not_extended(
     trained: Callable[..., Run],
 ) -> None:
-    import shutil
-
     run = trained()
     first = evaluate(run, quiet=True)
     shutil.rmtree(run.checkpoint)
@@ -310,8 +373,6 @@ def test_what_is_not_trained_is_not_evaluated(trained: Callable[..., Run], tmp_p
 
 def test_lengths_that_cannot_be_are_refused(trained: Callable[..., Run]) -> None:
     run = trained()
-    with pytest.raises(ValueError, match="the recipe has no evaluation_lengths"):
-        evaluate(reopened(run, evaluation_lengths=[]), quiet=True)
     with pytest.raises(ValueError, match="0 evaluation windows of 4,096 tokens are possible"):
         evaluate(reopened(run, evaluation_lengths=[16, 4096]), quiet=True)
     assert run.evaluation() is None
@@ -322,10 +383,43 @@ def test_other_text_than_that_of_training_is_refused(tmp_path: Path) -> None:
     run = train(Run(tmp_path / "study" / chosen.run_name(), chosen), quiet=True)
     with open(tmp_path / "corpus" / "test.txt", "a") as file:
         file.write("leaked")
-    with pytest.raises(RunError, match="was trained on data .* is now .*; train it again") as error:
+    with pytest.raises(RunError, match="was trained on other data .* train it again") as error:
         evaluate(run, quiet=True)
     assert str(run.directory) in str(error.value)
     assert run.read()["data"]["fingerprint"] in str(error.value)
+
+
+def test_a_complete_run_is_not_shown_over_text_that_was_edited(tmp_path: Path) -> None:
+    chosen = tiny(write_corpus(tmp_path / "corpus"), steps=4)
+    run = train(Run(tmp_path / "study" / chosen.run_name(), chosen), quiet=True)
+    assert train(run, quiet=True) is run
+    with open(tmp_path / "corpus" / "train.txt", "a") as file:
+        file.write("one more word")
+    with pytest.raises(RunError, match="the text was .* and is now .*; choose another study"):
+        train(run, quiet=True)
+    shutil.rmtree(tmp_path / "corpus")
+    assert train(run, quiet=True) is run, "its record can be read where its text is not"
+
+
+def test_a_tokenizer_replaced_under_its_path_is_refused(tmp_path: Path) -> None:
+    """By training that goes on, and by evaluation: losses by other tokens are not comparable."""
+    corpus, path = write_corpus(tmp_path / "corpus"), tmp_path / "own"
+
+    def write_tokenizer(text: str) -> None:
+        made = train_bpe([text] * 4, 264)
+        PreTrainedTokenizerFast(
+            tokenizer_object=made, eos_token=END, pad_token=PAD
+        ).save_pretrained(path)
+
+    write_tokenizer("the cat sat on the mat " * 9)
+    chosen = tiny(corpus, tokenizer=str(path), steps=4, checkpoint_every=2)
+    run = train(Run(tmp_path / "study" / chosen.run_name(), chosen), quiet=True)
+    write_tokenizer("her old red house by night " * 9)
+    with pytest.raises(RunError, match="the tokenizer was .* and is now .*; train it again"):
+        evaluate(run, quiet=True)
+    run.fail("as if it had been stopped", "interrupted", None)
+    with pytest.raises(RunError, match="the tokenizer was .* and is now .*; delete the folder"):
+        train(run, quiet=True)
 
 
 def test_a_run_that_is_being_written_is_not_evaluated(trained: Callable[..., Run]) -> None:
@@ -349,32 +443,54 @@ def test_terminal_shows_our_lines_and_no_others(
     assert err.splitlines()[0] == f"preparing {chosen.corpus}"
 
 
-def test_a_temperature_is_fitted_on_validation_text_and_never_makes_that_worse(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from pe.evaluation import temperature
-
+def test_a_temperature_is_fitted_at_each_length_and_never_makes_that_worse() -> None:
     model, split = model_and_text("nope")
-    fit = temperature.fit_temperature(model, split, [32, 64], 8, 512)
-    trials = dict(fit["trials"])
-    assert fit["trials"][0] == [0.0, fit["nll_without"]]
-    assert fit["nll"] == min(trials.values()) <= fit["nll_without"]
-    assert trials[fit["value"]] == fit["nll"]
-    assert len(trials) > 5
-    assert model.config.length_temperature == 0.0
+    scorer = scorer_of(model, split, [16, 32, 64])
+    fits = temperature.fit_temperatures(scorer, [32, 64])
+    assert list(fits) == [32, 64]
+    assert fits[32]["value"] != fits[64]["value"]
     ends = evaluation_windows(split, 64, 8, temperature.WINDOWS)
-    with temperature.length_temperature(model, fit["value"]):
-        again = [window_losses(model, split, ends, n, 512)[:, -8:].mean() for n in (32, 64)]
-    assert sum(again) / 2 == pytest.approx(fit["nll"], abs=1e-6)
+    for length, fit in fits.items():
+        trials = dict(fit["trials"])
+        assert fit["trials"][0] == [0.0, fit["nll_without"]]
+        assert fit["nll"] == min(trials.values()) <= fit["nll_without"]
+        assert trials[fit["value"]] == fit["nll"]
+        assert len(trials) > 5
+        assert fit["lengths"] == [length]
+        assert model.config.length_temperature == 0.0
+        with scorer.temperature(fit["value"]):
+            again = window_losses(model, split, ends, length, 512)[:, -8:].mean()
+        assert again == pytest.approx(fit["nll"], abs=1e-6)
+
+
+@pytest.mark.parametrize(("best", "stopped"), [(0.4, False), (9.0, True), (-9.0, True)])
+def test_a_fit_that_ends_at_its_bound_says_so(best: float, stopped: bool) -> None:
+    class Bowl:
+        """A loss with its least value at ``best``, whatever the text."""
+
+        ends = range(4)
+        c = 0.0
+
+        @contextlib.contextmanager
+        def temperature(self, c: float) -> Iterator[None]:
+            self.c = c
+            yield
+
+        def nll(self, length: int) -> float:
+            return (self.c - best) ** 2
+
+    bowl: Any = Bowl()
+    fit = temperature.fit_temperature(bowl, 64)
+    assert fit["at_bound"] is stopped
+    assert abs(fit["value"] - min(max(best, -0.5), 1.5)) < 0.02
 
 
 def test_a_temperature_changes_only_what_lies_beyond_the_training_context() -> None:
-    from pe.evaluation.temperature import length_temperature
-
     model, split = model_and_text("rope")
     length = model.config.max_position_embeddings
-    plain = window_losses(model, split, [400], 2 * length, 10**6)
-    with length_temperature(model, 0.7):
-        sharper = window_losses(model, split, [400], 2 * length, 10**6)
+    scorer = scorer_of(model, split, [2 * length])
+    plain = scorer.losses(2 * length)
+    with scorer.temperature(0.7):
+        sharper = scorer.losses(2 * length)
     np.testing.assert_array_equal(plain[:, :length], sharper[:, :length])
     assert np.abs(plain[:, length:] - sharper[:, length:]).max() > 1e-3

@@ -1,4 +1,4 @@
-"""The whole way of a run for every name: train, resume to the same bits, evaluate, generate."""
+"""A run of each kind of encoding: train, resume to the same bits, evaluate, generate."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from model_tools import one_per_kind
 from tiny_training import assert_same_weights, tiny, write_corpus
 
 import pe
 from pe.runs import Run
 from pe.training.metrics import Metrics
 
-SUMS = (
-    "rope+alibi", "yarn+resonance", "cope+rope", "longrope+resonance", "rope+ssmax",
-    "alibi+randomized", "irope+ssmax", "fox+rope",
-)  # fmt: skip
+SPECS = [*one_per_kind(pe.list_encodings()), "longrope+resonance", "alibi+randomized", "fox+rope"]
 
 
 class Stopped(RuntimeError):
     """Stands for a crash."""
 
 
-@pytest.mark.parametrize("name", [*pe.list_encodings(), *SUMS])
+@pytest.mark.parametrize("name", SPECS)
 def test_a_run_from_its_first_step_to_its_sample(
     name: str, tmp_path: Path, own_runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import statistics
 from pathlib import Path
@@ -14,7 +15,9 @@ import pytest
 
 from pe import figures, runs
 from pe.encodings import extension_methods, list_encodings
-from pe.results import tables
+from pe.results import quantities
+from pe.results.markdown import pipe, table
+from pe.results.rows import grouped, measure
 
 
 @pytest.fixture
@@ -22,43 +25,46 @@ def study(tmp_path: Path) -> list[runs.Run]:
     return [book_records.write(tmp_path, pe) for pe in ("pope", "rope", "nope", "yarn", "learned")]
 
 
-def test_groups_come_in_the_order_of_the_book_and_not_of_the_folders(study: list[runs.Run]) -> None:
-    labels = [group.label for group in tables.groups(study)]
-    assert labels == ["NoPE", "Learned", "PoPE", "RoPE", "YaRN"]
+def test_rows_come_in_the_order_of_the_registry_and_not_of_the_folders(
+    study: list[runs.Run],
+) -> None:
+    titles = [row.title for row in grouped(study)]
+    assert titles == ["NoPE", "Learned", "PoPE", "RoPE", "YaRN"]
 
 
-def test_seeds_become_mean_and_spread(tmp_path: Path) -> None:
+def test_seeds_become_a_mean_of_losses_with_its_interval(tmp_path: Path) -> None:
     seeds = [book_records.write(tmp_path, "rope", seed, scale=1 + seed / 10) for seed in range(3)]
-    (group,) = tables.groups(seeds)
-    result = tables.measure(group, "ppl@4x")
-    values = [400.0, 440.0, 480.0]
-    assert result.value == pytest.approx(statistics.fmean(values))
-    assert result.spread == pytest.approx(statistics.stdev(values))
-    assert result.n == 3
-    assert tables.study_table(seeds).loc[0, "4×"] == "440 ± 40.0"
-    assert tables.study_table(seeds).loc[0, "seeds"] == "0, 1, 2"
+    (row,) = grouped(seeds)
+    cell = measure(row, "ppl@4x")
+    nats = [math.log(value) for value in (400.0, 440.0, 480.0)]
+    half = 4.302653 * statistics.stdev(nats) / math.sqrt(3)  # Student's t for three values
+    assert cell.interval is not None
+    assert math.log(cell.value or 0) == pytest.approx(statistics.fmean(nats))
+    assert math.log(cell.interval.high) == pytest.approx(statistics.fmean(nats) + half)
+    line = book_records.lines(table([row], ["ppl@2x"]))[1]
+    assert line == ["RoPE", "0, 1, 2", "87.8<br>(70.0–110)"]
 
 
 def test_runs_of_other_settings_are_never_averaged(tmp_path: Path) -> None:
     short = book_records.write(tmp_path, "rope")
     recipe = book_records.recipe("rope", 0, steps=500)
     long = book_records.write(tmp_path, "rope", run="rope-s0-0000beef", recipe=recipe)
-    labels = [group.label for group in tables.groups([short, long])]
-    assert labels == ["RoPE (steps 100)", "RoPE (steps 500)"]
+    titles = [row.title for row in grouped([short, long])]
+    assert titles == ["RoPE (steps 100)", "RoPE (steps 500)"]
 
 
 def test_how_often_a_run_was_judged_or_saved_does_not_split_a_group(tmp_path: Path) -> None:
     first = book_records.write(tmp_path, "rope")
     recipe = book_records.recipe("rope", 1, checkpoint_every=7, log_every=1)
     second = book_records.write(tmp_path, "rope", 1, recipe=recipe)
-    assert len(tables.groups([first, second])) == 1
+    assert len(grouped([first, second])) == 1
 
 
 def test_records_from_before_a_field_existed_stay_in_their_group(tmp_path: Path) -> None:
     first = book_records.write(tmp_path, "rope")
     later = book_records.recipe("rope", 1, joint_norm="", start_from="", keep_steps=[3])
     second = book_records.write(tmp_path, "rope", 1, recipe=later)
-    assert len(tables.groups([first, second])) == 1
+    assert len(grouped([first, second])) == 1
 
 
 def test_runs_that_started_from_another_say_so_and_seeds_of_them_are_one_group(
@@ -71,35 +77,37 @@ def test_runs_that_started_from_another_say_so_and_seeds_of_them_are_one_group(
             recipe = book_records.recipe("nope", seed, **start)
             name = f"nope-s{seed}-{step:08x}"
             made.append(book_records.write(tmp_path, "nope", seed, run=name, recipe=recipe))
-    labels = {g.label: len(g.runs) for g in tables.groups(made)}
-    assert labels == {
-        "NoPE": 1, "NoPE from RoPE, step 62,500": 2, "NoPE from RoPE, step 93,750": 2,
+    titles = {row.title: len(row.runs) for row in grouped(made)}
+    assert titles == {
+        "NoPE": 1, "RoPE, dropped at 62,500": 2, "RoPE, dropped at 93,750": 2,
     }  # fmt: skip
 
 
 def test_a_length_an_encoding_cannot_reach_shows_why(study: list[runs.Run]) -> None:
-    table = tables.study_table(study)
-    row = table[table["encoding"] == "Learned"].iloc[0]
+    heads, *lines = book_records.lines(table(grouped(study)))
+    row = dict(zip(heads, lines[1], strict=True))
+    assert row["run"] == "Learned"
     assert row["perplexity at 1×"] == "43.0"
     assert row["8×"] == "no value: longest position 256"
-    assert "peak memory, GiB" not in table  # recorded by no run
-    assert tables.study_table(study, ["peak_memory"]).loc[0, "peak memory, GiB"] == "–"
+    assert "peak memory, GiB" not in heads  # recorded by no run
+    assert book_records.lines(table(grouped(study), ["peak_memory"]))[1][2] == "–"
 
 
 def test_a_mean_over_some_of_the_seeds_is_refused(tmp_path: Path) -> None:
     whole = book_records.write(tmp_path, "rope", 0)
     partial = book_records.write(tmp_path, "rope", 1)
     (partial.directory / "evaluation.json").unlink()
-    (group,) = tables.groups([whole, partial])
-    assert tables.measure(group, "ppl@1x") == tables.Measurement(None, n=2, reason="not evaluated")
+    (row,) = grouped([whole, partial])
+    cell = measure(row, "ppl@1x")
+    assert (cell.value, cell.reason) == (None, "not evaluated")
 
 
 def test_unknown_quantities_name_the_nearest(study: list[runs.Run]) -> None:
-    group = tables.groups(study)[0]
+    row = grouped(study)[0]
     with pytest.raises(ValueError, match="tokens_per_second"):
-        tables.measure(group, "tokens_per_secnd")
+        measure(row, "tokens_per_secnd")
     with pytest.raises(ValueError, match="ppl@4x"):
-        tables.measure(group, "ppl@fourx")
+        measure(row, "ppl@fourx")
 
 
 @pytest.mark.parametrize(
@@ -108,24 +116,23 @@ def test_unknown_quantities_name_the_nearest(study: list[runs.Run]) -> None:
      (12345.6, "12,346"), (float("inf"), "inf")],
 )  # fmt: skip
 def test_numbers_are_written_without_exponents(value: float, text: str) -> None:
-    assert tables.significant(value) == text
+    assert quantities.significant(value) == text
 
 
 def test_durations_read_like_a_clock() -> None:
-    assert [tables.duration(s) for s in (5.4, 125, 7265)] == ["5 s", "2 min 05 s", "2 h 01 min"]
+    times = [quantities.duration(s) for s in (5.4, 125, 7265)]
+    assert times == ["5 s", "2 min 05 s", "2 h 01 min"]
 
 
-def test_markdown_keeps_its_columns_when_a_cell_holds_a_bar(study: list[runs.Run]) -> None:
-    frame = tables.study_table(study, ["ppl@1x"])
-    frame.loc[0, "encoding"] = "a|b"
-    lines = tables.markdown(frame).splitlines()
-    assert len(lines) == 2 + len(frame)
-    assert {len(re.split(r"(?<!\\)\|", line)) for line in lines} == {len(frame.columns) + 2}
+def test_markdown_keeps_its_columns_when_a_cell_holds_a_bar() -> None:
+    lines = pipe(["run", "value"], [["a|b", "1"], ["c", "2"]]).splitlines()
+    assert len(lines) == 4
+    assert {len(re.split(r"(?<!\\)\|", line)) for line in lines} == {4}
 
 
 def test_links_lead_from_seeds_to_pages(study: list[runs.Run]) -> None:
-    table = tables.study_table(study, links={study[0].name: "/page"})
-    assert table[table["encoding"] == "PoPE"].iloc[0]["seeds"] == "[0](/page)"
+    lines = book_records.lines(table(grouped(study), links={study[0].name: "/page"}))
+    assert ["PoPE", "[0](/page)"] in [line[:2] for line in lines]
 
 
 FIGURES = [figures.perplexity_by_length, figures.loss_curves, figures.loss_by_position]
@@ -233,10 +240,11 @@ def test_captions_name_every_run(study: list[runs.Run]) -> None:
 
 
 def test_captions_of_many_runs_count_them(tmp_path: Path) -> None:
-    found = [book_records.write(tmp_path, "rope", seed) for seed in range(figures.NAMED)]
+    most = figures.MAX_RUNS_IN_CAPTION
+    found = [book_records.write(tmp_path, "rope", seed) for seed in range(most)]
     assert all(run.name in figures.caption(found) for run in found)
     found.append(book_records.write(tmp_path, "yarn", study="other"))
-    assert figures.caption(found) == f"Runs: {figures.NAMED} of demo, 1 of other"
+    assert figures.caption(found) == f"Runs: {most} of demo, 1 of other"
 
 
 def test_saving_the_same_figure_again_leaves_the_file_alone(

@@ -16,17 +16,16 @@ from pe import figures, runs
 from pe.figures import extension as figures_extension
 from pe.figures import retrieval as figures_retrieval
 from pe.figures import study as figures_study
+from pe.results import quantities
 from pe.results import rows as results
-from pe.results.extensions import extended, missing, table, value
+from pe.results.extensions import extended, missing, table, trained, value
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = results.rows("scaffold", runs.find(ROOT / "runs", "scaffold"))
 BY_LABEL = {row.label: row for row in ROWS}
 ROPE = runs.Run(ROOT / "runs" / "scaffold" / BY_LABEL["rope"].runs[0].name)
 RECORD = ROPE.part("extension") or {}
-BASE = {
-    int(at) / 1024: cell["value"] for at, cell in (ROPE.evaluation() or {})["perplexity"].items()
-}
+BASE = trained(ROPE)
 
 DRAW: dict[str, Callable[[], Figure]] = {
     "perplexity": lambda: figures_study.perplexity(ROWS),
@@ -87,7 +86,7 @@ def test_converted_runs_begin_where_the_parent_was() -> None:
 def test_heat_maps_show_the_recorded_shares() -> None:
     names = ["1x", "2x", "4x"]
     depths, shares = figures_retrieval.shares(BY_LABEL["pope"], "needle", names)
-    counts = results.counts(BY_LABEL["pope"].runs[0], "needle", 2)
+    counts = quantities.counts(BY_LABEL["pope"].runs[0], "needle", 2)
     assert counts is not None
     assert shares.shape == (len(depths), 3)
     assert (shares[:, 1] * 10).round().astype(int).tolist() == counts["exact"]
@@ -112,12 +111,13 @@ def test_the_extension_table_is_the_record() -> None:
     assert [c.factor for c in cells if c.pe == "yarn"] == [2, 4, 8, 16]
     found = value(RECORD, 1024, "yarn@4", 4)
     assert found == RECORD["cells"]["yarn@4"]["perplexity"]["4096"]["value"]
-    lines = table(RECORD, 1024, BASE).splitlines()
-    assert len(lines) == 3 + len(RECORD["cells"])
-    assert sum(line.count("**") for line in lines) == 2 * sum(c.factor is not None for c in cells)
+    lines = table(ROPE, RECORD).splitlines()
+    assert len(lines) == 4 + len(RECORD["cells"])
+    assert len(set(lines[3].replace("|", " ").split()[6:])) == 1, "cut to the training length"
+    assert "**" not in "".join(lines), "one seed ranks nothing"
     with pytest.raises(ValueError, match=r"yarn@4"):
         value(RECORD, 1024, "yarn@5", 4)
     with pytest.raises(ValueError, match="not evaluated"):
         value(RECORD, 1024, "yarn@4", 32)
     assert "yarn" not in missing(RECORD)
-    assert missing({"cells": {}})[0] == "pi"
+    assert missing({"cells": {}})[0] == "dynamic_ntk"

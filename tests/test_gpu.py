@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import pe
+from pe.devices import autocast
 from pe.encodings.core import clex_ode
 from pe.runs import Run
-from pe.training.build import autocast, build_model
+from pe.training.build import build_model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -168,12 +169,12 @@ def test_cope_agrees_where_most_keys_are_beyond_its_table(
 
 @pytest.mark.parametrize("length", [250, 1000])
 def test_cope_at_128_agrees_in_a_process_of_its_own(length: int) -> None:
-    """What `cope_ops.WIDEST` waits for. A fault would end this process' use of the card."""
+    """What `WIDEST` of CoPE waits for. A fault would end this process' use of the card."""
     code = (
-        "import torch; from pe.attention.kernels import cope_ops, cope_proof\n"
-        f"cope_proof.LENGTH, cuda = {length}, torch.device('cuda')\n"
+        "import torch; from pe.attention.kernels.cope import op, self_check\n"
+        f"self_check.LENGTH, cuda = {length}, torch.device('cuda')\n"
         "for kind in (torch.bfloat16, torch.float16):\n"
-        "    cope_ops.prove.__wrapped__(128, 128, kind, cuda)\n"
+        "    op.self_check.__wrapped__(128, 128, kind, cuda)\n"
         "torch.cuda.synchronize()"
     )
     root = Path(__file__).parents[1]
@@ -223,7 +224,7 @@ def test_a_compiled_step_has_the_loss_and_gradients_of_the_eager_one(spec: str) 
         model = build_model(recipe, recipe.vocab_size).to(CUDA).train()
         if compiled:
             model.compile(fullgraph=True)  # raises where the compiler has to stop
-        with autocast(recipe, CUDA):
+        with autocast(recipe.precision, CUDA):
             loss = model(input_ids=text[:, :-1], shift_labels=text[:, 1:]).loss
         loss.backward()
         learned = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
@@ -246,7 +247,7 @@ def test_a_compiled_model_reads_a_prompt_as_the_eager_one(spec: str) -> None:
     recipe = pe.recipe("demo", pe=spec)
     text = torch.randint(0, recipe.vocab_size, (2, 300), device=CUDA)
     model = build_model(recipe, recipe.vocab_size).to(CUDA).eval()
-    with torch.no_grad(), autocast(recipe, CUDA):
+    with torch.no_grad(), autocast(recipe.precision, CUDA):
         eager = model(input_ids=text, logits_to_keep=1, use_cache=False).logits
         model.compile(fullgraph=True)
         fast = model(input_ids=text, logits_to_keep=1, use_cache=False).logits

@@ -1,9 +1,16 @@
-"""What an import brings with it: ``import pe`` costs nothing, torch comes when it is needed."""
+"""What an import brings with it, and who imports whom.
+
+``import pe`` costs nothing, torch comes when it is needed; no import points up.
+"""
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 
 import pytest
 
@@ -28,17 +35,12 @@ def test_the_package_itself_brings_nothing() -> None:
 @pytest.mark.parametrize(
     ("code", "without"),
     [
-        (
-            "import pe, pe.attention; pe.encoding('rope', head_dim=8, num_heads=1)",
-            set(HEAVY) - {"torch"},
-        ),
-        ("import pe.encodings; pe.encodings.list_encodings()", set(HEAVY) - {"torch"}),
         ("import pe.__main__, pe.pytest_plugin", set(HEAVY)),
         ("import pe.runs", {"torch", "transformers", "pandas", "datasets"}),
         ("import pe; pe.runs.root()", {"torch", "transformers", "pandas", "datasets"}),
         ("import pe.figures", {"torch", "transformers"}),
-        ("import pe.results.tables", {"torch", "transformers"}),
-        ("import pe.training.recipe, pe.training.recipes", {"torch", "transformers", "pandas"}),
+        ("import pe.results.markdown, pe.results.budgets", {"torch", "transformers"}),
+        ("import pe.recipes.recipe, pe.recipes.named", {"torch", "transformers", "pandas"}),
         ("import pe; pe.recipe('demo').config_hash()", {"torch", "transformers", "pandas"}),
         ("import pe.data", {"torch", "transformers", "datasets"}),
         ("import pe.notebooks.papermill.entry", {"torch", "transformers", "pandas"}),
@@ -54,7 +56,7 @@ def test_encodings_bring_torch_and_nothing_else() -> None:
     """Beyond what torch itself has loaded: only this package and the standard library."""
     code = (
         "import sys, torch, torch.library; before = set(sys.modules); "
-        "import pe.encodings, pe.attention; pe.encodings.list_encodings(); "
+        "import pe.encodings, pe.attention; pe.encoding('rope', head_dim=8, num_heads=1); "
         "found = {m.split('.')[0] for m in set(sys.modules) - before}; "
         "print(*found - sys.stdlib_module_names)"
     )
@@ -68,3 +70,66 @@ def test_every_public_name_is_there() -> None:
     assert set(dir(pe)) == set(pe.__all__)
     with pytest.raises(AttributeError, match="no attribute 'encodngs'"):
         _ = pe.encodngs
+
+
+ROOT = Path(pe.__file__).parent
+FILES = {
+    ".".join(("pe", *file.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): file
+    for file in ROOT.rglob("*.py")
+}
+"""Every module of the package."""
+LOWEST = ("encodings", "attention", "model")
+"""Each of these imports those before it and nothing else of the package but what is private."""
+
+
+def imported_by(file: Path) -> Iterator[str]:
+    """Modules of the package that a file imports, in functions too; not for type checkers."""
+    nodes: list[ast.AST] = [ast.parse(file.read_text())]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            nodes.extend(node.orelse)
+            continue
+        nodes.extend(ast.iter_child_nodes(node))
+        names = [alias.name for alias in getattr(node, "names", []) if isinstance(alias, ast.alias)]
+        if isinstance(node, ast.ImportFrom):
+            assert node.module is not None, f"{file}: relative imports are not followed here"
+            names = [
+                whole if (whole := f"{node.module}.{name}") in FILES else node.module
+                for name in names
+            ]
+        yield from (name for name in names if name in FILES)
+
+
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    """Which modules each module imports."""
+    return {name: set(imported_by(file)) - {name} for name, file in FILES.items()}
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_module_imports_one_that_imports_it(graph: dict[str, set[str]]) -> None:
+    assert {"pe.recipes.recipe", "pe.model"} <= set(graph)
+    assert "pe.encodings.core.base" in graph["pe.encodings.rope"]
+    assert circle(graph) == []
+
+
+def test_no_folder_imports_one_that_imports_it(graph: dict[str, set[str]]) -> None:
+    folders: dict[str, set[str]] = {}
+    for name, imports in graph.items():
+        parts = name.split(".")
+        if len(parts) > 1 and parts[-1] != "__main__":  # `pe` imports none until asked
+            imports = imports - {"pe"}
+            folders.setdefault(parts[1], set()).update(n.split(".")[1] for n in imports)
+    folders = {folder: imports - {folder} for folder, imports in folders.items()}
+    assert circle(folders) == []
+    for number, folder in enumerate(LOWEST):
+        public = {name for name in folders[folder] if not name.startswith("_")}
+        assert public <= set(LOWEST[:number]), folder

@@ -1,6 +1,8 @@
 """The Triton kernels, interpreted on the CPU, against the definition: values and every gradient.
 
-On a GPU the same cases run compiled, in bfloat16 and at full length: tests/test_gpu.py.
+Here are the smallest cases that take each branch of a kernel: a block of keys before that of the
+diagonal, ends within a block, heads that share keys. On a GPU all kinds run compiled, in bfloat16,
+at many widths and up to full length, and twice for the same bits: tests/test_gpu.py.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pe.attention import choose
 from pe.attention.choose import kernel_form, obstacle, path_for
 from pe.attention.kernels.flash import launch
 from pe.attention.kernels.flash import op as ops
+from pe.attention.kernels.flash import self_check as cases
 from pe.encodings import Encoding
 from pe.encodings.core import forms
 from pe.encodings.core.distance import DistanceBias
@@ -41,16 +44,16 @@ def made(spec: str, heads: int, kv: int, width: int, seed: int = 0) -> Encoding:
 
 def computed(
     enc: Encoding, backend: str, length: int, heads: int, kv: int, width: int, seed: int = 0,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype = torch.float32, batch: int = 1,
 ) -> dict[str, Tensor]:  # fmt: skip
     """Output and gradients by name; queries, keys, values and the output's gradient fit 16 bits."""
     torch.manual_seed(seed)
 
     def drawn(*shape: int) -> Tensor:
-        return torch.randn(2, *shape).half().to(dtype)
+        return torch.randn(batch, *shape).half().to(dtype)
 
     q, k, v = (drawn(h, length, width).requires_grad_() for h in (heads, kv, kv))
-    x = torch.randn(2, length, 24, requires_grad=True)
+    x = torch.randn(batch, length, 24, requires_grad=True)
     direction = drawn(heads, length, width)
     out = pe.attend(enc, q, k, v, backend=backend, layer_input=x)
     named = {"q": q, "k": k, "v": v, **dict(enc.named_parameters())}
@@ -79,60 +82,55 @@ def agree(fast: dict[str, Tensor], exact: dict[str, Tensor], rtol: float = 1e-4)
         assert error <= allowed, (name, error, float(want.norm()))
 
 
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that a kernel does not write is not a number."""
+    new_empty = Tensor.new_empty
+
+    def filled(self: Tensor, *size: Any, **options: Any) -> Tensor:
+        made = new_empty(self, *size, **options)
+        return made.fill_(math.nan if made.is_floating_point() else 123456789)
+
+    monkeypatch.setattr(Tensor, "new_empty", filled)
+
+
+@pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("spec", [*PLAIN, *BIASED])
-@pytest.mark.parametrize("length", [1, 15, 128, 257])
-def test_kernels_agree_with_the_definition(spec: str, length: int) -> None:
-    enc = made(spec, heads=4, kv=4, width=16)
-    case = {"length": length, "heads": 4, "kv": 4, "width": 16}
+@pytest.mark.parametrize(("length", "batch"), [(1, 2), (140, 1)])
+def test_kernels_agree_with_the_definition(spec: str, length: int, batch: int) -> None:
+    enc = made(spec, heads=2, kv=1, width=16)
+    case = {"length": length, "heads": 2, "kv": 1, "width": 16, "batch": batch}
     agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
 
 
-@pytest.mark.parametrize("spec", ["nope", "alibi", "kerple_log", "t5", "fire", "fox"])
-@pytest.mark.parametrize(("heads", "kv", "width"), [(1, 1, 64), (8, 2, 32), (3, 1, 128)])
+@pytest.mark.parametrize(
+    ("spec", "heads", "kv", "width"),
+    [("nope", 3, 1, 128), ("alibi", 1, 1, 128), ("fire", 1, 1, 128), ("fox", 4, 2, 32)],
+)
 def test_kernels_agree_for_other_heads_and_widths(
     spec: str, heads: int, kv: int, width: int
 ) -> None:
+    """Wide heads have blocks of their own."""
     enc = made(spec, heads, kv, width, seed=3)
     case = {"length": 97, "heads": heads, "kv": kv, "width": width, "seed": 5}
     agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
 
 
-def test_a_bias_of_ones_own_by_distance_is_learned_from_a_table() -> None:
+def test_a_custom_bias_by_distance_is_learned_from_a_table() -> None:
     class Own(KerpleLog):
         bias_form = DistanceBias.bias_form
 
     enc = Own(2)
     enc.reset_parameters(torch.Generator().manual_seed(1))
-    case = {"length": 150, "heads": 2, "kv": 1, "width": 16}
+    case = {"length": 70, "heads": 2, "kv": 1, "width": 16, "batch": 2}
     agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
-
-
-@pytest.mark.parametrize("spec", ["nope", "alibi", "kerple_power", "t5", "fire", "fox"])
-def test_every_number_is_written(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    new_empty = Tensor.new_empty
-
-    def poisoned(self: Tensor, *size: Any, **options: Any) -> Tensor:
-        made = new_empty(self, *size, **options)
-        return made.fill_(math.nan if made.is_floating_point() else 123456789)
-
-    monkeypatch.setattr(Tensor, "new_empty", poisoned)
-    enc = made(spec, heads=2, kv=1, width=16)
-    found = computed(enc, "kernel", length=70, heads=2, kv=1, width=16)
-    assert all(torch.isfinite(t).all() for t in found.values())
-
-
-@pytest.mark.parametrize("spec", ["kerple_log", "t5", "fire", "fox"])
-def test_the_same_inputs_give_the_same_bits(spec: str) -> None:
-    enc = made(spec, heads=2, kv=1, width=16)
-    first, second = (computed(enc, "kernel", length=130, heads=2, kv=1, width=16) for _ in range(2))
-    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.parametrize("spec", ["kerple_log", "t5", "fire", "fox"])
 def test_gradients_of_a_bias_are_of_float32_although_queries_are_not(spec: str) -> None:
     """They were off by up to 4% in float16: sums of a row's error from rounding the output."""
-    enc = made(spec, heads=4, kv=4, width=16)
-    case = {"length": 128, "heads": 4, "kv": 4, "width": 16}
+    enc = made(spec, heads=2, kv=2, width=16)
+    case = {"length": 128, "heads": 2, "kv": 2, "width": 16}
     fast = computed(enc, "kernel", **case, dtype=torch.float16)
     exact = computed(enc, "dense", **case)
     for name in dict(enc.named_parameters()):
@@ -141,28 +139,28 @@ def test_gradients_of_a_bias_are_of_float32_although_queries_are_not(spec: str) 
             assert error < 1e-4, (name, float(error))
 
 
-def test_neighbours_far_into_a_text_differ_by_what_they_should() -> None:
+def test_neighbours_far_into_a_sequence_differ_by_what_they_should() -> None:
     """Running sums of float32 would round a difference of 1/64 away at 1e6."""
     total = torch.full((1, 1, 300), 1e6, dtype=torch.float64)
     total[..., 290:] += 1 / 64
     form = forms.by_key(total)
     assert form.own is not None
-    anchors = form.parts[0][..., 0, 299 // forms.STRETCH]
+    anchors = form.parts[0][..., 0, 299 // forms.CHUNK]
     later, earlier = form.own[0, 0, 295], form.own[0, 0, 285]
     assert float(later - earlier) == pytest.approx(forms.LOG2E / 64, rel=1e-6)
     assert anchors.dtype == torch.float64
 
 
-@pytest.mark.parametrize("shared", [1, 30, 4096])
+@pytest.mark.parametrize("shared", [1, 20])
 def test_shares_of_a_tables_gradient_add_up(shared: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shares of a diagonal end in the middle of a text, or hold no block at all."""
+    """Shares of a diagonal end in the middle of a sequence, or hold no block at all."""
     monkeypatch.setattr(launch, "SHARED", shared)
     enc = made("t5", heads=2, kv=1, width=16)
-    case = {"length": 257, "heads": 2, "kv": 1, "width": 16}
+    case = {"length": 130, "heads": 2, "kv": 1, "width": 16, "batch": 2}
     agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
 
 
-def test_places_that_rounding_puts_before_the_first_piece_or_behind_the_last_have_one() -> None:
+def test_numbers_that_rounding_puts_before_the_first_piece_or_behind_the_last_have_one() -> None:
     enc = made("fire", heads=2, kv=2, width=16)
     pieces = enc.bias_form(64, CPU, None).parts[0]
     assert torch.equal(pieces[:, 0], pieces[:, 1])
@@ -224,10 +222,10 @@ def test_what_has_no_form_or_no_kernel_takes_another_path(
     assert kernel_form(made("alibi", 2, 2, 16), q, q, None, None, True, None) is None
 
 
-@pytest.mark.parametrize("spec", ["alibi", "t5", "fire", "fox", "rope+kerple_log"])
+@pytest.mark.parametrize("spec", ["t5", "fox", "rope+kerple_log"])
 def test_a_model_on_kernels_has_the_loss_and_gradients_of_one_on_matrices(spec: str) -> None:
     found = []
-    ids = torch.randint(0, 40, (2, 33), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(0, 40, (2, 20), generator=torch.Generator().manual_seed(1))
     for backend in ("kernel", "sdpa"):
         torch.manual_seed(0)
         config = PEConfig(
@@ -267,13 +265,20 @@ def test_kernels_are_not_given_moved_or_masked_tokens(spec: str, inputs: dict[st
 
 
 @pytest.mark.parametrize(
-    ("kind", "reach"), [(0, 0), (1, 0), (2, 0), (2, 40), (2, 200), (3, 0), (5, 0), (6, 0)]
+    ("kind", "reach"), [(0, 0), (1, 0), (2, 0), (2, 40), (3, 0), (5, 0), (6, 0)]
 )
-def test_the_proof_before_first_use_passes_and_catches_a_wrong_kernel(
+def test_the_check_before_first_use_passes(
     kind: int, reach: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = (kind, reach, 16, 16, torch.float32, CPU)
-    ops.prove.__wrapped__(*case)
+    monkeypatch.setattr(cases, "BATCH", 1)
+    monkeypatch.setattr(cases, "LENGTH", 140)
+    ops.self_check.__wrapped__(kind, reach, 16, 16, torch.float32, CPU)
+
+
+def test_the_check_before_first_use_catches_a_wrong_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cases, "LENGTH", 70)
     forward = ops.forward
 
     def wrong(*arguments: Any) -> tuple[Tensor, ...]:
@@ -282,7 +287,7 @@ def test_the_proof_before_first_use_passes_and_catches_a_wrong_kernel(
 
     monkeypatch.setattr(ops, "forward", wrong)
     with pytest.raises(RuntimeError, match=r"wrong on this machine: the output .*backend='sdpa'"):
-        ops.prove.__wrapped__(*case)
+        ops.self_check.__wrapped__(0, 0, 16, 16, torch.float32, CPU)
 
 
 def test_a_kernel_that_does_not_run_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,4 +296,4 @@ def test_a_kernel_that_does_not_run_says_what_to_use(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(ops, "forward", broken)
     with pytest.raises(RuntimeError, match=r"do not run .* shared memory.*backend='sdpa'"):
-        ops.prove.__wrapped__(0, 0, 16, 16, torch.float32, CPU)
+        ops.self_check.__wrapped__(0, 0, 16, 16, torch.float32, CPU)

@@ -21,6 +21,7 @@ from pe.evaluation.longrope import search as longrope_search
 from pe.evaluation.longrope.evolution import Candidate, Evolution, Scored, rises, seeds
 from pe.evaluation.longrope.fitness import Fitness
 from pe.evaluation.longrope.search import search_longrope
+from pe.evaluation.scorer import Scorer
 from pe.runs import Run, RunError
 
 
@@ -169,22 +170,18 @@ def test_it_finds_better_factors_than_it_begins_with(run: Run) -> None:
 
 def test_what_is_recorded_is_the_converted_models_loss(run: Run) -> None:
     """Under YaRN's own magnitude, the seed `yarn` is YaRN."""
-    from pe.evaluation.perplexity import window_losses
-
     found = search_longrope(run, 4.0, **(SMALL | {"magnitude": "yarn", "iterations": 1}))
     record, model = state(run), load_model(run)
     data = prepare(run.recipe.corpus, run.recipe.vocab_size, run.recipe.tokenizer)
-    ends = Fitness.of(run.recipe, model, data, record["settings"]).ends
-    assert len(ends) == record["settings"]["windows_found"] == 4
+    scorer = Fitness.of(run.recipe, model, data, record["settings"]).scorer
+    assert len(scorer.ends) == record["settings"]["windows_found"] == 4
     options = {"factor": 4.0, "long_factor": found, "magnitude": "yarn"}
     for name, given, entry in (
         ("longrope", options, record["best"]),
         ("yarn", {"factor": 4.0}, record["history"][2]),
     ):
-        losses = window_losses(
-            pe.convert(model, name, **given).eval(), data.validation, ends, 64, 64
-        )
-        assert float(losses[:, -8:].mean()) == pytest.approx(entry["nll"], abs=1e-6)
+        converted = pe.convert(model, name, **given).eval()
+        assert scorer.of(converted).nll(64) == pytest.approx(entry["nll"], abs=1e-6)
 
 
 def test_the_same_seed_gives_the_same_search_and_another_one_another(
@@ -283,16 +280,14 @@ def test_other_settings_and_other_candidates_are_not_mixed_in(run: Run) -> None:
 
 
 def test_only_validation_text_is_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pe.evaluation.longrope import fitness as longrope_fitness
-
     seen = []
-    inner = longrope_fitness.window_losses
+    losses = Scorer.losses
 
-    def looking(model: Any, split: Any, *rest: Any) -> Any:
-        seen.append(split)
-        return inner(model, split, *rest)
+    def looking(self: Scorer, length: int) -> Any:
+        seen.append(self.split)
+        return losses(self, length)
 
-    monkeypatch.setattr(longrope_fitness, "window_losses", looking)
+    monkeypatch.setattr(Scorer, "losses", looking)
     search_longrope(run, 4.0, **(SMALL | {"iterations": 0}))
     written = text(900, 2)  # what write_corpus puts into validation.txt
     data = prepare(run.recipe.corpus, run.recipe.vocab_size, run.recipe.tokenizer)

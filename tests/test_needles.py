@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tiny_training import tiny, write_corpus
 from transformers import PreTrainedTokenizerFast
 
+import pe
+import pe.data
 from pe.data.batches import Batches
 from pe.data.needles import DIGITS, NEEDLE_TASKS, VARIANTS, NeedleMix, NeedleText, Prompt
 from pe.data.retrieval import FILLER, NAMES
 from pe.data.shards import Split
 from pe.data.tokenizer import END, PAD, train_bpe
 from pe.evaluation import needles
+from pe.evaluation.covers import covers
+from pe.evaluation.scorer import Scorer
 from pe.model import PEConfig, PEForCausalLM
+from pe.runs import Run
+from pe.training.build import model_for
 
 LENGTH = 400
 
@@ -54,10 +63,11 @@ def test_a_prompt_states_what_it_asks_and_its_controls_do_not(
         first = prompt.places[0]
         body = tokenizer.decode(prompt.ids[:first])
         stated = [body.count("".join(map(str, number))) for number in asked]
-        assert stated == [1 if variant == "found" else 0] * len(asked)
+        each = task.stated.count("{number}")
+        assert stated == [each if variant == "found" else 0] * len(asked)
         hidden = task.keys * task.values
         gone = task.queries * task.values if variant == "removed" else 0
-        assert np.isin(prompt.ids[:first], text.digit_ids).sum() == (hidden - gone) * DIGITS
+        assert np.isin(prompt.ids[:first], text.digit_ids).sum() == (hidden - gone) * DIGITS * each
 
 
 def test_numbers_of_one_name_are_asked_in_the_order_of_the_text(
@@ -139,6 +149,11 @@ def test_a_window_without_room_is_refused(tokenizer: Any, split: Split) -> None:
         NeedleText("multikeys", tokenizer)
 
 
+def scorer_of(model: Any, tokenizer: Any, split: Split, lengths: list[int]) -> Scorer:
+    data: Any = SimpleNamespace(test=split, tokenizer=tokenizer)
+    return Scorer(model, data, tiny(Path("unused")), lengths)
+
+
 class Oracle(torch.nn.Module):
     """Stands for a model: its hidden state at each place is the next token, one-hot."""
 
@@ -146,12 +161,18 @@ class Oracle(torch.nn.Module):
         super().__init__()
         self.device, self.vocabulary, self.wrong = torch.device("cpu"), vocabulary, wrong
         self.answers: dict[bytes, torch.Tensor] = {}
+        self.float32_residual = False
+
+    @property
+    def model(self) -> Oracle:
+        """The decoder, without the head."""
+        return self
 
     def learn(self, made: list[Prompt]) -> None:
         for prompt in made:
             self.answers[prompt.ids[:-1].tobytes()] = torch.from_numpy(prompt.ids[1:])
 
-    def model(self, input_ids: torch.Tensor, use_cache: bool) -> SimpleNamespace:
+    def forward(self, input_ids: torch.Tensor, use_cache: bool) -> SimpleNamespace:
         following = [self.answers[row.numpy().tobytes()] for row in input_ids]
         hidden = torch.nn.functional.one_hot(torch.stack(following), self.vocabulary).float()
         if self.wrong is not None:  # one digit of the last answer of the first prompt
@@ -169,12 +190,15 @@ def test_hits_are_looked_up_where_the_answers_are(name: str, tokenizer: Any, spl
     numbers = NEEDLE_TASKS[name].queries * NEEDLE_TASKS[name].values
     oracle = Oracle(len(tokenizer))
     oracle.learn(made)
-    right = needles.hits(oracle, made, text.digit_ids, 4 * LENGTH)  # type: ignore[arg-type]
+    scorer = scorer_of(oracle, tokenizer, split, [LENGTH])
+    scorer.tokens_per_batch = 4 * LENGTH
+    right = needles.hits(scorer, made, text.digit_ids)
     assert right.shape == (6, numbers, DIGITS)
     assert right.all()
     digits = text.digit_ids[made[0].digits[-1]]
     oracle.wrong = 1
-    right = needles.hits(oracle, made, text.digit_ids, 6 * LENGTH)  # type: ignore[arg-type]
+    scorer.tokens_per_batch = 6 * LENGTH
+    right = needles.hits(scorer, made, text.digit_ids)
     missed = int(not right[0, -1, -1])
     assert (~right).sum() == missed == int(digits != text.digit_ids[0]), "ties go to the digit 0"
 
@@ -188,12 +212,58 @@ def test_a_record_keeps_each_prompt_and_says_where_there_is_no_value(
         max_position_embeddings=LENGTH, pe="learned",
     )  # fmt: skip
     model = PEForCausalLM(config).eval()
-    found = needles.evaluate_needles(
-        model, tokenizer, split, ["multikey"], [LENGTH, 2 * LENGTH], 10, 10 * LENGTH
-    )
+    scorer = scorer_of(model, tokenizer, split, [LENGTH, 2 * LENGTH])
+    found = needles.evaluate_needles(scorer, ["multikey"], 10)
     cell, beyond = (found["tasks"]["multikey"][str(n)] for n in (LENGTH, 2 * LENGTH))
     assert len(cell["prompts"]) == 10
     assert set(cell["prompts"]) <= {"0", "1"}
     assert 0 <= cell["digits"] <= 0.5
     assert set(cell["controls"]) == {"removed", "another"}
     assert beyond == {"prompts": None, "reason": f"no value: longest position {LENGTH - 1}"}
+
+
+def test_a_recipe_names_its_tasks_and_its_record_has_each_prompt(
+    alone: None, tmp_path: Path
+) -> None:
+    """From training windows that vary to paired hits; every window begins with the first token."""
+    corpus = write_corpus(tmp_path / "corpus", train=6000, held_out=3000)
+    chosen = tiny(
+        corpus, context_length=64, batch_size=2, steps=2, warmup_steps=0,
+        target_tokens=8, evaluation_lengths=[96, 128], retrieval_share=0.5, retrieval_samples=1,
+        retrieval_tasks=["passkey", "multikey"], vocab_size=400, first_token=True,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="evaluation_lengths: 96 tokens have no room"):
+        pe.train(Run(tmp_path / "short", chosen), quiet=True)
+    chosen = dataclasses.replace(chosen, context_length=256, evaluation_lengths=(256, 320))
+    run = pe.train(Run(tmp_path / "run", chosen), quiet=True)
+    found = pe.evaluate(run, quiet=True)
+    assert "retrieval" not in found
+    assert set(found["needles"]["tasks"]) == {"passkey", "multikey"}
+    for cells in found["needles"]["tasks"].values():
+        assert [len(cells[str(n)]["prompts"]) for n in (256, 320)] == [11, 11]
+    assert run.evaluation()["needles"] == found["needles"]
+    assert covers(found, chosen)
+    assert not covers(found, dataclasses.replace(chosen, retrieval_samples=2))
+    assert not covers(found, dataclasses.replace(chosen, retrieval_tasks=("multiquery",)))
+
+
+def test_every_evaluated_window_begins_with_the_first_token(shared: Path, alone: None) -> None:
+    chosen = tiny(shared / "corpus", first_token=True)
+    data = pe.data.prepare(chosen.corpus, chosen.vocab_size)
+    model = model_for(chosen, data).eval()
+    seen: list[torch.Tensor] = []
+    model.model.register_forward_pre_hook(
+        lambda module, args, given: seen.append(given["input_ids"]), with_kwargs=True
+    )
+    with_first = Scorer(model, data, chosen)
+    with_first.losses(16)
+    assert all((ids[:, 0] == data.end_id).all() for ids in seen)
+    plain = Scorer(model, data, dataclasses.replace(chosen, first_token=False))
+    assert not np.allclose(plain.losses(16), with_first.losses(16))
+
+
+def test_tasks_without_effect_or_name_are_refused(shared: Path) -> None:
+    with pytest.raises(ValueError, match="retrieval_tasks: no effect without retrieval_share"):
+        tiny(shared / "corpus", retrieval_tasks=["multikey"])
+    with pytest.raises(ValueError, match="retrieval_tasks: unknown task 'needles'"):
+        tiny(shared / "corpus", retrieval_tasks=["needles"], retrieval_samples=1)

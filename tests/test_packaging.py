@@ -35,14 +35,17 @@ def declared(*extras: str) -> list[Requirement]:
     return [Requirement(line) for line in lines]
 
 
-def locked(python: str) -> dict[str, str]:
-    """Name -> version as the lock pins it for one Python on Linux."""
+LINUX = {"sys_platform": "linux", "platform_system": "Linux"}
+
+
+def locked(python: str, system: dict[str, str] = LINUX) -> dict[str, str]:
+    """Name -> version as the lock pins it for one Python on Linux, or on another system."""
     pins: dict[str, str] = {}
     for line in (ROOT / "requirements-lock.txt").read_text().splitlines():
         if not line or line.startswith("#"):
             continue
         requirement = Requirement(line)
-        where = {"python_version": python, "sys_platform": "linux", "platform_system": "Linux"}
+        where = {"python_version": python} | system
         if requirement.marker and not requirement.marker.evaluate(where):
             continue
         (specifier,) = requirement.specifier
@@ -192,6 +195,13 @@ def test_versions_agree() -> None:
 def test_workflows_test_every_supported_python() -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
     assert tuple(workflow["jobs"]["tests"]["strategy"]["matrix"]["python"]) == PYTHONS
+
+
+def test_a_mac_is_given_no_package_that_is_only_for_linux() -> None:
+    for python in PYTHONS:
+        mac = locked(python, {"sys_platform": "darwin", "platform_system": "Darwin"})
+        assert locked(python).keys() - mac.keys() == {"triton"}
+        assert mac.keys() - locked(python).keys() == {"appnope"}
     assert {f"Programming Language :: Python :: {p}" for p in PYTHONS} <= set(
         PROJECT["classifiers"]
     )
@@ -252,11 +262,10 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None
     packed = {n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n}
     wanted = {
         str(path.relative_to(source))
-        for pattern in ("*.py", "runs/schemas/*.json", "py.typed")
+        for pattern in ("*.py", "*.txt", "py.typed")
         for path in (source / "pe").rglob(pattern)
     }
     assert packed == wanted
-    assert "pe/runs/schemas/run.json" in packed
 
 
 def test_the_installed_package_checks_an_encoding_of_anybodys(wheel: Path, tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from papermill_stub import (
     write_stub,
 )
 
+from pe.runs import RunBusy
+
 TRAIN = Path(__file__).resolve().parent.parent / "notebooks" / "train.ipynb"
 
 
@@ -148,7 +150,7 @@ def test_sigterm_lets_the_cell_save_and_a_second_command_is_refused_meanwhile(
     process = started(notebook, runs)
     before = {p: p.read_bytes() for p in folder(runs).iterdir() if p.is_file()}
     second = run(notebook, runs=runs, stdin=subprocess.DEVNULL)
-    assert second.returncode == 1
+    assert second.returncode == RunBusy.EXIT_CODE
     (line,) = second.stderr.splitlines()
     assert f"is being written by process {process.pid}" in line
     assert {p: p.read_bytes() for p in folder(runs).iterdir() if p.is_file()} == before

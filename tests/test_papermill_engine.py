@@ -20,9 +20,10 @@ from papermill_stub import DIES, FAILS, REPORTS, folder, write_stub
 from pe.notebooks.papermill import engine
 from pe.notebooks.papermill.entry import PeEngine
 from pe.notebooks.papermill.terminal import ProgressLine
-from pe.notebooks.parameters import check_parameters, configure, parameters
+from pe.notebooks.parameters import configure, launch, parameters
+from pe.recipes.named import RECIPES
 from pe.runs import Run, RunBusy
-from pe.training.recipes import RECIPES
+from pe.runs.models import RunRecord
 
 
 @pytest.fixture
@@ -131,13 +132,11 @@ def test_a_busy_folder_is_not_touched(by: str, tmp_path: Path, runs: Path) -> No
     assert not (tmp_path / "out.ipynb").exists()
 
 
-def failed(run: Run, before: str | None, reason: str = "ValueError: x", stopped: str = "") -> Any:
+def failed(
+    run: Run, before: RunRecord | None, reason: str = "ValueError: x", stopped: str = ""
+) -> Any:
     engine._record_failure(run, before, reason, stopped, ProgressLine(io.StringIO()))
     return run.read() if run.exists() else None
-
-
-def text(run: Run) -> str:
-    return (run.directory / "run.json").read_text()
 
 
 def test_what_the_trainer_recorded_is_kept(runs: Path) -> None:
@@ -145,11 +144,10 @@ def test_what_the_trainer_recorded_is_kept(runs: Path) -> None:
     run.fail("NonFiniteLoss: step 7")
     assert failed(run, before=None)["reason"] == "NonFiniteLoss: step 7"
     # the same record from an earlier attempt says nothing about this one
-    assert failed(run, before=text(run))["reason"] == "ValueError: x"
-    run.fail("stopped by SIGINT after step 3 of 9", status="interrupted")
-    assert failed(run, None, "stopped by SIGINT", "SIGINT")["reason"].endswith("after step 3 of 9")
+    assert failed(run, before=run.record)["reason"] == "ValueError: x"
+    run.fail("stopped after step 3 of 9", "interrupted", "SIGINT")
     record = failed(run, None, "stopped by SIGTERM", "SIGTERM")
-    assert record["reason"] == "stopped by SIGINT after step 3 of 9; papermill was sent SIGTERM"
+    assert (record["reason"], record["signal"]) == ("stopped after step 3 of 9", "SIGTERM")
     run.fail("KeyboardInterrupt: ")
     assert failed(run, None, "stopped by SIGTERM", "SIGTERM")["status"] == "interrupted"
 
@@ -158,15 +156,16 @@ def test_a_run_that_was_complete_before_stays_complete(runs: Path) -> None:
     run = configure(recipe="demo")
     run.fail("")
     run.update(status="complete", reason=None)
-    assert failed(run, before=text(run))["status"] == "complete"
+    assert failed(run, before=run.record)["status"] == "complete"
     assert failed(run, before=None)["status"] == "failed", "it only just became complete"
 
 
 def test_a_run_held_by_another_process_is_not_called_failed(tmp_path: Path, runs: Path) -> None:
-    body = "from pe.runs import RunBusy\nraise RunBusy('held')"
-    with pytest.raises(PapermillExecutionError, match="RunBusy: held"):
-        papermill.execute_notebook(write_stub(tmp_path / "nb.ipynb", body), None, {"pe": "pope"})
-    assert not Run(folder(runs)).exists(), "the record is the other process's to write"
+    busy = "from pe.runs import RunBusy\nfrom pathlib import Path\nraise RunBusy(Path('x'), 'me')"
+    notebook = write_stub(tmp_path / "nb.ipynb", busy)
+    with pytest.raises(PapermillExecutionError):
+        papermill.execute_notebook(notebook, tmp_path / "out.ipynb", {"recipe": "demo"})
+    assert not configure(recipe="demo").exists()
 
 
 class Terminal(io.StringIO):
@@ -215,48 +214,67 @@ def test_a_closed_terminal_does_not_stop_a_run() -> None:
 @pytest.mark.parametrize(
     ("given", "name", "value"),
     [
-        ({"steps": 3.0}, "steps", 3),
+        ({"steps": 30.0}, "steps", 30),
         ({"learning_rate": "1e-4"}, "learning_rate", 1e-4),  # YAML reads 1e-4 as text
         ({"learning_rate": 1}, "learning_rate", 1.0),
-        ({"pe_options": '{"factor": 8}'}, "pe_options", {"factor": 8}),
-        ({"overrides": "{qk_norm: true}"}, "overrides", {"qk_norm": True}),
-        ({"overrides": None}, "overrides", {}),
+        ({"pe": "yarn", "pe_options": '{"factor": 8}'}, "pe_options", {"factor": 8}),
+        ({"overrides": "{qk_norm: true}"}, "qk_norm", True),
+        ({"overrides": None}, "qk_norm", False),
+        ({"PAPERMILL_INPUT_PATH": "x.ipynb", "my_own": 3}, "steps", RECIPES["demo"].steps),
     ],
 )
 def test_values_are_accepted_in_every_form_papermill_gives(
-    given: dict[str, Any], name: str, value: Any
+    given: dict[str, Any], name: str, value: Any, runs: Path
 ) -> None:
-    assert check_parameters(given)[name] == value
+    run = launch("train", {"recipe": "demo"} | given, also=["my_own"])
+    assert isinstance(run, Run)
+    assert getattr(run.recipe, name) == value
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"steps": True}, "steps: expected a whole number"),
-        ({"steps": -1}, "of 0 or more, got -1"),
+        ({"steps": True}, "steps: expected a whole number, got True"),
+        ({"steps": 0}, "steps: expected more than 0, got 0"),
+        ({"seed": -1}, "seed: expected 0 or more, got -1"),
         ({"learning_rate": float("nan")}, "learning_rate: expected a number"),
-        ({"study": 7}, "write -r study 7"),
+        ({"study": 7}, "study: expected text, got 7; .* write -r study 7"),
         ({"study": "../up"}, "study names a folder"),
         ({"weight_decay": 0.1}, "field of the recipe"),
+        ({"stepz": 1}, r"unknown parameter 'stepz' \(did you mean 'steps'\?\)"),
         ({"overrides": {"steps": 3}}, "steps has a parameter of its own"),
         ({"overrides": {"hiden_size": 3}}, "did you mean 'hidden_size'"),
         ({"overrides": "hidden_size"}, "overrides: expected a dictionary"),
         ({"overrides": {"vocab_size": 300}}, "multiple of 8"),
+        ({"overrides": {"evaluation_lengths": []}}, "evaluation_lengths: expected at least 1"),
         ({"recipe": "dmo"}, "did you mean 'demo'"),
         ({"corpus": "stdlb"}, "did you mean 'stdlib'"),
         ({"pe": "yarn", "pe_options": {"factr": 2}}, "did you mean 'factor'"),
+        ({"steps": "x", "seed": "y"}, "seed: .*; steps: "),
     ],
 )
 def test_wrong_values_are_named(given: dict[str, Any], message: str, runs: Path) -> None:
     with pytest.raises(ValueError, match=message):
-        configure(**check_parameters({"recipe": "demo"} | given))
+        configure(**({"recipe": "demo"} | given))
 
 
-def test_zero_and_empty_mean_what_the_recipe_says(runs: Path) -> None:
-    run = configure(recipe="demo", steps=0, corpus="", learning_rate=0)
-    demo = RECIPES["demo"]
-    assert (run.recipe.steps, run.recipe.corpus) == (demo.steps, demo.corpus)
+def test_what_is_not_given_is_as_the_recipe_says(runs: Path) -> None:
+    run = configure(recipe="demo", steps=None, corpus=None, learning_rate=None)
+    assert run.recipe == RECIPES["demo"]
     halved = configure(recipe="demo", learning_rate=run.recipe.learning_rate / 2).recipe
     assert halved.min_learning_rate == pytest.approx(run.recipe.min_learning_rate / 2)
     assert run.directory == runs / "local" / run.recipe.run_name()
     assert json.loads(json.dumps([p.default for p in parameters().values()]))
+
+
+def test_cells_that_lead_to_another_run_than_the_command_named_are_refused(
+    tmp_path: Path, runs: Path
+) -> None:
+    cell = "from pe.notebooks.parameters import configure\nconfigure(pe='rope', recipe='demo')"
+    notebook = write_stub(tmp_path / "nb.ipynb", cell)
+    with pytest.raises(PapermillExecutionError, match="the command named .*pope-s0-.* lead to"):
+        papermill.execute_notebook(
+            notebook, tmp_path / "out.ipynb", {"recipe": "demo", "pe": "pope"}
+        )
+    assert configure(pe="pope", recipe="demo").record.status == "failed"
+    papermill.execute_notebook(notebook, tmp_path / "out.ipynb", {"recipe": "demo", "pe": "rope"})

@@ -12,7 +12,7 @@ import torch
 
 import pe
 from pe import figures
-from pe.encodings.yarn import YaRN, temperature, turns_index
+from pe.encodings.yarn import YaRN, magnitude, rotations_index
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
@@ -189,8 +189,8 @@ def test_the_table_of_small_lengths_is_computed_from_the_formula() -> None:
     assert len(rows) == 7
     for length, *stated in rows:
         tokens = int(length.replace(",", ""))
-        low = math.floor(turns_index(32, 32, 1e4, tokens))
-        high = math.ceil(turns_index(1, 32, 1e4, tokens))
+        low = math.floor(rotations_index(32, 32, 1e4, tokens))
+        high = math.ceil(rotations_index(1, 32, 1e4, tokens))
         assert [int(value) for value in stated] == [low, high, max(low, 0), min(high, 31)]
         if high > max(low, 0):
             assert yarn.cutoffs(32, tokens) == (max(low, 0), high)
@@ -229,7 +229,7 @@ def test_yarns_factor_enters_the_logits_squared() -> None:
         turned_q, turned_k = yarn.rotate(q, k, positions, positions)
         logits.append(turned_q @ turned_k.mT)
     m = 0.1 * math.log(8.0) + 1
-    assert temperature(8.0) == YaRN(256, 8.0).magnitude == pytest.approx(m)
+    assert magnitude(8.0) == YaRN(256, 8.0).magnitude == pytest.approx(m)
     torch.testing.assert_close(logits[0], logits[1] * m**2)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,20 @@ from typing import Any
 import pytest
 import torch
 from tiny_training import (
+    Crash,
     TrainingProcess,
     assert_same_weights,
+    killed_after,
     lines,
     tiny,
     wait_for_signal_at,
     write_corpus,
 )
 
+from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunError
 from pe.training import checkpoint
-from pe.training.recipe import Recipe
-from pe.training.signals import Interrupted
-from pe.training.trainer import _Training, train
+from pe.training.loop import Interrupted, StopSignal, Trainer, train
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -39,34 +41,15 @@ def uninterrupted(shared: Path, recipe: Recipe) -> Run:
     return train(run, quiet=True)
 
 
-def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int, error: BaseException) -> None:
-    """Training in this process dies when it has done this many steps."""
-    step, done = _Training._step, 0
-
-    def counted(self: Any, batch: Any) -> Any:
-        nonlocal done
-        if done == steps:
-            raise error
-        done += 1
-        return step(self, batch)
-
-    monkeypatch.setattr(_Training, "_step", counted)
-
-
-class Crash(RuntimeError):
-    """Stands for whatever ends a process."""
-
-
-@pytest.mark.parametrize("micro_batch_size", [0, 1])
+@pytest.mark.parametrize(("micro_batch_size", "seed"), [(0, 1), (1, 2)])
 def test_killed_twice_at_random_steps_ends_as_if_never_killed(
-    shared: Path, tmp_path: Path, recipe: Recipe, micro_batch_size: int
+    shared: Path, tmp_path: Path, micro_batch_size: int, seed: int
 ) -> None:
     recipe = tiny(shared / "corpus", micro_batch_size=micro_batch_size)
     run, plain = Run(tmp_path / recipe.run_name(), recipe), uninterrupted(shared, recipe)
     # Steps after the first checkpoint (5), the second in the second epoch (from step 15 on).
-    kills = random.SystemRandom().randint(6, 13), random.SystemRandom().randint(15, 21)
-    print("killed at", kills)
-    for step in kills:
+    draw = random.Random(seed)
+    for step in (draw.randint(6, 13), draw.randint(15, 21)):
         hook = functools.partial(wait_for_signal_at, step)
         process = TrainingProcess(run, shared / "cache", hook)
         process.signal_at(step, signal.SIGKILL)
@@ -103,7 +86,8 @@ def test_a_signal_saves_says_why_and_loses_nothing(
     record = run.read()
     step = run.metric_lines()[-1]["step"]
     assert record["status"] == "interrupted"
-    assert record["reason"].startswith(f"stopped by {number.name} after step {step} of 24")
+    assert record["signal"] == number.name
+    assert record["reason"].startswith(f"stopped after step {step} of 24")
     assert record["finished"] is not None
     saved = checkpoint.checkpoints(run.directory / "checkpoints")[-1]
     assert saved.name == f"step-{step:06d}"
@@ -122,12 +106,12 @@ def test_ctrl_c_while_the_corpus_is_prepared_is_no_failure(
     def pressed(*arguments: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pe.training.trainer.prepare", pressed)
+    monkeypatch.setattr("pe.training.loop.prepare", pressed)
     run = Run(tmp_path / "run", recipe)
     with pytest.raises(KeyboardInterrupt):
         train(run, quiet=True)
     assert run.read()["status"] == "interrupted"
-    assert "SIGINT" in run.read()["reason"]
+    assert run.record.signal == "SIGINT"
 
 
 def die_before_the_rename() -> None:
@@ -157,48 +141,61 @@ def test_a_crash_while_saving_leaves_the_checkpoint_before(
     assert sorted(p.name for p in folder.iterdir()) == ["step-000020", "step-000024"]
 
 
-def test_a_kill_before_the_next_checkpoint_is_counted(
-    shared: Path, tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_before_the_next_checkpoint_is_counted(tmp_path: Path, recipe: Recipe) -> None:
     run = Run(tmp_path / recipe.run_name(), recipe)
     for steps in (7, 1, 1):
-        with monkeypatch.context() as patched:
-            stop_after(patched, steps, Crash())
-            with pytest.raises(Crash):
-                train(run, quiet=True)
+        killed_after(run, steps)
     train(run, quiet=True)
     assert run.read()["training"]["resumes"] == 3
 
 
-def test_a_kill_between_validation_and_record_leaves_no_line_twice(
+def test_a_kill_between_the_last_validation_and_the_end_records_it_once(
     shared: Path, tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run(tmp_path / recipe.run_name(), recipe)
+    run, tracked = Run(tmp_path / recipe.run_name(), recipe), []
 
-    def killed(*arguments: Any) -> None:
-        raise Crash
+    def log(self: Any, values: dict[str, Any], step: int) -> None:
+        tracked.extend((step, name) for name in values if name == "validation_loss")
 
-    with monkeypatch.context() as patched:
-        patched.setattr("pe.training.trainer.summary", killed)
+    monkeypatch.setattr("accelerate.Accelerator.log", log)
+
+    class Killed(Trainer):
+        def _validate(self) -> float:
+            loss = super()._validate()
+            if self.state.step == self.recipe.steps:
+                raise Crash
+            return loss
+
+    for _ in range(2):
         with pytest.raises(Crash):
-            train(run, quiet=True)
+            train(run, quiet=True, trainer=Killed)
     train(run, quiet=True)
     assert lines(run) == lines(uninterrupted(shared, recipe))
+    assert run.read()["training"]["validation_loss"] == lines(run)[-1][2]
+    assert tracked == [(step, "validation_loss") for step in (8, 16, 24)], "nor do trackers twice"
     assert_same_weights(run, uninterrupted(shared, recipe))
 
 
 def test_a_torn_last_line_of_metrics_does_not_stop_a_resume(
-    shared: Path, tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+    shared: Path, tmp_path: Path, recipe: Recipe
 ) -> None:
     run = Run(tmp_path / recipe.run_name(), recipe)
-    with monkeypatch.context() as patched:
-        stop_after(patched, 7, Crash())
-        with pytest.raises(Crash):
-            train(run, quiet=True)
+    killed_after(run, 7)
     with open(run.directory / "metrics.jsonl", "a") as file:
         file.write('{"step": 8, "lo')
     train(run, quiet=True)
     assert lines(run) == lines(uninterrupted(shared, recipe))
+
+
+@pytest.fixture(scope="module")
+def killed_at_17(shared: Path) -> Run:
+    """Checkpoints of steps 10 and 15, for tests to copy and to damage."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PE_CACHE", str(shared / "cache"))
+        chosen = tiny(shared / "corpus")
+        run = Run(shared / "killed" / chosen.run_name(), chosen)
+        killed_after(run, 17)
+    return run
 
 
 def damage(path: Path, how: str) -> None:
@@ -217,14 +214,11 @@ def damage(path: Path, how: str) -> None:
     "how", ["truncated weights", "lost optimizer", "empty optimizer", "garbled state"]
 )
 def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(
-    shared: Path, tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch,
+    shared: Path, tmp_path: Path, recipe: Recipe, killed_at_17: Run,
     capsys: pytest.CaptureFixture[str], how: str,
 ) -> None:  # fmt: skip
     run = Run(tmp_path / recipe.run_name(), recipe)
-    with monkeypatch.context() as patched:
-        stop_after(patched, 17, Crash())
-        with pytest.raises(Crash):
-            train(run, quiet=True)
+    shutil.copytree(killed_at_17.directory, run.directory)
     newest = checkpoint.checkpoints(run.directory / "checkpoints")[-1]
     assert newest.name == "step-000015"
     damage(newest, how)
@@ -237,13 +231,10 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(
 
 
 def test_when_no_checkpoint_can_be_read_training_does_not_silently_start_again(
-    tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, recipe: Recipe, killed_at_17: Run
 ) -> None:
     run = Run(tmp_path / recipe.run_name(), recipe)
-    with monkeypatch.context() as patched:
-        stop_after(patched, 12, Crash())
-        with pytest.raises(Crash):
-            train(run, quiet=True)
+    shutil.copytree(killed_at_17.directory, run.directory)
     found = checkpoint.checkpoints(run.directory / "checkpoints")
     assert len(found) == 2
     for path in found:
@@ -276,12 +267,12 @@ def test_the_last_two_checkpoints_stay_and_each_is_a_model(shared: Path, recipe:
     assert not torch.equal(logits["step-000020"], logits["checkpoint"])
 
 
-def test_a_complete_run_is_not_trained_again(
-    shared: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_complete_run_is_not_trained_again(shared: Path, recipe: Recipe) -> None:
+    def never(run: Run, quiet: bool) -> Trainer:
+        raise AssertionError
+
     run = uninterrupted(shared, recipe)
-    monkeypatch.setattr("pe.training.trainer._Training", None)
-    assert train(Run(run.directory, recipe)).read()["status"] == "complete"
+    assert train(Run(run.directory, recipe), trainer=never).read()["status"] == "complete"
 
 
 def test_a_folder_of_another_configuration_is_refused(shared: Path, recipe: Recipe) -> None:
@@ -291,26 +282,19 @@ def test_a_folder_of_another_configuration_is_refused(shared: Path, recipe: Reci
         train(Run(run.directory, other))
 
 
-def test_changed_text_is_refused_at_a_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_text_is_refused_at_a_resume(tmp_path: Path) -> None:
     recipe = tiny(write_corpus(tmp_path / "corpus"))
     run = Run(tmp_path / "runs" / recipe.run_name(), recipe)
-    with monkeypatch.context() as patched:
-        stop_after(patched, 6, Crash())
-        with pytest.raises(Crash):
-            train(run, quiet=True)
+    killed_after(run, 6)
     with open(tmp_path / "corpus" / "train.txt", "a") as file:
         file.write("one more word")
-    with pytest.raises(RunError, match="its checkpoint was trained on data"):
+    with pytest.raises(RunError, match="its checkpoint was trained on other data"):
         train(run, quiet=True)
     assert run.read()["status"] == "failed"
     assert "delete the folder or choose another study" in run.read()["reason"]
 
 
 def test_a_second_signal_acts_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pe.training.signals import StopSignal
-
     # A shell starts its background jobs with SIGINT ignored; Python's own handler is meant here.
     started_with = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

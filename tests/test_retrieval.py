@@ -28,6 +28,7 @@ from pe.data.retrieval import (
 from pe.data.shards import Split
 from pe.data.tokenizer import END, PAD, train_bpe
 from pe.evaluation.retrieval import DEPTHS, evaluate_retrieval, prompts, score
+from pe.evaluation.scorer import Scorer
 from pe.model import PEForCausalLM
 from pe.model.config import PEConfig
 from pe.runs import Run
@@ -171,7 +172,11 @@ class Reader:
     def __init__(self, answer: Any, vocabulary: int = 400) -> None:
         self.answer, self.vocabulary = answer, vocabulary
 
-    def model(self, input_ids: torch.Tensor, use_cache: bool) -> Any:
+        self.config = SimpleNamespace(length_temperature=0.0)
+        self.model = self  # the decoder, which the scorer tells its precision
+        self.float32_residual = False
+
+    def __call__(self, input_ids: torch.Tensor, use_cache: bool) -> Any:
         """Hidden state t is the prediction of token t+1, one-hot."""
         hidden = torch.zeros(*input_ids.shape, self.vocabulary)
         for row, ids in enumerate(input_ids.tolist()):
@@ -181,6 +186,15 @@ class Reader:
 
     def lm_head(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden
+
+
+def scorer_of(model: Any, tokenizer: Any, split: Split) -> Scorer:
+    """At two lengths, with three prompts, a few prompts at once."""
+    data: Any = SimpleNamespace(test=split, tokenizer=tokenizer)
+    recipe = tiny(Path("unused"), evaluation_lengths=[LENGTH, 300], retrieval_samples=3)
+    scorer = Scorer(model, data, recipe)
+    scorer.tokens_per_batch = 500
+    return scorer
 
 
 def test_a_model_that_reads_the_needle_scores_and_fails_both_controls(
@@ -193,7 +207,7 @@ def test_a_model_that_reads_the_needle_scores_and_fails_both_controls(
         return stated if len(stated) == DIGITS else [0] * DIGITS
 
     reader: Any = Reader(read)
-    found = evaluate_retrieval(reader, tokenizer, split, [LENGTH, 300], 3, 1000)
+    found = evaluate_retrieval(scorer_of(reader, tokenizer, split))
     for cell in found["tasks"]["needle"].values():
         assert cell["exact"] == cell["greedy"] == [3] * len(DEPTHS)
         assert cell["digits"] == [3 * DIGITS] * len(DEPTHS)
@@ -206,7 +220,7 @@ def test_counts_are_of_the_right_things(tokenizer: Any, split: Split) -> None:
     text = RetrievalText("needle", tokenizer)
     rows, keys = prompts(text, split, LENGTH, 4, "found")
     seven: Any = Reader(lambda ids: [int(text.digit_ids[7])] * DIGITS)
-    right = score(seven, rows, keys, text.digit_ids, 500)
+    right = score(scorer_of(seven, tokenizer, split), rows, keys, text.digit_ids)
     assert right["digits"].tolist() == (keys == 7).tolist()
     assert not right["exact"].any()
     # A model that would rather say something else than a digit is right among digits only.
@@ -215,7 +229,7 @@ def test_counts_are_of_the_right_things(tokenizer: Any, split: Split) -> None:
     talkative.lm_head = lambda hidden: (
         hidden + 2 * torch.nn.functional.one_hot(torch.tensor(int(tokenizer.eos_token_id)), 400)
     )
-    right = score(talkative, rows, keys, text.digit_ids, 500)
+    right = score(scorer_of(talkative, tokenizer, split), rows, keys, text.digit_ids)
     assert right["exact"].all()
     assert not right["greedy"].any()
 
@@ -235,7 +249,7 @@ def test_greedy_scores_are_those_of_greedy_decoding(tokenizer: Any, split: Split
         optimizer.step()
         optimizer.zero_grad()
     model.eval()
-    greedy = score(model, rows, keys, text.digit_ids, 200)["greedy"]
+    greedy = score(scorer_of(model, tokenizer, split), rows, keys, text.digit_ids)["greedy"]
     prompt = torch.from_numpy(rows[:, :-DIGITS])
     out = model.generate(
         prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=DIGITS, do_sample=False,
@@ -263,6 +277,8 @@ def test_a_run_is_judged_by_retrieval_and_with_a_fitted_temperature(
     assert len(cell["exact"]) == len(cell["digits"]) == len(DEPTHS)
     fit = found["tempered"]["fit"]
     assert fit["lengths"] == [256]
+    assert found["tempered"]["fits"] == {"256": fit}
+    assert found["precision"] == {"products": "float32", "residual": "float32"}
     assert found["tempered"]["perplexity"]["128"] == found["perplexity"]["128"]
     assert found["tempered"]["retrieval"].keys() == found["retrieval"].keys()
     stamp = (run.directory / "evaluation.json").stat().st_mtime_ns

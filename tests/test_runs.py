@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import os
+import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +17,10 @@ import book_records
 import pytest
 
 from pe import runs
+from pe.recipes.named import recipe
+from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunBusy, RunError
-from pe.training.recipes import recipe
+from pe.runs.models import MODELS, fields
 
 
 def evaluation() -> dict[str, Any]:
@@ -62,41 +66,71 @@ def parent(value: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
     return value
 
 
-RUN_FIELDS = list(places(book_records.record("demo", "pope", 3)))
-EVALUATION_FIELDS = list(places(evaluation()))
+COMMITTED = Path(__file__).parents[1] / "runs"
 
 
-def test_every_field_of_the_schemas_is_tried_below() -> None:
-    assert {p[0] for p in RUN_FIELDS} == set(runs.schema("run")["required"])
-    assert {p[0] for p in EVALUATION_FIELDS} == set(runs.schema("evaluation")["required"])
-    assert len(RUN_FIELDS) > 45
+def test_every_committed_record_loads_and_loses_nothing() -> None:
+    count = 0
+    for name, model in MODELS.items():
+        for path in COMMITTED.glob(f"*/*/{name}*.json"):
+            if path.stem == name or name == "longrope":
+                on_disk = json.loads(path.read_text())
+                suffix = path.stem.removeprefix(name)
+                assert Run(path.parent).part(name, suffix) == on_disk, path
+                assert model.model_validate(on_disk).json_values() == on_disk, path
+                count += 1
+    assert count > 190
 
 
-@pytest.mark.parametrize("field", RUN_FIELDS, ids=".".join)
+def test_the_recipe_of_every_committed_record_is_accepted_and_keeps_its_hash() -> None:
+    found = runs.find(COMMITTED)
+    assert len(found) >= 92
+    for run in found:
+        chosen = Recipe.from_dict(run.record.recipe)
+        assert chosen.config_hash() == run.record.config_hash, run
+        assert chosen.run_name() == run.name or run.study == "demo-extend", run
+
+
+def test_every_field_of_a_record_has_a_meaning_and_a_type() -> None:
+    for name in MODELS:
+        for path, kind, meaning in fields(name):
+            assert meaning.endswith((".", "?")) or "`" in meaning, (name, path)
+            assert kind, (name, path)
+    paths = [path for path, _, _ in fields("evaluation")]
+    assert "tempered.fit.value" in paths
+    assert "perplexity.<tokens>.value" in paths
+    assert "retrieval.tasks.<name>.<tokens>.controls.removed.exact" in paths
+    assert ("status", "`running` or `complete` or `failed` or `interrupted`") in [
+        f[:2] for f in fields("run")
+    ]
+
+
 def test_a_field_missing_or_of_a_wrong_type_is_refused_both_ways(
-    run: Run, record: dict[str, Any], field: tuple[str, ...]
+    run: Run, record: dict[str, Any]
 ) -> None:
     path = run.directory / "run.json"
     good = path.read_text()
-    lacking, wrong = copy.deepcopy(record), copy.deepcopy(record)
-    del parent(lacking, field)[field[-1]]
-    parent(wrong, field)[field[-1]] = ["not", "this"]
-    for bad in (lacking, wrong):
-        with pytest.raises(RunError, match=field[-1]) as error:
-            run.write(bad)
-        assert str(path) in str(error.value)
-        assert path.read_text() == good
-        path.write_text(json.dumps(bad))
-        with pytest.raises(RunError, match=field[-1]) as error:
-            run.read()
-        assert str(path) in str(error.value)
-        path.write_text(good)
+    tried = list(places(record))
+    assert len(tried) > 45
+    for field in tried:
+        lacking, wrong = copy.deepcopy(record), copy.deepcopy(record)
+        del parent(lacking, field)[field[-1]]
+        parent(wrong, field)[field[-1]] = ["not", "this"]
+        for bad in (lacking, wrong):
+            with pytest.raises(RunError, match=re.escape(".".join(field))) as error:
+                run.write(bad)
+            assert str(path) in str(error.value)
+            assert path.read_text() == good
+            path.write_text(json.dumps(bad))
+            with pytest.raises(RunError, match=re.escape(".".join(field))):
+                run.read()
+            path.write_text(good)
 
 
-@pytest.mark.parametrize("field", EVALUATION_FIELDS, ids=".".join)
-def test_an_evaluation_is_checked_like_a_record(run: Run, field: tuple[str, ...]) -> None:
+def test_an_evaluation_is_checked_like_a_record(run: Run) -> None:
     path = run.directory / "evaluation.json"
-    for bad in (evaluation(), evaluation()):
+    for field in places(evaluation()):
+        bad = evaluation()
         del parent(bad, field)[field[-1]]
         with pytest.raises(RunError, match=field[-1]):
             run.write_evaluation(bad)
@@ -105,16 +139,18 @@ def test_an_evaluation_is_checked_like_a_record(run: Run, field: tuple[str, ...]
             run.evaluation()
 
 
-def test_a_field_nobody_knows_is_refused(run: Run, record: dict[str, Any]) -> None:
-    with pytest.raises(RunError, match="los"):
-        run.write(record | {"los": 1.0})
-    with pytest.raises(RunError, match="finnished"):
-        run.write(record | {"status": "finnished"})
-
-
-def test_how_many_more_mistakes_there_are_is_said(run: Run, record: dict[str, Any]) -> None:
-    with pytest.raises(RunError, match=r"\(and 1 more\)"):
-        run.write(record | {"seed": "x", "pe": 3})
+def test_a_mistake_names_the_file_the_field_and_the_value(run: Run, record: dict[str, Any]) -> None:
+    for change, message in (
+        ({"los": 1.0}, r"run\.json: unknown field 'los'"),
+        ({"status": "finnished"}, "unknown status 'finnished'"),
+        ({"seed": "x", "pe": 3}, r"run\.json: pe: expected text, got 3 \(and 1 more\)"),
+        ({"hardware": record["hardware"] | {"cores": "two"}},
+         "hardware.cores: expected a whole number, got 'two'"),
+        ({"config_hash": "xyz"}, "config_hash: .*'xyz'"),
+        ({"seed": True}, "seed: expected a whole number, got True"),
+    ):  # fmt: skip
+        with pytest.raises(RunError, match=message):
+            run.write(record | change)
 
 
 @pytest.mark.parametrize("name", ["run.json", "evaluation.json"])
@@ -133,6 +169,9 @@ def test_what_is_no_number_is_neither_written_nor_read(
     path = run.directory / "run.json"
     before = path.read_text()
     record["training"]["final_loss"] = value
+    with pytest.raises(RunError, match=r"run\.json: training\.final_loss: expected a number"):
+        run.write(record)
+    record["training"]["final_loss"], record["recipe"]["steps"] = 3.0, value
     with pytest.raises(RunError, match=r"run\.json: not written, a value in it is no number"):
         run.write(record)
     assert path.read_text() == before
@@ -288,6 +327,46 @@ def test_update_changes_only_what_is_given(run: Run, record: dict[str, Any]) -> 
         run.update(status="done")
 
 
+def test_a_run_that_goes_on_names_every_commit_that_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path / "demo" / "resumed", recipe("demo"))
+
+    def session(commit: str, step: int) -> None:
+        code = {"commit": commit, "dirty": False, "version": "0.1.0", "source": "git"}
+        monkeypatch.setattr("pe.runs.provenance.code", lambda: code)
+        run.start()
+        run.begin_session(step)
+
+    session("aaa", 0)
+    session("bbb", 120)
+    assert [(s.step, s.code.commit) for s in run.record.sessions] == [(0, "aaa"), (120, "bbb")]
+    session("ccc", 120)  # the steps of bbb were lost
+    assert run.record.commits == ["aaa", "ccc"]
+    assert runs.load(tmp_path)["commit"].tolist() == ["aaa, ccc"]
+    session("ddd", 0)  # no checkpoint was there
+    assert run.record.commits == ["ddd"]
+
+
+def test_an_older_record_that_is_resumed_keeps_the_commit_that_began_it(
+    tmp_path: Path, record: dict[str, Any]
+) -> None:
+    run = Run(tmp_path / "demo" / record["run"], recipe("demo"))
+    run.write(record | {"status": "interrupted"})
+    run.start()
+    assert run.record.created == record["created"]
+    run.begin_session(60)
+    assert [s.step for s in run.record.sessions] == [0, 60]
+    assert run.record.commits[0] == record["code"]["commit"]
+
+
+def test_the_signal_that_stopped_a_run_is_a_field_of_its_own(run: Run) -> None:
+    run.fail("stopped after step 3", "interrupted", "SIGTERM")
+    assert (run.record.signal, run.record.reason) == ("SIGTERM", "stopped after step 3")
+    run.fail("the disk is full")
+    assert run.record.signal is None
+
+
 HOLD = """
 import sys, time
 from pe.runs import Run
@@ -312,7 +391,9 @@ def test_a_second_process_is_refused_at_once_and_freed_by_a_kill(tmp_path: Path)
             raise AssertionError("two processes hold one folder")
         assert str(run.directory) in str(error.value)
         assert "choose another study or seed" in str(error.value)
-        assert run.busy() == str(error.value)
+        assert error.value.holder.startswith(f"process {holder.pid} on ")
+        assert str(run.busy()) == str(error.value)
+        assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
     finally:
         holder.kill()
         holder.communicate()
@@ -330,7 +411,7 @@ def test_a_lock_is_freed_by_an_error(tmp_path: Path) -> None:
 
 
 def test_training_and_evaluating_respect_the_lock(tmp_path: Path) -> None:
-    from pe.training.trainer import train
+    from pe.training.loop import train
 
     run = Run(tmp_path / "run", recipe("demo"))
     with run.lock(), pytest.raises(RunBusy):

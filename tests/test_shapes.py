@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import pe
-from pe.attention.masks import document_lengths
+from pe.attention.documents import document_lengths
 from pe.encodings import encoding
 
 SIZES: dict[str, Any] = {"head_dim": 16, "num_heads": 4, "num_kv_heads": 2, "hidden_size": 64}

@@ -150,11 +150,14 @@ def test_another_machine_or_other_settings_want_another_name(own_runs: Path) -> 
 @pytest.mark.parametrize(
     ("change", "where"),
     [
-        (lambda r: r.pop("sessions"), "'sessions' is a required"),
-        (lambda r: r["cells"][0].update(mode="trian"), r"\$\.cells\[0\]\.mode"),
-        (lambda r: r["cells"][0].update(ratio=1.0), r"\$\.cells\[0\]"),
+        (lambda r: r.pop("sessions"), "sessions: missing"),
+        (lambda r: r["cells"][0].update(mode="trian"), r"unknown cells\[0\]\.mode 'trian'"),
+        (lambda r: r["cells"][0].update(ratio=1.0), r"cells\[0\]\.ratio: unknown field"),
         (lambda r: r["cells"][0].update(tokens_per_second="fast"), "tokens_per_second"),
-        (lambda r: r["settings"].update(lengths=["1k"]), r"\$\.settings\.lengths\[0\]"),
+        (
+            lambda r: r["settings"].update(lengths=["1k"]),
+            r"settings\.lengths\[0\]: expected",
+        ),
         (lambda r: r.update(schema=2), "update pe to read it"),
     ],
 )

@@ -10,16 +10,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_training import assert_same_weights, lines, tiny, weights, write_corpus
+from tiny_training import (
+    assert_same_weights,
+    killed_after,
+    lines,
+    tiny,
+    weights,
+    with_step,
+    write_corpus,
+)
 from transformers import AutoModelForCausalLM
 
 from pe.data import Batches, prepare
+from pe.evaluation.evaluate import evaluate
 from pe.model import PEForCausalLM
+from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunError, load
-from pe.training.recipe import Recipe
-from pe.training.start import start_of
-from pe.training.steps import kept_steps
-from pe.training.trainer import _Training, train
+from pe.training.loop import train
+from pe.training.start import kept_steps, start_of
 
 PARENT_STEPS, AT = 12, 8
 
@@ -88,22 +96,21 @@ def test_kept_weights_are_those_of_their_step(shared: Path, trained: Run) -> Non
 
 
 def test_a_run_begins_with_the_weights_of_that_step_and_the_text_after_it(
-    shared: Path, trained: Run, monkeypatch: pytest.MonkeyPatch
+    shared: Path, trained: Run
 ) -> None:
     first: list[dict[str, torch.Tensor]] = []
     seen: list[torch.Tensor] = []
     rates: list[float] = []
-    step = _Training._step
 
-    def watched(self: Any, batch: Any) -> Any:
-        first.append({n: p.detach().clone() for n, p in self.model.named_parameters()})
+    def watched(trainer: Any, batch: Any, usual: Any) -> Any:
+        first.append({n: p.detach().clone() for n, p in trainer.model.named_parameters()})
         seen.append(torch.from_numpy(batch.input_ids.copy()))
-        rates.append(self.optimizer.param_groups[0]["lr"])
-        assert len(first) > 1 or not self.optimizer.state  # a fresh one
-        return step(self, batch)
+        rates.append(trainer.optimizer.param_groups[0]["lr"])
+        assert len(first) > 1 or not trainer.optimizer.state  # a fresh one
+        return usual(batch)
 
-    monkeypatch.setattr(_Training, "_step", watched)
-    run = train(child(shared, trained, "watched", start_from=f"study/{trained.name}"), quiet=True)
+    run = child(shared, trained, "watched", start_from=f"study/{trained.name}")
+    train(run, quiet=True, trainer=with_step(watched))
     kept = PEForCausalLM.from_pretrained(trained.directory / "checkpoints/kept/step-000008")
     own = dict(kept.named_parameters())
     assert first[0].keys() == own.keys()
@@ -200,32 +207,16 @@ def test_drope_norms_start_at_one_and_learn(shared: Path, trained: Run) -> None:
 # Resuming
 
 
-class Crash(RuntimeError):
-    """Stands for whatever ends a process."""
-
-
-@pytest.mark.parametrize("killed_after", [1, 5])
+@pytest.mark.parametrize("steps", [1, 5])
 def test_a_converted_run_that_was_killed_ends_as_if_it_was_not(
-    shared: Path, trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_after: int
+    shared: Path, trained: Run, tmp_path: Path, steps: int
 ) -> None:
     start = str(trained.directory)
     plain = child(shared, trained, "whole", start_from=start, checkpoint_every=2, keep_steps=[3])
     train(plain, quiet=True)
     run = child(shared, trained, "killed", start_from=start, checkpoint_every=2, keep_steps=[3])
     run = Run(tmp_path / run.name, run.recipe)
-    step, done = _Training._step, 0
-
-    def counted(self: Any, batch: Any) -> Any:
-        nonlocal done
-        if done == killed_after:
-            raise Crash
-        done += 1
-        return step(self, batch)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(_Training, "_step", counted)
-        with pytest.raises(Crash):
-            train(run, quiet=True)
+    killed_after(run, steps)
     train(run, quiet=True)
     assert_same_weights(run, plain)
     assert lines(run) == lines(plain)
@@ -275,7 +266,7 @@ def test_other_text_is_refused(trained: Run, tmp_path: Path) -> None:
     recipe = tiny(
         tmp_path / "corpus", pe="nope", start_from=str(trained.directory), start_step=AT, steps=6
     )
-    with pytest.raises(RunError, match="was trained on data .* start from a run of this text"):
+    with pytest.raises(RunError, match="was trained on other data .* start from a run of"):
         train(Run(tmp_path / "runs" / recipe.run_name(), recipe), quiet=True)
 
 
@@ -305,6 +296,26 @@ def test_the_loss_before_the_first_step_is_recorded_once(shared: Path, trained: 
     assert first["step"] == 0
     assert all(line["step"] > 0 for line in others)
     assert all(line["step"] > 0 for line in trained.metric_lines())
+
+
+def test_evaluating_a_converted_run_prepares_its_text_once(
+    shared: Path, trained: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train(child(shared, trained), quiet=True)
+    prepared: list[str] = []
+
+    def counted(corpus: str, *rest: Any) -> Any:
+        prepared.append(corpus)
+        return prepare(corpus, *rest)
+
+    monkeypatch.setattr("pe.evaluation.scorer.prepare", counted)
+    monkeypatch.setattr("pe.evaluation.start.prepare", counted)
+    found = evaluate(run, quiet=True)
+    assert prepared == [run.recipe.corpus]
+    conversion = run.read()["conversion"]
+    assert conversion["lengths"] == found["lengths"]
+    assert conversion["windows"] == found["windows"]
+    assert conversion["converted"].keys() == found["perplexity"].keys()
 
 
 def test_the_table_of_runs_tells_converted_ones_from_others(

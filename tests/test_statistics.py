@@ -8,7 +8,16 @@ import sys
 
 import pytest
 
-from pe.results.intervals import NO_DIFFERENCE, Interval, mean_interval, paired, verdict, wilson
+from pe.results.intervals import (
+    fisher,
+    mcnemar,
+    mean_interval,
+    newcombe,
+    p_of_mean,
+    paired,
+    prediction,
+    wilson,
+)
 
 
 def by_hand(right: int, n: int, z: float = 1.959964) -> tuple[float, float]:
@@ -44,7 +53,7 @@ def test_a_mean_over_three_seeds() -> None:
     found = mean_interval([10.0, 11.0, 12.0])
     assert found.value == 11.0
     assert found.n == 3
-    assert found.half_width == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)  # t(0.975, 2)
+    assert found.high - 11.0 == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)  # t(0.975, 2)
 
 
 def test_one_seed_has_no_interval() -> None:
@@ -55,18 +64,27 @@ def test_one_seed_has_no_interval() -> None:
 def test_pairs_find_what_two_means_hide() -> None:
     first = [3.0, 5.0, 1.0, 4.0]
     second = [3.1, 5.1, 1.1, 4.11]
-    assert verdict(mean_interval(first), mean_interval(second)) == NO_DIFFERENCE
-    assert verdict(paired(first, second)) == "lower"
-    assert verdict(paired(second, first)) == "higher"
+    one, other = mean_interval(first), mean_interval(second)
+    assert one.low < other.high
+    assert other.low < one.high
+    gap = mean_interval(paired(first, second))
+    assert gap.high < 0
+    assert p_of_mean(paired(first, second)) < 0.001
+    assert p_of_mean([0.0, 0.0]) == 1
     with pytest.raises(ValueError, match="one length"):
         paired(first, second[:2])
 
 
-def test_what_overlaps_is_no_difference() -> None:
-    assert verdict(wilson(70, 110), wilson(52, 110)) == NO_DIFFERENCE  # 63.6% against 47.3%
-    assert verdict(wilson(70, 110), wilson(33, 110)) == "higher"
-    assert verdict(Interval(1, 0, 2, 5), Interval(3, 2, 4, 5)) == NO_DIFFERENCE  # they touch
-    assert verdict(paired([1.0, 2.0, 3.0], [2.0, 1.0, 3.0])) == NO_DIFFERENCE
+def test_shares_are_compared_by_exact_tests() -> None:
+    assert fisher((70, 110), (52, 110)) == pytest.approx(0.0206, abs=1e-3)
+    assert mcnemar(0, 0) == 1
+    gap = newcombe(wilson(56, 70), wilson(48, 80))  # Newcombe 1998, table II, case (a)
+    assert (gap.low, gap.high) == pytest.approx((0.0524, 0.3339), abs=1e-4)
+
+
+def test_a_new_value_is_less_certain_than_a_mean() -> None:
+    mean, new = mean_interval([1.0, 2.0, 3.0]), prediction([1.0, 2.0, 3.0])
+    assert (new.high - new.low) == pytest.approx(2 * (mean.high - mean.low))
 
 
 def test_it_brings_no_torch() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,37 +14,15 @@ from typing import Any
 
 import pytest
 import yaml
-from tiny_training import write_corpus
+from study_tools import CHAIN, by_label, run_in_this_process, trained_steps, write
 
 from pe.notebooks.parameters import configure
-from pe.runs import Run
-from pe.study import Planned, load_plan, run_study
-from pe.study.run import StudyFailed
+from pe.study import load_plan, run_study
+from pe.study.queue import StudyFailed
 from pe.study.show import rows, text
-from pe.study.worker import command, execute
+from pe.study.worker import execute, notebook_command, notebook_parameters
 
 STUDIES = Path(__file__).parents[1] / "studies"
-SMALL = {
-    "vocab_size": 264, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "intermediate_size": 48, "context_length": 16, "steps": 16,
-    "batch_size": 4, "warmup_steps": 2, "checkpoint_every": 4, "log_every": 1,
-    "validate_every": 8, "evaluation_lengths": [16, 32], "target_tokens": 8,
-    "evaluation_windows": 4,
-}  # fmt: skip
-
-
-def write(folder: Path, runs: dict[str, Any], **more: Any) -> str:
-    corpus = write_corpus(folder / "corpus")
-    content = {"recipe": "demo", "set": SMALL | {"corpus": str(corpus)} | more, "runs": runs}
-    path = folder / "small.yaml"
-    path.write_text(yaml.safe_dump(content, sort_keys=False))
-    return str(path)
-
-
-def by_label(plan: list[Planned]) -> dict[str, Planned]:
-    return {p.label: p for p in plan}
-
-
 # ---------------------------------------------------------------- plans
 
 
@@ -90,10 +68,12 @@ def test_seeds_multiply_the_runs_and_parents_have_the_same_seed(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("runs", "message"),
     [
-        ({}, "'runs' must name at least one run"),
-        ({"a": {"enc": "rope"}}, "run 'a': expected a mapping with at least 'pe'"),
+        ({}, "runs: expected at least 1, got {}"),
+        ({"a": {"pe_options": {}}}, r"small\.yaml: runs\.a\.pe: missing"),
+        ({"a": "rope"}, "runs.a: expected a dictionary, got 'rope'"),
+        ({"a": {"pe": "rope", "seeds": [0, 0]}}, "runs.a.seeds: 0 is there twice"),
         ({"a": {"pe": "rope", "strat": {}}}, r"unknown key 'strat' \(did you mean 'start'\?\)"),
-        ({"a": {"pe": "rope", "set": {"stepz": 3}}}, r"unknown recipe field 'stepz'"),
+        ({"a": {"pe": "rope", "set": {"stepz": 3}}}, r"runs.a: unknown recipe field 'stepz'"),
         ({"a": {"pe": "rope", "set": {"steps": "many"}}}, "expected steps, a fraction"),
         (
             {"b": {"pe": "nope", "start": {"run": "a", "at": 3}}, "a": {"pe": "rope"}},
@@ -113,6 +93,20 @@ def test_a_file_that_is_no_study_is_refused_by_name(
         load_plan(write(tmp_path, runs))
 
 
+def test_every_mistake_of_a_study_has_a_line_with_its_place(tmp_path: Path) -> None:
+    runs = {"a": {"pe": 3, "branches": "1/2"}, "b": {"pe": "rope", "start": {"run": "a"}}}
+    with pytest.raises(ValueError, match="small") as error:
+        load_plan(write(tmp_path, runs))
+    assert [line.partition("small.yaml: ")[2] for line in str(error.value).splitlines()] == [
+        "runs.a.pe: expected text, got 3", "runs.a.branches: expected a list, got '1/2'",
+        "runs.b.start.at: missing",
+    ]  # fmt: skip
+    wrong = {"a": {"pe": "rope", "set": {"batch_size": 0}}, "b": {"pe": "rope", "set": {"x": 1}},
+             "c": {"pe": "nope", "start": {"run": "a", "at": "end"}}}  # fmt: skip
+    with pytest.raises(ValueError, match="runs.a: batch_size: .*\n.*runs.b: unknown recipe field"):
+        load_plan(write(tmp_path, wrong))
+
+
 def test_an_unknown_study_names_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"unknown study 'scafold' \(did you mean 'scaffold'\?\)"):
         load_plan("scafold")
@@ -121,30 +115,22 @@ def test_an_unknown_study_names_the_nearest() -> None:
 @pytest.mark.parametrize("study", sorted(p.stem for p in STUDIES.glob("*.yaml")))
 def test_the_notebook_command_of_a_run_means_exactly_that_run(own_runs: Path, study: str) -> None:
     for planned in (p for p in load_plan(study, mini=True) if not p.zero_shot):
-        notebook, flag, values = command(planned.recipe, planned.study)
-        assert (Path(notebook).name, flag) == ("train.ipynb", "-y")
-        run = configure(**yaml.safe_load(values))
+        parameters = notebook_parameters(planned.recipe, planned.study)
+        *command, values = shlex.split(notebook_command(parameters))
+        assert command == ["papermill", "notebooks/train.ipynb", "-y"]
+        assert yaml.safe_load(values) == parameters
+        run = configure(**parameters)
         assert run.recipe.to_dict() == planned.recipe.to_dict()
         assert run.directory == planned.run().directory
 
 
 # ---------------------------------------------------------------- carrying them out
 
-CHAIN: dict[str, Any] = {
-    "rope": {"pe": "rope"},
-    "dropped": {
-        "pe": "nope", "start": {"run": "rope", "at": "1/2"}, "set": {"steps": "1/2"},
-    },
-}  # fmt: skip
-
-
-def trained_steps(run: Run) -> list[int]:
-    return [line["step"] for line in run.metric_lines() if "loss" in line]
-
 
 def test_a_study_runs_in_order_a_failure_skips_what_starts_from_it_and_nothing_runs_twice(
-    tmp_path: Path, own_runs: Path
+    tmp_path: Path, own_runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    run_in_this_process(monkeypatch)
     runs = CHAIN | {
         "broken": {"pe": "pope", "set": {"learning_rate": 1e30}},
         "after": {"pe": "nope", "start": {"run": "broken", "at": "1/2"}},
@@ -155,7 +141,9 @@ def test_a_study_runs_in_order_a_failure_skips_what_starts_from_it_and_nothing_r
     assert "0 of 4 runs done" in text(plan)
     seen: list[dict[str, str]] = []
     with pytest.raises(StudyFailed, match="2 of 4 runs failed: broken: .*NonFiniteLoss") as error:
-        run_study(plan, workers=1, retries=0, notebooks=False, show=lambda s: seen.append(dict(s)))
+        run_study(
+            plan, workers=1, retries=0, notebooks=False, on_progress=lambda s: seen.append(dict(s))
+        )
     assert f"after: skipped, since {broken.name} failed" in str(error.value)
     assert seen[-1] == {p.name: "done" for p in good} | {
         broken.name: "failed", after.name: "skipped",
@@ -218,25 +206,18 @@ def test_a_killed_worker_loses_nothing_and_nothing_runs_twice(
             killed.append(worker.pid)
             add_worker(file, started)
 
-    run_study(plan, address=file, notebooks=False, show=kill_in_the_middle)
+    run_study(plan, address=file, notebooks=False, on_progress=kill_in_the_middle)
     assert killed
     assert all(p.done() for p in plan)
     assert parent.read()["training"]["resumes"] >= 1
     assert trained_steps(parent) == list(range(1, 401))
     assert trained_steps(plan[1].run()) == list(range(1, 201))
 
-
-def test_a_run_that_is_done_is_not_run_again_by_a_worker(tmp_path: Path, own_runs: Path) -> None:
-    plan = load_plan(write(tmp_path, {"rope": {"pe": "rope"}}))
     task = {
-        "directory": str(plan[0].run().directory), "recipe": plan[0].recipe.to_dict(),
+        "directory": str(parent.directory), "recipe": plan[0].recipe.to_dict(),
         "study": plan[0].study, "notebook": False,
     }  # fmt: skip
-    environment = {"PE_RUNS": str(own_runs)}
-    execute(task, environment)
-    log = plan[0].run().directory.parent / ".logs" / f"{plan[0].name}.log"
-    record = json.dumps(plan[0].run().read())
+    log = parent.directory.parent / ".logs" / f"{parent.name}.log"
     log.write_text("")
-    execute(task, environment)
-    assert log.read_text() == ""
-    assert json.dumps(plan[0].run().read()) == record
+    execute(task, {"PE_RUNS": str(own_runs)})
+    assert log.read_text() == "", "no process is started for a run that is done"

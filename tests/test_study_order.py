@@ -1,4 +1,4 @@
-"""In which order runs are begun, which studies one command takes, and turns on a device."""
+"""In which order runs are begun, which studies one command takes, one run at a time per GPU."""
 
 from __future__ import annotations
 
@@ -7,34 +7,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from test_study import CHAIN, write
+from study_tools import CHAIN, run_in_this_process, write
 
 from pe.study import load_plan, run_study
-from pe.study import run as study_run
-from pe.study.__main__ import several
-from pe.study.parents import everything
-from pe.study.run import StudyFailed
-from pe.study.turns import TURN, take_turn, turn_of
-
-
-@contextmanager
-def workers_in_this_process(count: int, threads: int = 1, gpus: str = "") -> Iterator[Any]:
-    from distributed import Client, LocalCluster
-
-    with (
-        LocalCluster(
-            n_workers=count, threads_per_worker=threads, processes=False, dashboard_address=None
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        yield client, list(gpus)
+from pe.study.devices import MUTEX, mutex_of, wait_for_device
+from pe.study.parents import with_retrained_parents
+from pe.study.queue import StudyFailed
+from pe.study.several import load_plans
 
 
 def begun(
@@ -54,9 +38,7 @@ def begun(
             raise RuntimeError("no")
         return str(task["directory"])
 
-    monkeypatch.setattr(study_run, "execute", execute)
-    monkeypatch.setattr(study_run, "POLL", 0.01)
-    monkeypatch.setattr(study_run, "connect", lambda a, w: workers_in_this_process(workers))
+    run_in_this_process(monkeypatch, execute, workers)
     try:
         run_study(plan, retries=0)
     except StudyFailed:
@@ -107,9 +89,7 @@ def test_devices_share_out_what_can_be_begun(
         all_there.wait(timeout=30)
         return str(task["directory"])
 
-    monkeypatch.setattr(study_run, "execute", execute)
-    monkeypatch.setattr(study_run, "POLL", 0.05)
-    monkeypatch.setattr(study_run, "connect", lambda a, w: workers_in_this_process(2, 2, "01"))
+    run_in_this_process(monkeypatch, execute, 2, threads=2, gpus="01")
     run_study(plan, retries=0)
     assert places["rope"] != places["pope"]
     assert {places["nope"], places["yarn"]} == {places["rope"], places["pope"]}
@@ -123,30 +103,30 @@ def test_what_starts_from_a_failed_run_is_never_begun(
 
 
 def test_studies_of_one_command_stand_in_its_order_and_each_run_once(own_runs: Path) -> None:
-    plan = several(["scaffold-seeds:0,1", "extend", "scaffold-seeds"])
+    plan = load_plans(["scaffold-seeds:0,1", "extend", "scaffold-seeds"])
     places = [(p.study, p.recipe.seed) for p in plan]
     assert places == sorted(places[:20]) + [("extend", 0)] * 10 + [("scaffold-seeds", 2)] * 10
-    assert several(["scaffold"]) == load_plan("scaffold")
-    extended = [p for p in everything(plan) if p.study == "extend"]
+    assert load_plans(["scaffold"]) == load_plan("scaffold")
+    extended = [p for p in with_retrained_parents(plan) if p.study == "extend"]
     (rope,) = [p.name for p in plan[:10] if p.label == "rope"]
     assert {p.parent for p in extended} == {rope}  # it is carried out by the same command
     assert {p.parent for p in load_plan("extend")} == {None}
     with pytest.raises(ValueError, match="extend:0,1: the seeds of extend are 0"):
-        several(["extend:0,1"])
+        load_plans(["extend:0,1"])
     with pytest.raises(ValueError, match="unknown study 'extned' .*'extend'"):
-        several(["scaffold", "extned"])
+        load_plans(["scaffold", "extned"])
 
 
 def test_a_device_has_one_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert turn_of("0") != turn_of("1")
-    assert "/" not in Path(turn_of("MIG-GPU/1/0")).name
-    monkeypatch.delenv(TURN, raising=False)
-    take_turn()  # alone: nothing to wait for
+    assert mutex_of("0") != mutex_of("1")
+    assert "/" not in Path(mutex_of("MIG-GPU/1/0")).name
+    monkeypatch.delenv(MUTEX, raising=False)
+    wait_for_device()  # alone: nothing to wait for
     code = (
-        "import sys, time; from pe.study.turns import take_turn; print('ready', flush=True);"
-        "take_turn(); take_turn(); print('works', flush=True); sys.stdin.read()"
+        "import sys, time; from pe.study.devices import wait_for_device; print('ready', flush=1);"
+        "wait_for_device(); wait_for_device(); print('works', flush=True); sys.stdin.read()"
     )
-    environment = os.environ | {TURN: str(tmp_path / "turn")}
+    environment = os.environ | {MUTEX: str(tmp_path / "mutex")}
 
     def start() -> subprocess.Popen[str]:
         return subprocess.Popen(

@@ -7,18 +7,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_study import CHAIN, by_label, trained_steps, write
-from test_study_starts import BRANCHING, WSD, carry_out
+from study_tools import (
+    BRANCHING,
+    CHAIN,
+    WSD,
+    by_label,
+    carry_out,
+    lose_weights,
+    run_in_this_process,
+    trained_steps,
+    write,
+)
 from tiny_training import write_corpus
 
 import pe
 from pe.notebooks import study_page
 from pe.runs import Run, RunError, find
 from pe.study import load_plan, run_study
-from pe.study.parents import everything
+from pe.study.complete import complete
+from pe.study.parents import with_retrained_parents
 from pe.study.plan import StudyFolder
 from pe.study.show import Row, rows, text, time_left
-from pe.study.worker import _train_again, complete
+from pe.study.worker import _retrain
 
 LATE: dict[str, Any] = CHAIN | {
     "pope": {"pe": "pope"},
@@ -27,20 +37,15 @@ LATE: dict[str, Any] = CHAIN | {
 }
 
 
-def lose_weights(root: Path) -> None:
-    """As a clone has it: records, and no weights."""
-    for folder in [*root.glob("*/*/checkpoint"), *root.glob("*/*/checkpoints")]:
-        shutil.rmtree(folder)
-
-
 def contents(root: Path) -> dict[str, bytes]:
     files = [path for path in root.rglob("*") if path.is_file() and path.name != ".lock"]
     return {str(path.relative_to(root)): path.read_bytes() for path in files}
 
 
 def test_a_study_without_weights_goes_on_and_leaves_its_records_alone(
-    tmp_path: Path, own_runs: Path
+    tmp_path: Path, own_runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    run_in_this_process(monkeypatch)
     plan = by_label(load_plan(write(tmp_path, LATE)))
     carry_out(list(plan.values()))
     late, third = plan["late"].run(), plan["third"].run()
@@ -50,12 +55,12 @@ def test_a_study_without_weights_goes_on_and_leaves_its_records_alone(
     lose_weights(own_runs)
     shutil.rmtree(late.directory)
     before = contents(own_runs)
-    listed = by_label(everything(list(plan.values())))
+    listed = by_label(with_retrained_parents(list(plan.values())))
     assert list(listed) == ["rope", "dropped", "pope", "rope, again", "late", "third"]
-    assert "4 of 5 runs done; 1 to train again for lost weights" in text(list(plan.values()))
+    assert "4 of 5 runs done; 1 to retrain for lost weights" in text(list(plan.values()))
 
     seen: list[dict[str, str]] = []
-    run_study(list(plan.values()), workers=1, show=lambda s: seen.append(dict(s)))
+    run_study(list(plan.values()), workers=1, on_progress=lambda s: seen.append(dict(s)))
     again = Run(own_runs / "small" / ".parents" / plan["rope"].name)
     assert set(seen[-1].values()) == {"done"}
     assert [name for name in seen[-1] if name.startswith(".")] == [f".parents/{again.name}"]
@@ -78,36 +83,36 @@ def test_a_study_without_weights_goes_on_and_leaves_its_records_alone(
 
     # The parent's parent, too: only it has its weights by now, in the scratch place.
     shutil.rmtree(third.directory)
-    left = [p.label for p in everything(list(plan.values())) if not p.done()]
+    left = [p.label for p in with_retrained_parents(list(plan.values())) if not p.done()]
     assert left == ["dropped, again", "third"]
     shutil.rmtree(again.directory)
-    listed = by_label(everything(list(plan.values())))
+    listed = by_label(with_retrained_parents(list(plan.values())))
     assert list(listed)[-3:] == ["rope, again", "dropped, again", "third"]
     assert listed["dropped, again"].parent == listed["rope, again"].name
     for label in ("rope, again", "dropped, again"):
-        _train_again(listed[label].run())
+        _retrain(listed[label].run())
     carry_out([plan["third"]])
     assert (third.checkpoint / "model.safetensors").read_bytes() == wanted[third.name]
     assert third.read()["parent"]["retrained"]
     run_study(list(plan.values()), address="tcp://127.0.0.1:9")  # nothing to do: not even asked
-    assert everything(list(plan.values())) == list(plan.values())
+    assert with_retrained_parents(list(plan.values())) == list(plan.values())
 
 
 def test_a_parent_is_not_trained_again_for_runs_that_are_trained(
     tmp_path: Path, own_runs: Path
 ) -> None:
     plan = load_plan(write(tmp_path, CHAIN))
-    assert everything(plan) == plan  # nothing has been run, so nothing is lost
+    assert with_retrained_parents(plan) == plan  # nothing has been run, so nothing is lost
     carry_out(plan)
     child = plan[1].run()
     shutil.rmtree(plan[0].run().directory / "checkpoints")
     (child.directory / "evaluation.json").unlink()
     assert not plan[1].done()
-    assert everything(plan) == plan
+    assert with_retrained_parents(plan) == plan
     child.fail("stopped", status="interrupted")
-    assert [p.label for p in everything(plan)] == ["rope", "rope, again", "dropped"]
+    assert [p.label for p in with_retrained_parents(plan)] == ["rope", "rope, again", "dropped"]
     shown = study_page.plan(StudyFolder(plan, workers=2)).data
-    assert "1 more are trained again, because their weights are lost" in shown
+    assert "1 more are retrained, because their weights are lost" in shown
     assert [row.name for row in rows(plan)][1] == f".parents/{plan[0].name}"
 
 
@@ -117,17 +122,17 @@ def test_what_was_trained_again_must_hold_all_weights_that_are_asked_for(
     plan = load_plan(write(tmp_path, BRANCHING, **WSD))
     pe.evaluate(pe.train(plan[0].run(), quiet=True), quiet=True)
     lose_weights(own_runs)
-    again = everything(plan)[1]
+    again = with_retrained_parents(plan)[1]
     assert (again.label, again.recipe.keep_states) == ("rope, again", (3, 6))
     assert again.recipe.run_name() == plan[0].name
-    _train_again(again.run())
+    _retrain(again.run())
     assert again.done()
     kept = again.run().directory / "checkpoints" / "kept"
     (kept / "step-000003" / "optimizer.bin").unlink()
     assert not complete(again.run())
-    assert not everything(plan)[1].done()
-    _train_again(again.run())
-    assert everything(plan)[1].done()
+    assert not with_retrained_parents(plan)[1].done()
+    _retrain(again.run())
+    assert with_retrained_parents(plan)[1].done()
     carry_out(plan[1:])
 
 
@@ -135,10 +140,10 @@ def test_another_text_is_no_second_training(tmp_path: Path, own_runs: Path) -> N
     plan = load_plan(write(tmp_path, CHAIN))
     pe.evaluate(pe.train(plan[0].run(), quiet=True), quiet=True)
     lose_weights(own_runs)
-    again = everything(plan)[1]
+    again = with_retrained_parents(plan)[1]
     write_corpus(tmp_path / "corpus", train=1300)
-    with pytest.raises(RunError, match="was trained on data .* cannot be trained again without"):
-        _train_again(again.run())
+    with pytest.raises(RunError, match="was trained on other data .* cannot be retrained without"):
+        _retrain(again.run())
     assert not again.run().exists()
 
 

@@ -8,26 +8,16 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from test_study import CHAIN, SMALL, by_label, write
+from study_tools import BRANCHING, CHAIN, SMALL, WSD, by_label, carry_out, write
 from tiny_training import assert_same_weights, lines, write_corpus
 
 import pe
 from pe.notebooks import page
 from pe.notebooks.parameters import configure
-from pe.results.tables import groups
+from pe.results.rows import grouped
 from pe.runs import Run, RunError
-from pe.study import Planned, load_plan, run_study
-from pe.study.worker import command
-
-WSD = {"schedule": "wsd", "warmup_steps": 2, "decay_steps": "1/4", "validate_every": 0}
-BRANCHING: dict[str, Any] = {"rope": {"pe": "rope", "branches": ["1/4", "1/2"]}}
-
-
-def carry_out(plan: list[Planned]) -> None:
-    """As a worker would, one after the other."""
-    for planned in plan:
-        pe.evaluate(pe.train(planned.run(), quiet=True), quiet=True)
-        assert planned.done()
+from pe.study import load_plan, run_study
+from pe.study.worker import notebook_parameters
 
 
 def test_the_budgets_study_has_four_budgets_of_each_encoding() -> None:
@@ -61,7 +51,7 @@ def test_branches_of_a_study_are_the_runs_of_those_budgets(tmp_path: Path, own_r
         own = [(step + before, what, loss) for step, what, loss in lines(branch) if step]
         assert own == [line for line in lines(scratch) if line[0] > before]
         assert branch.evaluation() is not None
-    assert [g.label for g in groups([p.run() for p in plan.values()])] == [
+    assert [g.title for g in grouped([p.run() for p in plan.values()])] == [
         "RoPE", "RoPE, 4 steps", "RoPE, 8 steps",
     ]  # fmt: skip
     assert "weights and optimizer of" in page.plan(plan["rope@1/4"].run()).data
@@ -71,8 +61,8 @@ def test_branches_of_a_study_are_the_runs_of_those_budgets(tmp_path: Path, own_r
     ("run", "more", "message"),
     [
         ({"branches": ["1/2"]}, {}, "branches need a plateau: set schedule: wsd and decay_steps"),
-        ({"branches": "1/2"}, WSD, r"'branches' is a list: \[1/4, 1/2\]"),
-        ({"branches": ["some"]}, WSD, "branches: expected steps, a fraction or a percentage"),
+        ({"branches": "1/2"}, WSD, "branches: expected a list, got '1/2'"),
+        ({"branches": ["some"]}, WSD, r"branches\[0\]: expected steps, a fraction or a percentage"),
         ({"branches": ["1/8"]}, WSD, "branch a@1/8 of 2 steps would leave after step 1; the plat"),
         ({"branches": [20]}, WSD, "of 20 steps would leave after step 15; .* from 2 to 12"),
     ],
@@ -140,8 +130,8 @@ def test_weights_that_are_gone_do_not_keep_a_run_from_being_judged(
 def test_what_follows_another_field_is_said_where_that_one_differs(own_runs: Path) -> None:
     """48 is demo's warmup; left out, 240 steps would get half of it."""
     run = configure(recipe="demo", steps=240, overrides={"warmup_steps": 48})
-    _, _, line = command(run.recipe, "local")
-    assert configure(**yaml.safe_load(line)).recipe.to_dict() == run.recipe.to_dict()
+    given = notebook_parameters(run.recipe, "local")
+    assert configure(**given).recipe.to_dict() == run.recipe.to_dict()
 
 
 def test_every_run_of_extend_can_begin_with_a_rope_model() -> None:

@@ -7,29 +7,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_training import lines, spoil, tiny, train_tiny, weights
+from tiny_training import lines, spoiled, tiny, train_tiny, weights, with_step
 
 import pe
 from pe.data import prepare
 from pe.encodings import encoding
+from pe.recipes.recipe import Recipe
 from pe.runs import Run
 from pe.training import trackers
+from pe.training.loop import Trainer, train
 from pe.training.metrics import NonFiniteLoss
-from pe.training.recipe import Recipe
-from pe.training.trainer import _Training, train
 
 pytestmark = pytest.mark.usefixtures("alone")
 
 
 @pytest.mark.parametrize("name", pe.list_encodings())
-def test_sixty_steps_on_a_repeating_text_are_learned(
+def test_forty_steps_on_a_repeating_text_are_learned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     folder = tmp_path / "corpus"
     folder.mkdir()
     for split, count in (("train", 150), ("validation", 50), ("test", 50)):
         (folder / f"{split}.txt").write_text(f"{split}: " + "abcdefghijklmnop" * count)
-    chosen = tiny(folder, pe=name, steps=60, warmup_steps=6, batch_size=8, context_length=24)
+    chosen = tiny(
+        folder, pe=name, steps=40, learning_rate=2e-2, batch_size=8, context_length=24,
+        num_hidden_layers=1, checkpoint_every=100, validate_every=0,
+    )  # fmt: skip
     run = train(Run(tmp_path / "run", chosen), quiet=True)
     found = [x["loss"] for x in run.metric_lines() if "loss" in x]
     assert found[0] == pytest.approx(math.log(264), rel=0.05)  # small weights guess evenly
@@ -85,15 +88,13 @@ def test_progress_tells_step_loss_speed_and_time_left(
         lambda self, text, last=False: shown.append((text, last)),
     )
     clock = [0.0]
-    step = _Training._step
 
-    def ten_seconds(self: Any, batch: Any) -> Any:
+    def ten_seconds(trainer: Any, batch: Any, usual: Any) -> Any:
         clock[0] += 10.0
-        return step(self, batch)
+        return usual(batch)
 
-    monkeypatch.setattr("pe.training.trainer.time.perf_counter", lambda: clock[0])
-    monkeypatch.setattr(_Training, "_step", ten_seconds)
-    train_tiny(tmp_path, shared, log_every=4)
+    monkeypatch.setattr("pe.training.loop.time.perf_counter", lambda: clock[0])
+    train_tiny(tmp_path, shared, with_step(ten_seconds), log_every=4)
     reports = [text for text, _ in shown if text.startswith("step ")]
     assert shown[0][0].startswith("preparing ")
     assert reports[0].startswith("step 4/24  loss 5.")
@@ -112,12 +113,12 @@ def test_the_clock_is_read_after_the_device_has_done_its_work(
     # On a GPU steps are only launched by Python; the work shows when one waits for it.
     clock = [0.0]
 
-    def work_of_four_steps(self: Any) -> None:
-        clock[0] += 8.0
+    class Launching(Trainer):
+        def synchronize(self) -> None:  # the work of four steps
+            clock[0] += 8.0
 
-    monkeypatch.setattr("pe.training.trainer.time.perf_counter", lambda: clock[0])
-    monkeypatch.setattr(_Training, "_wait_for_device", work_of_four_steps)
-    run = train_tiny(tmp_path, shared, log_every=4, steps=8, checkpoint_every=8)
+    monkeypatch.setattr("pe.training.loop.time.perf_counter", lambda: clock[0])
+    run = train_tiny(tmp_path, shared, Launching, log_every=4, steps=8, checkpoint_every=8)
     seconds = [line["seconds"] for line in run.metric_lines() if "seconds" in line]
     assert seconds == [8.0, 8.0]
     assert run.read()["training"]["wall_seconds"] == 16.0
@@ -156,7 +157,6 @@ def test_trackers_are_closed_when_training_stops_early(
 ) -> None:
     finished: list[Any] = []
     monkeypatch.setattr(trackers, "finish", finished.append)
-    spoil(monkeypatch, 3, math.nan)
     with pytest.raises(NonFiniteLoss):
-        train_tiny(tmp_path, shared)
+        train_tiny(tmp_path, shared, spoiled(3, math.nan))
     assert len(finished) == 1

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 import pe
+from pe import devices
+from pe.recipes.named import recipe
 from pe.runs import provenance as record
 from pe.training import progress
 from pe.training.build import attention_path, build_model, parameter_counts
-from pe.training.flops import flops_per_token, peak_flops
-from pe.training.metrics import Metrics
+from pe.training.metrics import Metrics, flops_per_token, peak_flops
 from pe.training.progress import Progress, duration
-from pe.training.recipes import recipe
 
 PEAKS = {
     "NVIDIA H100 80GB HBM3": 989.0,
@@ -166,18 +166,35 @@ def code_of(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_the_commit_and_whether_it_is_the_code_that_ran(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clean = {"commit": git(checkout, "rev-parse", "HEAD"), "dirty": False, "version": "0.1.0"}
-    assert code_of(checkout, monkeypatch) == clean
+    head = git(checkout, "rev-parse", "HEAD")
+    clean = code_of(checkout, monkeypatch)
+    assert clean | {"files": ""} == {
+        "commit": head, "dirty": False, "version": "0.1.0", "source": "git", "files": "",
+    }  # fmt: skip
+    monkeypatch.setenv("PE_COMMIT", "told")  # git knows better
     (checkout / "runs" / "note").write_text("another record\n")
     (checkout / "notes.txt").write_text("not code\n")
     assert code_of(checkout, monkeypatch) == clean
     (checkout / "pe" / "encodings" / "mine.py").write_text("# a new encoding\n")
-    assert code_of(checkout, monkeypatch) == clean | {"dirty": True}
+    other = code_of(checkout, monkeypatch)
+    assert (other["commit"], other["dirty"]) == (head, True)
+    assert other["files"] != clean["files"]
     (checkout / "pe" / "encodings" / "mine.py").unlink()
     (checkout / "pe" / "model" / "decoder.py").write_text("# changed\n")
-    assert code_of(checkout, monkeypatch) == clean | {"dirty": True}
+    changed = code_of(checkout, monkeypatch)
+    assert changed["dirty"]
+    assert len({clean["files"], other["files"], changed["files"]}) == 3
     git(checkout, "checkout", "-q", "pe/model/decoder.py")
     assert code_of(checkout, monkeypatch) == clean
+
+
+def test_a_commit_that_was_told_is_marked_and_not_called_clean(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = code_of(checkout, monkeypatch)
+    shutil.rmtree(checkout / ".git")
+    monkeypatch.setenv("PE_COMMIT", measured["commit"])
+    assert code_of(checkout, monkeypatch) == measured | {"source": "told", "dirty": None}
 
 
 def test_outside_a_checkout_there_is_no_commit(
@@ -187,7 +204,7 @@ def test_outside_a_checkout_there_is_no_commit(
     inside = checkout / ".venv" / "lib" / "site-packages"
     shutil.copytree(checkout / "pe" / "training", inside / "pe" / "training")
     found = code_of(inside, monkeypatch)
-    assert found == {"commit": None, "dirty": None, "version": "0.1.0"}
+    assert (found["commit"], found["dirty"], found["source"]) == (None, None, "unknown")
     monkeypatch.setenv("PATH", "")
     assert code_of(checkout, monkeypatch)["commit"] is None
 
@@ -198,7 +215,7 @@ def test_versions_and_hardware_are_those_of_this_process(monkeypatch: pytest.Mon
     assert found["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert {"transformers", "accelerate", "numpy"} <= found.keys()
     machine = record.hardware()
-    assert machine["device"] == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert machine["device"] == devices.choose().type
     assert machine["name"] not in ("", "unknown")
     assert machine["count"] == 1
     assert machine["cores"] >= 1

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_training import spoil, tiny, train_tiny
+from tiny_training import spoiled, tiny, train_tiny
 
 from pe.runs import Run
 from pe.training import checkpoint
+from pe.training.loop import train
 from pe.training.metrics import NonFiniteLoss
-from pe.training.trainer import train
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -29,13 +29,12 @@ def last_weights_are_finite(run: Run) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("log_every", [1, 10])
 def test_a_loss_that_is_no_number_stops_training(
-    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float, log_every: int
+    shared: Path, tmp_path: Path, value: float, log_every: int
 ) -> None:
     chosen = tiny(shared / "corpus", log_every=log_every)
     run = Run(tmp_path / "run", chosen)
-    spoil(monkeypatch, 13, value)
     with pytest.raises(NonFiniteLoss, match="at step 13; last good checkpoint: ") as error:
-        train(run, quiet=True)
+        train(run, quiet=True, trainer=spoiled(13, value))
     saved = checkpoint.checkpoints(run.directory / "checkpoints")
     assert saved[-1].name == "step-000010"
     assert str(saved[-1]) in str(error.value)
@@ -48,12 +47,9 @@ def test_a_loss_that_is_no_number_stops_training(
     assert "NaN" not in (run.directory / "metrics.jsonl").read_text()
 
 
-def test_before_the_first_checkpoint_the_message_says_so(
-    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spoil(monkeypatch, 2, math.nan)
+def test_before_the_first_checkpoint_the_message_says_so(shared: Path, tmp_path: Path) -> None:
     with pytest.raises(NonFiniteLoss, match="at step 2; there is no checkpoint yet"):
-        train_tiny(tmp_path, shared)
+        train_tiny(tmp_path, shared, spoiled(2, math.nan))
 
 
 def test_a_learning_rate_that_blows_up_leaves_no_broken_checkpoint(
@@ -100,6 +96,27 @@ def test_any_other_error_is_recorded_and_raised(
     assert run.read()["status"] == "failed"
     assert run.read()["reason"].startswith("ValueError: ")
     assert run.busy() is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"evaluation_lengths": [16, 4096]}, "0 evaluation windows of 4,096 tokens are possible"),
+        (
+            {"retrieval_samples": 1},
+            "evaluation_lengths: 16 tokens have no room for a retrieval text, which takes [0-9]+; "
+            "leave that length out",
+        ),
+    ],
+)
+def test_what_evaluation_will_refuse_is_refused_before_the_first_step(
+    shared: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    run = Run(tmp_path / "run", tiny(shared / "corpus", **changes))
+    with pytest.raises(ValueError, match=message):
+        train(run, quiet=True)
+    assert run.read()["status"] == "failed"
+    assert not run.metric_lines()
 
 
 def test_windows_that_do_not_divide_are_refused_before_any_work(

@@ -23,10 +23,14 @@ CUDA = re.compile(r"^(nvidia-|cuda-)")
 # Versions that are chosen, not resolved: what the tests and the committed records were made with.
 # triton is the one that this torch's CUDA build pins; a CPU build leaves it to the test extra.
 CHOSEN = {"torch": "2.13.0", "triton": "3.7.1"}
+# Not for every system. appnope is what ipykernel needs on macOS, where nothing is resolved here.
+SYSTEMS = {"triton": "linux", "appnope": "darwin"}
+ELSEWHERE = {"appnope": "0.1.4"}
 HEADER = """\
-# Exact versions for CPython 3.11 and 3.12 on Linux x86_64, runtime and test extra.
+# Exact versions for CPython 3.11 and 3.12, runtime and test extra, resolved on Linux x86_64.
 # Written by `make lock` (tools/lock.py) from pyproject.toml; do not edit by hand.
 # The CUDA libraries are not listed: a CUDA build of torch pins its own, a CPU build needs none.
+# Lines for macOS are there and no Mac was: whether all of them install on one is untested.
 """
 
 
@@ -70,10 +74,12 @@ def resolve(python: str, constraints: dict[str, str]) -> tuple[str, dict[str, st
 def merge(resolved: list[tuple[str, dict[str, str]]]) -> list[str]:
     """Return the lock's lines: plain where the interpreters agree, marked where they do not."""
     lines = []
+    resolved = [(python, ELSEWHERE | pins) for python, pins in resolved]
     for name in sorted({name for _, pins in resolved for name in pins}):
         versions = {pins.get(name) for _, pins in resolved}
         if len(versions) == 1:
-            lines.append(f"{name}=={versions.pop()}")
+            system = f' ; sys_platform == "{SYSTEMS[name]}"' if name in SYSTEMS else ""
+            lines.append(f"{name}=={versions.pop()}{system}")
             continue
         lines += [
             f'{name}=={pins[name]} ; python_version == "{python}"'

@@ -9,9 +9,10 @@ import re
 from pathlib import Path
 
 from pe import runs
-from pe.results import extensions
-from pe.results import rows as results
-from pe.results.tables import significant, whole
+from pe.results import extensions, quantities
+from pe.results.markdown import cropped, pipe
+from pe.results.quantities import whole
+from pe.results.rows import measure, rows, write
 
 ROOT = Path(__file__).resolve().parents[1]
 STUDY, EXTENDED = "scaffold", "yarn@16"
@@ -27,21 +28,25 @@ MARKS = "<!-- results, by tools/readme_results.py -->", "<!-- end of results -->
 
 def block() -> str:
     """The table and the line under it."""
-    rows = {row.label: row for row in results.rows(STUDY, runs.find(ROOT / "runs", STUDY))}
-    lines = [HEADS, (":--", *["--:"] * len(COLUMNS))]
-    for name in SHOWN:
-        cells = [results.write(results.measure(rows[name], column), column) for column in COLUMNS]
-        lines.append((rows[name].title, *cells))
-    rope = rows["rope"].runs[0]
+    found = {row.label: row for row in rows(STUDY, runs.find(ROOT / "runs", STUDY))}
+    lines = [
+        [found[name].title, *(write(measure(found[name], column), column) for column in COLUMNS)]
+        for name in SHOWN
+    ]
+    rope = found["rope"].runs[0]
     record = runs.Run(rope.directory).part("extension")  # type: ignore[attr-defined]
     assert record is not None
-    recipe = rope.read()["recipe"]
+    recipe, limit = rope.read()["recipe"], quantities.vocabulary(rope)
     cells = [
-        significant(extensions.value(record, recipe["context_length"], EXTENDED, multiple))
+        quantities.perplexity(
+            extensions.value(record, recipe["context_length"], EXTENDED, multiple), limit
+        )
         for multiple in (1, 4, 16)
     ]
-    lines.insert(4, ("RoPE, then YaRN ×16 put on", *cells, *["–"] * 4))
-    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    lines.insert(2, ["RoPE, then YaRN ×16 put on", *cells, *["–"] * 4])
+    title, _, *cut = cropped([found["rope"]], COLUMNS) or ["", ""]
+    lines.insert(2, [title, *cut])
+    table = pipe(HEADS, lines)
     run = rope.read()
     return (
         f"{table}\n\nOne seed, {whole(run['model']['parameters'])} parameters, "

@@ -18,6 +18,7 @@ from pathlib import Path
 from pe.data.cache import cache_root, key_of, write_json
 from pe.data.corpora import open_corpus
 from pe.data.preparation import prepare
+from pe.data.tokenizer import plan_tokenizer
 
 
 def pack(cache: str, corpus: str, vocab: str, parts: str, count: str) -> None:
@@ -58,6 +59,10 @@ def place(parts: str, corpus: str, vocab: str) -> None:
             out.write(part.read_bytes())
     with tarfile.open(whole, "r:xz") as archive:  # no xz program is needed
         archive.extractall(root / "tokens", filter="data")
+    # The key names the version of tokenizers, which may be another one on this machine.
+    made = next(p for p in (root / "tokens").iterdir() if (p / "seal.json").exists())
+    key = key_of(about["fingerprint"], plan_tokenizer("bpe", int(vocab)).identity)
+    made.rename(root / "tokens" / key)
     source, budget = open_corpus(corpus)
     seen = key_of(source.identity(), budget.tokens, budget.documents)
     known = {"fingerprint": about["fingerprint"], "notes": about["notes"]}

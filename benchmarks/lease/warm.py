@@ -14,8 +14,8 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+from pe.recipes.recipe import Recipe
 from pe.study.plan import load_plan
-from pe.training.recipe import Recipe
 
 CODE = """
 import json, os, sys, tempfile

@@ -1,7 +1,7 @@
 """One measurement: build a system, compile it, warm it up, time it, and forget it again.
 
 Memory is what a steady step needs above what was allocated before the model was built: weights,
-gradients, optimizer, activations. Where nothing can be measured the row says why. Only what a
+gradients, optimizer, activations. Where nothing can be measured the row has the reason. Only what a
 method may rightly run into is such a reason: memory that is not there, and a refusal of this
 package (no such position, no path that is not quadratic). Any other error is one.
 """
@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 
 import pe
+from pe.devices import autocast, deterministic, free_memory, synchronize
+from pe.recipes.recipe import Recipe
 from pe.speed.families import library, spelled
 from pe.speed.record import Settings
-from pe.training.build import autocast, build_optimizer, parameter_counts
-from pe.training.deterministic import deterministic
-from pe.training.flops import flops_per_token, peak_flops
-from pe.training.recipe import Recipe
+from pe.training.build import build_optimizer, parameter_counts
+from pe.training.metrics import flops_per_token, peak_flops
 
 from .plan import Cell
 from .systems import System, build
@@ -46,7 +46,7 @@ NOTHING = {
 def measure_cell(cell: Cell, chosen: Settings, device: torch.device) -> dict[str, Any]:
     """The row of a cell: what was measured, or the reason why nothing was.
 
-    A peer that does not fit is given half the batch, until it does; our own encodings are not.
+    A peer's batch is halved until it fits; that of our encodings is not.
     """
     begun = time.perf_counter()
     batch, reason, found = cell.batch, None, dict(NOTHING)
@@ -77,7 +77,7 @@ def _prepared(
     if not library(cell.system):
         own["pe"], own["pe_options"] = spelled(cell.system)
     recipe = pe.recipe(chosen.recipe, context_length=cell.length, batch_size=batch, **own)
-    with autocast(recipe, device):
+    with autocast(recipe.precision, device):
         dtype = torch.get_autocast_dtype(device.type) if device.type == "cuda" else torch.float32
     system = build(cell.system, recipe, device, dtype)
     step = (_prefill if cell.mode == "prefill" else _training)(system, recipe, device)
@@ -148,7 +148,7 @@ def _training(system: System, recipe: Recipe, device: torch.device) -> Callable[
     def step() -> None:
         text = draw()
         tokens, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
-        with autocast(recipe, device):
+        with autocast(recipe.precision, device):
             loss = system.loss(tokens, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, recipe.grad_clip)
@@ -163,7 +163,7 @@ def _prefill(system: System, recipe: Recipe, device: torch.device) -> Callable[[
     draw = _tokens(recipe, device)
 
     def step() -> None:
-        with torch.no_grad(), autocast(recipe, device):
+        with torch.no_grad(), autocast(recipe.precision, device):
             system.last(draw()[:, 1:].contiguous())
 
     return step
@@ -178,17 +178,12 @@ def _tokens(recipe: Recipe, device: torch.device) -> Callable[[], Tensor]:
 
 def _timed(step: Callable[[], Any], steps: int, device: torch.device) -> float:
     """Seconds of one step, over ``steps`` of them."""
-    _wait(device)
+    synchronize(device)
     begun = time.perf_counter()
     for _ in range(steps):
         step()
-    _wait(device)
+    synchronize(device)
     return (time.perf_counter() - begun) / steps
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def _allocated(device: torch.device) -> int:
@@ -206,8 +201,7 @@ def free(device: torch.device) -> None:
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    free_memory(device)
 
 
 def _shortage(error: BaseException, batch: int) -> str:

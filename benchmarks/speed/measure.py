@@ -1,8 +1,8 @@
 """Measure every cell of a speed run, within a time limit, and go on where an earlier one stopped.
 
-The record is written anew after each cell, so a process that is killed loses one. NoPE is measured
-before the first cell of each mode and length, again after every few, and so often that its spread
-says how far the machine drifted.
+The record is replaced after each cell, so a process that is killed loses one. NoPE is measured
+before the first cell of each mode and length and after every few, so that its spread shows how far
+the machine drifted.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def measure(
     Raises:
         RunError: the earlier record has other settings or comes from another machine.
     """
-    import torch
+    from pe import devices
 
     deadline = time.monotonic() + 60 * minutes if minutes else float("inf")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = devices.choose()
     if start is None and run.exists():
         start = run.read()
     record = _begun(run, chosen, start)

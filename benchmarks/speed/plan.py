@@ -20,10 +20,10 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 from pe._errors import unknown
+from pe.recipes.named import recipe as named_recipe
+from pe.recipes.recipe import Recipe
 from pe.speed.families import OPTIONS, PEERS, SUMS, library, spelled
 from pe.speed.record import MAIN, MODES, SMALL, Settings
-from pe.training.recipe import Recipe
-from pe.training.recipes import recipe as named_recipe
 
 FIRST = (
     "nope", "rope", "alibi", "kerple_log", "t5", "sandwich", "pope", "xpos", "fope", "fire", "fox",
@@ -60,9 +60,9 @@ def settings(
     Raises:
         ValueError: an unknown name, or a length that does not divide the tokens.
     """
-    import torch
+    from pe import devices
 
-    cuda = torch.cuda.is_available()
+    cuda = devices.choose().type == "cuda"
     sizes = named_recipe(recipe)
     tokens = tokens or (65_536 if cuda else 2_048)
     lengths = tuple(lengths) or ((1024, 4096, 16384, 32768) if cuda else (256, 512))

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from pe.attention import choose
+from pe.recipes.recipe import Recipe
 from pe.speed.families import library
 from pe.training.build import build_config, build_model
-from pe.training.recipe import Recipe
 
 # x-transformers 2.31. Its T5 bias, dynamic bias and CoPE refuse flash attention.
 _X_OPTIONS: dict[str, dict[str, Any]] = {

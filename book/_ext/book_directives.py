@@ -1,38 +1,65 @@
 """Roles and directives by which pages read records. A key that does not exist is a warning.
 
 | {record}`pope.ppl@4x`      a number (book_numbers); {record-code} sets it as code
-| ```{results} demo          a study's table, links to its run pages
-| ```{local-runs}            the reader's own runs beside it, or how to get some
 | ```{picture} NAME          a picture or a figure of records, light and dark
 | ```{record-schema} run     the format of a record, field by field
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from book_numbers import look_up
 from book_pictures import Figures
-from book_studies import LOCAL, Snapshot, Studies
+from book_studies import Speeds, Studies
 from docutils import nodes
 from docutils.parsers.rst import directives
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
-from pe import figures, runs
+from pe import figures
 from pe._errors import unknown
-from pe.results import tables
+from pe.results.markdown import pipe
+from pe.results.rows import Row
+from pe.runs import models
 
 log = logging.getLogger(__name__)
-_now: dict[str, Any] = {}
 
 
-def use(studies: Studies, book: Path, drawn: Figures) -> None:
-    """Give the directives the records of this build, and the figures made of them."""
-    _now.update(studies=studies, book=book, figures=drawn)
+@dataclass(frozen=True)
+class Book:
+    """What a build shows: `bookext` makes it, and directives find it on the application."""
+
+    studies: Studies
+    folder: Path
+    figures: Figures
+    speeds: Speeds
+
+    @classmethod
+    def of(cls, env: BuildEnvironment) -> Book:
+        """That of the build."""
+        book: Book = env.app.pe_book  # type: ignore[attr-defined]
+        return book
+
+    @property
+    def stamp(self) -> str:
+        """The file that changes when a record or the code that shows records does."""
+        return str(self.folder / "_generated" / "records.json")
+
+    def pages(self, rows: Iterable[Row]) -> dict[str, str]:
+        """By a run's name, the page of its executed notebook, of those that have one."""
+        return {
+            run.name: f"/runs/{run.study}/{run.name}/train.ipynb"
+            for row in rows
+            for run in row.runs
+            if (self.folder / "runs" / run.study / run.name / "train.ipynb").exists()
+        }
 
 
 class RecordRole(SphinxRole):
@@ -43,9 +70,10 @@ class RecordRole(SphinxRole):
         self.node = node
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
-        self.env.note_dependency(str(_now["book"] / "_generated" / "records.json"))
+        book = Book.of(self.env)
+        self.env.note_dependency(book.stamp)
         try:
-            value = look_up(_now["studies"], self.text)
+            value = look_up(book.studies, self.text)
             return [self.node(text=value) if self.node else nodes.Text(value)], []
         except ValueError as error:
             log.warning("no record for %r: %s", self.text, error, location=self.get_location())
@@ -55,9 +83,14 @@ class RecordRole(SphinxRole):
 class Block(SphinxDirective):
     """A directive whose result is Markdown that the page's own parser reads."""
 
+    @property
+    def book(self) -> Book:
+        """What this build shows."""
+        return Book.of(self.env)
+
     def markdown(self, text: str, holder: nodes.Element | None = None) -> list[nodes.Node]:
         """Parse text as part of the page, into ``holder`` if there is one."""
-        self.env.note_dependency(str(_now["book"] / "_generated" / "records.json"))
+        self.env.note_dependency(self.book.stamp)
         target = nodes.Element() if holder is None else holder
         lines = StringList(text.splitlines(), source=self.get_source_info()[0])
         self.state.nested_parse(lines, self.content_offset, target)
@@ -68,72 +101,28 @@ class Block(SphinxDirective):
         log.warning(message, location=self.get_location())
         return []
 
-    def study_table(self, found: list[Snapshot], columns: list[str] | None = None) -> str:
-        """The Markdown table of some runs, linked to the pages that exist."""
-        pages = {
-            run.name: f"/runs/{run.study}/{run.name}/train.ipynb"
-            for run in found
-            if (_now["book"] / "runs" / run.study / run.name / "train.ipynb").exists()
-        }
-        return tables.markdown(tables.study_table(found, columns, pages))
 
+class Made(Block):
+    """A directive that is one piece of Markdown, or a warning that says what is wrong."""
 
-class Results(Block):
-    """A study's table."""
-
-    optional_arguments = 1
-    option_spec: ClassVar[dict[str, Any]] = {
-        "encodings": directives.unchanged,
-        "columns": directives.unchanged,
-    }
+    required_arguments = 1
+    classes: ClassVar[list[str]] = ["pe-results"]
 
     def run(self) -> list[nodes.Node]:
-        studies: Studies = _now["studies"]
-        study = self.arguments[0] if self.arguments else studies.reference
-        if study not in studies.runs:
-            return self.warn(str(unknown("study", study, studies.runs)))
-        found = studies.runs[study]
-        known = [group.pe for group in tables.groups(found)]
-        wanted = _words(self.options.get("encodings")) or known
-        for pe in wanted:
-            if pe not in known:
-                return self.warn(str(unknown("encoding", pe, known)))
-        chosen = [run for run in found if run.read()["pe"] in wanted]
         try:
-            text = self.study_table(chosen, _words(self.options.get("columns")))
+            text = self.text()
         except ValueError as error:
             return self.warn(str(error))
-        return self.markdown(text, nodes.container(classes=["pe-results"]))
+        return self.markdown(text, nodes.container(classes=self.classes)) if text else []
 
+    def text(self) -> str:
+        """The Markdown; nothing is shown of an empty one."""
+        raise NotImplementedError
 
-class LocalRuns(Block):
-    """The reader's own runs, with the same columns as the reference study."""
-
-    def run(self) -> list[nodes.Node]:
-        studies: Studies = _now["studies"]
-        found, unfinished = studies.runs.get(LOCAL, []), studies.incomplete.get(LOCAL, [])
-        if not found and not unfinished:
-            return self.markdown(
-                "There are no runs of yours here yet. After `make demo`, or one `papermill` "
-                "command and another build of the book, your numbers appear in this place."
-            )
-        result: list[nodes.Node] = []
-        if found:
-            holder = nodes.container(classes=["pe-results"])
-            result += self.markdown(self.study_table(found), holder)
-            result += self.markdown(
-                "```{picture} local-perplexity-by-length\n"
-                ":alt: Perplexity by context length of the runs made on this machine\n\n"
-                "The same figure from your own runs.\n```"
-            )
-        if unfinished:
-            lines = ["Not shown, because they have not ended well:", ""]
-            for run in unfinished:
-                record = run.read()
-                reason = f": {record['reason']}" if record["reason"] else ""
-                lines.append(f"- `{run.name}` is {record['status']}{reason}")
-            result += self.markdown("\n".join(lines))
-        return result
+    def words(self, option: str, default: str = "") -> list[str]:
+        """The values of an option, apart by commas."""
+        given = self.options.get(option, default)
+        return [word.strip() for word in given.split(",") if word.strip()]
 
 
 class Picture(Block):
@@ -149,7 +138,7 @@ class Picture(Block):
 
     def run(self) -> list[nodes.Node]:
         name = self.arguments[0]
-        folder = _now["book"] / "_generated"
+        folder = self.book.folder / "_generated"
         if not (folder / f"{name}.svg").exists():
             drawn = sorted(p.stem for p in folder.glob("*.svg") if not p.stem.endswith("-dark"))
             return self.warn(str(unknown("picture", name, drawn)))
@@ -165,8 +154,8 @@ class Picture(Block):
             pair += image
         figure += pair
         text = "\n".join(self.content)
-        if name in _now["figures"]:
-            text += f" *{figures.caption(_now['figures'][name][0])}.*"
+        if name in self.book.figures:
+            text += f" *{figures.caption(self.book.figures[name][0])}.*"
         caption, *more = self.markdown(text) or [nodes.paragraph()]
         figure += nodes.caption(text, "", *caption.children)
         if more:
@@ -176,54 +165,22 @@ class Picture(Block):
         return [figure]
 
 
-class RecordSchema(Block):
-    """The fields of a JSON schema of pe/runs/schemas as a table: name, type, meaning."""
+class RecordSchema(Made):
+    """The fields of a file of a record (`pe.runs.models`) as a table: name, type, meaning."""
 
-    required_arguments = 1
+    classes: ClassVar[list[str]] = ["pe-results", "wrap"]
 
-    def run(self) -> list[nodes.Node]:
-        name = self.arguments[0]
-        self.env.note_dependency(str(Path(runs.__file__).parent / "schemas" / f"{name}.json"))
-        lines = ["| field | type | meaning |", "| :-- | :-- | :-- |"]
-        schema = runs.schema(name)
-        for path, kind, meaning in _fields(schema, "", schema.get("$defs", {})):
-            lines.append(f"| `{path}` | {kind} | {meaning} |")
-        return self.markdown("\n".join(lines), nodes.container(classes=["pe-results", "wrap"]))
-
-
-def _fields(
-    schema: dict[str, Any], prefix: str, shared: dict[str, Any]
-) -> list[tuple[str, str, str]]:
-    found = []
-    known = schema.get("properties", {}) | {
-        f"<{pattern}>": value for pattern, value in schema.get("patternProperties", {}).items()
-    }
-    if isinstance(schema.get("additionalProperties"), dict):
-        known |= {"<name>": schema["additionalProperties"]}
-    for name, value in known.items():
-        name = "<tokens>" if name.startswith("<^[0-9]") else name
-        if "$ref" in value:
-            target = value["$ref"].rsplit("/", 1)[-1]
-            if prefix:  # spelled out where it stands at the top
-                found.append((prefix + name, "object", f"As `{target}` above."))
-                continue
-            value = shared[target]
-        kinds = value.get("type", "object")
-        kind = kinds if isinstance(kinds, str) else " or ".join(kinds)
-        found.append((prefix + name, kind, value.get("description", "")))
-        found += _fields(value, f"{prefix}{name}.", shared)
-    return found
-
-
-def _words(text: str | None) -> list[str] | None:
-    return [word.strip() for word in text.split(",") if word.strip()] if text else None
+    def text(self) -> str:
+        self.env.note_dependency(models.__file__)
+        lines = [
+            [f"`{path}`", kind, meaning] for path, kind, meaning in models.fields(self.arguments[0])
+        ]
+        return pipe(["field", "type", "meaning"], lines, 3)
 
 
 def setup(app: Sphinx) -> None:
     """Register with Sphinx."""
     app.add_role("record", RecordRole())
     app.add_role("record-code", RecordRole(nodes.literal))
-    app.add_directive("results", Results)
-    app.add_directive("local-runs", LocalRuns)
     app.add_directive("picture", Picture)
     app.add_directive("record-schema", RecordSchema)

@@ -30,6 +30,7 @@ from pe.encodings import (
     lookup,
 )
 from pe.encodings.core.registry import Part
+from pe.results.markdown import pipe
 
 BOOK = Path(__file__).resolve().parent.parent
 SIZES: dict[str, Any] = {"head_dim": 64, "num_heads": 8, "original_length": 1024}
@@ -136,21 +137,21 @@ def paper(name: str) -> str | None:
 
 def markdown(found: list[Row]) -> str:
     """The table."""
-    lines = ["| " + " | ".join(HEADS) + " |", "|" + " :-- |" * len(HEADS)]
-    for r in found:
-        cells = (
+    lines = [
+        [
             f"{{doc}}`{r.name} </methods/{r.page}>`" if r.page else f"`{r.name}`",
             r.place,
             "yes" if r.relative else "no",
-            "yes" if r.length else "",
-            "yes" if r.content else "",
+            "yes" if r.length else "no",
+            "yes" if r.content else "no",
             f"{r.learned:,}" if r.learned else "none",
             r.cached,
             "any" if r.longest is None else f"{r.longest:,}",
             f"{{cite:year}}`{r.paper}`" if r.paper else "",
-        )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        ]
+        for r in found
+    ]
+    return pipe(HEADS, lines, len(HEADS))
 
 
 class Encodings(Block):
@@ -166,11 +167,12 @@ class Laws(Block):
     """The laws in the order in which they run."""
 
     def run(self) -> list[nodes.Node]:
-        lines = ["| law | what it says |", "| :-- | :-- |"]
         for law in LAWS.values():
             self.env.note_dependency(law.test.__code__.co_filename)
-            lines.append(f"| `{law.name}` | {law.sentence} |")
-        return self.markdown("\n".join(lines), nodes.container(classes=["pe-results", "wrap"]))
+        lines = [[f"`{law.name}`", law.sentence] for law in LAWS.values()]
+        return self.markdown(
+            pipe(["law", "what it says"], lines, 2), nodes.container(classes=["pe-results", "wrap"])
+        )
 
 
 def setup(app: Sphinx) -> None:

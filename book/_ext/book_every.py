@@ -11,22 +11,20 @@ record, and what no study has trained says so. Nothing is measured here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
-import book_directives
 import book_speed
 from book_directives import Block
 from book_encodings import page
-from book_numbers import study_rows
-from book_studies import Studies
 from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
 
-from pe._errors import unknown
 from pe.encodings import lookup
-from pe.results import rows as results
-from pe.results.rows import Row
+from pe.results import quantities
+from pe.results.markdown import cropped, pipe
+from pe.results.rows import Row, common_seeds, measure, write
 from pe.speed import tables
 from pe.speed.families import library, spelled, title
 from pe.speed.record import MAIN, Speed
@@ -34,10 +32,12 @@ from pe.speed.record import MAIN, Speed
 MULTIPLES = (1, 2, 4, 16)
 SHORT, LONG = MAIN
 HEADS = (
-    "encoding", "n", *(f"{m}×" for m in MULTIPLES), "passkey", "speed 1k", "16k", "prefill 16k",
+    "encoding", "seeds", *(f"{m}×" for m in MULTIPLES), "passkey", "speed 1k", "16k", "prefill 16k",
     "GiB", "own",
 )  # fmt: skip
+QUALITY = (*(f"ppl@{m}x" for m in MULTIPLES), "passkey@1x")
 PASSKEY = HEADS.index("passkey")
+COST = len(HEADS) - PASSKEY - 1
 NONE = "–"
 PUT_ON = "¹"
 
@@ -58,47 +58,54 @@ def every(
         speed: a record at 1,024 and 16,384 tokens. links: of encodings to their pages.
         measured: leave out rows without a quality.
     """
-    absent, cells = [], [list(HEADS)]
-    for system in tables.shown(speed, "train"):
-        if library(system):
-            continue
+    systems = [s for s in tables.shown(speed, "train") if not library(s)]
+    known = [rows[system] for system in systems if system in rows]
+    seeds = common_seeds([*known, *([base] if base and extended else [])])
+    same = {row.label: row.of(seeds) if seeds else row for row in known}
+    absent, lines = [], []
+    for system in systems:
         name, found = title(system), []
         if system in rows:
-            found.append(("", _trained(rows[system])))
+            found.append(("", _quality(same[system])))
         if f"{system}@{MULTIPLES[1]}" in extended and base is not None:
             found.append((PUT_ON, _put_on(system, extended, base)))
         if not found:
             absent.append(name)
             if measured:
                 continue
-            found = [("", [NONE] * (len(MULTIPLES) + 2))]
+            found = [("", [NONE] * (PASSKEY))]
         named = f"{{doc}}`{name} <{links[system]}>`" if system in links else name
         for mark, quality in found:
-            cells.append([named + mark, *quality, *_cost(speed, system)])
-    if all(line[PASSKEY] == NONE for line in cells[1:]):  # a budget that asks for none
-        cells = [[*line[:PASSKEY], *line[PASSKEY + 1 :]] for line in cells]
-    heads, *lines = cells
-    ruler = [":--", *("--:" for _ in heads[1:])]
-    return "\n".join(_line(line) for line in (heads, ruler, *lines)), absent
+            lines.append([named + mark, *quality, *_cost(speed, system)])
+    nothing = [NONE] * COST
+    cut = cropped(list(same.values()), QUALITY)
+    if cut:
+        lines.append([*cut, *nothing])
+    for row in known:
+        if len(row.runs) > len(same[row.label].runs):
+            mean = f"*{row.title}, mean of {len(row.runs)} seeds*"
+            lines.append([mean, *_quality(row), *nothing])
+    heads = list(HEADS)
+    if all(line[PASSKEY] == NONE for line in lines):  # a budget that asks for none
+        heads, *lines = ([*line[:PASSKEY], *line[PASSKEY + 1 :]] for line in (heads, *lines))
+    return pipe(heads, lines), absent
 
 
-def _trained(row: Row) -> list[str]:
-    cells = [results.measure(row, f"ppl@{m}x") for m in MULTIPLES]
-    perplexities = [NONE if c.value is None else results.large(c.value) for c in cells]
-    found = results.measure(row, "passkey@1x")
-    share = NONE if found.value is None else f"{100 * found.value:.0f}%"
-    return [str(len(row.runs)), *perplexities, share]
+def _quality(row: Row) -> list[str]:
+    cells = [write(measure(row, name), name, "<br>") for name in QUALITY]
+    return [", ".join(map(str, row.seeds)), *cells]
 
 
 def _put_on(method: str, cells: Mapping[str, Mapping[str, Any]], base: Row) -> list[str]:
     """The base's own perplexity at 1×, and that of the method at each multiple, by this factor."""
-    own = results.measure(base, "ppl@1x").value
-    found = [NONE if own is None else results.large(own)]
-    length = base.runs[0].read()["recipe"]["context_length"]
+    run = base.runs[0]
+    found = [write(measure(base, QUALITY[0]), QUALITY[0])]
     for m in MULTIPLES[1:]:
-        cell = cells.get(f"{method}@{m}", {}).get("perplexity", {}).get(str(m * length), {})
-        found.append(results.large(cell["value"]) if cell.get("value") else NONE)
-    return [str(len(base.runs)), *found, NONE]
+        cell = cells.get(f"{method}@{m}", {}).get("perplexity", {}).get(quantities.tokens(run, m))
+        value = (cell or {}).get("value")
+        limit = quantities.vocabulary(run)
+        found.append(quantities.perplexity(value, limit) if value else NONE)
+    return [", ".join(map(str, base.seeds)), *found, NONE]
 
 
 def _cost(speed: Speed, system: str) -> list[str]:
@@ -115,10 +122,6 @@ def _cost(speed: Speed, system: str) -> list[str]:
     ]  # fmt: skip
 
 
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
 class EveryEncoding(Block):
     """`every` of the studies named."""
 
@@ -130,7 +133,7 @@ class EveryEncoding(Block):
     }
 
     def run(self) -> list[nodes.Node]:
-        best = book_speed._now["best"]
+        best = self.book.speeds.best
         if best is None:
             return self.markdown(book_speed.NOTHING)
         try:
@@ -154,32 +157,24 @@ class EveryEncoding(Block):
 
     def rows(self, studies: Sequence[str]) -> dict[str, Row]:
         """Of each encoding the row of the first study that has it, trained from the first step."""
-        known: Studies = book_directives._now["studies"]
         found: dict[str, Row] = {}
         for study in studies:
-            if study not in known.runs:
-                continue  # nothing of it is recorded yet
-            for label, row in study_rows(known, study).items():
-                if not row.runs[0].read().get("parent"):
-                    found.setdefault(label, row)
+            if study in self.book.studies.runs:  # otherwise nothing of it is recorded yet
+                for label, row in self.book.studies.rows(study).items():
+                    if not row.runs[0].read().get("parent"):
+                        found.setdefault(label, row)
         return found
 
     def base(self) -> tuple[Row | None, Mapping[str, Mapping[str, Any]]]:
         """The row named by ``:extended:``, its runs those with an extension, and the cells."""
         if "extended" not in self.options:
             return None, {}
-        known: Studies = book_directives._now["studies"]
         study, _, label = self.options["extended"].partition("/")
-        if study not in known.runs:
-            raise unknown("study", study, known.runs)
-        rows = study_rows(known, study)
-        if label not in rows:
-            raise unknown("row", label, rows)
-        row = rows[label]
-        for run in row.runs:
-            if run.extended is not None:  # type: ignore[attr-defined]
-                one = results.Row(row.label, row.title, row.origin, (run,))
-                return one, run.extended["cells"]  # type: ignore[attr-defined]
+        row = self.book.studies.row(study, label)
+        for one in row.each():
+            record = one.runs[0].extended  # type: ignore[attr-defined]
+            if record is not None:
+                return replace(one, title=row.title), record["cells"]
         return None, {}
 
     def links(self, speed: Speed) -> dict[str, str]:

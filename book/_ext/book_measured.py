@@ -13,22 +13,19 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import book_directives
 from book_directives import Block
 from book_encodings import page, place
-from book_numbers import study_rows
 from book_pictures import Figures
-from book_studies import Snapshot, Studies
-from book_tables import run_pages
+from book_studies import Studies
 from docutils import nodes
 from sphinx.application import Sphinx
 
-from pe import figures
 from pe.encodings import list_encodings, lookup
 from pe.figures import reach as figures_reach
-from pe.results import rows as results
-from pe.results.rows import Row
-from pe.results.tables import whole
+from pe.figures import study as figures_study
+from pe.results.markdown import table
+from pe.results.quantities import perplexity, vocabulary, whole
+from pe.results.rows import Row, comparable, predicted
 
 BUDGETS = (("every", "scaffold-seeds"), ("demo-every", "demo"))
 """A study of every encoding, and the one whose rows stand beside; the larger budget first."""
@@ -53,9 +50,9 @@ def found(studies: Studies, stem: str) -> dict[str, tuple[list[Row], list[Row]]]
     for study, other in BUDGETS:
         if study not in studies.runs or other not in studies.runs:
             continue
-        trained = study_rows(studies, study).values()
+        trained = studies.rows(study).values()
         own = [row for row in trained if names & set(row.runs[0].read()["pe"].split("+"))]
-        there = study_rows(studies, other)
+        there = studies.rows(other)
         if own:
             rows[study] = own, [there[name] for name in BESIDE if name in there]
     return rows
@@ -77,23 +74,28 @@ def figures_of(studies: Studies) -> Figures:
     for study, other in BUDGETS:
         if study not in studies.runs or other not in studies.runs:
             continue
-        there = study_rows(studies, other)
+        there = studies.rows(other)
         rows = [there[name] for name in BESIDE if name in there]
-        rows += study_rows(studies, study).values()
+        rows = comparable([*rows, *studies.rows(study).values()])
         places = {row.label: acts(row.runs[0].read()["pe"]) for row in rows}
         made_of: list[Any] = [run for row in rows for run in row.runs]
         drawn[f"{study}-reach"] = made_of, functools.partial(figures_reach.reach, rows, places)
     for stem in sorted({stem for stem in pages().values() if stem}):
         for study, (own, beside) in found(studies, stem).items():
-            runs: list[Any] = [run for row in [*beside, *own] for run in row.runs]
-            strong = own[0].runs[0].read()["pe"] if len(own) == 1 else None
-            make = functools.partial(figures.perplexity_by_length, runs, highlight=strong)
+            rows = comparable([*beside, *own])
+            runs: list[Any] = [run for row in rows for run in row.runs]
+            strong = own[0].pe if len(own) == 1 else None
+            make = functools.partial(figures_study.perplexity, rows, False, strong)
             drawn[f"{study}-{stem}"] = runs, make
     return drawn
 
 
-def text(stem: str, rows: Mapping[str, tuple[Sequence[Row], Sequence[Row]]]) -> str:
-    """The Markdown."""
+def text(
+    stem: str,
+    rows: Mapping[str, tuple[Sequence[Row], Sequence[Row]]],
+    pages: Mapping[str, str],
+) -> str:
+    """The Markdown; ``pages`` by the names of runs."""
     names = of_page(stem)
     if not rows:
         commands = " or ".join(f"`-p pe {name}`" for name in names)
@@ -101,10 +103,12 @@ def text(stem: str, rows: Mapping[str, tuple[Sequence[Row], Sequence[Row]]]) -> 
             "No committed study holds a run of it yet. `papermill notebooks/train.ipynb` with "
             f"{commands} trains, evaluates and records one."
         )
-    return "\n\n".join(_of_budget(stem, study, *both) for study, both in rows.items())
+    return "\n\n".join(_of_budget(stem, study, *both, pages) for study, both in rows.items())
 
 
-def _of_budget(stem: str, study: str, own: Sequence[Row], beside: Sequence[Row]) -> str:
+def _of_budget(
+    stem: str, study: str, own: Sequence[Row], beside: Sequence[Row], pages: Mapping[str, str]
+) -> str:
     record = own[0].runs[0].read()
     recipe, machine = record["recipe"], record["hardware"]
     titles = " and ".join(row.title for row in own)
@@ -114,17 +118,29 @@ def _of_budget(stem: str, study: str, own: Sequence[Row], beside: Sequence[Row])
         f"{whole(recipe['steps'])} steps of {recipe['batch_size']} windows of "
         f"{whole(recipe['context_length'])} tokens on {on}"
     )
-    runs = [run for row in [*own, *beside] for run in row.runs]
-    links = run_pages([run for run in runs if isinstance(run, Snapshot)])
-    table = results.table([*own, *beside], ["ppl"], links)
     small = "" if machine["device"] != "cpu" else " So small a model says little of a large one."
     return (
         f"```{{picture}} {study}-{stem}\n"
         f":alt: Perplexity by context length of {titles}, with {others}.\n\n"
         f"{titles} beside {others}: {budget}.\n```\n\n"
-        f"````{{container}} pe-results\n{table}\n````\n\n"
-        "*n* is the number of seeds. Where there are several, the value is their mean, and its "
-        f"interval says what a difference has to exceed.{small}"
+        f"````{{container}} pe-results\n{table([*own, *beside], ['ppl'], pages)}\n````\n\n"
+        f"{_scatter([*own, *beside])}{small}"
+    )
+
+
+def _scatter(rows: Sequence[Row]) -> str:
+    """How far the next seed of RoPE may lie: what one seed of another encoding is held against."""
+    seeds = {row.seeds for row in comparable(rows)}
+    known = next((row for row in rows if row.label == "rope" and len(row.runs) > 1), None)
+    if known is None or len(seeds) > 1 or len(next(iter(seeds))) > 1:
+        return "Values of several seeds are means with a 95% interval."
+    found, limit = predicted(known, "ppl@1x"), vocabulary(known.runs[0])
+    low, high = perplexity(found.low, limit), perplexity(found.high, limit)
+    (seed,) = next(iter(seeds))
+    return (
+        f"Rows are compared on seed {seed}, which they share: the same initial weights and order "
+        "of the text. One seed ranks nothing. By the seeds recorded of "
+        f"{known.title}, its next one would lie between {low} and {high} at 1× (95%)."
     )
 
 
@@ -135,7 +151,9 @@ class Measured(Block):
         folder, _, stem = self.env.docname.rpartition("/")
         if folder != "methods" or not of_page(stem):
             return self.warn("measured belongs on the page of a method that shows its code")
-        return self.markdown(text(stem, found(book_directives._now["studies"], stem)))
+        rows = found(self.book.studies, stem)
+        every = [row for own, beside in rows.values() for row in (*own, *beside)]
+        return self.markdown(text(stem, rows, self.book.pages(every)))
 
 
 def setup(app: Sphinx) -> None:

@@ -3,15 +3,17 @@
     [STUDY/]SUBJECT.QUANTITY[:format]          {record}`pope.ppl@4x`  {record}`study.hardware`
     KEY / KEY                                  {record}`rope.ppl@8x / rope.ppl@1x`
     [STUDY/]ROW vs ROW.QUANTITY                {record}`scaffold/rope vs yarn.ppl@1x`
+    [STUDY/]SUBJECT#SEED.QUANTITY              {record}`rope#0.ppl@1x`, beside rows of that seed
 
 SUBJECT is an encoding (a mean over its seeds), `study`, or one of `best`, `worst`, `order`, which
-give names instead of numbers. `ppl@longest` is the perplexity at the longest evaluated length.
-Unknown keys raise ValueError with the nearest valid one.
+give names instead of numbers: an order says between which neighbours no difference is shown, and a
+best or worst that is not apart from the next is an error. `ppl@longest` is the perplexity at the
+longest evaluated length. Unknown keys raise ValueError with the nearest valid one.
 
 In a study with a YAML in studies/, SUBJECT is a row's name there (`scaffold/rope-dropped-at-10`),
 and QUANTITY any of `pe.results.rows`, `title`, `recipe.FIELD`, `before` (the validation loss of a
 converted model before its first step) or `extension.yarn@4.ppl@4x`. `vs` gives words: "lower by
-8.1% (3.3 to 13%)", or "no difference shown" where the intervals do not tell the two apart.
+8.1% (3.3 to 13%)", or "no difference shown" (`pe.results.rows.difference`).
 """
 
 from __future__ import annotations
@@ -19,22 +21,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from book_studies import Snapshot, Studies
+from book_studies import Studies
 
 from pe._errors import unknown
-from pe.results import extensions
-from pe.results import rows as results
-from pe.results.tables import (
-    QUANTITIES,
-    Group,
-    duration,
-    groups,
-    measure,
-    multiples,
-    significant,
-    whole,
-    write,
-)
+from pe.results import budgets, extensions, quantities
+from pe.results.quantities import GUESSING, duration, multiples, significant, whole
+from pe.results.rows import Row, measure, write, write_difference
 
 _RANKS = ("best", "worst", "order")
 
@@ -57,30 +49,28 @@ def look_up(studies: Studies, text: str) -> str:
     return _text(studies, key)
 
 
-def study_rows(studies: Studies, study: str) -> dict[str, results.Row]:
-    """The rows of a study by name; worked out once a build."""
-    runs = studies.runs[study]
-    cached = studies.rows.get(study)
-    if cached is None:
-        cached = studies.rows[study] = {row.label: row for row in results.rows(study, runs)}
-    return cached
+def _study(studies: Studies, name: str | None) -> str:
+    name = name or studies.reference
+    if name not in studies.runs:
+        raise unknown("study", name, studies.runs)
+    return name
+
+
+def _row(rows: dict[str, Row], subject: str) -> Row:
+    name, _, seed = subject.partition("#")
+    if name not in rows:
+        raise unknown("subject", name, [*rows, "study", *_RANKS])
+    if seed and seed not in map(str, rows[name].seeds):
+        raise ValueError(f"{name} has no run of seed {seed!r}; it has {rows[name].seeds}")
+    return rows[name].of([int(seed)]) if seed else rows[name]
 
 
 def _versus(studies: Studies, study: str | None, one: str, other: str, quantity: str) -> str:
-    study = study or studies.reference
-    if study not in studies.runs:
-        raise unknown("study", study, studies.runs)
-    first, second = (_row(study_rows(studies, study), name) for name in (one, other))
-    return results.write_difference(first, second, quantity)
+    rows = studies.rows(_study(studies, study))
+    return write_difference(_row(rows, one), _row(rows, other), quantity)
 
 
-def _row(rows: dict[str, results.Row], subject: str) -> results.Row:
-    if subject not in rows:
-        raise unknown("subject", subject, [*rows, "study", *_RANKS])
-    return rows[subject]
-
-
-def _of_row(row: results.Row, quantity: str) -> tuple[Any, str]:
+def _of_row(row: Row, quantity: str) -> tuple[Any, str]:
     """A quantity of a row as a number or word, and as text."""
     run = row.runs[0]
     kind, _, rest = quantity.partition(".")
@@ -99,7 +89,7 @@ def _of_row(row: results.Row, quantity: str) -> tuple[Any, str]:
             raise ValueError(f"{run.study}/{run.name} has no extension.json")
         length = run.read()["recipe"]["context_length"]
         value = extensions.value(record, length, name, float(at.removesuffix("x")))
-        return value, significant(value)
+        return value, quantities.perplexity(value, quantities.vocabulary(run))
     if quantity == "before":
         lines = run.metrics()
         lines = lines[lines["step"] == 0].dropna(subset="validation_loss")
@@ -111,91 +101,69 @@ def _of_row(row: results.Row, quantity: str) -> tuple[Any, str]:
         return len(row.runs), str(len(row.runs))
     if quantity == "title":
         return row.title, row.title
-    found = results.measure(row, quantity)
-    if found.value is None:
-        raise ValueError(f"{row.label}.{quantity} has no value: {found.reason}")
-    return found.value, results.write(found, quantity)
+    cell = measure(row, quantity)
+    if cell.value is None:
+        raise ValueError(f"{row.label}.{quantity} has no value: {cell.reason}")
+    return cell.value, write(cell, quantity)
 
 
-def _split(studies: Studies, key: str) -> tuple[list[Snapshot], str, str]:
+def _split(studies: Studies, key: str) -> tuple[str, str, str]:
     study, _, rest = key.rpartition("/")
-    study = study or studies.reference
-    if study not in studies.runs:
-        raise unknown("study", study, studies.runs)
+    study = _study(studies, study)
     subject, dot, quantity = rest.partition(".")
     if not dot:
         raise ValueError(f"expected SUBJECT.QUANTITY such as pope.ppl@4x, got {rest!r}")
-    runs = studies.runs[study]
     if quantity == "ppl@longest":
-        quantity = f"ppl@{multiples(runs)[-1]}"
-    return runs, subject, quantity
-
-
-def _group(runs: list[Snapshot], subject: str) -> Group:
-    found = {group.pe: group for group in groups(runs)}
-    if subject not in found:
-        raise unknown("subject", subject, [*found, "study", *_RANKS])
-    return found[subject]
+        quantity = f"ppl@{multiples(studies.runs[study])[-1]}"
+    return study, subject, quantity
 
 
 def _number(studies: Studies, key: str) -> float:
-    runs, subject, quantity = _split(studies, key)
+    study, subject, quantity = _split(studies, key)
     if subject == "study":
-        value = _facts(runs)[_known(runs, quantity)]
-        if not isinstance(value, int | float):
-            raise ValueError(f"{key} is no number")
-        return value
-    if results.planned(runs[0].study):
-        value, _ = _of_row(_row(study_rows(studies, runs[0].study), subject), quantity)
-        if not isinstance(value, int | float):
-            raise ValueError(f"{key} is no number")
-        return value
-    result = measure(_group(runs, subject), quantity)
-    if result.value is None:
-        raise ValueError(f"{key} has no value: {result.reason}")
-    return result.value
+        value, text = _facts(studies, study)[_known(studies, study, quantity)], ""
+    else:
+        value, text = _of_row(_row(studies.rows(study), subject), quantity)
+    if not isinstance(value, int | float) or text == GUESSING:
+        raise ValueError(f"{key} is no number" + (f": {text}" if text == GUESSING else ""))
+    return value
 
 
 def _text(studies: Studies, key: str) -> str:
-    runs, subject, quantity = _split(studies, key)
+    study, subject, quantity = _split(studies, key)
     if subject == "study":
-        value = _facts(runs)[_known(runs, quantity)]
+        value = _facts(studies, study)[_known(studies, study, quantity)]
         if quantity in ("wall_time", "evaluation_time"):
             return duration(value)
         return whole(value) if isinstance(value, int | float) else str(value)
-    if results.planned(runs[0].study):
-        rows = study_rows(studies, runs[0].study)
-        if subject not in _RANKS:
-            return _of_row(_row(rows, subject), quantity)[1]
-        cells = [(results.measure(row, quantity).value, row.title) for row in rows.values()]
-        titles = [name for _, name in sorted((x, name) for x, name in cells if x is not None)]
-        return {"best": titles[0], "worst": titles[-1], "order": ", ".join(titles)}[subject]
     if subject in _RANKS:
-        ranked = sorted((_number_or_last(g, quantity), g.label) for g in groups(runs))
-        names = [name for _, name in ranked]
-        return {"best": names[0], "worst": names[-1], "order": ", ".join(names)}[subject]
-    if quantity == "seeds":
-        return str(len(_group(runs, subject).runs))
-    result = measure(_group(runs, subject), quantity)
-    if result.value is None:
-        raise ValueError(f"{key} has no value: {result.reason}")
-    return write(result, quantity)
+        return _ranked(list(studies.rows(study).values()), subject, quantity)
+    return _of_row(_row(studies.rows(study), subject), quantity)[1]
 
 
-def _number_or_last(group: Group, quantity: str) -> float:
-    value = measure(group, quantity).value
-    return float("inf") if value is None else value
+def _ranked(rows: list[Row], subject: str, quantity: str) -> str:
+    """Names of rows by a quantity. One seed ranks runs and not methods, so it is refused."""
+    order = budgets.order([r for r in rows if measure(r, quantity).value is not None], quantity)
+    if order.seeds < 2:
+        raise ValueError(f"{subject}: rows of one seed each are not ranked")
+    if subject == "order":
+        return str(order)
+    end, next_to = (0, 0) if subject == "best" else (-1, -1)
+    if not order.shown[next_to]:
+        raise ValueError(f"{subject}: no difference is shown to the next, in {order}")
+    return order.rows[end].title
 
 
-def _known(runs: list[Snapshot], quantity: str) -> str:
-    facts = _facts(runs)
+def _known(studies: Studies, study: str, quantity: str) -> str:
+    facts = _facts(studies, study)
     if quantity not in facts:
         raise unknown("quantity of a study", quantity, facts)
     return quantity
 
 
-def _facts(runs: list[Snapshot]) -> dict[str, Any]:
+def _facts(studies: Studies, study: str) -> dict[str, Any]:
     """What holds for a study as a whole; where its runs differ, all values are listed."""
+    runs = studies.runs[study]
     records = [run.read() for run in runs]
     recipes = [record["recipe"] for record in records]
     data = [record["data"] or {} for record in records]
@@ -208,7 +176,7 @@ def _facts(runs: list[Snapshot]) -> dict[str, Any]:
     ]
     facts: dict[str, Any] = {
         "runs": len(runs),
-        "encodings": ", ".join(group.label for group in groups(runs)),
+        "encodings": ", ".join(row.title for row in studies.rows(study).values()),
         "hardware": _one(machine),
         "commit": _one([(record["code"]["commit"] or "unknown")[:12] for record in records]),
         "date": _one([record["created"][:10] for record in records]),
@@ -264,7 +232,7 @@ def _one(values: list[Any]) -> Any:
 
 def names(studies: Studies) -> list[str]:
     """Every key of the reference study, for messages and tests."""
-    runs = studies.runs[studies.reference]
-    quantities = [*QUANTITIES, "seeds", *(f"ppl@{name}" for name in multiples(runs))]
-    keys = [f"{group.pe}.{quantity}" for group in groups(runs) for quantity in quantities]
-    return [*keys, *(f"study.{fact}" for fact in _facts(runs))]
+    study = studies.reference
+    measured = [*quantities.QUANTITIES, *(f"ppl@{n}" for n in multiples(studies.runs[study]))]
+    keys = [f"{row}.{quantity}" for row in studies.rows(study) for quantity in ["seeds", *measured]]
+    return [*keys, *(f"study.{fact}" for fact in _facts(studies, study))]

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 from book_mirror import write
-from book_numbers import study_rows
 from book_studies import FILES, LOCAL, Snapshot, Studies
 from matplotlib.figure import Figure
 from sphinx.errors import ExtensionError
@@ -24,7 +23,7 @@ from pe.figures import extension as figures_extension
 from pe.figures import finetuned as figures_finetuned
 from pe.figures import retrieval as figures_retrieval
 from pe.figures import study as figures_study
-from pe.results import finetuned
+from pe.results import extensions, finetuned
 from pe.results import rows as results
 
 TWINS = ("", "-dark")
@@ -67,8 +66,7 @@ def record_figures(studies: Studies) -> Figures:
 def _of_budgets(studies: Studies, *names: str) -> tuple[list[Snapshot], Callable[[], Figure]]:
     """The runs of two studies that began with weights of their own, in one figure."""
     rows = {
-        name: [row for row in study_rows(studies, name).values() if not row.converted]
-        for name in names
+        name: [row for row in studies.rows(name).values() if not row.converted] for name in names
     }
     drawn = {run.name for found in rows.values() for row in found for run in row.runs}
     runs = [run for name in names for run in studies.runs[name] if run.name in drawn]
@@ -77,7 +75,7 @@ def _of_budgets(studies: Studies, *names: str) -> tuple[list[Snapshot], Callable
 
 def _study_figures(studies: Studies, study: str, runs: list[Snapshot]) -> Figures:
     """Figures of a study with a YAML: STUDY-perplexity ... and those of its extended runs."""
-    rows = list(study_rows(studies, study).values())
+    rows = list(studies.rows(study).values())
     found: Figures = {
         f"{study}-perplexity": (runs, partial(figures_study.perplexity, rows)),
         f"{study}-training": (runs, partial(figures_study.training, rows)),
@@ -99,9 +97,7 @@ def _study_figures(studies: Studies, study: str, runs: list[Snapshot]) -> Figure
         record = getattr(run, "extended", None)
         if record is None:
             continue
-        length = run.read()["recipe"]["context_length"]
-        cells = (run.evaluation() or {})["perplexity"]
-        base = {int(at) / length: cell["value"] for at, cell in cells.items()}
+        length, base = run.read()["recipe"]["context_length"], extensions.trained(run)
         for name, figure in (
             ("factor", figures_extension.by_factor),
             ("length", figures_extension.by_length),
@@ -118,12 +114,10 @@ def draw(root: Path, book: Path, wanted: Figures) -> None:
     target = book / "_generated"
     stamps_file = target / "pictures.json"
     old = json.loads(stamps_file.read_text()) if stamps_file.exists() else {}
-    modules = [*(root / "pe").glob("figures*.py"), root / "pe" / "tables.py"]
-    modules += (
-        root / "pe" / "study" / f"{name}.py"
-        for name in ("budgets", "extensions", "finetuned", "plan", "results")
-    )
-    look = _hash([*sorted(modules), *sorted((root / "studies").glob("*.yaml"))])
+    shown = [root / "pe" / "figures", root / "pe" / "results"]
+    modules = [*(path for folder in shown for path in folder.glob("*.py"))]
+    modules += [root / "pe" / "study" / "plan.py", *(root / "studies").glob("*.yaml")]
+    look = _hash(sorted(modules))
     stamps: dict[str, str] = {}
     for name, (runs, function) in wanted.items():
         stamps[name] = look + _hash(run.directory / file for run in runs for file in FILES)

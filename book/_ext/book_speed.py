@@ -19,8 +19,9 @@ import json
 from pathlib import Path
 from typing import Any, ClassVar
 
-from book_directives import Block
+from book_directives import Block, Book
 from book_mirror import write
+from book_studies import Speeds
 from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
@@ -34,7 +35,6 @@ from pe.speed import families, record, tables
 from pe.speed.record import Speed, SpeedRun
 
 log = logging.getLogger(__name__)
-_now: dict[str, Any] = {"speeds": [], "best": None}
 FOLDER = Path("_generated") / "speed"
 NOTHING = "*Not measured yet.*"
 MADE_BY = f"""\
@@ -50,7 +50,7 @@ given; what follows then fills itself.
 """
 
 
-def prepare(root: Path, book: Path) -> None:
+def prepare(root: Path, book: Path) -> Speeds:
     """Read the records and draw the figure. RunError names a committed record that is damaged."""
     speeds = []
     for run in dict.fromkeys(run.directory for run in _all(root)):
@@ -61,7 +61,6 @@ def prepare(root: Path, book: Path) -> None:
                 raise
             log.warning("a speed run of yours is left out: %s", error, type="pe", subtype="run")
     best = tables.best(speeds)
-    _now.update(speeds=speeds, best=best, book=book)
     code = [*Path(str(record.__file__)).parent.glob("*.py"), Path(__file__)]
     code.append(Path(str(figures_speed.__file__)))
     parts = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(code)]
@@ -75,6 +74,7 @@ def prepare(root: Path, book: Path) -> None:
         with figures.style():
             light = figures.svg(figures_speed.training(best))
         write(target, figures.darken(light) if twin else light)
+    return Speeds(speeds, best)
 
 
 def _all(root: Path) -> list[SpeedRun]:
@@ -91,7 +91,7 @@ class SpeedBlock(Block):
     option_spec: ClassVar[dict[str, Any]] = {"alt": directives.unchanged_required}
 
     def run(self) -> list[nodes.Node]:
-        self.env.note_dependency(str(_now["book"] / FOLDER / "stamp"))
+        self.env.note_dependency(str(self.book.folder / FOLDER / "stamp"))
         part, *more = self.arguments
         makers = {
             "machine": self.machine, "picture": self.picture, "overview": self.overview,
@@ -110,12 +110,12 @@ class SpeedBlock(Block):
         return self.markdown(text, nodes.container(classes=["pe-results"]))
 
     def machine(self) -> list[nodes.Node]:
-        best: Speed | None = _now["best"]
+        best = self.book.speeds.best
         text = tables.machine(best) if best else ""
         return self.markdown(text if best and best.on_gpu else f"{MADE_BY}\n\n{text}")
 
     def picture(self) -> list[nodes.Node]:
-        if _now["best"] is None:
+        if self.book.speeds.best is None:
             return []
         figure = nodes.figure(align="center")
         pair = nodes.container(classes=["pe-pair"])
@@ -124,20 +124,20 @@ class SpeedBlock(Block):
             image["classes"] = [shown]
             pair += image
         figure += pair
-        run = _now["best"].record
+        run = self.book.speeds.best.record
         text = "\n".join(self.content) + f" *Record: {run['study']}/{run['run']}.*"
         caption, *_ = self.markdown(text)
         figure += nodes.caption(text, "", *caption.children)
         return [figure]
 
     def overview(self, mode: str) -> list[nodes.Node]:
-        best: Speed | None = _now["best"]
+        best = self.book.speeds.best
         if best is None or not tables.known_lengths(best, _mode(mode)):
             return self.markdown(NOTHING)
         return self.table(tables.overview(best, mode))
 
     def details(self, mode: str) -> list[nodes.Node]:
-        best: Speed | None = _now["best"]
+        best = self.book.speeds.best
         if best is None or not tables.known_lengths(best, _mode(mode)):
             return self.markdown(NOTHING)
         tabs = [
@@ -149,13 +149,15 @@ class SpeedBlock(Block):
 
     def family(self, name: str) -> list[nodes.Node]:
         found = families.family(name)
-        text = tables.of_family(_now["best"], found) if _now["best"] else ""
+        text = tables.of_family(self.book.speeds.best, found) if self.book.speeds.best else ""
         return self.table(text) if text else self.markdown(NOTHING)
 
     def peers(self, mode: str = "train") -> list[nodes.Node]:
         """Of the record that the page shows, or else of the newest one that has peers."""
-        best: Speed | None = _now["best"]
-        there = [speed for speed in _now["speeds"] if tables.peers(speed, mode).count("\n") > 1]
+        best = self.book.speeds.best
+        there = [
+            speed for speed in self.book.speeds.all if tables.peers(speed, mode).count("\n") > 1
+        ]
         shown = best if best in there else tables.best(there)
         if shown is None:
             return self.markdown(NOTHING)
@@ -165,11 +167,11 @@ class SpeedBlock(Block):
         return [*self.markdown(f"*Of an earlier run:* {tables.machine(shown)}"), *table]
 
     def deterministic(self) -> list[nodes.Node]:
-        text = tables.deterministic(_now["speeds"])
+        text = tables.deterministic(self.book.speeds.all)
         return self.table(text) if text else self.markdown(NOTHING)
 
     def drift(self) -> list[nodes.Node]:
-        text = tables.drift(_now["best"]) if _now["best"] else ""
+        text = tables.drift(self.book.speeds.best) if self.book.speeds.best else ""
         return self.table(text) if text.count("\n") > 1 else self.markdown(NOTHING)
 
 
@@ -177,9 +179,10 @@ class SpeedRatio(SphinxRole):
     """{speed-ratio}`SYSTEM MODE LENGTH`: tokens a second over those of NoPE."""
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
-        self.env.note_dependency(str(_now["book"] / FOLDER / "stamp"))
+        book = Book.of(self.env)
+        self.env.note_dependency(str(book.folder / FOLDER / "stamp"))
         try:
-            return [nodes.Text(ratio(_now["best"], self.text))], []
+            return [nodes.Text(ratio(book.speeds.best, self.text))], []
         except ValueError as error:
             log.warning("speed-ratio: %s", error, location=self.get_location())
             return [nodes.literal(text=self.text)], []

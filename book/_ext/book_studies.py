@@ -12,10 +12,11 @@ from typing import Any
 import pandas
 from sphinx.util import logging
 
+from pe import results as results_package
 from pe import runs
-from pe.results import budgets, extensions, finetuned, tables
-from pe.results import intervals as statistics
+from pe._errors import unknown
 from pe.results import rows as results
+from pe.speed.record import Speed
 from pe.study import plan
 
 LOCAL = "local"
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Snapshot:
     """A run as it stood when the build began, read and validated once. See
-    `pe.results.tables.RunLike`."""
+    `pe.results.quantities.RunLike`."""
 
     run: runs.Run
     record: dict[str, Any]
@@ -71,6 +72,14 @@ class Snapshot:
         return self.table
 
 
+@dataclass(frozen=True)
+class Speeds:
+    """All records of speed, and the one that pages show."""
+
+    all: list[Speed]
+    best: Speed | None
+
+
 @dataclass
 class Studies:
     """All studies by name. Only complete runs are shown; the others are named with their reason."""
@@ -78,8 +87,27 @@ class Studies:
     reference: str
     runs: dict[str, list[Snapshot]] = field(default_factory=dict)
     incomplete: dict[str, list[Snapshot]] = field(default_factory=dict)
-    rows: dict[str, dict[str, results.Row]] = field(default_factory=dict)
-    """By study and name: filled by book_numbers.study_rows."""
+    _rows: dict[str, dict[str, results.Row]] = field(default_factory=dict)
+
+    def rows(self, study: str) -> dict[str, results.Row]:
+        """The rows of a study by name; worked out once.
+
+        Raises:
+            ValueError: no such study.
+        """
+        if study not in self.runs:
+            raise unknown("study", study, self.runs)
+        if study not in self._rows:
+            found = results.rows(study, self.runs[study])
+            self._rows[study] = {row.label: row for row in found}
+        return self._rows[study]
+
+    def row(self, study: str, label: str) -> results.Row:
+        """One of them. ValueError names the nearest if there is none."""
+        rows = self.rows(study)
+        if label not in rows:
+            raise unknown("row", label, rows)
+        return rows[label]
 
     @classmethod
     def load(cls, committed: Path, own: Path, reference: str) -> Studies:
@@ -127,11 +155,8 @@ class Studies:
         Pages that read records depend on the one file that holds this, so none is left stale.
         """
         here = Path(__file__).resolve().parent
-        code = [*here.glob("book*.py")]
-        code += [
-            Path(str(m.__file__))
-            for m in (tables, statistics, budgets, extensions, finetuned, results, plan)
-        ]
+        code = [*here.glob("book*.py"), Path(str(plan.__file__))]
+        code += Path(str(results_package.__file__)).parent.glob("*.py")
         code += (here.parents[1] / "studies").glob("*.yaml")
         shown = b"".join(path.read_bytes() for path in sorted(code))
         result = {"code": hashlib.sha256(shown).hexdigest()}

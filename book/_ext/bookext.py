@@ -23,14 +23,14 @@ ROOT = BOOK.parent
 sys.path.insert(0, str(ROOT))  # the package beside the book, installed or not
 
 import book_api  # noqa: E402
-import book_budgets  # noqa: E402
 import book_directives  # noqa: E402
 import book_encodings  # noqa: E402
 import book_every  # noqa: E402
-import book_finetuned  # noqa: E402
 import book_measured  # noqa: E402
 import book_mirror  # noqa: E402
+import book_pages  # noqa: E402
 import book_pictures  # noqa: E402
+import book_plans  # noqa: E402
 import book_speed  # noqa: E402
 import book_tables  # noqa: E402
 from book_studies import Studies  # noqa: E402
@@ -49,14 +49,16 @@ def prepare(app: Sphinx, config: Config) -> None:
     config.external_toc_path = "../_toc.yml"
     try:
         studies = Studies.load(ROOT / "runs", runs.root(), STUDY)
-        book_speed.prepare(ROOT, BOOK)
+        speeds = book_speed.prepare(ROOT, BOOK)
     except runs.RunError as error:
         raise ExtensionError(f"the book is built from records, and {error}") from error
     book_mirror.mirror(ROOT, BOOK, studies.complete())
     drawn = book_pictures.record_figures(studies) | book_measured.figures_of(studies)
     book_pictures.draw(ROOT, BOOK, drawn)
     book_mirror.write(BOOK / "_generated" / "records.json", studies.fingerprint())
-    book_directives.use(studies, BOOK, drawn)
+    app.pe_book = book_directives.Book(  # type: ignore[attr-defined]
+        studies, BOOK, drawn, speeds
+    )
     # The line of the site's licence and year must not change with the day of the build.
     config.html_last_updated_fmt = None
 
@@ -84,13 +86,11 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register with Sphinx."""
     app.connect("config-inited", prepare, priority=100)
     app.connect("html-page-context", tidy, priority=900)
+    book_pages.setup(app)
     book_directives.setup(app)
     app.add_directive("api", book_api.Api)
-    book_encodings.setup(app)
-    book_tables.setup(app)
-    book_speed.setup(app)
-    book_budgets.setup(app)
-    book_finetuned.setup(app)
-    book_every.setup(app)
-    book_measured.setup(app)
+    for part in (
+        book_encodings, book_tables, book_plans, book_speed, book_every, book_measured,
+    ):  # fmt: skip
+        part.setup(app)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

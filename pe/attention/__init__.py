@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from pe.attention.choose import BACKENDS, bias_of, checked, compute, path_for, refuse_broadcast
-from pe.attention.masks import document_lengths
 from pe.encodings.core.base import Encoding, refuse_positions
 
 __all__ = ["BACKENDS", "attend", "path_for", "scaled"]
@@ -77,6 +76,8 @@ def attend(
     refuse_positions("k_positions", k_positions, k.shape[0], k.shape[2])
     more = {}
     if mask is not None and enc.length_dependent:
+        from pe.attention.documents import document_lengths  # brings the compiler
+
         more["lengths"] = document_lengths(mask, q_positions, k_positions)
     where = enc.prepare(q_positions, k_positions, q.dtype, **more)
     counted = counted and where.q_positions is q_positions

@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pe._files import write_atomically
+
 log = logging.getLogger("pe.data")
 
 FORMAT = 2
@@ -136,10 +138,7 @@ def scratch(parent: Path, prefix: str) -> Path:
 
 def write_json(path: Path, value: object) -> None:
     """Write a small JSON file so that a reader sees the old one or the new one, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=1))
-    temporary.replace(path)
+    write_atomically(path, json.dumps(value, indent=1))
 
 
 def read_json(path: Path) -> dict[str, object] | None:

@@ -1,11 +1,11 @@
-"""Several hidden numbers in one text: multi-key, multi-value and multi-query retrieval.
+"""Hidden numbers: passkey, multi-key, multi-value and multi-query retrieval.
 
     [text] needle [text] needle ... [text]  question  answer      exactly L tokens
 
 After RULER's tasks (Hsieh et al. 2024, arXiv:2404.06654): one needle says "The special number of
 Oslo is 4077123." With several keys the others distract, so copying the only number in sight earns
 nothing. Numbers have seven digits, each a token; a guess is right once in ten for a digit and once
-in ten million for a number.
+in ten million for a number. ``passkey`` (arXiv:2305.16300) states one number twice in filler.
 
 The same builder makes evaluation prompts and training windows (`NeedleMix`). In training the whole
 puzzle has a random length and stands at a random place of the window, so that neither the position
@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from pe._errors import unknown
 from pe.data.batches import Batch, Batches
-from pe.data.retrieval import NAMES, Tokenizer, digit_tokens
+from pe.data.retrieval import FILLER, NAMES, Tokenizer, digit_tokens
 
 Int = npt.NDArray[np.int64]
 DIGITS = 7
@@ -42,13 +42,32 @@ class NeedleTask:
     """Numbers per name, each in a needle of its own; they are asked in the order of the text."""
     queries: int
     """Names that are asked for, one after another."""
+    stated: str = "\nThe special number of {name} is {number}.\n"
+    asked: str = "\nThe special number of {name} is "
+    filler: bool = False
+    """The haystack is a few sentences, repeated, in place of real text."""
 
 
 NEEDLE_TASKS = {
     task.name: task
     for task in (
+        NeedleTask(
+            "passkey",
+            keys=1,
+            values=1,
+            queries=1,
+            filler=True,
+            stated="\nThe pass key is {number}. Remember it: {number} is the pass key.\n",
+            asked="\nWhat is the pass key? The pass key is ",
+        ),
         NeedleTask("multikey", keys=4, values=1, queries=1),
-        NeedleTask("multivalue", keys=1, values=4, queries=1),
+        NeedleTask(
+            "multivalue",
+            keys=1,
+            values=4,
+            queries=1,
+            asked="\nThe special numbers of {name} are ",
+        ),
         NeedleTask("multiquery", keys=4, values=1, queries=4),
     )
 }
@@ -87,14 +106,15 @@ class NeedleText:
         return self._known[text]
 
     def _needle(self, name: str, number: Int) -> Int:
-        stated = self._text(f"\nThe special number of {name} is "), self.digit_ids[number]
-        return np.concatenate((*stated, self._text(".\n")))
+        parts: list[Int] = []
+        for index, text in enumerate(self.task.stated.split("{number}")):
+            parts += [self.digit_ids[number]] if index else []
+            parts.append(self._text(text.format(name=name)))
+        return np.concatenate(parts)
 
     def _question(self, name: str, numbers: Int) -> tuple[Int, Int]:
         """Tokens of a question with its answer, and the places of the digits in them."""
-        word = "number" if len(numbers) == 1 else "numbers"
-        verb = "is" if len(numbers) == 1 else "are"
-        parts = [self._text(f"\nThe special {word} of {name} {verb} ")]
+        parts = [self._text(self.task.asked.format(name=name))]
         places: list[Int] = []
         for index, number in enumerate(numbers):
             if index:
@@ -156,6 +176,8 @@ class NeedleText:
                 f"a {task.name} text of {length} tokens has no room for its needles, questions "
                 f"and answers; use at least {self.shortest()}"
             )
+        if task.filler:
+            haystack = np.resize(self._text(FILLER), room)
         if len(haystack) < room:
             raise ValueError(f"the haystack has {len(haystack)} tokens; {room} are needed")
         parts, before = [], 0

@@ -24,6 +24,8 @@ from pe.data.batches import Batch, Batches
 Int = npt.NDArray[np.int64]
 TASKS = ("passkey", "needle")
 DIGITS = 5
+DEPTHS = tuple(round(0.1 * i, 1) for i in range(11))
+"""Depths at which evaluation hides a number; a recipe asks for so many prompts at each."""
 NAMES = tuple(
     "Oslo Lima Cairo Delhi Paris Quito Tokyo Sydney Geneva Lisbon Madrid Vienna Warsaw Athens "
     "Boston Denver Dublin Havana London Moscow Munich Naples Ottawa Prague Venice Zurich".split()

@@ -23,11 +23,10 @@ from torch.nn.functional import linear, logsigmoid, pad
 from pe.encodings.core.base import Encoding
 from pe.encodings.core.checks import at_least
 from pe.encodings.core.distance import at_least_float32
-from pe.encodings.core.forms import Form, by_key
+from pe.encodings.core.forms import CHUNK, Form, by_key
 from pe.encodings.core.query_rows import by_query_rows
 from pe.encodings.core.registry import register
 
-STRETCH = 128
 HELD = 8
 """About how many float32 numbers a block holds for each head, query and key."""
 
@@ -129,14 +128,14 @@ class FoX(Encoding):
 def running_sum(x: Tensor) -> Tensor:
     """Sums of the last axis up to and with each place, (..., T) as ``x``: a cumsum.
 
-    By products with triangles of ones, `STRETCH` numbers at a time, then the sums of the stretches.
+    By products with triangles of ones, `CHUNK` numbers at a time, then the sums of the chunks.
     torch's scan on a GPU adds in an order that may change from run to run, and its compiler (2.11)
     fails where it merges a scan with what comes before it.
     """
     length = x.shape[-1]
-    stretches = pad(x, (0, -length % STRETCH)).unflatten(-1, (-1, STRETCH))
-    sums = stretches @ x.new_ones(STRETCH, STRETCH).triu()
-    if length > STRETCH:
+    chunks = pad(x, (0, -length % CHUNK)).unflatten(-1, (-1, CHUNK))
+    sums = chunks @ x.new_ones(CHUNK, CHUNK).triu()
+    if length > CHUNK:
         before = running_sum(sums[..., :-1, -1])
         sums = sums + pad(before, (1, 0))[..., None]
     found: Tensor = sums.flatten(-2)[..., :length]

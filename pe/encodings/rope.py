@@ -64,8 +64,13 @@ class RoPE(Encoding):
 
     @property
     def limited_by(self) -> str:
-        limits = {t.max_positions: t.name or type(t).__name__ for t in self.transforms}
-        return str(limits.get(self.max_positions) or super().limited_by)
+        for transform in self.transforms:
+            if (
+                transform.max_positions is not None
+                and transform.max_positions == self.max_positions
+            ):
+                return str(transform.name or type(transform).__name__)
+        return super().limited_by
 
     def frequencies(self, length: Tensor | None = None) -> Frequencies:
         """The spectrum after all transforms, float64, on the device of ``length`` (or the CPU).

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-import torch
-
-from pe._errors import PositionError
-from pe.data import TokenData, evaluation_windows, prepare
+from pe import devices
+from pe.data import TokenData
+from pe.data.retrieval import DEPTHS
 from pe.evaluation.covers import covers
 from pe.evaluation.load import load_model
-from pe.evaluation.perplexity import by_position, cell, no_cell, window_losses
+from pe.evaluation.needles import evaluate_needles
 from pe.evaluation.retrieval import evaluate_retrieval
+from pe.evaluation.scorer import Log, Scorer, text_of
 from pe.evaluation.start import evaluate_start
-from pe.evaluation.temperature import fit_temperature, length_temperature
-from pe.model import PEForCausalLM
+from pe.evaluation.temperature import fit_temperatures
 from pe.runs import SCHEMA_VERSION, Run, RunError
-from pe.runs.provenance import now
-from pe.training.build import autocast
+from pe.runs.provenance import code, now
+from pe.training.build import check_evaluation, lengths_beyond
 from pe.training.progress import Progress
-from pe.training.recipe import Recipe
 
 
-def evaluate(run: Run, *, quiet: bool = False) -> dict[str, Any]:
+def evaluate(run: Run, *, quiet: bool = False, float32_residual: bool = False) -> dict[str, Any]:
     """Evaluate ``run`` at the lengths of its recipe, unless that is recorded already.
 
     For a run that began with another run's weights, these are evaluated too (`pe.evaluate_start`).
+
+    Args:
+        float32_residual: keep the residual stream in float32, as transformers' own models do, where
+            matrix products are in bfloat16. The record says in what precision it was made.
 
     Returns:
         evaluation.json as recorded.
@@ -36,128 +37,80 @@ def evaluate(run: Run, *, quiet: bool = False) -> dict[str, Any]:
     Raises:
         RunError: the run is not trained, its checkpoint is not on this machine, or the corpus is no
             longer what it was trained on.
+        ValueError: the recipe has no lengths, or lengths for which the text is too short.
     """
     recipe = run.recipe
-    lengths = sorted(recipe.evaluation_lengths)
     known = run.evaluation()
-    if known is not None and covers(known, recipe):
+    if known is not None and covers(known, recipe, float32_residual):
         return known
     record = run.read()
     if record["status"] != "complete":
         raise RunError(f"{run.directory} is {record['status']}; train it before evaluating it")
-    if not lengths:
-        raise ValueError("the recipe has no evaluation_lengths")
+    progress, data = Progress(enabled=not quiet), text_of(run)
     if recipe.start_from and recipe.start_state == "weights":
-        _judge_start(run, quiet)
+        try:  # what the change of encoding did by itself, while the old weights are at hand
+            evaluate_start(run, quiet=quiet, data=data)
+        except RunError as error:  # they are gone: the run itself can be judged all the same
+            progress.show(f"not evaluated before training: {error}", last=True)
     with run.lock():
-        found = _evaluate(run, record, lengths, Progress(enabled=not quiet))
+        found = _evaluate(run, data, progress, float32_residual)
         run.write_evaluation(found)
     return found
 
 
-def _judge_start(run: Run, quiet: bool) -> None:
-    """Record what the change of encoding did by itself, while the old weights are at hand."""
-    try:
-        evaluate_start(run, quiet=quiet)
-    except RunError as error:  # they are gone: the run itself can be judged all the same
-        Progress(enabled=not quiet).show(f"not evaluated before training: {error}", last=True)
-
-
 def _evaluate(
-    run: Run, record: dict[str, Any], lengths: list[int], progress: Progress
+    run: Run, data: TokenData, progress: Progress, float32_residual: bool
 ) -> dict[str, Any]:
-    recipe, begun = run.recipe, time.perf_counter()
-    data = prepare(recipe.corpus, recipe.vocab_size, recipe.tokenizer)
-    if data.fingerprint != record["data"]["fingerprint"]:
-        raise RunError(
-            f"{run.directory} was trained on data {record['data']['fingerprint']}, and "
-            f"{recipe.corpus!r} is now {data.fingerprint}; train it again in another study"
-        )
-    model = load_model(run)
-    tokens_per_batch = 2**17 if model.device.type == "cuda" else 2**13
-    judge = _Judge(model, data, recipe, lengths, tokens_per_batch, progress)
+    def log(text: str) -> None:
+        progress.show(text, last=True)
+
+    begun, recipe, model = time.perf_counter(), run.recipe, load_model(run)
+    check_evaluation(recipe, data, model)
+    scorer = Scorer(model, data, recipe, float32_residual=float32_residual)
     found = {
         "schema": SCHEMA_VERSION,
         "created": now(),
-        "lengths": lengths,
+        "code": code(),
+        "lengths": scorer.lengths,
         "target_tokens": recipe.target_tokens,
-        "windows": len(judge.ends),
+        "windows": len(scorer.ends),
         "windows_wanted": recipe.evaluation_windows,
-        **judge.measure(),
+        "precision": scorer.precision(),
+        **_measure(scorer, log),
     }
     if recipe.fit_temperature:
-        found["tempered"] = judge.tempered()
-    if model.device.type == "cuda":
-        torch.cuda.empty_cache()
+        found["tempered"] = _tempered(scorer, log)
+    devices.free_memory(model.device)
     return found | {"seconds": round(time.perf_counter() - begun, 2)}
 
 
-@dataclass
-class _Judge:
-    """A model, and everything by which it is judged."""
+def _measure(
+    scorer: Scorer, log: Log, temperatures: Mapping[int, float] | None = None
+) -> dict[str, Any]:
+    """Perplexities, loss by position and, where the recipe asks for it, retrieval."""
+    found = scorer.perplexities(temperatures, log)
+    recipe = scorer.recipe
+    if recipe.retrieval_samples:
+        log("looking for hidden numbers")
+        if recipe.retrieval_tasks:
+            found["needles"] = evaluate_needles(
+                scorer, recipe.retrieval_tasks, recipe.retrieval_samples * len(DEPTHS), temperatures
+            )
+        else:
+            found["retrieval"] = evaluate_retrieval(scorer, temperatures)
+    return found
 
-    model: PEForCausalLM
-    data: TokenData
-    recipe: Recipe
-    lengths: list[int]
-    tokens_per_batch: int
-    progress: Progress
 
-    def __post_init__(self) -> None:
-        self.ends = evaluation_windows(
-            self.data.test,
-            self.lengths[-1],
-            self.recipe.target_tokens,
-            self.recipe.evaluation_windows,
-        )
+def _tempered(scorer: Scorer, log: Log) -> dict[str, Any]:
+    """The same with a temperature for each length, fitted on validation text of that length.
 
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        return autocast(self.recipe, self.model.device)
-
-    def measure(self) -> dict[str, Any]:
-        """Perplexities, loss by position and, where the recipe asks, retrieval."""
-        last: dict[str, Any] = {}
-        whole: dict[str, Any] = {}
-        positions: dict[str, Any] = {"length": None, "edges": [0], "nll": []}
-        for length in self.lengths:
-            self.progress.show(f"evaluating at {length:,} tokens", last=True)
-            try:
-                losses = window_losses(
-                    self.model, self.data.test, self.ends, length, self.tokens_per_batch,
-                    self._autocast,
-                )  # fmt: skip
-            except PositionError as error:
-                last[str(length)] = whole[str(length)] = no_cell(error.reason)
-                continue
-            last[str(length)] = cell(losses[:, -self.recipe.target_tokens :])
-            whole[str(length)] = cell(losses)
-            positions = by_position(losses)
-        found = {
-            "perplexity": last,
-            "window_perplexity": whole,
-            "loss_by_position": positions,
-        }
-        if self.recipe.retrieval_samples:
-            self.progress.show("looking for hidden numbers", last=True)
-            found["retrieval"] = evaluate_retrieval(
-                self.model, self.data.load_tokenizer(), self.data.test, self.lengths,
-                self.recipe.retrieval_samples, self.tokens_per_batch, self._autocast,
-            )  # fmt: skip
-        return found
-
-    def tempered(self) -> dict[str, Any]:
-        """The same with a temperature fitted on validation text; None where none can be."""
-        limit: Any = self.model.model.encodings[0].max_positions
-        longer = [
-            n for n in self.lengths
-            if n > self.recipe.context_length and (limit is None or n <= limit)
-        ]  # fmt: skip
-        if not longer:
-            return {"fit": None, "reason": "no evaluation length is beyond the training context"}
-        self.progress.show("fitting a temperature on validation text", last=True)
-        fit = fit_temperature(
-            self.model, self.data.validation, longer, self.recipe.target_tokens,
-            self.tokens_per_batch, self._autocast,
-        )  # fmt: skip
-        with length_temperature(self.model, fit["value"]):
-            return {"fit": fit, "reason": None, **self.measure()}
+    ``fits`` holds the fit of each length, ``fit`` that of the shortest.
+    """
+    longer = lengths_beyond(scorer.recipe, scorer.model)
+    if not longer:
+        return {"fit": None, "reason": "no evaluation length is beyond the training context"}
+    log("fitting a temperature on validation text")
+    fits = fit_temperatures(scorer, longer)
+    found = {"fit": fits[longer[0]], "fits": {str(n): fit for n, fit in fits.items()}}
+    values = {n: fit["value"] for n, fit in fits.items()}
+    return found | {"reason": None} | _measure(scorer, log, values)

@@ -11,16 +11,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pe._errors import PositionError, unknown
-from pe.data import evaluation_windows, prepare
+from pe._errors import unknown
 from pe.encodings import extension_methods
 from pe.encodings.core.registry import takes_option
 from pe.evaluation.load import holder, load_model
-from pe.evaluation.perplexity import cell, no_cell, window_losses
+from pe.evaluation.scorer import Scorer, text_of
 from pe.model.convert import convert
 from pe.runs import SCHEMA_VERSION, Run, RunError
 from pe.runs.provenance import code, hardware, now
-from pe.training.build import autocast
 from pe.training.progress import Progress
 from pe.training.start import retraining
 
@@ -70,32 +68,18 @@ def extend(
                 f"{run.directory / 'extension.json'} is of other lengths or targets than the "
                 "recipe's; remove it to measure again"
             )
-        data = prepare(recipe.corpus, recipe.vocab_size, recipe.tokenizer)
-        if data.fingerprint != record["data"]["fingerprint"]:
-            raise RunError(f"{recipe.corpus!r} is no longer what {run.directory} was trained on")
-        source = holder(run)
+        data, source = text_of(run), holder(run)
         model = load_model(source)
         second = {} if source is run else {"retrained": retraining(source)}
-        ends = evaluation_windows(
-            data.test, lengths[-1], recipe.target_tokens, recipe.evaluation_windows
-        )
-        found["windows"] = len(ends)
-        batch = 2**17 if model.device.type == "cuda" else 2**13
+        scorer = Scorer(model, data, recipe)
+        found["windows"] = len(scorer.ends)
         for name, method, given in _cells(methods or extension_methods(), factors, options or {}):
             known = found["cells"].get(name, {"options": {}})["options"]
             if name in found["cells"] and all(known.get(k) == v for k, v in given.items()):
                 continue
             progress.show(f"extending by {name}", last=True)
             begun, new = time.perf_counter(), convert(model, method, **given).eval()
-            by_length: dict[str, Any] = {}
-            for length in lengths:
-                try:
-                    losses = window_losses(
-                        new, data.test, ends, length, batch, lambda: autocast(recipe, model.device)
-                    )
-                    by_length[str(length)] = cell(losses[:, -recipe.target_tokens :])
-                except PositionError as error:
-                    by_length[str(length)] = no_cell(error.reason)
+            perplexity = scorer.of(new).perplexities()["perplexity"]
             found["cells"][name] = {
                 "pe": method,
                 "options": {**new.config.pe_options},
@@ -103,7 +87,7 @@ def extend(
                 "seconds": round(time.perf_counter() - begun, 2),
                 "code": code(),
                 "hardware": hardware()["name"],
-                "perplexity": by_length,
+                "perplexity": perplexity,
                 **second,
             }
             run.write_part("extension", found)

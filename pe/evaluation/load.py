@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 import pe.model  # noqa: F401  (registers the model with transformers' Auto classes)
+from pe import devices
 from pe._quiet import quiet_libraries
 from pe.model import PEForCausalLM
 from pe.runs import Run, RunError
-from pe.training.start import again
+from pe.training.start import retrained_copy
 
 
 def _checkpoint(run: Run) -> str:
@@ -23,18 +23,17 @@ def _checkpoint(run: Run) -> str:
 
 def holder(run: Run) -> Run:
     """``run``, or where it was trained again (`pe.study.parents`) if only that has its weights."""
-    second = again(run)
+    second = retrained_copy(run)
     own, other = (r.checkpoint / "config.json" for r in (run, second))
     complete = second.exists() and second.read()["status"] == "complete"
     return second if complete and other.exists() and not own.exists() else run
 
 
 def load_model(run: Run) -> PEForCausalLM:
-    """The trained model in evaluation mode, on the GPU if there is one."""
+    """The trained model in evaluation mode, on the device of `pe.devices.choose`."""
     with quiet_libraries():
         model: PEForCausalLM = AutoModelForCausalLM.from_pretrained(_checkpoint(run))
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return model.to(device).eval()  # type: ignore[no-any-return]
+    return model.to(devices.choose()).eval()  # type: ignore[no-any-return]
 
 
 def load_tokenizer(run: Run) -> PreTrainedTokenizerBase:

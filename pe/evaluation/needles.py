@@ -8,21 +8,18 @@ the same ones.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pe._errors import PositionError
 from pe.data.needles import DIGITS, VARIANTS, NeedleText, Prompt
-from pe.data.retrieval import Tokenizer
 from pe.data.shards import Split
-from pe.evaluation.perplexity import Context
 from pe.evaluation.retrieval import haystack_starts
-from pe.model import PEForCausalLM
-from pe.model.rng import same_draws
+from pe.evaluation.scorer import Scorer, no_value
 
 SEED = 20_240_404
 """Of the prompts: the same for every model and every training seed."""
@@ -48,42 +45,28 @@ def prompts(
     return made
 
 
-@torch.no_grad()
-def hits(
-    model: PEForCausalLM,
-    made: Sequence[Prompt],
-    digit_ids: np.ndarray,
-    tokens_per_batch: int,
-    autocast: Context = contextlib.nullcontext,
-) -> np.ndarray:
+def hits(scorer: Scorer, made: Sequence[Prompt], digit_ids: np.ndarray) -> np.ndarray:
     """Right or wrong for each digit of each answer: bool (prompts, numbers, DIGITS)."""
-    device = model.device
-    choices = torch.from_numpy(digit_ids).to(device)
-    size = max(1, tokens_per_batch // len(made[0].ids))
-    right = []
-    for begin in range(0, len(made), size):
-        some = made[begin : begin + size]
-        ids = torch.from_numpy(np.stack([p.ids for p in some])).to(device)
-        # The token at place t is predicted from those before it, at t - 1.
-        places = torch.from_numpy(np.stack([p.places for p in some]) - 1).to(device)
-        wanted = torch.from_numpy(np.stack([p.digits for p in some])).to(device)
-        with autocast(), same_draws(device):
-            hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
-            rows = hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1]))
-            logits = model.lm_head(rows).float()
-        right.append((logits[..., choices].argmax(-1) == wanted).cpu().numpy())
-    return np.concatenate(right).reshape(len(made), -1, DIGITS)
+    # The token at place t is predicted from those before it, at t - 1.
+    places = np.stack([p.places for p in made]) - 1
+
+    def digits(hidden: Tensor, some: slice) -> Tensor:
+        at = torch.from_numpy(places[some]).to(hidden.device)[..., None]
+        choices = torch.from_numpy(digit_ids).to(hidden.device)
+        states = hidden.gather(1, at.expand(-1, -1, hidden.shape[-1]))
+        logits: Tensor = scorer.model.lm_head(states).float()
+        return logits[..., choices].argmax(-1)
+
+    found = scorer.apply(np.stack([p.ids for p in made]), digits)
+    right: np.ndarray = found == np.stack([p.digits for p in made])
+    return right.reshape(len(made), -1, DIGITS)
 
 
 def evaluate_needles(
-    model: PEForCausalLM,
-    tokenizer: Tokenizer,
-    split: Split,
+    scorer: Scorer,
     tasks: Sequence[str],
-    lengths: Sequence[int],
     count: int,
-    tokens_per_batch: int,
-    autocast: Context = contextlib.nullcontext,
+    temperatures: Mapping[int, float] | None = None,
 ) -> dict[str, Any]:
     """What evaluation.json keeps of each task and length.
 
@@ -93,30 +76,21 @@ def evaluate_needles(
     """
     found: dict[str, Any] = {}
     for task in tasks:
-        text, cells = NeedleText(task, tokenizer), {}
-        for length in lengths:
+        text, cells = NeedleText(task, scorer.data.tokenizer), {}
+        for length in scorer.lengths:
             try:
-                cells[str(length)] = _cell(
-                    model, text, split, length, count, tokens_per_batch, autocast
-                )
+                with scorer.temperature((temperatures or {}).get(length)):
+                    cells[str(length)] = _cell(scorer, text, length, count)
             except PositionError as error:
-                cells[str(length)] = {"prompts": None, "reason": f"no value: {error.reason}"}
+                cells[str(length)] = {"prompts": None, "reason": no_value(error)}
         found[task] = cells
     return {"count": count, "seed": SEED, "digits": DIGITS, "tasks": found}
 
 
-def _cell(
-    model: PEForCausalLM,
-    text: NeedleText,
-    split: Split,
-    length: int,
-    count: int,
-    tokens_per_batch: int,
-    autocast: Context,
-) -> dict[str, Any]:
+def _cell(scorer: Scorer, text: NeedleText, length: int, count: int) -> dict[str, Any]:
     def right(variant: str, many: int) -> np.ndarray:
-        made = prompts(text, split, length, many, variant)
-        return hits(model, made, text.digit_ids, tokens_per_batch, autocast)
+        made = prompts(text, scorer.split, length, many, variant)
+        return hits(scorer, made, text.digit_ids)
 
     digits = right("found", count)
     numbers = np.asarray(digits.all(-1))

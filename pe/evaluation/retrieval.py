@@ -15,20 +15,18 @@ models get the same prompts.
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pe._errors import PositionError
-from pe.data.retrieval import DIGITS, TASKS, Item, RetrievalText, Tokenizer, draw_item
+from pe.data.retrieval import DEPTHS, DIGITS, TASKS, Item, RetrievalText, draw_item
 from pe.data.shards import Split
-from pe.evaluation.perplexity import Context
-from pe.model import PEForCausalLM
-from pe.model.rng import same_draws
+from pe.evaluation.scorer import Scorer, no_value
 
-DEPTHS = tuple(round(0.1 * i, 1) for i in range(11))
 SEED = 20_231_111
 """Of the prompts: the same for every model and every training seed."""
 VARIANTS = ("found", "removed", "another")
@@ -73,76 +71,51 @@ def haystack_starts(split: Split, length: int) -> np.ndarray:
     return np.asarray(split.starts[documents])
 
 
-@torch.no_grad()
 def score(
-    model: PEForCausalLM,
-    rows: np.ndarray,
-    keys: np.ndarray,
-    digit_ids: np.ndarray,
-    tokens_per_batch: int,
-    autocast: Context = contextlib.nullcontext,
+    scorer: Scorer, rows: np.ndarray, keys: np.ndarray, digit_ids: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Right or wrong for each prompt: ``exact`` and ``greedy`` (N,), ``digits`` (N, 5)."""
-    device = model.device
-    choices = torch.from_numpy(digit_ids).to(device)
-    wanted = torch.from_numpy(keys).to(device)
-    size = max(1, tokens_per_batch // rows.shape[1])
-    among, free = [], []
-    for start in range(0, len(rows), size):
-        ids = torch.from_numpy(rows[start : start + size]).to(device)
-        with autocast(), same_draws(device):
-            hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
-            logits = model.lm_head(hidden[:, -DIGITS:]).float()
-        among.append(logits[..., choices].argmax(-1))
-        free.append(logits.argmax(-1))
-    digits = torch.cat(among) == wanted
-    greedy = (torch.cat(free) == choices[wanted]).all(-1)
-    found = {"exact": digits.all(-1), "greedy": greedy, "digits": digits}
-    return {name: values.cpu().numpy() for name, values in found.items()}
+
+    def answers(hidden: Tensor, some: slice) -> Tensor:
+        """The best among the digits and the best of the vocabulary, (n, 2, 5) token ids."""
+        choices = torch.from_numpy(digit_ids).to(hidden.device)
+        logits = scorer.model.lm_head(hidden[:, -DIGITS:]).float()
+        return torch.stack((choices[logits[..., choices].argmax(-1)], logits.argmax(-1)), 1)
+
+    right = scorer.apply(rows, answers) == digit_ids[keys][:, None]
+    digits, free = right[:, 0], right[:, 1]
+    return {"exact": digits.all(-1), "greedy": free.all(-1), "digits": digits}
 
 
 def evaluate_retrieval(
-    model: PEForCausalLM,
-    tokenizer: Tokenizer,
-    split: Split,
-    lengths: list[int],
-    samples: int,
-    tokens_per_batch: int,
-    autocast: Context = contextlib.nullcontext,
+    scorer: Scorer, temperatures: Mapping[int, float] | None = None
 ) -> dict[str, Any]:
     """The ``retrieval`` part of evaluation.json: counts by task, length, depth.
 
-    ``samples`` is the number of prompts in each cell; controls are pooled over the depths.
+    As many prompts in each cell as the scorer's recipe says; controls are pooled over the depths.
+    ``temperatures`` as in `Scorer.perplexities`.
     """
-    tasks: dict[str, Any] = {}
+    samples, tasks = scorer.recipe.retrieval_samples, {}
     for task in TASKS:
-        text = RetrievalText(task, tokenizer)
-        tasks[task] = {
-            str(length): _length(model, text, split, length, samples, tokens_per_batch, autocast)
-            for length in lengths
-        }
+        text, cells = RetrievalText(task, scorer.data.tokenizer), {}
+        for length in scorer.lengths:
+            with scorer.temperature((temperatures or {}).get(length)):
+                cells[str(length)] = _length(scorer, text, length, samples)
+        tasks[task] = cells
     return {"samples": samples, "depths": list(DEPTHS), "digits": DIGITS, "tasks": tasks}
 
 
-def _length(
-    model: PEForCausalLM,
-    text: RetrievalText,
-    split: Split,
-    length: int,
-    samples: int,
-    tokens_per_batch: int,
-    autocast: Context,
-) -> dict[str, Any]:
+def _length(scorer: Scorer, text: RetrievalText, length: int, samples: int) -> dict[str, Any]:
     cell: dict[str, Any] = {"exact": None, "greedy": None, "digits": None, "controls": None}
     try:
         for variant in VARIANTS:
-            rows, keys = prompts(text, split, length, samples, variant)
-            right = score(model, rows, keys, text.digit_ids, tokens_per_batch, autocast)
+            rows, keys = prompts(text, scorer.split, length, samples, variant)
+            right = score(scorer, rows, keys, text.digit_ids)
             by_depth = {k: v.reshape(len(DEPTHS), -1).sum(-1).tolist() for k, v in right.items()}
             if variant == "found":
                 cell |= by_depth | {"controls": {}}
             else:
                 cell["controls"][variant] = {name: sum(c) for name, c in by_depth.items()}
     except PositionError as error:
-        return cell | {"reason": f"no value: {error.reason}"}
+        return cell | {"reason": no_value(error)}
     return cell | {"reason": None}

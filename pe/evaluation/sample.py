@@ -6,6 +6,7 @@ import torch
 
 from pe.evaluation.load import load_model, load_tokenizer
 from pe.runs import Run
+from pe.training.build import max_positions
 
 
 def sample(run: Run, prompt: str = "", tokens: int = 64, seed: int = 0) -> str:
@@ -13,9 +14,24 @@ def sample(run: Run, prompt: str = "", tokens: int = 64, seed: int = 0) -> str:
 
     Returns:
         The prompt and its continuation. An empty prompt starts a document.
+
+    Raises:
+        RunError: the run's weights are not on this machine.
+        ValueError: prompt and continuation take more positions than the encoding has.
     """
     model, tokenizer = load_model(run), load_tokenizer(run)
     ids = tokenizer(prompt)["input_ids"] or [tokenizer.eos_token_id]
+    limit = max_positions(model)
+    most = None if limit is None else limit - len(ids) + 1  # the last token is not read
+    if tokens < 1 or (most is not None and tokens > most):
+        raise ValueError(
+            f"tokens: {tokens} after a prompt of {len(ids)}; {model.config.pe!r} "
+            + (
+                "goes on by 1 or more"
+                if most is None
+                else f"has {limit} positions, for 1 to {most}"
+            )
+        )
     inputs = torch.tensor([ids], device=model.device)
     torch.manual_seed(seed)
     out = model.generate(

@@ -11,20 +11,25 @@ from typing import Any
 
 import torch
 
-from pe._errors import PositionError
+from pe import devices
 from pe._quiet import quiet_libraries
-from pe.data import evaluation_windows, prepare
-from pe.evaluation.perplexity import cell, no_cell, window_losses
+from pe.data import TokenData, prepare
+from pe.evaluation.scorer import Scorer
 from pe.model import PEForCausalLM
 from pe.runs import Run, RunError
 from pe.runs.provenance import now
-from pe.training.build import autocast, build_config, start_model
+from pe.training.build import build_config, start_model
 from pe.training.progress import Progress
-from pe.training.start import start_of
+from pe.training.start import check_text, start_of
 
 
-def evaluate_start(run: Run, *, quiet: bool = False) -> dict[str, Any]:
+def evaluate_start(
+    run: Run, *, quiet: bool = False, data: TokenData | None = None
+) -> dict[str, Any]:
     """Evaluate what ``run`` began with, unless that is recorded already.
+
+    Args:
+        data: the run's corpus, if it is at hand already.
 
     Returns:
         The ``conversion`` part of run.json: ``before`` and ``converted``, cells by length.
@@ -46,41 +51,17 @@ def evaluate_start(run: Run, *, quiet: bool = False) -> dict[str, Any]:
     start = start_of(recipe, run.directory.parent)
     if start is None:
         raise RunError(f"{run.directory} began with weights of its own")
-    data = prepare(recipe.corpus, recipe.vocab_size, recipe.tokenizer)
-    if data.fingerprint != start.fingerprint:
-        raise RunError(
-            f"{start.parent.name} was trained on data {start.fingerprint}, and "
-            f"{recipe.corpus!r} is now {data.fingerprint}"
-        )
-    ends = evaluation_windows(
-        data.test, lengths[-1], recipe.target_tokens, recipe.evaluation_windows
-    )
+    data = data or prepare(recipe.corpus, recipe.vocab_size, recipe.tokenizer)
+    check_text(data, start.data, start.parent.name, "evaluate where its text is")
     with quiet_libraries():
         before: PEForCausalLM = PEForCausalLM.from_pretrained(start.weights, dtype=torch.float32)
     converted = start_model(start, recipe, build_config(recipe, data.vocab_size))
-    progress, found = Progress(enabled=not quiet), {}
+    progress, found, device = Progress(enabled=not quiet), {}, devices.choose()
     for name, model in (("before", before), ("converted", converted)):
         progress.show(f"evaluating the weights {name}", last=True)
-        found[name] = _perplexities(run, model, data.test, ends, lengths)
-    conversion = {"created": now(), **wanted, "windows": len(ends), **found}
+        scorer = Scorer(model.to(device).eval(), data, recipe)
+        found[name] = scorer.perplexities()["perplexity"]
+    conversion = {"created": now(), **wanted, "windows": len(scorer.ends), **found}
     with run.lock():
         run.update(conversion=conversion)
     return conversion
-
-
-def _perplexities(
-    run: Run, model: PEForCausalLM, split: Any, ends: Any, lengths: list[int]
-) -> dict[str, Any]:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model.to(device).eval()
-    cells = {}
-    for length in lengths:
-        try:
-            losses = window_losses(
-                model, split, ends, length, 2**17 if device.type == "cuda" else 2**13,
-                lambda: autocast(run.recipe, device),
-            )  # fmt: skip
-            cells[str(length)] = cell(losses[:, -run.recipe.target_tokens :])
-        except PositionError as error:
-            cells[str(length)] = no_cell(error.reason)
-    return cells

@@ -2,67 +2,56 @@
 
     logits of a query that sees n > L tokens  <-  logits x (1 + c ln(n / L))
 
-DroPE's long-context results use such a temperature, with c fitted for each model
-(arXiv:2512.12167). It helps other encodings too, so every run may get its own c: fitted on
-validation text, reported on test text, beside the model as it was trained (c = 0).
+DroPE's long-context results use such a temperature, with c fitted for each model at the length it
+is used at (arXiv:2512.12167). It helps other encodings too, so every run may get its own c for each
+length: fitted on validation text, reported on test text, beside the model as it was trained
+(c = 0).
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
-from pe.data import Split, evaluation_windows
-from pe.evaluation.perplexity import Context, window_losses
-from pe.model import PEForCausalLM
+from pe.evaluation.scorer import Scorer
 
 BOUNDS = (-0.5, 1.5)
 TRIALS = 14
 WINDOWS = 16
+"""Windows of validation text on which a temperature is fitted."""
 
 
-@contextlib.contextmanager
-def length_temperature(model: PEForCausalLM, c: float) -> Iterator[None]:
-    """The model with another c inside the block."""
-    before = model.config.length_temperature
-    model.config.length_temperature = c
-    try:
-        yield
-    finally:
-        model.config.length_temperature = before
-
-
-def fit_temperature(
-    model: PEForCausalLM,
-    validation: Split,
-    lengths: list[int],
-    target_tokens: int,
-    tokens_per_batch: int,
-    autocast: Context = contextlib.nullcontext,
-) -> dict[str, Any]:
-    """The c with the least mean loss over ``lengths``, by Brent's bounded search.
-
-    Returns:
-        The record: ``value``, ``nll`` there and ``nll_without`` at c = 0, the lengths and windows
-        it was fitted on, and every trial as [c, nll].
+def fit_temperatures(scorer: Scorer, lengths: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """The fit of each length, on the same windows of validation text.
 
     Raises:
-        ValueError: no document of the validation split is as long as the longest length.
+        ValueError: no document of the validation split is longer than the longest length.
+    """
+    text = Scorer(
+        scorer.model, scorer.data, scorer.recipe, lengths, split="validation", windows=WINDOWS,
+        float32_residual=scorer.float32_residual,
+    )  # fmt: skip
+    return {length: fit_temperature(text, length) for length in text.lengths}
+
+
+def fit_temperature(text: Scorer, length: int) -> dict[str, Any]:
+    """The c with the least mean loss behind ``length`` tokens, by Brent's bounded search.
+
+    Args:
+        text: the model on windows of validation text.
+
+    Returns:
+        The record: ``value``, ``nll`` there and ``nll_without`` at c = 0, the length and windows it
+        was fitted on, every trial as [c, nll], and ``at_bound``: no c between the value and the end
+        of `BOUNDS` was worse, so that the best c may lie beyond.
     """
     from scipy.optimize import minimize_scalar
 
-    ends = evaluation_windows(validation, max(lengths), target_tokens, WINDOWS)
     trials: list[list[float]] = []
 
     def loss(c: float) -> float:
-        with length_temperature(model, float(c)):
-            means = [
-                window_losses(model, validation, ends, n, tokens_per_batch, autocast)
-                [:, -target_tokens:].mean()
-                for n in lengths
-            ]  # fmt: skip
-        nll = float(sum(means) / len(means))
+        with text.temperature(float(c)):
+            nll = text.nll(length)
         trials.append([round(float(c), 6), round(nll, 6)])
         return nll
 
@@ -71,11 +60,13 @@ def fit_temperature(
         loss, bounds=BOUNDS, method="bounded", options={"maxiter": TRIALS, "xatol": 0.005}
     )
     value, nll = min(trials, key=lambda trial: trial[1])  # never worse than c = 0
+    tried = [c for c, _ in trials]
     return {
         "value": value,
         "nll": nll,
         "nll_without": round(without, 6),
-        "lengths": lengths,
-        "windows": len(ends),
+        "lengths": [length],
+        "windows": len(text.ends),
         "trials": trials,
+        "at_bound": value in (min(tried), max(tried)),
     }

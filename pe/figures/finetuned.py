@@ -1,4 +1,4 @@
-"""Extended, and trained on: a panel a method, perplexity by length. Imports no torch."""
+"""Extended, and trained on: a panel a method, perplexity by length."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter
 
-from pe.figures import FAINT, colour, marker, style
-from pe.figures.study import _log_perplexity, _mark
+from pe.figures.axes import PERPLEXITY, labels, legend, log_perplexity, mark, numbers, powers_of_two
+from pe.figures.style import FAINT, colour, marker, style
 from pe.results.finetuned import CONTROL, FineTuned, windows
 
 PALE = (0, (4, 1.6))
@@ -29,40 +29,33 @@ def by_length(rows: Sequence[FineTuned]) -> Figure:
     figure = Figure(figsize=(6.4, 1.0 + 1.9 * down), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
     for axes, row in zip(grid.flat, shown, strict=False):
-        ink, mark = colour(row.pe.split("+")[0]), marker(row.pe.split("+")[0])
+        name = row.row.pe.split("+")[0]
         _line(axes, row.before, color=FAINT, linewidth=1.2, label="the model as it was")
         if control is not None:
             _line(
                 axes, control.trained, color=FAINT, linewidth=1.2, linestyle=PALE,
                 label="not extended, trained on",
             )  # fmt: skip
-        look = {"color": ink, "marker": mark, "markersize": 4}
+        look = {"color": colour(name), "marker": marker(name), "markersize": 4}
         _line(
             axes, row.extended, linestyle=PALE, markerfacecolor="none", linewidth=1.3,
             label="extended", **look,
         )  # fmt: skip
         _line(axes, row.trained, label="extended, trained on", **look)
         axes.set_title(row.title, fontsize=9.5)
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_locator(FixedLocator(list(row.trained)))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1024:g}k"))
-        axes.xaxis.set_minor_locator(NullLocator())
+        form = FuncFormatter(lambda value, _: f"{value / 1024:g}k")
+        powers_of_two(axes, list(row.trained), form)
         axes.set_yscale("log")
-        _mark(axes, length)
-    _log_perplexity(grid.flat[0])
+        mark(axes, length)
+    log_perplexity(grid.flat[0])
     for axes in list(grid.flat)[len(shown) :]:
         axes.remove()
     for axes in list(grid.flat)[: len(shown)]:
         axes.tick_params(labelsize=8.5, labelbottom=True)
-    figure.supxlabel("context in tokens (k = 1,024)", fontsize=10.5)
-    figure.supylabel("perplexity (log scale)", fontsize=10.5)
-    figure.legend(
-        *grid.flat[0].get_legend_handles_labels(), loc="outside upper left", ncols=2, fontsize=9,
-        handlelength=2.6, columnspacing=1.2,
-    )  # fmt: skip
+    labels(figure, "context in tokens (k = 1,024)", PERPLEXITY)
+    legend(figure, grid.flat[0].get_legend_handles_labels()[0], columns=2)
     return figure
 
 
 def _line(axes: Axes, values: Mapping[int, float | None], **look: object) -> None:
-    y = [float("nan") if value is None else value for value in values.values()]
-    axes.plot(list(values), y, **look)  # type: ignore[arg-type]
+    axes.plot(list(values), numbers(values.values()), **look)  # type: ignore[arg-type]

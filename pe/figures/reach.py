@@ -1,7 +1,7 @@
 """What each encoding of a budget reads: one line each, from the training length to far beyond it.
 
 Lines are sorted by the longer text, best on top. A short line reads on where training stopped, and
-one that begins far to the left reads short texts well. Imports no torch.
+one that begins far to the left reads short texts well.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
-from pe.figures import FAINT, style
-from pe.results.rows import Row, large, measure
+from pe.figures.axes import PLAIN, legend
+from pe.figures.style import FAINT, style
+from pe.results.rows import Row, measure
 
 PLACES = {
     "none": "#858585",
@@ -35,10 +36,6 @@ def ordered(rows: Sequence[Row], far: int) -> list[tuple[Row, float, float | Non
         if near is not None:
             found.append((row, near, measure(row, f"ppl@{far}x").value))
     return sorted(found, key=lambda item: (item[2] is None, item[2] or item[1], item[0].title))
-
-
-def _tick(value: float, place: int) -> str:
-    return f"{value:,.6g}" if value < 1e6 else large(value)
 
 
 @style()
@@ -63,19 +60,16 @@ def reach(rows: Sequence[Row], places: Mapping[str, str], far: int = 16) -> Figu
     axes.grid(visible=False, axis="y")
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(FuncFormatter(_tick))
+    axes.xaxis.set_major_formatter(PLAIN)
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("perplexity")
     shown = {places[row.label] for row, *_ in found}
-    legend = [
+    lines = [
         Line2D([], [], marker="o", linestyle="none", color=FAINT, label="1×"),
         Line2D([], [], marker="D", linestyle="none", color=FAINT, markerfacecolor="none",
                label=f"{far}×"),
         *(Line2D([], [], color=colour, label=place)
           for place, colour in PLACES.items() if place in shown),
     ]  # fmt: skip
-    figure.legend(
-        handles=legend, loc="outside upper left", ncols=len(legend), fontsize=9,
-        handlelength=1.4, columnspacing=1.2,
-    )  # fmt: skip
+    legend(figure, lines, columns=len(lines))
     return figure

@@ -1,6 +1,6 @@
 """Whether hidden numbers are found, by depth and length: a small heat map for each run.
 
-Blue is always, transparent is never; the framed column is the length of training. Imports no torch.
+Blue is always, transparent is never; the framed column is the length of training.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from pe.figures import INK, SEQUENTIAL, style
-from pe.results.rows import Row, counts
-from pe.results.tables import multiples
+from pe.figures.axes import labels
+from pe.figures.style import INK, SEQUENTIAL, style
+from pe.results.quantities import counts, multiples, part
+from pe.results.rows import Row
 
 
 def shares(
@@ -27,9 +28,7 @@ def shares(
     depths: list[float] = []
     columns: list[list[list[float]]] = []
     for run in row.runs:
-        evaluation = run.evaluation() or {}
-        part = (evaluation.get("tempered") or {}) if tempered else evaluation
-        found = part.get("retrieval")
+        found = part(run, tempered).get("retrieval")
         if found is None:
             continue
         depths = found["depths"]
@@ -66,8 +65,11 @@ def retrieval(rows: Sequence[Row], task: str, tempered: bool = False) -> Figure:
         bar = figure.colorbar(colours, ax=maps, fraction=0.03, pad=0.01, aspect=40)
         bar.set_ticks([0, 0.5, 1], labels=["0%", "50%", "100%"], fontsize=8.5)
         bar.outline.set_visible(False)
-    figure.supxlabel("length, in multiples of the training length", fontsize=10)
-    figure.supylabel("depth of the number: 0% is the beginning", fontsize=10)
+    labels(
+        figure,
+        "length, in multiples of the training length",
+        "depth of the number: 0% is the beginning",
+    )
     return figure
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from pe.figures import FAINT, style
+from pe.figures.axes import WHOLE, numbers, powers_of_two
+from pe.figures.style import FAINT, colour, marker, style
 from pe.speed.families import FAMILIES, title
 from pe.speed.record import Result, Speed
 from pe.speed.tables import rate
@@ -22,11 +23,6 @@ from pe.speed.tables import rate
 LLAMA = "transformers/rope"
 LEAST_RANGE = 8.0
 """Of the axes, from bottom to top."""
-_LOOKS = {
-    "none": ("#858585", "o"), "rotation": ("#2f7fc4", "s"), "distance": ("#159570", "^"),
-    "fire": ("#9a63c9", "v"), "fox": ("#b8860b", "P"), "cope": ("#c7518b", "X"),
-    "wide": ("#d9541e", "D"), "additive": ("#3a94a8", "<"), "learned": ("#a0694b", ">"),
-}  # fmt: skip
 
 
 @style()
@@ -43,7 +39,7 @@ def training(speed: Speed) -> Figure:
         axes = figure.add_subplot(1, len(panels), place + 1)
         for system, look in _lines(speed, lengths):
             y = [value(speed.result(system, "train", n)) for n in lengths]
-            axes.plot(lengths, [float("nan") if v is None else v for v in y], **look)
+            axes.plot(lengths, numbers(y), **look)
         _axes(axes, lengths, label, plain=place > 0)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=2 * len(panels), fontsize=9)
@@ -62,10 +58,9 @@ def _lines(speed: Speed, lengths: Sequence[int]) -> list[tuple[str, dict[str, An
         system = next((m for m in family.members if there(m)), None)
         if system is None:
             continue
-        colour, marker = _LOOKS[family.name]
         more = len(family.members) > 1 and title(system) not in family.title
         name = title(system) + (f" ({family.title})" if more else "")
-        found.append((system, {"color": colour, "marker": marker, "label": name}))
+        found.append((system, {"color": colour(system), "marker": marker(system), "label": name}))
     if there(LLAMA):
         look = {"color": FAINT, "linestyle": (0, (4, 2)), "marker": ".", "label": title(LLAMA)}
         found.append((LLAMA, look))
@@ -73,11 +68,8 @@ def _lines(speed: Speed, lengths: Sequence[int]) -> list[tuple[str, dict[str, An
 
 
 def _axes(axes: Axes, lengths: Sequence[int], label: str, plain: bool) -> None:
-    axes.set_xscale("log", base=2)
+    powers_of_two(axes, lengths, WHOLE)
     axes.set_yscale("log")
-    axes.xaxis.set_major_locator(FixedLocator(list(lengths)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     form = (lambda value, _: f"{value:g}") if plain else (lambda value, _: rate(value))
     axes.yaxis.set_major_formatter(FuncFormatter(form))

@@ -1,8 +1,9 @@
-"""Figures of a study whose runs start from one another: a panel for each encoding and its heirs.
+"""Figures of runs: perplexity by length, loss by step, loss by position.
 
-A panel shows a baseline and the runs that began with its weights, in the baseline's colour and with
-dashes of their own; runs that neither began elsewhere nor have heirs are grey in every panel, for
-comparison. Imports no torch.
+Of a study whose runs start from one another, a panel for each encoding and the runs converted from
+it: in the encoding's colour, with dashes and markers that tell them apart; runs that neither began
+elsewhere nor were converted are grey in every panel, for comparison. All other runs share a panel.
+Lines are the means that tables show, and bands are their intervals.
 """
 
 from __future__ import annotations
@@ -14,18 +15,23 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import (
-    FixedLocator,
-    FuncFormatter,
-    LogLocator,
-    MaxNLocator,
-    NullFormatter,
-    NullLocator,
-)
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from pe.figures import FAINT, INK, colour, marker, style
-from pe.results.rows import Row, measure
-from pe.results.tables import label, multiples
+from pe.figures.axes import (
+    LENGTHS,
+    PERPLEXITY,
+    PLAIN,
+    WHOLE,
+    labels,
+    legend,
+    log_perplexity,
+    mark,
+    numbers,
+    powers_of_two,
+)
+from pe.figures.style import FAINT, INK, colour, marker, style
+from pe.results.quantities import RunLike, label, multiples, vocabulary
+from pe.results.rows import Row, grouped, measure
 
 _DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
 _MARKERS = ("o", "v", "s", "D")
@@ -34,7 +40,7 @@ Draw = Callable[[Axes, Row, dict[str, Any]], None]
 
 
 def families(rows: Sequence[Row]) -> list[tuple[str, list[Row], list[Row]]]:
-    """(title, rows in colour, rows in grey) of each panel; one panel if no run has heirs."""
+    """(title, rows in colour, rows in grey) of each panel; one panel if no run was converted."""
     parents = list(dict.fromkeys(row.origin for row in rows if row.converted))
     if not parents:
         return [("", list(rows), [])]
@@ -42,7 +48,27 @@ def families(rows: Sequence[Row]) -> list[tuple[str, list[Row], list[Row]]]:
     return [(label(p), [row for row in rows if row.origin == p], alone) for p in parents]
 
 
+def _looks(rows: Sequence[Row], highlight: str | None) -> list[dict[str, Any]]:
+    """One panel of rows: each in its encoding's look, several of one encoding in other dashes."""
+    seen: dict[str, int] = {}
+    found = []
+    for row in rows:
+        number = seen[row.pe] = seen.get(row.pe, -1) + 1
+        strong = highlight is None or highlight in (row.pe, *(run.name for run in row.runs))
+        found.append({
+            "color": colour(row.pe) if strong else FAINT,
+            "alpha": 1.0 if strong else 0.45,
+            "linestyle": _DASHES[number % len(_DASHES)],
+            "marker": marker(row.pe),
+            "linewidth": 2.4 if strong and highlight else 1.7,
+            "markersize": 5,
+            "zorder": 3 if strong else 2,
+        })  # fmt: skip
+    return found
+
+
 def _look(place: int, row: Row, grey: bool) -> dict[str, Any]:
+    """A row of a family: the first was trained throughout, the others were converted from it."""
     return {
         "color": FAINT if grey else colour(row.origin),
         "linestyle": "-" if grey else _DASHES[place % len(_DASHES)],
@@ -56,11 +82,12 @@ def _look(place: int, row: Row, grey: bool) -> dict[str, Any]:
 
 def _panels(
     rows: Sequence[Row],
-    xlabel: str,
-    ylabel: str,
+    x: str,
+    y: str,
     draw: Draw,
     same: dict[str, Any],
     more: Sequence[Line2D] = (),
+    highlight: str | None = None,
 ) -> tuple[Figure, list[Axes]]:
     found = families(rows)
     columns = 1 if len(found) == 1 else 2
@@ -68,134 +95,121 @@ def _panels(
     figure = Figure(figsize=(5.6, 3.7 if lines == 1 else 0.4 + 2.4 * lines), layout="constrained")
     grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
     panels = list(grid.flat)
-    legend: dict[str, Line2D] = {}  # the same dashes in every panel, so they are named once
+    names: dict[str, Line2D] = {}  # the same dashes in every panel, so they are named once
     for axes, (title, strong, grey) in zip(panels, found, strict=False):
-        alone = len({row.origin for row in strong}) > 1
-        for row, place, pale in [
-            *((row, 0, True) for row in grey),
-            *((row, 0 if alone else i, False) for i, row in enumerate(strong)),
+        looks = _looks(strong, highlight)
+        if title:
+            looks = [_look(i, row, grey=False) | same for i, row in enumerate(strong)]
+        for row, look, pale in [
+            *((row, _look(0, row, grey=True) | same, True) for row in grey),
+            *((row, look, False) for row, look in zip(strong, looks, strict=True)),
         ]:
-            look = _look(place, row, pale) | same
             draw(axes, row, look)
-            name = row.title if pale or alone else "trained throughout"
-            name = row.title.rpartition(", ")[2] if row.converted else name
-            shown = look if pale or alone else look | {"color": INK}
-            legend.setdefault(name, Line2D([], [], label=name, **shown))
+            name = row.title if pale or not title else "trained throughout"
+            name = row.title.rpartition(", ")[2] if row.converted and title else name
+            shown = look | {"color": INK} if title and not pale else look
+            names.setdefault(name, Line2D([], [], label=name, **shown))
         axes.set_title(title, fontsize=10.5)
         axes.tick_params(labelbottom=True)
     for axes in panels[len(found) :]:
         axes.remove()
-    figure.legend(
-        handles=[*legend.values(), *more], loc="outside upper left", ncols=3, fontsize=9,
-        handlelength=2.8, columnspacing=1.2,
-    )  # fmt: skip
-    figure.supxlabel(xlabel, fontsize=10.5)
-    figure.supylabel(ylabel, fontsize=10.5)
+    legend(figure, [*names.values(), *more], columns=3 if found[0][0] else 4)
+    labels(figure, x, y)
     return figure, panels[: len(found)]
 
 
-def _mark(axes: Axes, x: float) -> None:
-    axes.axvline(x, color=FAINT, linewidth=1, linestyle=(0, (2, 2)), zorder=1)
-
-
-def _plain(value: float, _: int) -> str:
-    return f"{value:,.6g}"
-
-
-def _multiples(axes: Axes, x: Sequence[float]) -> None:
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(list(x)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
-    axes.xaxis.set_minor_locator(NullLocator())
-
-
-def _log_perplexity(axes: Axes) -> None:
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    subs = (1.0,) if high / low > 1e3 else (1, 2, 5) if high / low > 4 else range(1, 10)
-    axes.yaxis.set_major_locator(LogLocator(subs=subs))
-    axes.yaxis.set_major_formatter(FuncFormatter(_plain))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-
-
 @style()
-def perplexity(rows: Sequence[Row], tempered: bool = True) -> Figure:
+def perplexity(rows: Sequence[Row], tempered: bool = True, highlight: str | None = None) -> Figure:
     """Perplexity of the same targets by context length; pale dashes: with a fitted temperature."""
-    names = multiples([run for row in rows for run in row.runs])
+    runs = [run for row in rows for run in row.runs]
+    names = multiples(runs)
     x = [float(name[:-1]) for name in names]
 
-    def values(row: Row, kind: str) -> list[float]:
-        cells = [measure(row, f"{kind}@{name}").value for name in names]
-        return [float("nan") if value is None else value for value in cells]
-
     def draw(axes: Axes, row: Row, look: dict[str, Any]) -> None:
-        axes.plot(x, values(row, "ppl"), **look)
+        cells = [measure(row, f"ppl@{name}") for name in names]
+        axes.plot(x, numbers(cell.value for cell in cells), label=row.title, **look)
+        ends = [cell.interval for cell in cells]
+        if any(ends) and len(rows) < 8:  # more bands than that hide each other
+            axes.fill_between(
+                x, numbers(e.low if e else None for e in ends),
+                numbers(e.high if e else None for e in ends),
+                color=look["color"], alpha=0.14, linewidth=0, zorder=look["zorder"],
+            )  # fmt: skip
         if tempered:
-            axes.plot(x, values(row, "tempered.ppl"), **(look | _PALE))
+            values = [measure(row, f"tempered.ppl@{name}").value for name in names]
+            axes.plot(x, numbers(values), **(look | _PALE))
 
     more = [Line2D([], [], label="with a fitted temperature", color=INK, **_PALE)]
     figure, panels = _panels(
-        rows, "context, in multiples of the training length", "perplexity (log scale)", draw,
-        {"linestyle": "-"}, more if tempered else (),
-    )  # fmt: skip
+        rows, LENGTHS, PERPLEXITY, draw, {"linestyle": "-"}, more if tempered else (), highlight
+    )
     for axes in panels:
-        if x:
-            _multiples(axes, x)
-            _log_perplexity(axes)
-            _mark(axes, 1.0)
+        if x:  # nothing evaluated yet: logarithmic axes need at least one value
+            powers_of_two(axes, x)
+            log_perplexity(axes, vocabulary(runs[0]))
+            mark(axes, 1.0, "" if len(panels) > 1 else "trained up to here")
     return figure
 
 
 @style()
-def training(rows: Sequence[Row]) -> Figure:
+def training(rows: Sequence[Row], highlight: str | None = None) -> Figure:
     """Loss by step, log scale: validation (marked) and training (thin, mean of ten logged steps).
 
     A run that began with the weights of another begins where that one was, at the dotted line.
     """
 
     def draw(axes: Axes, row: Row, look: dict[str, Any]) -> None:
-        for run in row.runs:
+        for i, run in enumerate(row.runs):
             metrics = run.metrics()
             if metrics.empty:
                 continue
             begun = (run.read().get("parent") or {"stream_step": 0})["stream_step"]
-            lines = metrics.dropna(subset="loss")
-            smooth = lines["loss"].rolling(10).mean()
-            thin = {"color": look["color"], "linewidth": 0.7, "alpha": 0.6, "zorder": 1}
-            axes.plot(lines["step"] + begun, smooth, **thin)
-            points = metrics.dropna(subset="validation_loss")
-            solid = look | {"markersize": 3, "linewidth": 1.2}
-            axes.plot(points["step"] + begun, points["validation_loss"], **solid)
-            if row.converted:
-                _mark(axes, begun)
+            thin = {key: look[key] for key in ("color", "linestyle")}
+            if "loss" in metrics:
+                lines = metrics.dropna(subset="loss")
+                smooth = lines["loss"].rolling(10, min_periods=1).mean()
+                axes.plot(
+                    lines["step"] + begun, smooth, linewidth=0.7, alpha=0.6, zorder=1,
+                    label=row.title if i == 0 else "_seed", **thin,
+                )  # fmt: skip
+            if "validation_loss" in metrics:
+                points = metrics.dropna(subset="validation_loss")
+                solid = look | {"markersize": 3, "linewidth": 1.2}
+                axes.plot(
+                    points["step"] + begun, points["validation_loss"], label="_validation", **solid
+                )
+            if begun:
+                mark(axes, begun)
 
     figure, panels = _panels(
-        rows, "optimizer step", "loss, nats per token (log scale)", draw, {"linestyle": "-"}
-    )
+        rows, "optimizer step", "loss, nats per token (log scale)", draw, {"linestyle": "-"},
+        highlight=highlight,
+    )  # fmt: skip
     low, high = _ends(rows)
     for axes in panels:
         axes.set_yscale("log")
         axes.set_ylim(low * 0.98, high * 1.02)
         axes.yaxis.set_major_locator(FixedLocator(np.arange(1.0, 20.0, 0.5).tolist()))
-        axes.yaxis.set_major_formatter(FuncFormatter(_plain))
+        axes.yaxis.set_major_formatter(PLAIN)
         axes.yaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axes.xaxis.set_major_formatter(WHOLE)
     return figure
 
 
 def _ends(rows: Sequence[Row]) -> tuple[float, float]:
     """Where the axis of losses begins and ends: without the first of a model that knew nothing."""
-    values = []
+    values: list[float] = []
     for row in rows:
         for run in row.runs:
             metrics = run.metrics()
-            losses = metrics["validation_loss"].dropna().tolist()
-            values += losses if row.converted else losses[1:]
+            if "validation_loss" in metrics:
+                losses = metrics["validation_loss"].dropna().tolist()
+                values += losses if row.converted or len(losses) < 2 else losses[1:]
     return (min(values), max(values)) if values else (1.0, 10.0)
 
 
 @style()
-def by_position(rows: Sequence[Row]) -> Figure:
+def by_position(rows: Sequence[Row], highlight: str | None = None) -> Figure:
     """Mean loss of the token at each position of the longest windows, in bins."""
     trained: set[int] = set()
 
@@ -206,16 +220,40 @@ def by_position(rows: Sequence[Row]) -> Figure:
             return
         trained.update(run.read()["recipe"]["context_length"] for run in row.runs)
         edges = np.asarray(found[0]["edges"], dtype=float)
-        each = [[np.nan if v is None else v for v in curve["nll"]] for curve in found]
+        each = [numbers(curve["nll"]) for curve in found]
         line = {key: look[key] for key in ("color", "linewidth", "zorder", "linestyle")}
-        axes.stairs(np.mean(each, axis=0), edges, baseline=None, **line)
+        axes.stairs(np.mean(each, axis=0), edges, baseline=None, label=row.title, **line)
 
     figure, panels = _panels(
-        rows, "position in the window, tokens", "loss, nats per token", draw, {"marker": None}
-    )
+        rows, "position in the window, tokens", "loss, nats per token", draw, {"marker": None},
+        highlight=highlight,
+    )  # fmt: skip
     for axes in panels:
         for length in trained:
-            _mark(axes, float(length))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+            mark(axes, float(length), "" if len(panels) > 1 else "trained up to here")
+        axes.xaxis.set_major_formatter(WHOLE)
         axes.xaxis.set_major_locator(MaxNLocator(4))
     return figure
+
+
+def perplexity_by_length(runs: Sequence[RunLike], highlight: str | None = None) -> Figure:
+    """Perplexity of the same target tokens against the length of the context before them.
+
+    Args:
+        runs: evaluated runs; several seeds of a configuration become a mean with its interval.
+        highlight: an encoding or a run's name to draw strongly, with the others in the back.
+    """
+    return perplexity(grouped(runs), tempered=False, highlight=highlight)
+
+
+def loss_curves(runs: Sequence[RunLike], highlight: str | None = None) -> Figure:
+    """Training loss by step as thin lines, validation loss as marked ones.
+
+    A run that started from another begins where that one was.
+    """
+    return training(grouped(runs), highlight)
+
+
+def loss_by_position(runs: Sequence[RunLike], highlight: str | None = None) -> Figure:
+    """Mean loss of the token at each position of long windows, in bins; seeds are averaged."""
+    return by_position(grouped(runs), highlight)

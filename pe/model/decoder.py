@@ -26,7 +26,8 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from pe._errors import PositionError, unknown
-from pe.attention.masks import document_lengths, positions_of, visible
+from pe.attention.documents import document_lengths
+from pe.attention.masks import positions_of, visible
 from pe.encodings import Encoding, Prepared, layer_encodings
 from pe.encodings.core.base import Lengths
 from pe.model.config import PEConfig
@@ -69,6 +70,9 @@ class PEPreTrainedModel(PreTrainedModel):
 
 class PEModel(PEPreTrainedModel):
     """The decoder without its head."""
+
+    float32_residual = False
+    """Keep the residual stream in float32 under autocast; see `pe.evaluate`."""
 
     def __init__(self, config: PEConfig) -> None:
         if not isinstance(config, PEConfig):
@@ -123,7 +127,7 @@ class PEModel(PEPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        if torch.is_autocast_enabled(x.device.type):
+        if torch.is_autocast_enabled(x.device.type) and not self.float32_residual:
             # Carry the residual stream in the autocast type too: it is most of the traffic.
             x = x.to(torch.get_autocast_dtype(x.device.type))
         cache = past_key_values if cache is None else cache

@@ -1,7 +1,7 @@
 """What the notebooks show: each function takes a run and returns something Jupyter displays.
 
 Nothing here computes a result; it reads records. Paths are shown from the folder that holds
-``runs/``, so that an executed notebook says nothing about the machine it came from.
+``runs/``, so that an executed notebook does not reveal the machine it came from.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pe import runs as records
-from pe.results import tables
+from pe.results import markdown, quantities
+from pe.results.rows import grouped
 from pe.runs import Run, RunError
-from pe.study.turns import take_turn
+from pe.study.devices import wait_for_device
 from pe.training.start import parent_of
 
 if TYPE_CHECKING:
@@ -38,16 +39,16 @@ def shown(run: Run) -> str:
 def plan(run: Run) -> Markdown:
     """What will be trained: a table, and the formula of each encoding in the sum.
 
-    A run of a study waits here for its turn on the device; all imports are behind it.
+    A run of a study waits here until it is alone on its device; its imports are done by then.
     """
-    take_turn()
+    wait_for_device()
     r = run.recipe
     options = ", ".join(f"{key} {value}" for key, value in r.pe_options.items())
     heads = f"{r.num_attention_heads} heads"
     if r.num_key_value_heads != r.num_attention_heads:
         heads += f" ({r.num_key_value_heads} for keys and values)"
     layers = f"{r.num_hidden_layers} layer" + ("s" if r.num_hidden_layers > 1 else "")
-    rows = {"encoding": tables.label(r.pe) + (f" with {options}" if options else "")}
+    rows = {"encoding": quantities.label(r.pe) + (f" with {options}" if options else "")}
     if r.start_from:
         what = "weights" if r.start_state == "weights" else "weights and optimizer"
         rows["begins with"] = f"{what} of `{r.start_from}` after step {r.start_step:,}"
@@ -73,13 +74,14 @@ def trained(run: Run) -> Markdown:
     record = run.read()
     t, model, machine = record["training"] or {}, record["model"] or {}, record["hardware"]
     if record["status"] != "complete":
-        return _markdown(f"**{record['status']}**: {record['reason']}")
+        by = f" by {record['signal']}" if record.get("signal") else ""
+        return _markdown(f"**{record['status']}{by}**: {record['reason']}")
     mfu = f", MFU {t['mfu']:.1%}" if t["mfu"] is not None else ""
     if t["wall_seconds"] is None or t["tokens_per_second"] is None:
         pace = f" on {machine['name']}, how fast is not recorded"
     else:
         pace = (
-            f" in {tables.duration(t['wall_seconds'])}: {t['tokens_per_second']:,.0f} tokens/s"
+            f" in {quantities.duration(t['wall_seconds'])}: {t['tokens_per_second']:,.0f} tokens/s"
             f"{mfu} on {machine['name']}"
         )
     notes = "".join(f"\n\n*{note}*" for note in record.get("notes", []))
@@ -115,23 +117,24 @@ def conversion(run: Run) -> Markdown:
     except RunError as error:
         return _markdown(f"What the change did by itself is not recorded: {error}.")
     r, last = run.recipe, pe.evaluate(run, quiet=True)["perplexity"]
-    old = tables.label(parent_of(r.start_from, run.directory.parent).recipe.pe)
+    old = quantities.label(parent_of(r.start_from, run.directory.parent).recipe.pe)
     rows = {
         f"{old}, step {r.start_step:,}": cells["before"],
-        f"the same weights with {tables.label(r.pe)}": cells["converted"],
+        f"the same weights with {quantities.label(r.pe)}": cells["converted"],
         f"trained on for {r.steps:,} steps": last,
     }
-    lengths = [str(n) for n in cells["lengths"]]
-    lines = ["| weights | " + " | ".join(f"{int(n):,}" for n in lengths) + " |"]
-    lines.append("| :-- |" + " --: |" * len(lengths))
-    for name, found in rows.items():
-        shown = [_perplexity(found[n]) for n in lengths]
-        lines.append(f"| {name} | " + " | ".join(shown) + " |")
-    return _markdown("\n".join(lines))
-
-
-def _perplexity(cell: dict[str, Any]) -> str:
-    return tables.significant(cell["value"]) if cell["value"] is not None else str(cell["reason"])
+    lengths, limit = [str(n) for n in cells["lengths"]], quantities.vocabulary(run)
+    lines = [
+        [
+            name,
+            *(
+                found[n]["reason"] or quantities.perplexity(found[n]["value"], limit)
+                for n in lengths
+            ),
+        ]
+        for name, found in rows.items()
+    ]
+    return _markdown(markdown.pipe(["weights", *(f"{int(n):,}" for n in lengths)], lines))
 
 
 def comparable(run: Run) -> list[Run]:
@@ -165,10 +168,8 @@ def keep(figure: Figure, run: Run, name: str) -> SVG:
 
 
 def perplexities(runs: Sequence[Run]) -> Markdown:
-    """Perplexity of the same target tokens behind growing contexts, a row a configuration."""
-    columns = [f"ppl@{multiple}" for multiple in tables.multiples(runs)]
-    frame = tables.study_table(runs, columns)
-    return _markdown(tables.markdown(frame))
+    """Perplexity of the same target tokens with growing contexts, one row per configuration."""
+    return _markdown(markdown.table(grouped(runs), ["ppl"]))
 
 
 def sample(run: Run, prompt: str = "", tokens: int = 64) -> Markdown:
@@ -189,7 +190,7 @@ def record(run: Run) -> Markdown:
     """Where the record is and how it is read."""
     files = {
         "run.json": "recipe, status, versions, hardware, data, cost",
-        "metrics.jsonl": "one line a logged step",
+        "metrics.jsonl": "one line per logged step",
         "evaluation.json": "perplexity by length, loss by position",
         "loss.svg": "the first figure above",
         "perplexity.svg": "the second",
@@ -205,7 +206,7 @@ def record(run: Run) -> Markdown:
         f'model = AutoModelForCausalLM.from_pretrained("{shown(run)}/checkpoint")\n'
         f'tokenizer = AutoTokenizer.from_pretrained("{shown(run)}/checkpoint")\n\n'
         "import pe.runs\n\n"
-        f'pe.runs.load(study="{run.study}")  # every record of the study, one row a run\n'
+        f'pe.runs.load(study="{run.study}")  # every record of the study, one row per run\n'
         "```"
     )
 
@@ -220,7 +221,7 @@ def _fingerprint(run: Run) -> str | None:
 
 
 def _formula(name: str) -> str:
-    """Title, paper and formula of an encoding: what its file says of it, as it stands there."""
+    """Title, paper and formula of an encoding, as its file has them."""
     from pe.encodings import about, lookup
 
     shown = about(name)

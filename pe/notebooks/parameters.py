@@ -1,11 +1,12 @@
-"""From a notebook's parameters to a run: one function a notebook, used by all who name its run.
+"""From a notebook's parameters to a run: one function per notebook, used by all who name its run.
 
 The first code cell of ``notebooks/train.ipynb`` calls `configure`, that of ``convert.ipynb`` calls
 `configure_conversion`, that of ``study.ipynb`` `configure_study`, that of ``speed.ipynb``
 `configure_speed`, and so does the papermill engine before any kernel starts, so that both mean the
 same folder and a mistake stops the command early.
-The signature of the function is the only list of parameters: names, types, defaults and help of the
-notebook's ``parameters`` cell are rendered from it (`parameters_cell`), and a test compares them.
+The signature of the function is the only list of parameters: names, types, bounds, defaults and
+help of the notebook's ``parameters`` cell are rendered from it (`parameters_cell`), and a test
+compares them. None means the default that the help names, so that 0 can be asked for.
 Imports torch only where the recipe ``auto`` or an encoding needs it.
 """
 
@@ -13,30 +14,63 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
+import os
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, ParamSpec, TypeVar
 
-from pe._errors import unknown
-from pe.runs import Run, root
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, validate_call
+
+from pe._errors import explain
+from pe.runs import Folder, Run, root
 from pe.speed.record import SpeedRun
 from pe.study.plan import StudyFolder, load_plan
 
 if TYPE_CHECKING:
-    from pe.training.recipe import Recipe
+    from pe.recipes.recipe import Recipe
 
 # papermill adds these names itself when it is asked to (--inject-paths).
 INJECTED_BY_PAPERMILL = ("PAPERMILL_INPUT_PATH", "PAPERMILL_OUTPUT_PATH")
+PLANNED = "PE_RUN_DIR"
+"""Environment variable of a kernel: the folder that the command named."""
 
-_WORDS: dict[type, str] = {
-    str: "text",
-    int: "a whole number of 0 or more",
-    float: "a number of 0 or more",
-    bool: "True or False, 1 or 0",
-    dict: "a dictionary",
-}
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _number(value: Any) -> Any:
+    """YAML reads ``1e-4`` as text."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _switch(value: Any) -> bool:
+    if value not in (0, 1):
+        raise ValueError(f"expected True or False, 1 or 0, got {value!r}")
+    return bool(value)
+
+
+def _mapping(value: Any) -> Any:
+    """A text that is a dictionary in JSON or YAML."""
+    import yaml
+
+    try:
+        return yaml.safe_load(value) or {} if isinstance(value, str) else value
+    except yaml.YAMLError:
+        return value
+
+
+Whole = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
+Count = Annotated[int, BeforeValidator(_whole), Field(gt=0)]
+Number = Annotated[float, BeforeValidator(_number), Field(ge=0)]
+Positive = Annotated[float, BeforeValidator(_number), Field(gt=0)]
+Switch = Annotated[bool, BeforeValidator(_switch)]
+Options = Annotated[dict[str, Any], BeforeValidator(_mapping)]
 
 
 class Parameter(NamedTuple):
@@ -48,21 +82,73 @@ class Parameter(NamedTuple):
     help: str
 
 
+P = ParamSpec("P")
+F = TypeVar("F", bound=Folder)
+
+
+def _launcher(function: Callable[P, F]) -> Callable[P, F]:
+    """Check the arguments against the annotations, and the folder against what was planned."""
+    names = list(inspect.signature(function).parameters)
+    checked = validate_call(config=ConfigDict(strict=True, allow_inf_nan=False))(function)
+
+    @functools.wraps(function)
+    def launch(*arguments: P.args, **values: P.kwargs) -> F:
+        try:
+            folder = checked(*arguments, **values)
+        except ValidationError as error:
+            raise ValueError(_explained(error, names)) from None
+        planned = os.environ.pop(PLANNED, None)
+        if planned is not None and Path(planned).resolve() != folder.directory.resolve():
+            raise ValueError(
+                f"the command named {planned}, and the cells of this notebook lead to "
+                f"{folder.directory}; give parameters on the command line (-p NAME VALUE) or in "
+                "the cell tagged 'parameters'"
+            )
+        return folder
+
+    return launch
+
+
+def _explained(error: ValidationError, names: list[str]) -> str:
+    from pe.recipes.recipe import Recipe
+
+    lines = []
+    for one, line in zip(error.errors(), explain(error, "parameter", names), strict=True):
+        name = str(one["loc"][-1])
+        if one["type"] == "unexpected_keyword_argument" and name in Recipe.__dataclass_fields__:
+            line = (
+                f"unknown parameter {name!r}: it is a field of the recipe; "
+                f"pass it as -y 'overrides: {{{name}: VALUE}}'"
+            )
+        elif one["type"] == "string_type" and len(one["loc"]) == 1:
+            line += f"; to pass it as text write -r {name} {one['input']}"
+        lines.append(line)
+    return "; ".join(lines)
+
+
+@_launcher
 def configure(
     pe: Annotated[str, "positional encoding: nope, rope, yarn, pope ... or a sum, rope+alibi"]
     = "rope",
     recipe: Annotated[str, "demo, tiny, small, medium, large, paper (auto: as the machine allows)"]
     = "auto",
     study: Annotated[str, "folder below runs/ that holds the record"] = "local",
-    seed: Annotated[int, "draws the initial weights and the order of the text"] = 0,
-    steps: Annotated[int, "optimizer steps (0: as the recipe says)"] = 0,
-    corpus: Annotated[str, "a corpus by name, or a path of text files (empty: as the recipe says)"]
-    = "",
-    context_length: Annotated[int, "tokens in a training window (0: as the recipe says)"] = 0,
-    batch_size: Annotated[int, "windows in an optimizer step (0: as the recipe says)"] = 0,
-    learning_rate: Annotated[float, "peak learning rate (0: as the recipe says)"] = 0.0,
-    pe_options: Annotated[dict[str, Any] | None, 'options of the encoding: {"factor": 8.0}'] = None,
-    overrides: Annotated[dict[str, Any] | None, 'any other recipe field: {"qk_norm": True}'] = None,
+    seed: Annotated[Whole, "draws the initial weights and the order of the text"] = 0,
+    steps: Annotated[Count | None, "optimizer steps (None: as the recipe says)"] = None,
+    corpus: Annotated[
+        str | None, "a corpus by name, or a path of text files (None: as the recipe says)"
+    ] = None,
+    context_length: Annotated[
+        Count | None, "tokens in a training window (None: as the recipe says)"
+    ] = None,
+    batch_size: Annotated[
+        Count | None, "windows in an optimizer step (None: as the recipe says)"
+    ] = None,
+    learning_rate: Annotated[
+        Positive | None, "peak learning rate (None: as the recipe says)"
+    ] = None,
+    pe_options: Annotated[Options | None, 'options of the encoding: {"factor": 8.0}'] = None,
+    overrides: Annotated[Options | None, 'any other recipe field: {"qk_norm": True}'] = None,
 ) -> Run:  # fmt: skip
     """Return the run that these parameters describe. Writes nothing.
 
@@ -72,21 +158,20 @@ def configure(
         ValueError: an unknown encoding, recipe, corpus or field (the nearest is named), or a
             value of another type than its parameter's.
     """
-    given_values = dict(locals())
     from pe.data.corpora import open_corpus
     from pe.data.tokenizer import plan_tokenizer
-    from pe.training.recipes import recipe as named_recipe
+    from pe.recipes.named import recipe as named_recipe
 
-    values = check_parameters(given_values)
-    _refuse_strange_study(values["study"])
-    fields = {k: values[k] for k in ("pe", "pe_options", "seed")}
-    given = ("steps", "corpus", "context_length", "batch_size", "learning_rate")
-    fields |= {k: values[k] for k in given if values[k]}
-    _refuse_own(values["overrides"], parameters())
-    base = named_recipe(values["recipe"])
-    chosen = named_recipe(base.name, **(fields | values["overrides"]))
+    _refuse_strange_study(study)
+    fields = {"pe": pe, "pe_options": pe_options or {}, "seed": seed}
+    optional = {
+        "steps": steps, "corpus": corpus, "context_length": context_length,
+        "batch_size": batch_size, "learning_rate": learning_rate,
+    }  # fmt: skip
+    fields |= {name: value for name, value in optional.items() if value is not None}
+    chosen = named_recipe(recipe, **(fields | _others(overrides, "train")))
     _check_encoding(chosen)
-    run = Run(root() / values["study"] / chosen.run_name(), recipe=chosen)
+    run = Run(root() / study / chosen.run_name(), recipe=chosen)
     if not run.exists():  # a record can be shown where its corpus is not at hand
         open_corpus(chosen.corpus)
         if chosen.tokenizer == "bpe":
@@ -94,22 +179,39 @@ def configure(
     return run
 
 
+@_launcher
 def configure_conversion(
-    run: Annotated[str, "the run to start from: its name in the study, or STUDY/NAME"] = "",
-    step: Annotated[int, "the step of that run whose weights are taken (0: its last)"] = 0,
+    run: Annotated[
+        str | None, "the run to start from: its name in the study, or STUDY/NAME"
+    ] = None,
+    step: Annotated[
+        Count | None, "the step of that run whose weights are taken (None: its last)"
+    ] = None,
     pe: Annotated[str, "the new encoding: nope drops the old one, yarn extends RoPE ..."] = "nope",
     study: Annotated[str, "folder below runs/ that holds the record"] = "local",
-    steps: Annotated[int, "optimizer steps to train on (0: as many as that run had left)"] = 0,
-    learning_rate: Annotated[float, "peak learning rate (0: a third of that run's)"] = 0.0,
-    min_learning_rate: Annotated[float, "at the end of the cosine (0: a tenth of the peak)"] = 0.0,
-    warmup_steps: Annotated[int, "steps to reach the peak (0: 3% of the steps)"] = 0,
-    context_length: Annotated[int, "tokens in a training window (0: as that run)"] = 0,
-    batch_size: Annotated[int, "windows in an optimizer step (0: as that run)"] = 0,
-    joint_norm: Annotated[str, "RMSNorm over all heads of q, k or qk (empty: none new)"] = "",
-    softmax_scale: Annotated[float, "factor of the logits (0: 1/sqrt(head_dim))"] = 0.0,
-    pe_options: Annotated[dict[str, Any] | None, 'options of the encoding: {"factor": 4.0}'] = None,
-    overrides: Annotated[dict[str, Any] | None, 'any other recipe field: {"weight_decay": 0.0}']
+    steps: Annotated[
+        Count | None, "optimizer steps to train on (None: as many as that run had left)"
+    ] = None,
+    learning_rate: Annotated[
+        Positive | None, "peak learning rate (None: a third of that run's)"
+    ] = None,
+    min_learning_rate: Annotated[
+        Number | None, "at the end of the cosine (None: a tenth of the peak)"
+    ] = None,
+    warmup_steps: Annotated[
+        Whole | None, "steps to reach the peak (None: 3% of the steps)"
+    ] = None,
+    context_length: Annotated[Count | None, "tokens in a training window (None: as that run)"]
     = None,
+    batch_size: Annotated[Count | None, "windows in an optimizer step (None: as that run)"] = None,
+    joint_norm: Annotated[
+        str | None, "RMSNorm over all heads of q, k or qk (None: as that run)"
+    ] = None,
+    softmax_scale: Annotated[
+        Number | None, "factor of the logits, 0 for 1/sqrt(head_dim) (None: as that run)"
+    ] = None,
+    pe_options: Annotated[Options | None, 'options of the encoding: {"factor": 4.0}'] = None,
+    overrides: Annotated[Options | None, 'any other recipe field: {"weight_decay": 0.0}'] = None,
 ) -> Run:  # fmt: skip
     """Return the run that goes on from another one under a new encoding. Writes nothing.
 
@@ -119,52 +221,52 @@ def configure_conversion(
         ValueError: as `configure`; or the encoding cannot follow the old one.
         RunError: there is no such run, or it has no weights of that step.
     """
-    values = check_parameters(dict(locals()), kind="convert")
     from pe.encodings.core.change import changed_options
-    from pe.training.recipe import Recipe
+    from pe.recipes.recipe import Recipe
     from pe.training.start import parent_of, start_of
 
-    _refuse_strange_study(values["study"])
-    if not values["run"]:
+    def kept(value: Any, otherwise: Any) -> Any:
+        return otherwise if value is None else value
+
+    _refuse_strange_study(study)
+    if not run:
         raise ValueError("run: which run shall be converted? -p run NAME, a folder of runs/STUDY/")
-    _refuse_own(values["overrides"], parameters("convert"))
-    folder = root() / values["study"]
-    parent = parent_of(values["run"], folder)
+    others = _others(overrides, "convert")
+    folder = root() / study
+    parent = parent_of(run, folder)
     old = parent.recipe
-    last = old.steps if values["step"] == 0 else values["step"]
-    more = values["steps"] or old.steps - last
+    last = kept(step, old.steps)
+    more = kept(steps, old.steps - last)
     if more <= 0:
         raise ValueError(f"steps: how many? {parent.name} is at its end after step {last}")
-    peak = values["learning_rate"] or float(f"{old.learning_rate / 3:.6g}")
-    length = values["context_length"] or old.context_length
+    peak = kept(learning_rate, float(f"{old.learning_rate / 3:.6g}"))
+    length = kept(context_length, old.context_length)
     trained = None if length == old.context_length else old.context_length
     if parent.directory.parent == folder:
         start = parent.name
     else:
         below = parent.directory.parent.parent == root()
-        start = f"{parent.study}/{parent.name}" if below else values["run"]
+        start = f"{parent.study}/{parent.name}" if below else run
     fields = old.to_dict() | {
-        "pe": values["pe"],
-        "pe_options": changed_options(
-            old.pe, old.pe_options, values["pe"], values["pe_options"], trained
-        ),
-        "joint_norm": values["joint_norm"] or old.joint_norm,
-        "softmax_scale": values["softmax_scale"] or old.softmax_scale,
+        "pe": pe,
+        "pe_options": changed_options(old.pe, old.pe_options, pe, pe_options or {}, trained),
+        "joint_norm": kept(joint_norm, old.joint_norm),
+        "softmax_scale": kept(softmax_scale, old.softmax_scale),
         "start_from": start,
         "start_step": last,
         "start_state": "weights",
         "steps": more,
         "learning_rate": peak,
-        "min_learning_rate": values["min_learning_rate"] or float(f"{peak / 10:.6g}"),
-        "warmup_steps": values["warmup_steps"] or round(0.03 * more),
+        "min_learning_rate": kept(min_learning_rate, float(f"{peak / 10:.6g}")),
+        "warmup_steps": kept(warmup_steps, round(0.03 * more)),
         "schedule": "cosine",
         "decay_steps": 0,
         "context_length": length,
-        "batch_size": values["batch_size"] or old.batch_size,
+        "batch_size": kept(batch_size, old.batch_size),
         "keep_steps": [],
         "keep_states": [],
     }
-    chosen = Recipe.from_dict(fields | values["overrides"])
+    chosen = Recipe.from_dict(fields | others)
     _check_encoding(chosen)
     found = Run(folder / chosen.run_name(), recipe=chosen)
     if not found.exists():  # a record can be shown where the weights are not at hand
@@ -172,41 +274,54 @@ def configure_conversion(
     return found
 
 
+@_launcher
 def configure_study(
-    study: Annotated[str, "a study by name (studies/NAME.yaml), or the path of a YAML file"] = "",
-    mini: Annotated[bool, "the study in miniature, for a CPU (1 or 0)"] = False,
-    dry_run: Annotated[bool, "only list the runs and what they would take (1 or 0)"] = False,
-    address: Annotated[str, "a Dask scheduler or a scheduler file (empty: workers here)"] = "",
-    workers: Annotated[int, "workers to start here (0: one a GPU)"] = 0,
-    retries: Annotated[int, "how often a run that fails is tried again"] = 1,
+    study: Annotated[
+        str | None, "a study by name (studies/NAME.yaml), or the path of a YAML file"
+    ] = None,
+    mini: Annotated[Switch, "the study in miniature, for a CPU (1 or 0)"] = False,
+    dry_run: Annotated[Switch, "only list the runs and what they would take (1 or 0)"] = False,
+    address: Annotated[
+        str | None, "a Dask scheduler or a scheduler file (None: workers here)"
+    ] = None,
+    workers: Annotated[Count | None, "workers to start here (None: one per GPU)"] = None,
+    retries: Annotated[Whole, "how often a run that fails is tried again"] = 1,
 ) -> StudyFolder:  # fmt: skip
     """Return the folder and the plan of the study that these parameters describe. Writes nothing.
 
     Raises:
         ValueError: an unknown study (the nearest is named), or a file that is none.
     """
-    values = check_parameters(dict(locals()), kind="study")
-    if not values["study"]:
+    if not study:
         raise ValueError("study: which one? -p study scaffold, or the path of a YAML file")
-    if values["workers"] and values["address"]:
+    if workers and address:
         raise ValueError("workers: those at the address are there already; give one of the two")
-    plan = load_plan(values["study"], mini=values["mini"])
+    plan = load_plan(study, mini=mini)
     _refuse_strange_study(plan[0].study)
-    count = 1 if values["address"] else values["workers"] or None
-    return StudyFolder(plan, dry_run=values["dry_run"], workers=count)
+    return StudyFolder(plan, dry_run=dry_run, workers=1 if address else workers)
 
 
+@_launcher
 def configure_speed(
-    name: Annotated[str, "folder below runs/speed/ (empty: after the machine and the recipe)"] = "",
+    name: Annotated[
+        str | None, "folder below runs/speed/ (None: after the machine and the recipe)"
+    ] = None,
     recipe: Annotated[str, "whose sizes the models have (auto: as the machine allows)"] = "auto",
-    encodings: Annotated[str, "encodings, with commas: rope,fire,rope+alibi (empty: all)"] = "",
-    lengths: Annotated[str, "tokens in a window, with commas (empty: as the machine allows)"] = "",
-    modes: Annotated[str, "of train,prefill,small (empty: all three)"] = "",
-    peers: Annotated[str, "other libraries: transformers/rope,... or none (empty: those installed)"]
-    = "",
-    tokens: Annotated[int, "tokens in a step (0: as the machine allows)"] = 0,
-    repeats: Annotated[int, "how often each cell is timed (0: as the machine allows)"] = 0,
-    minutes: Annotated[float, "nothing is begun after so many (0: no limit)"] = 0.0,
+    encodings: Annotated[
+        str | None, "encodings, with commas: rope,fire,rope+alibi (None: all)"
+    ] = None,
+    lengths: Annotated[
+        str | None, "tokens in a window, with commas (None: as the machine allows)"
+    ] = None,
+    modes: Annotated[str | None, "of train,prefill,small (None: all three)"] = None,
+    peers: Annotated[
+        str | None, "other libraries: transformers/rope,... or none (None: those installed)"
+    ] = None,
+    tokens: Annotated[Count | None, "tokens in a step (None: as the machine allows)"] = None,
+    repeats: Annotated[
+        Count | None, "how often each cell is timed (None: as the machine allows)"
+    ] = None,
+    minutes: Annotated[Positive | None, "nothing is begun after so many (None: no limit)"] = None,
 ) -> SpeedRun:  # fmt: skip
     """Return the folder and settings of the speed run that these parameters describe.
 
@@ -215,32 +330,30 @@ def configure_speed(
     Raises:
         ValueError: an unknown name (the nearest is named), or lengths that do not fit the tokens.
     """
-    values = check_parameters(dict(locals()), kind="speed")
     from pe.speed import rig
     from pe.speed.record import default_name, speed_run
 
-    words = {
-        key: [word.strip() for word in values[key].split(",") if word.strip()]
-        for key in ("encodings", "lengths", "modes", "peers")
-    }
-    if not all(word.isdigit() for word in words["lengths"]):
-        raise ValueError(
-            f"lengths: expected whole numbers with commas between, got {values['lengths']!r}"
-        )
+    words = _words(lengths)
+    if not all(word.isdigit() for word in words):
+        raise ValueError(f"lengths: expected whole numbers with commas between, got {lengths!r}")
     chosen = rig("plan").settings(
-        recipe=values["recipe"],
-        tokens=values["tokens"],
-        lengths=[int(word) for word in words["lengths"]],
-        modes=words["modes"],
-        encodings=words["encodings"],
-        peers=() if words["peers"] == ["none"] else words["peers"] or None,
-        repeats=values["repeats"],
+        recipe=recipe,
+        tokens=tokens or 0,
+        lengths=[int(word) for word in words],
+        modes=_words(modes),
+        encodings=_words(encodings),
+        peers=() if peers == "none" else _words(peers) or None,
+        repeats=repeats or 0,
     )
-    if values["name"]:
-        _refuse_strange_study(values["name"])
-    run = speed_run(values["name"] or default_name(chosen.recipe))
+    if name:
+        _refuse_strange_study(name)
+    run = speed_run(name or default_name(chosen.recipe))
     run.settings = chosen
     return run
+
+
+def _words(text: str | None) -> list[str]:
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
 
 
 def _refuse_strange_study(study: str) -> None:
@@ -250,10 +363,12 @@ def _refuse_strange_study(study: str) -> None:
         )
 
 
-def _refuse_own(overrides: Mapping[str, Any], own: Iterable[str]) -> None:
-    for name in overrides:
-        if name in own:
+def _others(overrides: Mapping[str, Any] | None, kind: str) -> dict[str, Any]:
+    """Fields of the recipe that have no parameter."""
+    for name in overrides or {}:
+        if name in parameters(kind):
             raise ValueError(f"overrides: {name} has a parameter of its own; give it there")
+    return dict(overrides or {})
 
 
 def _check_encoding(recipe: Recipe) -> None:
@@ -271,10 +386,24 @@ def _check_encoding(recipe: Recipe) -> None:
 
 
 # What a notebook says it is (its metadata: {"pe": {"run": "train"}}) and who names its run.
-LAUNCHERS: dict[str, Callable[..., Run]] = {
+LAUNCHERS: dict[str, Callable[..., Folder]] = {
     "train": configure, "convert": configure_conversion, "study": configure_study,
     "speed": configure_speed,
 }  # fmt: skip
+
+
+def launch(kind: str, values: Mapping[str, Any], also: Iterable[str] = ()) -> Folder:
+    """The folder that a notebook's parameters name, as papermill has them.
+
+    Args:
+        kind: the notebook's, a key of `LAUNCHERS`.
+        also: other names that its ``parameters`` cell defines; they are its own business.
+
+    Raises:
+        ValueError: names what is not right.
+    """
+    others = {*also, *INJECTED_BY_PAPERMILL} - set(parameters(kind))
+    return LAUNCHERS[kind](**{k: v for k, v in values.items() if k not in others})
 
 
 @functools.cache
@@ -284,98 +413,23 @@ def parameters(kind: str = "train") -> Mapping[str, Parameter]:
     hints = typing.get_type_hints(function, include_extras=True)
     found = {}
     for name, argument in inspect.signature(function).parameters.items():
-        kind_of, help_text = typing.get_args(hints[name])
-        if argument.default is None:  # an option that is a dictionary
-            found[name] = Parameter(name, dict, {}, help_text)
-        else:
-            found[name] = Parameter(name, kind_of, argument.default, help_text)
+        help_text = next(m for m in hints[name].__metadata__ if isinstance(m, str))
+        found[name] = Parameter(name, _plain(hints[name]), argument.default, help_text)
     return found
 
 
+def _plain(hint: Any) -> type:
+    """``int`` of ``Annotated[int, ...] | None``."""
+    while typing.get_origin(hint) not in (None, dict):
+        hint = typing.get_args(hint)[0]
+    plain: type = typing.get_origin(hint) or hint
+    return plain
+
+
 def parameters_cell(kind: str = "train") -> str:
-    """Source of the notebook's ``parameters`` cell: ``name: type = default  # help`` a line."""
+    """Source of the notebook's ``parameters`` cell: one ``name: type = default  # help`` each."""
     lines = []
     for p in parameters(kind).values():
         default = f'"{p.default}"' if isinstance(p.default, str) else repr(p.default)
         lines.append(f"{p.name}: {p.type.__name__} = {default}  # {p.help}")
     return "\n".join(lines)
-
-
-def check_parameters(
-    values: Mapping[str, Any], also: Iterable[str] = (), kind: str = "train"
-) -> dict[str, Any]:
-    """Complete ``values`` with the defaults, and check every name and type.
-
-    Args:
-        values: parameters by name, as papermill or a caller gives them. A text is accepted for a
-            dictionary if it is one in JSON or YAML, a whole float for a whole number, and a
-            number written as text for a number (YAML reads ``1e-4`` as text).
-        also: other names the notebook's own cell defines, let through unchecked.
-        kind: the notebook's, a key of `LAUNCHERS`.
-
-    Raises:
-        ValueError: one sentence on the first name or value that is not right.
-    """
-    known = parameters(kind)
-    allowed = {*known, *also, *INJECTED_BY_PAPERMILL}
-    for name in values:
-        if name not in allowed:
-            raise _unknown_parameter(name, list(dict.fromkeys([*known, *also])))
-    checked = {name: p.default for name, p in known.items()}
-    checked |= {name: _checked(known[name], v) for name, v in values.items() if name in known}
-    return checked
-
-
-def _unknown_parameter(name: str, names: list[str]) -> ValueError:
-    from pe.training.recipe import Recipe
-
-    if name in Recipe.__dataclass_fields__:
-        return ValueError(
-            f"unknown parameter {name!r}: it is a field of the recipe; "
-            f"pass it as -y 'overrides: {{{name}: VALUE}}'"
-        )
-    return unknown("parameter", name, names)
-
-
-def _checked(parameter: Parameter, value: Any) -> Any:
-    """``value`` as the parameter's type, or ValueError."""
-    kind, got = parameter.type, value
-    if kind is dict and value is None:
-        return {}
-    if kind is dict and isinstance(value, str):
-        value = _parsed(value)
-    elif kind is float:
-        value = _number(value)
-    elif kind is int and isinstance(value, float) and value.is_integer():
-        value = int(value)
-    elif kind is bool and value in (0, 1):
-        value = bool(value)
-    right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-    if right and kind in (int, float):
-        right = math.isfinite(value) and value >= 0
-    if right and kind is dict:
-        right = all(isinstance(key, str) for key in value)
-    if not right:
-        hint = ""
-        if kind is str:
-            hint = f"; to pass it as text write -r {parameter.name} {got}"
-        raise ValueError(f"{parameter.name}: expected {_WORDS[kind]}, got {got!r}{hint}")
-    return value
-
-
-def _parsed(text: str) -> Any:
-    import yaml
-
-    try:
-        return yaml.safe_load(text) if text.strip() else {}
-    except yaml.YAMLError:
-        return None
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, bool):
-        return None
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return None

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def plan(run: SpeedRun, minutes: float = 0.0) -> Markdown:
+def plan(run: SpeedRun, minutes: float | None = None) -> Markdown:
     """What will be measured, and where it goes."""
     chosen = _settings(run)
     systems = ", ".join(chosen.systems)
@@ -34,8 +34,8 @@ def plan(run: SpeedRun, minutes: float = 0.0) -> Markdown:
     return _markdown("| | |\n|---|---|\n" + "\n".join(lines))
 
 
-def carry_out(run: SpeedRun, minutes: float = 0.0) -> Speed:
-    """Measure what is not recorded, with a line that says how far it is."""
+def carry_out(run: SpeedRun, minutes: float | None = None) -> Speed:
+    """Measure what is not recorded, with a progress line."""
     rigged, chosen = rig("measure"), _settings(run)
     total, progress = len(rigged.order(chosen)), Progress()
 
@@ -43,7 +43,7 @@ def carry_out(run: SpeedRun, minutes: float = 0.0) -> Speed:
         done = len({(r["system"], r["mode"], r["length"]) for r in speed.record["cells"]})
         progress.show(f"{done}/{total} {rigged.line(row, speed)}", last=done == total)
 
-    return Speed(rigged.measure(run, chosen, minutes=minutes, on_row=on_row))
+    return Speed(rigged.measure(run, chosen, minutes=minutes or 0.0, on_row=on_row))
 
 
 def machine(speed: Speed) -> Markdown:
@@ -59,7 +59,7 @@ def figure(speed: Speed) -> Figure:
 
 
 def overview(speed: Speed) -> Markdown:
-    """Encodings by lengths, a table a mode."""
+    """Encodings by lengths, one table per mode."""
     texts = [f"{_title(mode)}\n\n{tables.overview(speed, mode)}" for mode in _modes(speed)]
     return _markdown("\n\n".join(texts))
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pe.results import extensions
+from pe.results import extensions, markdown
 from pe.results import rows as results
-from pe.results.tables import duration
-from pe.study.parents import everything
+from pe.results.quantities import duration
+from pe.study.parents import with_retrained_parents
 from pe.study.plan import Planned, StudyFolder
-from pe.study.run import StudyFailed, run_study
+from pe.study.queue import StudyFailed, run_study
 from pe.study.show import live, rows, time_left
 
 if TYPE_CHECKING:
@@ -20,13 +20,13 @@ LOSSES = ("validation_loss", "ppl", "tokens_per_second", "wall_time")
 
 
 def plan(study: StudyFolder) -> Markdown:
-    """The runs, where each stands, and what the rest will take on one device and on those here."""
+    """The runs, the state of each, and how long the rest takes on one device and on those here."""
     lines = [
         "| run | seed | begins with | steps | tokens | state | training left |",
         "| :-- | --: | :-- | --: | --: | :-- | --: |",
     ]
     found = rows(study.plan)
-    for planned, row in zip(everything(study.plan), found, strict=True):
+    for planned, row in zip(with_retrained_parents(study.plan), found, strict=True):
         left = "not known" if row.seconds_left is None else duration(row.seconds_left)
         lines.append(
             f"| {row.label} | {row.seed} | {_begins(planned)} | {row.steps:,} | "
@@ -35,7 +35,7 @@ def plan(study: StudyFolder) -> Markdown:
     total = sum(row.tokens for row in found) / 1e6
     again = len(found) - len(study.plan)
     runs = len(_trained(study))
-    second = f"{again} more are trained again, because their weights are lost; " if again else ""
+    second = f"{again} more are retrained, because their weights are lost; " if again else ""
     lines.append(
         f"\n{runs} runs, {total:,.1f} M tokens in all; {second}"
         f"{time_left(found, study.workers)}, evaluations not counted."
@@ -56,15 +56,19 @@ def _begins(planned: Planned) -> str:
 
 
 def carry_out(
-    study: StudyFolder, *, address: str = "", workers: int = 0, retries: int = 1
+    study: StudyFolder,
+    *,
+    address: str | None = None,
+    workers: int | None = None,
+    retries: int = 1,
 ) -> StudyFailed | None:
     """Run what is not done, with a live view. A failure is returned, so that results come first."""
     if study.dry_run:
         return None
     try:
         run_study(
-            study.plan, address=address or None, workers=workers or None, retries=retries,
-            show=live(study.plan, study.workers),
+            study.plan, address=address, workers=workers, retries=retries,
+            on_progress=live(study.plan, study.workers),
         )  # fmt: skip
     except StudyFailed as error:
         return error
@@ -102,24 +106,22 @@ def _extended(study: StudyFolder) -> list[str]:
         record = run.part("extension") if planned.zero_shot else None
         if record is None:
             continue
-        length, evaluated = run.recipe.context_length, (run.evaluation() or {"perplexity": {}})
-        base = {int(at) / length: c["value"] for at, c in evaluated["perplexity"].items()}
         texts.append(
             f"`{planned.recipe.start_from}`, extended without training:\n\n"
-            f"{extensions.table(record, length, base)}"
+            f"{extensions.table(run, record)}"
         )
     return texts
 
 
 def end(failure: StudyFailed | None) -> Markdown:
-    """The last word: raises what failed, if anything did."""
+    """Raises what failed, if anything did."""
     if failure is not None:
         raise failure
     return _markdown("Nothing failed.")
 
 
 def _table(caption: str, found: list[results.Row], columns: Sequence[str]) -> str:
-    return f"{caption}:\n\n{results.table(found, columns, {})}"
+    return f"{caption}:\n\n{markdown.table(found, columns)}"
 
 
 def _markdown(text: str) -> Markdown:

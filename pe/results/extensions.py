@@ -1,16 +1,18 @@
 """What came of extending a run without training: cells of extension.json by method and factor.
 
-``factor`` is the option of that name, None for a method without one. Imports no torch.
+``factor`` is the option of that name, None for a method without one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pe._errors import unknown
-from pe.results.tables import label, significant
+from pe.results import quantities
+from pe.results.markdown import CROPPED, pipe
+from pe.results.quantities import NOT_EVALUATED, RunLike, label
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,13 @@ class Extended:
     factor: float | None
     perplexity: Mapping[float, float | None]
     reasons: Mapping[float, str | None]
+
+
+def trained(run: RunLike) -> dict[float, float]:
+    """Perplexities of the run itself, by multiples of the training length."""
+    length = run.read()["recipe"]["context_length"]
+    cells = (run.evaluation() or {"perplexity": {}})["perplexity"]
+    return {int(at) / length: cell["value"] for at, cell in cells.items()}
 
 
 def extended(record: Mapping[str, Any], context_length: int) -> list[Extended]:
@@ -36,11 +45,6 @@ def extended(record: Mapping[str, Any], context_length: int) -> list[Extended]:
         found.append(Extended(name, cell["pe"], cell["options"].get("factor"), values, reasons))
     order = in_order(cell.pe for cell in found)
     return sorted(found, key=lambda c: (order.index(c.pe), c.factor or 0))
-
-
-def searched(options: Mapping[str, Any]) -> bool:
-    """Whether LongRoPE's factors were found for the model, and not taken from YaRN."""
-    return options.get("long_factor") is not None
 
 
 def missing(record: Mapping[str, Any]) -> list[str]:
@@ -61,33 +65,30 @@ def value(record: Mapping[str, Any], context_length: int, name: str, multiple: f
         raise unknown("extension", name, cells)
     found = cells[name].perplexity.get(multiple)
     if found is None:
-        reason = cells[name].reasons.get(multiple) or "not evaluated"
+        reason = cells[name].reasons.get(multiple) or NOT_EVALUATED
         raise ValueError(f"{name} has no perplexity at {multiple:g}x: {reason}")
     return found
 
 
-def at_its_length(cells: list[Extended], multiple: float) -> list[Extended]:
+def at_its_length(cells: Sequence[Extended], multiple: float) -> list[Extended]:
     """Cells as one would use them: the factor is the multiple to be read, or there is none."""
     return [c for c in cells if c.factor in (None, multiple)]
 
 
-def table(record: Mapping[str, Any], context_length: int, base: Mapping[float, float]) -> str:
-    """A Markdown pipe table, one row a method and factor.
-
-    Args:
-        base: perplexity of the run itself by multiple, for the first row.
-    """
-    cells = extended(record, context_length)
+def table(run: RunLike, record: Mapping[str, Any]) -> str:
+    """A pipe table, a line for each method and factor, of one run and its extension.json."""
+    base, limit = trained(run), quantities.vocabulary(run)
+    cells = extended(record, run.read()["recipe"]["context_length"])
     multiples = sorted(base)
-    heads = ["method", "factor", *(f"{m:g}×" for m in multiples)]
-    lines = [heads, [":--", *["--:"] * (len(heads) - 1)]]
-    lines.append(["as trained", "–", *(significant(base[m]) for m in multiples)])
-    for cell in cells:
-        texts = []
-        for multiple in multiples:
-            found = cell.perplexity.get(multiple)
-            text = "–" if found is None else significant(found)
-            texts.append(f"**{text}**" if cell.factor == multiple else text)
-        factor = "–" if cell.factor is None else f"{cell.factor:g}"
-        lines.append([label(cell.pe), factor, *texts])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+    def line(title: str, factor: float | None, values: Mapping[float, float | None]) -> list[str]:
+        found = [values.get(m) for m in multiples]
+        texts = ["–" if v is None else quantities.perplexity(v, limit) for v in found]
+        return [title, "–" if factor is None else f"{factor:g}", *texts]
+
+    lines = [
+        line("as trained", None, base),
+        line(CROPPED, None, {m: base.get(min(m, 1.0)) for m in multiples}),
+        *(line(label(c.pe), c.factor, c.perplexity) for c in cells),
+    ]
+    return pipe(["method", "factor", *(f"{m:g}×" for m in multiples)], lines)

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pe.results import rows as results
-from pe.results.intervals import NO_DIFFERENCE
-from pe.results.rows import Row, RunLike
-from pe.results.tables import label, significant
+from pe.results import quantities
+from pe.results.markdown import gap_text, pipe
+from pe.results.quantities import RunLike, label
+from pe.results.rows import NO_DIFFERENCE, Row, difference, measure, write
 
 CONTROL = "rope"
 """The row that got longer windows and no other frequencies."""
@@ -32,11 +32,6 @@ class FineTuned:
     extended: Mapping[int, float | None]
     trained: Mapping[int, float | None]
 
-    @property
-    def pe(self) -> str:
-        """Its encoding."""
-        return str(self.row.runs[0].read()["pe"])
-
 
 def fine_tuned(rows: Sequence[Row]) -> list[FineTuned]:
     """Those rows whose runs have all recorded all three, in their order."""
@@ -47,8 +42,9 @@ def fine_tuned(rows: Sequence[Row]) -> list[FineTuned]:
                 _mean([run.read()["conversion"][name] for run in row.runs])
                 for name in ("before", "converted")
             )
-            trained = _mean([(run.evaluation() or {})["perplexity"] for run in row.runs])
-            title = label(row.runs[0].read()["pe"])
+            length = row.runs[0].read()["recipe"]["context_length"]
+            trained = {n: measure(row, f"ppl@{n / length:g}x").value for n in before}
+            title = label(row.pe)
             title += " (control)" if row.label == CONTROL else ""
             found.append(FineTuned(row, title, before, extended, trained))
     return found
@@ -69,18 +65,27 @@ def windows(rows: Sequence[FineTuned]) -> int:
 
 
 def table(rows: Sequence[FineTuned], pages: Mapping[str, str]) -> str:
-    """Two lines a method, without training and trained on, by tokens of context."""
+    """Two lines per method, without training and trained on, by tokens of context."""
     lengths = list(rows[0].trained)
-    lines = [["method", "", *(f"{n:,}" for n in lengths)], [":--", ":--", *["--:"] * len(lengths)]]
-    lines.append(["RoPE", "as it was", *(_write(rows[0].before[n]) for n in lengths)])
+    heads = ["method", "", *(f"{n:,}" for n in lengths)]
+    limit = quantities.vocabulary(rows[0].row.runs[0])
+
+    def texts(values: Mapping[int, float | None]) -> list[str]:
+        return ["–" if v is None else quantities.perplexity(v, limit) for v in values.values()]
+
+    before, first = rows[0].before, min(rows[0].before)
+    lines = [
+        ["RoPE", "as it was", *texts(before)],
+        ["", f"cut to {first:,} tokens", *texts(dict.fromkeys(before, before[first]))],
+    ]
     for row in rows:
         page = pages.get(row.row.runs[0].name)
         name = f"[{row.title}]({page})" if page else row.title
         if row.row.label != CONTROL:  # whose change of encoding is none
-            lines.append([name, "extended", *(_write(row.extended[n]) for n in lengths)])
+            lines.append([name, "extended", *texts(row.extended)])
             name = ""
-        lines.append([name, "and trained on", *(f"**{_write(row.trained[n])}**" for n in lengths)])
-    return _markdown(lines)
+        lines.append([name, "and trained on", *texts(row.trained)])
+    return pipe(heads, lines, 2)
 
 
 def against_control(rows: Sequence[FineTuned]) -> str:
@@ -93,61 +98,34 @@ def against_control(rows: Sequence[FineTuned]) -> str:
     if control is None:
         raise ValueError(f"the control {CONTROL!r} is not recorded")
     lengths, length = list(rows[0].trained), windows(rows)
-    lines = [["method", *(f"{n:,}" for n in lengths)], [":--", *["--:"] * len(lengths)]]
+    lines = []
     for row in rows:
         if row is not control:
-            cells = [_against(row.row, control.row, f"ppl@{n / length:g}x") for n in lengths]
-            lines.append([row.title, *cells])
-    return _markdown(lines)
-
-
-def _against(row: Row, control: Row, quantity: str) -> str:
-    """``−12%<br>−14 to −10``, or that no difference is shown."""
-    found, gap = results.difference(row, control, quantity)
-    if found == NO_DIFFERENCE:
-        return "≈"
-    middle, *ends = (100 * math.expm1(x) for x in (gap.value, gap.low, gap.high))
-    low, high = (_signed(x) for x in ends)
-    return f"{_signed(middle)}%<br>{low} to {high}"
-
-
-def _signed(value: float) -> str:
-    digits = 1 if abs(value) < 9.95 else 0
-    return f"{value:+,.{digits}f}".replace("-", "−")
+            gaps = [difference(row.row, control.row, f"ppl@{n / length:g}x") for n in lengths]
+            texts = ["≈" if gap.verdict == NO_DIFFERENCE else gap_text(gap) for gap in gaps]
+            lines.append([row.title, *texts])
+    return pipe(["method", *(f"{n:,}" for n in lengths)], lines)
 
 
 def retrieved(rows: Sequence[FineTuned], task: str) -> str:
     """The share of prompts answered exactly after training, by tokens of context."""
     lengths, length = list(rows[0].trained), windows(rows)
-    lines = [["method", *(f"{n:,}" for n in lengths)], [":--", *["--:"] * len(lengths)]]
-    for row in rows:
-        names = [f"{task}@{n / length:g}x" for n in lengths]
-        cells = [results.write(results.measure(row.row, name), name) for name in names]
-        lines.append([row.title, *cells])
-    return _markdown(lines)
+    names = [f"{task}@{n / length:g}x" for n in lengths]
+    lines = [[row.title, *(write(measure(row.row, n), n) for n in names)] for row in rows]
+    return pipe(["method", *(f"{n:,}" for n in lengths)], lines)
 
 
 def searches(records: Mapping[float, Mapping[str, Any]]) -> str:
     """What each search for LongRoPE's factors began with, found, and took."""
     heads = ["factor", "candidates", "YaRN's factors", "found", "seconds"]
-    lines = [heads, ["--:"] * len(heads)]
+    lines = []
     for factor, record in sorted(records.items()):
         first = next((e for e in record["history"] if e["origin"] == "yarn"), None)
-        best = record["best"] or {}
-        lines.append([
-            f"{factor:g}", f"{len(record['history']):,}",
-            _write(first["perplexity"] if first else None), _write(best.get("perplexity")),
-            f"{record['seconds']:,.0f}",
-        ])  # fmt: skip
-    return _markdown(lines)
-
-
-def _write(value: float | None) -> str:
-    return "–" if value is None else significant(value)
-
-
-def _markdown(lines: Sequence[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        shown = [(first or {}).get("perplexity"), (record["best"] or {}).get("perplexity")]
+        texts = ["–" if value is None else quantities.significant(value) for value in shown]
+        candidates, seconds = f"{len(record['history']):,}", f"{record['seconds']:,.0f}"
+        lines.append([f"{factor:g}", candidates, *texts, seconds])
+    return pipe(heads, lines, 0)
 
 
 def recorded(runs: Sequence[RunLike]) -> bool:

@@ -1,15 +1,18 @@
-"""How sure a measurement is: intervals for counts and means, and paired differences.
+"""How sure a measurement is: 95% intervals of shares and means, and tests of differences.
 
-    wilson        a share of right answers, from counts            (scipy's binomtest)
-    mean_interval a mean over seeds or windows, Student's t
-    paired        two runs on the same windows, or two methods on the same seeds: the mean of the
-                  differences, whose interval is narrower than that of either mean
-    verdict       "lower", "higher", or "no difference shown" where the interval holds zero or two
-                  intervals overlap
+    mean_interval   a mean over seeds or windows, Student's t
+    prediction      where one more seed would lie: wider by the factor sqrt(n + 1)
+    wilson          a share of right answers, from counts
+    newcombe        the difference of two shares, from their Wilson intervals
+    paired          two runs on the same windows, or two methods on the same seeds: the mean of the
+                    differences, whose interval is narrower than that of either mean
+    p_of_mean       Student's test that a mean is zero
+    mcnemar         exact test of two models that answered the same prompts
+    fisher          exact test of two shares of which prompts are not matched
+    holm            p values of several tests, made larger so that all hold together
 
-All intervals are at 95% unless told otherwise. Windows of one text and prompts of one model are
-treated as independent; an interval over windows or prompts says nothing about another seed.
-Imports no torch.
+Windows of one corpus and prompts of one model are treated as independent; an interval over windows
+or prompts says nothing about another seed. Imports no torch.
 """
 
 from __future__ import annotations
@@ -20,7 +23,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LEVEL = 0.95
-NO_DIFFERENCE = "no difference shown"
 
 
 @dataclass(frozen=True)
@@ -32,17 +34,8 @@ class Interval:
     high: float
     n: int
 
-    @property
-    def half_width(self) -> float:
-        """Of a symmetric interval."""
-        return (self.high - self.low) / 2
 
-    def overlaps(self, other: Interval) -> bool:
-        """Whether the two share a point."""
-        return self.low <= other.high and other.low <= self.high
-
-
-def wilson(right: int, n: int, level: float = LEVEL) -> Interval:
+def wilson(right: int, n: int) -> Interval:
     """Wilson's interval of a share: it stays inside 0 to 1 and is not empty at 0 of n.
 
     Raises ValueError unless 0 <= right <= n and n > 0.
@@ -51,44 +44,102 @@ def wilson(right: int, n: int, level: float = LEVEL) -> Interval:
         raise ValueError(f"{right} right answers of {n}; expected 0 to n of at least one")
     from scipy.stats import binomtest
 
-    found = binomtest(right, n).proportion_ci(confidence_level=level, method="wilson")
+    found = binomtest(right, n).proportion_ci(confidence_level=LEVEL, method="wilson")
     return Interval(right / n, float(found.low), float(found.high), n)
 
 
-def mean_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
+def newcombe(first: Interval, second: Interval) -> Interval:
+    """``first - second`` of two Wilson intervals (Newcombe 1998, method 10)."""
+    gap = first.value - second.value
+    low = math.hypot(first.value - first.low, second.high - second.value)
+    high = math.hypot(first.high - first.value, second.value - second.low)
+    return Interval(gap, gap - low, gap + high, first.n)
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
     """Mean of independent values with Student's t interval.
 
     Raises ValueError for fewer than two: one value has no spread.
     """
+    return _student(values, 1.0)
+
+
+def prediction(values: Sequence[float]) -> Interval:
+    """Where one more value of the same kind lies, at 95%: sqrt(n + 1) times as wide as the mean's.
+
+    Raises ValueError for fewer than two.
+    """
+    return _student(values, math.sqrt(len(values) + 1))
+
+
+def _student(values: Sequence[float], factor: float) -> Interval:
     n = len(values)
     if n < 2:
         raise ValueError(f"an interval of a mean needs at least two values; there is {n}")
     from scipy.stats import t
 
     mean = statistics.fmean(values)
-    half = float(t.ppf((1 + level) / 2, n - 1)) * statistics.stdev(values) / math.sqrt(n)
+    half = float(t.ppf((1 + LEVEL) / 2, n - 1)) * statistics.stdev(values) / math.sqrt(n) * factor
     return Interval(mean, mean - half, mean + half, n)
 
 
-def paired(first: Sequence[float], second: Sequence[float], level: float = LEVEL) -> Interval:
+def paired(first: Sequence[float], second: Sequence[float]) -> list[float]:
     """``first - second``, value by value: the same windows, or the same seeds, in the same order.
 
-    Raises ValueError for lists of different lengths, or shorter than two.
+    Raises ValueError for lists of different lengths.
     """
     if len(first) != len(second):
         raise ValueError(
             f"pairs need lists of one length; these have {len(first)} and {len(second)} values"
         )
-    return mean_interval([a - b for a, b in zip(first, second, strict=True)], level)
+    return [a - b for a, b in zip(first, second, strict=True)]
 
 
-def verdict(first: Interval, second: Interval | None = None) -> str:
-    """``"lower"``, ``"higher"`` or `NO_DIFFERENCE`.
+def p_of_mean(values: Sequence[float]) -> float:
+    """Two-sided p of Student's test that the mean is zero; 1 where all values are zero."""
+    if len(set(values)) == 1:
+        return 1.0 if values[0] == 0 else 0.0
+    from scipy.stats import ttest_1samp
 
-    Of ``first`` against ``second``: apart only if the intervals do not overlap. Of a difference
-    alone (from `paired`): apart only if its interval does not hold zero.
+    return float(ttest_1samp(values, 0.0).pvalue)
+
+
+def discordant(first: Sequence[int], second: Sequence[int], samples: int) -> tuple[int, int] | None:
+    """How many prompts only ``first`` and only ``second`` answered, from counts by depth.
+
+    Both answered the same ``samples`` prompts at each depth. None where the counts do not say:
+    they do at a depth where one of the two answered all or none.
     """
-    other = second or Interval(0.0, 0.0, 0.0, first.n)
-    if first.overlaps(other):
-        return NO_DIFFERENCE
-    return "lower" if first.high < other.low else "higher"
+    one = other = 0
+    for a, b in zip(first, second, strict=True):
+        if not {a, b} & {0, samples}:
+            return None
+        one, other = one + max(a - b, 0), other + max(b - a, 0)
+    return one, other
+
+
+def mcnemar(only_first: int, only_second: int) -> float:
+    """Exact two-sided p of McNemar's test; 1 where no prompt was answered by one of them alone."""
+    if only_first + only_second == 0:
+        return 1.0
+    from scipy.stats import binomtest
+
+    return float(binomtest(only_first, only_first + only_second).pvalue)
+
+
+def fisher(first: tuple[int, int], second: tuple[int, int]) -> float:
+    """Two-sided p of Fisher's exact test, of (right, asked) twice."""
+    from scipy.stats import fisher_exact
+
+    table = [[right, asked - right] for right, asked in (first, second)]
+    return float(fisher_exact(table).pvalue)
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """p values adjusted by Holm's method: one of them below 0.05 by chance happens in 5%."""
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    found, largest = [0.0] * len(values), 0.0
+    for place, i in enumerate(order):
+        largest = max(largest, min(1.0, (len(values) - place) * values[i]))
+        found[i] = largest
+    return found

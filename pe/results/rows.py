@@ -1,52 +1,46 @@
-"""What came of a study: its rows in the order of the YAML, each quantity with its interval.
+"""Rows of runs, what is measured of them, and how two of them differ.
 
-A row is one entry of ``runs:`` in studies/NAME.yaml with all its seeds. Quantities, beside those of
-`pe.results.tables.measure`:
+A row is one configuration with all its seeds: an entry of ``runs:`` in studies/NAME.yaml, or runs
+that differ in nothing but their seed. Every table, figure and number of the guide comes from
+`measure` and `difference`, by these rules:
 
-    needle@4x, passkey@4x      exact matches at 4 times the training length, the prompts of all
-                               depths and seeds together, as a share with Wilson's interval
-    tempered.ppl@4x, tempered.needle@4x ...   the same with the fitted temperature
-    needle_reach@4x            how many tokens before the end a number may lie, to be found more
-                               often than not at that depth and at all later ones
-    c                          that temperature
-    mfu, passes                of training
+* The value of several seeds is their mean, with Student's 95% interval. Perplexities are averaged
+  as losses, in nats, so theirs is the geometric mean. One seed has no interval.
+* A share of prompts has Wilson's 95% interval, also of one seed; over several seeds its interval
+  is Student's where that is wider: seeds that agree by chance would otherwise look certain.
+* Rows are compared on the seeds that they have in common (`comparable`), and two of them seed by
+  seed: a seed is the initial weights and the order of the text. Two single runs are compared on
+  the same windows, or on the same prompts.
 
-Other quantities of several seeds are means with Student's interval; one seed gives none. Those of
-perplexity are taken of its logarithm, the loss: the mean is the geometric one, and no interval
-reaches below zero. Imports no torch.
+Imports no torch but for titles.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pe._errors import unknown
-from pe.results.intervals import NO_DIFFERENCE, Interval, mean_interval, paired, verdict, wilson
-from pe.results.tables import (
-    NOT_EVALUATED,
-    NOT_RECORDED,
-    QUANTITIES,
-    Group,
-    RunLike,
-    groups,
-    label,
-    multiples,
-    significant,
-    whole,
-)
-from pe.results.tables import measure as measure_group
+from pe.recipes.recipe import NEW_FIELD_DEFAULTS
+from pe.results import intervals, quantities
+from pe.results.intervals import Interval
+from pe.results.quantities import GUESSING, NOT_EVALUATED, NOT_RECORDED, RunLike, label, signed
 from pe.study.plan import Planned, load_plan, study_file
 
-_AT = re.compile(r"(tempered\.)?(ppl|needle|passkey)@(\d+(?:\.\d+)?)x")
-_REACH = re.compile(r"(tempered\.)?(needle|passkey)_reach@(\d+(?:\.\d+)?)x")
-_TASKS = ("needle", "passkey", "needle_reach", "passkey_reach")
-OTHERS = ("c", "mfu", "passes")
-TITLES = {"c": "c", "mfu": "MFU", "passes": "passes"}
+NO_DIFFERENCE = "no difference shown"
+LEVEL = 0.05
+"""A difference is shown where p is below."""
+# Fields that change neither the weights nor what a perplexity means.
+_LATER = json.loads(json.dumps(NEW_FIELD_DEFAULTS))
+"""As records have them: lists for tuples."""
+_NO_DIFFERENCE = (
+    "name", "checkpoint_every", "keep_steps", "keep_states", "log_every", "validate_every",
+    "evaluation_lengths",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,20 +54,42 @@ class Row:
     origin: str
     """The encoding that it was trained with first."""
     runs: tuple[RunLike, ...]
+    """In the order of their seeds."""
+
+    @property
+    def pe(self) -> str:
+        """Its encoding."""
+        return str(self.runs[0].read()["pe"])
 
     @property
     def converted(self) -> bool:
         """Whether it started from a run with another encoding."""
-        return bool(self.origin != self.runs[0].read()["pe"])
+        return self.origin != self.pe
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """A seed is the initial weights of a run and the order of its text."""
+        return tuple(int(run.read()["seed"]) for run in self.runs)
+
+    def of(self, seeds: Iterable[int]) -> Row:
+        """The row with only these of its seeds."""
+        by_seed = dict(zip(self.seeds, self.runs, strict=True))
+        return replace(self, runs=tuple(by_seed[seed] for seed in seeds))
+
+    def each(self) -> list[Row]:
+        """One row per seed."""
+        return [replace(self.of([seed]), title=f"{self.title}, seed {seed}") for seed in self.seeds]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A value of a row; ``interval`` is None for one seed, ``reason`` says why there is none."""
+    """A value of a row, or the reason why there is none."""
 
     value: float | None
     interval: Interval | None = None
-    reason: str | None = None
+    reason: str = ""
+    limit: int | None = None
+    """Of a perplexity: the size of the vocabulary, above which it is worse than guessing."""
 
 
 def planned(study: str) -> bool:
@@ -90,26 +106,72 @@ def rows(study: str, runs: Sequence[RunLike], plan: Sequence[Planned] | None = N
     if plan is None:
         plan = load_plan(study) if planned(study) else []
     by_name = {run.name: run for run in runs}
-    found: dict[str, list[RunLike]] = {}
+    members: dict[str, list[RunLike]] = {}
     for entry in plan:
         if entry.name in by_name:
-            found.setdefault(entry.label, []).append(by_name.pop(entry.name))
-    for group in groups(list(by_name.values())):
-        name = group.pe if group.pe not in found else group.label
-        found[name] = list(group.runs)
-    return [_row(name, tuple(members)) for name, members in found.items()]
+            members.setdefault(entry.label, []).append(by_name.pop(entry.name))
+    found = {name: _row(name, of) for name, of in members.items()}
+    for row in grouped(list(by_name.values())):
+        name = row.label if row.label not in found else row.title
+        found[name] = replace(row, label=name)
+    return _told_apart(list(found.values()))
 
 
-def _row(name: str, members: tuple[RunLike, ...]) -> Row:
-    return Row(name, *named(members[0].read()["recipe"]), members)
+def grouped(runs: Iterable[RunLike]) -> list[Row]:
+    """Rows of runs that differ in nothing but their seed, in the registry's order."""
+    from pe.encodings import in_order
+
+    members: dict[str, list[RunLike]] = {}
+    for run in runs:
+        members.setdefault(json.dumps(_setting(run), sort_keys=True), []).append(run)
+    found = [_row(str(of[0].read()["pe"]), of) for of in members.values()]
+    order = in_order(row.pe for row in found)
+    return sorted(_told_apart(found), key=lambda row: (order.index(row.pe), row.title))
+
+
+def _setting(run: RunLike) -> dict[str, Any]:
+    """The recipe without its seed and what changes no result."""
+    recipe = {
+        key: value
+        for key, value in run.read()["recipe"].items()
+        if key not in (*_NO_DIFFERENCE, "seed")
+        and not (key in NEW_FIELD_DEFAULTS and value == NEW_FIELD_DEFAULTS[key])
+    }
+    if recipe.get("start_from"):  # of another seed, another run of the same encoding
+        recipe["start_from"] = _encoding_of(recipe["start_from"])
+    return recipe
+
+
+def _told_apart(found: Sequence[Row]) -> list[Row]:
+    """Rows of one title get those recipe fields behind it in which they differ.
+
+    ``RoPE (steps 100)`` and ``RoPE (steps 500)``.
+    """
+    settings = [_setting(row.runs[0]) for row in found]
+    result = []
+    for row, own in zip(found, settings, strict=True):
+        rivals = [r for r, other in zip(settings, found, strict=True) if other.title == row.title]
+        differs = [k for k in own if any(r.get(k) != own[k] for r in rivals)]
+        more = ", ".join(f"{key} {own[key]}" for key in differs)
+        result.append(replace(row, title=f"{row.title} ({more})") if more else row)
+    return result
+
+
+def _row(name: str, members: Sequence[RunLike]) -> Row:
+    runs = sorted(members, key=lambda run: (run.read()["seed"], run.name))
+    return Row(name, *named(runs[0].read()["recipe"]), tuple(runs))
+
+
+def _encoding_of(name: str) -> str:
+    """``study/rope-s0-1a2b3c4d`` -> ``rope``."""
+    return re.sub(r"-s\d+-[0-9a-f]{8}$", "", name.rstrip("/").rpartition("/")[2])
 
 
 def named(recipe: Mapping[str, Any]) -> tuple[str, str]:
     """A run's title for readers, and the encoding that it was trained with first."""
     origin, title = recipe["pe"], label(recipe["pe"])
     if recipe.get("start_from") and recipe.get("start_state") != "all":  # that is a branch
-        parent = recipe["start_from"].rpartition("/")[2]
-        origin = re.sub(r"-s\d+-[0-9a-f]{8}$", "", parent)
+        origin = _encoding_of(recipe["start_from"])
         change = "dropped" if recipe["pe"] == "nope" else f"as {title}"
         title = f"{label(origin)}, {change} at {recipe.get('start_step', 0):,}"
     elif recipe.get("start_from"):
@@ -117,249 +179,256 @@ def named(recipe: Mapping[str, Any]) -> tuple[str, str]:
     return title, origin
 
 
+def common_seeds(found: Sequence[Row]) -> list[int]:
+    """The seeds that all rows have."""
+    return sorted(set.intersection(*(set(row.seeds) for row in found))) if found else []
+
+
+def comparable(found: Sequence[Row]) -> list[Row]:
+    """The rows on the seeds that all of them have; each seed a row where there is no such seed.
+
+    A mean stands beside means of the same seeds only: seeds of one encoding differ by more than
+    many encodings of one seed.
+    """
+    common = common_seeds(found)
+    if common:
+        return [row.of(common) for row in found]
+    return [one for row in found for one in (row.each() if len(row.runs) > 1 else [row])]
+
+
 def measure(row: Row, quantity: str) -> Cell:
-    """A quantity of a row.
+    """A quantity of a row; see the module for what the value and the interval of a cell are.
 
     Raises:
         ValueError: an unknown quantity.
     """
-    at = _AT.fullmatch(quantity)
-    if at and at[2] != "ppl":
-        return _retrieval(row, bool(at[1]), at[2], float(at[3]))
-    values = []
+    values: list[float] = []
     for run in row.runs:
-        value, reason = _value(run, quantity, at)
+        value, reason = quantities.value(run, quantity)
         if value is None:  # a mean over some of the seeds would be another quantity
             return Cell(None, reason=reason)
         values.append(value)
-    if at:
-        return _of_logarithms(values)
-    interval = mean_interval(values) if len(values) > 1 else None
-    return Cell(statistics.fmean(values), interval)
-
-
-def _of_logarithms(values: Sequence[float]) -> Cell:
-    if len(values) < 2:
+    where = quantities.at(quantity)
+    if where and where.is_share:
+        prompts = intervals.wilson(*_asked(row, quantity))
+        return Cell(prompts.value, _over_seeds(values, prompts))
+    if where and where.is_perplexity:
+        limit = quantities.vocabulary(row.runs[0])
+        if len(values) < 2:
+            return Cell(values[0], limit=limit)
+        nats = intervals.mean_interval([math.log(value) for value in values])
+        low, high = max(nats.low, 0.0), min(nats.high, 700.0)  # no perplexity is below 1
+        value = math.exp(nats.value)
+        return Cell(value, Interval(value, math.exp(low), math.exp(high), nats.n), limit=limit)
+    if len(set(values)) < 2:
         return Cell(values[0])
-    nats = mean_interval([math.log(value) for value in values])
-    low, high = max(nats.low, 0.0), min(nats.high, 700.0)  # no perplexity is below 1
-    value = math.exp(nats.value)
-    return Cell(value, Interval(value, math.exp(low), math.exp(high), nats.n))
+    return Cell(statistics.fmean(values), intervals.mean_interval(values))
 
 
-def _value(run: RunLike, quantity: str, at: re.Match[str] | None) -> tuple[float | None, str]:
-    if at:
-        entry = _part(run, bool(at[1])).get("perplexity", {}).get(_tokens(run, float(at[3])))
-        if entry is None:
-            return None, NOT_EVALUATED
-        return entry["value"], entry["reason"] or NOT_RECORDED
-    reach = _REACH.fullmatch(quantity)
-    if reach:
-        tempered = bool(reach[1])
-        return _reach(run, reach[2], float(reach[3]), tempered=tempered), NOT_EVALUATED
-    if quantity == "c":
-        fit = ((run.evaluation() or {}).get("tempered") or {}).get("fit")
-        return (None, NOT_EVALUATED) if fit is None else (fit["value"], "")
-    if quantity in ("mfu", "passes"):
-        return (run.read()["training"] or {}).get(quantity), NOT_RECORDED
-    if quantity not in QUANTITIES:
-        raise unknown("quantity", quantity, [*QUANTITIES, *OTHERS, "ppl@4x", "needle@4x"])
-    one = measure_group(Group("", "", (run,)), quantity)
-    return one.value, one.reason or NOT_RECORDED
-
-
-def _retrieval(row: Row, tempered: bool, task: str, multiple: float) -> Cell:
+def _asked(row: Row, quantity: str) -> tuple[int, int]:
+    """Right answers and prompts of a share, of all depths and seeds together."""
+    where = quantities.at(quantity)
+    assert where is not None
     right = asked = 0
     for run in row.runs:
-        found = counts(run, task, multiple, tempered=tempered)
-        if found is None:
-            return Cell(None, reason=NOT_EVALUATED)
-        if found["exact"] is None:
-            return Cell(None, reason=found["reason"])
-        right += sum(found["exact"])
-        asked += len(found["exact"]) * _part(run, tempered)["retrieval"]["samples"]
-    share = wilson(right, asked)
-    return Cell(share.value, share)
+        cell = quantities.counts(run, where.kind, where.multiple, tempered=where.tempered)
+        if cell is None or cell["exact"] is None:
+            raise ValueError(f"{quantity} is not recorded for {row.label}")
+        right += sum(cell["exact"])
+        samples = quantities.part(run, where.tempered)["retrieval"]["samples"]
+        asked += len(cell["exact"]) * samples
+    return right, asked
 
 
-def counts(
-    run: RunLike, task: str, multiple: float, *, tempered: bool = False
-) -> dict[str, Any] | None:
-    """The recorded counts of a retrieval task at a multiple of the training length."""
-    tasks = (_part(run, tempered).get("retrieval") or {}).get("tasks", {})
-    found: dict[str, Any] | None = tasks.get(task, {}).get(_tokens(run, multiple))
-    return found
+def _over_seeds(values: Sequence[float], prompts: Interval) -> Interval:
+    """The interval of a share, or of a difference of shares: no narrower than over prompts."""
+    if len(values) < 2:
+        return prompts
+    seeds = intervals.mean_interval(values)
+    floor = -1.0 if prompts.low < 0 or seeds.value < 0 else 0.0
+    low, high = max(floor, min(seeds.low, prompts.low)), min(1.0, max(seeds.high, prompts.high))
+    return Interval(seeds.value, low, high, seeds.n)
 
 
-def _reach(run: RunLike, task: str, multiple: float, *, tempered: bool) -> float | None:
-    found = counts(run, task, multiple, tempered=tempered)
-    if found is None or found["exact"] is None:
-        return None
-    asked = _part(run, tempered)["retrieval"]
-    reach = 0.0
-    for depth, right in reversed(list(zip(asked["depths"], found["exact"], strict=True))):
-        if 2 * right <= asked["samples"]:
-            break
-        reach = (1 - depth) * int(_tokens(run, multiple))
-    return reach
-
-
-def _part(run: RunLike, tempered: bool) -> dict[str, Any]:
-    evaluation = run.evaluation() or {}
-    return (evaluation.get("tempered") or {}) if tempered else evaluation
-
-
-def _tokens(run: RunLike, multiple: float) -> str:
-    return str(round(multiple * run.read()["recipe"]["context_length"]))
-
-
-def difference(first: Row, second: Row, quantity: str) -> tuple[str, Interval]:
-    """How ``first`` differs from ``second``: a verdict, and the interval of the difference.
-
-    Perplexities are compared as losses in nats, over the windows of one seed or over seeds, and
-    other quantities over seeds. Seeds that only one of the rows has are left out.
+def predicted(row: Row, quantity: str) -> Interval:
+    """Where one more seed of the row would lie at 95%.
 
     Raises:
-        ValueError: there is nothing to pair.
+        ValueError: fewer than two seeds, or one without a value.
     """
-    at = _AT.fullmatch(quantity)
-    ones, others = same_seeds(first, second)
-    first, second = (replace(a, runs=tuple(one.runs[0] for one in found))
-                     for a, found in ((first, ones), (second, others)))  # fmt: skip
-    if at and at[2] == "ppl":
-        losses = [[_window_nll(run, at) for run in row.runs] for row in (first, second)]
-        if len(first.runs) == 1:
-            found = paired(losses[0][0], losses[1][0])
-        else:
-            means = [[statistics.fmean(windows) for windows in seeds] for seeds in losses]
-            found = paired(means[0], means[1])
-        return verdict(found), found
-    if at:
-        one, other = measure(first, quantity).interval, measure(second, quantity).interval
-        if one is None or other is None:
-            raise ValueError(f"{quantity} is not recorded for {first.label} and {second.label}")
-        gap = one.value - other.value
-        return verdict(one, other), Interval(gap, one.low - other.high, one.high - other.low, one.n)
-    pairs = [[_value(run, quantity, None)[0] for run in row.runs] for row in (first, second)]
-    if None in pairs[0] + pairs[1]:
-        raise ValueError(f"{quantity} is not recorded for {first.label} and {second.label}")
-    found = paired(*pairs)  # type: ignore[arg-type]
-    return verdict(found), found
+    values = []
+    for run in row.runs:
+        value, reason = quantities.value(run, quantity)
+        if value is None:
+            raise ValueError(f"{row.label}.{quantity} has no value: {reason}")
+        values.append(value)
+    where = quantities.at(quantity)
+    if where and where.is_perplexity:
+        nats = intervals.prediction([math.log(value) for value in values])
+        return Interval(math.exp(nats.value), math.exp(nats.low), math.exp(nats.high), nats.n)
+    return intervals.prediction(values)
 
 
-def seed_of(run: RunLike) -> int:
-    """The seed that a run was trained with: its initial weights and the order of its text."""
-    found: int = run.read()["seed"]
-    return found
+@dataclass(frozen=True)
+class Difference:
+    """By how much one row differs from another on their common seeds.
+
+    ``value`` and ``interval`` are in nats for perplexities, in shares for shares. ``p`` is that of
+    the test, None where one seed leaves nothing to test. ``over`` says what was paired: "seeds",
+    "windows", "prompts", or "" where prompts could not be matched.
+    """
+
+    quantity: str
+    value: float
+    interval: Interval | None
+    p: float | None
+    over: str
+    n: int
+    guessing: bool = False
+    """One of the two perplexities is above the size of the vocabulary."""
+
+    @property
+    def verdict(self) -> str:
+        """``"lower"``, ``"higher"`` or `NO_DIFFERENCE`."""
+        if self.p is None or self.p >= LEVEL:
+            return NO_DIFFERENCE
+        return "lower" if self.value < 0 else "higher"
+
+    def text(self, gap: float) -> str:
+        """A difference as it is written: ``−12`` (percent), ``+50`` (points) or ``−0.012``."""
+        where = quantities.at(self.quantity)
+        if where and where.is_perplexity:
+            return signed(100 * math.expm1(min(gap, 700.0)))
+        return signed(100 * gap) if where and where.is_share else signed(gap, 3)
+
+    @property
+    def unit(self) -> str:
+        """What `text` leaves out."""
+        where = quantities.at(self.quantity)
+        if where and where.is_perplexity:
+            return "%"
+        return " points" if where and where.is_share else ""
 
 
-def same_seeds(first: Row, second: Row) -> tuple[list[Row], list[Row]]:
-    """Rows of one run each, paired by seed.
+def difference(first: Row, second: Row, quantity: str) -> Difference:
+    """How ``first`` differs from ``second`` on the seeds that both have.
+
+    Over several seeds: the paired differences, of shares with an interval and a p no smaller than
+    over prompts. Of one seed: perplexities over the same windows, shares over the same prompts by
+    McNemar's exact test. Records keep only how many prompts were right at each depth; where that
+    does not say which of them, by Fisher's test, which takes the prompts for unrelated.
 
     Raises:
-        ValueError: the two have no seed in common.
+        ValueError: no seed in common, or a quantity that is not recorded.
     """
-    runs = [{seed_of(run): run for run in row.runs} for row in (first, second)]
-    common = sorted(runs[0].keys() & runs[1].keys())
+    common = common_seeds([first, second])
     if not common:
         raise ValueError(f"{first.label} and {second.label} have no seed in common")
-    return tuple(  # type: ignore[return-value]
-        [replace(row, runs=(by_seed[seed],)) for seed in common]
-        for row, by_seed in zip((first, second), runs, strict=True)
+    one, other = first.of(common), second.of(common)
+    where, n = quantities.at(quantity), len(common)
+    values = [[_recorded(row, run, quantity) for run in row.runs] for row in (one, other)]
+    if where and where.is_share:
+        return _of_shares(one, other, quantity, intervals.paired(*values))
+    guessing, over = False, "seeds"
+    if where and where.is_perplexity:
+        guessing = max(map(max, values)) > quantities.vocabulary(one.runs[0])
+        values = [[math.log(value) for value in seeds] for seeds in values]
+        if n == 1:
+            over = "windows"
+            values = [quantities.windows(row.runs[0], quantity) for row in (one, other)]
+    gaps = intervals.paired(*values)
+    if len(gaps) < 2:
+        return Difference(quantity, gaps[0], None, None, "", n)
+    interval = intervals.mean_interval(gaps)
+    p = intervals.p_of_mean(gaps)
+    return Difference(quantity, interval.value, interval, p, over, n, guessing)
+
+
+def _recorded(row: Row, run: RunLike, quantity: str) -> float:
+    value, reason = quantities.value(run, quantity)
+    if value is None:
+        raise ValueError(f"{quantity} of {row.label} has no value: {reason}")
+    return value
+
+
+def _of_shares(one: Row, other: Row, quantity: str, gaps: Sequence[float]) -> Difference:
+    counts = [_asked(row, quantity) for row in (one, other)]
+    prompts = intervals.newcombe(*(intervals.wilson(*found) for found in counts))
+    discordant = _discordant(one, other, quantity)
+    over = "prompts" if discordant else ""
+    p = intervals.mcnemar(*discordant) if discordant else intervals.fisher(*counts)
+    if len(gaps) < 2:
+        return Difference(quantity, prompts.value, prompts, p, over, 1)
+    p = max(p, intervals.p_of_mean(gaps))
+    interval = _over_seeds(gaps, prompts)
+    low, high = max(-1.0, interval.low), interval.high
+    return Difference(
+        quantity, interval.value, replace(interval, low=low, high=high), p, "seeds", len(gaps)
     )
 
 
-def _window_nll(run: RunLike, at: re.Match[str]) -> list[float]:
-    entry = _part(run, bool(at[1])).get("perplexity", {}).get(_tokens(run, float(at[3])))
-    if not entry or entry["window_nll"] is None:
-        raise ValueError(f"{run.name} has no losses by window at {at[3]}x")
-    return list(entry["window_nll"])
+def _discordant(one: Row, other: Row, quantity: str) -> tuple[int, int] | None:
+    """Prompts that only one of the two answered, over all seeds; None where counts do not say."""
+    where = quantities.at(quantity)
+    assert where is not None
+    total = [0, 0]
+    for runs in zip(one.runs, other.runs, strict=True):
+        cells = [
+            quantities.counts(run, where.kind, where.multiple, tempered=where.tempered)
+            for run in runs
+        ]
+        asked = [quantities.part(run, where.tempered)["retrieval"] for run in runs]
+        if asked[0]["depths"] != asked[1]["depths"] or asked[0]["samples"] != asked[1]["samples"]:
+            return None  # they were asked other prompts
+        first, second = (cell["exact"] for cell in cells if cell is not None)
+        found = intervals.discordant(first, second, asked[0]["samples"])
+        if found is None:
+            return None
+        total = [a + b for a, b in zip(total, found, strict=True)]
+    return total[0], total[1]
 
 
-def write(cell: Cell, quantity: str) -> str:
-    """A table cell: ``22.4``, ``22.4 (21.9-23.0)``, ``64% (54-72)``, or why there is no value."""
+def write(cell: Cell, quantity: str, between: str = " ") -> str:
+    """A table's cell: ``22.4``, ``22.4 (21.9–23.0)``, ``64% (54–72)``, or why there is no value."""
     if cell.value is None:
         return "–" if cell.reason in (NOT_RECORDED, NOT_EVALUATED) else cell.reason or "–"
-    at = _AT.fullmatch(quantity)
-    if at and at[2] != "ppl":
-        share = cell.interval
-        assert share is not None
-        return f"{100 * share.value:.0f}% ({100 * share.low:.0f}–{100 * share.high:.0f})"
-    if at:
-        ends = cell.interval and f" ({large(cell.interval.low)}–{large(cell.interval.high)})"
-        return large(cell.value) + (ends or "")
-    form: Callable[[float], str]
-    if quantity == "mfu":
-        form = "{:.1%}".format
-    elif _REACH.fullmatch(quantity):
-        form = whole
-    elif quantity in ("c", "passes"):
-        form = "{:.2f}".format
-    else:
-        form = QUANTITIES[quantity].write if quantity in QUANTITIES else significant
-    text = form(cell.value)
-    if cell.interval is None or cell.interval.half_width == 0.0:  # the same in all runs
+    text = quantities.write(cell.value, quantity, cell.limit)
+    if cell.interval is None or text == GUESSING:
         return text
-    return f"{text} ± {form(cell.interval.half_width)}"
-
-
-def large(value: float, start: float = 1e6) -> str:
-    """Three significant digits, ``1.2·10⁹`` from ``start`` on."""
-    if value < start:
-        return "1" if value == 1 else significant(value)
-    mantissa, exponent = f"{value:.1e}".split("e")
-    power = "".join("⁰¹²³⁴⁵⁶⁷⁸⁹"[int(digit)] for digit in str(int(exponent)))
-    return f"{mantissa}·10{power}"
+    ends = [
+        f">{cell.limit:,}"
+        if cell.limit and end > cell.limit
+        else quantities.write(end, quantity, cell.limit).removesuffix("%")
+        for end in (cell.interval.low, cell.interval.high)
+    ]
+    return text if ends[0] == ends[1] else f"{text}{between}({'–'.join(ends)})"
 
 
 def write_difference(first: Row, second: Row, quantity: str) -> str:
-    """Words for prose: ``lower by 12% (10 to 14%)``, or that no difference is shown."""
-    found, gap = difference(first, second, quantity)
-    at = _AT.fullmatch(quantity)
-    if found == NO_DIFFERENCE:
+    """Words for prose: ``lower by 12% (10 to 14%)``, or that no difference is shown.
+
+    Raises:
+        ValueError: one seed that leaves nothing to test, or a perplexity worse than guessing.
+    """
+    found = difference(first, second, quantity)
+    if found.interval is None:
+        raise ValueError(f"{quantity}: one seed of {first.label} says nothing of another")
+    if found.guessing:
+        raise ValueError(f"{quantity} of {first.label} or {second.label} is {GUESSING}")
+    if found.verdict == NO_DIFFERENCE:
         return NO_DIFFERENCE
-    if at and at[2] == "ppl":  # a difference of losses is a ratio of perplexities
-        ends = sorted(abs(math.expm1(x)) for x in (gap.low, gap.high))
-        size, low, high = (f"{100 * x:.2g}" for x in (abs(math.expm1(gap.value)), *ends))
-        return f"{found} by {size}% ({low} to {high}%)"
-    if at:
-        return f"{found} by {100 * abs(gap.value):.0f} points"
-    return f"{found} by {significant(abs(gap.value))}"
+    where = quantities.at(quantity)
+    if where and where.is_perplexity:  # a difference of losses is a ratio of perplexities
+        ends = sorted(abs(math.expm1(x)) for x in (found.interval.low, found.interval.high))
+        size, low, high = (f"{100 * x:.2g}" for x in (abs(math.expm1(found.value)), *ends))
+        return f"{found.verdict} by {size}% ({low} to {high}%)"
+    size = found.text(abs(found.value)).removeprefix("+")
+    if found.over == "prompts":
+        return f"{found.verdict} by {size}{found.unit} (paired prompts, {p_value(found.p)})"
+    return f"{found.verdict} by {size}{found.unit}"
 
 
-def expand(columns: Sequence[str], runs: Sequence[RunLike]) -> list[str]:
-    """``needle`` -> ``needle@1x``, ``needle@2x`` ... for every evaluated length."""
-    found: list[str] = []
-    for column in columns:
-        if column.rpartition(".")[2] in ("ppl", *_TASKS):
-            found += [f"{column}@{multiple}" for multiple in multiples(runs)]
-        else:
-            found.append(column)
-    return found
-
-
-def title(quantity: str) -> str:
-    """A column's heading."""
-    if _AT.fullmatch(quantity):
-        return quantity.rpartition("@")[2].replace("x", "×")
-    reach = _REACH.fullmatch(quantity)
-    if reach:
-        return f"{reach[3]}×"
-    return TITLES.get(quantity) or QUANTITIES[quantity].title
-
-
-def table(found: Sequence[Row], columns: Sequence[str], links: dict[str, str]) -> str:
-    """A Markdown pipe table of rows; a name leads to the page of its (first) run."""
-    names = expand(columns, [run for row in found for run in row.runs])
-    heads = ["run", *(title(name) for name in names)]
-    several = any(len(row.runs) > 1 for row in found)
-    if several:
-        heads.insert(1, "n")
-    lines = [heads, [":--", *["--:"] * (len(heads) - 1)]]
-    for row in found:
-        page = links.get(row.runs[0].name)
-        cells = [f"[{row.title}]({page})" if page else row.title]
-        if several:
-            cells.append(str(len(row.runs)))
-        lines.append([*cells, *(write(measure(row, name), name) for name in names)])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def p_value(p: float | None) -> str:
+    """``p = 0.016``, ``p < 0.001``."""
+    assert p is not None
+    return f"p = {p:.2g}" if p >= 0.001 else "p < 0.001"

@@ -1,31 +1,35 @@
 """The record of a run: the only way results reach the tables, the figures and the book.
 
-    runs/<study>/<run>/run.json          what was run and what came of it (schemas/run.json)
-                       metrics.jsonl     one object a logged step
-                       evaluation.json   quality by context length (schemas/evaluation.json)
+    runs/<study>/<run>/run.json          what was run and what came of it
+                       metrics.jsonl     one object per logged step
+                       evaluation.json   quality by context length
 
-Records are validated when they are written and when they are read, written atomically, and never
-skipped when damaged: whoever reads a folder is told the path of each file that is not right.
-Imports no torch, so that the book builds without it.
+The fields are in `pe.runs.models`. Records are validated when they are written and when they are
+read, written atomically, and never skipped when damaged: whoever reads a folder is told the path of
+each file that is not right. Imports no torch, so that the book builds without it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jsonschema
+from pydantic import ValidationError
+
+from pe._errors import explain
+from pe._files import write_atomically
+from pe.runs import provenance
+from pe.runs.models import MODELS, Record, RunRecord, Session, Status
 
 if TYPE_CHECKING:
     import pandas
 
-    from pe.training.recipe import Recipe
+    from pe.recipes.recipe import Recipe
 
 SCHEMA_VERSION = 1
 COLUMNS = (
@@ -41,11 +45,24 @@ METRIC_COLUMNS = (
 
 
 class RunError(ValueError):
-    """A record is damaged, missing, or does not fit its schema."""
+    """A record is damaged, missing, or does not fit its format."""
 
 
 class RunBusy(RunError):
-    """Another process is writing this run."""
+    """Another process is writing this folder; ``holder`` says which."""
+
+    EXIT_CODE = 75
+    """Of a command that is refused for this reason (EX_TEMPFAIL of sysexits.h): try it later."""
+
+    def __init__(self, directory: Path, holder: str) -> None:
+        self.directory, self.holder = directory, holder
+        super().__init__(
+            f"{directory} is being written by {holder}; wait for it, stop it, or choose another "
+            "study or seed"
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[Path, str]]:
+        return type(self), (self.directory, self.holder)
 
 
 def root() -> Path:
@@ -58,32 +75,22 @@ def root() -> Path:
     return Path.cwd() / "runs"
 
 
-@functools.cache
-def schema(name: str) -> dict[str, Any]:
-    """The JSON schema ``"run"`` or ``"evaluation"``."""
-    path = Path(__file__).parent / "schemas" / f"{name}.json"
-    loaded: dict[str, Any] = json.loads(path.read_text())
-    return loaded
-
-
-def _validated(name: str, value: Any, path: Path) -> dict[str, Any]:
+def _validated(name: str, value: Any, path: Path) -> Record:
     version = value.get("schema") if isinstance(value, dict) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise RunError(
             f"{path}: is in format {version}, and this version of pe knows formats up to "
             f"{SCHEMA_VERSION}; update pe to read it"
         )
-    errors = sorted(
-        jsonschema.Draft202012Validator(schema(name)).iter_errors(value), key=lambda e: e.json_path
-    )
-    if errors:
-        first = errors[0]
-        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-        raise RunError(f"{path}: {first.json_path}: {first.message}{more}")
-    return value  # type: ignore[no-any-return]
+    try:
+        return MODELS[name].model_validate(value)
+    except ValidationError as error:
+        first, *others = explain(error, "field", MODELS[name].model_fields)
+        more = f" (and {len(others)} more)" if others else ""
+        raise RunError(f"{path}: {first}{more}") from None
 
 
-def _read_json(name: str, path: Path) -> dict[str, Any]:
+def _read_json(name: str, path: Path) -> Record:
     try:
         value = json.loads(path.read_text(), parse_constant=_refuse_constant)
     except FileNotFoundError:
@@ -97,64 +104,99 @@ def _refuse_constant(word: str) -> None:
     raise ValueError(f"{word} is no number")
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a reader, or a crash, sees the old text or the new, never half."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _write_json(name: str, path: Path, value: dict[str, Any]) -> None:
+def _write_json(name: str, path: Path, value: Mapping[str, Any]) -> None:
     _validated(name, value, path)
     try:
         text = json.dumps(value, indent=1, allow_nan=False)
-    except ValueError as error:  # NaN or infinity
+    except ValueError as error:  # NaN or infinity in a free part, such as the recipe
         raise RunError(f"{path}: not written, a value in it is no number ({error})") from error
     write_atomically(path, text + "\n")
 
 
-class Run:
-    """One run's folder. ``Run(directory)`` neither reads nor creates anything."""
+class Folder:
+    """A folder that one process writes at a time: a lock, an executed notebook, files of records.
+
+    ``Folder(directory)`` neither reads nor creates anything.
+    """
 
     notebook = "train.ipynb"
-    """Name of the executed notebook in the folder, whichever notebook made the run."""
+    """Name of the executed notebook in the folder."""
+    depth = 2
+    """Folders below the folder of all studies: ``runs/STUDY/RUN``."""
 
-    def __init__(self, directory: str | Path, recipe: Recipe | None = None) -> None:
+    def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
-        self._recipe = recipe
 
     def __repr__(self) -> str:
-        return f"Run({str(self.directory)!r})"
+        return f"{type(self).__name__}({str(self.directory)!r})"
 
     @property
     def name(self) -> str:
-        """Folder name: encoding, seed, configuration hash."""
+        """Folder name; of a run: encoding, seed, configuration hash."""
         return self.directory.name
 
     @property
     def study(self) -> str:
-        """Name of the folder above."""
-        return self.directory.parent.name
+        """Name of the study that the folder belongs to."""
+        return self.directory.parts[-self.depth]
 
     @property
     def records(self) -> Path:
         """The folder of all studies, ``runs/``."""
-        return self.directory.parent.parent
+        return self.directory.parents[self.depth - 1]
+
+    def part(self, name: str, suffix: str = "") -> dict[str, Any] | None:
+        """A file of the record, ``<name><suffix>.json``, validated; None if there is none."""
+        path = self.directory / f"{name}{suffix}.json"
+        return _read_json(name, path).json_values() if path.exists() else None
+
+    def write_part(self, name: str, value: Mapping[str, Any], suffix: str = "") -> None:
+        """Validate and replace ``<name><suffix>.json``."""
+        _write_json(name, self.directory / f"{name}{suffix}.json", value)
+
+    @contextlib.contextmanager
+    def lock(self, name: str = ".lock") -> Iterator[None]:
+        """Hold the folder; a second process gets RunBusy. A dead process holds nothing."""
+        from filelock import FileLock, Timeout
+
+        self.directory.mkdir(parents=True, exist_ok=True)
+        path = self.directory / name
+        lock = FileLock(path)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise RunBusy(self.directory, path.read_text().strip() or "another process") from None
+        try:
+            path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+            yield
+        finally:
+            lock.release()
+
+    def busy(self, name: str = ".lock") -> RunBusy | None:
+        """The refusal that `lock` would meet, or None. Creates nothing."""
+        if not (self.directory / name).exists():
+            return None
+        try:
+            with self.lock(name):
+                return None
+        except RunBusy as error:
+            return error
+
+
+class Run(Folder):
+    """One run's folder and its record."""
+
+    def __init__(self, directory: str | Path, recipe: Recipe | None = None) -> None:
+        super().__init__(directory)
+        self._recipe = recipe
 
     @property
     def recipe(self) -> Recipe:
         """The recipe this run was opened with, or the recorded one."""
         if self._recipe is None:
-            from pe.training.recipe import Recipe
+            from pe.recipes.recipe import Recipe
 
-            self._recipe = Recipe.from_dict(self.read()["recipe"])
+            self._recipe = Recipe.from_dict(self.record.recipe)
         return self._recipe
 
     @property
@@ -166,13 +208,20 @@ class Run:
         """Whether a record has been written."""
         return (self.directory / "run.json").exists()
 
-    def read(self) -> dict[str, Any]:
-        """run.json, validated. RunError names the file if it is missing or damaged."""
-        return _read_json("run", self.directory / "run.json")
+    @property
+    def record(self) -> RunRecord:
+        """run.json, as it is now. RunError names the file if it is missing or damaged."""
+        record = _read_json("run", self.directory / "run.json")
+        assert isinstance(record, RunRecord)
+        return record
 
-    def write(self, record: dict[str, Any]) -> None:
+    def read(self) -> dict[str, Any]:
+        """`record` as plain values of JSON."""
+        return self.record.json_values()
+
+    def write(self, record: Mapping[str, Any]) -> None:
         """Validate and replace run.json."""
-        _write_json("run", self.directory / "run.json", record)
+        self.write_part("run", record)
 
     def update(self, **changes: Any) -> dict[str, Any]:
         """Change some fields of run.json and return the new record."""
@@ -180,33 +229,69 @@ class Run:
         self.write(record)
         return record
 
-    def fail(self, reason: str, status: str = "failed") -> None:
-        """Record that the run ended without a result, and why."""
-        from pe.runs.provenance import now, start_record
+    def start(self) -> None:
+        """Write the record of a run that has done nothing yet, or goes on in this process."""
+        self.write(self._started())
 
-        record = self.read() if self.exists() else start_record(self)
-        self.write(record | {"status": status, "reason": reason, "finished": now()})
+    def _started(self) -> dict[str, Any]:
+        recipe = self.recipe
+        record: dict[str, Any] = {
+            "schema": SCHEMA_VERSION,
+            "study": self.study,
+            "run": self.name,
+            "status": "running",
+            "reason": None,
+            "pe": recipe.pe,
+            "seed": recipe.seed,
+            "recipe": recipe.to_dict(),
+            "config_hash": recipe.config_hash(),
+            "created": provenance.now(),
+            "finished": None,
+            "command": provenance.command(),
+            "code": provenance.code(),
+            "versions": provenance.versions(),
+            "hardware": provenance.hardware(),
+            "sessions": [],
+            "data": None,
+            "model": None,
+            "training": None,
+        }
+        if self.exists():
+            old = self.record
+            record["created"] = old.created
+            record["sessions"] = [s.model_dump(exclude_unset=True) for s in old.all_sessions()]
+        return record
+
+    def begin_session(self, step: int) -> None:
+        """Record that this process trains from after ``step`` steps on.
+
+        Sessions that began there or later led to nothing that is kept, and are forgotten.
+        """
+        old = self.record
+        session = Session(
+            created=provenance.now(), step=step, code=old.code, hardware=old.hardware
+        )
+        sessions = [*(s for s in old.sessions if s.step < step), session]
+        self.update(sessions=[s.model_dump(exclude_unset=True) for s in sessions])
+
+    def fail(self, reason: str, status: Status = "failed", signal: str | None = None) -> None:
+        """Record that the run ended without a result, and why; ``signal`` is what stopped it."""
+        record = self.read() if self.exists() else self._started()
+        record.pop("signal", None)
+        if signal:
+            record["signal"] = signal
+        self.write(record | {"status": status, "reason": reason, "finished": provenance.now()})
 
     def evaluation(self) -> dict[str, Any] | None:
         """evaluation.json, validated, or None when the run has not been evaluated."""
-        path = self.directory / "evaluation.json"
-        return _read_json("evaluation", path) if path.exists() else None
+        return self.part("evaluation")
 
-    def write_evaluation(self, evaluation: dict[str, Any]) -> None:
+    def write_evaluation(self, evaluation: Mapping[str, Any]) -> None:
         """Validate and replace evaluation.json."""
-        _write_json("evaluation", self.directory / "evaluation.json", evaluation)
-
-    def part(self, name: str, suffix: str = "") -> dict[str, Any] | None:
-        """Another part of the record, ``<name><suffix>.json``, validated; None if there is none."""
-        path = self.directory / f"{name}{suffix}.json"
-        return _read_json(name, path) if path.exists() else None
-
-    def write_part(self, name: str, value: dict[str, Any], suffix: str = "") -> None:
-        """Validate and replace ``<name><suffix>.json``."""
-        _write_json(name, self.directory / f"{name}{suffix}.json", value)
+        self.write_part("evaluation", evaluation)
 
     def metric_lines(self, *, drop_torn_end: bool = False) -> list[dict[str, Any]]:
-        """metrics.jsonl as it stands.
+        """metrics.jsonl, line by line.
 
         Args:
             drop_torn_end: leave out a last line without an end, which a process that was killed
@@ -242,40 +327,6 @@ class Run:
 
         return pandas.DataFrame(self.metric_lines(), columns=list(METRIC_COLUMNS))
 
-    @contextlib.contextmanager
-    def lock(self, name: str = ".lock") -> Iterator[None]:
-        """Hold the run's folder; a second process gets RunBusy. A dead process holds nothing."""
-        import fcntl  # not on Windows, where records can be read all the same
-
-        self.directory.mkdir(parents=True, exist_ok=True)
-        with open(self.directory / name, "a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                holder = file.read().strip() or "another process"
-                raise RunBusy(
-                    f"{self.directory} is being written by {holder}; wait for it, stop it, or "
-                    "choose another study or seed"
-                ) from None
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}")
-            file.flush()
-            try:
-                yield
-            finally:
-                file.truncate(0)
-
-    def busy(self) -> str | None:
-        """The message of RunBusy if another process holds the folder, else None."""
-        if not (self.directory / ".lock").exists():
-            return None
-        try:
-            with self.lock():
-                return None
-        except RunBusy as error:
-            return str(error)
-
 
 def find(path: str | Path | None = None, study: str | None = None) -> list[Run]:
     """All runs below ``path`` (default `root`), in order of folder name.
@@ -290,12 +341,12 @@ def find(path: str | Path | None = None, study: str | None = None) -> list[Run]:
 
 
 def load(path: str | Path | None = None, study: str | None = None) -> pandas.DataFrame:
-    """Every record below ``path`` as a table, one row a run.
+    """Every record below ``path`` as a table, one row per run.
 
     Columns: study, run, pe, seed, status, recipe, config_hash, steps, tokens, parameters,
     tokens_per_second, mfu, peak_memory_gib, wall_seconds, final_loss, validation_loss,
     context_length, start_from and start_step (the run a converted one began with, and its step, or
-    None), commit, directory, and perplexities by tokens (``ppl@512``) and by multiples of the
+    None), commit (every one that trained, with commas), directory, and perplexities by tokens (``ppl@512``) and by multiples of the
     training context (``ppl@2x``).
 
     Raises:
@@ -317,24 +368,27 @@ def load(path: str | Path | None = None, study: str | None = None) -> pandas.Dat
 
 
 def _row(run: Run) -> dict[str, Any]:
-    record, evaluation = run.read(), run.evaluation()
+    record, evaluation = run.record, run.evaluation() or {}
     # Nobody has tidied up yet after a run that was killed, so its last line may be torn.
-    run.metric_lines(drop_torn_end=record["status"] == "running")
-    training, model = record["training"] or {}, record["model"] or {}
-    length = record["recipe"]["context_length"]
-    row = {key: record[key] for key in ("study", "run", "pe", "seed", "status", "config_hash")}
-    row["recipe"] = record["recipe"]["name"]
-    for key in (
-        "steps", "tokens", "tokens_per_second", "mfu", "peak_memory_gib", "wall_seconds",
-        "final_loss", "validation_loss",
-    ):  # fmt: skip
-        row[key] = training.get(key)
-    row |= {"parameters": model.get("parameters"), "context_length": length}
-    parent = record.get("parent")
-    row["start_from"] = None if parent is None else f"{parent['study']}/{parent['run']}"
-    row["start_step"] = None if parent is None else parent["step"]
-    row |= {"commit": record["code"]["commit"], "directory": str(run.directory)}
-    for at, cell in (evaluation or {}).get("perplexity", {}).items():
+    run.metric_lines(drop_torn_end=record.status == "running")
+    length, parent = record.recipe["context_length"], record.parent
+    row: dict[str, Any] = {
+        "study": record.study,
+        "run": record.run,
+        "pe": record.pe,
+        "seed": record.seed,
+        "status": record.status,
+        "recipe": record.recipe["name"],
+        "config_hash": record.config_hash,
+        "parameters": record.model and record.model.parameters,
+        "context_length": length,
+        "start_from": parent and f"{parent.study}/{parent.run}",
+        "start_step": parent and parent.step,
+        "commit": ", ".join(record.commits) or None,
+        "directory": str(run.directory),
+    }
+    row |= record.training.model_dump(exclude={"passes", "resumes"}) if record.training else {}
+    for at, cell in evaluation.get("perplexity", {}).items():
         row[f"ppl@{at}"] = cell["value"]
         if int(at) % length == 0:
             row[f"ppl@{int(at) // length}x"] = cell["value"]

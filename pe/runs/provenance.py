@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -12,8 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pe
-from pe.runs import SCHEMA_VERSION, Run
+from pe._version import __version__
 
 PACKAGES = (
     "torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy", "papermill",
@@ -25,31 +25,6 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def start_record(run: Run) -> dict[str, Any]:
-    """A valid record for a run that has done nothing yet."""
-    recipe = run.recipe
-    return {
-        "schema": SCHEMA_VERSION,
-        "study": run.study,
-        "run": run.name,
-        "status": "running",
-        "reason": None,
-        "pe": recipe.pe,
-        "seed": recipe.seed,
-        "recipe": recipe.to_dict(),
-        "config_hash": recipe.config_hash(),
-        "created": now(),
-        "finished": None,
-        "command": command(),
-        "code": code(),
-        "versions": versions(),
-        "hardware": hardware(),
-        "data": None,
-        "model": None,
-        "training": None,
-    }
-
-
 def command() -> str:
     """The command line; papermill hands its own down, since a kernel's says nothing."""
     if os.environ.get("PE_COMMAND"):
@@ -59,37 +34,45 @@ def command() -> str:
 
 
 def code() -> dict[str, Any]:
-    """Commit of the checkout that holds this package, and whether it was changed since.
+    """The code that runs here, as `pe.runs.models.Code` has it.
 
-    A machine that gets the files without their repository can be told the commit of an unchanged
-    copy in ``$PE_COMMIT``.
+    A machine that gets the files without their repository can be told their commit in
+    ``$PE_COMMIT``; whether they are unchanged is not known there, but `files` can be compared.
     """
     top = Path(__file__).resolve().parents[2]
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(top), *arguments], capture_output=True, text=True, timeout=30
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    commit = git("rev-parse", "HEAD") if (top / ".git").exists() else None
+    common = {"version": __version__, "files": _hash_of_files(top / "pe")}
+    commit = _git(top, "rev-parse", "HEAD") if (top / ".git").exists() else None
     if commit is None:
-        told = os.environ.get("PE_COMMIT")
-        dirty = None if told is None else False
-        return {"commit": told, "dirty": dirty, "version": pe.__version__}
+        told = os.environ.get("PE_COMMIT") or None
+        source = "told" if told else "unknown"
+        return {"commit": told, "dirty": None, "source": source, **common}
     # Records of runs are output: writing one does not make the code another. A new file in pe/
     # does, for an encoding may be such a file.
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!runs")
-    added = git("status", "--porcelain", "--untracked-files=all", "--", "pe")
-    known = commit is not None and changed is not None and added is not None
-    return {
-        "commit": commit,
-        "dirty": bool(changed or added) if known else None,
-        "version": pe.__version__,
-    }
+    changed = _git(top, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!runs")
+    added = _git(top, "status", "--porcelain", "--untracked-files=all", "--", "pe")
+    dirty = None if changed is None or added is None else bool(changed or added)
+    return {"commit": commit, "dirty": dirty, "source": "git", **common}
+
+
+def _git(top: Path, *arguments: str) -> str | None:
+    """What git answers; None where there is no git, or no answer."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(top), *arguments], capture_output=True, text=True, timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _hash_of_files(package: Path) -> str:
+    """SHA-256 (16 digits) of names and contents of the package's Python files."""
+    found = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        content = path.read_bytes()
+        found.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode())
+        found.update(content)
+    return found.hexdigest()[:16]
 
 
 def versions() -> dict[str, str]:
@@ -108,10 +91,12 @@ def hardware() -> dict[str, Any]:
     import psutil
     import torch
 
-    cuda = torch.cuda.is_available()
+    from pe.devices import choose
+
+    device = choose().type
     return {
-        "device": "cuda" if cuda else "cpu",
-        "name": torch.cuda.get_device_name() if cuda else _processor(),
+        "device": device,
+        "name": torch.cuda.get_device_name() if device == "cuda" else _processor(),
         "count": int(os.environ.get("WORLD_SIZE", "1")),
         "cores": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")

@@ -1,4 +1,4 @@
-"""Records of speed and memory, and what they say: tables for pages, and for `pe.figures.speed`.
+"""Records of speed and memory, and what follows from them, for pages and `pe.figures.speed`.
 
 record.py     a record: medians over rounds, ratios to NoPE
 families.py   encodings that cost the same, other libraries' models, and names for all

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pe._errors import unknown
-from pe.results import tables
+from pe.results.quantities import label
 
 SUMS = ("rope+alibi",)
 """Measured beside the single encodings: a rotation and a bias in one kernel."""
@@ -24,7 +24,7 @@ PEER_METHODS = {"dynamic": "dynamic bias"}
 
 @dataclass(frozen=True)
 class Family:
-    """Encodings whose attention costs the same. The first member stands for it in figures."""
+    """Encodings whose attention costs the same. Figures draw its first member."""
 
     name: str
     title: str
@@ -86,7 +86,7 @@ def title(system: str) -> str:
         return f"{library(system)}: {PEER_METHODS.get(method) or title(method)}"
     if system in WITH_OPTIONS:
         return WITH_OPTIONS[system]
-    return tables.label(system)
+    return label(system)
 
 
 def counterpart(peer: str) -> str:

@@ -1,10 +1,10 @@
 """The record of a speed run, and what follows from it. Imports no torch.
 
-    runs/speed/<name>/speed.json     settings, sessions, cells (schemas/speed.json)
+    runs/speed/<name>/speed.json     settings, sessions, cells (`pe.runs.models`)
 
-A record may be made in several sessions, on the same kind of machine. NoPE is measured again and
-again, so that a drift of the machine shows and does not count: a ratio to NoPE is to the rounds of
-NoPE just before and just after, in the same session, mode and length.
+A record may be made in several sessions, on the same kind of machine. NoPE is measured
+repeatedly, so that a drift of the machine is visible and cancels: a ratio to NoPE is to the rounds
+of NoPE just before and just after, in the same session, mode and length.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pe.runs import Run, RunError, root
+from pe.runs import Folder, RunError, root
 
 MODES = ("train", "prefill", "small")
 SMALL = 128
@@ -54,12 +54,12 @@ class Settings:
         return cls(**given)
 
 
-class SpeedRun(Run):
-    """The folder of a speed run. Its record is speed.json; it has no run.json."""
+class SpeedRun(Folder):
+    """The folder of a speed run. Its record is speed.json."""
 
     notebook = "speed.ipynb"
     settings: Settings | None = None
-    """What it is to measure, where that was said."""
+    """What it is to measure; None where only the record is read."""
 
     @property
     def file(self) -> Path:
@@ -79,9 +79,6 @@ class SpeedRun(Run):
     def write(self, record: dict[str, Any]) -> None:
         """Validate and replace speed.json."""
         self.write_part("speed", record)
-
-    def fail(self, reason: str, status: str = "failed") -> None:
-        """Nothing: the rig records how far it came."""
 
 
 def speed_run(name: str) -> SpeedRun:
@@ -106,7 +103,7 @@ def find(folder: Path | None = None) -> list[SpeedRun]:
 
 @dataclass(frozen=True)
 class Result:
-    """What the rounds of one system in one mode at one length say together."""
+    """All rounds of one system in one mode at one length."""
 
     rows: tuple[dict[str, Any], ...]
 
@@ -145,7 +142,7 @@ class Speed:
         self.record = record
         self.settings = record["settings"]
         self._rows: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
-        self._place = {id(row): index for index, row in enumerate(record["cells"])}
+        self._index = {id(row): index for index, row in enumerate(record["cells"])}
         for row in record["cells"]:
             self._rows.setdefault((row["system"], row["mode"], row["length"]), []).append(row)
 
@@ -156,7 +153,7 @@ class Speed:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether this says anything about a GPU."""
+        """Whether a GPU was measured."""
         return bool(self.hardware["device"] == "cuda")
 
     def lengths(self, mode: str = "train") -> list[int]:
@@ -191,10 +188,10 @@ class Speed:
     def _beside(self, row: dict[str, Any]) -> list[float]:
         """Tokens/s of NoPE just before and just after a row, of its session, mode and length."""
         same = [
-            (self._place[id(r)], r["tokens_per_second"])
+            (self._index[id(r)], r["tokens_per_second"])
             for r in self.result("nope", row["mode"], row["length"]).rows
             if r["session"] == row["session"] and r["tokens_per_second"] is not None
         ]
-        here = self._place[id(row)]
-        before = [rate for place, rate in same if place < here]
-        return before[-1:] + [rate for place, rate in same if place > here][:1]
+        here = self._index[id(row)]
+        before = [rate for index, rate in same if index < here]
+        return before[-1:] + [rate for index, rate in same if index > here][:1]

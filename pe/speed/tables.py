@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pe.results.tables import significant
+from pe.results.quantities import significant
 from pe.speed.families import FAMILIES, Family, counterpart, library, title
 from pe.speed.record import MISSING, TIME_UP, Speed
 
@@ -61,7 +61,7 @@ def _side_by_side(speed: Speed) -> int:
 
 
 def drift(speed: Speed) -> str:
-    """How far the rounds of NoPE lie apart, a line a mode and length."""
+    """How far the rounds of NoPE lie apart, one line per mode and length."""
     lines = []
     for mode in speed.settings["modes"]:
         for length in speed.lengths(mode):
@@ -103,7 +103,7 @@ def overview(speed: Speed, mode: str = "train") -> str:
 
 
 def details(speed: Speed, mode: str, length: int) -> str:
-    """Everything about one mode and length, a row a system."""
+    """Everything about one mode and length, one row per system."""
     heads = [
         "encoding", "attention", "tokens/s", "of NoPE", "memory, GiB", "MFU", "least", "most",
         "batch", "first step, s",
@@ -206,7 +206,7 @@ def peers(speed: Speed, mode: str = "train") -> str:
 def deterministic(speeds: Sequence[Speed]) -> str:
     """What the same bits twice cost: tokens/s in training over those of the usual algorithms.
 
-    Of the newest record that was made with `pe.training.deterministic`, beside the newest without,
+    Of the newest record that was made with `pe.devices.deterministic`, beside the newest without,
     of the same sizes on the same kind of machine; empty if there is no such pair.
     """
     newest = sorted(speeds, key=lambda s: str(s.record["sessions"][0]["created"]), reverse=True)
@@ -255,7 +255,7 @@ def best(speeds: Sequence[Speed]) -> Speed | None:
 
 
 def known_lengths(speed: Speed, mode: str) -> list[int]:
-    """Lengths of which a record says more than that time was up."""
+    """Lengths at which anything was tried, not only left out because time was up."""
     return [
         n
         for n in speed.lengths(mode)
@@ -268,7 +268,7 @@ def _known(speed: Speed, system: str, mode: str, length: int) -> bool:
 
 
 def shown(speed: Speed, mode: str) -> list[str]:
-    """Those of a mode of which a record says more than that time was up."""
+    """Systems tried in a mode, not only left out because time was up."""
     lengths = speed.lengths(mode)
     return [s for s in _all(speed, mode) if any(_known(speed, s, mode, n) for n in lengths)]
 

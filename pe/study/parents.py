@@ -1,9 +1,9 @@
 """Parents without weights: a study goes on where only the records of its runs are left.
 
 Records are in git and weights are not. After a clone, or when the machine of a study was given
-back, a complete parent has nothing to start from. It is then trained again from its recipe, in
+back, a complete parent has nothing to start from. It is then retrained from its recipe, in
 ``runs/<study>/.parents/<run>/``: neither evaluated nor shown, and its record is not touched. A run
-that starts there says so in its own (``parent.retrained``). Imports no torch.
+that starts there records that (``parent.retrained``). Imports no torch.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from pe.recipes.recipe import Recipe
 from pe.runs import Run, root
 from pe.study.plan import Planned
-from pe.training.recipe import Recipe
-from pe.training.start import again, holds, lost
+from pe.training.start import has_weights, parent_missing_weights, retrained_copy
 
 
-def everything(plan: Sequence[Planned]) -> list[Planned]:
-    """``plan``, and before a run the complete ones that must be trained again for it to start.
+def with_retrained_parents(plan: Sequence[Planned]) -> list[Planned]:
+    """``plan``, and before a run the complete ones that must be retrained for it to start.
 
-    Those are parents of runs that have yet to be trained, and parents of those in turn; of this
-    study or another one. Nothing is validated on their way, since that is in their records.
+    Those are parents of runs that have yet to be trained, and their parents, of this
+    study or another one. They are not validated: that is in their records.
     """
     needs = _Needs()
     for planned in plan:
@@ -33,7 +33,11 @@ def everything(plan: Sequence[Planned]) -> list[Planned]:
     found: dict[str, Planned] = {}
 
     def add(planned: Planned) -> None:
-        parent = None if planned.past_its_start() else lost(planned.recipe, _folder(planned))
+        parent = (
+            None
+            if planned.past_its_start()
+            else parent_missing_weights(planned.recipe, _folder(planned))
+        )
         if parent is not None:
             recipe, label = needs.recipe(parent), labels.get(parent.name, parent.read()["pe"])
             second = Planned(f"{label}, again", recipe, parent.study, again=True)
@@ -57,12 +61,12 @@ class _Needs:
         self.states: dict[Path, set[int]] = {}
 
     def collect(self, recipe: Recipe, folder: Path) -> None:
-        parent = lost(recipe, folder)
+        parent = parent_missing_weights(recipe, folder)
         if parent is None:
             return
         kind = self.states if recipe.start_state == "all" else self.steps
         kind.setdefault(parent.directory, set()).add(recipe.start_step)
-        if not holds(again(parent), recipe):
+        if not has_weights(retrained_copy(parent), recipe):
             self.collect(parent.recipe, parent.directory.parent)
 
     def recipe(self, parent: Run) -> Recipe:

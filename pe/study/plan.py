@@ -33,19 +33,86 @@ import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pe._errors import unknown
-from pe.runs import Run, root
-from pe.study.zero_shot import ZeroShot
-from pe.training.recipe import Recipe
-from pe.training.recipes import recipe as named_recipe
-from pe.training.start import AGAIN
+from pydantic import Field, PlainValidator, ValidationError
+
+from pe._errors import explain, unknown
+from pe.recipes.named import recipe as named_recipe
+from pe.recipes.recipe import Recipe
+from pe.runs import Folder, Run, root
+from pe.study.zero_shot import Distinct, Natural, YamlPart, ZeroShot
+from pe.training.start import RETRAINED
 
 FOLDER = Path(__file__).resolve().parents[2] / "studies"
-KEYS = ("title", "recipe", "set", "seeds", "runs", "zero_shot", "mini")
-RUN_KEYS = ("pe", "pe_options", "start", "set", "seeds", "branches")
 OWN_SHARES = ("warmup_steps", "decay_steps", "checkpoint_every", "validate_every")
+
+
+def _amount(value: Any) -> int | str:
+    """Steps: a whole number, a fraction ``6/16``, a percentage ``3%``; `_steps` counts them."""
+    if _is_share(value) or (isinstance(value, int) and not isinstance(value, bool)):
+        return value  # type: ignore[no-any-return]
+    raise ValueError(f"expected steps, a fraction or a percentage; got {value!r}")
+
+
+Amount = Annotated[int | str, PlainValidator(_amount)]
+Where = Annotated[int | str, PlainValidator(lambda v: v if v == "end" else _amount(v))]
+Fields = dict[str, Any]
+Seeds = Annotated[list[Natural], Field(min_length=1), Distinct]
+
+
+class StartEntry(YamlPart):
+    """Whose weights a run begins with."""
+
+    run: str
+    at: Where
+
+
+class RunEntry(YamlPart):
+    """One run of the file."""
+
+    pe: str
+    pe_options: Fields = {}
+    start: StartEntry | None = None
+    set: Fields = {}
+    seeds: Seeds | None = None
+    branches: Annotated[list[Amount], Distinct] = []
+
+
+class MiniEntry(YamlPart):
+    """What the miniature has in place of the study's own; ``set`` and ``zero_shot`` are merged."""
+
+    recipe: str | None = None
+    set: Fields = {}
+    seeds: Seeds | None = None
+    zero_shot: Fields = {}
+
+
+class StudyFile(YamlPart):
+    """The whole file."""
+
+    title: str = ""
+    recipe: str = "auto"
+    set: Fields = {}
+    seeds: Seeds = [0]
+    runs: Annotated[dict[str, RunEntry], Field(min_length=1)]
+    zero_shot: ZeroShot | None = None
+    mini: MiniEntry | None = None
+
+    def miniature(self) -> StudyFile:
+        """The miniature as a study of its own."""
+        if self.mini is None:
+            raise ValueError("mini: missing; the file describes no miniature")
+        values, small = (
+            self.model_dump(exclude_unset=True),
+            self.mini.model_dump(exclude_unset=True),
+        )
+        parts = {
+            part: values.get(part, {}) | small.get(part, {})
+            for part in ("set", "zero_shot")
+            if part in values or part in small
+        }
+        return StudyFile.model_validate(values | small | parts | {"mini": None})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +136,7 @@ class Planned:
         if self.zero_shot:
             return f"extension of {self.recipe.start_from}"
         name = self.recipe.run_name()
-        return f"{AGAIN}/{name}" if self.again else name
+        return f"{RETRAINED}/{name}" if self.again else name
 
     def run(self) -> Run:
         """The run's folder and record, with this recipe; of a zero-shot task, those it extends."""
@@ -79,7 +146,7 @@ class Planned:
 
     def done(self) -> bool:
         """Trained and evaluated as its recipe asks; of one trained again, the weights are there."""
-        from pe.study.worker import complete
+        from pe.study.complete import complete
 
         if self.zero_shot:
             return not self.zero_shot.missing(self.run())
@@ -89,14 +156,16 @@ class Planned:
         """Whether the weights that it starts from are needed no more."""
         if self.zero_shot:
             return self.done()
-        return self.run().exists() and self.run().read()["status"] == "complete"
+        return self.run().exists() and self.run().record.status == "complete"
 
 
-class StudyFolder(Run):
+class StudyFolder(Folder):
     """A study as the notebook command sees it: a folder to hold, and to put the page into.
 
     It has no record of its own; what came of the study is in the records of its runs.
     """
+
+    depth = 1
 
     def __init__(
         self, plan: Sequence[Planned], *, dry_run: bool = False, workers: int | None = 1
@@ -106,24 +175,11 @@ class StudyFolder(Run):
         self.notebook = "plan.ipynb" if dry_run else "study.ipynb"
 
     @property
-    def study(self) -> str:
-        """Name of the folder itself."""
-        return self.directory.name
-
-    @property
     def workers(self) -> int:
         """How many share the work; 1 where that is not known. None was: as many as GPUs."""
-        from pe.study.run import workers_here
+        from pe.study.devices import workers_here
 
         return workers_here(self._workers)
-
-    @property
-    def records(self) -> Path:
-        """The folder of all studies."""
-        return self.directory.parent
-
-    def fail(self, reason: str, status: str = "failed") -> None:
-        """Nothing: the runs' own records say what became of each."""
 
 
 def study_file(study: str) -> Path:
@@ -150,191 +206,157 @@ def load_plan(study: str, *, mini: bool = False) -> list[Planned]:
             study ``NAME-mini``.
 
     Raises:
-        ValueError: a file that is not a study; names what is wrong and where.
+        ValueError: a file that is not a study; one line per mistake, with its place in the file.
     """
     import yaml
 
     path = study_file(study)
     try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        file = StudyFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        file = file.miniature() if mini else file
+        return [
+            planned
+            for seed in file.seeds
+            for planned in _Seed(f"{path.stem}-mini" if mini else path.stem, file, seed).plan()
+        ]
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is no YAML: {error}") from error
-    if not isinstance(given, dict):
-        raise ValueError(f"{path}: expected a mapping with {', '.join(KEYS)}")
-    _refuse_unknown(str(path), given, KEYS)
-    name = path.stem
-    if mini:
-        if not given.get("mini"):
-            raise ValueError(f"{path} has no part 'mini' to run in miniature")
-        small: dict[str, Any] = given["mini"]
-        _refuse_unknown(f"{path}, mini", small, ("recipe", "set", "seeds", "zero_shot"))
-        parts = {
-            part: {**given.get(part, {}), **small.get(part, {})}
-            for part in ("set", "zero_shot")
-            if part in given or part in small
-        }
-        given, name = {**given, **small, **parts}, f"{name}-mini"
-    if not isinstance(given.get("runs"), dict) or not given["runs"]:
-        raise ValueError(f"{path}: 'runs' must name at least one run")
-    return _expand(str(path), name, given)
+    except ValidationError as error:
+        raise ValueError("\n".join(f"{path}: {line}" for line in explain(error, "key"))) from None
+    except ValueError as error:
+        raise ValueError("\n".join(f"{path}: {line}" for line in str(error).split("\n"))) from error
 
 
-def _expand(where: str, study: str, given: Mapping[str, Any]) -> list[Planned]:
-    kept = _steps_to_keep(where, given)
-    plan: list[Planned] = []
-    for seed in given.get("seeds", [0]):
-        by_label: dict[str, Planned] = {}
-        part, first = given.get("zero_shot"), len(plan)
-        for label, run in given["runs"].items():
-            if seed not in run.get("seeds", [seed]):
+class _Seed:
+    """The runs of one seed, one after the other."""
+
+    def __init__(self, study: str, file: StudyFile, seed: int) -> None:
+        self.study, self.file, self.seed = study, file, seed
+        self.base = named_recipe(file.recipe, **_plain(file.set))
+        self.mini = study.endswith("-mini")
+        self.planned: dict[str, Planned] = {}
+        self.kept: dict[str, list[int | str]] = {}
+        """Label -> where other runs start from it."""
+        for entry in file.runs.values():
+            if entry.start:
+                self.kept.setdefault(entry.start.run, []).append(entry.start.at)
+
+    def plan(self) -> list[Planned]:
+        """All of them, and the zero-shot task after the run that it extends."""
+        mistakes, broken = [], set()
+        for label, entry in self.file.runs.items():
+            if entry.seeds is not None and self.seed not in entry.seeds:
                 continue
-            here = f"{where}, run {label!r}"
-            planned, branches = _one(here, study, given, label, seed, by_label, kept)
-            for one in (planned, *branches):
-                by_label[one.label] = one
-                plan.append(one)
-        if part:
-            task = _zero_shot(f"{where}, zero_shot", study, part, seed, by_label)
-            of_this = task.recipe.start_from.startswith(f"{study}/")
-            plan.insert(len(plan) if of_this else first, task)
-    names = [p.name for p in plan]
-    for planned in plan:
-        if names.count(planned.name) > 1:
-            raise ValueError(f"{where}: two runs have the same recipe as {planned.label!r}")
-    return plan
-
-
-def _steps_to_keep(where: str, given: Mapping[str, Any]) -> dict[str, set[Any]]:
-    """Label -> where other runs start from it; checks keys on the way."""
-    kept: dict[str, set[Any]] = {}
-    for label, run in given["runs"].items():
-        if not isinstance(run, dict) or "pe" not in run:
-            raise ValueError(f"{where}, run {label!r}: expected a mapping with at least 'pe'")
-        _refuse_unknown(f"{where}, run {label!r}", run, RUN_KEYS)
-        start = run.get("start")
-        if start is not None:
-            if not isinstance(start, dict) or set(start) != {"run", "at"}:
-                raise ValueError(
-                    f"{where}, run {label!r}: 'start' names a run and where it is: "
-                    "{run: NAME, at: 10/16}"
-                )
-            kept.setdefault(start["run"], set()).add(start["at"])
-        branches = run.get("branches", [])
-        if not isinstance(branches, list):
-            raise ValueError(f"{where}, run {label!r}: 'branches' is a list: [1/4, 1/2]")
-    return kept
-
-
-def _one(
-    where: str,
-    study: str,
-    given: Mapping[str, Any],
-    label: str,
-    seed: int,
-    earlier: Mapping[str, Planned],
-    kept: Mapping[str, set[Any]],
-) -> tuple[Planned, list[Planned]]:
-    """A run and its branches."""
-    run = given["runs"][label]
-    base = named_recipe(given.get("recipe", "auto"), **_plain(given.get("set", {})))
-    fields = {**given.get("set", {}), **run.get("set", {})}
-    decay = fields.get("decay_steps", base.decay_steps)
-    fields["steps"] = steps = _count(where, "steps", fields.get("steps", base.steps), base.steps)
-    for field in OWN_SHARES:
-        if field in fields:
-            fields[field] = _count(where, field, fields[field], steps)
-    fields |= {"pe": run["pe"], "pe_options": run.get("pe_options", {}), "seed": seed}
-    parent = None
-    if "start" in run:
-        parent, begins = _start(where, study, run["start"], seed, earlier, base.steps)
-        fields |= begins
-    if label in kept:
-        marks = {_at(where, at, base.steps, steps) for at in kept[label]}
-        fields["keep_steps"] = tuple(sorted(m for m in marks if m < steps))
-    ends = {
-        f"{label}@{share}": _count(where, "branches", share, base.steps)
-        for share in run.get("branches", [])
-    }
-    decays = {name: _count(where, "decay_steps", decay, end) for name, end in ends.items()}
-    if ends:
-        fields["keep_states"] = tuple(sorted({end - decays[name] for name, end in ends.items()}))
-    try:
-        recipe = named_recipe(base.name, **fields)
-        _check_branches(recipe, ends, decays)
-        planned = Planned(label, recipe, study, parent)
-        branches = [
-            Planned(name, _branch(recipe, end, decays[name]), study, planned.name)
-            for name, end in ends.items()
+            if entry.start and entry.start.run in broken:
+                broken.add(label)  # its own mistakes show once those of its parent are gone
+                continue
+            try:
+                for one in self._run(label, entry):
+                    self.planned[one.label] = one
+            except ValueError as error:
+                broken.add(label)
+                mistakes.append(f"runs.{label}: {error}")
+        plan = list(self.planned.values())
+        names = [p.name for p in plan]
+        mistakes += [
+            f"runs.{p.label}: two runs have the same recipe; it is {p.name}"
+            for p in plan
+            if names.index(p.name) != plan.index(p)
         ]
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
-    return planned, branches
+        if mistakes:
+            raise ValueError("\n".join(mistakes))
+        if self.file.zero_shot is None:
+            return plan
+        try:
+            task = self._zero_shot(self.file.zero_shot)
+        except ValueError as error:
+            raise ValueError(f"zero_shot: {error}") from error
+        of_this = task.recipe.start_from.startswith(f"{self.study}/")
+        return [*plan, task] if of_this else [task, *plan]
+
+    def _run(self, label: str, entry: RunEntry) -> list[Planned]:
+        """A run and its branches."""
+        base, parent = self.base, None
+        fields = {**self.file.set, **entry.set}
+        decay = fields.get("decay_steps", base.decay_steps)
+        fields["steps"] = steps = _steps("steps", fields.get("steps", base.steps), base.steps)
+        for name in OWN_SHARES:
+            if name in fields:
+                fields[name] = _steps(name, fields[name], steps)
+        fields |= {"pe": entry.pe, "pe_options": entry.pe_options, "seed": self.seed}
+        if entry.start:
+            parent, begins = self._start(entry.start)
+            fields |= begins
+        if label in self.kept:
+            marks = {_at(at, base.steps, steps) for at in self.kept[label]}
+            fields["keep_steps"] = tuple(sorted(m for m in marks if m < steps))
+        if entry.branches and (fields.get("schedule", base.schedule) != "wsd" or not decay):
+            raise ValueError("branches need a plateau: set schedule: wsd and decay_steps, say 20%")
+        ends = {
+            f"{label}@{share}": _steps("branches", share, base.steps) for share in entry.branches
+        }
+        decays = {name: _steps("decay_steps", decay, end) for name, end in ends.items()}
+        if ends:
+            states = {end - decays[name] for name, end in ends.items()}
+            fields["keep_states"] = tuple(sorted(states))
+        recipe = named_recipe(base.name, **fields)
+        _check_plateau(recipe, ends, decays)
+        planned = Planned(label, recipe, self.study, parent)
+        return [
+            planned,
+            *(
+                Planned(name, _branch(recipe, end, decays[name]), self.study, planned.name)
+                for name, end in ends.items()
+            ),
+        ]
+
+    def _start(self, start: StartEntry) -> tuple[str | None, dict[str, Any]]:
+        """The run of this study to wait for, if it is one of it, and the recipe's fields."""
+        source, of = self.planned.get(start.run), self.base.steps
+        if source is None:
+            if "/" not in start.run:
+                known = ", ".join(self.planned) or "none"
+                raise ValueError(f"starts from {start.run!r}; the runs above it are: {known}")
+            source = self._elsewhere(start.run)
+            of = source.recipe.steps
+        at = _at(start.at, of, source.recipe.steps)
+        if not 0 < at <= source.recipe.steps:
+            raise ValueError(f"starts at step {at}, which {start.run!r} has not")
+        if source.study == self.study:
+            return source.name, {"start_from": source.name, "start_step": at}
+        kept = (*source.recipe.keep_steps, *source.recipe.keep_states, source.recipe.steps)
+        if at not in kept:
+            steps = ", ".join(map(str, kept))
+            raise ValueError(f"starts at step {at} of {start.run!r}, which keeps {steps}")
+        return None, {"start_from": f"{source.study}/{source.name}", "start_step": at}
+
+    def _elsewhere(self, name: str) -> Planned:
+        """A run of another study with this seed, by ``STUDY/LABEL``."""
+        study, _, label = name.partition("/")
+        there = {p.label: p for p in load_plan(study, mini=self.mini) if p.recipe.seed == self.seed}
+        if label not in there:
+            known = ", ".join(there) or "none"
+            raise ValueError(f"starts from {name!r}; runs there with seed {self.seed}: {known}")
+        return there[label]
+
+    def _zero_shot(self, wanted: ZeroShot) -> Planned:
+        """The task that extends the last weights of a run, of this study or of another one."""
+        source = self.planned.get(wanted.run)
+        if source is None:
+            if "/" not in wanted.run:
+                known = ", ".join(self.planned) or "none"
+                raise ValueError(
+                    f"run: expected STUDY/RUN or a run of this study ({known}), got {wanted.run!r}"
+                )
+            source = self._elsewhere(wanted.run)
+        recipe = dataclasses.replace(
+            source.recipe, start_from=f"{source.study}/{source.name}",
+            start_step=source.recipe.steps, keep_steps=(), keep_states=(),
+        )  # fmt: skip
+        return Planned("zero-shot", recipe, self.study, zero_shot=wanted)
 
 
-def _zero_shot(
-    where: str, study: str, given: Mapping[str, Any], seed: int, here: Mapping[str, Planned]
-) -> Planned:
-    """The task that extends the last weights of a run, of this study or of another one."""
-    name = str(given.get("run"))
-    if name not in here and "/" not in name:
-        known = ", ".join(here) or "none"
-        raise ValueError(f"{where}: expected run: STUDY/RUN or a run of this study ({known}), "
-                         f"got {name!r}")  # fmt: skip
-    try:
-        wanted = ZeroShot.of(given)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
-    begins: dict[str, Any]
-    if name in here:
-        source = here[name]
-        begins = {"start_from": f"{study}/{source.name}", "start_step": source.recipe.steps}
-    else:
-        _, begins = _start(where, study, {"run": name, "at": "end"}, seed, {}, 0)
-        source = next(
-            p
-            for p in load_plan(name.partition("/")[0], mini=study.endswith("-mini"))
-            if begins["start_from"] == f"{p.study}/{p.name}"
-        )
-    recipe = dataclasses.replace(source.recipe, **begins, keep_steps=(), keep_states=())
-    return Planned("zero-shot", recipe, study, zero_shot=wanted)
-
-
-def _start(
-    where: str,
-    study: str,
-    start: Mapping[str, Any],
-    seed: int,
-    earlier: Mapping[str, Planned],
-    of: int,
-) -> tuple[str | None, dict[str, Any]]:
-    """The run of this study to wait for, if it is one of this study, and the recipe's fields."""
-    name, source = start["run"], earlier.get(start["run"])
-    elsewhere, _, label = str(name).partition("/")
-    if source is None and label:
-        mini = study.endswith("-mini")
-        found = {p.label: p for p in load_plan(elsewhere, mini=mini) if p.recipe.seed == seed}
-        if label not in found:
-            known = ", ".join(found) or "none"
-            raise ValueError(f"{where}: starts from {name!r}; runs there with seed {seed}: {known}")
-        source, of = found[label], found[label].recipe.steps
-    elif source is None:
-        known = ", ".join(earlier) or "none"
-        raise ValueError(f"{where}: starts from {name!r}; the runs above it are: {known}")
-    at = _at(where, start["at"], of, source.recipe.steps)
-    if not 0 < at <= source.recipe.steps:
-        raise ValueError(f"{where}: starts at step {at}, which {name!r} has not")
-    if source.study == study:
-        return source.name, {"start_from": source.name, "start_step": at}
-    kept = (*source.recipe.keep_steps, *source.recipe.keep_states, source.recipe.steps)
-    if at not in kept:
-        steps = ", ".join(map(str, kept))
-        raise ValueError(f"{where}: starts at step {at} of {name!r}, which keeps {steps}")
-    return None, {"start_from": f"{source.study}/{source.name}", "start_step": at}
-
-
-def _check_branches(recipe: Recipe, ends: Mapping[str, int], decays: Mapping[str, int]) -> None:
-    if ends and (recipe.schedule != "wsd" or not recipe.decay_steps):
-        raise ValueError("branches need a plateau: set schedule: wsd and decay_steps, say 20%")
+def _check_plateau(recipe: Recipe, ends: Mapping[str, int], decays: Mapping[str, int]) -> None:
     for name, end in ends.items():
         first, last = recipe.warmup_steps, recipe.steps - recipe.decay_steps
         if not first <= end - decays[name] <= last or not 0 < decays[name] < end:
@@ -352,8 +374,8 @@ def _branch(recipe: Recipe, end: int, decay: int) -> Recipe:
     )  # fmt: skip
 
 
-def _at(where: str, value: Any, of: int, steps: int) -> int:
-    return steps if value == "end" else _count(where, "at", value, of)
+def _at(value: int | str, of: int, steps: int) -> int:
+    return steps if value == "end" else _steps("at", value, of)
 
 
 def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -365,17 +387,11 @@ def _is_share(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch(r"\d+/\d+|\d+(\.\d+)?%", value) is not None
 
 
-def _count(where: str, name: str, value: Any, of: int) -> int:
-    """Steps: a whole number, a fraction ``6/16`` or a percentage ``3%`` of ``of``."""
-    if _is_share(value):
+def _steps(name: str, value: Any, of: int) -> int:
+    """``value`` in steps, shares being those of ``of``. ValueError names the field."""
+    if isinstance(value, str) and _is_share(value):
         share = Fraction(value[:-1]) / 100 if value.endswith("%") else Fraction(value)
         return max(1, round(share * of))
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    raise ValueError(f"{where}: {name}: expected steps, a fraction or a percentage; got {value!r}")
-
-
-def _refuse_unknown(where: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for key in given:
-        if key not in known:
-            raise ValueError(f"{where}: {unknown('key', str(key), known)}")
+    raise ValueError(f"{name}: expected steps, a fraction or a percentage; got {value!r}")

@@ -1,4 +1,4 @@
-"""Where a study stands, and what the rest of it will take: as rows, as text, as a live view."""
+"""The state of a study, and how long the rest of it takes: as rows, as text, as a live view."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunError, find, root
-from pe.study.parents import everything
+from pe.study.parents import with_retrained_parents
 from pe.study.plan import Planned
 from pe.study.zero_shot import ZeroShot
 from pe.training.progress import Progress, duration
-from pe.training.recipe import Recipe
 
 SIZES = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",
@@ -39,13 +39,13 @@ class Row(NamedTuple):
 
 
 def rows(plan: Sequence[Planned], states: dict[str, str] | None = None) -> list[Row]:
-    """The plan with what the records say by now; parents to train again stand before their heirs.
+    """The plan with the state that the records show; parents to retrain come before their children.
 
     ``states`` come from `pe.study.run_study`.
     """
     speeds = _speeds()
     found = []
-    for planned in everything(plan):
+    for planned in with_retrained_parents(plan):
         r, run = planned.recipe, planned.run()
         if planned.zero_shot:
             found.append(_zero_shot(planned, planned.zero_shot, states or {}))
@@ -67,7 +67,7 @@ def rows(plan: Sequence[Planned], states: dict[str, str] | None = None) -> list[
 
 
 def _zero_shot(planned: Planned, wanted: ZeroShot, states: dict[str, str]) -> Row:
-    """Cells in place of steps; like all evaluation it counts as no time of training."""
+    """Cells in place of steps; evaluation counts as no training time."""
     cells, missing = len(wanted.cells()), len(wanted.missing(planned.run()))
     state = "done" if not missing else states.get(planned.name, "planned")
     return Row(
@@ -77,7 +77,7 @@ def _zero_shot(planned: Planned, wanted: ZeroShot, states: dict[str, str]) -> Ro
 
 
 def text(plan: Sequence[Planned], states: dict[str, str] | None = None, workers: int = 1) -> str:
-    """The rows as aligned text, with a sum, and the time that ``workers`` will take together."""
+    """The rows as aligned text, their sum, and the time that ``workers`` take together."""
     found = rows(plan, states)
     width = max(len(r.label) for r in found)
     lines = []
@@ -93,7 +93,7 @@ def text(plan: Sequence[Planned], states: dict[str, str] | None = None, workers:
     own = {planned.name for planned in plan}
     done = sum(r.state == "done" and r.name in own for r in found)
     again = sum(r.state != "done" and r.name not in own for r in found)
-    second = f"{again} to train again for lost weights; " if again else ""
+    second = f"{again} to retrain for lost weights; " if again else ""
     now = ", ".join(
         f"{r.label} s{r.seed} {r.step}/{r.steps}" for r in found if r.state == "running"
     )

@@ -1,12 +1,13 @@
-"""One run of a study, as a Dask worker does it: the notebook command in its own process.
+"""One run of a study, as a Dask worker does it: papermill in a process of that run.
 
-A process a run gives its memory back, and an error in one run cannot reach another. The process
+The process gives its memory back when it ends, and an error in one run cannot reach another. It
 watches its parent: when a worker is killed, its run saves a checkpoint and stops, and the worker
 that takes the task over goes on from there.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shlex
@@ -20,12 +21,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pe.runs import Run, RunError
-from pe.study.turns import take_turn
+from pe.recipes.recipe import NOTEBOOK_PARAMETERS, Recipe
+from pe.runs import Run, RunBusy, RunError
+from pe.study.complete import complete
+from pe.study.devices import wait_for_device
 from pe.study.zero_shot import ZeroShot, carry_out
-from pe.training.recipe import Recipe
-from pe.training.start import is_again
-from pe.training.steps import folder_of
+from pe.training.start import is_retrained_copy
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "train.ipynb"
 # Fields that keep their share of another one unless they are given (`pe.recipe`).
@@ -38,7 +39,7 @@ WAIT_FOR_LOCK = 180.0
 
 
 class RunFailed(RuntimeError):
-    """A run ended without a complete record; says why."""
+    """A run ended without a complete record; the message is the reason."""
 
 
 def execute(task: Mapping[str, Any], environment: Mapping[str, str]) -> str:
@@ -46,8 +47,8 @@ def execute(task: Mapping[str, Any], environment: Mapping[str, str]) -> str:
 
     Args:
         task: ``directory``, ``recipe`` (as `Recipe.to_dict` gives it), ``study``, and ``notebook``:
-            whether by the notebook command, which leaves the executed page, or by `pe.train`. A run
-            that is trained again for its weights is neither evaluated nor given a page. With
+            whether by train.ipynb, which leaves the executed page, or by `pe.train`. A run that is
+            retrained for its weights is neither evaluated nor given a page. With
             ``zero_shot`` (as `ZeroShot.to_dict` gives it) the run there is extended instead.
         environment: variables for the process, such as PE_RUNS and CUDA_VISIBLE_DEVICES.
 
@@ -67,89 +68,67 @@ def execute(task: Mapping[str, Any], environment: Mapping[str, str]) -> str:
             ).returncode  # fmt: skip
         if code == 0 and _done(run, task):
             break
-        reason = _reason(run, log)
-        if "is being written by" in reason and time.monotonic() - begun < WAIT_FOR_LOCK:
+        if code == RunBusy.EXIT_CODE and time.monotonic() - begun < WAIT_FOR_LOCK:
             time.sleep(2)
             continue
-        raise RunFailed(f"{run.directory}: {reason} (exit code {code}; log: {log})")
+        raise RunFailed(f"{run.directory}: {_reason(run, log)} (exit code {code}; log: {log})")
     return str(run.directory)
 
 
 def _done(run: Run, task: Mapping[str, Any]) -> bool:
     if task.get("zero_shot"):
-        return not ZeroShot.of(task["zero_shot"]).missing(run)
+        return not ZeroShot.model_validate(task["zero_shot"]).missing(run)
     return complete(run)
 
 
-def complete(run: Run) -> bool:
-    """Trained and evaluated as its recipe asks; of a run trained again, the weights are there."""
-    from pe.evaluation.covers import covers
-
-    if not run.exists() or run.read()["status"] != "complete":
-        return False
-    if is_again(run):
-        return _all_weights(run)
-    evaluation = run.evaluation()
-    return evaluation is not None and covers(evaluation, run.recipe)
-
-
-def _all_weights(run: Run) -> bool:
-    """The last weights and all that the recipe keeps on the way."""
-    kept = run.directory / "checkpoints"
-    states = [folder_of(kept, step) for step in run.recipe.keep_states]
-    return (
-        (run.checkpoint / "config.json").exists()
-        and all(folder_of(kept, step) is not None for step in run.recipe.keep_steps)
-        and all(state is not None and (state / "optimizer.bin").exists() for state in states)
-    )
-
-
-def _train_again(run: Run) -> None:
-    """Train a complete run once more, beside its record, for its weights.
+def _retrain(run: Run) -> None:
+    """Retrain a complete run beside its record, for its weights.
 
     Raises:
         RunError: the text is no longer the one that it was trained on.
     """
-    import pe
     from pe.data import prepare
+    from pe.training.loop import train
+    from pe.training.start import check_text
 
-    first = Run(run.directory.parent.parent / run.name).read()["data"]["fingerprint"]
-    r = run.recipe
-    text = prepare(r.corpus, r.vocab_size, r.tokenizer).fingerprint
-    if text != first:
-        raise RunError(
-            f"{run.name} was trained on data {first}, and {r.corpus!r} is now {text}; it cannot be "
-            "trained again without that text"
-        )
+    first, r = Run(run.directory.parent.parent / run.name).read(), run.recipe
+    data = prepare(r.corpus, r.vocab_size, r.tokenizer)
+    check_text(data, first["data"], run.name, "it cannot be retrained without that text")
     if run.exists() and run.read()["status"] == "complete":  # some of its weights are gone, too
         with run.lock():
-            shutil.rmtree(run.directory)
-    train = pe.train  # imports all that it needs
-    take_turn()
+            for path in run.directory.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.name != ".lock":
+                    path.unlink()
+    wait_for_device()
     train(run)
 
 
-def command(recipe: Recipe, study: str) -> list[str]:
-    """Arguments of papermill that train and evaluate ``recipe``, reproducing its hash exactly."""
-    import yaml
+def notebook_parameters(recipe: Recipe, study: str) -> dict[str, Any]:
+    """Parameters of train.ipynb that train and evaluate ``recipe``, with exactly its hash."""
+    from pe.recipes.named import RECIPES
 
-    from pe.notebooks.parameters import parameters
-    from pe.training.recipes import RECIPES
-
-    base, own = RECIPES[recipe.name].to_dict(), parameters()
+    base = RECIPES[recipe.name].to_dict()
     new = {name for name, value in recipe.to_dict().items() if value != base[name]}
     values: dict[str, Any] = {"recipe": recipe.name, "study": study}
     overrides = {}
     for name, value in recipe.to_dict().items():
-        if name in own:
+        if name in NOTEBOOK_PARAMETERS:
             values[name] = value
         elif name != "name" and (name in new or FOLLOWS.get(name) in new):
             overrides[name] = value
     values["overrides"] = overrides
-    given = {key: value for key, value in values.items() if value not in ({}, "")}
-    # In one line, so that it can be pasted; not as JSON, whose 1e-05 is a text in YAML.
-    line = yaml.safe_dump(given, default_flow_style=True, width=10**6).strip()
-    return [str(NOTEBOOK), "-y", line]
+    return {key: value for key, value in values.items() if value not in ({}, "")}
+
+
+def notebook_command(parameters: Mapping[str, Any]) -> str:
+    """What one types for the same; a line that can be pasted."""
+    import yaml
+
+    # Not as JSON, whose 1e-05 is a text in YAML.
+    line = yaml.safe_dump(dict(parameters), default_flow_style=True, width=10**6).strip()
+    return shlex.join(["papermill", "notebooks/train.ipynb", "-y", line])
 
 
 def _reason(run: Run, log: Path) -> str:
@@ -172,30 +151,49 @@ def _watch_parent(parent: int) -> None:
 def main(task: Mapping[str, Any]) -> None:
     """What the process of one run does, until it ends or its parent does."""
     threading.Thread(target=_watch_parent, args=(os.getppid(),), daemon=True).start()
+    carry_out_task(task)
+
+
+def carry_out_task(task: Mapping[str, Any]) -> None:
+    """One run, in this process. Everything is imported before it waits for the device."""
     recipe = Recipe.from_dict(dict(task["recipe"]))
     run = Run(task["directory"], recipe=recipe)
     if task.get("zero_shot"):
-        import pe.evaluation.extension
-        import pe.evaluation.longrope.search
-
-        take_turn()
-        carry_out(Run(task["directory"]), ZeroShot.of(task["zero_shot"]))
-    elif is_again(run):
-        _train_again(run)
+        for module in ("pe.evaluation.extension", "pe.evaluation.longrope.search"):
+            importlib.import_module(module)
+        wait_for_device()
+        carry_out(Run(task["directory"]), ZeroShot.model_validate(task["zero_shot"]))
+    elif is_retrained_copy(run):
+        _retrain(run)
     elif task["notebook"]:
-        from papermill.cli import papermill
-
-        sys.argv = ["papermill", *command(recipe, task["study"])]
-        os.environ["PE_COMMAND"] = shlex.join(["papermill", "notebooks/train.ipynb", *sys.argv[2:]])
-        papermill()
+        _run_notebook(notebook_parameters(recipe, task["study"]))
     else:
-        import pe
+        from pe.evaluation.evaluate import evaluate
+        from pe.training.loop import train
 
-        train, evaluate = pe.train, pe.evaluate
-        take_turn()
+        wait_for_device()
         train(run)
         evaluate(run)
 
 
+def _run_notebook(parameters: Mapping[str, Any]) -> None:
+    """Carry out train.ipynb; its kernel waits for the device (`pe.notebooks.page.plan`)."""
+    import papermill
+    from papermill.exceptions import PapermillExecutionError
+
+    os.environ["PE_COMMAND"] = notebook_command(parameters)
+    try:
+        papermill.execute_notebook(NOTEBOOK, None, parameters)
+    except PapermillExecutionError as error:
+        if error.ename != RunBusy.__name__:  # of the kernel's error only the type's name arrives
+            raise
+        print(f"pe: {error.evalue}", file=sys.stderr)
+        raise SystemExit(RunBusy.EXIT_CODE) from None
+
+
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    try:
+        main(json.loads(sys.argv[1]))
+    except RunBusy as error:
+        print(f"pe: {error}", file=sys.stderr)
+        raise SystemExit(RunBusy.EXIT_CODE) from None

@@ -4,10 +4,10 @@
       run: scaffold-seeds/rope                    # whose last weights are extended, or `rope`:
                                                   # a run of the same study
       factors: [2, 4, 8, 16]
-      methods: [pi, yarn, longrope]               # all, if nothing is said
+      methods: [pi, yarn, longrope]               # all, if nothing is given
       search: {iterations: 10, population: 32}    # how LongRoPE's factors are found
 
-It is one task of the study, once a seed. What came of it is recorded beside that run:
+It is one task of the study for each seed. What came of it is recorded beside that run:
 extension.json, and longrope-4x.json for each search. Where the run's weights are lost it is trained
 again first, as for a run that starts there (`pe.study.parents`). Torch is imported
 only when methods are asked for.
@@ -15,26 +15,79 @@ only when methods are asked for.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from pe._errors import unknown
-from pe.results.extensions import searched
 from pe.runs import Run
 
-KEYS = ("run", "factors", "methods", "search")
-SEARCH = ("iterations", "population", "windows", "seed")
 LONGROPE = "longrope"
+Items = TypeVar("Items", bound=Sequence)
 
 
-@dataclasses.dataclass(frozen=True)
-class ZeroShot:
+def _distinct(values: Items) -> Items:
+    for value in values:
+        if values.count(value) > 1:
+            raise ValueError(f"{value!r} is there twice; give it once")
+    return values
+
+
+def _known_method(name: str) -> str:
+    from pe.encodings import extension_methods
+
+    if name not in extension_methods():
+        raise unknown("method", name, extension_methods())
+    return name
+
+
+def _all_methods() -> list[str]:
+    from pe.encodings import extension_methods
+
+    return extension_methods()
+
+
+Distinct = AfterValidator(_distinct)
+Count = Annotated[int, Field(gt=0)]
+Natural = Annotated[int, Field(ge=0)]
+Factor = Annotated[float, Field(gt=1)]
+Method = Annotated[str, AfterValidator(_known_method)]
+
+
+class YamlPart(BaseModel):
+    """A mapping in the YAML of a study: its keys are the fields, and types are not converted."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, given: Any) -> Any:
+        for key in given if isinstance(given, Mapping) else ():
+            if key not in cls.model_fields:
+                raise unknown("key", key, cls.model_fields)
+        return given
+
+
+class Search(YamlPart):
+    """Settings of `pe.search_longrope`; None: as it says itself."""
+
+    iterations: Natural | None = None
+    population: Count | None = None
+    windows: Count | None = None
+    seed: Natural | None = None
+
+
+class ZeroShot(YamlPart):
     """What is measured, and how hard LongRoPE's factors are searched for."""
 
-    factors: tuple[float, ...]
-    methods: tuple[str, ...]
-    search: tuple[tuple[str, int], ...] = ()
+    run: str
+    """Whose last weights are extended: STUDY/RUN, or a run of the same study."""
+    factors: Annotated[list[Factor], Field(min_length=1), Distinct]
+    methods: Annotated[list[Method], Field(min_length=1), Distinct] = Field(
+        default_factory=_all_methods
+    )
+    search: Search = Search()
 
     def cells(self) -> list[str]:
         """Names of the cells of extension.json: ``yarn@4``."""
@@ -60,42 +113,13 @@ class ZeroShot:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """As `of` takes it."""
-        return {
-            "factors": list(self.factors), "methods": list(self.methods),
-            "search": dict(self.search),
-        }  # fmt: skip
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> ZeroShot:
-        """From what stands in a YAML.
-
-        Raises:
-            ValueError: an unknown key or method, or factors that are none.
-        """
-        from pe.encodings import extension_methods
-
-        for key in given:
-            if key not in KEYS:
-                raise unknown("key", str(key), KEYS)
-        known = extension_methods()
-        factors, methods = given.get("factors"), given.get("methods", known)
-        if not isinstance(factors, list) or not factors or not all(map(_is_factor, factors)):
-            raise ValueError(f"factors: expected numbers above 1, as [2, 4]; got {factors!r}")
-        for method in methods:
-            if method not in known:
-                raise unknown("method", str(method), known)
-        search = given.get("search", {})
-        for key, value in search.items():
-            if key not in SEARCH:
-                raise unknown("setting of the search", str(key), SEARCH)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ValueError(f"search, {key}: expected a whole number, got {value!r}")
-        return cls(tuple(float(f) for f in factors), tuple(methods), tuple(search.items()))
+        """As the YAML has it; `model_validate` is the inverse."""
+        return self.model_dump(exclude_none=True)
 
 
-def _is_factor(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 1
+def searched(options: Mapping[str, Any]) -> bool:
+    """Whether LongRoPE's factors were found for the model, and not taken from YaRN."""
+    return options.get("long_factor") is not None
 
 
 def carry_out(run: Run, wanted: ZeroShot, *, quiet: bool = False) -> None:
@@ -115,7 +139,7 @@ def carry_out(run: Run, wanted: ZeroShot, *, quiet: bool = False) -> None:
     for factor in wanted.factors:
         name = f"{LONGROPE}@{factor:g}"
         if name in wanted.missing(run):
-            settings: dict[str, Any] = dict(wanted.search)
+            settings = wanted.search.model_dump(exclude_none=True)
             factors = search_longrope(run, factor, quiet=quiet, **settings)
             options = {name: {"long_factor": factors}}
             extend(run, [LONGROPE], [factor], options, quiet=quiet)

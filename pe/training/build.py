@@ -1,22 +1,24 @@
-"""From a recipe to a model, an optimizer and their precision."""
+"""From a recipe to a model and an optimizer, and what the recipe asks of the text."""
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import torch
 from torch import nn
 
+from pe import devices
 from pe._quiet import quiet_libraries
 from pe.attention import path_for
-from pe.data import TokenData
+from pe.data import TokenData, evaluation_windows
+from pe.data.needles import NeedleText
+from pe.data.retrieval import TASKS, RetrievalText
 from pe.encodings import Encoding
 from pe.model import PEForCausalLM
 from pe.model.config import PEConfig
 from pe.model.convert import convert
 from pe.model.initialize import draw_weights
-from pe.training.recipe import Recipe
+from pe.recipes.recipe import Recipe
 from pe.training.start import Start
 
 SIZES = (
@@ -68,10 +70,10 @@ def start_model(start: Start, recipe: Recipe, expected: PEConfig) -> PEForCausal
     with quiet_libraries():
         model: PEForCausalLM = PEForCausalLM.from_pretrained(start.weights, dtype=torch.float32)
     for name in SIZES:
-        own, wanted = getattr(model.config, name), getattr(expected, name)
-        if own != wanted:
+        size, wanted = getattr(model.config, name), getattr(expected, name)
+        if size != wanted:
             raise ValueError(
-                f"{name}: {start.parent.name} has {own} and this recipe {wanted}; a run that "
+                f"{name}: {start.parent.name} has {size} and this recipe {wanted}; a run that "
                 "starts from another has its sizes"
             )
     return convert(
@@ -88,7 +90,7 @@ def start_model(start: Start, recipe: Recipe, expected: PEConfig) -> PEForCausal
 def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
     """AdamW; weight decay on matrices only, never on norms nor on an encoding's parameters.
 
-    With an ``encoding_rate`` other than 1 the encoding's parameters are a group of their own, whose
+    With an ``encoding_rate`` other than 1 the encoding's parameters are a group apart, whose
     ``rate_multiple`` `set_rate` heeds.
 
     Raises:
@@ -97,11 +99,11 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
     encoding = {id(p) for m in model.modules() if isinstance(m, Encoding) for p in m.parameters()}
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
-    own: list[nn.Parameter] = []
+    encodings: list[nn.Parameter] = []
     apart = recipe.encoding_rate != 1
     for parameter in model.parameters():
         if id(parameter) in encoding:
-            (own if apart else plain).append(parameter)
+            (encodings if apart else plain).append(parameter)
         else:
             (decayed if parameter.dim() >= 2 else plain).append(parameter)
     groups: list[dict[str, Any]] = [
@@ -109,12 +111,14 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
         {"params": plain, "weight_decay": 0.0},
     ]
     if apart:
-        if not own:
+        if not encodings:
             raise ValueError(
                 f"encoding_rate: {recipe.pe} has no parameters that could learn at "
                 f"{recipe.encoding_rate} times the rate; leave it at 1"
             )
-        groups.append({"params": own, "weight_decay": 0.0, "rate_multiple": recipe.encoding_rate})
+        groups.append(
+            {"params": encodings, "weight_decay": 0.0, "rate_multiple": recipe.encoding_rate}
+        )
     return torch.optim.AdamW(
         groups, lr=recipe.learning_rate, betas=(recipe.beta1, recipe.beta2), fused=True
     )
@@ -126,14 +130,43 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate * group.get("rate_multiple", 1.0)
 
 
-def autocast(recipe: Recipe, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """bfloat16 autocast where the recipe (or, on ``auto``, the device) asks for it."""
-    bfloat16 = recipe.precision == "bfloat16" or (
-        recipe.precision == "auto" and device.type == "cuda"
-    )
-    if not bfloat16:
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+def check_evaluation(recipe: Recipe, data: TokenData, model: PEForCausalLM) -> None:
+    """Refuse, before any work, what the evaluation that the recipe asks for cannot do.
+
+    Raises:
+        ValueError: documents are too short for the longest length, or the shortest length has no
+            room for a retrieval text.
+    """
+    lengths = sorted(recipe.evaluation_lengths)
+    evaluation_windows(data.test, lengths[-1], recipe.target_tokens, recipe.evaluation_windows)
+    longer = lengths_beyond(recipe, model)
+    if recipe.fit_temperature and longer:
+        evaluation_windows(data.validation, longer[-1], recipe.target_tokens, 1)
+    if recipe.retrieval_samples:
+        tokenizer = data.load_tokenizer()
+        if recipe.retrieval_tasks:
+            needed = max(NeedleText(t, tokenizer).shortest() for t in recipe.retrieval_tasks)
+        else:
+            needed = max(RetrievalText(task, tokenizer).shortest() for task in TASKS)
+        if lengths[0] < needed:
+            raise ValueError(
+                f"evaluation_lengths: {lengths[0]} tokens have no room for a retrieval text, which "
+                f"takes {needed}; leave that length out, or set retrieval_samples to 0"
+            )
+
+
+def lengths_beyond(recipe: Recipe, model: PEForCausalLM) -> list[int]:
+    """Evaluation lengths above the training context for which the encoding has positions."""
+    limit, context = max_positions(model), recipe.context_length
+    lengths = sorted(recipe.evaluation_lengths)
+    return [n for n in lengths if n > context and (limit is None or n <= limit)]
+
+
+def max_positions(model: PEForCausalLM) -> int | None:
+    """How many positions the model's encoding has; None: any number."""
+    encoding: Any = model.model.encodings[0]
+    limit: int | None = encoding.max_positions
+    return limit
 
 
 def attention_path(model: PEForCausalLM, recipe: Recipe, device: torch.device) -> str:
@@ -141,7 +174,7 @@ def attention_path(model: PEForCausalLM, recipe: Recipe, device: torch.device) -
     enc: Any = model.model.encodings[0]
     if recipe.reset_positions or recipe.mask_documents:  # no kernel of ours has either
         return "matrix" if enc.biased else "flash"
-    with autocast(recipe, device):
+    with devices.autocast(recipe.precision, device):
         narrow = torch.is_autocast_enabled(device.type)
     dtype = torch.get_autocast_dtype(device.type) if narrow else model.dtype
     sequences = (recipe.micro_batch_size or recipe.batch_size) * recipe.num_attention_heads

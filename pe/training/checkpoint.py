@@ -27,7 +27,7 @@ from torch import nn
 from pe._quiet import quiet_libraries
 from pe.model.config import PEConfig
 from pe.runs import RunError, write_atomically
-from pe.training.steps import KEPT, checkpoints
+from pe.training.start import KEPT, checkpoints
 
 KEEP = 2
 
@@ -42,27 +42,27 @@ class TrainState:
     seconds: float = 0.0
     resumes: int = 0
     data_fingerprint: str = ""
+    tokenizer_fingerprint: str = ""
+    """Empty in checkpoints from before tokenizers were fingerprinted."""
+
+    @property
+    def data(self) -> dict[str, str]:
+        """The fingerprints as `TokenData.difference` compares them."""
+        found = {"fingerprint": self.data_fingerprint}
+        if self.tokenizer_fingerprint:
+            found["tokenizer_fingerprint"] = self.tokenizer_fingerprint
+        return found
 
 
-def save(accelerator: Accelerator, directory: Path, state: TrainState, config: PEConfig) -> Path:
-    """Write a checkpoint and prune older ones. All processes call this together."""
-    final = directory / f"step-{state.step:06d}"
-    _save_all(accelerator, final, state, config)
-    if accelerator.is_main_process:
-        _prune(directory)
-    accelerator.wait_for_everyone()
-    return final
-
-
-def keep_all(
-    accelerator: Accelerator, directory: Path, state: TrainState, config: PEConfig
+def save(
+    accelerator: Accelerator, directory: Path, state: TrainState, config: PEConfig, *, keep: bool
 ) -> None:
-    """Write a checkpoint to branch other runs from. All processes call this together."""
-    _save_all(accelerator, directory / KEPT / f"step-{state.step:06d}", state, config)
-    accelerator.wait_for_everyone()
+    """Write a checkpoint. All processes call this together.
 
-
-def _save_all(accelerator: Accelerator, final: Path, state: TrainState, config: PEConfig) -> None:
+    Args:
+        keep: for good, to branch other runs from; otherwise as the last one, and older ones go.
+    """
+    final = (directory / KEPT if keep else directory) / f"step-{state.step:06d}"
     temporary = final.with_name(f".{final.name}.partial")
     if accelerator.is_main_process:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -74,9 +74,14 @@ def _save_all(accelerator: Accelerator, final: Path, state: TrainState, config: 
     if accelerator.is_main_process:
         config.save_pretrained(temporary)
         _publish(temporary, final, state)
+        if not keep:
+            _prune(directory)
+    accelerator.wait_for_everyone()
 
 
-def keep(accelerator: Accelerator, model: nn.Module, directory: Path, state: TrainState) -> None:
+def keep_weights(
+    accelerator: Accelerator, model: nn.Module, directory: Path, state: TrainState
+) -> None:
     """Write the weights to start other runs from. All processes call this together."""
     weights = accelerator.get_state_dict(model)
     if accelerator.is_main_process:
@@ -109,16 +114,16 @@ def _prune(directory: Path) -> None:
 
 
 def restore(
-    accelerator: Accelerator, directory: Path, say: Callable[[str], None]
+    accelerator: Accelerator, directory: Path, log: Callable[[str], None]
 ) -> TrainState | None:
     """Load the newest checkpoint into the prepared model and optimizer, if there is one.
 
-    A damaged one costs the steps since the one before it, which is loaded instead; ``say`` gets a
+    A damaged one costs the steps since the one before it, which is loaded instead; ``log`` gets a
     sentence that names it.
 
     Raises:
-        RunError: there are checkpoints and none can be read. Starting again is for the user to
-            decide.
+        RunError: there are checkpoints and none can be read. Whether to start over is for the user
+            to decide.
     """
     damaged: list[str] = []
     for path in reversed(checkpoints(directory)):
@@ -129,7 +134,7 @@ def restore(
                 write_atomically(path / "state.json", json.dumps(asdict(state)))
             return state
         damaged.append(f"{path} cannot be read ({reason})")
-        say(f"{damaged[-1]}; going on from the checkpoint before it")
+        log(f"{damaged[-1]}; going on from the checkpoint before it")
     if damaged:
         raise RunError(
             f"{'; '.join(damaged)}; no checkpoint is left to go on from: delete {directory} to "

@@ -1,4 +1,13 @@
-"""metrics.jsonl: losses leave the device in bunches, so that logging never stalls it."""
+"""metrics.jsonl: losses leave the device in bunches, so that logging never stalls it.
+
+Model FLOPs utilisation (MFU) is useful arithmetic over what the device could do at best:
+
+    FLOPs per token = 6 N + 6 L d T      (N parameters, L layers, d hidden, T context)
+
+The second term is causal attention counted once: each token looks at T/2 keys on average. The
+peaks are the vendors' dense bfloat16 rates; a device that is not listed has no MFU rather than a
+wrong one.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +21,40 @@ import torch
 from torch import Tensor
 
 from pe.runs import Run, write_atomically
+
+PEAK_BF16_TFLOPS = {
+    "H100 PCIe": 756.0,
+    "H100 NVL": 835.0,
+    "H100": 989.0,
+    "H200": 989.0,
+    "H200 NVL": 835.0,
+    "B200": 2250.0,
+    "A100": 312.0,
+    "A10G": 70.0,
+    "A10": 125.0,
+    "A40": 149.7,
+    "L40S": 362.0,
+    "L4": 121.0,
+    "RTX 4090": 165.2,
+    "RTX 3090": 71.0,
+}
+"""Dense bfloat16 TFLOP/s. A name is looked up by the longest key that it contains."""
+OTHER_CHIPS = ("Laptop", "D", "MIG")
+"""Words that mark a slower chip, or a slice of one, sold under the same name."""
+
+
+def peak_flops(device_name: str) -> float | None:
+    """FLOP/s of the device, or None where it is not known."""
+    words = device_name.replace("-", " ")
+    if any(word in words.split() for word in OTHER_CHIPS):
+        return None
+    matches = [key for key in PEAK_BF16_TFLOPS if f" {key} " in f" {words} "]
+    return PEAK_BF16_TFLOPS[max(matches, key=len)] * 1e12 if matches else None
+
+
+def flops_per_token(parameters: int, layers: int, hidden_size: int, context_length: int) -> float:
+    """Forward and backward FLOPs of one trained token."""
+    return 6.0 * parameters + 6.0 * layers * hidden_size * context_length
 
 
 class NonFiniteLoss(RuntimeError):
@@ -32,7 +75,7 @@ class Metrics:
         self._norms: list[Tensor] = []
 
     def start_at(self, step: int, lines: list[dict[str, Any]]) -> None:
-        """Drop lines of steps that will be done again."""
+        """Drop lines of steps that will be repeated."""
         self.lines = [line for line in lines if line["step"] <= step]
         if self.writes:
             text = "".join(json.dumps(line) + "\n" for line in self.lines)
@@ -76,22 +119,29 @@ class Metrics:
         return line
 
     def validation(self, step: int, loss: float) -> None:
-        """Write a validation line, unless the step has one (written before a process was killed).
+        """Write a validation line.
 
         Raises:
             NonFiniteLoss: the loss is no number.
         """
         if not math.isfinite(loss):
             raise NonFiniteLoss(f"validation loss {loss} after step {step}")
-        if any("validation_loss" in line and line["step"] == step for line in self.lines):
-            return
         self._write({"step": step, "validation_loss": round(loss, 6)})
+
+    def validated(self, step: int) -> float | None:
+        """The validation loss of this step, if a process wrote it and was killed after that."""
+        lines = (x for x in self.lines if x["step"] == step and "validation_loss" in x)
+        return next((x["validation_loss"] for x in lines), None)
 
     def _write(self, line: dict[str, Any]) -> None:
         self.lines.append(line)
         if self.writes:
             with open(self.path, "a") as file:
                 file.write(json.dumps(line) + "\n")
+
+    def mfu(self) -> float | None:
+        """MFU at `speed`, or None where the device's peak is not known."""
+        return None if self.peak is None else round(self.speed() * self.flops / self.peak, 4)
 
     def speed(self) -> float:
         """Median tokens/s over the logged intervals; the first, which warms up, is left out."""

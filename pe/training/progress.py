@@ -20,7 +20,7 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """One line that changes. `show` may be called as often as one likes."""
+    """One line that changes. `show` may be called at any rate; it updates the line at its own."""
 
     def __init__(self, enabled: bool = True, every_seconds: float = 5.0) -> None:
         self.enabled, self.every = enabled, every_seconds

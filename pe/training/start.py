@@ -1,36 +1,78 @@
 """Begin a run with the weights of another one, under its own encoding.
 
-The new run has its own schedule and a fresh optimizer. In the text it goes on where its parent
-stopped: steps of the data stream are counted on, so that no window comes twice within a pass. That
-is exact where seed, batch and context are the parent's; with other sizes the stream is another one,
-and is entered after as many tokens.
+The new run has its own schedule and a fresh optimizer. It continues the data stream where its
+parent stopped, so that no window comes twice within a pass. That is exact where seed, batch and
+context are the parent's; with other sizes the stream is another one, and is entered after as many
+tokens.
 
 A branch (``start_state: all``) takes the optimizer too and is the same run with another end: under
 the schedule ``wsd`` it is, to the last bit, what a shorter run would have been from its decay on.
 
 Weights are not in git, so a parent can have a complete record and no weights on this machine. A
-study then trains it again beside its record (`again`), and what starts there says so. No torch.
+study then trains it again beside its record (`retrained_copy`), and what starts there says so.
+Imports no torch.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pe.recipes.recipe import NOT_IDENTITY, Recipe
 from pe.runs import Run, RunError, root
-from pe.training.recipe import NOT_IDENTITY, Recipe
-from pe.training.steps import folder_of, kept_steps
 
-# What a branch may have of its own: where it begins and ends, and the rates between.
-OF_A_BRANCH = (
+if TYPE_CHECKING:
+    from pe.data import TokenData
+
+# In these a branch may differ from its parent: where it begins and ends, and the rates between.
+BRANCH_FIELDS = (
     *NOT_IDENTITY, "start_from", "start_step", "start_state", "steps", "schedule", "warmup_steps",
     "decay_steps", "learning_rate", "min_learning_rate",
 )  # fmt: skip
-
-
-AGAIN = ".parents"
+RETRAINED = ".parents"
 """Folder of a study in which complete runs are trained again for the sake of their weights."""
+KEPT = "kept"
+"""Folder below a run's checkpoints in which some stay for good."""
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """Whole checkpoints, oldest first."""
+    folders = [p for p in directory.glob("step-*") if re.fullmatch(r"step-\d+", p.name)]
+    return sorted(p for p in folders if (p / "state.json").exists())
+
+
+def kept_steps(directory: Path) -> list[int]:
+    """Steps whose weights are kept for good."""
+    return [int(path.name.removeprefix("step-")) for path in checkpoints(directory / KEPT)]
+
+
+def folder_of(directory: Path, step: int) -> Path | None:
+    """A checkpoint of this step, kept or among the last ones, or None."""
+    for folder in (directory / KEPT, directory):
+        path = folder / f"step-{step:06d}"
+        if path in checkpoints(folder):
+            return path
+    return None
+
+
+def check_text(data: TokenData, recorded: Mapping[str, Any], who: str, advice: str) -> None:
+    """Refuse to go on with, or to judge by, another text or tokenizer than that of training.
+
+    Args:
+        recorded: the fingerprints of what ``who`` was trained on, as `TokenData.summary` gives
+            them. advice: what to do, for the message.
+
+    Raises:
+        RunError: ``data`` is of another text, or of another tokenizer.
+    """
+    difference = data.difference(recorded)
+    if difference:
+        raise RunError(
+            f"{who} was trained on other data than {data.corpus!r} is now ({difference}); {advice}"
+        )
 
 
 class Start(NamedTuple):
@@ -45,8 +87,8 @@ class Start(NamedTuple):
     """Tokens those weights were trained on, in the parent and before it."""
     stream_step: int
     """First step of the data stream that the new run takes."""
-    fingerprint: str
-    """The text they were trained on."""
+    data: Mapping[str, Any]
+    """Fingerprints of the text and the tokenizer that they were trained on."""
     whole: bool = False
     """A branch: optimizer and random states are there and go on."""
     retrained: Run | None = None
@@ -59,7 +101,7 @@ class Start(NamedTuple):
 
     def record(self) -> dict[str, Any]:
         """What run.json says about it."""
-        found = {
+        record = {
             "study": self.parent.study,
             "run": self.parent.name,
             "config_hash": self.parent.read()["config_hash"],
@@ -68,13 +110,13 @@ class Start(NamedTuple):
             "stream_step": self.stream_step,
         }
         if self.retrained is not None:
-            found["retrained"] = retraining(self.retrained)
-        return found
+            record["retrained"] = retraining(self.retrained)
+        return record
 
 
-def again(parent: Run) -> Run:
+def retrained_copy(parent: Run) -> Run:
     """Where ``parent`` is trained again when its weights are lost; its folder stays as it is."""
-    return Run(parent.directory.parent / AGAIN / parent.name)
+    return Run(parent.directory.parent / RETRAINED / parent.name)
 
 
 def retraining(second: Run) -> dict[str, Any]:
@@ -88,12 +130,12 @@ def retraining(second: Run) -> dict[str, Any]:
     }
 
 
-def is_again(run: Run) -> bool:
+def is_retrained_copy(run: Run) -> bool:
     """Whether this is the second training of a run that has its record elsewhere."""
-    return run.directory.parent.name == AGAIN
+    return run.directory.parent.name == RETRAINED
 
 
-def lost(recipe: Recipe, study: Path) -> Run | None:
+def parent_missing_weights(recipe: Recipe, study: Path) -> Run | None:
     """The complete run that ``recipe`` starts from, if its own folder lacks the weights for it."""
     if not recipe.start_from:
         return None
@@ -102,10 +144,10 @@ def lost(recipe: Recipe, study: Path) -> Run | None:
     except RunError:
         return None  # it was never trained: nothing to train again
     complete = parent.read()["status"] == "complete"
-    return parent if complete and not holds(parent, recipe) else None
+    return parent if complete and not has_weights(parent, recipe) else None
 
 
-def holds(parent: Run, recipe: Recipe) -> bool:
+def has_weights(parent: Run, recipe: Recipe) -> bool:
     """Whether the folder of ``parent`` has the weights that ``recipe`` starts with."""
     try:
         _weights(parent, recipe)
@@ -120,19 +162,19 @@ def parent_of(name: str, study: Path) -> Run:
     Raises:
         RunError: there is none.
     """
-    own = study.parent if study.name == AGAIN else study
-    for folder in (own, root(), Path.cwd()):
-        found = Run(folder / name)
-        if found.exists():
-            return found
+    study = study.parent if study.name == RETRAINED else study
+    for folder in (study, root(), Path.cwd()):
+        run = Run(folder / name)
+        if run.exists():
+            return run
     raise RunError(
-        f"start_from: there is no run {name!r} in {own.name}, as STUDY/RUN below "
+        f"start_from: there is no run {name!r} in {study.name}, as STUDY/RUN below "
         f"{root().name}/ or as a folder; train it first"
     )
 
 
 def start_of(recipe: Recipe, study: Path) -> Start | None:
-    """Where ``recipe`` begins; None if with weights of its own.
+    """Where ``recipe`` begins; None if with weights drawn for it.
 
     Raises:
         RunError: the run it starts from, or the weights of that step, are not there.
@@ -144,9 +186,9 @@ def start_of(recipe: Recipe, study: Path) -> Start | None:
     record, whole = parent.read(), recipe.start_state == "all"
     if whole:
         _check_branch(recipe, parent)
-    second = again(parent)
-    retrained = second if second.exists() and not holds(parent, recipe) else None
-    step, weights, fingerprint = _weights(retrained or parent, recipe)
+    copy = retrained_copy(parent)
+    retrained = copy if copy.exists() and not has_weights(parent, recipe) else None
+    step, weights, data = _weights(retrained or parent, recipe)
     before = parent.recipe.batch_size * parent.recipe.context_length
     earlier = record.get("parent") or {"tokens": 0, "stream_step": 0}
     passed = (earlier["stream_step"] + step) * before
@@ -156,26 +198,28 @@ def start_of(recipe: Recipe, study: Path) -> Start | None:
         weights,
         earlier["tokens"] + step * before,
         -(-passed // (recipe.batch_size * recipe.context_length)),
-        fingerprint,
+        data,
         whole,
         retrained,
     )
 
 
-def _weights(parent: Run, recipe: Recipe) -> tuple[int, Path, str]:
+def _weights(parent: Run, recipe: Recipe) -> tuple[int, Path, Mapping[str, Any]]:
     """Step, folder and text of the weights that ``recipe`` asks of ``parent``; RunError if none."""
     record = parent.read()
     complete, whole = record["status"] == "complete", recipe.start_state == "all"
     step, last = recipe.start_step, record["training"]["steps"] if complete else 0
-    found = folder_of(parent.directory / "checkpoints", step)
+    kept = folder_of(parent.directory / "checkpoints", step)
     if complete and step in (0, last) and not whole:
-        step, weights, fingerprint = last, parent.checkpoint, record["data"]["fingerprint"]
-    elif step and found is not None:
-        weights = found
-        fingerprint = json.loads((found / "state.json").read_text())["data_fingerprint"]
+        step, weights, data = last, parent.checkpoint, record["data"]
+    elif step and kept is not None:
+        weights = kept
+        state = json.loads((kept / "state.json").read_text())
+        data = {"fingerprint": state["data_fingerprint"]}
+        data |= {k: v for k, v in state.items() if k == "tokenizer_fingerprint" and v}
     else:
-        kept = [*kept_steps(parent.directory / "checkpoints"), *([last] if last else [])]
-        listed = ", ".join(str(s) for s in kept) or "none"
+        steps = [*kept_steps(parent.directory / "checkpoints"), *([last] if last else [])]
+        listed = ", ".join(map(str, steps)) or "none"
         raise RunError(
             f"{parent.name} is {record['status']} and has no weights of step {step or 'its last'}; "
             f"steps it has: {listed}. Train it with keep_steps, in another study if it is complete"
@@ -190,17 +234,17 @@ def _weights(parent: Run, recipe: Recipe) -> tuple[int, Path, str]:
             f"{weights} holds weights and no optimizer, so no branch can go on from it; train "
             f"{parent.name} with keep_states, in another study if it is complete"
         )
-    return step, weights, fingerprint
+    return step, weights, data
 
 
 def _check_branch(recipe: Recipe, parent: Run) -> None:
-    own, old = recipe.to_dict(), parent.recipe.to_dict()
+    new, old = recipe.to_dict(), parent.recipe.to_dict()
     if old["start_state"] == "all":
         raise ValueError(
             f"start_from: {parent.name} is itself a branch; branch from {old['start_from']}"
         )
-    for name, value in own.items():
-        if name not in OF_A_BRANCH and value != old[name]:
+    for name, value in new.items():
+        if name not in BRANCH_FIELDS and value != old[name]:
             raise ValueError(
                 f"{name}: {parent.name} has {old[name]!r} and this branch of it {value!r}; a "
                 "branch differs in steps and rates alone"

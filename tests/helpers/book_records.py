@@ -88,6 +88,13 @@ def evaluation(pe: str, scale: float = 1.0) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def lines(markdown: str) -> list[list[str]]:
+    """The cells of a pipe table, its heads first and without the rule below them."""
+    found = [line.strip().strip("|").split("|") for line in markdown.splitlines() if "|" in line]
+    cells = [[cell.strip() for cell in line] for line in found]
+    return [cells[0], *cells[2:]]
+
+
 def write(
     root: Path, pe: str, seed: int = 0, study: str = "demo", scale: float = 1.0, **changes: Any
 ) -> Run:

@@ -1,17 +1,26 @@
-"""Build the guide for tests: the whole of it once a session, small ones for single questions.
+"""Build the guide for tests: the whole of it once per session, small ones for single questions.
 
-Trees are copied as a checkout without symlinks would have them (Windows' default): a symlink
-becomes a text file that holds its target. Nothing here runs a notebook or asks a network.
+The whole guide is built by the user's command, in a tree copied as a checkout without symlinks
+would have it (Windows' default): a symlink becomes a text file that holds its target. Small ones
+are built in this process by the code behind that command, which saves the imports of each build.
+Nothing here runs a notebook or asks a network.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import io
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("_config.yml", "_toc.yml", "book", "pe", "notebooks", "runs", "studies")
@@ -22,8 +31,6 @@ format: jb-book
 root: index
 chapters:
   - file: measured
-    sections:
-      - glob: runs/*/*/train
 """
 SMALL_INDEX = "# A small book\n\nIt has {doc}`one page <measured>` and {record}`study.runs` runs.\n"
 SMALL_PAGE = """\
@@ -31,9 +38,9 @@ SMALL_PAGE = """\
 
 RoPE at twice its training length: {record}`rope.ppl@2x`, {record}`rope.ppl@2x / rope.ppl@1x`
 times as much.
-Lowest at the longest: {record}`best.ppl@longest`.
+PoPE at the longest: {record}`pope.ppl@longest`.
 
-```{results} demo
+```{study-table} demo
 ```
 
 ```{picture} perplexity-by-length
@@ -73,18 +80,49 @@ def copy_without_symlinks(target: Path, parts: tuple[str, ...] = PARTS) -> Path:
 
 
 def small_tree(target: Path) -> Path:
-    """The extension and the configuration with two pages of their own and no pictures to draw."""
-    copy_without_symlinks(target, ("_config.yml", "pe", "book/_ext", "book/_static", "book/vendor"))
-    book = target / "book"
-    for name in ("_toc.yml", "logo.svg", "references.bib"):
-        shutil.copyfile(ROOT / "book" / name, book / name)
-    (target / "notebooks").mkdir()  # what tells the package where its checkout is
+    """A configuration, two pages and no pictures to draw; the checkout's own code builds it."""
+    for name in ("_config.yml", "book/logo.svg", "book/references.bib", "book/_toc.yml"):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, target / name)
+    shutil.copytree(ROOT / "book" / "_static", target / "book" / "_static")
+    for name in ("book/vendor", "studies", "runs"):
+        (target / name).mkdir()
     (target / "_toc.yml").write_text(SMALL_TOC)
-    (book / "index.md").write_text(SMALL_INDEX)
-    (book / "measured.md").write_text(SMALL_PAGE)
-    shutil.rmtree(book / "_ext" / "pictures")
-    (book / "_ext" / "pictures.py").write_text("PICTURES = {}\n")
+    (target / "book" / "index.md").write_text(SMALL_INDEX)
+    (target / "book" / "measured.md").write_text(SMALL_PAGE)
     return target
+
+
+class Built(NamedTuple):
+    """How a build ended, and all that it printed."""
+
+    returncode: int
+    stdout: str
+
+
+def build_small(tree: Path, strict: bool = True) -> Built:
+    """Build a `small_tree`; a strict build takes warnings for errors, as ``-W -n`` does."""
+    import bookext
+    from jupyter_book.sphinx import build_sphinx
+
+    from pe.study import plan
+
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bookext, "ROOT", tree)
+        patch.setattr(bookext, "BOOK", tree / "book")
+        patch.setattr(plan, "FOLDER", tree / "studies")
+        patch.setitem(sys.modules, "pictures", SimpleNamespace(PICTURES={}))
+        patch.setenv("PE_RUNS", str(tree / "runs"))
+        patch.chdir(tree)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            status = build_sphinx(
+                tree / "book", tree / "_build" / "html", noconfig=True,
+                path_config=tree / "_config.yml", warningiserror=strict, keep_going=strict,
+                confoverrides={"latex_individualpages": False, "nitpicky": strict},
+            )  # fmt: skip
+    code = status if isinstance(status, int) else 1
+    return Built(code, re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()))
 
 
 def build(tree: Path, *options: str) -> subprocess.CompletedProcess[str]:

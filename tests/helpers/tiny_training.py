@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -14,8 +15,8 @@ from typing import Any
 
 import torch
 
+from pe.recipes.recipe import Recipe
 from pe.runs import Run
-from pe.training.recipe import Recipe
 
 WORDS = "the cat sat on a mat and one dog ran to her old red house by night".split()
 
@@ -51,26 +52,63 @@ def tiny(corpus: Path, **changes: Any) -> Recipe:
     return Recipe.from_dict(values | changes)
 
 
-def train_tiny(folder: Path, shared: Path, **changes: Any) -> Run:
+def train_tiny(folder: Path, shared: Path, trainer: Any = None, **changes: Any) -> Run:
     """Train the tiny recipe on the corpus of `shared`; returns the finished run."""
-    from pe.training.trainer import train
+    from pe.training.loop import train
 
     chosen = tiny(shared / "corpus", **changes)
-    return train(Run(folder / chosen.run_name(), chosen), quiet=True)
+    return train(Run(folder / chosen.run_name(), chosen), quiet=True, trainer=trainer)
 
 
-def spoil(monkeypatch: Any, at: int, value: float) -> None:
-    """Multiply the loss of one step by ``value``."""
-    from pe.training.trainer import _Training
+class Crash(RuntimeError):
+    """Stands for whatever ends a process."""
 
-    step, calls = _Training._step, [0]
 
-    def spoiled(self: Any, batch: Any) -> Any:
-        calls[0] += 1
-        loss, norm = step(self, batch)
-        return (loss * value, norm) if calls[0] == at else (loss, norm)
+def with_step(step: Callable[[Any, Any, Callable[[Any], Any]], Any]) -> Any:
+    """A trainer whose steps are ``step(trainer, batch, usual_step)``."""
+    from pe.training.loop import Trainer
 
-    monkeypatch.setattr(_Training, "_step", spoiled)
+    class Changed(Trainer):
+        def step(self, batch: Any) -> Any:
+            return step(self, batch, super().step)
+
+    return Changed
+
+
+def dying_after(steps: int) -> Any:
+    """A trainer that does so many steps and crashes in the next one."""
+    done = 0
+
+    def step(trainer: Any, batch: Any, usual: Callable[[Any], Any]) -> Any:
+        nonlocal done
+        if done == steps:
+            raise Crash
+        done += 1
+        return usual(batch)
+
+    return with_step(step)
+
+
+def killed_after(run: Run, steps: int) -> None:
+    """Train for so many steps and crash."""
+    from pe.training.loop import train
+
+    with contextlib.suppress(Crash):
+        train(run, quiet=True, trainer=dying_after(steps))
+        raise AssertionError("it should have crashed")
+
+
+def spoiled(at: int, value: float) -> Any:
+    """A trainer that multiplies the loss of its step number ``at`` by ``value``."""
+    calls = 0
+
+    def step(trainer: Any, batch: Any, usual: Callable[[Any], Any]) -> Any:
+        nonlocal calls
+        calls += 1
+        loss, norm = usual(batch)
+        return (loss * value, norm) if calls == at else (loss, norm)
+
+    return with_step(step)
 
 
 def weights(run: Run) -> dict[str, torch.Tensor]:
@@ -109,33 +147,20 @@ def _child(
     os.dup2(descriptor, 2)
     os.environ.update(environment)
     torch.set_num_threads(1)
-    from pe.training.trainer import train
+    from pe.training.loop import train
 
-    if hook is not None:
-        hook()
-    train(Run(folder, Recipe.from_dict(recipe)))
+    trainer = None if hook is None else hook()
+    train(Run(folder, Recipe.from_dict(recipe)), trainer=trainer)
 
 
-def wait_for_signal_at(last: int) -> None:
-    """Hook: steps take 30 ms, and those well after ``last`` wait for the parent's signal."""
-    from pe.training.trainer import _Training
+def wait_for_signal_at(last: int) -> Any:
+    """A trainer whose steps take 30 ms, and well after ``last`` wait for the parent's signal."""
 
-    step = _Training._step
+    def slowly(trainer: Any, batch: Any, usual: Callable[[Any], Any]) -> Any:
+        time.sleep(0.03 if trainer.state.step < last + 3 else 20.0)
+        return usual(batch)
 
-    def slowly(self: Any, batch: Any) -> Any:
-        time.sleep(0.03 if self.optimizer_steps < last + 3 else 20.0)
-        self.optimizer_steps += 1
-        return step(self, batch)
-
-    resume = _Training._resume
-
-    def counted(self: Any, data: Any) -> Any:
-        state = resume(self, data)
-        self.optimizer_steps = state.step
-        return state
-
-    _Training._step = slowly  # type: ignore[method-assign]
-    _Training._resume = counted  # type: ignore[method-assign]
+    return with_step(slowly)
 
 
 class TrainingProcess:
@@ -145,13 +170,13 @@ class TrainingProcess:
         self,
         run: Run,
         cache: Path,
-        hook: Callable[[], None] | None = None,
+        hook: Callable[[], Any] | None = None,
         rank: dict[str, str] | None = None,
     ) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(
-            ["tiny_training", "pe.training.trainer", "pe.runs.provenance", "psutil",
+            ["tiny_training", "pe.training.loop", "pe.runs.provenance", "psutil",
              "transformers.models.auto.tokenization_auto"]
         )  # fmt: skip
         environment = {"PE_CACHE": str(cache)} | (rank or {})

@@ -13,7 +13,7 @@ from torch import Tensor
 import pe
 from pe import figures
 from pe.encodings.rope import RoPE
-from pe.results import tables
+from pe.results.quantities import label
 from pictures.common import canvas, frequencies
 
 HEAD_DIM, LENGTH, FACTOR = 128, 4096, 8.0
@@ -70,7 +70,7 @@ def draw_frequencies_side_by_side() -> Figure:
             markevery=(list(drawn).index(name), 7),
             markersize=5,
             lw=1.4,
-            label=tables.label(name) + at,
+            label=label(name) + at,
         )
     ax.set(yscale="log", xlabel="pair i", ylabel="new frequency / old")
     ax.set_yticks([1, 1 / 2, 1 / 4, 1 / 8], ["1", "1/2", "1/4", "1/8"])

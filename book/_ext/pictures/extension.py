@@ -12,7 +12,7 @@ from torch import Tensor
 import pe
 from pe import figures
 from pe.encodings.rope import RoPE
-from pe.results import tables
+from pe.results.quantities import label
 from pictures.common import canvas
 
 HEAD_DIM, TRAINED, FACTOR = 128, 4096, 4.0
@@ -48,7 +48,7 @@ def draw_reach() -> Figure:
             color=figures.colour(name),
             ls=line,
             lw=width,
-            label=tables.label(name),
+            label=label(name),
         )
     first = int((turns_in_training() < 1).nonzero()[0])
     ax.axvspan(first, HEAD_DIM // 2 - 1, color=figures.FAINT, alpha=0.15, lw=0)

@@ -18,8 +18,9 @@ LOOKS = ((0.1, ":"), (0.125, "--"), (0.168, "-"), (0.25, "-."))
 
 
 def factor(n: Tensor, s: float | None = None) -> Tensor:
-    """s ln n, as the encoding gives it; s: its own start where none is given."""
-    enc = pe.encoding("ssmax", head_dim=8, num_heads=1, original_length=LENGTH, s_init=s).double()
+    """s ln n, as the encoding gives it; s: the encoding's default if None."""
+    options = {} if s is None else {"s_init": s}
+    enc = pe.encoding("ssmax", head_dim=8, num_heads=1, original_length=LENGTH, **options).double()
     scale = enc.logit_scale(n - 1)
     assert scale is not None
     return scale[0].detach()

@@ -15,7 +15,7 @@ from pe.conformance.subject import Inputs, Subject, inputs, same_draw, tokens
 
 @law
 def holes(subject: Subject, measure: Measure) -> None:
-    """Masked tokens on either side and in between change no visible one, also while decoding."""
+    """Masked tokens at the ends or between change no visible one, also in decoding."""
     from transformers import DynamicCache
 
     if subject.enc.random:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pe.data.corpora import Corpus, Document, register
+from pe.data.corpora.base import Corpus, Document, register
 from pe.data.corpora.local import files_under, split_of, stamp
 
 _BUILDERS = {

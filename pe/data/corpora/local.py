@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from pe.data.corpora import Corpus, Document
+from pe.data.corpora.base import Corpus, Document
 from pe.data.formats import READERS
 
 _SPLIT_NAMES = {

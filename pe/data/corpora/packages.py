@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from pe.data.cache import cache_root, locked, log
-from pe.data.corpora import Corpus, Document, register
+from pe.data.corpora.base import Corpus, Document, register
 from pe.data.splits import SPLITS
 
 LIST = Path(__file__).with_name("python-packages.txt")

@@ -15,7 +15,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from pe.data.corpora import Corpus, Document, register
+from pe.data.corpora.base import Corpus, Document, register
 
 _NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 # Written when Python was built or by the distribution (they name the machine), or, for topics.py,

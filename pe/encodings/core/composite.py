@@ -51,6 +51,13 @@ class Composite(Encoding):
                     )
 
     @property
+    def limited_by(self) -> str:
+        limited = (p for p in self._all if p.max_positions == self.max_positions)
+        return (
+            next(limited, self).limited_by if self.max_positions is not None else super().limited_by
+        )
+
+    @property
     def raw_keys(self) -> bool:
         return any(p.raw_keys for p in self._all)
 

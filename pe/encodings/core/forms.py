@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 LOG2E = 1.0 / math.log(2.0)
 NONE, KEYS, TABLE, FIRE, COUNTS, LOGARITHM, POWER = 0, 1, 2, 3, 4, 5, 6
 """The kinds of bias; `pe.attention.kernels.flash.forward` says what each is, and `.cope` COUNTS."""
-STRETCH = 128
+CHUNK = 128
 """Keys that are measured from one number; no block of a kernel is longer."""
 PADDING = 256
 """Entries around what is read by distance, and after what is read by place: blocks stick out."""
@@ -37,20 +37,20 @@ def by_key(total: Tensor) -> Form:
     """b(i, j) = x_j - x_i for x = ``total``, (B or 1, H, T) float64.
 
     Only differences are ever rounded, so neighbours far into a text still differ by what they
-    should. A gradient goes to x_j alone: that of x_i is 0. The part (B or 1, H, 3, stretches) has
-    each stretch's first x, the largest x up to its end and the smallest from its beginning on.
+    should. A gradient goes to x_j alone: that of x_i is 0. The part (B or 1, H, 3, chunks) has
+    each chunk's first x, the largest x up to its end and the smallest from its beginning on.
     """
     length = total.shape[-1]
     total = total * LOG2E
     fixed = total.detach()
-    anchors = fixed[..., ::STRETCH]
-    inside = total - anchors.repeat_interleave(STRETCH, -1)[..., :length]
-    missing = -length % STRETCH
-    highest = pad(fixed, (0, missing), value=-math.inf).unflatten(-1, (-1, STRETCH)).amax(-1)
-    lowest = pad(fixed, (0, missing), value=math.inf).unflatten(-1, (-1, STRETCH)).amin(-1)
+    anchors = fixed[..., ::CHUNK]
+    inside = total - anchors.repeat_interleave(CHUNK, -1)[..., :length]
+    missing = -length % CHUNK
+    highest = pad(fixed, (0, missing), value=-math.inf).unflatten(-1, (-1, CHUNK)).amax(-1)
+    lowest = pad(fixed, (0, missing), value=math.inf).unflatten(-1, (-1, CHUNK)).amin(-1)
     highest = highest.cummax(-1).values
     lowest = lowest.flip(-1).cummin(-1).values.flip(-1)
-    part = pad(torch.stack((anchors, highest, lowest), -2), (0, PADDING // STRETCH)).contiguous()
+    part = pad(torch.stack((anchors, highest, lowest), -2), (0, PADDING // CHUNK)).contiguous()
     return Form(KEYS, pad(inside.float(), (0, PADDING)), (part,))
 
 
@@ -152,7 +152,7 @@ def matrix(form: Form, length: int, q: Tensor | None = None, k: Tensor | None = 
     place = torch.arange(length, device=form.own.device)
     distance = (place[:, None] - place).clamp(min=0)
     if form.kind == KEYS:
-        anchors = form.parts[0][..., 0, place // STRETCH]
+        anchors = form.parts[0][..., 0, place // CHUNK]
         inside = form.own[..., :length].double()
         total = anchors + inside
         return ((total[..., None, :] - total[..., :, None]) / LOG2E).float()

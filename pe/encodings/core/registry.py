@@ -14,6 +14,7 @@ import pkgutil
 import types
 import typing
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from pe._errors import nearest, unknown
@@ -79,9 +80,7 @@ def register(
 
 
 def _discover() -> None:
-    import pe.encodings as package
-
-    for module in pkgutil.iter_modules(package.__path__):
+    for module in pkgutil.iter_modules([str(Path(__file__).parents[1])]):
         importlib.import_module(f"pe.encodings.{module.name}")
 
 

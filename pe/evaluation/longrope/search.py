@@ -14,11 +14,11 @@ import math
 import time
 from typing import Any
 
-from pe.data import prepare
 from pe.encodings.core.registry import part_classes
 from pe.evaluation.load import holder, load_model
 from pe.evaluation.longrope.evolution import Candidate, Evolution, Factors, Scored
 from pe.evaluation.longrope.fitness import Fitness
+from pe.evaluation.scorer import text_of
 from pe.runs import SCHEMA_VERSION, Run, RunError
 from pe.runs.provenance import code, hardware, now
 from pe.training.progress import Progress
@@ -66,9 +66,7 @@ def search_longrope(
     if record["status"] != "complete":
         raise RunError(f"{run.directory} is {record['status']}; train it before searching")
     with run.lock():
-        data = prepare(run.recipe.corpus, run.recipe.vocab_size, run.recipe.tokenizer)
-        if data.fingerprint != record["data"]["fingerprint"]:
-            raise RunError(f"{run.recipe.corpus!r} is no longer what {run.directory} saw")
+        data = text_of(run)
         fitness = Fitness.of(run.recipe, load_model(holder(run)), data, settings)
         return list(_Search(run, settings, fitness, Progress(enabled=not quiet)).run_to(iterations))
 
@@ -93,8 +91,8 @@ class _Search:
         self.run, self.fitness, self.progress = run, fitness, progress
         self.suffix = f"-{settings['factor']:g}x"
         settings = settings | {
-            "length": fitness.length, "target_tokens": fitness.recipe.target_tokens,
-            "windows_found": len(fitness.ends), "data": fitness.data.fingerprint,
+            "length": fitness.length, "target_tokens": run.recipe.target_tokens,
+            "windows_found": len(fitness.scorer.ends), "data": fitness.scorer.data.fingerprint,
         }  # fmt: skip
         self.rules = Evolution(
             fitness.seeds(settings["factor"]), settings["factor"], settings["population"],

@@ -1,4 +1,4 @@
-"""Run the cells: papermill's client with progress, an orderly stop, and a word on dead kernels."""
+"""Run the cells: papermill's client with progress, an orderly stop, and dead kernels explained."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Client(PapermillNotebookClient):
-    """Executes one notebook; ``stop`` says whether a signal ended it."""
+    """Executes one notebook; ``stop`` knows whether a signal ended it."""
 
     def __init__(self, manager: Any, line: ProgressLine, **options: Any) -> None:
         config = Config()
@@ -98,7 +98,7 @@ class Stop:
         return signal.Signals(self.number).name if self.number else ""
 
     def __enter__(self) -> Stop:
-        """Take over the signals, in a process of our own."""
+        """Take over the signals, unless this process belongs to somebody else's event loop."""
         if threading.current_thread() is threading.main_thread() and not _in_event_loop():
             for number in SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup asks
@@ -123,7 +123,7 @@ class Stop:
             "again to end at once"
         )
         if self.client.running:
-            # The handler runs in the loop's own thread, between two of its steps.
+            # The handler runs in the thread of the event loop, between two of its steps.
             loop = ensure_event_loop()
             self._timer = threading.Timer(grace, self._kill, [loop])
             self._timer.daemon = True

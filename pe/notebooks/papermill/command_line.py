@@ -89,7 +89,7 @@ def prepare(argv: list[str]) -> None:
     os.environ["PE_COMMAND"] = shlex.join(["papermill", *argv[1:]])
     sys.excepthook = _brief
     if not any(word.startswith(("--log-output", "--log-level")) for word in argv):
-        logging.getLogger("papermill").setLevel(logging.ERROR)  # the engine says what is going on
+        logging.getLogger("papermill").setLevel(logging.ERROR)  # the engine reports progress
     if len(paths) == 1:
         argv.append(OUTPUT)
 
@@ -98,11 +98,7 @@ def _brief(kind: type[BaseException], error: BaseException, trace: TracebackType
     """Excepthook of the command: what went wrong in the notebook, without papermill's frames."""
     from papermill.exceptions import PapermillExecutionError
 
-    from pe.runs import RunBusy
-
-    if isinstance(error, RunBusy):
-        print(f"pe: {' '.join(str(error).split())}", file=sys.stderr)
-    elif isinstance(error, PapermillExecutionError):
+    if isinstance(error, PapermillExecutionError):
         print(str(error).strip(), file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)

@@ -1,4 +1,4 @@
-"""What a notebook file says about itself: whether it is ours, and its parameters."""
+"""What a notebook file declares: whether it is ours, and its parameters."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _assignments(notebook: Mapping[str, Any]) -> list[tuple[str, ast.expr]]:
     try:
         body = ast.parse("".join(cell["source"])).body
     except SyntaxError:
-        return []  # the kernel will say so
+        return []  # the kernel will report it
     found: list[tuple[str, ast.expr]] = []
     for node in body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:

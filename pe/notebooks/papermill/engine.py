@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -20,31 +19,42 @@ from papermill.log import logger
 from pe.notebooks.papermill import command_line, document
 from pe.notebooks.papermill.client import Client
 from pe.notebooks.papermill.terminal import ProgressLine
-from pe.notebooks.parameters import LAUNCHERS, check_parameters
-from pe.runs import Run, RunBusy, write_atomically
+from pe.notebooks.parameters import LAUNCHERS, PLANNED, launch
+from pe.runs import Folder, Run, RunBusy, write_atomically
+from pe.runs.models import RunRecord, Status
 
 LOCK = ".notebook.lock"
 
 
-class Refused(click.ClickException, ValueError):
-    """The notebook's parameters describe no run; the message says which and why.
-
-    papermill's command ends with this one line and status 2; callers of its Python function get a
-    ValueError.
-    """
-
-    exit_code = 2
+class _OneLine(click.ClickException):
+    """Ends papermill's command with one line; callers of its Python function get the error."""
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Called by click."""
         print(f"pe: {' '.join(self.message.split())}", file=file or sys.stderr)
 
 
-def plan(notebook: Mapping[str, Any]) -> Run:
-    """The run that ``notebook`` describes, or the study (a `Run` as far as its folder goes).
+class Refused(_OneLine, ValueError):
+    """The notebook's parameters describe no run: the message names what is wrong."""
 
-    Its parameters are those of its own cell, and over them those that papermill stored in it, which
-    is what the kernel will see.
+    exit_code = 2
+
+
+class Busy(RunBusy, _OneLine):
+    """Another process is writing the run's folder."""
+
+    exit_code = RunBusy.EXIT_CODE
+
+    def __init__(self, busy: RunBusy) -> None:
+        super().__init__(busy.directory, busy.holder)
+        click.ClickException.__init__(self, str(busy))
+
+
+def plan(notebook: Mapping[str, Any]) -> Folder:
+    """The run that ``notebook`` describes, or the study.
+
+    Its parameters are the defaults of its cell, overridden by those that papermill stored in it:
+    what the kernel will see.
 
     Raises:
         Refused: a name or value that is not right.
@@ -54,25 +64,29 @@ def plan(notebook: Mapping[str, Any]) -> Run:
         raise Refused(f"this version of pe knows no notebook of the kind {kind!r}")
     values = document.defaults(notebook) | document.stored(notebook)
     try:
-        return LAUNCHERS[kind](**check_parameters(values, document.declared(notebook), kind))
+        return launch(kind, values, document.declared(notebook))
     except ValueError as error:
         raise Refused(str(error)) from error
 
 
 @contextlib.contextmanager
-def hold(run: Run) -> Iterator[None]:
+def hold(run: Folder) -> Iterator[None]:
     """Hold the run's folder for a notebook, from before the first write to after the last.
 
-    The trainer locks the folder while it trains, in the kernel's process (`pe.runs.Run.lock`). This
-    second lock covers the rest of papermill's life.
+    The trainer locks the folder while it trains, in the kernel's process (`pe.runs.Folder.lock`).
+    This second lock covers the rest of papermill's life.
 
     Raises:
-        RunBusy: a trainer or another notebook has the folder; nothing in it was touched.
+        Busy: a trainer or another notebook has the folder; nothing in it was touched.
     """
     training = run.busy()
     if training:
-        raise RunBusy(training)
-    with run.lock(LOCK):
+        raise Busy(training)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(run.lock(LOCK))
+        except RunBusy as error:
+            raise Busy(error) from None
         yield
 
 
@@ -105,12 +119,12 @@ def execute(
 
     Raises:
         Refused: a parameter is wrong; nothing has been started or written.
-        RunBusy: another process is making this run; its files are untouched.
+        Busy: another process is making this run; its files are untouched.
         KeyboardInterrupt, SystemExit: a signal ended the run; the notebook is written.
     """
     run = plan(nb)
     with hold(run):
-        before = _record_text(run)
+        before = run.record if isinstance(run, Run) and run.exists() else None
         line = ProgressLine(quiet=progress_bar is False)
         copy = run.directory / run.notebook
         command_line.output.path = copy
@@ -127,7 +141,7 @@ def execute(
             with client.stop:
                 client.execute(env=_environment(run))
         except DeadKernelError:
-            if not client.dead:  # it died outside of a cell, so that no cell tells of it
+            if not client.dead:  # it died outside of a cell, so that no cell reports it
                 reason = "the kernel died"
                 raise
         except BaseException as error:
@@ -142,7 +156,8 @@ def execute(
             stopped = client.stop.signal_name if reason else ""
             if stopped and not client.stop.killed:
                 reason = f"stopped by {stopped}"
-            if reason and not busy:  # else the record belongs to the process that has the folder
+            # The record of a busy folder belongs to the process that holds it.
+            if reason and isinstance(run, Run) and not busy:
                 _record_failure(run, before, reason, stopped, line)
     if stopped:
         line.note(
@@ -168,19 +183,19 @@ def _client_options(kernel_name: str, log_output: bool, options: dict[str, Any])
     }
 
 
-# glibc maps every large tensor anew and hands it back when it is freed, so each training step on a
-# CPU takes all its pages from the system again. With these it keeps them (benchmarks/LOG.md).
-# Another allocator, and another system's, does not look at them.
+# glibc maps memory for every large tensor and returns it when it is freed, so each training step on
+# a CPU takes all its pages from the system. With these it keeps them (benchmarks/LOG.md). Other
+# allocators and systems ignore them.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 
 
-def _environment(run: Run) -> dict[str, str]:
+def _environment(run: Folder) -> dict[str, str]:
     """The kernel's environment: the same folders wherever it works, and a page without chatter."""
     environment = KEEP_MEMORY | os.environ
     environment.setdefault("TRANSFORMERS_VERBOSITY", "error")
     environment.setdefault("ACCELERATE_LOG_LEVEL", "error")
     environment.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    return environment | {"PE_RUNS": str(run.records)}
+    return environment | {PLANNED: str(run.directory), "PE_RUNS": str(run.records)}
 
 
 class _Failure(NamedTuple):
@@ -205,25 +220,20 @@ def _failure(nb: Any) -> _Failure | None:
 
 
 def _record_failure(
-    run: Run, before: str | None, reason: str, stopped: str, line: ProgressLine
+    run: Run, before: RunRecord | None, reason: str, stopped: str, line: ProgressLine
 ) -> None:
-    """Say in run.json that the run failed, unless that is known or not this notebook's doing."""
+    """Say in run.json that the run failed, unless the trainer did so or it was complete before."""
+    if before is not None and before.status == "complete":
+        return  # only showing it failed
+    wanted: Status = "interrupted" if stopped else "failed"
     try:
-        if before is not None and json.loads(before).get("status") == "complete":
-            return  # the run had been made before; only showing it failed
-        wanted = "interrupted" if stopped else "failed"
-        record = run.read() if run.exists() else {}
-        if _record_text(run) == before or record["status"] not in (wanted, "interrupted"):
-            run.fail(reason, wanted)
-        elif stopped not in ("", "SIGINT"):  # the kernel is always sent SIGINT, and recorded that
-            run.fail(f"{record['reason']}; papermill was sent {stopped}", "interrupted")
+        now = run.record if run.exists() else None
+        if now is None or now == before or now.status not in (wanted, "interrupted"):
+            run.fail(reason, wanted, stopped or None)
+        elif stopped:  # the kernel is always sent SIGINT; the record names what we were sent
+            run.update(signal=stopped)
     except (ValueError, OSError) as error:
         line.note(f"pe: the failure could not be recorded: {error}")
-
-
-def _record_text(run: Run) -> str | None:
-    path = run.directory / "run.json"
-    return path.read_text() if path.exists() else None
 
 
 def _shown(path: Path) -> str:

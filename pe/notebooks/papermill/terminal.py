@@ -11,7 +11,7 @@ from typing import TextIO
 
 
 class ProgressLine:
-    """Where the notebook is and what its running cell reports.
+    """The position in the notebook, and what the running cell reports.
 
     On a terminal the line is redrawn in place; in a pipe or a log a line is written at most every
     ``every`` seconds, and the last report of a cell always.
@@ -27,7 +27,7 @@ class ProgressLine:
         self.stream = sys.stderr if stream is None else stream
         self.every, self.clock, self.quiet = every, clock, quiet
         self.tty = self.stream.isatty()
-        self.place = ""  # "[5/12] Training"
+        self.position = ""  # "[5/12] Training"
         self.heading = ""
         self.reported = ""  # the running cell's last report
         self.pending = False  # that report has not been written yet
@@ -36,11 +36,11 @@ class ProgressLine:
     def cell(self, number: int, total: int, heading: str) -> None:
         """Another cell begins: the ``number``-th of ``total``, below ``heading``."""
         self.end_cell()
-        self.place = f"[{number}/{total}] {heading}".rstrip()
+        self.position = f"[{number}/{total}] {heading}".rstrip()
         if self.tty:
-            self._draw(self.place)
+            self._draw(self.position)
         elif heading != self.heading:
-            self._write(self.place + "\n")
+            self._write(self.position + "\n")
         self.heading = heading
 
     def update(self, text: str) -> None:
@@ -48,7 +48,7 @@ class ProgressLine:
         self.reported = (text.strip().splitlines() or [""])[-1]
         now = self.clock()
         if self.tty:
-            self._draw(f"{self.place}  {self.reported}")
+            self._draw(f"{self.position}  {self.reported}")
         elif now - self.last_written >= self.every:
             self._write(self.reported + "\n")
             self.last_written, self.pending = now, False
@@ -58,15 +58,15 @@ class ProgressLine:
     def end_cell(self) -> None:
         """The cell is over: its last report stays, an empty line is cleared."""
         if self.tty:
-            self._write("\n" if self.reported else "\r\x1b[2K" if self.place else "")
+            self._write("\n" if self.reported else "\r\x1b[2K" if self.position else "")
         elif self.pending:
             self._write(self.reported + "\n")
-        self.place, self.reported, self.pending = "", "", False
+        self.position, self.reported, self.pending = "", "", False
         self.last_written = -float("inf")
 
     def note(self, text: str) -> None:
-        """A line of its own, even where progress is not wanted."""
-        self._send(("\n" if self.tty and self.place else "") + text + "\n")
+        """A line that stays, also where progress is not wanted."""
+        self._send(("\n" if self.tty and self.position else "") + text + "\n")
 
     def _draw(self, text: str) -> None:
         width = max(shutil.get_terminal_size().columns - 1, 20)

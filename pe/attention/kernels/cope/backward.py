@@ -5,15 +5,15 @@
     dg_it = dc_i0 + ... + dc_it           a gate is in the counts of all keys up to its own
     logits get dS + dg g (1 - g)
 
-and dS goes to the two rows of the table between which a count lies: DZ, by query and row, from
-which `pe.attention.kernels.cope.table` makes what the table and the queries get. DZ adds up whole
-numbers, multiples of ``UNIT``, since those have the same sum in whatever order they come: the same
-bits every time.
+and dS goes to the two rows of the table between which a count lies: dz, by query and row, from
+which `pe.attention.kernels.cope.table` computes the gradients of the table and the queries. dz sums
+whole numbers, multiples of ``unit``, since those have the same sum in whatever order they come: the
+same bits every time.
 
-Here are the near keys, those from FAR on; of those that all rows of a block have counted beyond the
-table to, no count is needed (`pe.attention.kernels.cope.far`). A program takes every S-th block of
-queries of one head and goes from left to right. It alone adds to its share of dk and dv; the shares
-are added up in order afterwards.
+Here are the near keys, those from ``far`` on; of those before it no count is needed
+(`pe.attention.kernels.cope.far`). A program takes every S-th block of queries of one head and goes
+from left to right. It alone adds to its share of dk and dv; the shares are summed in order
+afterwards.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pe.attention.kernels.cope.forward import counts_of, gates_of, read_bias
+from pe.attention.kernels.cope.forward import counts_from, gates_from, read_bias
 from pe.attention.kernels.flash.elementary import INTERPRETED
 
 
@@ -36,136 +36,146 @@ def nearest(x):
 
 
 @triton.jit
-def add_number(at, number):
+def add_number(p_at, number):
     """Add whole numbers at addresses some of which may be the same."""
     if INTERPRETED:
-        tl.atomic_add(at, number, sem="relaxed")
+        tl.atomic_add(p_at, number, sem="relaxed")
     else:
         tl.inline_asm_elementwise(
             "red.relaxed.gpu.global.add.s32 [$1], $2; mov.b32 $0, 0;", "=r,l,r",
-            [at.to(tl.int64), number], dtype=tl.int32, is_pure=False, pack=1,
+            [p_at.to(tl.int64), number], dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
 
 
 @triton.jit
-def share_out(rows, below, to_this, to_next, BM: tl.constexpr, BN: tl.constexpr):
+def add_shares(p_rows, below, to_this, to_next, BM: tl.constexpr, BN: tl.constexpr):
     """Add to the row below a count and to the next, for two keys at once.
 
-    The count from the left one lies in the same place or, no gate being more than 1, in the next.
-    What counts beyond the table have to add to its next rows is 0, and nobody reads it.
+    The count from the left one lies between the same rows or, no gate being more than 1, the next.
+    What counts beyond the table add to its next rows is 0 and not read.
     """
     far, near = tl.split(tl.reshape(below, (BM, BN // 2, 2)))
     far_this, near_this = tl.split(tl.reshape(to_this, (BM, BN // 2, 2)))
     far_next, near_next = tl.split(tl.reshape(to_next, (BM, BN // 2, 2)))
-    same, at = far == near, rows + near
-    add_number(at, near_this + tl.where(same, far_this, 0))
-    add_number(at + 1, near_next + tl.where(same, far_next, far_this))
-    add_number(at + 2, tl.where(same, 0, far_next))
+    same, p_at = far == near, p_rows + near
+    add_number(p_at, near_this + tl.where(same, far_this, 0))
+    add_number(p_at + 1, near_next + tl.where(same, far_next, far_this))
+    add_number(p_at + 2, tl.where(same, 0, far_next))
 
 
 @triton.jit
-def add_tile(TO, r, j, x, t_t):
+def add_tile(p_to, o_r, o_j, b_x, t_t):
     """Add a tile to memory that no other program touches."""
-    tl.atomic_add(TO + r[:, None] * t_t + j[None, :], x, sem="relaxed")
+    tl.atomic_add(p_to + o_r[:, None] * t_t + o_j[None, :], b_x, sem="relaxed")
 
 
 @triton.jit
-def count_blocks(
-    dq, left, before, q, g, lse, sums, fine, K, V, Z, DZ, DK, DV, rows, i, start, stop,
-    T, k_t, v_t, t_t, scale, most,
-    LAST: tl.constexpr, BITS: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, PRECISION: tl.constexpr,
+def visit_counted(
+    b_dq, left, before, b_q, b_do, b_lse, b_sums, fine, p_k, p_v, p_z, p_dz, p_dk, p_dv, rows, o_i,
+    start, stop, T, k_t, v_t, t_t, scale, most,
+    IS_DIAGONAL: tl.constexpr, BITS: tl.constexpr, E: tl.constexpr, D: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients from the key blocks from ``start`` to ``stop``; LAST: some are ahead.
+    """Gradients from the key blocks from ``start`` to ``stop``; IS_DIAGONAL: some are ahead.
 
     ``left``: counts from the left edge of a block; ``before``: shares of counts left of it.
     """
-    e, d, r = tl.arange(0, E), tl.arange(0, D), tl.arange(0, BN)
-    earlier = r[:, None] < r[None, :]
+    o_e, o_d, o_r = tl.arange(0, E), tl.arange(0, D), tl.arange(0, BN)
+    earlier = o_r[:, None] < o_r[None, :]
     for j0 in tl.range(start, stop, BN):
-        j = j0 + r
-        seen = i[:, None] >= j[None, :]
-        if LAST:
-            k = tl.load(K + j[:, None] * k_t + e[None, :], mask=j[:, None] < T, other=0.0)
-            v = tl.load(V + j[:, None] * v_t + d[None, :], mask=j[:, None] < T, other=0.0)
+        o_j = j0 + o_r
+        seen = o_i[:, None] >= o_j[None, :]
+        if IS_DIAGONAL:
+            b_k = tl.load(p_k + o_j[:, None] * k_t + o_e[None, :], mask=o_j[:, None] < T, other=0.0)
+            b_v = tl.load(p_v + o_j[:, None] * v_t + o_d[None, :], mask=o_j[:, None] < T, other=0.0)
         else:
-            k = tl.load(K + j[:, None] * k_t + e[None, :])
-            v = tl.load(V + j[:, None] * v_t + d[None, :])
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        gate, numbers, high, low = gates_of(s, seen, LAST, BITS)
+            b_k = tl.load(p_k + o_j[:, None] * k_t + o_e[None, :])
+            b_v = tl.load(p_v + o_j[:, None] * v_t + o_d[None, :])
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * scale
+        gate, numbers, high, low = gates_from(b_s, seen, IS_DIAGONAL, BITS)
         slope = gate - gate * gate
-        counts = counts_of(left, high, low, earlier.to(tl.float16))
+        counts = counts_from(left, high, low, earlier.to(tl.float16))
         left -= tl.sum(numbers, 1)
-        below, part, value, rise = read_bias(Z + 2 * rows, counts, most, BITS)
-        p = tl.math.exp2(s + value + part * rise - lse[:, None])
-        if LAST:
-            p = tl.where(seen, p, 0.0)
-        dp = tl.dot(g, tl.trans(v), input_precision=PRECISION)
-        ds = p * (dp - sums[:, None])
-        steps = ds * fine[:, None]
+        below, part, value, rise = read_bias(p_z + 2 * rows, counts, most, BITS)
+        b_p = tl.math.exp2(b_s + value + part * rise - b_lse[:, None])
+        if IS_DIAGONAL:
+            b_p = tl.where(seen, b_p, 0.0)
+        b_dp = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)
+        b_ds = b_p * (b_dp - b_sums[:, None])
+        steps = b_ds * fine[:, None]
         to_next = nearest(steps * part)
-        share_out(DZ + rows[:, None], below, nearest(steps) - to_next, to_next, BM, BN)
-        dc = ds * rise * 0.6931471805599453  # products are in base 2
-        inner = tl.dot(dc.to(k.dtype), earlier.to(k.dtype), input_precision=PRECISION)
-        dg = before[:, None] + inner + dc
-        before += tl.sum(dc, 1)
-        ds = (ds + dg * slope).to(k.dtype)
-        dq = tl.dot(ds, k, dq, input_precision=PRECISION)
-        dv = tl.dot(tl.trans(g), p.to(g.dtype), input_precision=PRECISION)
-        add_tile(DV, d, j, dv, t_t)
-        dk = tl.dot(tl.trans(q), ds, input_precision=PRECISION)
-        add_tile(DK, e, j, dk, t_t)
-    return dq, left, before
+        add_shares(p_dz + rows[:, None], below, nearest(steps) - to_next, to_next, BM, BN)
+        b_dc = b_ds * rise * 0.6931471805599453  # products are in base 2
+        inner = tl.dot(b_dc.to(b_k.dtype), earlier.to(b_k.dtype), input_precision=PRECISION)
+        b_dg = before[:, None] + inner + b_dc
+        before += tl.sum(b_dc, 1)
+        b_ds = (b_ds + b_dg * slope).to(b_k.dtype)
+        b_dq = tl.dot(b_ds, b_k, b_dq, input_precision=PRECISION)
+        b_dv = tl.dot(tl.trans(b_do), b_p.to(b_do.dtype), input_precision=PRECISION)
+        add_tile(p_dv, o_d, o_j, b_dv, t_t)
+        b_dk = tl.dot(tl.trans(b_q), b_ds, input_precision=PRECISION)
+        add_tile(p_dk, o_e, o_j, b_dk, t_t)
+    return b_dq, left, before
 
 
 @triton.jit
 def backward(
-    Q, K, V, DO, L, N, FAR, Z, DQ, DZ, UNIT, SUMS, DK, DV,
+    p_q, p_k, p_v, p_do, p_lse, p_counts, p_far, p_z, p_dq, p_dz, p_unit, p_sums, p_dk, p_dv,
     first, T, H, G, scale, last, z_t, t_t,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t,
+    q_strides, k_strides, v_strides, do_strides,
     BITS: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Every S-th block of queries of one head: dq less the table's part, DZ, shares of dk, dv.
+    """Every S-th block of queries of one head: dq without the table's part, dz, shares of dk, dv.
 
-    DQ comes with the part of far keys where there are any.
+    Args:
+        p_q, p_k, p_v, p_lse, p_counts, p_far, p_z: as in `forward`. p_do: (B, H, T, D).
+        p_dq: (heads, T, E) float32; comes with the part of far keys where there are any.
+        p_dz: (heads, T, z_t) int32, zeros. p_unit, p_sums: (heads, T) float32, what
+            `far.far_by_queries` leaves.
+        p_dk, p_dv: (heads, S, E or D, t_t) float32, zeros. t_t: T, up to whole blocks.
     """
-    share, local = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    b, h = (first + local) // H, (first + local) % H
-    Q += b * q_b + h * q_h
-    DO += b * g_b + h * g_h
-    K += b * k_b + (h // G) * k_h
-    V += b * v_b + (h // G) * v_h
-    DK += (local * tl.num_programs(0) + share) * t_t * E
-    DV += (local * tl.num_programs(0) + share) * t_t * D
-    e, d = tl.arange(0, E), tl.arange(0, D)
+    i_share, i_local = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    i_b, i_h = (first + i_local) // H, (first + i_local) % H
+    p_q += i_b * q_strides[0] + i_h * q_strides[1]
+    p_do += i_b * do_strides[0] + i_h * do_strides[1]
+    p_k += i_b * k_strides[0] + (i_h // G) * k_strides[1]
+    p_v += i_b * v_strides[0] + (i_h // G) * v_strides[1]
+    p_dk += (i_local * tl.num_programs(0) + i_share) * t_t * E
+    p_dv += (i_local * tl.num_programs(0) + i_share) * t_t * D
+    o_e, o_d = tl.arange(0, E), tl.arange(0, D)
     most = last << BITS
     blocks = tl.cdiv(T, BM)
-    for block in tl.range(share, blocks, tl.num_programs(0)):
+    for i_block in tl.range(i_share, blocks, tl.num_programs(0)):
         tl.debug_barrier()  # what was added for other queries comes first
-        i0 = block * BM
-        i = i0 + tl.arange(0, BM)
-        some = i < T
-        q = tl.load(Q + i[:, None] * q_t + e[None, :], mask=some[:, None], other=0.0)
-        g = tl.load(DO + i[:, None] * g_t + d[None, :], mask=some[:, None], other=0.0)
-        row = (first + local) * T + i
-        lse = tl.load(L + row, mask=some, other=float("inf"))  # weights of no query are 0
-        left = tl.load(N + row, mask=some, other=0)
-        sums = tl.load(SUMS + local * T + i, mask=some, other=0.0)
-        fine = 1.0 / tl.maximum(tl.load(UNIT + local * T + i, mask=some, other=1.0), 1e-29)
-        far = tl.multiple_of(tl.load(FAR + (first + local) * blocks + block), BN)
-        at = DQ + (local * T + i[:, None]) * E + e[None, :]
-        dq = tl.load(at, mask=some[:, None] & (far > 0), other=0.0)
-        rows = (local * T + tl.minimum(i, T - 1)) * z_t
+        i0 = i_block * BM
+        o_i = i0 + tl.arange(0, BM)
+        m_i = o_i < T
+        b_q = tl.load(
+            p_q + o_i[:, None] * q_strides[2] + o_e[None, :], mask=m_i[:, None], other=0.0
+        )
+        b_do = tl.load(
+            p_do + o_i[:, None] * do_strides[2] + o_d[None, :], mask=m_i[:, None], other=0.0
+        )
+        o_row = (first + i_local) * T + o_i
+        b_lse = tl.load(p_lse + o_row, mask=m_i, other=float("inf"))  # weights of no query are 0
+        left = tl.load(p_counts + o_row, mask=m_i, other=0)
+        b_sums = tl.load(p_sums + i_local * T + o_i, mask=m_i, other=0.0)
+        fine = 1.0 / tl.maximum(tl.load(p_unit + i_local * T + o_i, mask=m_i, other=1.0), 1e-29)
+        far = tl.multiple_of(tl.load(p_far + (first + i_local) * blocks + i_block), BN)
+        p_at = p_dq + (i_local * T + o_i[:, None]) * E + o_e[None, :]
+        b_dq = tl.load(p_at, mask=m_i[:, None] & (far > 0), other=0.0)
+        o_rows = (i_local * T + tl.minimum(o_i, T - 1)) * z_t
         before = tl.zeros((BM,), tl.float32)
         last_ones = tl.maximum(far, i0 // BN * BN)
-        dq, left, before = count_blocks(
-            dq, left, before, q, g, lse, sums, fine, K, V, Z, DZ, DK, DV, rows, i, far, last_ones,
-            T, k_t, v_t, t_t, scale, most, False, BITS, E, D, BM, BN, PRECISION,
+        b_dq, left, before = visit_counted(
+            b_dq, left, before, b_q, b_do, b_lse, b_sums, fine, p_k, p_v, p_z, p_dz, p_dk, p_dv,
+            o_rows, o_i, far, last_ones, T, k_strides[2], v_strides[2], t_t, scale, most, False,
+            BITS, E, D, BM, BN, PRECISION,
         )  # fmt: skip
-        dq, left, before = count_blocks(
-            dq, left, before, q, g, lse, sums, fine, K, V, Z, DZ, DK, DV, rows, i, last_ones,
-            tl.minimum(i0 + BM, T), T, k_t, v_t, t_t, scale, most, True, BITS, E, D, BM, BN,
-            PRECISION,
+        b_dq, left, before = visit_counted(
+            b_dq, left, before, b_q, b_do, b_lse, b_sums, fine, p_k, p_v, p_z, p_dz, p_dk, p_dv,
+            o_rows, o_i, last_ones, tl.minimum(i0 + BM, T), T, k_strides[2], v_strides[2], t_t,
+            scale, most, True, BITS, E, D, BM, BN, PRECISION,
         )  # fmt: skip
-        tl.store(at, dq, mask=some[:, None])
+        tl.store(p_at, b_dq, mask=m_i[:, None])

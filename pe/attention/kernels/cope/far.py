@@ -1,17 +1,17 @@
 """The gradients of `pe.attention.kernels.cope.forward` that keys beyond the table have a part in.
 
-To a query that has counted beyond the table a key's bias is one number, `alike`, so that
+To a query that has counted beyond the table a key's bias is one number, ``beyond``, so that
 
-    P = 2^(s - (lse - alike))    dS = P (dO v^T - rowsum(dO o))
+    P = 2^(s - lse_far), lse_far = lse - beyond    dS = P (dO v^T - rowsum(dO o))
     dv = P^T dO    dq = scale dS k    dk = scale dS^T q
 
 as in `pe.attention.kernels.flash.backward`: dq by queries, dk and dv by keys, each on the chip,
 where shares of dk and dv would cost two additions in memory for each score. `far_by_queries` runs
-before `pe.attention.kernels.cope.backward` and makes what that needs of each row as well;
-`far_by_keys` runs after it and adds up the shares that it left.
+before `pe.attention.kernels.cope.backward` and computes what that needs of each row as
+well; `far_by_keys` runs after it and sums the shares that it left.
 
-FAR says for each block of queries where its far keys end. It mostly rises from block to block, but
-need not: gates of later queries may be smaller.
+``far`` says for each block of queries where its far keys end. It mostly rises from block to block,
+but need not: gates of later queries may be smaller.
 """
 
 from __future__ import annotations
@@ -19,126 +19,153 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-CHUNK: tl.constexpr = tl.constexpr(256)
-"""Numbers of FAR that are looked at at once."""
+READ_AT_ONCE: tl.constexpr = tl.constexpr(256)
+"""Numbers of ``far`` that are read at once."""
 
 
 @triton.jit
 def far_by_queries(
-    Q, K, V, O, DO, L, FAR, Z, LARGEST, DQ, UNIT, LESS, SUMS, first, T, H, G, scale, last, z_t,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, g_b, g_h, g_t,
+    p_q, p_k, p_v, p_o, p_do, p_lse, p_far, p_z, p_largest, p_dq, p_unit, p_lse_far, p_sums, first,
+    T, H, G, scale, last, z_t, q_strides, k_strides, v_strides, out_strides, do_strides,
     E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A block of queries of one head: its part of dq, where there are far keys, and by row
-    UNIT of the numbers in DZ, LESS: lse - alike, SUMS: rowsum(dO o).
+    """A block of queries of one head: the part of dq from far keys, and three numbers per row.
+
+    Args:
+        p_q, p_k, p_v, p_o, p_lse, p_far, p_z: as in `forward`. p_do: (B, H, T, D).
+        p_largest: (B, H / G) float32, the largest norm of a value.
+        p_dq: (heads, T, E) float32, written where there are far keys.
+        p_unit, p_lse_far, p_sums: (heads, T) float32: the unit of dz, lse_far, rowsum(dO o).
     """
-    tl.static_assert(BM % BN == 0)  # FAR counts whole blocks of BM
-    block = tl.num_programs(0) - 1 - tl.program_id(0)  # the long rows first
-    local = tl.program_id(1).to(tl.int64)
-    b, h = (first + local) // H, (first + local) % H
-    K += b * k_b + (h // G) * k_h
-    V += b * v_b + (h // G) * v_h
-    i = block * BM + tl.arange(0, BM)
-    e, d = tl.arange(0, E), tl.arange(0, D)
-    some = i < T
-    at = DO + b * g_b + h * g_h + i[:, None] * g_t + d[None, :]
-    g = tl.load(at, mask=some[:, None], other=0.0)
-    at = O + b * o_b + h * o_h + i[:, None] * o_t + d[None, :]
-    wide = g.to(tl.float32)
-    sums = tl.sum(wide * tl.load(at, mask=some[:, None], other=0.0).to(tl.float32), 1)
+    tl.static_assert(BM % BN == 0)  # far counts whole blocks of BM
+    i_block = tl.num_programs(0) - 1 - tl.program_id(0)  # those with most keys first
+    i_local = tl.program_id(1).to(tl.int64)
+    i_b, i_h = (first + i_local) // H, (first + i_local) % H
+    p_k += i_b * k_strides[0] + (i_h // G) * k_strides[1]
+    p_v += i_b * v_strides[0] + (i_h // G) * v_strides[1]
+    o_i = i_block * BM + tl.arange(0, BM)
+    o_e, o_d = tl.arange(0, E), tl.arange(0, D)
+    m_i = o_i < T
+    p_at = p_do + i_b * do_strides[0] + i_h * do_strides[1] + o_i[:, None] * do_strides[2]
+    p_at += o_d[None, :]
+    b_do = tl.load(p_at, mask=m_i[:, None], other=0.0)
+    p_at = p_o + i_b * out_strides[0] + i_h * out_strides[1] + o_i[:, None] * out_strides[2]
+    p_at += o_d[None, :]
+    wide = b_do.to(tl.float32)
+    b_sums = tl.sum(wide * tl.load(p_at, mask=m_i[:, None], other=0.0).to(tl.float32), 1)
     # |dS| adds up to no more than this in a row, as P adds up to 1: with room to spare
-    largest = tl.load(LARGEST + b * (H // G) + h // G)
+    largest = tl.load(p_largest + i_b * (H // G) + i_h // G)
     bound = tl.sqrt(tl.sum(wide * wide, 1)) * largest * 2.5
-    far = tl.multiple_of(tl.load(FAR + (first + local) * tl.num_programs(0) + block), BM)
-    rows = (local * T + tl.minimum(i, T - 1)) * z_t
-    alike = tl.load(Z + 2 * (rows + last), mask=some & (far > 0), other=0.0).to(tl.float32)
-    lse = tl.load(L + (first + local) * T + i, mask=some, other=float("inf"))
-    less = lse - alike  # weights of no query are 0
-    tl.store(UNIT + local * T + i, bound / 1073741824.0, mask=some)
-    tl.store(LESS + local * T + i, less, mask=some)
-    tl.store(SUMS + local * T + i, sums, mask=some)
+    far = tl.multiple_of(tl.load(p_far + (first + i_local) * tl.num_programs(0) + i_block), BM)
+    o_rows = (i_local * T + tl.minimum(o_i, T - 1)) * z_t
+    b_beyond = tl.load(p_z + 2 * (o_rows + last), mask=m_i & (far > 0), other=0.0).to(tl.float32)
+    b_lse = tl.load(p_lse + (first + i_local) * T + o_i, mask=m_i, other=float("inf"))
+    b_lse_far = b_lse - b_beyond  # weights of no query are 0
+    tl.store(p_unit + i_local * T + o_i, bound / 1073741824.0, mask=m_i)
+    tl.store(p_lse_far + i_local * T + o_i, b_lse_far, mask=m_i)
+    tl.store(p_sums + i_local * T + o_i, b_sums, mask=m_i)
     if far > 0:
-        Q += b * q_b + h * q_h
-        q = tl.load(Q + i[:, None] * q_t + e[None, :], mask=some[:, None], other=0.0)
-        dq = tl.zeros((BM, E), tl.float32)
+        p_q += i_b * q_strides[0] + i_h * q_strides[1]
+        b_q = tl.load(
+            p_q + o_i[:, None] * q_strides[2] + o_e[None, :], mask=m_i[:, None], other=0.0
+        )
+        b_dq = tl.zeros((BM, E), tl.float32)
         for j0 in tl.range(0, far, BN):
-            j = j0 + tl.arange(0, BN)
-            k = tl.load(K + j[:, None] * k_t + e[None, :])
-            v = tl.load(V + j[:, None] * v_t + d[None, :])
-            s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-            p = tl.math.exp2(s - less[:, None])
-            dp = tl.dot(g, tl.trans(v), input_precision=PRECISION)
-            ds = p * (dp - sums[:, None])
-            dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
-        tl.store(DQ + (local * T + i[:, None]) * E + e[None, :], dq, mask=some[:, None])
+            o_j = j0 + tl.arange(0, BN)
+            b_k = tl.load(p_k + o_j[:, None] * k_strides[2] + o_e[None, :])
+            b_v = tl.load(p_v + o_j[:, None] * v_strides[2] + o_d[None, :])
+            b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * scale
+            b_p = tl.math.exp2(b_s - b_lse_far[:, None])
+            b_dp = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)
+            b_ds = b_p * (b_dp - b_sums[:, None])
+            b_dq = tl.dot(b_ds.to(b_k.dtype), b_k, b_dq, input_precision=PRECISION)
+        tl.store(p_dq + (i_local * T + o_i[:, None]) * E + o_e[None, :], b_dq, mask=m_i[:, None])
 
 
 @triton.jit
-def added_up(SHARES, j, count, t_t, E: tl.constexpr):
-    """(keys, E): ``count`` shares of (E, t_t), one after the other."""
-    at = tl.arange(0, E)[None, :] * t_t + j[:, None]
-    acc = tl.zeros((j.shape[0], E), tl.float32)
+def sum_of_shares(p_shares, o_j, count, t_t, E: tl.constexpr):
+    """(keys, E): the sum of ``count`` shares of (E, t_t), one after the other."""
+    o_at = tl.arange(0, E)[None, :] * t_t + o_j[:, None]
+    b_acc = tl.zeros((o_j.shape[0], E), tl.float32)
     for _ in tl.range(0, count):
-        acc += tl.load(SHARES + at, mask=j[:, None] < t_t, other=0.0)
-        SHARES += E * t_t  # all shares together may be beyond 32 bits
-    return acc
+        b_acc += tl.load(p_shares + o_at, mask=o_j[:, None] < t_t, other=0.0)
+        p_shares += E * t_t  # all shares together may be beyond 32 bits
+    return b_acc
 
 
 @triton.jit
-def first_beyond(FAR, j0, start, blocks):
+def first_beyond(p_far, j0, start, blocks):
     """The first block of queries from ``start`` on to which keys at j0 are far, or ``blocks``."""
-    n = start + tl.arange(0, CHUNK)
-    found = tl.full((CHUNK,), 2147483647, tl.int32)
-    for at in tl.range(0, blocks - start, CHUNK):
-        far = tl.load(FAR + at + n, mask=at + n < blocks, other=0)
-        found = tl.minimum(found, tl.where(far > j0, at + n, 2147483647))
-    return tl.minimum(tl.min(found, 0), blocks)
+    o_n = start + tl.arange(0, READ_AT_ONCE)
+    first_block = tl.full((READ_AT_ONCE,), 2147483647, tl.int32)
+    for o_block in tl.range(0, blocks - start, READ_AT_ONCE):
+        far = tl.load(p_far + o_block + o_n, mask=o_block + o_n < blocks, other=0)
+        first_block = tl.minimum(first_block, tl.where(far > j0, o_block + o_n, 2147483647))
+    return tl.minimum(tl.min(first_block, 0), blocks)
 
 
 @triton.jit
 def far_by_keys(
-    Q, K, V, DO, FAR, LESS, SUMS, DK_SHARES, DV_SHARES, DK, DV, first, T, H, G, shares, t_t,
-    scale, plain_scale, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t,
-    dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
-    BF: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    p_q, p_k, p_v, p_do, p_far, p_lse_far, p_sums, p_dk_shares, p_dv_shares, p_dk, p_dv, first, T,
+    H, G, shares, t_t, scale, plain_scale, q_strides, k_strides, v_strides, do_strides, dk_strides,
+    dv_strides, BF: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A block of keys of one key head: its shares and its far queries' part. BF: queries of FAR."""
-    tl.static_assert(BF % BN == 0 and BF % BM == 0)  # a block is far to all queries of FAR or none
-    local = tl.program_id(1).to(tl.int64)
+    """A block of keys of one key head: the sum of its shares and what its far queries give.
+
+    Args:
+        p_q, p_k, p_v, p_far: as in `forward`. p_do: (B, H, T, D). p_lse_far, p_sums: (heads, T).
+        p_dk_shares, p_dv_shares: (heads, shares, E or D, t_t) float32, what `backward` leaves.
+        p_dk: (B, H / G, T, E). p_dv: (B, H / G, T, D). BF: queries per block of p_far.
+    """
+    tl.static_assert(BF % BN == 0 and BF % BM == 0)  # far to all queries of a block or to none
+    i_local = tl.program_id(1).to(tl.int64)
     heads = H // G
-    b, hk = (first // G + local) // heads, (first // G + local) % heads
+    i_b, i_hk = (first // G + i_local) // heads, (first // G + i_local) % heads
     j0 = tl.program_id(0) * BN  # the first keys are far to most queries
-    j = j0 + tl.arange(0, BN)
-    e, d = tl.arange(0, E), tl.arange(0, D)
-    inside = j[:, None] < T
-    dk = added_up(DK_SHARES + local * G * shares * E * t_t, j, G * shares, t_t, E)
-    dv = added_up(DV_SHARES + local * G * shares * D * t_t, j, G * shares, t_t, D)
+    o_j = j0 + tl.arange(0, BN)
+    o_e, o_d = tl.arange(0, E), tl.arange(0, D)
+    m_j = o_j[:, None] < T
+    b_dk = sum_of_shares(p_dk_shares + i_local * G * shares * E * t_t, o_j, G * shares, t_t, E)
+    b_dv = sum_of_shares(p_dv_shares + i_local * G * shares * D * t_t, o_j, G * shares, t_t, D)
     blocks = tl.cdiv(T, BF)
-    for n in range(G):
-        h, row = hk * G + n, local * G + n
-        Qh, DOh = Q + b * q_b + h * q_h, DO + b * g_b + h * g_h
-        FARh = FAR + (first + row) * blocks
-        start = first_beyond(FARh, j0, j0 // BF, blocks) * BF
-        there = inside & (start < T)  # nothing is read where keys are far to nobody
-        k = tl.load(K + b * k_b + hk * k_h + j[:, None] * k_t + e[None, :], mask=there, other=0.0)
-        v = tl.load(V + b * v_b + hk * v_h + j[:, None] * v_t + d[None, :], mask=there, other=0.0)
+    for i_g in range(G):
+        i_h, row = i_hk * G + i_g, i_local * G + i_g
+        p_qh, p_doh = (
+            p_q + i_b * q_strides[0] + i_h * q_strides[1],
+            p_do + i_b * do_strides[0] + i_h * do_strides[1],
+        )
+        p_farh = p_far + (first + row) * blocks
+        start = first_beyond(p_farh, j0, j0 // BF, blocks) * BF
+        m_far = m_j & (start < T)  # nothing is read where keys are far to no query
+        p_tile = p_k + i_b * k_strides[0] + i_hk * k_strides[1] + o_j[:, None] * k_strides[2]
+        b_k = tl.load(p_tile + o_e[None, :], mask=m_far, other=0.0)
+        p_tile = p_v + i_b * v_strides[0] + i_hk * v_strides[1] + o_j[:, None] * v_strides[2]
+        b_v = tl.load(p_tile + o_d[None, :], mask=m_far, other=0.0)
         for i0 in tl.range(start, T, BM):
-            i = i0 + tl.arange(0, BM)
-            some = i < T
-            q = tl.load(Qh + i[:, None] * q_t + e[None, :], mask=some[:, None], other=0.0)
-            less = tl.load(LESS + row * T + i, mask=some, other=float("inf"))
-            far = tl.load(FARh + i // BF, mask=some, other=0)
-            less = tl.where(far > j0, less, float("inf"))  # weights of other queries are 0
-            s = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale
-            p = tl.math.exp2(s - less[None, :])
-            g = tl.load(DOh + i[:, None] * g_t + d[None, :], mask=some[:, None], other=0.0)
-            dv = tl.dot(p.to(g.dtype), g, dv, input_precision=PRECISION)
-            sums = tl.load(SUMS + row * T + i, mask=some, other=0.0)
-            dp = tl.dot(v, tl.trans(g), input_precision=PRECISION)
-            ds = p * (dp - sums[None, :])
-            dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
-    at = DK + b * dk_b + hk * dk_h + j[:, None] * dk_t + e[None, :]
-    tl.store(at, (dk * plain_scale).to(DK.dtype.element_ty), mask=inside)
-    at = DV + b * dv_b + hk * dv_h + j[:, None] * dv_t + d[None, :]
-    tl.store(at, dv.to(DV.dtype.element_ty), mask=inside)
+            o_i = i0 + tl.arange(0, BM)
+            m_i = o_i < T
+            b_q = tl.load(
+                p_qh + o_i[:, None] * q_strides[2] + o_e[None, :], mask=m_i[:, None], other=0.0
+            )
+            b_lse_far = tl.load(p_lse_far + row * T + o_i, mask=m_i, other=float("inf"))
+            far = tl.load(p_farh + o_i // BF, mask=m_i, other=0)
+            b_lse_far = tl.where(
+                far > j0, b_lse_far, float("inf")
+            )  # weights of other queries are 0
+            b_s = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION) * scale
+            b_p = tl.math.exp2(b_s - b_lse_far[None, :])
+            b_do = tl.load(
+                p_doh + o_i[:, None] * do_strides[2] + o_d[None, :], mask=m_i[:, None], other=0.0
+            )
+            b_dv = tl.dot(b_p.to(b_do.dtype), b_do, b_dv, input_precision=PRECISION)
+            b_sums = tl.load(p_sums + row * T + o_i, mask=m_i, other=0.0)
+            b_dp = tl.dot(b_v, tl.trans(b_do), input_precision=PRECISION)
+            b_ds = b_p * (b_dp - b_sums[None, :])
+            b_dk = tl.dot(b_ds.to(b_q.dtype), b_q, b_dk, input_precision=PRECISION)
+    p_at = p_dk + i_b * dk_strides[0] + i_hk * dk_strides[1] + o_j[:, None] * dk_strides[2]
+    p_at += o_e[None, :]
+    tl.store(p_at, (b_dk * plain_scale).to(p_dk.dtype.element_ty), mask=m_j)
+    p_at = p_dv + i_b * dv_strides[0] + i_hk * dv_strides[1] + o_j[:, None] * dv_strides[2]
+    p_at += o_d[None, :]
+    tl.store(p_at, b_dv.to(p_dv.dtype.element_ty), mask=m_j)

@@ -1,8 +1,8 @@
 """Run CoPE's kernels: q (B, H, T, E), k (B, K, T, E), v (B, K, T, D) and its table (rows, E).
 
-Products of queries and table rows are made for some heads at a time, but never for less than one
-group that shares its keys: T numbers for each row of the table. Nothing grows with the square of
-the length unless the table grows with it, as where every token may be counted.
+Products of queries and table rows are computed for some heads at a time, but never for less than
+one group that shares its keys: T numbers per row of the table. Nothing grows with the square of the
+length unless the table grows with it, as where every token may be counted.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton import cdiv
 
 from pe.attention.kernels.cope import backward as cope_gradients
 from pe.attention.kernels.cope import far as cope_far
@@ -21,7 +22,7 @@ from pe.attention.kernels.layout import contiguous_last_dim, strides_of, tokens_
 from pe.encodings.core.forms import LOG2E
 
 HELD = 5 * 2**27
-"""Products of queries and table rows that are there at once, 4 bytes each."""
+"""Products of queries and table rows that are held at once, 4 bytes each."""
 SHARES = 2**29
 """Numbers in the shares of dk and dv, at most, beyond one share a head."""
 PROGRAMS = 264
@@ -34,7 +35,7 @@ ALIGNED = 32
 FORWARD, BACKWARD, PRODUCTS = Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(64, 64, 4, 2)
 """As many queries backward as forward; keys of a backward block divide those of a forward block."""
 FAR_QUERIES, FAR_KEYS = Blocks(64, 64, 4, 2), Blocks(32, 64, 4, 3)
-"""Of far keys: as many queries as forward, to which FAR belongs; all others divide those."""
+"""Of far keys: as many queries as forward, to which ``far`` belongs; all others divide those."""
 
 
 def bits(length: int) -> int:
@@ -44,7 +45,7 @@ def bits(length: int) -> int:
 
 def across(length: int, b: Blocks = FORWARD) -> int:
     """Blocks of queries."""
-    return -(-length // b.queries)
+    return int(cdiv(length, b.queries))
 
 
 class _Call:
@@ -54,14 +55,14 @@ class _Call:
         self.batch, self.heads, self.length, self.width = q.shape
         self.groups = self.heads // k.shape[1]
         self.last = table.shape[0] - 1
-        self.columns = -(-(table.shape[0] + 2) // ALIGNED) * ALIGNED  # and two that are not read
+        self.columns = cdiv(table.shape[0] + 2, ALIGNED) * ALIGNED  # and two that are not read
         self.high = table.to(q.dtype).contiguous()
         self.low = (table - self.high.to(table.dtype)).to(q.dtype)
         self.precision = "ieee" if q.dtype == torch.float32 else "tf32"
         fits = max(1, HELD // (self.groups * self.length * self.columns))
         all_heads = self.batch * self.heads
-        pieces = -(-all_heads // (fits * self.groups))
-        self.step = -(-all_heads // (pieces * self.groups)) * self.groups
+        pieces = cdiv(all_heads, fits * self.groups)
+        self.step = int(cdiv(all_heads, pieces * self.groups)) * self.groups
         self.firsts = range(0, all_heads, self.step)
 
     def cut(self, b: Blocks) -> dict[str, Any]:
@@ -77,16 +78,19 @@ class _Call:
     def products(
         self, q: Tensor, first: int, counts: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Z and, where ``counts`` say how far, DZ full of zeros and TOP."""
-        here, again = self.here(first), counts is not None
+        """z and, where ``counts`` say how far, dz full of zeros and top."""
+        here, is_backward = self.here(first), counts is not None
         kind = torch.float32 if q.dtype == torch.float32 else torch.float16
         z = q.new_empty(here, self.length, self.columns, 2, dtype=kind)
-        dz = q.new_empty(z.shape[:3] if again else (1,), dtype=torch.int32)
-        top = q.new_empty(here, across(self.length, PRODUCTS) if again else 1, dtype=torch.int32)
+        dz = q.new_empty(z.shape[:3] if is_backward else (1,), dtype=torch.int32)
+        top = q.new_empty(
+            here, across(self.length, PRODUCTS) if is_backward else 1, dtype=torch.int32
+        )
         b = PRODUCTS
         cope.products[(across(self.length, b), here)](
             q, self.high, self.low, z, dz, counts if counts is not None else top, top, first,
-            self.length, self.heads, self.last, LOG2E, *strides_of(q), self.columns, AGAIN=again,
+            self.length, self.heads, self.last, LOG2E, strides_of(q), self.columns,
+            IS_BACKWARD=is_backward,
             BITS=bits(self.length), **self.cut(b),
         )  # fmt: skip
         return z, dz, top
@@ -95,11 +99,11 @@ class _Call:
 def forward(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """o (B, H, T, D), lse (B, H, T) in base 2, and N and FAR of the kernel.
+    """o (B, H, T, D), lse (B, H, T) in base 2, and the kernel's counts and far.
 
-    ``scale`` is that of the logits; the table's term is q . table as it stands.
+    ``scale`` is that of the logits; the table's term is q . table, unscaled.
     """
-    q, k, v = contiguous_last_dim(q), contiguous_last_dim(k), contiguous_last_dim(v)
+    q, k, v = (contiguous_last_dim(x) for x in (q, k, v))
     call, b = _Call(q, k, table), FORWARD
     out = tokens_first(q, v.shape[-1])
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
@@ -109,8 +113,8 @@ def forward(
         z, _, _ = call.products(q, first, None)
         cope.forward[(across(call.length, b), call.here(first))](
             q, k, v, z, out, lse, counts, far, first, call.length, call.heads, call.groups,
-            scale * LOG2E, call.last, call.columns, *strides_of(q), *strides_of(k), *strides_of(v),
-            *strides_of(out), BITS=bits(call.length), D=v.shape[-1], **call.cut(b),
+            scale * LOG2E, call.last, call.columns, strides_of(q), strides_of(k), strides_of(v),
+            strides_of(out), BITS=bits(call.length), D=v.shape[-1], **call.cut(b),
         )  # fmt: skip
     return out, lse, counts, far
 
@@ -128,19 +132,14 @@ def backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv in the order of their tokens, and the table's gradient in float32."""
-    q, k, v, gradient = (
-        contiguous_last_dim(q),
-        contiguous_last_dim(k),
-        contiguous_last_dim(v),
-        contiguous_last_dim(gradient),
-    )
+    q, k, v, gradient = (contiguous_last_dim(x) for x in (q, k, v, gradient))
     call, b = _Call(q, k, table), BACKWARD
     length, width, value_width = call.length, call.width, v.shape[-1]
-    padded = -(-length // b.keys) * b.keys  # whole blocks
+    padded = cdiv(length, b.keys) * b.keys  # whole blocks
     dq, dk, dv = tokens_first(q, width), tokens_first(k, width), tokens_first(v, value_width)
     largest = torch.linalg.vector_norm(v, dim=-1, dtype=torch.float32).amax(-1).contiguous()
-    stretches = -(-table.shape[0] // PRODUCTS.keys)
-    splits = min(SPLITS, call.step * across(length, PRODUCTS), -(-WAVES * PROGRAMS // stretches))
+    tiles = cdiv(table.shape[0], PRODUCTS.keys)
+    splits = min(SPLITS, call.step * across(length, PRODUCTS), cdiv(WAVES * PROGRAMS, tiles))
     parts = q.new_empty(splits, *table.shape, dtype=torch.float32)
     of_table = torch.zeros_like(parts[0])
     for first in call.firsts:
@@ -151,12 +150,12 @@ def backward(
         dk_parts = q.new_zeros(here, shares, width, padded, dtype=torch.float32)
         dv_parts = q.new_zeros(here, shares, value_width, padded, dtype=torch.float32)
         dq_part = q.new_empty(here, length, width, dtype=torch.float32)
-        unit, less, sums = q.new_empty(3, here, length, dtype=torch.float32)
-        strides = (*strides_of(q), *strides_of(k), *strides_of(v), *strides_of(gradient))
+        unit, lse_far, sums = q.new_empty(3, here, length, dtype=torch.float32)
+        strides = tuple(strides_of(x) for x in (q, k, v, gradient))
         cope_far.far_by_queries[(across(length, FAR_QUERIES), here)](
-            q, k, v, out, gradient, lse, far, z, largest, dq_part, unit, less, sums, first, length,
-            call.heads, call.groups, scale * LOG2E, call.last, call.columns, *strides[:9],
-            *strides_of(out), *strides[9:], D=value_width, **call.cut(FAR_QUERIES),
+            q, k, v, out, gradient, lse, far, z, largest, dq_part, unit, lse_far, sums, first,
+            length, call.heads, call.groups, scale * LOG2E, call.last, call.columns, *strides[:3],
+            strides_of(out), strides[3], D=value_width, **call.cut(FAR_QUERIES),
         )  # fmt: skip
         cope_gradients.backward[(shares, here)](
             q, k, v, gradient, lse, counts, far, z, dq_part, dz, unit, sums, dk_parts, dv_parts,
@@ -166,17 +165,16 @@ def backward(
         del z
         cope_table.of_queries[(across(call.length, PRODUCTS), here)](
             dq_part, dz, unit, counts, top, call.high, dq, first, length, call.heads, call.last,
-            call.columns, scale, *strides_of(dq), BITS=bits(length), **call.cut(PRODUCTS),
+            call.columns, scale, strides_of(dq), BITS=bits(length), **call.cut(PRODUCTS),
         )  # fmt: skip
-        cope_table.of_table[(stretches, splits)](
+        cope_table.of_table[(tiles, splits)](
             q, dz, unit, top, parts, first, here, length, call.heads, call.last,
-            call.columns, *strides_of(q), **call.cut(PRODUCTS),
+            call.columns, strides_of(q), **call.cut(PRODUCTS),
         )  # fmt: skip
-        cope_far.far_by_keys[(-(-length // FAR_KEYS.keys), here // call.groups)](
-            q, k, v, gradient, far, less, sums, dk_parts, dv_parts, dk, dv, first, length,
+        cope_far.far_by_keys[(cdiv(length, FAR_KEYS.keys), here // call.groups)](
+            q, k, v, gradient, far, lse_far, sums, dk_parts, dv_parts, dk, dv, first, length,
             call.heads, call.groups, shares, padded, scale * LOG2E, scale, *strides,
-            *strides_of(dk),
-            *strides_of(dv), BF=FORWARD.queries, D=value_width, **call.cut(FAR_KEYS),
+            strides_of(dk), strides_of(dv), BF=FORWARD.queries, D=value_width, **call.cut(FAR_KEYS),
         )  # fmt: skip
         of_table += parts.sum(0)
     return dq, dk, dv, of_table

@@ -1,6 +1,6 @@
-"""CoPE's attention as one differentiable operator that torch.compile leaves whole.
+"""CoPE's attention as one differentiable operator that torch.compile takes as one node.
 
-    pe::cope            q, k, v and a table -> o, lse, and what each row has counted to, and where
+    pe::cope            q, k, v and a table -> o, lse, and each row's counts, and where they end
     pe::cope_backward   -> dq, dk, dv, and the gradient of the table
 
 q (B, H, T, E), k (B, K, T, E), v (B, K, T, D); plain causal attention; gates from q and k as they
@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pe.attention.kernels.cope import self_check as cope_proof
+from pe.attention.kernels import self_check as checks
+from pe.attention.kernels.cope import self_check as cases
 from pe.attention.kernels.cope.launch import across, backward, forward
-from pe.attention.kernels.flash import self_check as proof
 from pe.attention.kernels.layout import tokens_first
 
 WIDEST = 64
@@ -28,8 +28,8 @@ were never set, by the machine code; with two stages it agreed with float64 on t
 with eight warps it was silently wrong (benchmarks/results/2026-11-28-h100-cope.txt). What is
 compiled now has two stages, nothing is wrong with its machine code as far as that can be read, and
 on 2026-11-28 it agreed with float64 on an H100, in a process of its own, for 250 and 1,000 tokens
-(tests/test_gpu.py). Longer texts and full models are to be tried before it is relied on. No proof
-may try: a fault ends the use of the device for the whole process.
+(tests/test_gpu.py). Longer sequences and full models are to be tried before it is relied on. No
+check may try it: a fault ends the use of the device for the whole process.
 """
 
 
@@ -37,7 +37,7 @@ may try: a fault ends the use of the device for the whole process.
 def attend(
     q: Tensor, k: Tensor, v: Tensor, scale: float, own: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """o (B, H, T, D), lse (B, H, T) in base 2, N and FAR of `pe.attention.kernels.cope.forward`.
+    """o (B, H, T, D), lse (B, H, T) in base 2, and counts and far of the kernel `forward`.
 
     Raises:
         ValueError: heads are wider than is known to work.
@@ -49,7 +49,7 @@ def attend(
                 f"CoPE's kernels take heads of at most {WIDEST} on a GPU, not "
                 f"{q.shape[-1]} and {v.shape[-1]}; use backend='sdpa'"
             )
-        prove(q.shape[-1], v.shape[-1], q.dtype, q.device)
+        self_check(q.shape[-1], v.shape[-1], q.dtype, q.device)
     return forward(q, k, v, own, scale)
 
 
@@ -84,30 +84,27 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _backward(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Any, ...]:
-    dq, dk, dv, found = attend_backward(gradient, *ctx.saved_tensors, ctx.scale)
-    return dq, dk, dv, None, found
+    dq, dk, dv, dtable = attend_backward(gradient, *ctx.saved_tensors, ctx.scale)
+    return dq, dk, dv, None, dtable
 
 
 attend.register_autograd(_backward, setup_context=_save)
 
 
 @functools.cache
-def prove(width: int, value_width: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Compare the kernels with the definition, once, before they are relied on (`ops.prove`).
+def self_check(width: int, value_width: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Compare the kernels with the definition, once, before they are relied on.
 
     Raises:
         RuntimeError: they fail or differ; says how, and what to use instead.
     """
-    case = cope_proof.case(width, value_width, dtype, device)
-    scale = width**-0.5
-    try:
+    case, scale = cases.case(width, value_width, dtype, device), width**-0.5
+
+    def compute() -> tuple[Tensor, ...]:
         out, lse, counts, far = forward(case.q, case.k, case.v, case.table, scale)
-        found = backward(
+        gradients = backward(
             case.gradient, case.q, case.k, case.v, out, lse, counts, far, case.table, scale
         )
-    except Exception as error:
-        raise RuntimeError(
-            f"the attention kernels do not run on this machine ({type(error).__name__}: {error}); "
-            f"{proof.REMEDY}"
-        ) from error
-    proof.compare((out, *found), cope_proof.expected(case, scale), dtype)
+        return out, *gradients
+
+    checks.agree(compute, cases.expected(case, scale), dtype)

@@ -1,9 +1,9 @@
-"""A small case of CoPE, and what the definition makes of it, without autograd.
+"""A small case of CoPE, and what the definition computes of it, without autograd.
 
     dS = P (dP - rowsum(P dP))    dc = dS z'(c)    dg_t = sum of dc_j, j <= t
     dq = scale dL k + dz t    dk = scale dL^T q    dt = dz^T q    with dL = dS + dg g (1 - g)
 
-z = q t^T; dz is dS shared out to the two rows between which a count lies.
+z = q t^T; dz is dS shared between the two rows between which a count lies.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pe.attention.kernels.self_check import inputs, random_on
+
 BATCH, HEADS, LENGTH, ROWS = 2, 2, 250, 24
 """Long enough for counts that run beyond the table, from different blocks of queries on."""
 
 
 class Case(NamedTuple):
-    """Two texts of two heads that share their keys."""
+    """Two sequences of two heads that share their keys."""
 
     q: Tensor
     k: Tensor
@@ -29,21 +31,15 @@ class Case(NamedTuple):
 
 
 def case(width: int, value_width: int, dtype: torch.dtype, device: torch.device) -> Case:
-    """The same numbers every time; no generator of the caller's is touched."""
-    generator = torch.Generator(device=device).manual_seed(7)
-
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, device=device)
-
-    sizes = ((HEADS, width), (1, width), (1, value_width), (HEADS, value_width))
-    tensors = [drawn(BATCH, heads, LENGTH, size).to(dtype) for heads, size in sizes]
-    q, k, v, gradient = tensors
-    return Case(q, k, v, gradient, drawn(ROWS, width) * width**-0.5)
+    """The same numbers every time."""
+    random = random_on(device)
+    q, k, v, gradient = inputs(random, BATCH, HEADS, LENGTH, width, value_width, dtype)
+    return Case(q, k, v, gradient, random(ROWS, width) * width**-0.5)
 
 
-def expected(given: Case, scale: float) -> tuple[Tensor, ...]:
+def expected(case: Case, scale: float) -> tuple[Tensor, ...]:
     """o, dq, dk, dv and the gradient of the table, float64."""
-    q, k, v, gradient, table = (t.double() for t in given)
+    q, k, v, gradient, table = (t.double() for t in case)
     length, last = q.shape[-2], len(table) - 1
     seen = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
     logits = scale * (q @ k.transpose(-1, -2))

@@ -1,8 +1,8 @@
-"""What CoPE's table and queries get from DZ, which `pe.attention.kernels.cope.backward` adds up.
+"""The gradients of CoPE's table and queries from the dz of `pe.attention.kernels.cope.backward`.
 
-    dq_i += unit_i DZ_i t    dt = (unit DZ)^T q    t, dt (rows of the table, E)
+    dq_i += unit_i dz_i t    dt = (unit dz)^T q    t, dt (rows of the table, E)
 
-A row of dS adds up to 0, so what is alike from ``last`` on is what is missing.
+A row of dS sums to 0, so the gradient of the last row, for all counts beyond, is what is missing.
 """
 
 from __future__ import annotations
@@ -13,64 +13,87 @@ import triton.language as tl
 
 @triton.jit
 def of_queries(
-    DQ, DZ, UNIT, N, TOP, TABLE, OUT, first, T, H, last, z_t, scale, o_b, o_h, o_t,
+    p_dq, p_dz, p_unit, p_counts, p_top, p_table, p_out, first, T, H, last, z_t, scale, out_strides,
     BITS: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The whole dq of a block, and into DZ what belongs to the last row of the table."""
-    local = tl.program_id(1).to(tl.int64)
-    b, h = (first + local) // H, (first + local) % H
-    i = tl.program_id(0) * BM + tl.arange(0, BM)
-    e = tl.arange(0, E)
-    some = i < T
-    rows = (local * T + i) * z_t
-    top = tl.load(TOP + local * tl.num_programs(0) + tl.program_id(0))
-    unit = tl.load(UNIT + local * T + i, mask=some, other=0.0)
+    """The whole dq of a block, and into dz what belongs to the last row of the table.
+
+    Args:
+        p_dq: (heads, T, E) float32, without the table's part. p_dz: (heads, T, z_t) int32.
+        p_unit: (heads, T) float32. p_counts: (B, H, T) int32. p_top: (heads, query blocks) int32.
+        p_table: (last + 1, E), q's type. p_out: (B, H, T, E), dq.
+    """
+    i_local = tl.program_id(1).to(tl.int64)
+    i_b, i_h = (first + i_local) // H, (first + i_local) % H
+    o_i = tl.program_id(0) * BM + tl.arange(0, BM)
+    o_e = tl.arange(0, E)
+    m_i = o_i < T
+    o_rows = (i_local * T + o_i) * z_t
+    top = tl.load(p_top + i_local * tl.num_programs(0) + tl.program_id(0))
+    unit = tl.load(p_unit + i_local * T + o_i, mask=m_i, other=0.0)
     missing = tl.zeros((BM,), tl.int32)
-    acc = tl.zeros((BM, E), tl.float32)
+    b_acc = tl.zeros((BM, E), tl.float32)
     for n0 in tl.range(0, tl.minimum(top + 1, last), BN):
-        n = n0 + tl.arange(0, BN)
-        at = DZ + rows[:, None] + n[None, :]
-        dz = tl.load(at, mask=some[:, None] & (n[None, :] < last), other=0)
-        missing -= tl.sum(dz, 1)
-        t = tl.load(TABLE + n[:, None] * E + e[None, :], mask=n[:, None] < last, other=0.0)
-        weights = (dz.to(tl.float32) * unit[:, None]).to(t.dtype)
-        acc = tl.dot(weights, t, acc, input_precision=PRECISION)
+        o_n = n0 + tl.arange(0, BN)
+        p_at = p_dz + o_rows[:, None] + o_n[None, :]
+        b_dz = tl.load(p_at, mask=m_i[:, None] & (o_n[None, :] < last), other=0)
+        missing -= tl.sum(b_dz, 1)
+        b_table = tl.load(
+            p_table + o_n[:, None] * E + o_e[None, :], mask=o_n[:, None] < last, other=0.0
+        )
+        weights = (b_dz.to(tl.float32) * unit[:, None]).to(b_table.dtype)
+        b_acc = tl.dot(weights, b_table, b_acc, input_precision=PRECISION)
     if top == last:
-        counted = tl.load(N + (first + local) * T + i, mask=some, other=0)
-        lastly = tl.load(DZ + rows + last, mask=some, other=0)
+        counted = tl.load(p_counts + (first + i_local) * T + o_i, mask=m_i, other=0)
+        lastly = tl.load(p_dz + o_rows + last, mask=m_i, other=0)
         lastly = tl.where(counted >= (last << BITS), missing, lastly)
-        tl.store(DZ + rows + last, lastly, mask=some)
-        t = tl.load(TABLE + last * E + e).to(tl.float32)
-        acc += (lastly.to(tl.float32) * unit)[:, None] * t[None, :]
-    dq = tl.load(DQ + (local * T + i[:, None]) * E + e[None, :], mask=some[:, None], other=0.0)
-    out = (dq * scale + acc).to(OUT.dtype.element_ty)
-    tl.store(OUT + b * o_b + h * o_h + i[:, None] * o_t + e[None, :], out, mask=some[:, None])
+        tl.store(p_dz + o_rows + last, lastly, mask=m_i)
+        b_table = tl.load(p_table + last * E + o_e).to(tl.float32)
+        b_acc += (lastly.to(tl.float32) * unit)[:, None] * b_table[None, :]
+    b_dq = tl.load(
+        p_dq + (i_local * T + o_i[:, None]) * E + o_e[None, :], mask=m_i[:, None], other=0.0
+    )
+    out = (b_dq * scale + b_acc).to(p_out.dtype.element_ty)
+    tl.store(
+        p_out
+        + i_b * out_strides[0]
+        + i_h * out_strides[1]
+        + o_i[:, None] * out_strides[2]
+        + o_e[None, :],
+        out,
+        mask=m_i[:, None],
+    )
 
 
 @triton.jit
 def of_table(
-    Q, DZ, UNIT, TOP, PARTS, first, heads, T, H, last, z_t, q_b, q_h, q_t,
+    p_q, p_dz, p_unit, p_top, p_parts, first, heads, T, H, last, z_t, q_strides,
     E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """PARTS (programs, rows, E): some rows' gradient from every n-th block of queries."""
+    """The gradient of some rows of the table from every n-th block of queries.
+
+    Args:
+        p_q: (B, H, T, E). p_dz, p_unit, p_top: as in `of_queries`.
+        p_parts: (programs, last + 1, E) float32.
+    """
     n0 = tl.program_id(0) * BN
-    n = n0 + tl.arange(0, BN)
-    e = tl.arange(0, E)
+    o_n = n0 + tl.arange(0, BN)
+    o_e = tl.arange(0, E)
     blocks = tl.cdiv(T, BM)
-    acc = tl.zeros((BN, E), tl.float32)
-    for which in tl.range(tl.program_id(1), heads * blocks, tl.num_programs(1)):
-        if tl.load(TOP + which) >= n0:
-            local = (which // blocks).to(tl.int64)
-            b, h = (first + local) // H, (first + local) % H
-            i = (which % blocks) * BM + tl.arange(0, BM)
-            some = i < T
-            rows = Q + b * q_b + h * q_h + i[:, None] * q_t
-            q = tl.load(rows + e[None, :], mask=some[:, None], other=0.0)
-            unit = tl.load(UNIT + local * T + i, mask=some, other=0.0)
-            numbers = DZ + (local * T + i[:, None]) * z_t + n[None, :]
-            dz = tl.load(numbers, mask=some[:, None] & (n[None, :] <= last), other=0)
-            weights = (dz.to(tl.float32) * unit[:, None]).to(q.dtype)
-            acc = tl.dot(tl.trans(weights), q, acc, input_precision=PRECISION)
-    at = PARTS + (tl.program_id(1).to(tl.int64) * (last + 1) + n[:, None]) * E + e[None, :]
-    tl.store(at, acc, mask=n[:, None] <= last)
+    b_acc = tl.zeros((BN, E), tl.float32)
+    for i_which in tl.range(tl.program_id(1), heads * blocks, tl.num_programs(1)):
+        if tl.load(p_top + i_which) >= n0:
+            i_local = (i_which // blocks).to(tl.int64)
+            i_b, i_h = (first + i_local) // H, (first + i_local) % H
+            o_i = (i_which % blocks) * BM + tl.arange(0, BM)
+            m_i = o_i < T
+            p_rows = p_q + i_b * q_strides[0] + i_h * q_strides[1] + o_i[:, None] * q_strides[2]
+            b_q = tl.load(p_rows + o_e[None, :], mask=m_i[:, None], other=0.0)
+            unit = tl.load(p_unit + i_local * T + o_i, mask=m_i, other=0.0)
+            numbers = p_dz + (i_local * T + o_i[:, None]) * z_t + o_n[None, :]
+            b_dz = tl.load(numbers, mask=m_i[:, None] & (o_n[None, :] <= last), other=0)
+            weights = (b_dz.to(tl.float32) * unit[:, None]).to(b_q.dtype)
+            b_acc = tl.dot(tl.trans(weights), b_q, b_acc, input_precision=PRECISION)
+    p_at = p_parts + (tl.program_id(1).to(tl.int64) * (last + 1) + o_n[:, None]) * E + o_e[None, :]
+    tl.store(p_at, b_acc, mask=o_n[:, None] <= last)

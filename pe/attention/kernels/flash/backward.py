@@ -2,14 +2,14 @@
 
     dv = P^T dO    dS = P (dO v^T - rowsum(dO o))    dq = scale dS k    dk = scale dS^T q
 
-Weights are made again from the logarithms that the forward pass kept. The bias' own gradient is dS
-added up: over queries for KEYS, along diagonals for TABLE, by what f depends on for FIRE, times the
-derivative by each of two numbers for LOGARITHM and POWER. Each row
-of dS adds up to 0, which is why what all biases of a row share needs no gradient.
+Weights are recomputed from the logsumexp that the forward pass kept. The gradient of the bias is dS
+summed: over queries for KEYS, along diagonals for TABLE, by what f depends on for FIRE, times the
+derivative by each of two parameters for LOGARITHM and POWER. Each row of dS sums to 0, which is why
+what all biases of a row share needs no gradient.
 
-It does if rowsum(dO o) is that of the o before rounding to 16 bits. Sums over thousands of entries
-would collect what is missing, so where they are wanted (SUMS) `by_queries`, which runs first, adds
-to the rowsum what its row of dS adds up to, and from there on rows do add up to 0.
+That holds for rowsum(dO o) of the o before rounding to 16 bits. Sums over thousands of entries
+would collect the error, so where they are needed (NEEDS_SUMS) `by_queries`, which runs first, adds
+to the rowsum what its row of dS sums to, and from there on rows do sum to 0.
 """
 
 from __future__ import annotations
@@ -19,212 +19,285 @@ import triton.language as tl
 
 from pe.attention.kernels.flash.elementary import inverse, log2
 from pe.attention.kernels.flash.fire_far import far_blocks
-from pe.attention.kernels.flash.forward import add_bias, apart, block_of, simple_from
+from pe.attention.kernels.flash.forward import add_bias, distances, far_from, load_near
 from pe.attention.kernels.flash.horizon import first_key, last_query
-from pe.attention.kernels.flash.straight import line_of_log, line_of_share, middles
+from pe.attention.kernels.flash.kinds import FIRE, KEYS, LOGARITHM, POWER
+from pe.attention.kernels.flash.piecewise_linear import (
+    line_of_log,
+    line_of_share,
+    offsets_from_middle,
+)
 
 
 @triton.jit
-def query_blocks(
-    dk, dv, dx, dy, k, v, near, Q, DO, L, R, j, j0, start, stop, T, q_t, g_t, scale, X, Y, Z,
-    KIND: tl.constexpr, FAR: tl.constexpr, DIAGONAL: tl.constexpr, SUMS: tl.constexpr,
-    REACH: tl.constexpr, E: tl.constexpr, D: tl.constexpr,
-    BM: tl.constexpr, PRECISION: tl.constexpr,
+def visit_queries(
+    b_dk, b_dv, b_dx, b_dy, b_k, b_v, near, p_q, p_do, p_lse, p_sums, o_j, j0, start, stop, T, q_t,
+    g_t, scale, p_x, p_y, p_z,
+    KIND: tl.constexpr, REACH: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
+    PRECISION: tl.constexpr, NEEDS_SUMS: tl.constexpr, IS_FAR: tl.constexpr,
+    IS_DIAGONAL: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one block of keys from the queries from ``start`` to ``stop``."""
-    e, d = tl.arange(0, E), tl.arange(0, D)
+    """Add to the gradients of a block of keys what queries from ``start`` to ``stop`` give it."""
+    o_e, o_d = tl.arange(0, E), tl.arange(0, D)
     for i0 in tl.range(start, stop, BM):
-        i = i0 + tl.arange(0, BM)
-        inside = i < T
-        q = tl.load(Q + i[:, None] * q_t + e[None, :], mask=inside[:, None], other=0.0)
-        lse = tl.load(L + i, mask=inside, other=float("inf"))  # weights of no query are 0
-        s = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale
-        s = add_bias(s, i, j, i0, j0, near, X, Y, Z, KIND, FAR, REACH, True, DIAGONAL)
-        p = tl.math.exp2(s - lse[None, :])
-        if DIAGONAL:
-            p = tl.where(i[None, :] >= j[:, None], p, 0.0)
-        g = tl.load(DO + i[:, None] * g_t + d[None, :], mask=inside[:, None], other=0.0)
-        dv = tl.dot(p.to(g.dtype), g, dv, input_precision=PRECISION)
-        sums = tl.load(R + i, mask=inside, other=0.0)
-        dp = tl.dot(v, tl.trans(g), input_precision=PRECISION)
-        ds = p * (dp - sums[None, :])
-        if SUMS and KIND == 1:
-            dx += tl.sum(ds, 1)
-        elif SUMS and KIND == 5 and FAR:
-            middle, place = middles(i, j, i0, j0, True, BM)
-            plain, along = tl.sum(ds, 1), tl.sum(ds * place[None, :], 1)
-            value, slope = line_of_log(middle, tl.load(X + 1), BM)
-            dx += plain * value + along * slope
-            value, slope = line_of_share(middle, tl.load(X + 1), BM)
-            dy += plain * value + along * slope
-        elif SUMS and KIND == 5:
-            far = apart(i, j, True, DIAGONAL)
-            inner = 1.0 + tl.load(X + 1) * far
-            dx += tl.sum(ds * log2(inner), 1)
-            dy += tl.sum(ds * (far * inverse(inner)), 1)
-        elif SUMS and KIND == 6:
-            far = apart(i, j, True, DIAGONAL)
+        o_i = i0 + tl.arange(0, BM)
+        m_i = o_i < T
+        b_q = tl.load(p_q + o_i[:, None] * q_t + o_e[None, :], mask=m_i[:, None], other=0.0)
+        b_lse = tl.load(p_lse + o_i, mask=m_i, other=float("inf"))  # weights of no query are 0
+        b_s = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION) * scale
+        b_s = add_bias(
+            b_s,
+            o_i,
+            o_j,
+            i0,
+            j0,
+            near,
+            p_x,
+            p_y,
+            p_z,
+            KIND,
+            REACH,
+            IS_FAR,
+            IS_DIAGONAL,
+            IS_TRANSPOSED=True,
+        )
+        b_p = tl.math.exp2(b_s - b_lse[None, :])
+        if IS_DIAGONAL:
+            b_p = tl.where(o_i[None, :] >= o_j[:, None], b_p, 0.0)
+        b_do = tl.load(p_do + o_i[:, None] * g_t + o_d[None, :], mask=m_i[:, None], other=0.0)
+        b_dv = tl.dot(b_p.to(b_do.dtype), b_do, b_dv, input_precision=PRECISION)
+        b_sums = tl.load(p_sums + o_i, mask=m_i, other=0.0)
+        b_dp = tl.dot(b_v, tl.trans(b_do), input_precision=PRECISION)
+        b_ds = b_p * (b_dp - b_sums[None, :])
+        if NEEDS_SUMS and KIND == KEYS:
+            b_dx += tl.sum(b_ds, 1)
+        elif NEEDS_SUMS and KIND == LOGARITHM and IS_FAR:
+            middle, offset = offsets_from_middle(o_i, o_j, i0, j0, True, BM)
+            plain, offsets_along = tl.sum(b_ds, 1), tl.sum(b_ds * offset[None, :], 1)
+            value, slope = line_of_log(middle, tl.load(p_x + 1), BM)
+            b_dx += plain * value + offsets_along * slope
+            value, slope = line_of_share(middle, tl.load(p_x + 1), BM)
+            b_dy += plain * value + offsets_along * slope
+        elif NEEDS_SUMS and KIND == LOGARITHM:
+            far = distances(o_i, o_j, True, IS_DIAGONAL)
+            inner = 1.0 + tl.load(p_x + 1) * far
+            b_dx += tl.sum(b_ds * log2(inner), 1)
+            b_dy += tl.sum(b_ds * (far * inverse(inner)), 1)
+        elif NEEDS_SUMS and KIND == POWER:
+            far = distances(o_i, o_j, True, IS_DIAGONAL)
             logarithm = tl.where(far > 0.0, log2(far), 0.0)
-            by_first = tl.where(far > 0.0, ds * tl.math.exp2(tl.load(X + 1) * logarithm), 0.0)
-            dx += tl.sum(by_first, 1)
-            dy += tl.sum(by_first * logarithm, 1)
-        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
-    return dk, dv, dx, dy
+            by_first = tl.where(far > 0.0, b_ds * tl.math.exp2(tl.load(p_x + 1) * logarithm), 0.0)
+            b_dx += tl.sum(by_first, 1)
+            b_dy += tl.sum(by_first * logarithm, 1)
+        b_dk = tl.dot(b_ds.to(b_q.dtype), b_q, b_dk, input_precision=PRECISION)
+    return b_dk, b_dv, b_dx, b_dy
 
 
 @triton.jit
 def by_keys(
-    Q, K, V, DO, L, R, X, Y, Z, W, DK, DV, DX, DY, ORDER, BREAKS, BY_C, ROWS_C, ROWS_M, PARTS,
-    T, H, G, scale, plain_scale,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, x_b, x_h, y_b, y_h,
-    w_h, w_i, dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
-    KIND: tl.constexpr, SUMS: tl.constexpr, REACH: tl.constexpr, LEAVES: tl.constexpr,
-    STRAIGHT: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    PRECISION: tl.constexpr, UNITS: tl.constexpr, KNOTS: tl.constexpr, PLACES: tl.constexpr,
+    p_q, p_k, p_v, p_do, p_lse, p_sums, p_x, p_y, p_z, p_w, p_dk, p_dv, p_dx, p_dy, p_order,
+    p_breaks, p_by_c, p_rows_c, p_rows_m, p_parts, T, H, G, scale, plain_scale, q_strides,
+    k_strides, v_strides, do_strides, x_strides, y_strides, w_strides, dk_strides, dv_strides,
+    KIND: tl.constexpr, NEEDS_SUMS: tl.constexpr, REACH: tl.constexpr, USES_HORIZON: tl.constexpr,
+    USES_LINES: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    PRECISION: tl.constexpr, UNITS: tl.constexpr, KNOTS: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys of one key head: dk, dv and, with SUMS, by key what own numbers get.
+    """One block of keys of one key head: dk, dv and, with NEEDS_SUMS, the bias' gradient by key.
 
-    Of FIRE's far blocks, which ORDER lists, PARTS gets what its network does (`fire_far`).
+    Args:
+        p_q, p_k, p_v, p_x, p_y, p_z, p_w: as in `forward`. p_do: (B, H, T, D), the gradient of o.
+        p_lse, p_sums: (B, H, T) float32, what `forward` and `by_queries` leave.
+        p_dk: (B, H / G, T, E). p_dv: (B, H / G, T, D).
+        p_dx, p_dy: (B, H, T) float32, with NEEDS_SUMS: by key the gradient of KEYS, or of the two
+            parameters of LOGARITHM and POWER.
+        p_order, p_breaks, p_by_c, p_rows_c, p_rows_m, p_parts: of FIRE with USES_LINES; p_order
+            lists far blocks of queries, and p_parts (B, H, key blocks, 4, PADDED) float32 gets what
+            they give the network (`pe.attention.kernels.flash.fire_far`).
+        plain_scale: of the logits; ``scale`` has log2(e) in it.
     """
     j0 = tl.program_id(0) * BN  # the first keys are seen by most queries
     heads = H // G
-    b, hk = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
-    j = j0 + tl.arange(0, BN)
-    e, d = tl.arange(0, E), tl.arange(0, D)
-    inside = j[:, None] < T
-    k = tl.load(K + b * k_b + hk * k_h + j[:, None] * k_t + e[None, :], mask=inside, other=0.0)
-    v = tl.load(V + b * v_b + hk * v_h + j[:, None] * v_t + d[None, :], mask=inside, other=0.0)
-    dk = tl.zeros((BN, E), tl.float32)
-    dv = tl.zeros((BN, D), tl.float32)
-    for g in range(G):
-        h = hk * G + g
-        Qh, DOh = Q + b * q_b + h * q_h, DO + b * g_b + h * g_h
-        Xh, Yh = X + b * x_b + h * x_h, Y + b * y_b + h * y_h
-        Lh, Rh = L + (b * H + h) * T, R + (b * H + h) * T
-        near = tl.load(Xh + j) if KIND == 1 else j
-        dx = tl.zeros((BN,), tl.float32)
-        dy = tl.zeros((BN,), tl.float32)
-        dk, dv, dx, dy = query_blocks(
-            dk, dv, dx, dy, k, v, near, Qh, DOh, Lh, Rh, j, j0, j0, tl.minimum(j0 + BN, T), T, q_t,
-            g_t, scale, Xh, Yh, Z, KIND, False, True, SUMS, REACH, E, D, BM, PRECISION,
+    i_b, i_hk = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
+    o_j = j0 + tl.arange(0, BN)
+    o_e, o_d = tl.arange(0, E), tl.arange(0, D)
+    m_j = o_j[:, None] < T
+    p_tile = p_k + i_b * k_strides[0] + i_hk * k_strides[1] + o_j[:, None] * k_strides[2]
+    b_k = tl.load(p_tile + o_e[None, :], mask=m_j, other=0.0)
+    p_tile = p_v + i_b * v_strides[0] + i_hk * v_strides[1] + o_j[:, None] * v_strides[2]
+    b_v = tl.load(p_tile + o_d[None, :], mask=m_j, other=0.0)
+    b_dk = tl.zeros((BN, E), tl.float32)
+    b_dv = tl.zeros((BN, D), tl.float32)
+    for i_g in range(G):
+        i_h = i_hk * G + i_g
+        p_qh = p_q + i_b * q_strides[0] + i_h * q_strides[1]
+        p_doh = p_do + i_b * do_strides[0] + i_h * do_strides[1]
+        p_xh = p_x + i_b * x_strides[0] + i_h * x_strides[1]
+        p_yh = p_y + i_b * y_strides[0] + i_h * y_strides[1]
+        p_lseh, p_sumsh = p_lse + (i_b * H + i_h) * T, p_sums + (i_b * H + i_h) * T
+        near = tl.load(p_xh + o_j) if KIND == KEYS else o_j
+        b_dx = tl.zeros((BN,), tl.float32)
+        b_dy = tl.zeros((BN,), tl.float32)
+        b_dk, b_dv, b_dx, b_dy = visit_queries(
+            b_dk, b_dv, b_dx, b_dy, b_k, b_v, near, p_qh, p_doh, p_lseh, p_sumsh, o_j, j0, j0,
+            tl.minimum(j0 + BN, T), T, q_strides[2], do_strides[2], scale, p_xh, p_yh, p_z, KIND,
+            REACH, E, D, BM, PRECISION, NEEDS_SUMS, IS_FAR=False, IS_DIAGONAL=True,
         )  # fmt: skip
         far = T
-        if LEAVES:
-            far = last_query(Xh, Yh, tl.load(Z + b * H + h), j0, j0 + BN, T, KIND)
-        if REACH > 0 or STRAIGHT:
-            beyond = tl.cdiv(simple_from(Xh, KIND, REACH, BM), BM) * BM  # the diagonal
+        if USES_HORIZON:
+            far = last_query(p_xh, p_yh, tl.load(p_z + i_b * H + i_h), j0, j0 + BN, T, KIND)
+        if REACH > 0 or USES_LINES:
+            beyond = tl.cdiv(far_from(p_xh, KIND, REACH, BM), BM) * BM  # the diagonal
             far = tl.minimum(j0 + BN + beyond, T)
-        dk, dv, dx, dy = query_blocks(
-            dk, dv, dx, dy, k, v, near, Qh, DOh, Lh, Rh, j, j0, j0 + BN, far, T, q_t,
-            g_t, scale, Xh, Yh, Z, KIND, False, False, SUMS, REACH, E, D, BM, PRECISION,
+        b_dk, b_dv, b_dx, b_dy = visit_queries(
+            b_dk, b_dv, b_dx, b_dy, b_k, b_v, near, p_qh, p_doh, p_lseh, p_sumsh, o_j, j0, j0 + BN,
+            far, T, q_strides[2], do_strides[2], scale, p_xh, p_yh, p_z, KIND, REACH, E, D, BM,
+            PRECISION, NEEDS_SUMS, IS_FAR=False, IS_DIAGONAL=False,
         )  # fmt: skip
-        if KIND == 3 and STRAIGHT:
-            at = PARTS + ((b * H + h) * tl.num_programs(0) + tl.program_id(0)) * 4 * PLACES
-            Wh = W + h * w_h + tl.program_id(0)
-            Order = ORDER + h * (w_h + 2 * w_i) + tl.program_id(0)
-            taken, all_far = tl.load(Order), tl.load(Order + w_i)
-            dk, dv = far_blocks(
-                dk, dv, k, v, Qh, DOh, Lh, Rh, j, j0, T, q_t, g_t, scale, Xh, Yh, Z, Wh, w_i,
-                Order + 2 * w_i, 0, taken, BREAKS, BY_C, ROWS_C, ROWS_M, at,
-                True, UNITS, KNOTS, PLACES, E, D, BM, PRECISION,
+        if KIND == FIRE and USES_LINES:
+            p_at = p_parts + ((i_b * H + i_h) * tl.num_programs(0) + tl.program_id(0)) * 4 * PADDED
+            p_wh = p_w + i_h * w_strides[0] + tl.program_id(0)
+            p_order_h = p_order + i_h * (w_strides[0] + 2 * w_strides[1]) + tl.program_id(0)
+            taken, all_far = tl.load(p_order_h), tl.load(p_order_h + w_strides[1])
+            b_dk, b_dv = far_blocks(
+                b_dk, b_dv, b_k, b_v, p_qh, p_doh, p_lseh, p_sumsh, o_j, j0, T, q_strides[2],
+                do_strides[2], scale, p_xh, p_yh, p_z, p_wh, w_strides[1],
+                p_order_h + 2 * w_strides[1], 0, taken, p_breaks, p_by_c, p_rows_c, p_rows_m, p_at,
+                UNITS, KNOTS, PADDED, E, D, BM, PRECISION, IS_LINEAR=True,
             )  # fmt: skip
-            dk, dv = far_blocks(
-                dk, dv, k, v, Qh, DOh, Lh, Rh, j, j0, T, q_t, g_t, scale, Xh, Yh, Z, Wh, w_i,
-                Order + 2 * w_i, taken, all_far, BREAKS, BY_C, ROWS_C, ROWS_M, at,
-                False, UNITS, KNOTS, PLACES, E, D, BM, PRECISION,
+            b_dk, b_dv = far_blocks(
+                b_dk, b_dv, b_k, b_v, p_qh, p_doh, p_lseh, p_sumsh, o_j, j0, T, q_strides[2],
+                do_strides[2], scale, p_xh, p_yh, p_z, p_wh, w_strides[1],
+                p_order_h + 2 * w_strides[1], taken, all_far, p_breaks, p_by_c, p_rows_c, p_rows_m,
+                p_at, UNITS, KNOTS, PADDED, E, D, BM, PRECISION, IS_LINEAR=False,
             )  # fmt: skip
-        elif REACH > 0 or STRAIGHT:
-            dk, dv, dx, dy = query_blocks(
-                dk, dv, dx, dy, k, v, near, Qh, DOh, Lh, Rh, j, j0, far, T, T, q_t,
-                g_t, scale, Xh, Yh, Z, KIND, True, False, SUMS, REACH, E, D, BM, PRECISION,
+        elif REACH > 0 or USES_LINES:
+            b_dk, b_dv, b_dx, b_dy = visit_queries(
+                b_dk, b_dv, b_dx, b_dy, b_k, b_v, near, p_qh, p_doh, p_lseh, p_sumsh, o_j, j0, far,
+                T, T, q_strides[2], do_strides[2], scale, p_xh, p_yh, p_z, KIND, REACH, E, D, BM,
+                PRECISION,
+            NEEDS_SUMS, IS_FAR=True, IS_DIAGONAL=False,
             )  # fmt: skip
-        if SUMS and KIND != 3:
-            tl.store(DX + (b * H + h) * T + j, dx, mask=j < T)
-            if KIND > 1:
-                tl.store(DY + (b * H + h) * T + j, dy, mask=j < T)
-    at = DK + b * dk_b + hk * dk_h + j[:, None] * dk_t + e[None, :]
-    tl.store(at, (dk * plain_scale).to(DK.dtype.element_ty), mask=inside)
-    at = DV + b * dv_b + hk * dv_h + j[:, None] * dv_t + d[None, :]
-    tl.store(at, dv.to(DV.dtype.element_ty), mask=inside)
+        if NEEDS_SUMS and KIND != FIRE:
+            tl.store(p_dx + (i_b * H + i_h) * T + o_j, b_dx, mask=o_j < T)
+            if KIND != KEYS:
+                tl.store(p_dy + (i_b * H + i_h) * T + o_j, b_dy, mask=o_j < T)
+    p_tile = p_dk + i_b * dk_strides[0] + i_hk * dk_strides[1] + o_j[:, None] * dk_strides[2]
+    p_tile += o_e[None, :]
+    tl.store(p_tile, (b_dk * plain_scale).to(p_dk.dtype.element_ty), mask=m_j)
+    p_tile = p_dv + i_b * dv_strides[0] + i_hk * dv_strides[1] + o_j[:, None] * dv_strides[2]
+    p_tile += o_d[None, :]
+    tl.store(p_tile, b_dv.to(p_dv.dtype.element_ty), mask=m_j)
 
 
 @triton.jit
-def key_blocks(
-    dq, rest, q, g, lse, sums, K, V, i, i0, start, stop, T, k_t, v_t, scale, X, Y, Z, W,
-    KIND: tl.constexpr, FAR: tl.constexpr, DIAGONAL: tl.constexpr, SUMS: tl.constexpr,
-    REACH: tl.constexpr, E: tl.constexpr, D: tl.constexpr,
-    BN: tl.constexpr, PRECISION: tl.constexpr,
+def visit_keys(
+    b_dq, b_rest, b_q, b_do, b_lse, b_sums, p_k, p_v, o_i, i0, start, stop, T, k_t, v_t, scale, p_x,
+    p_y, p_z, p_w,
+    KIND: tl.constexpr, REACH: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BN: tl.constexpr,
+    PRECISION: tl.constexpr, NEEDS_SUMS: tl.constexpr, IS_FAR: tl.constexpr,
+    IS_DIAGONAL: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of one block of queries from the keys from ``start`` to ``stop``."""
-    e, d = tl.arange(0, E), tl.arange(0, D)
+    """Add to the gradient of a block of queries what keys from ``start`` to ``stop`` give it."""
+    o_e, o_d = tl.arange(0, E), tl.arange(0, D)
     for j0 in tl.range(start, stop, BN):
-        j = j0 + tl.arange(0, BN)
-        if DIAGONAL:
-            k = tl.load(K + j[:, None] * k_t + e[None, :], mask=j[:, None] < T, other=0.0)
-            v = tl.load(V + j[:, None] * v_t + d[None, :], mask=j[:, None] < T, other=0.0)
+        o_j = j0 + tl.arange(0, BN)
+        if IS_DIAGONAL:
+            b_k = tl.load(p_k + o_j[:, None] * k_t + o_e[None, :], mask=o_j[:, None] < T, other=0.0)
+            b_v = tl.load(p_v + o_j[:, None] * v_t + o_d[None, :], mask=o_j[:, None] < T, other=0.0)
         else:
-            k = tl.load(K + j[:, None] * k_t + e[None, :])
-            v = tl.load(V + j[:, None] * v_t + d[None, :])
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        near = block_of(X, W, j, j0 // BN, KIND, FAR)
-        s = add_bias(s, i, j, i0, j0, near, X, Y, Z, KIND, FAR, REACH, False, DIAGONAL)
-        p = tl.math.exp2(s - lse[:, None])
-        if DIAGONAL:
-            p = tl.where(i[:, None] >= j[None, :], p, 0.0)
-        dp = tl.dot(g, tl.trans(v), input_precision=PRECISION)
-        ds = p * (dp - sums[:, None])
-        if SUMS:
-            rest += tl.sum(ds, 1)
-        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
-    return dq, rest
+            b_k = tl.load(p_k + o_j[:, None] * k_t + o_e[None, :])
+            b_v = tl.load(p_v + o_j[:, None] * v_t + o_d[None, :])
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * scale
+        near = load_near(p_x, p_w, o_j, j0 // BN, KIND, IS_FAR)
+        b_s = add_bias(
+            b_s,
+            o_i,
+            o_j,
+            i0,
+            j0,
+            near,
+            p_x,
+            p_y,
+            p_z,
+            KIND,
+            REACH,
+            IS_FAR,
+            IS_DIAGONAL,
+            IS_TRANSPOSED=False,
+        )
+        b_p = tl.math.exp2(b_s - b_lse[:, None])
+        if IS_DIAGONAL:
+            b_p = tl.where(o_i[:, None] >= o_j[None, :], b_p, 0.0)
+        b_dp = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)
+        b_ds = b_p * (b_dp - b_sums[:, None])
+        if NEEDS_SUMS:
+            b_rest += tl.sum(b_ds, 1)
+        b_dq = tl.dot(b_ds.to(b_k.dtype), b_k, b_dq, input_precision=PRECISION)
+    return b_dq, b_rest
 
 
 @triton.jit
 def by_queries(
-    Q, K, V, DO, L, R, X, Y, Z, W, O, DQ, T, H, G, scale, plain_scale,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, x_b, x_h, y_b, y_h,
-    w_h, w_i, o_b, o_h, o_t, dq_b, dq_h, dq_t,
-    KIND: tl.constexpr, SUMS: tl.constexpr, REACH: tl.constexpr, LEAVES: tl.constexpr,
-    STRAIGHT: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    p_q, p_k, p_v, p_do, p_lse, p_sums, p_x, p_y, p_z, p_w, p_o, p_dq, T, H, G, scale, plain_scale,
+    q_strides, k_strides, v_strides, do_strides, x_strides, y_strides,
+    w_strides, out_strides, dq_strides,
+    KIND: tl.constexpr, NEEDS_SUMS: tl.constexpr, REACH: tl.constexpr, USES_HORIZON: tl.constexpr,
+    USES_LINES: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one head: dq, and R, which the other gradients need."""
-    block = tl.num_programs(0) - 1 - tl.program_id(0)
-    b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
-    K += b * k_b + (h // G) * k_h
-    V += b * v_b + (h // G) * v_h
-    X += b * x_b + h * x_h
-    Y += b * y_b + h * y_h
-    W += h * w_h + block * w_i
-    i0 = block * BM
-    i = i0 + tl.arange(0, BM)
-    e, d = tl.arange(0, E), tl.arange(0, D)
-    inside = i[:, None] < T
-    q = tl.load(Q + b * q_b + h * q_h + i[:, None] * q_t + e[None, :], mask=inside, other=0.0)
-    g = tl.load(DO + b * g_b + h * g_h + i[:, None] * g_t + d[None, :], mask=inside, other=0.0)
-    rows = tl.program_id(1).to(tl.int64) * T + i
-    lse = tl.load(L + rows, mask=i < T, other=float("inf"))
-    o = tl.load(O + b * o_b + h * o_h + i[:, None] * o_t + d[None, :], mask=inside, other=0.0)
-    sums = tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)
-    rest = tl.zeros((BM,), tl.float32)
-    dq = tl.zeros((BM, E), tl.float32)
-    whole, far = (i0 // BN) * BN, 0
-    if LEAVES:
-        far = first_key(X, Y, tl.load(Z + tl.program_id(1)), i0, T, KIND)
-    if REACH > 0 or STRAIGHT:
-        far = tl.maximum((i0 - simple_from(X, KIND, REACH, BN)) // BN, 0) * BN
-        dq, rest = key_blocks(
-            dq, rest, q, g, lse, sums, K, V, i, i0, 0, far, T, k_t, v_t, scale, X, Y, Z, W,
-            KIND, True, False, SUMS, REACH, E, D, BN, PRECISION,
+    """One block of queries of one head: dq, and the row sums that the other gradients need.
+
+    Args:
+        p_q, p_k, p_v, p_o, p_x, p_y, p_z, p_w: as in `forward`. p_do: (B, H, T, D). p_dq: as p_q.
+        p_lse: (B, H, T) float32. p_sums: (B, H, T) float32, written: rowsum(dO o), corrected with
+            NEEDS_SUMS.
+    """
+    i_block = tl.num_programs(0) - 1 - tl.program_id(0)
+    i_b, i_h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
+    p_k += i_b * k_strides[0] + (i_h // G) * k_strides[1]
+    p_v += i_b * v_strides[0] + (i_h // G) * v_strides[1]
+    p_x += i_b * x_strides[0] + i_h * x_strides[1]
+    p_y += i_b * y_strides[0] + i_h * y_strides[1]
+    p_w += i_h * w_strides[0] + i_block * w_strides[1]
+    i0 = i_block * BM
+    o_i = i0 + tl.arange(0, BM)
+    o_e, o_d = tl.arange(0, E), tl.arange(0, D)
+    m_i = o_i[:, None] < T
+    p_tile = p_q + i_b * q_strides[0] + i_h * q_strides[1] + o_i[:, None] * q_strides[2]
+    b_q = tl.load(p_tile + o_e[None, :], mask=m_i, other=0.0)
+    p_tile = p_do + i_b * do_strides[0] + i_h * do_strides[1] + o_i[:, None] * do_strides[2]
+    b_do = tl.load(p_tile + o_d[None, :], mask=m_i, other=0.0)
+    o_rows = tl.program_id(1).to(tl.int64) * T + o_i
+    b_lse = tl.load(p_lse + o_rows, mask=o_i < T, other=float("inf"))
+    p_tile = p_o + i_b * out_strides[0] + i_h * out_strides[1] + o_i[:, None] * out_strides[2]
+    b_o = tl.load(p_tile + o_d[None, :], mask=m_i, other=0.0)
+    b_sums = tl.sum(b_o.to(tl.float32) * b_do.to(tl.float32), 1)
+    b_rest = tl.zeros((BM,), tl.float32)
+    b_dq = tl.zeros((BM, E), tl.float32)
+    diagonal, far = (i0 // BN) * BN, 0
+    if USES_HORIZON:
+        far = first_key(p_x, p_y, tl.load(p_z + tl.program_id(1)), i0, T, KIND)
+    if REACH > 0 or USES_LINES:
+        far = tl.maximum((i0 - far_from(p_x, KIND, REACH, BN)) // BN, 0) * BN
+        b_dq, b_rest = visit_keys(
+            b_dq, b_rest, b_q, b_do, b_lse, b_sums, p_k, p_v, o_i, i0, 0, far, T, k_strides[2],
+            v_strides[2], scale, p_x, p_y, p_z, p_w,
+            KIND, REACH, E, D, BN, PRECISION,
+            NEEDS_SUMS, IS_FAR=True, IS_DIAGONAL=False,
         )  # fmt: skip
-    dq, rest = key_blocks(
-        dq, rest, q, g, lse, sums, K, V, i, i0, far, whole, T, k_t, v_t, scale, X, Y, Z, W,
-        KIND, False, False, SUMS, REACH, E, D, BN, PRECISION,
+    b_dq, b_rest = visit_keys(
+        b_dq, b_rest, b_q, b_do, b_lse, b_sums, p_k, p_v, o_i, i0, far, diagonal, T, k_strides[2],
+        v_strides[2], scale, p_x, p_y, p_z, p_w,
+        KIND, REACH, E, D, BN, PRECISION,
+            NEEDS_SUMS, IS_FAR=False, IS_DIAGONAL=False,
     )  # fmt: skip
-    dq, rest = key_blocks(
-        dq, rest, q, g, lse, sums, K, V, i, i0, whole, i0 + BM, T, k_t, v_t, scale, X, Y, Z, W,
-        KIND, False, True, SUMS, REACH, E, D, BN, PRECISION,
+    b_dq, b_rest = visit_keys(
+        b_dq, b_rest, b_q, b_do, b_lse, b_sums, p_k, p_v, o_i, i0, diagonal, i0 + BM, T,
+        k_strides[2], v_strides[2], scale, p_x, p_y, p_z, p_w,
+        KIND, REACH, E, D, BN, PRECISION,
+            NEEDS_SUMS, IS_FAR=False, IS_DIAGONAL=True,
     )  # fmt: skip
-    tl.store(R + rows, sums + rest, mask=i < T)
-    at = DQ + b * dq_b + h * dq_h + i[:, None] * dq_t + e[None, :]
-    tl.store(at, (dq * plain_scale).to(DQ.dtype.element_ty), mask=inside)
+    tl.store(p_sums + o_rows, b_sums + b_rest, mask=o_i < T)
+    p_tile = p_dq + i_b * dq_strides[0] + i_h * dq_strides[1] + o_i[:, None] * dq_strides[2]
+    p_tile += o_e[None, :]
+    tl.store(p_tile, (b_dq * plain_scale).to(p_dq.dtype.element_ty), mask=m_i)

@@ -1,4 +1,4 @@
-"""How the kernels cut their work up: block sizes, warps and pipeline stages, by measurement.
+"""Block sizes of the kernels, warps and pipeline stages, by measurement.
 
 Chosen on an H100 and an H200 for heads of 64 (benchmarks/LOG.md has the tables); what is wider, and
 other cards, run with less well chosen ones.
@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from pe.encodings.core.forms import FIRE, KEYS, LOGARITHM, NONE, POWER, TABLE
+
 
 class Blocks(NamedTuple):
     """Queries and keys of a block, warps that share it, loads in flight, most registers."""
@@ -22,12 +24,12 @@ class Blocks(NamedTuple):
     warps: int
     stages: int
     registers: int = 0
-    """Of a thread; 0: as many as the compiler likes."""
+    """Per thread; 0: no limit."""
 
     def options(self) -> dict[str, Any]:
-        """What the compiler is told."""
-        found = {"num_warps": self.warps, "num_stages": self.stages}
-        return found | ({"maxnreg": self.registers} if self.registers else {})
+        """Options of the compiler."""
+        options: dict[str, Any] = {"num_warps": self.warps, "num_stages": self.stages}
+        return options | ({"maxnreg": self.registers} if self.registers else {})
 
 
 class Plan(NamedTuple):
@@ -42,17 +44,23 @@ class Plan(NamedTuple):
     """Gradient by distance; square."""
 
 
-S = Blocks(64, 64, 4, 3)
+SQUARE = Blocks(64, 64, 4, 3)
 NARROW = {
-    0: Plan(Blocks(128, 64, 8, 3, 128), Blocks(32, 64, 4, 3), Blocks(64, 64, 4, 2, 168), S),
-    1: Plan(Blocks(64, 128, 4, 2, 168), Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2, 168), S),
-    2: Plan(Blocks(64, 128, 4, 2, 168), Blocks(64, 64, 4, 3), Blocks(64, 32, 4, 3, 128), S),
-    3: Plan(Blocks(128, 64, 8, 3, 128), Blocks(64, 64, 4, 3), Blocks(64, 32, 4, 3, 128), S),
-    5: Plan(Blocks(128, 64, 8, 3, 128), Blocks(32, 64, 4, 3), Blocks(64, 64, 4, 2, 168), S),
-    6: Plan(Blocks(128, 64, 8, 3, 128), Blocks(32, 64, 4, 3), Blocks(64, 64, 4, 2, 168), S),
+    NONE: Plan(Blocks(128, 64, 8, 3, 128), Blocks(32, 64, 4, 3), Blocks(64, 64, 4, 2, 168), SQUARE),
+    KEYS: Plan(Blocks(64, 128, 4, 2, 168), Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2, 168), SQUARE),
+    TABLE: Plan(
+        Blocks(64, 128, 4, 2, 168), Blocks(64, 64, 4, 3), Blocks(64, 32, 4, 3, 128), SQUARE
+    ),
+    FIRE: Plan(Blocks(128, 64, 8, 3, 128), Blocks(64, 64, 4, 3), Blocks(64, 32, 4, 3, 128), SQUARE),
+    LOGARITHM: Plan(
+        Blocks(128, 64, 8, 3, 128), Blocks(32, 64, 4, 3), Blocks(64, 64, 4, 2, 168), SQUARE
+    ),
+    POWER: Plan(
+        Blocks(128, 64, 8, 3, 128), Blocks(32, 64, 4, 3), Blocks(64, 64, 4, 2, 168), SQUARE
+    ),
 }
-REACHING = NARROW[2]._replace(forward=Blocks(64, 64, 4, 3, 168))
-"""Of a table that is the same from some distance on (T5)."""
+REACHING = NARROW[TABLE]._replace(forward=Blocks(64, 64, 4, 3, 168))
+"""Of a table that is constant from some distance on (T5)."""
 WIDE = Plan(
     Blocks(128, 32, 8, 2, 128), Blocks(32, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2)
 )

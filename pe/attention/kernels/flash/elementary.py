@@ -1,4 +1,4 @@
-"""Single instructions that Triton has no word for, or that it would place elsewhere."""
+"""Single instructions that Triton lacks, or that it would place elsewhere."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def log2(x):
 
 @triton.jit
 def inverse(x):
-    """1 / x for x from 1 to infinity, where a division would look after other numbers, too."""
+    """1 / x for x from 1 to infinity, where a division would handle other numbers, too."""
     if INTERPRETED:
         return 1.0 / x
     return tl.inline_asm_elementwise(

@@ -1,10 +1,10 @@
 """FIRE far away: gradients of keys and values, and what blocks within one piece of f give f.
 
-Where `pe.attention.kernels.flash.straight.lines` says that a block lies in one piece of f, its
-shares u are lines over the queries for each key, and so are du/dc and du/dm. Two sums a key, of dS
-and of dS times the place, then give all four sums that
-`pe.attention.kernels.flash.learned.of_network` makes of the other blocks. Going through the
-queries u only rises, so sums over keys are made once for each stretch between two corners of f.
+Where `pe.attention.kernels.flash.piecewise_linear.lines` says that a block lies in one piece of f,
+the arguments u of f are lines over the queries for each key, and so are du/dc and du/dm. Two sums
+per key, of dS and of dS times the offset, then give all four sums that
+`pe.attention.kernels.flash.learned.of_network` computes of the other blocks. Going through the
+queries u only rises, so sums over keys are taken once per interval between two corners of f.
 """
 
 from __future__ import annotations
@@ -12,75 +12,77 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pe.attention.kernels.flash.forward import add_line, add_piece
-from pe.attention.kernels.flash.straight import REGION, along, line_of_fire
-
-LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+from pe.attention.kernels.flash.forward import add_fire, add_fire_line
+from pe.attention.kernels.flash.kinds import LOG2E
+from pe.attention.kernels.flash.piecewise_linear import REGION, line_of_fire, offsets_along
 
 
 @triton.jit
-def through(first, second, A: tl.constexpr, B: tl.constexpr):
+def line_through(first, second, A: tl.constexpr, B: tl.constexpr):
     """The line through values at tokens A and B of a block: in its middle, and by token."""
     return 0.5 * (first + second), (second - first) / (B - A)
 
 
 @triton.jit
-def lines_of_gradient(i0, j, middle, by_token, BY_C, Z, ROWS_C, ROWS_M, KNOTS, SIDE: tl.constexpr):
+def lines_of_gradient(
+    i0, o_j, middle, by_token, p_by_c, p_z, p_rows_c, p_rows_m, KNOTS, SIDE: tl.constexpr
+):
     """u, du/dc and du/dm over the queries of a block, as lines for each key."""
     A: tl.constexpr = (SIDE * 3 + 10) // 20
     B: tl.constexpr = SIDE - 1 - A
     u, by_u = middle / KNOTS, by_token / KNOTS
     half = by_u * (0.5 * (B - A))
-    a, b = tl.load(Z + i0 + A) / KNOTS * LOG2E, tl.load(Z + i0 + B) / KNOTS * LOG2E  # 1 / N_i
-    c_a = (tl.load(BY_C + (i0 - j + A)) - (u - half) * tl.load(ROWS_C + i0 + A)) * a
-    c_b = (tl.load(BY_C + (i0 - j + B)) - (u + half) * tl.load(ROWS_C + i0 + B)) * b
-    m_a = -(u - half) * tl.load(ROWS_M + i0 + A) * a
-    m_b = -(u + half) * tl.load(ROWS_M + i0 + B) * b
-    c, by_c = through(c_a, c_b, A, B)
-    m, by_m = through(m_a, m_b, A, B)
+    a, i_b = tl.load(p_z + i0 + A) / KNOTS * LOG2E, tl.load(p_z + i0 + B) / KNOTS * LOG2E  # 1 / N_i
+    c_a = (tl.load(p_by_c + (i0 - o_j + A)) - (u - half) * tl.load(p_rows_c + i0 + A)) * a
+    c_b = (tl.load(p_by_c + (i0 - o_j + B)) - (u + half) * tl.load(p_rows_c + i0 + B)) * i_b
+    m_a = -(u - half) * tl.load(p_rows_m + i0 + A) * a
+    m_b = -(u + half) * tl.load(p_rows_m + i0 + B) * i_b
+    c, by_c = line_through(c_a, c_b, A, B)
+    m, by_m = line_through(m_a, m_b, A, B)
     return u, by_u, c, by_c, m, by_m
 
 
 @triton.jit
 def far_blocks(
-    dk, dv, k, v, Q, DO, L, R, j, j0, T, q_t, g_t, scale, X, Y, Z, W, w_i, ORDER, begin, end,
-    BREAKS, BY_C, ROWS_C, ROWS_M, PARTS, LINES: tl.constexpr,
-    UNITS: tl.constexpr, KNOTS: tl.constexpr, PLACES: tl.constexpr,
-    E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
+    b_dk, b_dv, b_k, b_v, p_q, p_do, p_lse, p_sums, o_j, j0, T, q_t, g_t, scale, p_x, p_y, p_z, p_w,
+    w_i, p_order, begin, end, p_breaks, p_by_c, p_rows_c, p_rows_m, p_parts,
+    UNITS: tl.constexpr, KNOTS: tl.constexpr, PADDED: tl.constexpr, E: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr, IS_LINEAR: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one block of keys from the blocks of queries that ORDER lists.
+    """Add to the gradients of a block of keys what the far query blocks ``begin`` to ``end`` give.
 
-    Blocks that take LINES also leave PARTS (4, PLACES); the others come in a call of their own, so
-    that neither loop holds the registers of the other.
+    p_order lists those blocks. Blocks with lines (IS_LINEAR) also leave p_parts (4, PADDED)
+    float32; the others come in another call, so that neither loop holds the registers of the other.
+    The rest as in `backward.by_keys`.
     """
-    e, d = tl.arange(0, E), tl.arange(0, D)
-    places = tl.arange(0, PLACES)
-    edges = tl.load(BREAKS + places, mask=places < UNITS, other=float("inf")) * KNOTS
-    none = tl.zeros((PLACES,), tl.float32)
+    o_e, o_d = tl.arange(0, E), tl.arange(0, D)
+    o_unit = tl.arange(0, PADDED)
+    edges = tl.load(p_breaks + o_unit, mask=o_unit < UNITS, other=float("inf")) * KNOTS
+    none = tl.zeros((PADDED,), tl.float32)
     plain, by_u, by_c, by_m = none, none, none, none
-    nothing = 0.0 * j.to(tl.float32)
+    nothing = 0.0 * o_j.to(tl.float32)
     p_sum, u_sum, c_sum, m_sum = nothing, nothing, nothing, nothing
     now = tl.full((), 0, tl.int32) - REGION  # a whole one: compiled division rounds towards 0
     for n in tl.range(begin, end):
-        block = tl.load(ORDER + n * w_i)
-        i0 = block * BM
-        i = i0 + tl.arange(0, BM)
-        inside = i < T
-        q = tl.load(Q + i[:, None] * q_t + e[None, :], mask=inside[:, None], other=0.0)
-        lse = tl.load(L + i, mask=inside, other=float("inf"))
-        s = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale
-        if LINES:
-            here = tl.load(W + block * w_i)
-            s = add_line(s, i, j, i0, j0, here, X, Y, Z, True)
+        i_block = tl.load(p_order + n * w_i)
+        i0 = i_block * BM
+        o_i = i0 + tl.arange(0, BM)
+        m_i = o_i < T
+        b_q = tl.load(p_q + o_i[:, None] * q_t + o_e[None, :], mask=m_i[:, None], other=0.0)
+        b_lse = tl.load(p_lse + o_i, mask=m_i, other=float("inf"))
+        b_s = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION) * scale
+        if IS_LINEAR:
+            here = tl.load(p_w + i_block * w_i)
+            b_s = add_fire_line(b_s, o_i, o_j, i0, j0, here, p_x, p_y, p_z, True)
         else:
-            s = add_piece(s, i, j, X, Y, Z, True, False)
-        p = tl.math.exp2(s - lse[None, :])
-        g = tl.load(DO + i[:, None] * g_t + d[None, :], mask=inside[:, None], other=0.0)
-        dv = tl.dot(p.to(g.dtype), g, dv, input_precision=PRECISION)
-        sums = tl.load(R + i, mask=inside, other=0.0)
-        dp = tl.dot(v, tl.trans(g), input_precision=PRECISION)
-        ds = p * (dp - sums[None, :])
-        if LINES:
+            b_s = add_fire(b_s, o_i, o_j, p_x, p_y, p_z, True, False)
+        b_p = tl.math.exp2(b_s - b_lse[None, :])
+        b_do = tl.load(p_do + o_i[:, None] * g_t + o_d[None, :], mask=m_i[:, None], other=0.0)
+        b_dv = tl.dot(b_p.to(b_do.dtype), b_do, b_dv, input_precision=PRECISION)
+        b_sums = tl.load(p_sums + o_i, mask=m_i, other=0.0)
+        b_dp = tl.dot(b_v, tl.trans(b_do), input_precision=PRECISION)
+        b_ds = b_p * (b_dp - b_sums[None, :])
+        if IS_LINEAR:
             if here // REGION != now // REGION:
                 above = edges <= now % REGION  # of no piece yet the sums are 0
                 plain += tl.where(above, tl.sum(p_sum, 0), 0.0)
@@ -89,21 +91,21 @@ def far_blocks(
                 by_m += tl.where(above, tl.sum(m_sum, 0), 0.0)
                 p_sum, u_sum, c_sum, m_sum = nothing, nothing, nothing, nothing
                 now = here
-            middle, by_token = line_of_fire(i, j, i0, j0, Y, Z, True, BM)
+            middle, by_token = line_of_fire(o_i, o_j, i0, j0, p_y, p_z, True, BM)
             u, u_by, c, c_by, m, m_by = lines_of_gradient(
-                i0, j, middle, by_token, BY_C, Z, ROWS_C, ROWS_M, KNOTS, BM
+                i0, o_j, middle, by_token, p_by_c, p_z, p_rows_c, p_rows_m, KNOTS, BM
             )
-            all_here = tl.sum(ds, 1)
-            placed = tl.sum(ds * along(i, j, i0, j0, True, BM)[None, :], 1)
+            all_here = tl.sum(b_ds, 1)
+            placed = tl.sum(b_ds * offsets_along(o_i, o_j, i0, j0, True, BM)[None, :], 1)
             p_sum += all_here
             u_sum += all_here * u + placed * u_by
             c_sum += all_here * c + placed * c_by
             m_sum += all_here * m + placed * m_by
-        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
-    if LINES:
+        b_dk = tl.dot(b_ds.to(b_q.dtype), b_q, b_dk, input_precision=PRECISION)
+    if IS_LINEAR:
         above = edges <= now % REGION
-        tl.store(PARTS + places, plain + tl.where(above, tl.sum(p_sum, 0), 0.0))
-        tl.store(PARTS + PLACES + places, by_u + tl.where(above, tl.sum(u_sum, 0), 0.0))
-        tl.store(PARTS + 2 * PLACES + places, by_c + tl.where(above, tl.sum(c_sum, 0), 0.0))
-        tl.store(PARTS + 3 * PLACES + places, by_m + tl.where(above, tl.sum(m_sum, 0), 0.0))
-    return dk, dv
+        tl.store(p_parts + o_unit, plain + tl.where(above, tl.sum(p_sum, 0), 0.0))
+        tl.store(p_parts + PADDED + o_unit, by_u + tl.where(above, tl.sum(u_sum, 0), 0.0))
+        tl.store(p_parts + 2 * PADDED + o_unit, by_c + tl.where(above, tl.sum(c_sum, 0), 0.0))
+        tl.store(p_parts + 3 * PADDED + o_unit, by_m + tl.where(above, tl.sum(m_sum, 0), 0.0))
+    return b_dk, b_dv

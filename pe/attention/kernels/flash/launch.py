@@ -1,6 +1,6 @@
-"""Run the kernels: shapes and strides in, tensors out. No autograd; `ops` adds that.
+"""Run the kernels: shapes and strides in, tensors out. Autograd is added by `op`.
 
-q (B, H, T, E), k (B, K, T, E), v (B, K, T, D); ``own`` and ``parts`` as `ops` has them.
+q (B, H, T, E), k (B, K, T, E), v (B, K, T, D); ``own`` and ``parts`` as `op` has them.
 """
 
 from __future__ import annotations
@@ -11,13 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from triton import cdiv
 
 from pe.attention.kernels.flash import backward as gradients
 from pe.attention.kernels.flash import forward as flash
 from pe.attention.kernels.flash import learned
 from pe.attention.kernels.flash.blocks import Blocks, Plan, plan_for
-from pe.attention.kernels.flash.horizon import LEAST, horizon, leaves_out
-from pe.attention.kernels.flash.straight import LONG, SHARE, lines, order_of, straightens
+from pe.attention.kernels.flash.horizon import horizon, skips_underflowed
+from pe.attention.kernels.flash.piecewise_linear import (
+    LONG,
+    MIN_SIDES,
+    lines,
+    order_of,
+    takes_lines,
+)
 from pe.attention.kernels.flash.sums import by_distance, by_unit
 from pe.attention.kernels.layout import contiguous_last_dim, strides_of, tokens_first
 from pe.encodings.core.forms import FIRE, KEYS, LOGARITHM, NONE, PADDING, POWER, TABLE
@@ -28,64 +35,66 @@ PROGRAMS, SHARED = 1024, 2048
 
 
 class _Bias:
-    """What the kernels are told about the bias."""
+    """The bias as arguments of the kernels."""
 
     def __init__(
         self, kind: int, q: Tensor, own: Tensor | None, parts: list[Tensor], beyond: Tensor
     ) -> None:
-        self.knots, self.strides = 1, [0, 0, 0, 0]
+        self.knots = 1
+        x_strides = y_strides = (0, 0)
         x = y = q  # of kinds that have none, never read
         z = beyond
         if kind == NONE:
             pass
         elif own is None:
-            raise ValueError("own: a bias has numbers of its own")
+            raise ValueError("own: a bias of this kind has parameters; pass them")
         elif kind == KEYS:
             x, y = own, parts[0]
-            self.strides = [_step(x), x.stride(1), _step(y), y.stride(1)]
+            x_strides, y_strides = ((_batch_stride(t), t.stride(1)) for t in (x, y))
         elif kind == TABLE:
             x = own[:, PADDING:]  # distance 0
-            self.strides[1] = x.stride(0)
+            x_strides = 0, x.stride(0)
         elif kind == FIRE:
             x, y, z = parts[0][:, 1:], *parts[1:3]  # the first cell
-            self.knots, self.strides[1] = x.shape[1] - 1, x.stride(0)
+            self.knots, x_strides = x.shape[1] - 1, (0, x.stride(0))
         elif kind in (LOGARITHM, POWER):
             x = own
-            self.strides[1] = x.stride(0)
+            x_strides = 0, x.stride(0)
         self.tensors = x, y, z
+        self.strides = x_strides, y_strides
 
 
-def _straight(kind: int, q: Tensor, plan: Plan, long: int) -> bool:
-    """Whether far blocks take lines; two kernels share FIRE's, and then have to cut alike."""
-    alike = plan.keys.queries == plan.keys.keys == plan.table.queries
-    return straightens(kind, q.dtype, q.shape[2], long) and (kind != FIRE or alike)
+def _uses_lines(kind: int, q: Tensor, plan: Plan, long: int) -> bool:
+    """Whether far blocks take lines; two kernels share FIRE's, which then need the same blocks."""
+    same = plan.keys.queries == plan.keys.keys == plan.table.queries
+    return takes_lines(kind, q.dtype, q.shape[2], long) and (kind != FIRE or same)
 
 
 def _lines(
-    kind: int, straight: bool, q: Tensor, parts: list[Tensor], b: Blocks, turned: bool = False
+    kind: int, linear: bool, q: Tensor, parts: list[Tensor], b: Blocks, transposed: bool = False
 ) -> Tensor:
     """Which of FIRE's blocks take lines; of other kinds nothing that is read."""
-    if kind != FIRE or not straight:
+    if kind != FIRE or not linear:
         return torch.empty(0, 0, 0, dtype=torch.int32, device=q.device)
-    return lines(parts, q.shape[2], b.queries, b.keys, turned)
+    return lines(parts, q.shape[2], b.queries, b.keys, transposed)
 
 
 class _Network:
-    """What the gradient of FIRE's network is made from; of other kinds nothing that is read."""
+    """What the gradient of FIRE's network is computed from; of other kinds nothing that is read."""
 
     def __init__(
-        self, kind: int, q: Tensor, parts: list[Tensor], found: Tensor, beyond: int
+        self, kind: int, q: Tensor, parts: list[Tensor], pieces: Tensor, beyond: int
     ) -> None:
         self.units = parts[3].shape[0] if kind == FIRE else 1
-        self.places = 2 ** (self.units - 1).bit_length()
-        self.order = order_of(found, beyond) if found.numel() else found
-        sizes = q.shape[0], q.shape[1], found.shape[-1], 4, self.places
+        self.padded = 2 ** (self.units - 1).bit_length()
+        self.order = order_of(pieces, beyond) if pieces.numel() else pieces
+        sizes = q.shape[0], q.shape[1], pieces.shape[-1], 4, self.padded
         self.far = q.new_empty(sizes, dtype=torch.float32)
         own = (parts[3], parts[4][PADDING:], parts[5], parts[6]) if kind == FIRE else (q,) * 4
         self.tensors = (*own, self.far)
 
 
-def _step(x: Tensor) -> int:
+def _batch_stride(x: Tensor) -> int:
     return 0 if x.shape[0] == 1 else x.stride(0)
 
 
@@ -102,29 +111,29 @@ def forward(
     own: Tensor | None,
     parts: list[Tensor],
     reach: int,
-    least: int = LEAST,
+    least: int | None = None,
     long: int = LONG,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """o (B, H, T, D), lse (B, H, T) in base 2, and the horizon (B, H), empty where none is used.
 
-    Keys beyond it are left out of texts of ``least`` tokens and more; FIRE takes lines in texts of
-    ``long`` and more.
+    Keys beyond it are skipped in sequences of ``least`` tokens and more (None: `horizon.LEAST`);
+    FIRE takes lines in sequences of ``long`` and more.
     """
-    q, k, v = contiguous_last_dim(q), contiguous_last_dim(k), contiguous_last_dim(v)
+    q, k, v = (contiguous_last_dim(x) for x in (q, k, v))
     batch, heads, length, width = q.shape
     out = tokens_first(q, v.shape[-1])
     lse = q.new_empty(batch, heads, length, dtype=torch.float32)
-    leaves = leaves_out(kind, length, least)
-    beyond = horizon(q, k, scale) if leaves else lse.new_empty(0)
+    skips = skips_underflowed(kind, length, least)
+    beyond = horizon(q, k, scale) if skips else lse.new_empty(0)
     bias = _Bias(kind, q, own, parts, beyond)
     whole = plan_for(width, v.shape[-1], kind, reach)
     plan = whole.forward
-    straight = _straight(kind, q, whole, long)
-    w = _lines(kind, straight, q, parts, plan)
-    flash.forward[(-(-length // plan.queries), batch * heads)](
+    linear = _uses_lines(kind, q, whole, long)
+    w = _lines(kind, linear, q, parts, plan)
+    flash.forward[(cdiv(length, plan.queries), batch * heads)](
         q, k, v, out, lse, *bias.tensors, w, length, heads, heads // k.shape[1], scale / LN2,
-        *strides_of(q), *strides_of(k), *strides_of(v), *strides_of(out), *bias.strides,
-        *w.stride()[:2], KIND=kind, REACH=reach, LEAVES=leaves, STRAIGHT=straight, E=width,
+        strides_of(q), strides_of(k), strides_of(v), strides_of(out), *bias.strides,
+        w.stride()[:2], KIND=kind, REACH=reach, USES_HORIZON=skips, USES_LINES=linear, E=width,
         D=v.shape[-1], BM=plan.queries, BN=plan.keys, PRECISION=_precision(q), **plan.options(),
     )  # fmt: skip
     return out, lse, beyond
@@ -147,45 +156,39 @@ def backward(
     long: int = LONG,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv and the gradient of ``own``, empty unless ``learns``."""
-    q, k, v, gradient = (
-        contiguous_last_dim(q),
-        contiguous_last_dim(k),
-        contiguous_last_dim(v),
-        contiguous_last_dim(gradient),
-    )
+    q, k, v, gradient = (contiguous_last_dim(x) for x in (q, k, v, gradient))
     batch, heads, length, width = q.shape
     key_heads, value_width = k.shape[1], v.shape[-1]
     groups = heads // key_heads
     plan = plan_for(width, value_width, kind, reach)
-    bias, leaves = _Bias(kind, q, own, parts, beyond), beyond.numel() > 0
-    straight = _straight(kind, q, plan, long)
+    bias, skips = _Bias(kind, q, own, parts, beyond), beyond.numel() > 0
+    linear = _uses_lines(kind, q, plan, long)
     sums = torch.empty_like(lse)
     inputs = (q, k, v, gradient, lse, sums, *bias.tensors)
-    strides = (*strides_of(q), *strides_of(k), *strides_of(v), *strides_of(gradient))
+    strides = tuple(strides_of(x) for x in (q, k, v, gradient))
     shape: dict[str, Any] = {"KIND": kind, "REACH": reach, "E": width}
     shape |= {"D": value_width, "PRECISION": _precision(q)}
     dq, dk, dv = tokens_first(q, width), tokens_first(k, width), tokens_first(v, value_width)
     b = plan.queries
-    w = _lines(kind, straight, q, parts, b)
-    gradients.by_queries[(-(-length // b.queries), batch * heads)](
+    w = _lines(kind, linear, q, parts, b)
+    gradients.by_queries[(cdiv(length, b.queries), batch * heads)](
         *inputs, w, out, dq, length, heads, groups, scale / LN2, scale, *strides, *bias.strides,
-        *w.stride()[:2], *strides_of(out), *strides_of(dq),
-        SUMS=learns, LEAVES=leaves, STRAIGHT=straight,
+        w.stride()[:2], strides_of(out), strides_of(dq),
+        NEEDS_SUMS=learns, USES_HORIZON=skips, USES_LINES=linear,
         BM=b.queries, BN=b.keys, **shape, **b.options(),
     )  # fmt: skip
     by_keys = learns and kind in (KEYS, LOGARITHM, POWER)
     sizes = 1 if kind == KEYS else 2, batch, heads, length if by_keys else 0
     by_key = q.new_empty(sizes, dtype=torch.float32)
     b = plan.keys
-    w = _lines(kind, straight, q, parts, b, turned=True)
-    network = _Network(kind, q, parts, w, SHARE.value + 1)
-    gradients.by_keys[(-(-length // b.keys), batch * key_heads)](
+    w = _lines(kind, linear, q, parts, b, transposed=True)
+    network = _Network(kind, q, parts, w, MIN_SIDES.value + 1)
+    gradients.by_keys[(cdiv(length, b.keys), batch * key_heads)](
         *inputs, w, dk, dv, by_key[0], by_key[-1], network.order, *network.tensors,
-        length, heads, groups, scale / LN2, scale, *strides, *bias.strides, *w.stride()[:2],
-        *strides_of(dk), *strides_of(dv), SUMS=by_keys, LEAVES=leaves, STRAIGHT=straight,
-        BM=b.queries,
-        BN=b.keys, **shape,
-        UNITS=network.units, KNOTS=bias.knots, PLACES=network.places, **b.options(),
+        length, heads, groups, scale / LN2, scale, *strides, *bias.strides, w.stride()[:2],
+        strides_of(dk), strides_of(dv), NEEDS_SUMS=by_keys, USES_HORIZON=skips, USES_LINES=linear,
+        BM=b.queries, BN=b.keys, **shape,
+        UNITS=network.units, KNOTS=bias.knots, PADDED=network.padded, **b.options(),
     )  # fmt: skip
     if not learns or own is None:
         return dq, dk, dv, q.new_empty(0, dtype=torch.float32)
@@ -198,27 +201,27 @@ def backward(
         return dq, dk, dv, -torch.stack((first * LN2, second), -1)
     b = plan.table
     size = b.queries
-    own_arguments = (batch, length, heads, groups, scale / LN2, *strides, bias.strides[1])
+    arguments = (batch, length, heads, groups, scale / LN2, *strides, bias.strides[0][1])
     options: dict[str, Any] = {"BM": size} | b.options()
     if kind == FIRE:
-        blocks = -(-length // size)
+        blocks = cdiv(length, size)
         programs = min(blocks * (blocks + 1) // 2, PROGRAMS)
-        found = q.new_empty(heads, programs, 4, network.places, dtype=torch.float32)
+        sums_of_f = q.new_empty(heads, programs, 4, network.padded, dtype=torch.float32)
         learned.of_network[(programs, heads)](
-            *inputs, w, *network.tensors[:-1], found, *own_arguments, *w.stride()[:2],
-            network.units, KNOTS=bias.knots, PLACES=network.places, STRAIGHT=straight, **shape,
+            *inputs, w, *network.tensors[:-1], sums_of_f, *arguments, w.stride()[:2],
+            network.units, KNOTS=bias.knots, PADDED=network.padded, USES_LINES=linear, **shape,
             **options,
         )  # fmt: skip
-        total = found.sum(1) + network.far.sum((0, 2))
+        total = sums_of_f.sum(1) + network.far.sum((0, 2))
         return dq, dk, dv, by_unit(total[..., : network.units], parts[7], parts[8])
-    diagonals = -(-length // size)
-    if reach:  # what is alike beyond is found without looking
-        diagonals = min(diagonals, -(-(reach + size - 1) // size))
-    steps = batch * -(-length // size)  # of the longest diagonal
-    shares = min(steps, -(-SHARED // (diagonals * heads)))
+    diagonals = cdiv(length, size)
+    if reach:  # the gradient of what is constant beyond follows from the rest
+        diagonals = min(diagonals, cdiv(reach + size - 1, size))
+    steps = batch * cdiv(length, size)  # of the longest diagonal
+    shares = min(steps, cdiv(SHARED, diagonals * heads))
     tiles = q.new_empty(heads, diagonals, shares, size, size, dtype=torch.float32)
     learned.of_table[(diagonals, shares, heads)](
-        *inputs, tiles, *own_arguments, **shape, **options
+        *inputs, tiles, *arguments, **shape, **options
     )  # fmt: skip
-    found = by_distance(tiles.sum(2), own.shape[-1] - PADDING, reach) * LN2
-    return dq, dk, dv, pad(found, (PADDING, 0))
+    dtable = by_distance(tiles.sum(2), own.shape[-1] - PADDING, reach) * LN2
+    return dq, dk, dv, pad(dtable, (PADDING, 0))

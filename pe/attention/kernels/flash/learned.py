@@ -1,8 +1,8 @@
-"""The gradient of a table or a network: dS added up over the batch, where one number serves all.
+"""The gradient of a table or a network: dS summed over the batch, where one number serves all.
 
-Kept apart from dq, dk and dv, because only here do blocks of different texts belong together: a
-program holds one place of the matrix and walks through the batch, so that nothing is added to from
-two sides and the same inputs give the same bits.
+Kept apart from dq, dk and dv, because only here do blocks of different sequences belong together: a
+program holds one block of the matrix and goes through the batch, so that no two programs add to the
+same number and the same inputs give the same bits.
 """
 
 from __future__ import annotations
@@ -11,125 +11,161 @@ import triton
 import triton.language as tl
 
 from pe.attention.kernels.flash.elementary import log2
-from pe.attention.kernels.flash.forward import add_bias, apart, by_distance
-
-LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+from pe.attention.kernels.flash.forward import add_bias, at_distance, distances
+from pe.attention.kernels.flash.kinds import LOG2E
 
 
 @triton.jit
 def score_gradient(
-    Q, K, V, DO, L, R, X, Y, Z, b, h, i0, j0, T, H, G, scale,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t,
+    p_q, p_k, p_v, p_do, p_lse, p_sums, p_x, p_y, p_z, i_b, i_h, i0, j0, T, H, G, scale,
+    q_strides, k_strides, v_strides, do_strides,
     KIND: tl.constexpr, REACH: tl.constexpr, E: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dS of one square block, (BM, BM) float32."""
-    e, d = tl.arange(0, E), tl.arange(0, D)
-    i, j = i0 + tl.arange(0, BM), j0 + tl.arange(0, BM)
-    some, keys = i < T, j[:, None] < T
-    at = Q + b * q_b + h * q_h + i[:, None] * q_t + e[None, :]
-    q = tl.load(at, mask=some[:, None], other=0.0)
-    at = K + b * k_b + (h // G) * k_h + j[:, None] * k_t + e[None, :]
-    k = tl.load(at, mask=keys, other=0.0)
-    at = V + b * v_b + (h // G) * v_h + j[:, None] * v_t + d[None, :]
-    v = tl.load(at, mask=keys, other=0.0)
-    at = DO + b * g_b + h * g_h + i[:, None] * g_t + d[None, :]
-    g = tl.load(at, mask=some[:, None], other=0.0)
-    lse = tl.load(L + (b * H + h) * T + i, mask=some, other=float("inf"))
-    sums = tl.load(R + (b * H + h) * T + i, mask=some, other=0.0)
-    s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-    s = add_bias(s, i, j, i0, j0, j, X, Y, Z, KIND, False, REACH, False, True)
-    p = tl.math.exp2(s - lse[:, None])
-    p = tl.where(i[:, None] >= j[None, :], p, 0.0)
-    return p * (tl.dot(g, tl.trans(v), input_precision=PRECISION) - sums[:, None])
+    o_e, o_d = tl.arange(0, E), tl.arange(0, D)
+    o_i, o_j = i0 + tl.arange(0, BM), j0 + tl.arange(0, BM)
+    m_i, m_j = o_i < T, o_j[:, None] < T
+    p_tile = p_q + i_b * q_strides[0] + i_h * q_strides[1] + o_i[:, None] * q_strides[2]
+    p_tile += o_e[None, :]
+    b_q = tl.load(p_tile, mask=m_i[:, None], other=0.0)
+    p_tile = p_k + i_b * k_strides[0] + (i_h // G) * k_strides[1] + o_j[:, None] * k_strides[2]
+    p_tile += o_e[None, :]
+    b_k = tl.load(p_tile, mask=m_j, other=0.0)
+    p_tile = p_v + i_b * v_strides[0] + (i_h // G) * v_strides[1] + o_j[:, None] * v_strides[2]
+    p_tile += o_d[None, :]
+    b_v = tl.load(p_tile, mask=m_j, other=0.0)
+    p_tile = p_do + i_b * do_strides[0] + i_h * do_strides[1] + o_i[:, None] * do_strides[2]
+    p_tile += o_d[None, :]
+    b_do = tl.load(p_tile, mask=m_i[:, None], other=0.0)
+    b_lse = tl.load(p_lse + (i_b * H + i_h) * T + o_i, mask=m_i, other=float("inf"))
+    b_sums = tl.load(p_sums + (i_b * H + i_h) * T + o_i, mask=m_i, other=0.0)
+    b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * scale
+    b_s = add_bias(
+        b_s,
+        o_i,
+        o_j,
+        i0,
+        j0,
+        o_j,
+        p_x,
+        p_y,
+        p_z,
+        KIND,
+        REACH,
+        IS_FAR=False,
+        IS_DIAGONAL=True,
+        IS_TRANSPOSED=False,
+    )
+    b_p = tl.math.exp2(b_s - b_lse[:, None])
+    b_p = tl.where(o_i[:, None] >= o_j[None, :], b_p, 0.0)
+    return b_p * (tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION) - b_sums[:, None])
 
 
 @triton.jit
 def of_table(
-    Q, K, V, DO, L, R, X, Y, Z, TILES, B, T, H, G, scale,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, x_h,
+    p_q, p_k, p_v, p_do, p_lse, p_sums, p_x, p_y, p_z, p_tiles, B, T, H, G, scale,
+    q_strides, k_strides, v_strides, do_strides, x_h,
     KIND: tl.constexpr, REACH: tl.constexpr, E: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (n, s, h) walks down its share of the n-th diagonal of blocks, whose distances agree,
-    one text after another, and leaves the sum of its blocks."""
-    n, share, h = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    total = tl.zeros((BM, BM), tl.float32)
-    blocks = tl.cdiv(T, BM) - n
+    """The sum of dS over a share of the n-th diagonal of blocks, whose distances agree.
+
+    Program (n, share, head) goes down the diagonal, one sequence after another.
+
+    Args:
+        p_q, p_k, p_v, p_do, p_lse, p_sums, p_x, p_y, p_z: as in `backward.by_keys`; x_h: the stride
+            of x by head.
+        p_tiles: (H, diagonals, shares, BM, BM) float32.
+    """
+    i_n, i_share, i_h = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    b_total = tl.zeros((BM, BM), tl.float32)
+    blocks = tl.cdiv(T, BM) - i_n
     each = tl.cdiv(B * blocks, tl.num_programs(1))
-    for step in tl.range(share * each, tl.minimum((share + 1) * each, B * blocks)):
-        b = (step // blocks).to(tl.int64)
+    for step in tl.range(i_share * each, tl.minimum((i_share + 1) * each, B * blocks)):
+        i_b = (step // blocks).to(tl.int64)
         j0 = (step % blocks) * BM
-        total += score_gradient(
-            Q, K, V, DO, L, R, X + h * x_h, Y, Z, b, h, j0 + n * BM, j0, T, H, G, scale,
-            q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t,
+        b_total += score_gradient(
+            p_q, p_k, p_v, p_do, p_lse, p_sums, p_x + i_h * x_h, p_y, p_z, i_b, i_h, j0 + i_n * BM,
+            j0, T, H, G, scale, q_strides, k_strides, v_strides, do_strides,
             KIND, REACH, E, D, BM, PRECISION,
         )  # fmt: skip
-    at = ((h * tl.num_programs(0) + n) * tl.num_programs(1) + share).to(tl.int64)
-    r = tl.arange(0, BM)
-    tl.store(TILES + at * BM * BM + r[:, None] * BM + r[None, :], total)
+    o_at = ((i_h * tl.num_programs(0) + i_n) * tl.num_programs(1) + i_share).to(tl.int64)
+    o_r = tl.arange(0, BM)
+    tl.store(p_tiles + o_at * BM * BM + o_r[:, None] * BM + o_r[None, :], b_total)
 
 
 @triton.jit
-def block_sum(x):
+def sum_of_block(x):
     """Sum of all entries."""
     return tl.sum(tl.sum(x, 1), 0)
 
 
 @triton.jit
 def of_network(
-    Q, K, V, DO, L, R, X, Y, Z, W, BREAKS, BY_C, ROWS_C, ROWS_M, PARTS, B, T, H, G, scale,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, x_h, w_h, w_i, UNITS,
-    KIND: tl.constexpr, REACH: tl.constexpr, KNOTS: tl.constexpr, PLACES: tl.constexpr,
-    STRAIGHT: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
+    p_q, p_k, p_v, p_do, p_lse, p_sums, p_x, p_y, p_z, p_w, p_breaks, p_by_c, p_rows_c, p_rows_m,
+    p_parts, B, T, H, G, scale, q_strides, k_strides, v_strides, do_strides, x_h, w_strides, UNITS,
+    KIND: tl.constexpr, REACH: tl.constexpr, KNOTS: tl.constexpr, PADDED: tl.constexpr,
+    USES_LINES: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """FIRE: what its network and its two numbers need of every n-th block, whole batch.
+    """FIRE: what every n-th block, of the whole batch, gives its network and two parameters.
 
-    With u the share that f is asked for: PARTS (H, programs, 4, PLACES) gets, over u > BREAKS[n],
-    the sums of dS, dS u, dS du/dc and dS du/dm. PLACES is UNITS rounded up to a power of two. With
-    STRAIGHT blocks within one piece of f (W) are left to `pe.attention.kernels.flash.fire_far`.
+    With u the argument of f, the sums of dS, dS u, dS du/dc and dS du/dm over u > breaks[n].
+
+    Args:
+        p_q, p_k, p_v, p_do, p_lse, p_sums, p_x, p_y, p_z: as in `backward.by_keys`.
+        p_w: (H, blocks, blocks) int32; with USES_LINES blocks within one piece of f, which have a
+            number from 0 on here, are left to `pe.attention.kernels.flash.fire_far`.
+        p_breaks: (UNITS,) float32, the corners of f. p_by_c, p_rows_c, p_rows_m: float32, parts of
+            du/dc by distance and by row, and of du/dm by row (`pe.encodings.core.forms.fire`).
+        p_parts: (H, programs, 4, PADDED) float32. PADDED: UNITS, up to a power of two.
     """
-    h = tl.program_id(1)
-    X += h * x_h
-    places = tl.arange(0, PLACES)
-    plain = tl.zeros((PLACES,), tl.float32)
+    i_h = tl.program_id(1)
+    p_x += i_h * x_h
+    o_unit = tl.arange(0, PADDED)
+    plain = tl.zeros((PADDED,), tl.float32)
     by_u, by_c, by_m = plain, plain, plain
     across = tl.cdiv(T, BM)
-    for block in tl.range(tl.program_id(0), across * (across + 1) // 2, tl.num_programs(0)):
-        # its place in the lower triangle, rows one after another; a root may be off by one
-        root = tl.sqrt(8.0 * (block + tl.full((), 0, tl.int32)).to(tl.float32) + 1.0)
+    for i_block in tl.range(tl.program_id(0), across * (across + 1) // 2, tl.num_programs(0)):
+        # row and column in the lower triangle, counted by rows; a root may be off by one
+        root = tl.sqrt(8.0 * (i_block + tl.full((), 0, tl.int32)).to(tl.float32) + 1.0)
         row = ((root - 1.0) / 2.0).to(tl.int32)
-        row = tl.where(row * (row + 1) // 2 > block, row - 1, row)
-        row = tl.where((row + 1) * (row + 2) // 2 <= block, row + 1, row)
-        i0, j0 = row * BM, (block - row * (row + 1) // 2) * BM
-        done = tl.load(W + h * w_h + row * w_i + j0 // BM) >= 0 if STRAIGHT else False
+        row = tl.where(row * (row + 1) // 2 > i_block, row - 1, row)
+        row = tl.where((row + 1) * (row + 2) // 2 <= i_block, row + 1, row)
+        i0, j0 = row * BM, (i_block - row * (row + 1) // 2) * BM
+        done = (
+            tl.load(p_w + i_h * w_strides[0] + row * w_strides[1] + j0 // BM) >= 0
+            if USES_LINES
+            else False
+        )
         if not done:
-            total = tl.zeros((BM, BM), tl.float32)
-            for b in tl.range(0, B):
-                total += score_gradient(
-                    Q, K, V, DO, L, R, X, Y, Z, b + tl.full((), 0, tl.int64), h, i0, j0, T, H, G,
-                    scale, q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t,
+            b_total = tl.zeros((BM, BM), tl.float32)
+            for i_b in tl.range(0, B):
+                b_total += score_gradient(
+                    p_q, p_k, p_v, p_do, p_lse, p_sums, p_x, p_y, p_z,
+                    i_b + tl.full((), 0, tl.int64), i_h, i0, j0, T, H, G, scale, q_strides,
+                    k_strides, v_strides, do_strides,
                     KIND, REACH, E, D, BM, PRECISION,
                 )  # fmt: skip
-            i, j = i0 + tl.arange(0, BM), j0 + tl.arange(0, BM)
-            rows = tl.load(Z + i) / KNOTS
-            u = log2(1.0 + tl.load(Y) * apart(i, j, False, True)) * rows[:, None]
+            o_i, o_j = i0 + tl.arange(0, BM), j0 + tl.arange(0, BM)
+            rows = tl.load(p_z + o_i) / KNOTS
+            u = log2(1.0 + tl.load(p_y) * distances(o_i, o_j, False, True)) * rows[:, None]
             rows *= LOG2E  # 1 / N_i
-            u = tl.where(i[:, None] >= j[None, :], u, 0.0)
+            u = tl.where(o_i[:, None] >= o_j[None, :], u, 0.0)
             # du/dc = psi'(i - j) / N_i - u (dN_i/dc) / N_i,   du/dm = - u (dN_i/dm) / N_i
-            of_c = (by_distance(BY_C, i, j, False) - u * tl.load(ROWS_C + i)[:, None]) * rows[
-                :, None
-            ]
-            of_m = -u * (tl.load(ROWS_M + i) * rows)[:, None]
-            all_plain, all_u = block_sum(total), block_sum(total * u)
-            all_c, all_m = block_sum(total * of_c), block_sum(total * of_m)
+            of_c = (
+                at_distance(p_by_c, o_i, o_j, False) - u * tl.load(p_rows_c + o_i)[:, None]
+            ) * rows[:, None]
+            of_m = -u * (tl.load(p_rows_m + o_i) * rows)[:, None]
+            all_plain, all_u = sum_of_block(b_total), sum_of_block(b_total * u)
+            all_c, all_m = sum_of_block(b_total * of_c), sum_of_block(b_total * of_m)
             # u rises with the query and falls with the key, so corners hold its least and its most
             last = tl.minimum(i0 + BM, T) - 1
-            most = log2(1.0 + tl.load(Y) * (last - j0)) * tl.load(Z + last) / KNOTS
+            most = log2(1.0 + tl.load(p_y) * (last - j0)) * tl.load(p_z + last) / KNOTS
             nearest = tl.maximum(i0 - (j0 + BM - 1), 0)
-            least = log2(1.0 + tl.load(Y) * nearest) * tl.load(Z + i0) / KNOTS
-            edges = tl.load(BREAKS + places, mask=places < UNITS, other=float("inf"))
+            least = log2(1.0 + tl.load(p_y) * nearest) * tl.load(p_z + i0) / KNOTS
+            edges = tl.load(p_breaks + o_unit, mask=o_unit < UNITS, other=float("inf"))
             whole = edges < least  # the block lies above these edges
             plain += tl.where(whole, all_plain, 0.0)
             by_u += tl.where(whole, all_u, 0.0)
@@ -137,16 +173,18 @@ def of_network(
             by_m += tl.where(whole, all_m, 0.0)
             if tl.sum(((edges >= least) & (edges < most)).to(tl.int32), 0) > 0:  # rare far away
                 for n in tl.range(0, UNITS):
-                    edge = tl.load(BREAKS + n)
+                    edge = tl.load(p_breaks + n)
                     if (edge >= least) & (edge < most):  # the edge runs through the block
-                        above = tl.where(u > edge, total, 0.0)
-                        here = places == n
-                        plain += tl.where(here, block_sum(above), 0.0)
-                        by_u += tl.where(here, block_sum(above * u), 0.0)
-                        by_c += tl.where(here, block_sum(above * of_c), 0.0)
-                        by_m += tl.where(here, block_sum(above * of_m), 0.0)
-    at = PARTS + (h * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * 4 * PLACES + places
-    tl.store(at, plain)
-    tl.store(at + PLACES, by_u)
-    tl.store(at + 2 * PLACES, by_c)
-    tl.store(at + 3 * PLACES, by_m)
+                        above = tl.where(u > edge, b_total, 0.0)
+                        here = o_unit == n
+                        plain += tl.where(here, sum_of_block(above), 0.0)
+                        by_u += tl.where(here, sum_of_block(above * u), 0.0)
+                        by_c += tl.where(here, sum_of_block(above * of_c), 0.0)
+                        by_m += tl.where(here, sum_of_block(above * of_m), 0.0)
+    p_at = (
+        p_parts + (i_h * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * 4 * PADDED + o_unit
+    )
+    tl.store(p_at, plain)
+    tl.store(p_at + PADDED, by_u)
+    tl.store(p_at + 2 * PADDED, by_c)
+    tl.store(p_at + 3 * PADDED, by_m)

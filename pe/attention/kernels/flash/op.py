@@ -1,17 +1,17 @@
-"""The kernels as one differentiable operator that torch.compile leaves whole.
+"""The kernels as one differentiable operator that torch.compile takes as one node.
 
-    pe::flash           q, k, v and what the bias is made of -> o, lse, horizon
+    pe::flash           q, k, v and the parts of the bias -> o, lse, horizon
     pe::flash_backward  -> dq, dk, dv, and the gradient of ``own``
 
 q (B, H, T, E), k (B, K, T, E), v (B, K, T, D); plain causal attention. ``own`` gets a gradient
-if it wants one, ``parts`` never do; `pe.encodings.core.forms` makes both:
+if it requires one, ``parts`` never do; `pe.encodings.core.forms` computes both:
 
     NONE   neither
-    KEYS   own (B or 1, H, T + P): X of `flash`; parts: Y
-    TABLE  own (H, P + T + P): by distance, alike from ``reach`` on (0: nowhere)
+    KEYS   own (B or 1, H, T + P): x of `forward`; parts: y
+    TABLE  own (H, P + T + P): by distance, constant from ``reach`` on (0: nowhere)
     LOGARITHM, POWER  own (H, 2)
-    FIRE   own (H, 2U + 2): of f's U pieces height and slope, and its two numbers; parts: X, Y,
-           Z of `flash`, and what `pe.attention.kernels.flash.learned` reads
+    FIRE   own (H, 2U + 2): of f's U pieces height and slope, and its two parameters; parts: x,
+           y, z of `forward`, and what `pe.attention.kernels.flash.learned` reads
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pe.attention.kernels.flash import self_check as proof
-from pe.attention.kernels.flash.horizon import leaves_out
+from pe.attention.kernels import self_check as checks
+from pe.attention.kernels.flash import self_check as cases
+from pe.attention.kernels.flash.horizon import skips_underflowed
 from pe.attention.kernels.flash.launch import backward, forward
 from pe.attention.kernels.layout import tokens_first
 from pe.encodings.core.forms import NONE
@@ -46,7 +47,7 @@ def attend(
         RuntimeError: on this machine the kernels do not compute what they should.
     """
     if q.is_cuda:
-        prove(kind, reach, q.shape[-1], v.shape[-1], q.dtype, q.device)
+        self_check(kind, reach, q.shape[-1], v.shape[-1], q.dtype, q.device)
     return forward(q, k, v, scale, kind, own, parts, reach)
 
 
@@ -56,7 +57,7 @@ def _(
     parts: list[Tensor], reach: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    beyond = q.shape[:2] if leaves_out(kind, q.shape[2]) else (0,)
+    beyond = q.shape[:2] if skips_underflowed(kind, q.shape[2]) else (0,)
     return tokens_first(q, v.shape[-1]), lse, lse.new_empty(beyond)
 
 
@@ -68,9 +69,9 @@ def _(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, beyond: Tensor,
     scale: float, kind: int, own: Tensor | None, parts: list[Tensor], reach: int, learns: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    found = q.new_empty(own.shape if learns and own is not None else (0,), dtype=torch.float32)
+    dparams = q.new_empty(own.shape if learns and own is not None else (0,), dtype=torch.float32)
     dk, dv = tokens_first(k, k.shape[-1]), tokens_first(v, v.shape[-1])
-    return tokens_first(q, q.shape[-1]), dk, dv, found
+    return tokens_first(q, q.shape[-1]), dk, dv, dparams
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -81,38 +82,32 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 def _backward(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Any, ...]:
     q, k, v, out, lse, beyond, own, *parts = ctx.saved_tensors
-    dq, dk, dv, found = attend_backward(
+    dq, dk, dv, dparams = attend_backward(
         gradient, q, k, v, out, lse, beyond, ctx.scale, ctx.kind, own, parts, ctx.reach, ctx.learns
     )
-    return dq, dk, dv, None, None, found if ctx.learns else None, [None] * len(parts), None
+    return dq, dk, dv, None, None, dparams if ctx.learns else None, [None] * len(parts), None
 
 
 attend.register_autograd(_backward, setup_context=_save)
 
 
 @functools.cache
-def prove(
+def self_check(
     kind: int, reach: int, width: int, value_width: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Compare the kernels with the definition, once for each kind, before they are relied on.
-
-    They are compiled on the user's machine by whatever Triton its torch brings, and a compiler's
-    mistake would look like a worse encoding.
+    """Compare the kernels with the definition, once per kind, before they are relied on.
 
     Raises:
         RuntimeError: they fail or differ; says how, and what to use instead.
     """
-    case = proof.case(kind, reach, width, value_width, dtype, device)
-    form, scale = case.form, width**-0.5
-    bias = kind, form.own, list(form.parts), form.reach
-    try:
+    case, scale = cases.case(kind, reach, width, value_width, dtype, device), width**-0.5
+    bias = kind, case.form.own, list(case.form.parts), case.form.reach
+
+    def compute() -> tuple[Tensor, ...]:
         out, lse, beyond = forward(case.q, case.k, case.v, scale, *bias, 0, 0)
-        found = backward(
+        gradients = backward(
             case.gradient, case.q, case.k, case.v, out, lse, beyond, scale, *bias, kind != NONE, 0
         )  # fmt: skip
-    except Exception as error:
-        raise RuntimeError(
-            f"the attention kernels do not run on this machine ({type(error).__name__}: {error}); "
-            f"{proof.REMEDY}"
-        ) from error
-    proof.compare((out, *found), proof.expected(case, scale), dtype)
+        return out, *gradients
+
+    checks.agree(compute, cases.expected(case, scale), dtype)

@@ -1,4 +1,4 @@
-"""A small case of each kind of bias, and what the definition makes of it, without autograd.
+"""A small case of each kind of bias, and what the definition computes of it, without autograd.
 
 P = softmax(scale q k^T + b)    o = P v    dv = P^T dO    dS = P (dP - rowsum(P dP)),  dP = dO v^T
 dq = scale dS k    dk = scale dS^T q    and dS added up by what the bias depends on
@@ -7,22 +7,22 @@ dq = scale dS k    dk = scale dS^T q    and dS added up by what the bias depends
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pe.attention.kernels.flash.horizon import FALLING
-from pe.attention.kernels.flash.straight import straightens
+from pe.attention.kernels.flash.piecewise_linear import takes_lines
+from pe.attention.kernels.self_check import inputs, random_on
 from pe.encodings.core.forms import (
+    CHUNK,
     FIRE,
     KEYS,
     LOGARITHM,
     NONE,
     PADDING,
     POWER,
-    STRETCH,
     TABLE,
     Form,
     by_distance,
@@ -34,15 +34,11 @@ from pe.encodings.core.forms import (
 from pe.encodings.core.forms import matrix as matrix_of
 
 BATCH, HEADS, LENGTH = 2, 2, 256
-REMEDY = (
-    "please report it with the versions of torch and triton, and use backend='sdpa' "
-    "(attention_backend in the configuration) meanwhile"
-)
 LN2 = math.log(2.0)
 
 
 class Case(NamedTuple):
-    """Two texts of two heads that share their keys."""
+    """Two sequences of two heads that share their keys."""
 
     q: Tensor
     k: Tensor
@@ -54,51 +50,45 @@ class Case(NamedTuple):
 def case(
     kind: int, reach: int, width: int, value_width: int, dtype: torch.dtype, device: torch.device
 ) -> Case:
-    """The same numbers every time; no generator of the caller's is touched."""
-    length = max(LENGTH, -(-reach // 128) * 128 + 128)  # beyond what is alike, too
+    """The same numbers every time."""
+    length = max(LENGTH, -(-reach // 128) * 128 + 128)  # beyond where it is constant, too
     if kind in FALLING:
-        length = 3 * STRETCH  # the last stretch does not look at the first where a bias is steep
-    if straightens(kind, dtype, length, 0):
+        length = 3 * CHUNK  # the last chunk skips the first where a bias is steep
+    if takes_lines(kind, dtype, length, 0):
         length = 704  # far enough for lines
-    generator = torch.Generator(device=device).manual_seed(7)
-
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, device=device)
-
-    sizes = ((HEADS, width), (1, width), (1, value_width), (HEADS, value_width))
-    tensors = [drawn(BATCH, heads, length, size).to(dtype) for heads, size in sizes]
+    random = random_on(device)
+    q, k, v, gradient = inputs(random, BATCH, HEADS, length, width, value_width, dtype)
     form = Form()
     if kind == KEYS:
-        steps = 0.3 * drawn(BATCH, HEADS, length).double()
+        steps = 0.3 * random(BATCH, HEADS, length).double()
         steps[:, 1] += 2.0
         form = by_key(steps.cumsum(-1))
     elif kind == TABLE:
-        table = drawn(HEADS, length)
+        table = random(HEADS, length)
         if reach:
             table[:, reach:] = table[:, reach : reach + 1]
         form = by_distance(table, reach or None)
     elif kind in (LOGARITHM, POWER):
-        numbers = drawn(2, HEADS).abs().clamp(0.1, 1.0)
+        numbers = random(2, HEADS).abs().clamp(0.1, 1.0)
         numbers[:, 1] = 1.0
         if kind == LOGARITHM:
             numbers[0, 1] = 0.01  # so weak that lines will do
         form = by_logarithm(*numbers) if kind == LOGARITHM else by_power(*numbers)
     elif kind == FIRE:
-        weight, corners = drawn(8), torch.linspace(0.1, 0.9, 8, device=device)  # none of them far
-        rises = drawn(HEADS, 8) * (0.1 if length > LENGTH else 1.0)  # so flat that lines will do
-        weights = weight[:, None], -weight * corners, rises, drawn(HEADS)
+        weight, corners = random(8), torch.linspace(0.1, 0.9, 8, device=device)  # none of them far
+        rises = random(HEADS, 8) * (0.1 if length > LENGTH else 1.0)  # so flat that lines will do
+        weights = weight[:, None], -weight * corners, rises, random(HEADS)
         c, multiplier = torch.full((1,), 0.3, device=device), torch.ones(1, device=device)
         form = fire(c, multiplier, *weights, 100.0, 1e-6, length)
-    q, k, v, gradient = tensors
     return Case(q, k, v, gradient, form)
 
 
-def expected(given: Case, scale: float) -> tuple[Tensor, ...]:
-    """o, dq, dk, dv and the gradient of the bias' own numbers, float64."""
-    q, k, v, gradient = (t.double() for t in given[:4])
+def expected(case: Case, scale: float) -> tuple[Tensor, ...]:
+    """o, dq, dk, dv and the gradient of the bias' parameters, float64."""
+    q, k, v, gradient = (t.double() for t in case[:4])
     logits = scale * (q @ k.transpose(-1, -2))
-    if given.form.kind != NONE:
-        logits = logits + matrix_of(given.form, q.shape[-2])
+    if case.form.kind != NONE:
+        logits = logits + matrix_of(case.form, q.shape[-2])
     seen = torch.ones_like(logits[0, 0], dtype=torch.bool, device=q.device).tril()
     weights = logits.masked_fill(~seen, -math.inf).softmax(-1)
     by_weight = gradient @ v.transpose(-1, -2)
@@ -108,15 +98,15 @@ def expected(given: Case, scale: float) -> tuple[Tensor, ...]:
         scale * (by_logit @ k),
         scale * (by_logit.transpose(-1, -2) @ q).sum(1, keepdim=True),
         (weights.transpose(-1, -2) @ gradient).sum(1, keepdim=True),
-        _own(given.form, by_logit),
+        _own(case.form, by_logit),
     )
 
 
 def _own(form: Form, by_logit: Tensor) -> Tensor:
     """The gradient of ``form.own`` from that of the logits, (B, H, T, T)."""
     length = by_logit.shape[-1]
-    place = torch.arange(length, device=by_logit.device)
-    distance = (place[:, None] - place).clamp(min=0)  # ahead of a query the gradient is 0
+    position = torch.arange(length, device=by_logit.device)
+    distance = (position[:, None] - position).clamp(min=0)  # ahead of a query the gradient is 0
     if form.kind == NONE or form.own is None:
         return by_logit.new_empty(0)
     own = torch.zeros_like(form.own, dtype=torch.float64)
@@ -151,16 +141,3 @@ def _own(form: Form, by_logit: Tensor) -> Tensor:
         numbers = [(part * slopes).sum(-1, keepdim=True) for part in parts[2:]]
         own = torch.cat((parts[0], parts[1], *numbers), -1)
     return own
-
-
-def compare(found: Sequence[Tensor], wanted: Sequence[Tensor], dtype: torch.dtype) -> None:
-    """RuntimeError if a tensor is further off than its type excuses."""
-    allowed = 1e-4 if dtype == torch.float32 else 2e-2
-    names = ("the output", "the gradient of q", "of k", "of v", "of the bias")
-    for name, got, want in zip(names, found, wanted, strict=True):
-        error = float((got.double() - want).norm() / want.norm().clamp(min=1e-12))
-        if want.numel() and not error <= allowed:
-            raise RuntimeError(
-                f"the attention kernels are wrong on this machine: {name} is off by {error:.1g} "
-                f"where {allowed:.0e} is allowed; {REMEDY}"
-            )

@@ -1,4 +1,4 @@
-"""From what the kernels leave of a bias' gradient to that of its own numbers."""
+"""From the kernels' sums to the gradient of a bias' parameters."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch.nn.functional import pad
 
 
 def by_distance(tiles: Tensor, width: int, reach: int) -> Tensor:
-    """Blocks added up along diagonals, (H, n, S, S) -> sums over equal distances (H, width).
+    """Blocks summed along diagonals, (H, n, S, S) -> sums over equal distances (H, width).
 
     Entry (r, c) of block n is at distance n S + r - c. The sum over all distances is 0, since each
-    row of dS adds up to 0: so the entry ``reach``, which stands for all beyond, is what is missing.
+    row of dS sums to 0: so the entry ``reach``, for all from there on, is minus the sum before it.
     """
     heads, count, size, _ = tiles.shape
-    turned = pad(tiles.flip(-1), (0, size)).flatten(-2)[..., : size * (2 * size - 1)]
-    skewed = turned.view(heads, count, size, 2 * size - 1).sum(2)  # by r - c + S - 1
+    flipped = pad(tiles.flip(-1), (0, size)).flatten(-2)[..., : size * (2 * size - 1)]
+    skewed = flipped.view(heads, count, size, 2 * size - 1).sum(2)  # by r - c + S - 1
     sums = tiles.new_zeros(heads, (count + 1) * size)
     sums[:, : count * size] += skewed[..., :size].flatten(1)
     sums[:, size:] += pad(skewed[..., size:], (0, 1)).flatten(1)

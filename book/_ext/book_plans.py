@@ -1,0 +1,219 @@
+"""What is planned, what is recorded, and how to go on or do it again.
+
+| ```{if-recorded} extend/rope     its content, if that study or row has records
+| ```{settings} extend             what all runs of a study have in common, from its YAML
+| ```{missing-runs} scaffold-seeds which planned runs are not there, and what goes on
+| ```{rerun} scaffold              what it takes to run each row again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from book_directives import Block, Made
+from book_studies import Snapshot, Studies
+from book_tables import _listed, titles
+from docutils import nodes
+from docutils.parsers.rst import directives
+from sphinx.application import Sphinx
+
+from pe._errors import unknown
+from pe.results import budgets
+from pe.results.markdown import pipe
+from pe.results.quantities import duration, label, whole
+from pe.results.rows import Row
+from pe.study.plan import Planned, load_plan
+
+PARTS = ("extension", "searches")
+
+
+def there(studies: Studies, text: str) -> list[Snapshot]:
+    """The runs that ``STUDY``, ``STUDY/ROW`` or ``STUDY/ROW.extension`` names; none: no records.
+
+    Raises:
+        ValueError: the study's YAML has no such row, or a run no such part.
+    """
+    study, _, rest = text.partition("/")
+    label, _, part = rest.partition(".")
+    known = list(dict.fromkeys(planned.label for planned in load_plan(study)))
+    if label and label not in known:
+        raise unknown("row", label, known)
+    if part and part not in PARTS:
+        raise unknown("part of a record", part, PARTS)
+    if study not in studies.runs:
+        return []
+    rows = studies.rows(study)
+    runs: list[Any] = [run for row in rows.values() for run in row.runs]
+    if label:
+        runs = list(rows[label].runs) if label in rows else []
+    if part:
+        runs = [r for r in runs if (r.extended if part == "extension" else r.searches)]
+    return runs
+
+
+def settings(study: str) -> str:
+    """A Markdown table of what all runs of a plan have in common."""
+    recipes = [planned.recipe for planned in load_plan(study) if not planned.zero_shot]
+    r = recipes[0]
+    shared = ("steps", "batch_size", "context_length", "learning_rate", "min_learning_rate")
+    for name in (*shared, "start_from", "start_step", "evaluation_lengths"):
+        if len({getattr(recipe, name) for recipe in recipes}) > 1:
+            raise ValueError(f"the runs of {study} differ in {name}")
+    seeds = ", ".join(map(str, sorted({recipe.seed for recipe in recipes})))
+    lines = {
+        "begins with": f"`{r.start_from}`, step {r.start_step:,}" if r.start_from else "nothing",
+        "trained for": f"{whole(r.steps)} steps of {r.batch_size} windows of "
+        f"{whole(r.context_length)} tokens, {whole(r.steps * r.batch_size * r.context_length)} "
+        "in all",
+        "learning rate": f"{r.learning_rate:g} → {r.min_learning_rate:g}, {r.warmup_steps} steps "
+        "of warmup",
+        "evaluated at": ", ".join(map(whole, r.evaluation_lengths)) + " tokens",
+        "runs": f"{len(recipes)}, with seed {seeds}",
+    }  # fmt: skip
+    return pipe(["", ""], list(map(list, lines.items())), 2)
+
+
+def missing_runs(
+    study: str, plan: list[Planned], rows: Mapping[str, Row], unmeasured: Sequence[str] = ()
+) -> str:
+    """Words on what is planned and not recorded, and the command that goes on.
+
+    Args:
+        unmeasured: cells that a zero-shot part of the plan still lacks.
+    """
+    runs = [run for row in rows.values() for run in row.runs]
+    plan = [planned for planned in plan if not planned.zero_shot]
+    names = titles(study)
+    absent = budgets.missing(plan, runs)
+    count = sum(len(seeds) for seeds in absent.values())
+    again = sum("retrained" in (run.read().get("parent") or {}) for run in runs)
+    said = ""
+    if again:
+        said = f" {again} of them began with a model that was trained again from its recipe, since "
+        said += "its weights were lost; their records name device, commit and loss."
+    if not absent and not unmeasured:
+        return f"All {len(plan)} runs of the study are recorded.{said}"
+    lines = [f"Of {len(plan)} planned runs {len(plan) - count} are recorded.{said} Missing are:\n"]
+    if not absent:
+        lines = [f"All {len(plan)} runs of the study are recorded.{said} Missing are:\n"]
+    for row, seeds in absent.items():
+        word = "seed" if len(seeds) == 1 else "seeds"
+        lines.append(f"- {names[row]}: {word} {', '.join(map(str, seeds))}")
+    if unmeasured:
+        lines.append(f"- measured without training: {', '.join(_by_method(unmeasured))}")
+    lines.append(
+        "\nThis goes on with them, and with nothing that is recorded; a parent whose weights are "
+        "not on the machine is trained again first ({doc}`/studies`):\n\n"
+        f"```bash\npython -m pe.study {study}\n```"
+    )
+    return "\n".join(lines)
+
+
+def _by_method(cells: Sequence[str]) -> list[str]:
+    """``yarn@2``, ``yarn@4`` -> ``YaRN with factors 2 and 4``."""
+    found: dict[str, list[str]] = {}
+    for method, _, factor in (cell.rpartition("@") for cell in cells):
+        found.setdefault(method, []).append(factor)
+    return [
+        label(method)
+        + ("" if factors == ["1"] else f" with factor{'s'[: len(factors) > 1]} {_listed(factors)}")
+        for method, factors in found.items()
+    ]
+
+
+def unmeasured_cells(studies: Studies, plan: list[Planned]) -> list[str]:
+    """Cells of the plan's zero-shot parts that no record holds."""
+    runs = {f"{run.study}/{run.name}": run for run in studies.complete()}
+    found: list[str] = []
+    for planned in plan:
+        if planned.zero_shot:
+            run = runs.get(planned.recipe.start_from)
+            cells = ((run.extended if run else None) or {"cells": {}})["cells"]
+            found += planned.zero_shot.without(cells)
+    return list(dict.fromkeys(found))
+
+
+class IfRecorded(Block):
+    """Content for records that are there; ``:else:`` is said where they are not."""
+
+    required_arguments = 1
+    has_content = True
+    option_spec: ClassVar[dict[str, Any]] = {"else": directives.unchanged}
+
+    def run(self) -> list[nodes.Node]:
+        try:
+            found = there(self.book.studies, self.arguments[0])
+        except ValueError as error:
+            return self.warn(str(error))
+        text = "\n".join(self.content) if found else self.options.get("else", "")
+        return self.markdown(text) if text else []
+
+
+class Settings(Made):
+    """`settings` of a study."""
+
+    def text(self) -> str:
+        return settings(self.arguments[0])
+
+
+class MissingRuns(Made):
+    """`missing_runs` of a study."""
+
+    classes: ClassVar[list[str]] = []
+
+    def text(self) -> str:
+        study, studies = self.arguments[0], self.book.studies
+        plan = load_plan(study)
+        rows = studies.rows(study) if study in studies.runs else {}
+        return missing_runs(study, plan, rows, unmeasured_cells(studies, plan))
+
+
+class Rerun(Made):
+    """Commit, time, device and command of every run of a study."""
+
+    def text(self) -> str:
+        study = self.arguments[0]
+        rows = self.book.studies.rows(study).values()
+        runs = [(row, run) for row in rows for run in row.runs]
+        pages = self.book.pages(rows)
+        heads = ["run", "seed", "commit", "device", "tokens", "training", "evaluation"]
+        lines: list[list[str]] = []
+        commands, seconds = [], 0.0
+        for row, run in runs:
+            record, training = run.read(), run.read()["training"] or {}
+            judged = (run.evaluation() or {}).get("seconds") or 0.0
+            spent = training.get("wall_seconds") or 0.0
+            seconds += spent + judged
+            page = pages.get(run.name)
+            commit = (record["code"]["commit"] or "unknown")[:12]
+            machine = record["hardware"]
+            count = f"{machine['count']} × " if machine["device"] != "cpu" else ""
+            cells = [
+                f"[{row.title}]({page})" if page else row.title,
+                str(record["seed"]),
+                f"`{commit}`" + (" (changed)" if record["code"]["dirty"] else ""),
+                f"{count}{machine['name']}",
+                whole(training["tokens"]) if training.get("tokens") else "–",
+                duration(spent) if spent else "–",
+                duration(judged) if judged else "–",
+            ]
+            lines.append(cells)
+            parent = record.get("parent")
+            first = f"# after {parent['run']}, from its step {parent['step']}\n" if parent else ""
+            commands.append(
+                f"````{{dropdown}} {row.title}, seed {record['seed']}: runs/{study}/{run.name}\n"
+                f"```bash\ngit checkout {commit}\n{first}{record['command']}\n```\n````"
+            )
+        total = f"All {len(runs)} together: {duration(seconds)} of training and evaluation."
+        if not all((run.read()["training"] or {}).get("wall_seconds") for _, run in runs):
+            total = "A dash stands for a time that is not recorded."
+        return pipe(heads, lines, 4) + f"\n\n{total}\n\n" + "\n\n".join(commands)
+
+
+def setup(app: Sphinx) -> None:
+    """Register with Sphinx."""
+    app.add_directive("if-recorded", IfRecorded)
+    app.add_directive("settings", Settings)
+    app.add_directive("missing-runs", MissingRuns)
+    app.add_directive("rerun", Rerun)

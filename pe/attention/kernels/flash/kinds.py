@@ -1,0 +1,18 @@
+"""What `pe.encodings.core.forms` and the kernels share, as constants that Triton compiles in."""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from pe.encodings.core import forms
+
+NONE: tl.constexpr = tl.constexpr(forms.NONE)
+KEYS: tl.constexpr = tl.constexpr(forms.KEYS)
+TABLE: tl.constexpr = tl.constexpr(forms.TABLE)
+FIRE: tl.constexpr = tl.constexpr(forms.FIRE)
+LOGARITHM: tl.constexpr = tl.constexpr(forms.LOGARITHM)
+POWER: tl.constexpr = tl.constexpr(forms.POWER)
+CHUNK: tl.constexpr = tl.constexpr(forms.CHUNK)
+LOG2E: tl.constexpr = tl.constexpr(forms.LOG2E)
+FARTHEST: tl.constexpr = tl.constexpr(1e9)
+"""Distances are capped here before they become integers."""

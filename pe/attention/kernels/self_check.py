@@ -1,0 +1,65 @@
+"""Kernels are compared with the definition before they are relied on.
+
+They are compiled on the user's machine by whatever Triton its torch brings, and a compiler's
+mistake would look like a worse encoding. `pe.attention.kernels.flash.self_check` and
+`.cope.self_check` have the cases and what the definition computes of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+REMEDY = (
+    "please report it with the versions of torch and triton, and use backend='sdpa' "
+    "(attention_backend in the configuration) meanwhile"
+)
+Random = Callable[..., Tensor]
+
+
+def random_on(device: torch.device) -> Random:
+    """Normal numbers of any shape, the same every time; the caller's generator is not touched."""
+    generator = torch.Generator(device=device).manual_seed(7)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device)
+
+    return random
+
+
+def inputs(
+    random: Random, batch: int, heads: int, length: int, width: int, value_width: int,
+    dtype: torch.dtype,
+) -> list[Tensor]:  # fmt: skip
+    """q, k, v and the gradient of the output, (B, H or 1, T, width); all heads share their keys."""
+    sizes = ((heads, width), (1, width), (1, value_width), (heads, value_width))
+    return [random(batch, count, length, size).to(dtype) for count, size in sizes]
+
+
+def agree(
+    compute: Callable[[], Sequence[Tensor]], expected: Sequence[Tensor], dtype: torch.dtype
+) -> None:
+    """Run kernels and compare: the output, dq, dk, dv and the gradient of the bias' parameters.
+
+    Raises:
+        RuntimeError: they fail, or are off by more than the tolerance of ``dtype``; says by how
+            much, and what to use instead.
+    """
+    try:
+        computed = compute()
+    except Exception as error:
+        raise RuntimeError(
+            f"the attention kernels do not run on this machine ({type(error).__name__}: {error}); "
+            f"{REMEDY}"
+        ) from error
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    names = ("the output", "the gradient of q", "of k", "of v", "of the bias")
+    for name, got, want in zip(names, computed, expected, strict=True):
+        off = float((got.double() - want).norm() / want.norm().clamp(min=1e-12))
+        if want.numel() and not off <= tolerance:
+            raise RuntimeError(
+                f"the attention kernels are wrong on this machine: {name} is off by {off:.1g} "
+                f"where {tolerance:.0e} is allowed; {REMEDY}"
+            )

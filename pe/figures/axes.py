@@ -1,0 +1,69 @@
+"""Axes that several figures share: lengths, perplexities, tokens, and the legend above."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from pe.figures.style import FAINT
+
+LENGTHS = "context, in multiples of the training length"
+PERPLEXITY = "perplexity (log scale)"
+WHOLE = FuncFormatter(lambda value, _: f"{value:,.0f}")
+PLAIN = FuncFormatter(lambda value, _: f"{value:,.6g}")
+TIMES = FuncFormatter(lambda value, _: f"{value:g}×")
+
+
+def powers_of_two(axes: Axes, at: Sequence[float], form: FuncFormatter = TIMES) -> None:
+    """A logarithmic x axis with a tick at each of these values and nowhere else."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(list(at)))
+    axes.xaxis.set_major_formatter(form)
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def log_perplexity(axes: Axes, limit: int | None = None) -> None:
+    """A logarithmic y axis of plain numbers; it ends at ``limit``, the size of the vocabulary."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if limit and high > limit:  # above, a model is worse than guessing
+        high = float(limit)
+        axes.set_ylim(low, high)
+    subs = (1.0,) if high / low > 1e3 else (1, 2, 5) if high / low > 4 else range(1, 10)
+    axes.yaxis.set_major_locator(LogLocator(subs=subs))
+    axes.yaxis.set_major_formatter(PLAIN)
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def mark(axes: Axes, x: float, text: str = "") -> None:
+    """A dotted vertical line, with words at its top."""
+    axes.axvline(x, color=FAINT, linewidth=1, linestyle=(0, (2, 2)), zorder=1)
+    if text:
+        axes.annotate(
+            text, (x, 1), xycoords=("data", "axes fraction"), xytext=(4, -3),
+            textcoords="offset points", va="top", color=FAINT, fontsize=8.5,
+        )  # fmt: skip
+
+
+def legend(figure: Figure, handles: Sequence[Artist], columns: int = 3) -> None:
+    """The legend above the axes; none without a line."""
+    if handles:
+        figure.legend(
+            handles=list(handles), loc="outside upper left", ncols=columns, fontsize=9,
+            handlelength=2.6, columnspacing=1.2,
+        )  # fmt: skip
+
+
+def labels(figure: Figure, x: str, y: str) -> None:
+    """Titles of the axes of a whole figure."""
+    figure.supxlabel(x, fontsize=10.5)
+    figure.supylabel(y, fontsize=10.5)
+
+
+def numbers(values: Iterable[float | None]) -> list[float]:
+    """NaN, which leaves a gap in a line, where there is no value."""
+    return [float("nan") if value is None else value for value in values]

@@ -1,0 +1,130 @@
+"""The look of every figure: colours, markers, SVG, dark twins, captions.
+
+One colour and one marker an encoding, everywhere. Backgrounds are transparent and the colours hold
+a contrast of at least 3:1 on white and on the book's dark page; `darken` swaps the few inks that
+cannot. SVG keeps text as text, and the same records give the same bytes. No pyplot state is used,
+so figures can be made in any thread and any kernel. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+
+from pe.results.quantities import RunLike
+from pe.results.rows import grouped
+
+INK, FAINT, GRID = "#24292f", "#6e7781", "#d0d7de"
+"""Text and axes; secondary text; grid lines. The only colours that change on a dark page."""
+_ON_DARK = {INK: "#e6edf3", FAINT: "#9aa4af", GRID: "#3a424c"}
+
+MAX_RUNS_IN_CAPTION = 15
+"""More are counted by study."""
+
+_COLOURS = (
+    "#8f8f8f", "#3f8fd8", "#d9641e", "#d03060", "#159570", "#9a63c9", "#b8860b", "#3a94a8",
+    "#a0694b", "#7a8f1f",
+)  # fmt: skip
+_MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<", ">", "h")
+_SALT = 4267709
+"""Of the hash that gives an encoding its colour and its marker, so that a new encoding changes no
+other one's. It was searched for: NoPE, RoPE, PoPE and YaRN get the colours that colour-blind
+readers tell apart best, and transforms of RoPE's frequencies, which share figures, one each."""
+
+SEQUENTIAL = LinearSegmentedColormap.from_list("pe_sequential", ["#2f7fc400", "#2f7fc4ff"])
+"""From nothing to blue: reads on both backgrounds because its zero is transparent."""
+DIVERGING = LinearSegmentedColormap.from_list(
+    "pe_diverging", ["#2f7fc4ff", "#2f7fc400", "#d9541e00", "#d9541eff"]
+)
+"""Blue for negative, orange for positive, transparent in the middle."""
+
+
+def colour(pe: str) -> str:
+    """The encoding's colour; the same name gets the same colour in every process."""
+    return _COLOURS[_hash(pe)[0] % len(_COLOURS)]
+
+
+def marker(pe: str) -> str:
+    """The encoding's marker, so that no figure depends on colour alone."""
+    return _MARKERS[_hash(pe)[1] % len(_MARKERS)]
+
+
+def _hash(pe: str) -> bytes:
+    return hashlib.sha256(f"{_SALT} {pe}".encode()).digest()
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The look of every figure here: transparent, text as text, deterministic SVG."""
+    settings = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "pe",
+        "font.family": "sans-serif",
+        "font.size": 10.5,
+        "figure.facecolor": "none",
+        "axes.facecolor": "none",
+        "savefig.facecolor": "none",
+        "legend.frameon": False,
+        "text.color": INK,
+        "axes.labelcolor": INK,
+        "axes.edgecolor": FAINT,
+        "xtick.color": FAINT,
+        "ytick.color": FAINT,
+        "xtick.labelcolor": INK,
+        "ytick.labelcolor": INK,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.color": GRID,
+        "grid.linewidth": 0.7,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "lines.linewidth": 1.8,
+        "lines.markersize": 5.5,
+    }
+    with mpl.rc_context(settings):
+        yield
+
+
+def svg(figure: Figure) -> str:
+    """The figure as SVG text without dates; equal figures give equal text."""
+    out = io.StringIO()
+    with style():
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    # The font list is matplotlib's own; readers get the page's sans-serif instead.
+    text = out.getvalue().replace("'DejaVu Sans', 'Bitstream Vera Sans', ", "")
+    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+
+
+def darken(text: str) -> str:
+    """The same SVG for a dark page: `INK`, `FAINT` and `GRID` become light."""
+    for light, dark in _ON_DARK.items():
+        text = text.replace(light, dark)
+    return text
+
+
+def save(figure: Figure, path: str | Path) -> Path:
+    """Write a figure as SVG; the file is left alone when its bytes would not change."""
+    target, data = Path(path), svg(figure).encode()
+    if not target.exists() or target.read_bytes() != data:
+        target.write_bytes(data)
+    return target
+
+
+def caption(runs: Sequence[RunLike]) -> str:
+    """``Runs: demo/nope-s0-1a2b3c4d, rope-s0-...; tiny/...``: what a figure is made of.
+
+    More than `MAX_RUNS_IN_CAPTION` runs are counted by study: ``Runs: 30 of scaffold-seeds``.
+    """
+    studies: dict[str, list[str]] = {}
+    for run in (run for row in grouped(runs) for run in row.runs):
+        studies.setdefault(run.study, []).append(run.name)
+    if sum(map(len, studies.values())) > MAX_RUNS_IN_CAPTION:
+        return "Runs: " + ", ".join(f"{len(names)} of {study}" for study, names in studies.items())
+    return "Runs: " + "; ".join(f"{study}/{', '.join(names)}" for study, names in studies.items())

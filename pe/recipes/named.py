@@ -1,0 +1,137 @@
+"""The named recipes. Each states what it needs and what it is for; all else is a field away.
+
+`small`, `medium` and `large` have about 55, 150 and 440 million parameters. `paper` is the budget
+of the scaffold study: 16,000 steps of 64 x 1024 tokens, cosine 3e-4 -> 3e-5, 3% warmup, at about
+340 million parameters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from pe._errors import unknown
+from pe.recipes.recipe import Recipe
+
+DEMO = Recipe(
+    # Two CPU cores, about two minutes of training an encoding; text that every Python carries.
+    name="demo",
+    corpus="stdlib",
+    vocab_size=4096,
+    hidden_size=128,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    intermediate_size=352,
+    context_length=256,
+    steps=480,
+    batch_size=8,
+    learning_rate=4e-3,
+    min_learning_rate=4e-4,
+    warmup_steps=48,
+    checkpoint_every=120,
+    log_every=10,
+    validate_every=120,
+    evaluation_lengths=(256, 512, 1024, 2048, 4096),
+    target_tokens=128,
+    evaluation_windows=24,
+)
+
+TINY = Recipe(
+    # One GPU, 34 M parameters: 65,536 tokens a step.
+    name="tiny",
+    corpus="stdlib",
+    vocab_size=16384,
+    hidden_size=512,
+    num_hidden_layers=8,
+    num_attention_heads=8,
+    num_key_value_heads=8,
+    intermediate_size=1408,
+    context_length=1024,
+    steps=1000,
+    batch_size=64,
+    learning_rate=1e-3,
+    min_learning_rate=1e-4,
+    warmup_steps=50,
+    checkpoint_every=250,
+    log_every=10,
+    validate_every=250,
+    evaluation_lengths=(1024, 2048, 4096, 8192, 16384),
+    target_tokens=256,
+    evaluation_windows=64,
+)
+
+
+def _sized(name: str, hidden: int, layers: int, heads: int, inner: int, **more: Any) -> Recipe:
+    fields: dict[str, Any] = {
+        "name": name,
+        "corpus": "fineweb-edu",
+        "vocab_size": 32768,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "intermediate_size": inner,
+        "steps": 16000,
+        "learning_rate": 6e-4,
+        "min_learning_rate": 6e-5,
+        "warmup_steps": 480,
+        "checkpoint_every": 1000,
+        "validate_every": 1000,
+    }
+    return dataclasses.replace(TINY, **(fields | more))
+
+
+# Corpora of the hub are streamed up to a budget; these hold a little more than the steps use.
+SMALL = _sized("small", 512, 12, 8, 1408, corpus="fineweb-edu@1100M")
+MEDIUM = _sized("medium", 768, 18, 12, 2048, corpus="fineweb-edu@1100M", micro_batch_size=32)
+LARGE = _sized(
+    "large", 1280, 20, 20, 3456, corpus="fineweb-edu@1100M", micro_batch_size=16,
+    learning_rate=3e-4, min_learning_rate=3e-5,
+)  # fmt: skip
+PAPER = _sized(
+    "paper", 1024, 24, 16, 2816, corpus="fineweb@1100M", micro_batch_size=32,
+    learning_rate=3e-4, min_learning_rate=3e-5,
+)  # fmt: skip
+
+RECIPES: dict[str, Recipe] = {r.name: r for r in (DEMO, TINY, SMALL, MEDIUM, LARGE, PAPER)}
+
+
+def recipe(name: str = "auto", **overrides: Any) -> Recipe:
+    """A named recipe with some fields changed.
+
+    Args:
+        name: a key of `RECIPES`, or ``"auto"``: ``demo`` on a CPU, ``tiny`` on a CUDA GPU.
+        overrides: any field of `Recipe`. Those that follow from others keep their share of them
+            where they are not given: ``evaluation_lengths`` of ``context_length``, ``warmup_steps``
+            and ``decay_steps`` of ``steps``, ``min_learning_rate`` of ``learning_rate``; and
+            ``target_tokens`` is at most half of ``context_length``.
+
+    Raises:
+        ValueError: unknown recipe or field (the nearest is named), or a value of a wrong type.
+    """
+    if name == "auto":
+        from pe.devices import choose
+
+        name = "tiny" if choose().type == "cuda" else "demo"
+    if name not in RECIPES:
+        raise unknown("recipe", name, ["auto", *RECIPES])
+    base = RECIPES[name]
+    values = base.to_dict() | overrides
+    length, steps = values["context_length"], values["steps"]
+    if isinstance(length, int):
+        if "evaluation_lengths" not in overrides:
+            values["evaluation_lengths"] = [
+                n * length // base.context_length for n in base.evaluation_lengths
+            ]
+        if "target_tokens" not in overrides:
+            values["target_tokens"] = min(base.target_tokens, length // 2)
+    if isinstance(steps, int):
+        for key in ("warmup_steps", "decay_steps"):
+            if key not in overrides:
+                values[key] = round(getattr(base, key) * steps / base.steps)
+    peak = values["learning_rate"]
+    if isinstance(peak, (int, float)) and "min_learning_rate" not in overrides:
+        floor = base.min_learning_rate / base.learning_rate * peak
+        values["min_learning_rate"] = float(f"{floor:.6g}")
+    return Recipe.from_dict(values)

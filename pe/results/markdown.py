@@ -1,0 +1,146 @@
+"""Results as Markdown: pipe tables of rows and of their differences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tabulate import tabulate
+
+from pe.results import quantities
+from pe.results.intervals import holm
+from pe.results.quantities import COLUMNS, GUESSING, RunLike, expand
+from pe.results.rows import (
+    LEVEL,
+    Difference,
+    Row,
+    common_seeds,
+    comparable,
+    difference,
+    measure,
+    write,
+)
+
+CROPPED = "cut to the training length"
+
+
+def pipe(heads: Sequence[str], lines: Sequence[Sequence[str]], left: int = 1) -> str:
+    """A pipe table: the first ``left`` columns, which name a line, to the left, others right."""
+    align = ["left" if i < left else "right" for i in range(len(heads))]
+    body = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    return str(tabulate(body, list(heads), tablefmt="pipe", disable_numparse=True, colalign=align))
+
+
+def table(
+    rows: Sequence[Row],
+    columns: Sequence[str] = (),
+    links: Mapping[str, str] | None = None,
+    *,
+    base: Row | None = None,
+    each: bool = False,
+) -> str:
+    """A table with a line for each row, compared on the seeds that all rows have.
+
+    Where some have more seeds, their means follow below, in italics. With lengths beyond that of
+    training a last line says what a model that reads only the last tokens of a text reaches: the
+    same everywhere, for the targets are the same.
+
+    Args:
+        columns: quantities; ``ppl`` and the like stand for all lengths. Default: perplexities, and
+            those of `pe.results.quantities.COLUMNS` that any run has recorded.
+        links: by a run's name, the address of its page.
+        base: a row to show differences to, instead of values; bold where they hold after Holm's
+            correction over the whole table.
+        each: a line for each seed by itself.
+    """
+    runs = [run for row in rows for run in row.runs]
+    names = expand(columns or ("ppl", *_recorded(runs)), runs)
+    first = next((name for name in names if name.startswith("ppl@")), None)
+    heads = ["run", "seeds", *(quantities.title(name) for name in names)]
+    if first and columns == ():
+        heads[2 + names.index(first)] = f"perplexity at {quantities.title(first)}"
+    if base is not None:
+        return pipe(heads, _against(rows, base, names, links or {}), 2)
+    shown = [one for row in rows for one in row.each()] if each else comparable(rows)
+    lines = [_line(row, names, links or {}) for row in shown]
+    cut = cropped(shown, names)
+    if cut:
+        lines.append(cut)
+    if not each and len(shown) == len(rows):
+        more = [row for row, one in zip(rows, shown, strict=True) if len(row.runs) > len(one.runs)]
+        for row in more:
+            title, *cells = _line(row, names, {})
+            lines.append([f"*{title}, mean of {len(row.runs)} seeds*", *cells])
+    return pipe(heads, lines, 2)
+
+
+def _recorded(runs: Sequence[RunLike]) -> list[str]:
+    return [
+        name for name in COLUMNS if any(quantities.value(run, name)[0] is not None for run in runs)
+    ]
+
+
+def _line(row: Row, names: Sequence[str], links: Mapping[str, str]) -> list[str]:
+    return [*_name(row, links), *(write(measure(row, name), name, "<br>") for name in names)]
+
+
+def _name(row: Row, links: Mapping[str, str]) -> list[str]:
+    """Its title, and its seeds, each a link to the run's page where there is one."""
+    seeds = [
+        f"[{seed}]({links[run.name]})" if run.name in links else str(seed)
+        for seed, run in zip(row.seeds, row.runs, strict=True)
+    ]
+    return [row.title, ", ".join(seeds)]
+
+
+def cropped(rows: Sequence[Row], names: Sequence[str]) -> list[str] | None:
+    """RoPE, or else the first row, reading the last tokens only: its 1× at all longer lengths.
+
+    None if no column is a perplexity beyond the training length.
+    """
+    row = next((row for row in rows if row.label == "rope"), rows[0]) if rows else None
+    at = [quantities.at(name) for name in names]
+    reached = [a is not None and a == (False, "ppl", a.multiple) and a.multiple >= 1 for a in at]
+    if row is None or sum(reached) < 2:
+        return None
+    value = write(measure(row, "ppl@1x"), "ppl@1x", "<br>")
+    if value == "–":
+        return None
+    title, seeds = _name(row, {})
+    return [f"{title}, {CROPPED}", seeds, *(value if long else "–" for long in reached)]
+
+
+def _against(
+    rows: Sequence[Row], base: Row, names: Sequence[str], links: Mapping[str, str]
+) -> list[list[str]]:
+    """Lines of differences to ``base``, each on the seeds that the two have in common."""
+    found = {
+        (row.label, name): difference(row, base, name)
+        for row in rows
+        for name in names
+        if row.label != base.label
+    }
+    tested = [key for key, gap in found.items() if gap.over == "seeds"]
+    adjusted = holm([p for key in tested if (p := found[key].p) is not None])
+    bold = {key for key, p in zip(tested, adjusted, strict=True) if p < LEVEL}
+    lines = []
+    for row in rows:
+        if row.label != base.label:
+            texts = []
+            for name in names:
+                gap = found[row.label, name]
+                if gap.over != "seeds":  # an interval over windows or prompts is of another kind
+                    gap = replace(gap, interval=None)
+                texts.append(gap_text(gap, (row.label, name) in bold))
+            lines.append([*_name(row.of(common_seeds([row, base])), links), *texts])
+    return lines
+
+
+def gap_text(gap: Difference, bold: bool = False) -> str:
+    """``−4.1%<br>−9.8 to +2.0``, in bold where asked."""
+    if gap.guessing:
+        return GUESSING
+    line = gap.text(gap.value) + gap.unit
+    if gap.interval is not None:
+        line += f"<br>{gap.text(gap.interval.low)} to {gap.text(gap.interval.high)}"
+    return f"**{line}**" if bold else line

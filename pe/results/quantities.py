@@ -1,0 +1,283 @@
+"""What is measured of a run: how its value is found in the record, and how it is written.
+
+    ppl@4x                     perplexity of the same target tokens behind 4 training lengths
+    needle@4x, passkey@4x      exact matches at that length, the prompts of all depths together
+    needle_reach@4x            how many tokens before the end a number may lie, to be found more
+                               often than not at that depth and at all later ones
+    tempered.ppl@4x ...        the same with the fitted temperature
+    c                          that temperature
+    final_loss, mfu ...        a key of `QUANTITIES`: measured once per run
+
+A perplexity above the size of the vocabulary is worse than that of guessing; its digits say
+nothing, so it is written `GUESSING`. Imports no torch, but for `label`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from pe._errors import unknown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NOT_RECORDED, NOT_EVALUATED = "not recorded", "not evaluated"
+GUESSING, AT_BOUND = "worse than guessing", "at its bound"
+TASKS = ("needle", "passkey")
+TEMPERATURES = (-0.5, 1.5)
+"""Between which a temperature was searched for, in records that do not say it."""
+_AT = re.compile(r"(tempered\.)?(ppl|(?:needle|passkey)(?:_reach)?)@(\d+(?:\.\d+)?)x")
+
+
+class RunLike(Protocol):
+    """The part of `pe.runs.Run` that tables and figures read."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def study(self) -> str: ...
+    def read(self) -> dict[str, Any]: ...
+    def metrics(self) -> pd.DataFrame: ...
+    def evaluation(self) -> dict[str, Any] | None: ...
+
+
+class At(NamedTuple):
+    """A quantity that is measured at a multiple of the training length."""
+
+    tempered: bool
+    kind: str
+    multiple: float
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it is a share of prompts, of which more is better."""
+        return self.kind in TASKS
+
+    @property
+    def is_perplexity(self) -> bool:
+        """Whether it is a perplexity: averaged and compared in nats."""
+        return self.kind == "ppl"
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A quantity measured once per run."""
+
+    title: str
+    find: Callable[[Mapping[str, Any]], float | None]
+    """From its record."""
+    write: Callable[[float], str]
+
+
+def significant(value: float) -> str:
+    """Three significant digits, never an exponent, thousands separated: ``1,234`` ``45.6``."""
+    if not math.isfinite(value):
+        return str(value)
+    digits = 2 - math.floor(math.log10(abs(value))) if value else 2
+    return f"{value:,.{max(digits, 0)}f}"
+
+
+def rounded(value: float) -> str:
+    """Three significant digits of a rate: ``1,630,000``."""
+    return significant(float(f"{value:.3g}"))
+
+
+def whole(value: float) -> str:
+    """A count: ``9,812``."""
+    return f"{value:,.0f}"
+
+
+def duration(seconds: float) -> str:
+    """``52 s``, ``3 min 05 s``, ``2 h 10 min``."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def signed(value: float, digits: int | None = None) -> str:
+    """``+12``, ``−4.1``, ``0``: one decimal below ten, or so many ``digits``."""
+    if digits is None:
+        digits = 1 if abs(value) < 9.95 else 0
+    text = f"{abs(value):,.{digits}f}"
+    if not text.strip("0.,"):
+        return "0"
+    return ("+" if value > 0 else "−") + text
+
+
+def share(value: float) -> str:
+    """``64%``."""
+    return f"{100 * value:.0f}%"
+
+
+def perplexity(value: float, vocabulary: int) -> str:
+    """As `significant`, or `GUESSING` where it is above the size of the vocabulary."""
+    if value > vocabulary:
+        return GUESSING
+    return "1" if value == 1 else significant(value)
+
+
+def label(pe: str) -> str:
+    """``"rope+alibi"`` -> ``"RoPE + ALiBi"``; loads torch, as the registry of encodings does."""
+    from pe.encodings import about
+
+    return about(pe).title
+
+
+def _of(part: str, key: str) -> Callable[[Mapping[str, Any]], float | None]:
+    return lambda record: (record[part] or {}).get(key)
+
+
+_THREE, _TWO = "{:.3f}".format, "{:.2f}".format
+QUANTITIES: dict[str, Quantity] = {
+    "final_loss": Quantity("training loss", _of("training", "final_loss"), _THREE),
+    "validation_loss": Quantity("validation loss", _of("training", "validation_loss"), _THREE),
+    "tokens_per_second": Quantity("tokens/s", _of("training", "tokens_per_second"), rounded),
+    "wall_time": Quantity("training time", _of("training", "wall_seconds"), duration),
+    "peak_memory": Quantity("peak memory, GiB", _of("training", "peak_memory_gib"), _TWO),
+    "parameters": Quantity("parameters", _of("model", "parameters"), whole),
+    "encoding_parameters": Quantity("of the encoding", _of("model", "encoding_parameters"), whole),
+    "steps": Quantity("steps", _of("training", "steps"), whole),
+    "tokens": Quantity("tokens", _of("training", "tokens"), whole),
+    "mfu": Quantity("MFU", _of("training", "mfu"), "{:.1%}".format),
+    "passes": Quantity("passes", _of("training", "passes"), _TWO),
+}
+COLUMNS = ("final_loss", "validation_loss", "tokens_per_second", "peak_memory", "parameters")
+"""What a table shows beside perplexities unless it is told otherwise."""
+
+
+def at(quantity: str) -> At | None:
+    """``tempered.ppl@4x`` taken apart; None for a quantity without a length.
+
+    Raises:
+        ValueError: an unknown quantity.
+    """
+    found = _AT.fullmatch(quantity)
+    if found:
+        return At(bool(found[1]), found[2], float(found[3]))
+    if quantity != "c" and quantity not in QUANTITIES:
+        raise unknown("quantity", quantity, [*QUANTITIES, "c", "ppl@4x", "needle@4x"])
+    return None
+
+
+def value(run: RunLike, quantity: str) -> tuple[float | None, str]:
+    """A run's value, or None and the reason why there is none.
+
+    Raises:
+        ValueError: an unknown quantity.
+    """
+    where = at(quantity)
+    if where is None:
+        if quantity == "c":
+            return _temperature(run)
+        return QUANTITIES[quantity].find(run.read()), NOT_RECORDED
+    if where.is_perplexity:
+        cell = part(run, where.tempered).get("perplexity", {}).get(tokens(run, where.multiple))
+        return (None, NOT_EVALUATED) if cell is None else (cell["value"], cell["reason"] or "")
+    task = where.kind.removesuffix("_reach")
+    cell = counts(run, task, where.multiple, tempered=where.tempered)
+    if cell is None or cell["exact"] is None:
+        return None, NOT_EVALUATED if cell is None else cell["reason"]
+    asked = part(run, where.tempered)["retrieval"]
+    if where.is_share:
+        return sum(cell["exact"]) / (len(cell["exact"]) * asked["samples"]), ""
+    reach = 0.0
+    for depth, right in reversed(list(zip(asked["depths"], cell["exact"], strict=True))):
+        if 2 * right <= asked["samples"]:
+            break
+        reach = (1 - depth) * int(tokens(run, where.multiple))
+    return reach, ""
+
+
+def _temperature(run: RunLike) -> tuple[float | None, str]:
+    """The fitted c, unless the search ended at the end of what it may try: that is no fit."""
+    fit = part(run, tempered=True).get("fit")
+    if fit is None:
+        return None, NOT_EVALUATED
+    low, high = TEMPERATURES
+    room = min(fit["value"] - low, high - fit["value"])
+    if fit.get("at_bound") or room < 0.02 * (high - low):
+        return None, AT_BOUND
+    return fit["value"], ""
+
+
+def part(run: RunLike, tempered: bool) -> dict[str, Any]:
+    """What was evaluated: of the model as trained, or with the fitted temperature."""
+    evaluation = run.evaluation() or {}
+    return (evaluation.get("tempered") or {}) if tempered else evaluation
+
+
+def tokens(run: RunLike, multiple: float) -> str:
+    """The key of a length in a run's record."""
+    return str(round(multiple * run.read()["recipe"]["context_length"]))
+
+
+def vocabulary(run: RunLike) -> int:
+    """How many tokens a guess has to choose from: a perplexity above it is worse than guessing."""
+    return int(run.read()["recipe"]["vocab_size"])
+
+
+def counts(
+    run: RunLike, task: str, multiple: float, *, tempered: bool = False
+) -> dict[str, Any] | None:
+    """The recorded counts of a retrieval task at a multiple of the training length."""
+    tasks = (part(run, tempered).get("retrieval") or {}).get("tasks", {})
+    found: dict[str, Any] | None = tasks.get(task, {}).get(tokens(run, multiple))
+    return found
+
+
+def windows(run: RunLike, quantity: str) -> list[float]:
+    """Losses in nats of each window, for a perplexity.
+
+    Raises:
+        ValueError: they are not recorded.
+    """
+    where = at(quantity)
+    assert where is not None
+    cell = part(run, where.tempered).get("perplexity", {}).get(tokens(run, where.multiple))
+    if not cell or cell["window_nll"] is None:
+        raise ValueError(f"{run.name} has no losses by window at {where.multiple:g}x")
+    return list(cell["window_nll"])
+
+
+def multiples(runs: Iterable[RunLike]) -> list[str]:
+    """The evaluated lengths as multiples of the training length: ``["1x", "2x", ...]``."""
+    found: set[float] = set()
+    for run in runs:
+        trained = run.read()["recipe"]["context_length"]
+        found |= {length / trained for length in (run.evaluation() or {"lengths": []})["lengths"]}
+    return [f"{multiple:g}x" for multiple in sorted(found)]
+
+
+def expand(columns: Sequence[str], runs: Sequence[RunLike]) -> list[str]:
+    """``needle`` -> ``needle@1x``, ``needle@2x`` ... for every evaluated length."""
+    names, found = multiples(runs), []
+    for column in columns:
+        by_length = [f"{column}@{name}" for name in names if _AT.fullmatch(f"{column}@{name}")]
+        found += by_length or [column]
+    return found
+
+
+def title(quantity: str) -> str:
+    """A column's heading: ``ppl@4x`` -> ``4×``."""
+    where = at(quantity)
+    if where:
+        return f"{where.multiple:g}×"
+    return quantity if quantity == "c" else QUANTITIES[quantity].title
+
+
+def write(number: float, quantity: str, limit: int | None = None) -> str:
+    """One value of a quantity as text. ``limit``: the vocabulary's size, for perplexities."""
+    where = at(quantity)
+    if where is None:
+        return _TWO(number) if quantity == "c" else QUANTITIES[quantity].write(number)
+    if where.is_share:
+        return share(number)
+    if where.is_perplexity:
+        assert limit is not None
+        return perplexity(number, limit)
+    return whole(number)

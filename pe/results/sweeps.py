@@ -1,0 +1,91 @@
+"""A sweep of learning rates: the best rate of each encoding, and whether it is at an edge.
+
+Runs are compared by their validation loss at the end, one seed each. A best rate that is the
+highest or the lowest of those tried is an edge: the best of all may lie beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pe.results import quantities
+from pe.results.markdown import pipe
+from pe.results.quantities import NOT_EVALUATED, RunLike, label
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The complete runs of one encoding, by ascending rate and multiple."""
+
+    pe: str
+    runs: tuple[RunLike, ...]
+
+    @property
+    def best(self) -> RunLike:
+        """The run with the lowest validation loss."""
+        return min(self.runs, key=loss)
+
+    @property
+    def edge(self) -> str:
+        """``"lowest"``, ``"highest"`` or ``"only"`` if the best rate is at an edge, else ``""``.
+
+        Among the runs whose own parameters learn at the same multiple as those of the best.
+        """
+        multiple = setting(self.best)[1]
+        rates = sorted(setting(run)[0] for run in self.runs if setting(run)[1] == multiple)
+        if len(rates) == 1:
+            return "only"
+        best = setting(self.best)[0]
+        return {rates[0]: "lowest", rates[-1]: "highest"}.get(best, "")
+
+
+def loss(run: RunLike) -> float:
+    """Validation loss at the end of training, in nats per token."""
+    return float(run.read()["training"]["validation_loss"])
+
+
+def setting(run: RunLike) -> tuple[float, float]:
+    """Peak learning rate, and the multiple at which the encoding's own parameters learn."""
+    recipe = run.read()["recipe"]
+    return recipe["learning_rate"], recipe.get("encoding_rate", 1.0)
+
+
+def sweeps(runs: Sequence[RunLike]) -> list[Sweep]:
+    """The complete runs by encoding, the encoding with the lowest loss first."""
+    by_encoding: dict[str, list[RunLike]] = {}
+    for run in runs:
+        if run.read()["status"] == "complete":
+            by_encoding.setdefault(run.read()["pe"], []).append(run)
+    found = [Sweep(pe, tuple(sorted(tried, key=setting))) for pe, tried in by_encoding.items()]
+    return sorted(found, key=lambda sweep: loss(sweep.best))
+
+
+def table(runs: Sequence[RunLike], links: Mapping[str, str] | None = None) -> str:
+    """A line for each run; the best of each encoding is bold and says whether it is at an edge.
+
+    Args:
+        links: by a run's name, the address of its page.
+    """
+    multiples = quantities.multiples(runs)
+    heads = ["encoding", "peak rate", "own parameters", "validation loss"]
+    lines = []
+    for sweep in sweeps(runs):
+        for run in sweep.runs:
+            rate, multiple = setting(run)
+            best = run is sweep.best
+            name = label(sweep.pe)
+            if links and run.name in links:
+                name = f"[{name}]({links[run.name]})"
+            shown = f"**{loss(run):.3f}**" if best else f"{loss(run):.3f}"
+            note = f" ({sweep.edge} rate)" if best and sweep.edge else ""
+            cells = [_perplexity(run, multiple_of) for multiple_of in multiples]
+            lines.append([name, f"{rate:g}", f"× {multiple:g}", shown + note, *cells])
+    return pipe([*heads, *multiples], lines)
+
+
+def _perplexity(run: RunLike, multiple: str) -> str:
+    found, _ = quantities.value(run, f"ppl@{multiple}")
+    if found is None:
+        return NOT_EVALUATED
+    return quantities.perplexity(found, quantities.vocabulary(run))

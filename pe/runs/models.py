@@ -1,0 +1,727 @@
+"""The files of a record, field by field: the docstring of a field is its documentation.
+
+JSON is validated against these models when it is read and when it is written; the tables in the
+book are generated from them (`fields`). A field that came later has a
+default, so that older records load; a field that a record lacks stays absent when it is dumped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{8}$")]
+Tokens = Annotated[str, StringConstraints(pattern=r"^[0-9]+$")]
+"""A context length in tokens, as a key of JSON."""
+Status = Literal["running", "complete", "failed", "interrupted"]
+Mode = Literal["train", "prefill", "small"]
+
+
+class Part(BaseModel):
+    """What all parts of a record have in common: no other fields, no conversion of types."""
+
+    model_config = ConfigDict(
+        strict=True,
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        populate_by_name=True,
+        protected_namespaces=(),
+        use_attribute_docstrings=True,
+    )
+
+
+class Record(Part):
+    """A file of a record."""
+
+    format: Literal[1] = Field(alias="schema")
+    """Version of this format."""
+
+    def json_values(self) -> dict[str, Any]:
+        """As the file has it: a field that it lacks is absent."""
+        return self.model_dump(by_alias=True, exclude_unset=True)
+
+
+class Code(Part):
+    """The code that ran."""
+
+    commit: str | None
+    """Git commit; null where none is known."""
+    dirty: bool | None
+    """Whether tracked files differed from the commit, or pe/ held files that it lacks. Null where
+    git was not asked; older records say false there, too."""
+    version: str
+    """Version of pe."""
+    source: Literal["git", "told", "unknown"] = "unknown"
+    """How the commit is known: asked of git, or told in $PE_COMMIT. Not in older records."""
+    files: str | None = None
+    """SHA-256 (16 digits) of the package's Python files. Not in older records."""
+
+
+class Hardware(Part):
+    """The machine."""
+
+    device: str
+    """cpu, cuda or mps."""
+    name: str
+    """Processor or GPU."""
+    count: int
+    """Devices used."""
+    cores: int
+    """CPU cores."""
+    memory_gib: float
+    """Main memory in GiB."""
+    platform: str
+    """Operating system."""
+
+
+class Cell(Part):
+    """One context length."""
+
+    value: float | None
+    """Perplexity, exp(nll); null where the model cannot be run at this length."""
+    nll: float | None
+    """Mean negative log likelihood in nats per token, token-weighted."""
+    window_nll: list[float] | None
+    """Mean of each window, for intervals and paired comparisons."""
+    reason: str | None
+    """Why there is no value."""
+
+
+Cells = dict[Tokens, Cell]
+
+
+# ---------------------------------------------------------------- run.json
+
+
+class Session(Part):
+    """One process that trained."""
+
+    created: str
+    """When it began. ISO 8601, UTC."""
+    step: int
+    """Optimizer steps that had been taken before it."""
+    code: Code
+    """The code that ran in it."""
+    hardware: Hardware | None = None
+    """The machine. Null in sessions older than this list."""
+
+
+class Data(Part):
+    """The text."""
+
+    corpus: str
+    """Name or path of the corpus."""
+    fingerprint: str
+    """SHA-256 (16 digits) of the texts and their division into splits."""
+    documents: int
+    """Documents in all splits."""
+    train_tokens: int
+    """Tokens in the training split."""
+    validation_tokens: int
+    """Tokens in the validation split."""
+    test_tokens: int
+    """Tokens in the test split."""
+    tokenizer: str
+    """Which tokenizer."""
+    tokenizer_fingerprint: str | None = None
+    """SHA-256 (16 digits) of the tokenizer's files. Not in older records."""
+    vocab_size: int
+    """Entries of the vocabulary."""
+
+
+class Model(Part):
+    """The model."""
+
+    parameters: int
+    """All parameters, the tied head counted once."""
+    encoding_parameters: int
+    """Parameters of the positional encoding among them."""
+    attention: Literal["flash", "kernel", "matrix", "rows"] | None = None
+    """How attention was computed in a training step (pe.attention.choose). Not in records older
+    than the choice."""
+
+
+class Training(Part):
+    """What training did."""
+
+    steps: int
+    """Optimizer steps."""
+    tokens: int
+    """Tokens trained on."""
+    passes: float
+    """Tokens trained on over tokens of the training split."""
+    wall_seconds: float | None
+    """Seconds spent in the training steps that led to the result, over all sessions. Null where it
+    was not measured rightly; notes say why."""
+    tokens_per_second: float | None
+    """Median of tokens over seconds of the logged intervals, the first left out; null like
+    wall_seconds."""
+    mfu: float | None
+    """Model FLOPs utilisation, 0 to 1; null where the device's peak is not known."""
+    peak_memory_gib: float | None
+    """Peak device memory (CUDA) or resident memory (CPU) in GiB."""
+    final_loss: float
+    """Mean training loss of the last tenth of the steps, nats per token."""
+    validation_loss: float | None
+    """Loss on the validation split after the last step, nats per token."""
+    resumes: int
+    """How often the run was continued from a checkpoint."""
+
+
+class Retrained(Part):
+    """The weights were lost, and the run was trained a second time from its recipe to have them.
+
+    Its own record stayed as it was.
+    """
+
+    finished: str | None
+    """When that training ended. ISO 8601, UTC."""
+    commit: str | None
+    """Git commit of the code that trained it the second time."""
+    hardware: str
+    """Device that trained it the second time."""
+    validation_loss: float | None
+    """At its end, to be compared with that in its own record."""
+
+
+class Parent(Part):
+    """The run whose weights this one began with."""
+
+    study: str
+    """Its study."""
+    run: str
+    """Its folder."""
+    config_hash: Hash
+    """Its configuration."""
+    step: int
+    """Its optimizer steps before those weights."""
+    tokens: int
+    """Tokens that those weights were trained on, those of its own parent included."""
+    stream_step: int
+    """First step of the data stream that this run takes."""
+    retrained: Retrained | None = None
+    """Only where its weights were lost: the training that made them a second time."""
+
+
+class Conversion(Part):
+    """Perplexity of the same targets before the run was trained."""
+
+    created: str
+    """ISO 8601, UTC."""
+    lengths: list[int]
+    """Context lengths in tokens."""
+    target_tokens: int
+    """Tokens scored at the end of each window."""
+    windows_wanted: int
+    """Windows asked for."""
+    windows: int
+    """Windows that the corpus has."""
+    before: Cells
+    """The weights under the encoding they were trained with, by length in tokens."""
+    converted: Cells
+    """The same weights under this run's encoding, by length in tokens."""
+
+
+class RunRecord(Record):
+    """What was run, on what, and what came of it."""
+
+    study: str
+    """Folder the run belongs to."""
+    run: str
+    """Folder of the run: encoding, seed, configuration hash."""
+    status: Status
+    """Whether it is running, or how it ended."""
+    reason: str | None
+    """Why the run is failed or interrupted; null otherwise."""
+    signal: str | None = None
+    """The signal that interrupted it, such as SIGTERM; only of interrupted runs."""
+    pe: str
+    """Encoding, as the registry spells it."""
+    seed: int
+    """Seed of initial weights and data order."""
+    recipe: dict[str, Any]
+    """Every field of pe.recipes.recipe.Recipe."""
+    config_hash: Hash
+    """First 8 hex digits of the SHA-256 of the recipe without its name and the fields that say how
+    it is judged, logged and saved."""
+    created: str
+    """When the run was started first. ISO 8601, UTC."""
+    finished: str | None
+    """When it ended. ISO 8601, UTC; null while it runs."""
+    command: str
+    """The command line that started it."""
+    code: Code
+    """The code that ran in the last session."""
+    versions: dict[str, str]
+    """Versions of Python and of the packages that matter."""
+    hardware: Hardware
+    """The machine of the last session."""
+    sessions: list[Session] = []
+    """The processes whose steps led to the result, in order. Not in older records."""
+    data: Data | None
+    """The text."""
+    model: Model | None
+    """The model."""
+    training: Training | None
+    """What training did."""
+    parent: Parent | None = None
+    """Only of a run that began with another run's weights: that run."""
+    conversion: Conversion | None = None
+    """Only of a run with a parent: perplexity of the same targets before it was trained."""
+    notes: list[str] = []
+    """What was struck out of the record later, and why."""
+
+    def all_sessions(self) -> list[Session]:
+        """`sessions`; of an older record the one that it stands for, if it trained at all."""
+        if self.sessions or "sessions" in self.model_fields_set:
+            return self.sessions
+        return [Session(created=self.created, step=0, code=self.code, hardware=self.hardware)]
+
+    @property
+    def commits(self) -> list[str]:
+        """Every commit that trained, first to last."""
+        known = [session.code.commit for session in self.sessions] or [self.code.commit]
+        return [commit for commit in dict.fromkeys(known) if commit is not None]
+
+
+# ---------------------------------------------------------------- evaluation.json
+
+
+class LossByPosition(Part):
+    """Mean loss along the window, at the longest length that has a value."""
+
+    length: int | None
+    """Tokens of the windows."""
+    edges: list[int]
+    """Bin edges, one more than values: bin i holds the tokens predicted from positions edges[i] to
+    edges[i+1]-1."""
+    nll: list[float]
+    """Nats per token in each bin."""
+
+
+class Answers(Part):
+    """Prompts, or single digits, that were answered right, over all depths."""
+
+    exact: int
+    """Prompts with all digits right, chosen among the ten digits."""
+    greedy: int
+    """Prompts with all digits right, chosen from the whole vocabulary."""
+    digits: int
+    """Single digits right, chosen among the ten."""
+
+
+class Controls(Part):
+    """The same prompts where the answer cannot be read."""
+
+    removed: Answers
+    """The needle removed."""
+    another: Answers
+    """The needle stating another number."""
+
+
+class RetrievalCell(Part):
+    """One length of prompt and answer, in tokens."""
+
+    exact: list[int] | None
+    """Prompts with all digits right, chosen among the ten digits, by depth; null where the model
+    cannot be run."""
+    greedy: list[int] | None
+    """Prompts with all digits right, chosen from the whole vocabulary, by depth."""
+    digits: list[int] | None
+    """Single digits right, chosen among the ten, by depth."""
+    controls: Controls | None
+    """The same prompts where the answer cannot be read, over all depths."""
+    reason: str | None
+    """Why there is no value."""
+
+
+class Retrieval(Part):
+    """Numbers hidden in test text: how many prompts (or single digits) were answered right."""
+
+    samples: int
+    """Prompts for each length and depth."""
+    depths: list[float]
+    """Share of the text before the number."""
+    digits: int
+    """Digits of an answer."""
+    tasks: dict[str, dict[Tokens, RetrievalCell]]
+    """By task, and by length in tokens."""
+
+
+class NeedleCell(Part):
+    """One length of prompt and answers, in tokens."""
+
+    prompts: str | None
+    """1 for each prompt whose answers are all right and 0 for the others, in an order that is the
+    same for every model; null where the model cannot be run."""
+    numbers: float | None = None
+    """Share of the numbers that are right."""
+    digits: float | None = None
+    """Share of the digits that are right, each chosen among the ten; chance 0.1."""
+    controls: dict[str, int] | None = None
+    """Prompts that are right where the answer cannot be read: ``removed`` and ``another``."""
+    reason: str | None
+    """Why there is no value."""
+
+
+class Needles(Part):
+    """Numbers of seven digits hidden in test text, among others, with the hits of each prompt."""
+
+    count: int
+    """Prompts for each task and length."""
+    seed: int
+    """Of the prompts."""
+    digits: int
+    """Digits of a number."""
+    tasks: dict[str, dict[Tokens, NeedleCell]]
+    """By task, and by length in tokens."""
+
+
+class Measures(Part):
+    """How a model does by context length."""
+
+    perplexity: Cells
+    """By length: the same last target_tokens of every window, seen with `length` tokens up to the
+    last target's predecessor."""
+    window_perplexity: Cells
+    """By length: all tokens of the window but the first."""
+    loss_by_position: LossByPosition
+    """Mean loss along the window, at the longest length that has a value."""
+    retrieval: Retrieval | None = None
+    """Only where the recipe asks for it: hidden numbers, and how many were answered right."""
+    needles: Needles | None = None
+    """The same for recipes that name their retrieval_tasks."""
+
+
+class Fit(Part):
+    """A length temperature fitted on validation text."""
+
+    value: float
+    """c in the factor 1 + c ln(n / L) of the logits of a query that sees n > L tokens."""
+    nll: float
+    """Mean loss on the validation windows with it, nats per token."""
+    nll_without: float
+    """The same at c = 0."""
+    lengths: list[int]
+    """Context lengths it was fitted on, in tokens."""
+    windows: int
+    """Validation windows."""
+    trials: list[list[float]]
+    """Every [c, nll] that was tried."""
+    at_bound: bool = False
+    """Whether the search ended at an end of its range: the best c may lie beyond. Not in older
+    records."""
+
+
+class Tempered(Part):
+    """The same measurements with a length temperature fitted on validation text."""
+
+    fit: Fit | None
+    """That of the shortest length; null where no length lies beyond the training context."""
+    fits: dict[Tokens, Fit] = {}
+    """By length beyond the training context: the fit that is used at that length. Not in older
+    records, which used one fit over all lengths."""
+    reason: str | None
+    """Why there is no fit."""
+    perplexity: Cells = {}
+    """As `perplexity` above."""
+    window_perplexity: Cells = {}
+    """As `window_perplexity` above."""
+    loss_by_position: LossByPosition | None = None
+    """As `loss_by_position` above."""
+    retrieval: Retrieval | None = None
+    """As `retrieval` above."""
+    needles: Needles | None = None
+    """As `needles` above."""
+
+
+class Precision(Part):
+    """Types of matrix products and of the residual stream."""
+
+    products: str
+    """Type of matrix products, such as bfloat16."""
+    residual: str
+    """Type of the residual stream."""
+
+
+class Evaluation(Measures, Record):
+    """How a trained model does at context lengths it may never have seen."""
+
+    created: str
+    """ISO 8601, UTC."""
+    code: Code | None = None
+    """The code that evaluated. Not in older records."""
+    lengths: list[int]
+    """Context lengths in tokens."""
+    target_tokens: int
+    """Tokens scored at the end of each window."""
+    windows: int
+    """Windows, each inside one test document."""
+    windows_wanted: int | None = None
+    """Windows that the recipe asked for; the corpus may have fewer. Not in the oldest records."""
+    precision: Precision | None = None
+    """Types of matrix products and of the residual stream. Not in older records: those of the
+    recipe, the residual stream as the products."""
+    seconds: float
+    """Wall time of the evaluation."""
+    tempered: Tempered | None = None
+    """Only where the recipe asks for it: the same measurements with a fitted length temperature."""
+
+
+# ---------------------------------------------------------------- extension.json
+
+
+class ExtensionCell(Part):
+    """One conversion."""
+
+    pe: str
+    """Encoding the model was converted to."""
+    options: dict[str, Any]
+    """Its options."""
+    created: str
+    """ISO 8601, UTC."""
+    seconds: float
+    """Wall time."""
+    code: Code
+    """The code that ran."""
+    hardware: str
+    """Device."""
+    retrained: Retrained | None = None
+    """Only where the run's weights were lost and this is measured on those of a second training."""
+    perplexity: Cells
+    """By length: the same last target_tokens of every window, seen with `length` tokens up to the
+    last target's predecessor."""
+
+
+class Extension(Record):
+    """A trained rotary model extended without training, by method and factor."""
+
+    lengths: list[int]
+    """Context lengths in tokens."""
+    target_tokens: int
+    """Tokens scored at the end of each window."""
+    windows: int
+    """Windows, each inside one test document; those of evaluation.json."""
+    cells: dict[str, ExtensionCell]
+    """By method and factor, such as yarn@4."""
+
+
+# ---------------------------------------------------------------- longrope-<factor>x.json
+
+
+class Candidate(Part):
+    """One vector of factors and its loss."""
+
+    generation: int
+    """0: the seeds and their mutations."""
+    origin: str
+    """A seed's name (pi, ntk, yarn, blend), mutation or crossover."""
+    nll: float | None
+    """Mean negative log likelihood in nats per token; null where it is no number."""
+    perplexity: float | None
+    """exp(nll)."""
+    factors: list[float]
+    """By how much each frequency is slowed."""
+
+
+class SearchSettings(Part):
+    """What the search was asked for, and what follows from that."""
+
+    pe: str
+    """Encoding that the model is converted to."""
+    factor: float
+    """How many training lengths are read."""
+    magnitude: str | float
+    """LongRoPE's option, for all candidates."""
+    population: int
+    """Size of the first generation."""
+    seed: int
+    """Of all random choices."""
+    windows: int
+    """Windows asked for."""
+    length: int
+    """Tokens of a window."""
+    target_tokens: int
+    """Tokens scored at the end of each window."""
+    windows_found: int
+    """Windows that the corpus has, each inside one validation document."""
+    data: str
+    """Fingerprint of the texts."""
+
+
+class Search(Record):
+    """A search for LongRoPE's factors: every candidate and its loss."""
+
+    created: str
+    """ISO 8601, UTC."""
+    code: Code
+    """The code when the search began."""
+    hardware: str
+    """Device when the search began."""
+    seconds: float
+    """Wall time of all evaluations."""
+    settings: SearchSettings
+    """What the search was asked for, and what follows from that."""
+    history: list[Candidate]
+    """Every candidate in the order of evaluation."""
+    best: Candidate | None
+    """The candidate with the least loss; the first of equals."""
+
+
+# ---------------------------------------------------------------- speed.json
+
+
+class SpeedSettings(Part):
+    """What was to be measured."""
+
+    recipe: str
+    """Recipe whose sizes the models have."""
+    tokens: int
+    """Tokens in a step: batch times length."""
+    lengths: list[int]
+    """Lengths of a window, in tokens."""
+    modes: list[Mode]
+    """train: a full training step; prefill: one forward pass without gradients; small: a training
+    step of one short window."""
+    systems: list[str]
+    """Encodings, and LIBRARY/METHOD for other libraries' models."""
+    repeats: int
+    """How often a cell is timed."""
+    compiled: bool
+    """Whether models are compiled with torch.compile."""
+    deterministic: bool = False
+    """Whether torch takes deterministic algorithms only. Absent: false."""
+
+
+class SpeedSession(Part):
+    """A process that measured."""
+
+    created: str
+    """When it began. ISO 8601, UTC."""
+    finished: str | None
+    """When its last cell was done. ISO 8601, UTC."""
+    command: str
+    """The command line."""
+    code: Code
+    """The code that ran."""
+    versions: dict[str, str]
+    """Versions of Python and of the packages that matter."""
+    hardware: Hardware
+    """The machine."""
+    helpers: int
+    """Processes that compiled at the same time before cells were measured; first steps are theirs
+    then."""
+
+
+class SpeedCell(Part):
+    """One measurement."""
+
+    system: str
+    """As in settings.systems."""
+    mode: Mode
+    """As in settings.modes."""
+    length: int
+    """Tokens in a window."""
+    batch: int
+    """Windows in a step; fewer than the others have where a peer did not fit."""
+    session: int
+    """Which of the sessions, from 0."""
+    round: int
+    """How often this cell had been measured before."""
+    tokens_per_second: float | None
+    """Median over the repeats; null where nothing was measured."""
+    least: float | None
+    """Of the slowest repeat."""
+    most: float | None
+    """Of the fastest repeat."""
+    repeats: int
+    """Repeats done."""
+    steps_a_repeat: int
+    """Steps in each of them."""
+    mfu: float | None
+    """Model FLOPs utilisation of a training step; null elsewhere and where the device's peak is not
+    known."""
+    peak_memory_gib: float | None
+    """Most memory of a steady step above what was allocated before the model was built; null on a
+    CPU."""
+    first_step_seconds: float | None
+    """From the model to the end of the first step: compilation, for the most part."""
+    parameters: int | None
+    """All parameters of the model."""
+    compiled: bool | None
+    """Whether this model was compiled."""
+    path: str | None
+    """Which attention was taken."""
+    reason: str | None
+    """Why nothing was measured; null where something was."""
+    seconds: float
+    """What the measurement took in all."""
+
+
+class SpeedRecord(Record):
+    """Speed and memory of encodings and of other libraries' models, on one machine."""
+
+    study: str
+    """Folder the run belongs to."""
+    run: str
+    """Folder of the run."""
+    status: Literal["running", "complete", "stopped"]
+    """running (or killed), complete, or stopped before its end."""
+    settings: SpeedSettings
+    """What was to be measured."""
+    sessions: list[SpeedSession]
+    """The processes that measured, in order."""
+    cells: list[SpeedCell]
+    """One object per measurement; NoPE has several rounds."""
+
+
+MODELS: dict[str, type[Record]] = {
+    "run": RunRecord, "evaluation": Evaluation, "extension": Extension, "longrope": Search,
+    "speed": SpeedRecord,
+}  # fmt: skip
+
+
+def fields(name: str) -> list[tuple[str, str, str]]:
+    """(path, JSON type, meaning) of every field of a file; a part is spelled out where it is first.
+
+    Args:
+        name: of the file, a key of `MODELS`.
+    """
+    return list(_fields(MODELS[name], "", set()))
+
+
+def _fields(part: type[Part], prefix: str, told: set[type]) -> Iterator[tuple[str, str, str]]:
+    for name, field in part.model_fields.items():
+        path, inner = prefix + (field.alias or name), _part_of(field.annotation)
+        yield path, _kind(field.annotation), " ".join((field.description or "").split())
+        if inner and inner[0] not in told:
+            told.add(inner[0])
+            yield from _fields(inner[0], f"{path}{inner[1]}.", told)
+
+
+def _part_of(kind: Any) -> tuple[type[Part], str] | None:
+    """The part that a field holds, with the way there: ``.<tokens>`` of a mapping by length."""
+    if isinstance(kind, type) and issubclass(kind, Part):
+        return kind, ""
+    steps = {list: "[]", dict: ".<tokens>" if get_args(kind)[:1] == (Tokens,) else ".<name>"}
+    for inner in map(_part_of, get_args(kind)):
+        if inner:
+            return inner[0], steps.get(get_origin(kind), "") + inner[1]
+    return None
+
+
+def _kind(kind: Any) -> str:
+    """A type in JSON's words."""
+    words: dict[Any, str] = {
+        int: "integer", float: "number", str: "string", bool: "boolean", list: "array",
+        dict: "object", type(None): "null",
+    }  # fmt: skip
+    if get_origin(kind) is Literal:
+        return " or ".join(f"`{value}`" for value in get_args(kind))
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(map(_kind, get_args(kind)))
+    return words.get(get_origin(kind) or kind, "object")

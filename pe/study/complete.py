@@ -1,0 +1,28 @@
+"""Whether a run has all that a study asks of it. Imports no torch."""
+
+from __future__ import annotations
+
+from pe.evaluation.covers import covers
+from pe.runs import Run
+from pe.training.start import folder_of, is_retrained_copy
+
+
+def complete(run: Run) -> bool:
+    """Trained and evaluated as its recipe asks; of a retrained parent, its weights are there."""
+    if not run.exists() or run.read()["status"] != "complete":
+        return False
+    if is_retrained_copy(run):
+        return _all_weights(run)
+    evaluation = run.evaluation()
+    return evaluation is not None and covers(evaluation, run.recipe)
+
+
+def _all_weights(run: Run) -> bool:
+    """The last weights, and all that the recipe keeps on the way."""
+    kept = run.directory / "checkpoints"
+    states = [folder_of(kept, step) for step in run.recipe.keep_states]
+    return (
+        (run.checkpoint / "config.json").exists()
+        and all(folder_of(kept, step) is not None for step in run.recipe.keep_steps)
+        and all(state is not None and (state / "optimizer.bin").exists() for state in states)
+    )

@@ -1,0 +1,55 @@
+"""The GPUs of this machine: which there are, and one run at a time on each.
+
+Starting Python, a kernel and torch takes a run longer than many of its evaluations do, and needs no
+GPU. So a worker of a GPU has two runs: one works, and the other has imported everything and waits
+for the GPU's mutex. Only one is ever on the device, so speeds are measured as if it were alone.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+from filelock import FileLock
+
+MUTEX = "PE_GPU_MUTEX"
+"""Environment variable: the file that a process locks while it is on the device."""
+
+_held: list[FileLock] = []
+
+
+def visible_gpus() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES may be set to for each GPU of this machine."""
+    import torch
+
+    from pe import devices
+
+    if devices.choose().type != "cuda":
+        return []
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
+
+
+def workers_here(workers: int | None = None) -> int:
+    """How many workers `pe.study.run_study` starts on this machine."""
+    return workers or len(visible_gpus()) or 1
+
+
+def mutex_of(gpu: str) -> str:
+    """The lock file of a GPU of this machine; other studies of this user lock the same one."""
+    name = "".join(c if c.isalnum() else "-" for c in gpu)
+    user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "")
+    return os.path.join(tempfile.gettempdir(), f"pe-gpu-{user}-{name}.lock")
+
+
+def wait_for_device() -> None:
+    """Wait until no other process holds ``$PE_GPU_MUTEX``, then hold it until this process ends.
+
+    Returns at once where the variable is not set, or this process already holds it.
+    """
+    path = os.environ.get(MUTEX)
+    if not path or _held:
+        return
+    lock = FileLock(path)
+    lock.acquire()
+    _held.append(lock)  # a lock that is collected is released

@@ -1,0 +1,222 @@
+"""Carry out the plan of a study on Dask.
+
+Without an address a cluster is started on this machine: one worker for each GPU, or a single
+one. With one (``tcp://host:8786``, or a scheduler file) the runs go to the workers of that
+cluster, which need this checkout and the same runs folder: that is all SLURM or Kubernetes add.
+
+Runs are begun in the order of the plan, each as soon as a worker is free and its parent is done: no
+run of a later seed is begun while one of an earlier seed could be, so that whole families are done
+when the time runs out. A worker with a GPU takes a second run, which gets ready while the first has
+the device (`pe.study.devices`).
+
+A run that is recorded with its evaluation is not run again; one that was interrupted goes on from
+its checkpoint; one that fails is tried again, and if it fails for good the runs that start from it
+are skipped, and all others go on. A complete parent whose weights are not on this
+machine is retrained first (`pe.study.parents`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from graphlib import TopologicalSorter
+from typing import TYPE_CHECKING, Any
+
+from pe.runs import root
+from pe.study.devices import MUTEX, mutex_of, visible_gpus, workers_here
+from pe.study.parents import with_retrained_parents
+from pe.study.plan import Planned
+from pe.study.worker import execute
+from pe.training.start import start_of
+
+if TYPE_CHECKING:
+    from distributed import Client, Future, Worker
+
+POLL = 1.0
+
+
+class StudyFailed(RuntimeError):
+    """Some runs of a study failed for good; names each with its reason."""
+
+
+def run_study(
+    plan: Sequence[Planned],
+    *,
+    address: str | None = None,
+    workers: int | None = None,
+    retries: int = 1,
+    notebooks: bool = True,
+    on_progress: Callable[[dict[str, str]], None] | None = None,
+) -> None:
+    """Run everything in ``plan`` that is not done.
+
+    Args:
+        address: of a Dask scheduler, or a scheduler file; None starts workers here.
+        workers: how many to start here; None: one per GPU, or one.
+        retries: how often a failed run is tried again.
+        notebooks: run each by the notebook command, which leaves the executed page in its folder.
+        on_progress: called about once per second with run name -> state ("waiting", "running",
+            "done", "failed", "skipped"); running is what a worker carries out at this moment.
+            Parents that are retrained are ``.parents/NAME``.
+
+    Raises:
+        StudyFailed: runs failed for good; all others are done.
+        RunError: runs start from a run of another study that is not there yet.
+    """
+    listed = with_retrained_parents(plan)
+    todo = [p for p in listed if not p.done()]
+    states = {p.name: "waiting" if p in todo else "done" for p in listed}
+    on_progress = on_progress or (lambda states: None)
+    on_progress(states)
+    if not todo:
+        return
+    for planned in todo:
+        if "/" in planned.recipe.start_from and not planned.parent:  # nothing here will make it
+            start_of(planned.recipe, planned.run().directory.parent)
+    with connect(address, workers) as (client, devices):
+        queue = _Queue(client, devices, todo, retries=retries, notebooks=notebooks)
+        while queue.advance():
+            states |= queue.states(_executing(client))
+            on_progress(states)
+            time.sleep(POLL)
+        states |= queue.states(set())
+        on_progress(states)
+        failures = queue.failures()
+    if failures:
+        raise StudyFailed(f"{len(failures)} of {len(plan)} runs failed: " + "; ".join(failures))
+
+
+class _Queue:
+    """Runs in the order of the plan: those that wait, and those that are Dask's.
+
+    Dask gets no more of them than its workers can begin: it hands out all that it has at once, and
+    would not take a run back when an earlier one becomes possible.
+    """
+
+    def __init__(
+        self, client: Client, devices: Sequence[str], todo: Sequence[Planned], *,
+        retries: int, notebooks: bool,
+    ) -> None:  # fmt: skip
+        self.client, self.devices, self.todo = client, devices, list(todo)
+        self.retries, self.notebooks = retries, notebooks
+        self.order = {planned.name: index for index, planned in enumerate(self.todo)}
+        self.sorter = TopologicalSorter(
+            {p.name: [p.parent] if p.parent in self.order else [] for p in self.todo}
+        )
+        self.sorter.prepare()
+        self.ready: list[Planned] = []
+        self.futures: dict[str, Future] = {}
+        self.running: set[str] = set()
+
+    def advance(self) -> bool:
+        """Note what has ended and begin what can be; False when nothing is left to wait for.
+
+        At most one run per worker at once, so that of two that share a device the first is ready
+        first. What starts from a failed run is never ready.
+        """
+        for name in [name for name in self.running if self.futures[name].done()]:
+            self.running.remove(name)
+            if self.futures[name].status == "finished":
+                self.sorter.done(name)
+        self.ready += [self.todo[self.order[name]] for name in self.sorter.get_ready()]
+        self.ready.sort(key=lambda planned: self.order[planned.name])
+        threads, taken = self.client.nthreads(), self.client.processing()
+        free = {worker: count - len(taken.get(worker, ())) for worker, count in threads.items()}
+        room = max(0, min(sum(threads.values()) - len(self.running), len(threads)))
+        for planned in self.ready[:room]:
+            worker = max(free, key=lambda name: free[name])
+            free[worker] -= 1
+            self.futures[planned.name] = self._submit(planned, worker)
+            self.running.add(planned.name)
+        del self.ready[:room]
+        return bool(self.ready or self.running)
+
+    def states(self, executing: set[str]) -> dict[str, str]:
+        """The state of each run that was submitted, and in the end of those skipped."""
+        found = {}
+        for name, future in self.futures.items():
+            if name in self.running:
+                found[name] = "running" if future.key in executing else "waiting"
+            else:
+                found[name] = "done" if future.status == "finished" else "failed"
+        if not self.ready and not self.running:
+            found |= {name: "skipped" for name in self.order if name not in found}
+        return found
+
+    def failures(self) -> list[str]:
+        """One line per run that failed for good, or was skipped because of one that did."""
+        lines = []
+        for planned in self.todo:
+            future = self.futures.get(planned.name)
+            if future is None:
+                lines.append(f"{planned.label}: skipped, since {planned.parent} failed")
+            elif future.status != "finished":
+                reason = future.exception() if future.status == "error" else future.status
+                lines.append(f"{planned.label}: {reason}")
+        return lines
+
+    def _submit(self, planned: Planned, worker: str) -> Future:
+        """To ``worker`` where GPUs are shared out: Dask's choice would follow guesses of durations.
+
+        Another takes it over when that one dies; a run with a preference that finds no worker at
+        all would wait for ever, so a single worker is no preference.
+        """
+        several = self.devices and len(self.client.nthreads()) > 1
+        task = {
+            "directory": str(planned.run().directory),
+            "recipe": planned.recipe.to_dict(),
+            "study": planned.study,
+            "notebook": self.notebooks,
+            "zero_shot": planned.zero_shot.to_dict() if planned.zero_shot else None,
+        }
+        return self.client.submit(
+            _task, task, {"PE_RUNS": str(root())}, list(self.devices),
+            key=f"{planned.study}-{planned.name}", retries=self.retries,
+            priority=-self.order[planned.name], pure=False,
+            workers=[worker] if several else None, allow_other_workers=bool(several),
+        )  # fmt: skip
+
+
+def _task(task: dict[str, Any], environment: dict[str, str], devices: list[str]) -> str:
+    """On the worker: one run, on the worker's device once no other run is on it."""
+    from distributed import get_worker
+
+    if devices:
+        device = devices[int(get_worker().name)]
+        environment = environment | {"CUDA_VISIBLE_DEVICES": device, MUTEX: mutex_of(device)}
+    return execute(task, environment)
+
+
+def _executing(client: Client) -> set[str]:
+    """Keys that workers carry out now; Dask's own "processing" counts those in their queues."""
+    found = client.run(_keys_of_worker, on_error="ignore")  # a worker that just died has none
+    return {key for keys in found.values() for key in keys}
+
+
+def _keys_of_worker(dask_worker: Worker) -> list[str]:
+    return [str(task.key) for task in dask_worker.state.executing]
+
+
+@contextmanager
+def connect(address: str | None, workers: int | None) -> Iterator[tuple[Client, list[str]]]:
+    """A client, and the GPUs its workers share out if they were started here."""
+    from distributed import Client, LocalCluster
+
+    if address is not None:
+        where = {"scheduler_file": address} if address.endswith(".json") else {"address": address}
+        with Client(**where) as client:
+            yield client, []
+        return
+    devices = visible_gpus()
+    count = workers_here(workers)
+    if devices and count > len(devices):
+        raise ValueError(f"workers: {count} were asked for and {len(devices)} GPUs are visible")
+    cluster = LocalCluster(
+        n_workers=count, threads_per_worker=2 if devices else 1, memory_limit=0,
+        dashboard_address=":0",
+        silence_logs=logging.CRITICAL,  # failures are reported once, at the end
+    )  # fmt: skip
+    with cluster, Client(cluster) as client:
+        yield client, devices

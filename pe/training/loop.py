@@ -1,0 +1,497 @@
+"""Train a run, or go on with one that stopped, and write its record.
+
+One optimizer step is a pure function of the recipe, the step's number and the state in the last
+checkpoint, so a run that was killed ends with the same weights as one that was not. Runs on one
+device or on many: with ``accelerate launch`` or ``torchrun`` each process takes a part of every
+batch, and the loss is divided by the target count of the whole batch, so neither processes nor
+micro-batches change the result.
+
+The learning rate is a function of the step alone, t of S steps, W of them warmup:
+
+    warmup   peak (t + 1) / W                                       t < W
+    cosine   low + (peak - low) (1 + cos(pi (t - W) / (S - W))) / 2
+    wsd      peak, then linearly down to low over the last D steps   (arXiv:2404.06395)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration
+from torch import Tensor
+
+from pe import devices
+from pe._quiet import quiet_libraries
+from pe.data import Batches, TokenData, is_path, prepare
+from pe.data.batches import Batch
+from pe.data.needles import NeedleMix
+from pe.data.retrieval import RetrievalMix
+from pe.model import PEForCausalLM
+from pe.model.loss import IGNORE
+from pe.model.rng import same_draws, seed_step
+from pe.recipes.recipe import Recipe
+from pe.runs import Run, RunError
+from pe.runs.provenance import hardware, now
+from pe.training import checkpoint, trackers
+from pe.training.build import (
+    attention_path,
+    build_optimizer,
+    check_evaluation,
+    model_for,
+    parameter_counts,
+    set_rate,
+    start_model,
+)
+from pe.training.checkpoint import TrainState
+from pe.training.metrics import Metrics, NonFiniteLoss, flops_per_token, peak_flops
+from pe.training.progress import Progress, duration
+from pe.training.start import check_text, start_of
+
+VALIDATION_BATCHES = 8
+
+
+class Interrupted(RuntimeError):
+    """Training was asked to stop, and saved a checkpoint before it did."""
+
+    def __init__(self, message: str, signal: str | None = None) -> None:
+        super().__init__(message)
+        self.signal = signal
+        """Name of the signal; None where another process got it."""
+
+
+def train(
+    run: Run, *, quiet: bool = False, trainer: Callable[[Run, bool], Trainer] | None = None
+) -> Run:
+    """Train ``run`` to the end of its recipe; a complete run returns at once.
+
+    Args:
+        trainer: what carries it out, in place of `Trainer`: a subclass with another `Trainer.step`.
+
+    Raises:
+        RunBusy: another process holds the run's folder.
+        NonFiniteLoss: the loss became NaN or infinite; names the last good checkpoint.
+        RunError: the folder holds another configuration, or no checkpoint of it can be read.
+        Interrupted: a SIGTERM or SIGINT arrived; a checkpoint was written first.
+        ValueError: the recipe does not fit the machine or the corpus.
+    """
+    if run.exists():
+        record = run.read()
+        if record["config_hash"] != run.recipe.config_hash():
+            raise RunError(
+                f"{run.directory} holds a run of another configuration ({record['config_hash']}, "
+                f"not {run.recipe.config_hash()}); choose another folder"
+            )
+        if record["status"] == "complete":
+            _check_edited(run, record["data"])
+            return run
+    main = int(os.environ.get("RANK", "0")) == 0
+    with run.lock() if main else contextlib.nullcontext():
+        try:
+            with devices.deterministic(run.recipe.deterministic):
+                (trainer or Trainer)(run, quiet).go()
+        except Interrupted as stop:
+            if main:
+                run.fail(str(stop), "interrupted", stop.signal)
+            raise
+        except KeyboardInterrupt:
+            if main:
+                run.fail("stopped before or after its steps", "interrupted", "SIGINT")
+            raise
+        except BaseException as error:
+            if main:
+                run.fail(f"{type(error).__name__}: {error}")
+            raise
+    return run
+
+
+def _check_edited(run: Run, recorded: Mapping[str, Any]) -> None:
+    """Refuse to show a complete run for files that have changed since it was trained.
+
+    Only files are looked at: corpora with a name are pinned, or belong to the Python that runs.
+    """
+    r = run.recipe
+    if is_path(r.corpus):
+        check_text(
+            prepare(r.corpus, r.vocab_size, r.tokenizer), recorded, str(run.directory),
+            "choose another study to train on what is there now",
+        )  # fmt: skip
+
+
+def learning_rate(recipe: Recipe, step: int) -> float:
+    """Rate of optimizer step ``step``, counted from 0."""
+    peak, low = recipe.learning_rate, recipe.min_learning_rate
+    if step < recipe.warmup_steps:
+        return peak * (step + 1) / recipe.warmup_steps
+    if recipe.schedule == "cosine":
+        done = (step - recipe.warmup_steps) / max(1, recipe.steps - recipe.warmup_steps)
+        return low + (peak - low) * (1 + math.cos(math.pi * done)) / 2
+    left = recipe.steps - step
+    if left > recipe.decay_steps:
+        return peak
+    return low + (peak - low) * left / (recipe.decay_steps + 1)
+
+
+class Trainer:
+    """What one call of `train` holds. A subclass may do more, or something else, in `step`."""
+
+    model: Any
+    optimizer: Any
+    state: TrainState
+    """How far training is; set once the last checkpoint is loaded."""
+    data: TokenData
+    train_batches: Batches
+    validation_batches: Batches
+    metrics: Metrics
+
+    def __init__(self, run: Run, quiet: bool = False) -> None:
+        self.run, self.recipe = run, run.recipe
+        self.folder = run.directory / "checkpoints"
+        names = trackers.wanted()
+        self.accelerator = Accelerator(
+            cpu=devices.choose().type == "cpu",
+            log_with=names or None,
+            project_dir=str(run.directory / "trackers"),
+            dataloader_config=DataLoaderConfiguration(),
+        )
+        self.device, self.main = self.accelerator.device, self.accelerator.is_main_process
+        processes = self.accelerator.num_processes
+        if self.recipe.batch_size % processes:
+            raise ValueError(
+                f"batch_size {self.recipe.batch_size} does not divide among {processes} processes"
+            )
+        self.windows = self.recipe.batch_size // processes
+        self.micro = self.recipe.micro_batch_size or self.windows
+        if self.windows % self.micro:
+            raise ValueError(
+                f"micro_batch_size {self.micro} does not divide the {self.windows} windows that "
+                f"each of {processes} processes gets"
+            )
+        self.start = start_of(self.recipe, run.directory.parent)
+        self.progress = Progress(enabled=self.main and not quiet)
+        if self.main:
+            run.start()
+        if names:
+            trackers.start(self.accelerator, run)
+
+    def go(self) -> None:
+        """Prepare, resume, train, finish."""
+        self._prepare()
+        self._resume()
+        try:
+            with StopSignal() as stop:
+                self._steps(stop)
+        except BaseException:
+            trackers.finish(self.accelerator)  # their last values would be lost
+            raise
+        self._finish()
+
+    # Before the first step
+
+    def _prepare(self) -> None:
+        """Text, model, optimizer, batches and metrics."""
+        r = self.recipe
+        self.progress.show(f"preparing {r.corpus}", last=True)
+        with self.accelerator.main_process_first():
+            self.data = data = prepare(r.corpus, r.vocab_size, r.tokenizer)
+        model = self._initial_model()
+        self.config = model.config
+        check_evaluation(r, data, model)
+        counts = parameter_counts(model)
+        if self.main:
+            path = {"attention": attention_path(model, r, self.device)}
+            self.run.update(data=data.summary(), model=counts | path)
+        if devices.compiles(r.compile, self.device):
+            model.compile()
+        self.model, self.optimizer = self.accelerator.prepare(model, build_optimizer(model, r))
+        first = data.end_id if r.first_token else None
+        self.train_batches = Batches(data.train, r.context_length, r.batch_size, r.seed, first)
+        if r.retrieval_share and r.retrieval_tasks:
+            self.train_batches = NeedleMix(
+                self.train_batches, r.retrieval_share, data.load_tokenizer(), r.retrieval_tasks
+            )
+        elif r.retrieval_share:
+            self.train_batches = RetrievalMix(
+                self.train_batches, r.retrieval_share, data.load_tokenizer()
+            )
+        self.validation_batches = Batches(
+            data.validation, r.context_length, r.batch_size, seed=0, first_token=first
+        )
+        flops = flops_per_token(
+            counts["parameters"], r.num_hidden_layers, r.hidden_size, r.context_length
+        )
+        peak = peak_flops(hardware()["name"]) if self.device.type == "cuda" else None
+        if peak is not None:
+            peak *= self.accelerator.num_processes
+        self.metrics = Metrics(self.run, self.main, flops, peak)
+
+    def _initial_model(self) -> PEForCausalLM:
+        """Drawn weights, or those of the run to start from. A checkpoint will overwrite them."""
+        model = model_for(self.recipe, self.data)
+        if self.start is None:
+            return model
+        check_text(
+            self.data, self.start.data, self.start.parent.name,
+            "start from a run of this text",
+        )  # fmt: skip
+        if self.main:
+            self.run.update(parent=self.start.record())
+        if self.start.whole:
+            return model  # everything is loaded once model and optimizer are prepared
+        return start_model(self.start, self.recipe, model.config)
+
+    def _resume(self) -> None:
+        def log(text: str) -> None:
+            self.progress.show(text, last=True)
+
+        state = checkpoint.restore(self.accelerator, self.folder, log)
+        if state is None:
+            state = TrainState(
+                data_fingerprint=self.data.fingerprint,
+                tokenizer_fingerprint=self.data.tokenizer_fingerprint,
+            )
+            if self.start and self.start.whole:
+                checkpoint.begin_from(self.accelerator, self.start.weights)
+        else:
+            check_text(
+                self.data, state.data, f"{self.run.directory}: its checkpoint",
+                "delete the folder or choose another study",
+            )  # fmt: skip
+        self.state = state
+        known = self.run.metric_lines(drop_torn_end=True) if state.step else []
+        self.metrics.start_at(state.step, known)
+        if self.main:
+            self.run.begin_session(state.step)
+
+    # Steps
+
+    def _steps(self, stop: StopSignal) -> None:
+        r, state = self.recipe, self.state
+        first, begun = state.step, time.perf_counter()
+        passed = self.start.stream_step if self.start else 0
+        drawn = self.start.draws_step if self.start else 0
+        if self.start and first == 0:
+            self._validate()  # what the change of encoding cost
+        self.model.train()
+        logged_tokens, since = state.tokens, time.perf_counter()
+        while state.step < r.steps:
+            lr = learning_rate(r, state.step)
+            set_rate(self.optimizer, lr)
+            batch = self.train_batches.at(state.step + passed)
+            seed_step(r.seed, state.step + drawn, self.accelerator.process_index)
+            self.metrics.add(*self.step(batch))
+            state.step += 1
+            state.tokens += r.batch_size * r.context_length
+            due = state.step == r.steps or state.step % r.checkpoint_every == 0
+            stopping = stop.requested(self.accelerator)
+            if due or stopping or state.step % r.log_every == 0:
+                self.synchronize()  # or the clock would see the steps launched, not done
+                moment = time.perf_counter()
+                left = (moment - begun) / (state.step - first) * (r.steps - state.step)
+                self._log(lr, state.tokens - logged_tokens, moment - since, left)
+                logged_tokens, since = state.tokens, time.perf_counter()
+            if self._pause(due or stopping):
+                since = time.perf_counter()
+            if stopping and state.step < r.steps:
+                raise Interrupted(
+                    f"stopped after step {state.step} of {r.steps}; the same command goes on from "
+                    f"step-{state.step:06d}",
+                    stop.name or None,
+                )
+
+    def _pause(self, save: bool) -> bool:
+        """Validate, keep and save what is due after this step; whether anything was."""
+        r, state = self.recipe, self.state
+        validate = r.validate_every and state.step % r.validate_every == 0 and state.step < r.steps
+        keep = state.step in (*r.keep_steps, *r.keep_states)
+        if validate:
+            self._validate()
+        if keep or save:
+            self._refuse_broken_weights()
+        if state.step in r.keep_states:
+            checkpoint.save(self.accelerator, self.folder, state, self.config, keep=True)
+        elif keep:
+            checkpoint.keep_weights(self.accelerator, self.model, self.folder, state)
+        if save:
+            checkpoint.save(self.accelerator, self.folder, state, self.config, keep=False)
+        return bool(validate or keep or save)
+
+    def step(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """One optimizer step; returns loss and gradient norm, still on the device."""
+        first = self.accelerator.process_index * self.windows
+        # Every process knows the whole batch, so none has to ask how many targets there are.
+        targets = int((batch.targets != IGNORE).sum()) / self.accelerator.num_processes
+        total = torch.zeros((), device=self.device)
+        for start in range(first, first + self.windows, self.micro):
+            inputs = self._inputs(batch, slice(start, start + self.micro))
+            last = start + self.micro == first + self.windows
+            with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
+                with devices.autocast(self.recipe.precision, self.device):
+                    # Divided here: in the model, two divisors (this and validation's 1) would be
+                    # two graphs, the second of them compiled for any number.
+                    loss = self.model(**inputs, num_items_in_batch=1).loss / targets
+                self.accelerator.backward(loss)
+            total += loss.detach()
+        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.recipe.grad_clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return total, norm.detach()
+
+    def synchronize(self) -> None:
+        """Wait until the device has done the steps it was given."""
+        devices.synchronize(self.device)
+
+    def _inputs(self, batch: Batch, some: slice) -> dict[str, Tensor]:
+        arrays = {"input_ids": batch.input_ids, "shift_labels": batch.targets}
+        if self.recipe.reset_positions:
+            arrays["position_ids"] = batch.positions
+        if self.recipe.mask_documents:
+            arrays["document_ids"] = batch.documents
+        tensors = {name: torch.from_numpy(a[some].copy()) for name, a in arrays.items()}
+        if self.device.type == "cuda":
+            tensors = {name: t.pin_memory() for name, t in tensors.items()}
+        return {name: t.to(self.device, non_blocking=True) for name, t in tensors.items()}
+
+    def _log(self, lr: float, tokens: int, seconds: float, left: float) -> None:
+        """Write down and show the steps since the last time; ``left`` in seconds to the end."""
+        state, steps = self.state, self.recipe.steps
+
+        def over_processes(losses: Tensor) -> Tensor:
+            return self.accelerator.reduce(losses, "mean")  # type: ignore[no-any-return]
+
+        line = self.metrics.flush(
+            state.step, lr, tokens, seconds, over_processes, self._last_good()
+        )
+        state.seconds += line["seconds"]
+        self.accelerator.log({k: v for k, v in line.items() if v is not None}, step=state.step)
+        self.progress.show(
+            f"step {state.step}/{steps}  loss {line['loss']:.3f}  "
+            f"{line['tokens_per_second']:,.0f} tokens/s  {duration(left)} left",
+            last=state.step == steps,
+        )
+
+    def _last_good(self) -> str:
+        saved = checkpoint.checkpoints(self.folder)
+        return f"last good checkpoint: {saved[-1]}" if saved else "there is no checkpoint yet"
+
+    def _refuse_broken_weights(self) -> None:
+        """An update can overflow although its loss and gradient were numbers."""
+        finite = torch.stack([torch.isfinite(p).all() for p in self.model.parameters()]).all()
+        broken = self.accelerator.reduce((~finite).float(), "sum")  # the same answer everywhere
+        if broken.item() > 0:
+            raise NonFiniteLoss(
+                f"weights are not finite after step {self.state.step}; {self._last_good()}; "
+                "try a lower learning_rate or a longer warmup"
+            )
+
+    # Validation and the end
+
+    def _validate(self) -> float:
+        """Validation loss, written down once; every process computes all of it."""
+        step = self.state.step
+        known = self.metrics.validated(step)
+        if known is not None:  # written by a process that was killed before it went on
+            return known
+        loss = self._validation_loss()
+        if self.main:
+            self.metrics.validation(step, loss)
+        self.accelerator.log({"validation_loss": loss}, step=step)
+        return loss
+
+    @torch.no_grad()
+    def _validation_loss(self) -> float:
+        """Mean loss of the first batches of the validation split; the model is left training."""
+        model, batches = self.accelerator.unwrap_model(self.model), self.validation_batches
+        model.eval()
+        total, count = 0.0, 0
+        for index in range(max(1, min(VALIDATION_BATCHES, batches.windows // batches.batch_size))):
+            batch = batches.at(index)
+            for start in range(0, batches.batch_size, self.micro):
+                inputs = self._inputs(batch, slice(start, start + self.micro))
+                with (
+                    devices.autocast(self.recipe.precision, self.device),
+                    same_draws(self.device),
+                ):
+                    total += float(model(**inputs, num_items_in_batch=1).loss)
+                count += int((inputs["shift_labels"] != IGNORE).sum())
+        model.train()
+        return total / count
+
+    def _finish(self) -> None:
+        """Save model and tokenizer, and declare the run complete."""
+        validation = self._validate()
+        weights = self.accelerator.get_state_dict(self.model)
+        self.accelerator.end_training()
+        if not self.main:
+            return
+        training = self._summary(validation)
+        with quiet_libraries():
+            model = self.accelerator.unwrap_model(self.model)
+            model.save_pretrained(self.run.checkpoint, state_dict=weights)
+        self.data.load_tokenizer().save_pretrained(self.run.checkpoint)
+        self.run.update(status="complete", reason=None, finished=now(), training=training)
+
+    def _summary(self, validation: float) -> dict[str, Any]:
+        """The ``training`` part of the record."""
+        state, memory = self.state, devices.peak_memory(self.device)
+        return {
+            "steps": state.step,
+            "tokens": state.tokens,
+            "passes": round(state.tokens / len(self.data.train.tokens), 4),
+            "wall_seconds": round(state.seconds, 2),
+            "tokens_per_second": round(self.metrics.speed(), 1),
+            "mfu": self.metrics.mfu(),
+            "peak_memory_gib": None if memory is None else round(memory, 3),
+            "final_loss": round(self.metrics.final_loss(state.step), 6),
+            "validation_loss": round(validation, 6),
+            "resumes": state.resumes,
+        }
+
+
+class StopSignal:
+    """Context manager that turns the first SIGTERM or SIGINT into a flag; a second acts as usual.
+
+    Training looks at the flag after each step, and saves a checkpoint before it ends.
+    """
+
+    def __init__(self) -> None:
+        self.name = ""
+        self._asked: Tensor | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignal:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.name = signal.Signals(number).name
+        signal.signal(number, self._before[number])
+
+    def requested(self, accelerator: Accelerator) -> bool:
+        """Whether any process was asked to stop; all processes get the same answer.
+
+        With several processes the answer is that of the call before: its sum is there by now, so
+        nobody waits for the device.
+        """
+        if accelerator.num_processes == 1:
+            return bool(self.name)
+        before = self._asked
+        flag = torch.full((), float(bool(self.name)), device=accelerator.device)
+        self._asked = accelerator.reduce(flag, "sum")
+        return before is not None and bool(before.item() > 0)

@@ -1,0 +1,80 @@
+"""The search index of a build is whole, also after one that was stopped; runs are set aside."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import book_pages
+import pytest
+from sphinx.application import Sphinx
+from sphinx.util.docutils import docutils_namespace, patch_docutils
+
+PAGES = ("index", "one", "two", "runs/demo/a/train")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A site of four pages, one of them that of a run."""
+    folder = tmp_path / "source"
+    for name in PAGES:
+        path = folder / f"{name}.rst"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{name.capitalize()}\n{'=' * len(name)}\n\nWord{name[0]}.\n")
+    with (folder / "index.rst").open("a") as file:
+        file.write("\n.. toctree::\n\n   one\n   two\n")
+    return folder
+
+
+def build(source: Path) -> tuple[set[str], str]:
+    """The pages that a build writes, and its warnings."""
+    out, written, warnings = source.parent / "out", set[str](), source.parent / "warnings"
+    with patch_docutils(), docutils_namespace(), warnings.open("w") as told:
+        app = Sphinx(
+            str(source), None, str(out), str(source.parent / "doctrees"), "html",
+            confoverrides={"extensions": ["book_pages"], "html_theme": "basic"},
+            status=None, warning=told,
+        )  # fmt: skip
+        app.connect("html-page-context", lambda app, name, *_: written.add(name))
+        app.build()
+    return written & set(PAGES), warnings.read_text()
+
+
+def test_pages_of_runs_are_in_no_search_and_in_no_order_of_reading(source: Path) -> None:
+    written, warnings = build(source)
+    assert written == set(PAGES)
+    assert not warnings, "a page outside every table of contents is meant here"
+    index = (source.parent / "out" / "searchindex.js").read_text()
+    assert "wordo" in index
+    assert "wordr" not in index
+    page = (source.parent / "out" / "two.html").read_text()
+    assert 'rel="next"' not in page
+
+
+def test_a_build_without_changes_writes_nothing(source: Path) -> None:
+    build(source)
+    assert build(source)[0] == set()
+    (source / "one.rst").write_text("One\n===\n\nWordn.\n")
+    assert build(source)[0] == {"index", "one"}, "the index shows the title of the page"
+
+
+@pytest.mark.parametrize("left", ["nothing", "an older one", "one of fewer pages", "half a file"])
+def test_a_build_after_a_stopped_one_completes_the_search_index(source: Path, left: str) -> None:
+    """sphinx-doc/sphinx#3270: pages written before the stop were in no later index."""
+    build(source)
+    index = source.parent / "out" / "searchindex.js"
+    whole = index.read_text()
+    if left == "nothing":
+        index.unlink()
+    elif left == "an older one":
+        (source / "two.rst").write_text("Two\n===\n\nSomething else.\n")
+        build(source)
+        whole = index.read_text()
+        os.utime(index, (1, 1))
+    elif left == "one of fewer pages":
+        index.write_text('Search.setIndex({"docnames": ["index", "two"]})')
+    else:
+        index.write_text(whole[: len(whole) // 2])
+    assert build(source) == (set(PAGES), "")
+    assert index.read_text() == whole
+    assert book_pages.indexed(index) == set(PAGES)
