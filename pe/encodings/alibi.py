@@ -5,7 +5,8 @@
 Otherwise the slopes of the largest power of two P below H come first, then every second slope of
 2P heads, from the first on, until there are H. They are not sorted, as in published checkpoints.
 Press, Smith, Lewis 2021 (arXiv:2108.12409). Added after the division by sqrt(d). Learns nothing;
-costs one product for each query, key and head. Any position.
+costs one product for each query, key and head. Any position. Keys ahead of a query get 0, so in an
+encoder the penalty is one-sided.
 """
 
 from __future__ import annotations
@@ -50,5 +51,5 @@ class ALiBi(DistanceBias):
         return -slopes * distance
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
-        """m_h j less m_h i: one number a key, which costs a kernel less than one a distance."""
+        """m_h j less m_h i: one number per key, cheaper in a kernel than one per distance."""
         return by_key(self.slopes[None, :, None] * torch.arange(length, device=device))

@@ -1,15 +1,15 @@
-"""CLEX: how frequencies change with the length of the text is a differential equation, and learned.
+"""CLEX: how frequencies change with the sequence length is a differential equation, and learned.
 
     z(t) = ln w(t),  z(1) = ln w,  t = length / L0
     dz/dt = act((z + ln w_ntk(t)) U) D - (4i / (d-2)) / (2t - 1)
     ln w_ntk_i(t) = -(2i/d) ln b - (2i/(d-2)) ln(2t - 1)
 
 Chen, Li, Meng, Liang, Bing 2023 (arXiv:2310.16450), as in the authors' code. U and D are learned; D
-begins at 0, and then w(t) is NTK-aware scaling by alpha = 2t - 1. One solution a forward pass, for
-all layers and rows. Reads up to ``max_factor`` L0 tokens, t = ceil(L / L0) for each row.
+begins at 0, and then w(t) is NTK-aware scaling by alpha = 2t - 1. One solution per forward pass,
+for all layers and rows. Reads up to ``max_factor`` L0 tokens, t = ceil(L / L0) for each row.
 
-In training mode t is drawn from 1 .. max_factor, and the n tokens of a row stand at random places
-in the right order between 0 and n t - 1, so that short texts teach what long ones need.
+In training mode t is drawn from 1 .. max_factor, and the n tokens of a row get random positions
+in the right order between 0 and n t - 1, so that short sequences teach what long ones need.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pe.encodings.core.registry import register
 
 @register("clex", title="CLEX", paper="2310.16450", family="frequencies")
 class CLEX(FrequencyTransform):
-    """Frequencies that a small network learns to move as texts get longer.
+    """Frequencies that a small network learns to move as sequences get longer.
 
     Options: ``max_factor``, the largest t; ``width``, of the network in units of d; ``act``, tanh
     or silu; ``steps`` of the solver for a unit of t; ``time_base``, b in what the network sees,
@@ -107,18 +107,18 @@ class CLEX(FrequencyTransform):
         return found
 
 
-def stretched(order: Tensor, tokens: Tensor, t: Tensor, original: int, places: int) -> Tensor:
-    """Where token 0, 1 .. of a training text stand, (places,) float64; those beyond it anywhere.
+def stretched(order: Tensor, tokens: Tensor, t: Tensor, original: int, reach: int) -> Tensor:
+    """Positions of token 0, 1 .. of a training sequence, (reach,) float64; beyond it, any.
 
-    The first stands at 0, the last of n at n t - 1, the others at the first n - 2 numbers below
-    n t - 2 of the permutation ``order``, plus 1, sorted. Texts of n >= 2 L0 tokens are squeezed by
-    n // L0. Tensors throughout, so that no device has to be waited for.
+    The first is at 0, the last of n at n t - 1, the others at the first n - 2 numbers below
+    n t - 2 of the permutation ``order``, plus 1, sorted. Sequences of n >= 2 L0 tokens are squeezed
+    by n // L0. Tensors throughout, so that no device has to be waited for.
     """
     squeeze = (tokens // original).clamp(min=1)
     inside = order < tokens * t - 2
     taken = inside & (inside.cumsum(0) <= tokens - 2)
     drawn = torch.zeros_like(order).scatter(0, order, taken.to(order.dtype)).cumsum(0)
-    token = torch.arange(places, device=order.device)
+    token = torch.arange(reach, device=order.device)
     found = (torch.searchsorted(drawn, token) + 1) / squeeze.to(torch.float64)
     found = torch.where(token < tokens - 1, found, (tokens * t // squeeze - 1).to(found.dtype))
     return torch.where((token == 0) | (t == 1), token.to(found.dtype), found)

@@ -1,4 +1,4 @@
-"""CoPE: a key's position is how many tokens that matter to the query lie between, itself included.
+"""CoPE: a key's position is the contextual count of gated tokens from it up to the query.
 
     g(i, t) = sigmoid(q_i . k_t / sqrt(d))          does the query count token t?
     p(i, j) = min( sum_{t=j..i} g(i, t),  npos - 1 )
@@ -7,8 +7,8 @@
 Golovneva, Wang, Weston, Sukhbaatar 2024 (arXiv:2405.18719). Learns a table of npos x d numbers in
 each layer, shared by its heads and zero at first, so that training begins without any encoding.
 The authors' code divides the term by sqrt(d) as here; the paper's listing does not
-(``divide=False``). Any position, but counts from npos - 1 on are alike; npos is the training length
-plus one, as in the authors' code, unless given.
+(``divide=False``). Any position, but counts from npos - 1 on share a row; npos is the training
+length plus one, as in the authors' code, unless given.
 
 Gates look at which token came before which, not at position numbers: a query never counts a key
 ahead of it, nor one that is hidden from it. torch's fused attention cannot say this, since a bias

@@ -1,4 +1,4 @@
-"""Dynamic NTK: NTK-aware scaling by as much as the length of the text asks for.
+"""Dynamic NTK: NTK-aware scaling by as much as the sequence length asks for.
 
     alpha(L) = s L / L0 - (s - 1)    for L > L0, else 1
     w_i <- w_i alpha(L)^(-2i/(d-2))
@@ -7,8 +7,8 @@ L is the number of tokens in the row: its largest position plus one. A forum pos
 paper (arXiv:2309.00071, section 3.3) has alpha = L / L0, which is s = 1, the default; the slope s
 is the published code's. Learns nothing. RoPE itself up to L0 tokens, whatever s.
 
-alpha is computed in each call, for each row, from that row alone. All keys must be turned anew when
-the text grows, so they are cached unrotated.
+alpha is computed in each call, for each row, from that row alone. All keys must be rotated again
+when the sequence grows, so they are cached unrotated.
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@
     f(u) = W2 relu(W1 u + b1) + b2,    u in [0, 1] for every query from the threshold |m L| on
 
 Li et al. 2023 (arXiv:2310.04418). Learns c, the threshold's multiplier m and the network f (32
-hidden units, one output a head) in each layer. The divisor belongs to the query: past the threshold
-the bias is no function of the distance any more, and no row of it can be used for another query.
-Any position; what f is asked for stays between 0 and 1.
+hidden units, one output per head) in each layer. The divisor belongs to the query: past the
+threshold the bias is no function of the distance any more, and no row of it can be used for another
+query. Any position; what f is asked for stays between 0 and 1.
 
 L is a constant. The listing in the paper has 512 whatever the training length; here it is 512, or
 the training length where that is less, since no row of a shorter training would reach the
-threshold. Costs 32 multiplications and additions a head, query and key, in each layer.
+threshold. Costs 32 multiplications and additions per head, query and key, in each layer.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class FIRE(Encoding):
         width = int(at_least("mlp_width", mlp_width, 1))
         self.c = nn.Parameter(torch.empty(1))
         self.multiplier = nn.Parameter(torch.empty(1))
-        # Bare parameters: transformers draws every nn.Linear it finds by a rule of its own.
+        # Bare parameters: transformers draws every nn.Linear it finds by another rule.
         self.hidden_weight = nn.Parameter(torch.empty(width, 1))
         self.hidden_bias = nn.Parameter(torch.empty(width))
         self.head_weight = nn.Parameter(torch.empty(num_heads, width))

@@ -1,4 +1,4 @@
-"""FoPE: each pair turns by a mixture of frequencies, and those too slow to be learned are dropped.
+"""FoPE: each pair rotates by a mixture of frequencies; those too slow to be learned are dropped.
 
     w_i kept where w_i >= 2 pi / L0:        D of the d/2 frequencies of RoPE
     C_hj(p) = sum_i A_hij cos(p w_i),   S_hj(p) = sum_i B_hij sin(p w_i),   j < min(D, d/4)
@@ -7,7 +7,7 @@
 
 Hua et al. 2024 (arXiv:2412.17739). A and B are drawn once for each key head and layer, identity
 plus Xavier-normal noise, and frozen. The map is no rotation: products of two frequencies know where
-both tokens stand, so logits are not a function of distance alone. The authors' code gives the other
+both tokens are, so logits are not a function of distance alone. The authors' code gives the other
 pairs C = S = 1, which doubles their part of every logit: ``dropped="ones"``. Pairing half, as in
 their code, or interleaved. Any position; one small matrix product a layer.
 """
@@ -69,7 +69,7 @@ class FoPE(PerHeadRoPE):
         self.sin_mix = nn.Parameter(torch.empty(shape), requires_grad=False)
         self.reset_parameters()
 
-    def turning(self, spectrum: Frequencies) -> Frequencies:
+    def select_frequencies(self, spectrum: Frequencies) -> Frequencies:
         fast = spectrum.inv_freq >= self.slowest
         if self.keep_zero:
             return spectrum._replace(inv_freq=spectrum.inv_freq * fast)

@@ -4,12 +4,12 @@
     b_h(i, j) = sum_{l=j+1..i} ln f_h(l)            0 for the token itself
 
 Lin, Nikishin, He, Courville 2025 (arXiv:2503.02130), the forgetting transformer. Learns a linear
-map from the layer's input to one gate a head, in each layer. With all gates alike it is ALiBi. Any
-position, and no other encoding needed. The authors begin at w ~ N(0, 0.02), beta = 0: every gate
-is about 1/2, a slope of ln 2 in all heads; ``gate_bias`` begins elsewhere.
+map from the layer's input to one gate per head, in each layer. With all gates equal it is ALiBi.
+Any position, and no other encoding needed. The authors begin at w ~ N(0, 0.02), beta = 0: every
+gate is about 1/2, a slope of ln 2 in all heads; ``gate_bias`` begins elsewhere.
 
 b is C_i - C_j with C the running sum of ln f. The sum is taken in float64 and handed on as a pair
-of float32 numbers, so that far into a text neighbours still differ by what their gates say.
+of float32 numbers, so that far into a sequence neighbours still differ by what their gates say.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class FoX(Encoding):
         if not math.isfinite(gate_bias):
             raise ValueError(f"gate_bias: expected a finite number, got {gate_bias!r}")
         self.gate_bias, self.gate_std = gate_bias, at_least("gate_std", gate_std, 0)
-        # Bare parameters: transformers draws every nn.Linear it finds by a rule of its own.
+        # Bare parameters: transformers draws every nn.Linear it finds by another rule.
         self.weight = nn.Parameter(torch.empty(num_heads, hidden_size))
         self.beta = nn.Parameter(torch.empty(num_heads))
         self.reset_parameters()
@@ -126,7 +126,7 @@ class FoX(Encoding):
 
 
 def running_sum(x: Tensor) -> Tensor:
-    """Sums of the last axis up to and with each place, (..., T) as ``x``: a cumsum.
+    """Sums of the last axis up to and with each entry, (..., T) as ``x``: a cumsum.
 
     By products with triangles of ones, `CHUNK` numbers at a time, then the sums of the chunks.
     torch's scan on a GPU adds in an order that may change from run to run, and its compiler (2.11)

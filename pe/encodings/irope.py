@@ -4,7 +4,7 @@
     the others:   logits of query p times  1 + a ln(1 + floor((p + 1) / F)),   a = 0.1, F = 8192
 
 RoPE (arXiv:2104.09864) in the schedule of Llama 4, as transformers' code has it; pairing
-interleaved. Learns nothing; any position. Each layer has its own instance, which knows its place
+interleaved. Learns nothing; any position. Each layer has its own instance, which knows the layer
 by ``layer_index``.
 
 Llama 4 normalises after rotating. A rotation keeps lengths, so the order makes no difference,
@@ -51,9 +51,9 @@ class IRoPE(RoPE):
         transforms: Sequence[FrequencyTransform] = (),
     ) -> None:
         at_least("nope_every", nope_every, 2)
-        self.turns = (layer_index + 1) % nope_every != 0
+        self.rotating = (layer_index + 1) % nope_every != 0
         # Elsewhere a transform that learns would never get a gradient.
-        super().__init__(head_dim, theta, layout, transforms=transforms if self.turns else ())
+        super().__init__(head_dim, theta, layout, transforms=transforms if self.rotating else ())
         if attn_scale == 0 and floor_scale is not UNSET:
             raise ValueError("floor_scale: with attn_scale 0 it has no effect; leave it out")
         if not qk_norm and norm_eps is not UNSET:
@@ -63,7 +63,7 @@ class IRoPE(RoPE):
         self.floor_scale = int(at_least("floor_scale", floor_scale, 1))
         self.attn_scale = at_least("attn_scale", attn_scale, 0.0)
         self.norm_eps = at_least("norm_eps", norm_eps, 0.0) if qk_norm else None
-        if not self.turns:
+        if not self.rotating:
             self.relative = attn_scale == 0
 
     def prepare(
@@ -73,7 +73,7 @@ class IRoPE(RoPE):
         dtype: torch.dtype = torch.float32,
         lengths: Lengths | None = None,
     ) -> Prepared:
-        if self.turns:
+        if self.rotating:
             return super().prepare(q_positions, k_positions, dtype, lengths)
         return Prepared(q_positions, k_positions)
 
@@ -85,12 +85,12 @@ class IRoPE(RoPE):
         k_positions: Tensor,
         tables: Any = None,
     ) -> tuple[Tensor, Tensor]:
-        if not self.turns:
+        if not self.rotating:
             self.refuse_misfit(q, k, q_positions, k_positions)
             return q, k
         unit_q, unit_k = self._normalised(q), self._normalised(k)
-        turned_q, turned_k = super().rotate(unit_q, unit_k, q_positions, k_positions, tables)
-        return turned_q.to(q.dtype), turned_k.to(k.dtype)
+        rotated_q, rotated_k = super().rotate(unit_q, unit_k, q_positions, k_positions, tables)
+        return rotated_q.to(q.dtype), rotated_k.to(k.dtype)
 
     def _normalised(self, x: Tensor) -> Tensor:
         if self.norm_eps is None:
@@ -99,7 +99,7 @@ class IRoPE(RoPE):
         return wide * (wide.square().mean(-1, keepdim=True) + self.norm_eps).rsqrt()
 
     def logit_scale(self, q_positions: Tensor) -> Tensor | None:
-        if self.turns or self.attn_scale == 0:
+        if self.rotating or self.attn_scale == 0:
             return None
         steps = (q_positions + 1) // self.floor_scale  # of integers: exact at any position
         scale = 1.0 + self.attn_scale * steps.to(torch.float64).log1p()

@@ -1,4 +1,4 @@
-"""KERPLE: penalties whose shape each head learns, from kernels that softmax turns into distances.
+"""KERPLE: penalties whose shape each head learns, from kernels that softmax makes distances of.
 
     kerple_log:    b(i, j) = -p ln(1 + a (i - j))       p, a > 0
     kerple_power:  b(i, j) = -a (i - j)^p               a > 0, 0 < p <= 2

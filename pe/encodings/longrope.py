@@ -1,4 +1,4 @@
-"""LongRoPE: every pair is slowed by a factor of its own, found by search.
+"""LongRoPE: every frequency is slowed by its factor, found by search.
 
     w_i <- w_i / lambda_i,      lambda = short_factor if L <= L0 else long_factor
     cos, sin <- m cos, m sin,   m = sqrt(1 + ln s / ln L0),   s = factor
@@ -7,7 +7,7 @@ Ding et al. 2024 (arXiv:2402.13753); switch and m as in the published code. L is
 tokens in the row, and the whole row switches. m sits on queries and keys, so logits grow by m^2,
 short rows' too. Learns nothing by gradient: `pe.search_longrope` finds the factors. Without any,
 long rows get YaRN's and short ones RoPE's own frequencies. Keys are cached unrotated, because all
-of them turn anew when a text grows beyond L0.
+of them are rotated again when a sequence grows beyond L0.
 """
 
 from __future__ import annotations

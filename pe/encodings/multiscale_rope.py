@@ -1,4 +1,4 @@
-"""Multiscale RoPE: every head has a base of its own.
+"""Multiscale RoPE: every head has its own base.
 
     theta_h = theta_min^(1-h/(K-1)) theta_max^(h/(K-1)),  h = 0 .. K-1;   one head: sqrt(min max)
     w_hi = theta_h^(-2i/d) / max(scaling_factor, 1)
@@ -22,7 +22,7 @@ from pe.encodings.core.registry import register
 
 @register("multiscale_rope", title="Multiscale RoPE", paper="2104.09864", family="rotary")
 class MultiscaleRoPE(PerHeadRoPE):
-    """Head 0 turns by the smallest base, the last head by the largest."""
+    """Head 0 rotates by the smallest base, the last head by the largest."""
 
     num_kv_heads: int
 

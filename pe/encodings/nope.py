@@ -15,4 +15,4 @@ from pe.encodings.core.registry import register
 
 @register("nope", title="NoPE", paper="2203.16634", family="none")
 class NoPE(Encoding):
-    """The identity in all places."""
+    """Every hook is the identity."""

@@ -4,7 +4,7 @@
 
 A forum post of 2023, which YaRN's paper describes (arXiv:2309.00071, section 3.1). d is the rotated
 width, not the head's. Learns nothing; no cost at run time. Pairs between the ends slow by less than
-alpha, so a text alpha times longer still leads some of them to new angles. alpha = 1 is RoPE.
+alpha, so a sequence alpha times longer still leads some of them to new angles. alpha = 1 is RoPE.
 """
 
 from __future__ import annotations

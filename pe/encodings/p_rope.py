@@ -4,7 +4,7 @@
 
 Barbero et al. 2024 (arXiv:2410.06205). The exponent is over the full width d, so what is kept is
 RoPE's own spectrum without its slow end, which partial RoPE keeps. p = 1 is RoPE. Learns nothing;
-any position; costs what RoPE costs, since a pair that stands still is multiplied by 1 and 0.
+any position; costs what RoPE costs, since a pair of frequency 0 is multiplied by 1 and 0.
 
 Frequency transforms act on the full spectrum before its end is cut off.
 """
@@ -41,7 +41,7 @@ class PRoPE(RoPE):
             )
         super().__init__(head_dim, theta, layout, transforms=transforms)
 
-    def turning(self, spectrum: Frequencies) -> Frequencies:
+    def select_frequencies(self, spectrum: Frequencies) -> Frequencies:
         inv_freq = spectrum.inv_freq
         index = torch.arange(inv_freq.shape[-1], device=inv_freq.device)
         return spectrum._replace(inv_freq=torch.where(index < self.kept, inv_freq, 0.0))

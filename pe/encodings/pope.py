@@ -3,7 +3,7 @@
     logit(t, s) = sum_c softplus(q_tc) softplus(k_sc) cos((s - t) w_c + delta_c) / sqrt(d)
     w_c = theta^(-c/d),  c = 0 .. d-1,     delta_c in [-2 pi, 0] learned
 
-Gopalakrishnan et al. 2025 (arXiv:2509.10534). One frequency a channel, where RoPE has one a pair.
+Gopalakrishnan et al. 2025 (arXiv:2509.10534). One frequency per channel; RoPE has one per pair.
 Learns d phases for each key head. Queries and keys become 2d wide (values do not); the scale stays
 1/sqrt(d) of the original head. Any position.
 

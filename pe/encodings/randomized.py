@@ -1,10 +1,10 @@
-"""Randomized positions: in each forward pass, tokens stand at random places in the right order.
+"""Randomized positions: in each forward pass, tokens get random positions in the right order.
 
     p_0 < p_1 < ... < p_n-1     n integers drawn without replacement from 0 .. N-1, then sorted
 
-and token i is treated as if it stood at p_i, by whatever encodes positions beside this:
+and token i is treated as if it were at p_i, by whatever encodes positions beside this:
 ``rope+randomized``, ``alibi+randomized``, ``sinusoidal+randomized``. Named alone it brings RoPE.
-Ruoss et al. 2023 (arXiv:2305.16843). One draw serves all rows of a batch; each layer draws anew,
+Ruoss et al. 2023 (arXiv:2305.16843). One draw serves all rows of a batch; each layer draws again,
 the embeddings once; in evaluation too, as in the authors' code. Learns nothing; at most N tokens.
 
 Drawn from torch's global generator, so that a seed and a checkpoint fix what is drawn.
@@ -47,15 +47,15 @@ class Randomized(Encoding):
         if not k_positions.numel():
             return Prepared(q_positions, k_positions)
         self.refuse_too_far(k_positions)
-        # Of N shuffled places the first n are a draw without replacement. All shapes are those of
-        # N, so nothing waits for a GPU to tell n, and one graph serves every length.
+        # Of N shuffled positions the first n are a draw without replacement. All shapes are those
+        # of N, so nothing waits for a GPU to tell n, and one graph serves every length.
         shuffled = torch.randperm(self.max_position, device=k_positions.device)
-        drawn = (shuffled < k_positions.max() + 1).cumsum(0)  # drawn places up to and with each
+        drawn = (shuffled < k_positions.max() + 1).cumsum(0)  # drawn positions up to and with each
 
-        def place(positions: Tensor) -> Tensor:
-            """The place with as many drawn ones before it as there are tokens before."""
+        def moved_to(positions: Tensor) -> Tensor:
+            """The position with as many drawn ones before it as there are tokens before."""
             return torch.searchsorted(drawn, positions.long().contiguous() + 1)
 
-        moved = place(k_positions)
+        moved = moved_to(k_positions)
         # One tensor for both where it was one: RoPE then makes one pair of tables.
-        return Prepared(moved if q_positions is k_positions else place(q_positions), moved)
+        return Prepared(moved if q_positions is k_positions else moved_to(q_positions), moved)

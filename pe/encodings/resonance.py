@@ -1,6 +1,6 @@
-"""Resonance RoPE: round every wavelength to whole tokens, so that a pair meets its angles again.
+"""Resonance RoPE: round every wavelength to whole tokens, so that its angles repeat.
 
-    lambda_i = round(2 pi / w_i),    w_i <- 2 pi / lambda_i,    position p turns as p mod lambda_i
+    lambda_i = round(2 pi / w_i),    w_i <- 2 pi / lambda_i,    p is rotated as p mod lambda_i
 
 Wang, Kobyzev, Lu, Rezagholizadeh, Liu 2024 (arXiv:2403.00071). Works on RoPE alone and after any
 transform that stretches it: those choose the frequencies, this rounds what they chose. Learns
@@ -35,9 +35,9 @@ class Resonance(FrequencyTransform):
                 "resonance rounds wavelengths, and no gradient passes a rounding: a transform that "
                 "learns frequencies cannot be trained under it; leave one of the two out"
             )
-        turning = inv_freq > 0  # a pair that stands still has no wavelength to round
-        wavelength = (2 * math.pi / inv_freq.where(turning, 1.0)).round().clamp(min=1)
-        period = wavelength.where(turning, 0.0)
+        moving = inv_freq > 0  # a frequency of 0 has no wavelength to round
+        wavelength = (2 * math.pi / inv_freq.where(moving, 1.0)).round().clamp(min=1)
+        period = wavelength.where(moving, 0.0)
         return frequencies._replace(
-            inv_freq=(2 * math.pi / wavelength).where(turning, 0.0), period=period
+            inv_freq=(2 * math.pi / wavelength).where(moving, 0.0), period=period
         )

@@ -55,7 +55,7 @@ class RoPE(Encoding):
         self.rotary_dim = rotary_width(head_dim, rotary_fraction)
         self.transforms = nn.ModuleList(sorted(transforms, key=lambda t: not t.stretches))
         self.length_dependent = any(t.length_dependent for t in transforms)
-        self.relative = not self.length_dependent  # shifted positions are a longer text
+        self.relative = not self.length_dependent  # shifted positions are a longer sequence
         limits = [t.max_positions for t in transforms if t.max_positions is not None]
         self.max_positions = min(limits, default=None)
         for transform in transforms:
@@ -83,10 +83,10 @@ class RoPE(Encoding):
             base = base._replace(inv_freq=base.inv_freq.to(length.device))
         for transform in self.transforms:
             base = transform(base, length)
-        return self.turning(base)
+        return self.select_frequencies(base)
 
-    def turning(self, spectrum: Frequencies) -> Frequencies:
-        """What is left of a spectrum where not every pair turns; here all of it."""
+    def select_frequencies(self, spectrum: Frequencies) -> Frequencies:
+        """The frequencies that rotate; where some do not, a subclass leaves them out."""
         return spectrum
 
     def exact_buffers(self) -> dict[str, Tensor]:
@@ -139,7 +139,7 @@ class RoPE(Encoding):
     ) -> tuple[Tensor, Tensor]:
         self.refuse_misfit(q, k, q_positions, k_positions)
         q_tables, k_tables = tables or self.prepare(q_positions, k_positions, q.dtype).tables
-        return self._turn(q, *q_tables), self._turn(k, *k_tables)
+        return self._rotate(q, *q_tables), self._rotate(k, *k_tables)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         for transform in self.transforms:
@@ -158,14 +158,14 @@ class RoPE(Encoding):
         if isinstance(m, Tensor) or m != 1.0:
             cos, sin = cos * m, sin * m
         if spectrum.exempt:
-            base = self.turning(base_frequencies(self.rotary_dim, self.theta)).inv_freq
+            base = self.select_frequencies(base_frequencies(self.rotary_dim, self.theta)).inv_freq
             plain = phase_tables(positions, base.to(positions.device), dtype)
             first = (positions < spectrum.exempt)[..., None]
             first = first[None, None] if positions.dim() == 1 else first[:, None]
             cos, sin = torch.where(first, plain[0], cos), torch.where(first, plain[1], sin)
         return cos, sin
 
-    def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         half = self.layout == "half"
         if takes_operator(x, cos, sin):
             by_operator: Tensor = rotate(x, cos, sin, half, False)

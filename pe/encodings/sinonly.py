@@ -1,4 +1,4 @@
-"""Sine only: one sine a column, each with a frequency of its own.
+"""Sine only: one sine per column, each with its own frequency.
 
     P(p)_j = sin p w_j,      w_j = theta^(-j/d),   j = 0 .. d-1
 

@@ -7,7 +7,7 @@
 with N = 32 buckets, half of them exact (E = 16), and M = 128. The last bucket begins at 113 and
 holds all that lies further. Raffel et al. 2019 (arXiv:1910.10683), causal form. Learns N numbers a
 head, drawn from Normal(0, 1/hidden) like transformers does; one table for the whole model. Any
-position. T5 does not divide its logits by sqrt(d); here they are, like everybody's.
+position. T5 does not divide its logits by sqrt(d); here they are.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class T5(DistanceBias):
         return torch.bucketize(distance, self.starts, right=True) - 1
 
     @property
-    def alike_from(self) -> int:
+    def constant_beyond(self) -> int:
         """Where the last bucket begins."""
         return self.last_start
 

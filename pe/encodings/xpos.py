@@ -143,8 +143,8 @@ class XPos(RoPE):
     ) -> tuple[Tensor, Tensor]:
         self.refuse_misfit(q, k, q_positions, k_positions)
         q_tables, k_tables = tables or self.prepare(q_positions, k_positions, q.dtype).tables
-        return self._turn_each(q, q_tables), self._turn_each(k, k_tables)
+        return self._rotate_each(q, q_tables), self._rotate_each(k, k_tables)
 
-    def _turn_each(self, x: Tensor, tables: list[Table]) -> Tensor:
-        turned = [self._turn(x, cos, sin) for cos, sin in tables]
-        return turned[0] if len(turned) == 1 else torch.cat(turned, dim=-1)
+    def _rotate_each(self, x: Tensor, tables: list[Table]) -> Tensor:
+        rotated = [self._rotate(x, cos, sin) for cos, sin in tables]
+        return rotated[0] if len(rotated) == 1 else torch.cat(rotated, dim=-1)

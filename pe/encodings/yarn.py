@@ -83,7 +83,7 @@ class YaRN(FrequencyTransform):
         self.original_length = int(at_least("original_length", original_length, 1))
         if dynamic and factor is not UNSET:
             raise ValueError(
-                f"factor {factor}: with dynamic=True it follows from the length of the text; "
+                f"factor {factor}: with dynamic=True it follows from the length of the sequence; "
                 "leave one of the two out"
             )
         self.length_dependent = dynamic
@@ -109,7 +109,7 @@ class YaRN(FrequencyTransform):
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, dim - 1)
-        # Below L0 = 2 pi beta_slow the authors' code gets high < low, which turns the ramp around
+        # Below L0 = 2 pi beta_slow the authors' code gets high < low, which reverses the ramp
         # and slows nothing; the intent is that everything after `low` is slowed.
         return low, high if high > low else low + 0.001
 

@@ -100,7 +100,7 @@ def _own(model: nn.Module) -> Iterator[tuple[Any, Tensor]]:
 
 
 def _shared(model: nn.Module) -> Iterator[tuple[Any, Tensor]]:
-    """Parameters of encodings by layer, class and name, wherever in a sum the part stands."""
+    """Parameters of encodings by layer, class and name, wherever in a sum the part is."""
     decoder: Any = model.model if isinstance(model, PEForCausalLM) else model
     for index, layer in enumerate(decoder.encodings):
         parts = [m for m in layer.modules() if isinstance(m, (Encoding, FrequencyTransform))]

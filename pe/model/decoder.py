@@ -134,11 +134,11 @@ class PEModel(PEPreTrainedModel):
         if cache is None and use_cache:
             cache = DynamicCache()
         if getattr(cache, "is_compileable", False):
-            # Its keys come back at full length, empty places among them.
+            # Its keys come back at full length, unused ones among them.
             raise ValueError("a static cache is not supported: use transformers' DynamicCache")
         if cache is not None and not self.cacheable:
             raise ValueError(
-                f"{self.config.pe!r} draws the positions of all tokens anew in each call, so what "
+                f"{self.config.pe!r} draws the positions of all tokens again in each call, so what "
                 "a cache holds of them is of no use; pass use_cache=False"
             )
         length = x.shape[1]

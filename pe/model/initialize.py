@@ -1,6 +1,6 @@
 """Initial weights drawn by parameter name: models share every weight they have in common.
 
-Each parameter has a generator of its own, seeded by (seed, name). So RoPE and PoPE start from the
+Each parameter has its own generator, seeded by (seed, name). So RoPE and PoPE start from the
 same projections, whatever the encoding adds, and comparisons between encodings are paired.
 """
 

@@ -19,7 +19,7 @@ def holes(subject: Subject, measure: Measure) -> None:
     from transformers import DynamicCache
 
     if subject.enc.random:
-        raise NotApplicable("positions are drawn anew in each call")
+        raise NotApplicable("positions are drawn again in each call")
     count = subject.lengths(3, 2 * subject.length)[-1]
     length = count + 9
     visible = torch.ones(2, length, dtype=torch.bool)
@@ -82,7 +82,7 @@ def _attended(
 def documents(subject: Subject, measure: Measure) -> None:
     """Documents in one sequence, long ones among them, are each what they are alone."""
     if subject.enc.random:
-        raise NotApplicable("positions are drawn anew in each call")
+        raise NotApplicable("positions are drawn again in each call")
     sizes = [size for size in (9, 2 * subject.length + 3, 5) if subject.lengths(size)]
     sizes = sizes if len(sizes) > 1 else [3, subject.lengths(1, 2)[-1]]
     names = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))

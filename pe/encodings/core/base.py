@@ -3,10 +3,10 @@
     embed        on the token embeddings, once
     rotate       on queries and keys, in each layer
     bias         on the attention logits, in each layer
-    logit_scale  on the attention logits, one factor a query row
+    logit_scale  on the attention logits, one factor per query
 
 and some that serve them: `bias_form` says what a bias is made of, for kernels; `prepare` settles
-where the tokens stand and what follows from that alone, once for all layers that share the
+the positions and what follows from them alone, once for all layers that share the
 encoding; `key_state` keeps what a bias must know of each token besides its key; `masked_bias` is
 the bias where some keys are hidden.
 
@@ -74,7 +74,7 @@ class Encoding(nn.Module):
         length_dependent: the result depends on the length of the document, which is its largest
             position plus one; never remembered.
         content_dependent: the bias looks at queries and keys.
-        random: positions are drawn anew in each forward pass.
+        random: positions are drawn again in each forward pass.
         raw_keys: keys must be cached as they were before `rotate`, because a rotated key does not
             stay valid. Follows from the three traits above unless a class says otherwise.
         state_size: S, the numbers that `key_state` keeps for each token and head.
@@ -110,7 +110,7 @@ class Encoding(nn.Module):
     def cacheable(self) -> bool:
         """Whether what a cache holds of earlier tokens is of use in the next call.
 
-        Not where embeddings carry positions that the next call draws anew: the tokens would stand
+        Not where embeddings carry positions that the next call draws again: the tokens would be
         out of order.
         """
         return not (self.random and self.embeds)
@@ -217,6 +217,9 @@ class Encoding(nn.Module):
     ) -> Tensor | None:
         """float32 term to add to the scaled logits, broadcastable to (B, H, Tq, Tk), or None.
 
+        For causal attention: keys ahead of a query get whatever there is, so that in an encoder a
+        penalty by distance would be one-sided.
+
         The queries are the last Tq of the keys, and what lies behind a query is masked by the
         caller. ``q`` and ``k`` are as they were before `rotate`; ``state`` is what `key_state`
         gave for all keys, (B, H, Tk, S).
@@ -251,7 +254,7 @@ class Encoding(nn.Module):
         return not self.biased or type(self).bias_form is not Encoding.bias_form
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
-        """What the bias is made of, for tokens that stand at 0 .. ``length`` - 1.
+        """What the bias is made of, for tokens at positions 0 .. ``length`` - 1.
 
         Must say the same as `bias`. Override it where the bias is less than a matrix, and kernels
         will never make one (`pe.encodings.core.forms`).
@@ -265,7 +268,7 @@ class Encoding(nn.Module):
         return None
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the learned parameters anew (none here)."""
+        """Draw the learned parameters again (none here)."""
 
     def exact_buffers(self) -> dict[str, Tensor]:
         """Constants that must survive ``.to(bfloat16)`` and meta-device loading, on the CPU.

@@ -1,7 +1,7 @@
 """From one encoding to another: which options go along, and what would make no sense.
 
 Options belong to parts: RoPE's theta stays when YaRN is put on it, YaRN's factor does not when YaRN
-is taken off. Parts that turn queries and keys hand theta and its like to each other.
+is taken off. Parts that rotate queries and keys hand theta and its like to each other.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def _carries(option: str, old: Mapping[str, Part], name: str, part: Part) -> boo
     if option not in options_of(part):
         return False
     return any(
-        option in options_of(other) and (other_name == name or (_turns(part) and _turns(other)))
+        option in options_of(other) and (other_name == name or (_rotates(part) and _rotates(other)))
         for other_name, other in old.items()
     )
 
 
-def _turns(part: Part) -> bool:
+def _rotates(part: Part) -> bool:
     return issubclass(part, Encoding) and part.rotates
 
 

@@ -36,13 +36,15 @@ class DistanceBias(Encoding):
         raise NotImplementedError
 
     @property
-    def alike_from(self) -> int | None:
-        """Distance from which on all have the same bias, or None."""
+    def constant_beyond(self) -> int | None:
+        """Distance from which on the bias is constant, or None."""
         return None
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
-        """One number a distance."""
-        return by_distance(self.distance_bias(torch.arange(length, device=device)), self.alike_from)
+        """One number per distance."""
+        return by_distance(
+            self.distance_bias(torch.arange(length, device=device)), self.constant_beyond
+        )
 
     def bias(
         self,
@@ -63,8 +65,8 @@ class DistanceBias(Encoding):
         """One value for each head and entry of ``distance``.
 
         On the CPU each distance up to the largest is evaluated once and looked up, which saves the
-        intermediate results of Tq x Tk values, also in the backward pass. A GPU would have to stop
-        and tell its largest distance; there torch.compile fuses the formula into one kernel.
+        intermediate results of Tq x Tk values, also backward. On a GPU that would force a
+        sync to read the largest distance; there torch.compile fuses the formula into one kernel.
         """
         if distance.device.type == "cpu" and distance.numel() and not torch.compiler.is_compiling():
             reach = int(distance.max()) + 1

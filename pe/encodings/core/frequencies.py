@@ -1,6 +1,6 @@
 """Frequencies and phases of the rotary family, in float64.
 
-    w_i = theta^(-2i/d)        i = 0 .. d/2-1, radians a token          arXiv:2104.09864
+    w_i = theta^(-2i/d)        i = 0 .. d/2-1, radians per token        arXiv:2104.09864
 
 A phase is position times frequency. At position 100,000 float32 has lost three of its seven digits
 and bfloat16 all of them, so phases are built in float64 and only their cosine and sine are handed
@@ -30,9 +30,9 @@ class Frequencies(NamedTuple):
     period: Tensor | None = None
     """Like ``inv_freq``: positions are first reduced modulo this, where it is not 0."""
     exempt: int = 0
-    """Positions below this turn as RoPE without any transform has them turn."""
+    """Positions below this are rotated as by RoPE without any transform."""
     warp: Tensor | None = None
-    """(n,) float64: position p turns as if it were ``warp[p]``; for transforms that move tokens."""
+    """(n,) float64: position p is rotated as ``warp[p]``; for transforms that move tokens."""
 
 
 def base_frequencies(dim: int, theta: float) -> Frequencies:
@@ -46,7 +46,7 @@ class FrequencyTransform(nn.Module):
 
     Traits:
         name: what it is registered as; "" where it is not.
-        stretches: it makes room for longer texts; two such transforms cannot be combined. Those
+        stretches: it makes room for longer sequences; two such transforms cannot be combined. Those
             that do not are applied after those that do.
         length_dependent: `forward` looks at ``length``, or draws something, or learns: its result
             is computed in each forward pass and never stored.
@@ -78,7 +78,7 @@ class FrequencyTransform(nn.Module):
         raise NotImplementedError
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the learned parameters anew (none here)."""
+        """Draw the learned parameters again (none here)."""
 
 
 @torch.library.custom_op("pe::cos_sin", mutates_args=())
@@ -127,8 +127,8 @@ def counted(positions: Tensor, period: Tensor | None = None) -> Tensor:
     p = positions.to(torch.float64)[..., None]
     if period is None:
         return p
-    turn = period.unsqueeze(-2)
-    return torch.where(turn > 0, p.remainder(turn.clamp(min=1)), p)
+    cycle = period.unsqueeze(-2)
+    return torch.where(cycle > 0, p.remainder(cycle.clamp(min=1)), p)
 
 
 def phases(positions: Tensor, inv_freq: Tensor, period: Tensor | None = None) -> Tensor:

@@ -1,7 +1,7 @@
-"""Rotary encodings whose heads turn in different ways.
+"""Rotary encodings whose heads rotate in different ways.
 
 One way for each key head: the query heads of a group are compared with the same rotated key, so
-they turn as it does.
+they rotate as it does.
 """
 
 from __future__ import annotations
@@ -29,4 +29,4 @@ class PerHeadRoPE(RoPE):
         group = q.shape[1] // k.shape[1]
         if group > 1:
             q_tables = tuple(t.repeat_interleave(group, dim=1) for t in q_tables)
-        return self._turn(q, *q_tables), self._turn(k, *k_tables)
+        return self._rotate(q, *q_tables), self._rotate(k, *k_tables)

@@ -1,4 +1,4 @@
-"""A bias that is dear to compute, a block of query rows at a time.
+"""A bias that is expensive to compute, a block of query rows at a time.
 
 What a block needs on its way is dropped when it is done and computed again for the gradient, so
 that of all intermediate results only those of one block are ever held. Nothing is approximated.
@@ -24,7 +24,7 @@ def by_query_rows(
 
     A block leaves out the keys ahead of its last query, those from ``Tk - Tq + stop`` on; they are
     masked by the caller and get 0 here. ``width`` is the count of numbers held for each query and
-    key. A compiler makes blocks of its own, so there everything is one block.
+    key. A compiler makes its own blocks, so there everything is one block.
     """
     rows = max(1, NUMBERS // max(1, width * k_length))
     if rows >= q_length or torch.compiler.is_compiling():
