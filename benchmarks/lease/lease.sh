@@ -19,7 +19,7 @@ warm) # compile what the first runs need while the data is on its way
   setsid nohup $PYTHON "$WORK/warm.py" "$STUDY" $MORE >"$WORK/warm.log" 2>&1 & echo $! >"$WORK/warm.pid" ;;
 go) # all parts are in $WORK/parts
   [ -f "$WORK/warm.pid" ] && kill -9 -- -"$(cat "$WORK/warm.pid")" 2>/dev/null
-  $PYTHON "$WORK/tokens.py" place "$WORK/parts" corpus 16384 || exit 1
+  $PYTHON "$WORK/tokens.py" place "$WORK/parts" "${CORPUS:-corpus}" 16384 || exit 1
   setsid nohup $PYTHON "$WORK/runner.py" "$STUDY" --at-once "$AT_ONCE" $MORE \
     >"$WORK/runner.log" 2>&1 & echo $! >"$WORK/runner.pid" ;;
 wait) # $2 seconds at most; records go to $OUT every half minute, so that none is lost

@@ -24,8 +24,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pe.runs import Run
+from pe.study.complete import complete
 from pe.study.plan import Planned, load_plan
-from pe.study.worker import RunFailed, complete, execute
+from pe.study.worker import RunFailed, execute
 
 BEGUN = time.monotonic()
 LOCK = threading.Lock()

@@ -4,7 +4,8 @@
     python tokens.py place PARTS CORPUS VOCAB              there: join and unpack
 
 What `pe.data` finds is checked against the seal of the entry, file by file, so the tokens are
-those that were made. The corpus stays behind: a folder of empty files with its names stands for it.
+those that were made. The corpus stays behind: a folder of empty files with its names represents it
+there. A corpus with a name of its own, such as python-packages, needs no folder.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import tarfile
 from pathlib import Path
 
 from pe.data.cache import cache_root, key_of, write_json
-from pe.data.corpora import open_corpus
+from pe.data.corpora import is_path, open_corpus
 from pe.data.preparation import prepare
 from pe.data.tokenizer import plan_tokenizer
 
@@ -39,7 +40,7 @@ def pack(cache: str, corpus: str, vocab: str, parts: str, count: str) -> None:
         part.mkdir(exist_ok=True)
         (part / f"tokens.{number}").write_bytes(content[number * size : (number + 1) * size])
     whole.unlink()
-    names = sorted(p.name for p in Path(corpus).iterdir())
+    names = sorted(p.name for p in Path(corpus).iterdir()) if is_path(corpus) else []
     about = {"fingerprint": data.fingerprint, "notes": data.notes, "files": names}
     (folder / "0" / "about.json").write_text(json.dumps(about))
 
@@ -48,8 +49,8 @@ def place(parts: str, corpus: str, vocab: str) -> None:
     """Parts in one folder -> a cache entry that `prepare` finds for ``corpus``."""
     folder = Path(parts)
     about = json.loads((folder / "about.json").read_text())
-    Path(corpus).mkdir(exist_ok=True)
     for name in about["files"]:
+        Path(corpus).mkdir(exist_ok=True)
         (Path(corpus) / name).touch()
     root = cache_root()
     (root / "tokens").mkdir(exist_ok=True)

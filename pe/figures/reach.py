@@ -71,5 +71,5 @@ def reach(rows: Sequence[Row], places: Mapping[str, str], far: int = 16) -> Figu
         *(Line2D([], [], color=colour, label=place)
           for place, colour in PLACES.items() if place in shown),
     ]  # fmt: skip
-    legend(figure, lines, columns=len(lines))
+    legend(figure, lines)
     return figure
