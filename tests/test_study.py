@@ -65,9 +65,31 @@ def test_seeds_multiply_the_runs_and_parents_have_the_same_seed(tmp_path: Path) 
     assert len({p.name for p in plan}) == 4
 
 
+def test_a_sweep_is_a_run_for_each_rate_and_multiple(tmp_path: Path) -> None:
+    runs = {
+        "rope": {"pe": "rope"},
+        "t5": {"pe": "t5", "rates": [2.0e-3], "encoding_rates": [1.0, 10.0]},
+    }
+    path = Path(write(tmp_path, runs))
+    content = yaml.safe_load(path.read_text()) | {"rates": [1.0e-3, 4.0e-3]}
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    plan = {p.label: p.recipe for p in load_plan(str(path))}
+    assert [(label, r.learning_rate, r.encoding_rate) for label, r in plan.items()] == [
+        ("rope@0.001", 1e-3, 1), ("rope@0.004", 4e-3, 1),
+        ("t5@0.002,x1", 2e-3, 1), ("t5@0.002,x10", 2e-3, 10),
+    ]  # fmt: skip
+    shares = {round(r.min_learning_rate / r.learning_rate, 9) for r in plan.values()}
+    assert len(shares) == 1, "the last rate keeps its share of the first"
+
+
 @pytest.mark.parametrize(
     ("runs", "message"),
     [
+        (
+            {"a": {"pe": "rope", "rates": [1.0e-3], "set": {"learning_rate": 1.0e-3}}},
+            "runs.a: learning_rate: in set and in a sweep",
+        ),
+        ({"a": {"pe": "rope", "rates": [0.0]}}, r"runs.a.rates\[0\]: expected"),
         ({}, "runs: expected at least 1, got {}"),
         ({"a": {"pe_options": {}}}, r"small\.yaml: runs\.a\.pe: missing"),
         ({"a": "rope"}, "runs.a: expected a dictionary, got 'rope'"),

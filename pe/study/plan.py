@@ -16,6 +16,10 @@
       pope:                             # with schedule wsd: runs of fewer steps, too
         pe: pope
         branches: [1/4, 1/2]
+      t5:                               # a sweep: a run for each rate and multiple
+        pe: t5
+        rates: [1.0e-3, 3.0e-3]
+        encoding_rates: [1, 10]
     zero_shot: {run: rope, factors: [2, 4]}  # one more task (`pe.study.zero_shot`)
     mini: {recipe: demo, set: {...}}  # the same study in miniature, for a CPU
 
@@ -23,14 +27,15 @@
 ``decay_steps`` and ``checkpoint_every`` of the run's own. A run that others start from keeps the
 checkpoints they need. The miniature of a study starts from miniatures of others.
 A branch of b steps shares the first of them with its run and has its own decay, ``decay_steps`` of
-b; it is named ``pope@1/4``. This module imports no torch.
+b; it is named ``pope@1/4``. ``rates`` may also be given for the whole study; a run of a sweep is
+named ``t5@0.003,x10``, and `pe.results.sweeps` finds the best. This module imports no torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
@@ -59,6 +64,7 @@ Amount = Annotated[int | str, PlainValidator(_amount)]
 Where = Annotated[int | str, PlainValidator(lambda v: v if v == "end" else _amount(v))]
 Fields = dict[str, Any]
 Seeds = Annotated[list[Natural], Field(min_length=1), Distinct]
+Rates = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1), Distinct]
 
 
 class StartEntry(YamlPart):
@@ -77,6 +83,30 @@ class RunEntry(YamlPart):
     set: Fields = {}
     seeds: Seeds | None = None
     branches: Annotated[list[Amount], Distinct] = []
+    rates: Rates | None = None
+    encoding_rates: Rates | None = None
+
+    def sweep(self, label: str, rates: Rates | None) -> Iterator[tuple[str, RunEntry]]:
+        """The runs of a sweep with their labels; the entry itself where nothing is swept.
+
+        Args:
+            rates: those of the whole study.
+
+        Raises:
+            ValueError: a rate is given both as a field and as a sweep.
+        """
+        swept = {"learning_rate": self.rates or rates, "encoding_rate": self.encoding_rates}
+        for field, values in swept.items():
+            if values and field in self.set:
+                raise ValueError(f"{field}: in set and in a sweep; leave one of them out")
+        none: list[float | None] = [None]
+        for rate in swept["learning_rate"] or none:
+            for multiple in swept["encoding_rate"] or none:
+                chosen = {"learning_rate": rate, "encoding_rate": multiple}
+                more = {k: v for k, v in chosen.items() if v is not None}
+                name = f"{label}@{rate:g}" if rate else label
+                name += f",x{multiple:g}" if multiple else ""
+                yield name, self.model_copy(update={"set": self.set | more})
 
 
 class MiniEntry(YamlPart):
@@ -95,6 +125,7 @@ class StudyFile(YamlPart):
     recipe: str = "auto"
     set: Fields = {}
     seeds: Seeds = [0]
+    rates: Rates | None = None
     runs: Annotated[dict[str, RunEntry], Field(min_length=1)]
     zero_shot: ZeroShot | None = None
     mini: MiniEntry | None = None
@@ -243,8 +274,9 @@ class _Seed:
 
     def plan(self) -> list[Planned]:
         """All of them, and the zero-shot task after the run that it extends."""
-        mistakes, broken = [], set()
-        for label, entry in self.file.runs.items():
+        mistakes: list[str] = []
+        broken: set[str] = set()
+        for label, entry in self._entries(mistakes):
             if entry.seeds is not None and self.seed not in entry.seeds:
                 continue
             if entry.start and entry.start.run in broken:
@@ -273,6 +305,14 @@ class _Seed:
             raise ValueError(f"zero_shot: {error}") from error
         of_this = task.recipe.start_from.startswith(f"{self.study}/")
         return [*plan, task] if of_this else [task, *plan]
+
+    def _entries(self, mistakes: list[str]) -> Iterator[tuple[str, RunEntry]]:
+        """The runs of the file, sweeps spelled out."""
+        for label, entry in self.file.runs.items():
+            try:
+                yield from entry.sweep(label, self.file.rates)
+            except ValueError as error:
+                mistakes.append(f"runs.{label}: {error}")
 
     def _run(self, label: str, entry: RunEntry) -> list[Planned]:
         """A run and its branches."""
