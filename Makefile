@@ -74,7 +74,7 @@ lint: env  ## check style (ruff) and types (mypy)
 	$(RUN) ruff format --check .
 	$(RUN) mypy
 
-lock:  ## resolve requirements-lock.txt anew for python3.11 and python3.12
+lock:  ## resolve requirements-lock.txt for python3.11 and python3.12
 	@first=$$(sh tools/find-python python3.11) && second=$$(sh tools/find-python python3.12) && \
 		"$$first" tools/lock.py "$$first" "$$second"
 

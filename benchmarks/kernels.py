@@ -5,7 +5,7 @@
 
 Times each kernel of `pe.attention.kernels` alone, with random numbers, for every kind of bias and
 every cut in `CUTS`, and torch's own attention beside them. Sixteen processes compile first, since
-Triton compiles a kernel anew for each cut. `pe/attention/kernels/flash/blocks.py` holds what was
+Triton compiles a kernel for each cut. `pe/attention/kernels/flash/blocks.py` holds what was
 chosen.
 """
 

@@ -5,8 +5,8 @@
 
 Same process, same batches (random tokens, or real text with ``--corpus``), the same full step for
 all: forward, backward, gradient clipping, fused AdamW; bfloat16 autocast on CUDA. The systems take
-turns, several rounds, so a drift of the machine hits all alike; the median round counts. Writes a
-JSON record that names the machine and the versions.
+turns for several rounds, so a drift of the machine affects all of them; the median round counts.
+Writes a JSON record that names the machine and the versions.
 """
 
 from __future__ import annotations

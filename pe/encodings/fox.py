@@ -106,7 +106,7 @@ class FoX(Encoding):
         return by_query_rows(block, length, known, HELD * gates.shape[0] * gates.shape[1])
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
-        """C_i - C_j: one number a key."""
+        """C_i - C_j: one number per key."""
         return by_key(-self._total(state))
 
     @classmethod

@@ -38,7 +38,7 @@ DEMO = Recipe(
 )
 
 TINY = Recipe(
-    # One GPU, 34 M parameters: 65,536 tokens a step.
+    # One GPU, 34 M parameters: 65,536 tokens per step.
     name="tiny",
     corpus="stdlib",
     vocab_size=16384,

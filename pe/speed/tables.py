@@ -43,7 +43,7 @@ def machine(speed: Speed) -> str:
     asked = "commands" if len(begun) > 1 else "command"
     text = (
         f"{hardware['name']}, {first['created'][:10]}, torch {versions['torch']}; {model}, "
-        f"{chosen['tokens']:,} tokens a step, {how}; medians of {chosen['repeats']} repeats"
+        f"{chosen['tokens']:,} tokens per step, {how}; medians of {chosen['repeats']} repeats"
         f"{beside}. Commit {', '.join(f'`{c}`' for c in commits)}"
         f"{' (changed)' if code['dirty'] else ''}, record `runs/{speed.record['study']}/"
         f"{speed.record['run']}/speed.json`, {asked} {', '.join(f'`{c}`' for c in begun)}."

@@ -161,7 +161,7 @@ class _Queue:
         """To ``worker`` where GPUs are shared out: Dask's choice would follow guesses of durations.
 
         Another takes it over when that one dies; a run with a preference that finds no worker at
-        all would wait for ever, so a single worker is no preference.
+        all would wait without end, so a single worker is no preference.
         """
         several = self.devices and len(self.client.nthreads()) > 1
         task = {

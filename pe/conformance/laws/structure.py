@@ -109,10 +109,10 @@ def time(subject: Subject, measure: Measure) -> None:
 def _twins(given: Inputs) -> Inputs:
     """All heads with the content of the first."""
 
-    def alike(x: Tensor) -> Tensor:
+    def equal_heads(x: Tensor) -> Tensor:
         return x[:, :1].expand_as(x)
 
-    return given._replace(q=alike(given.q), k=alike(given.k))
+    return given._replace(q=equal_heads(given.q), k=equal_heads(given.k))
 
 
 @law

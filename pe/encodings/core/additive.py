@@ -2,8 +2,8 @@
 
     h_i = c x_i + P(i)        c = sqrt(d), or 1 where the source does not scale
 
-Where every layer is a residual one, what is added here reaches them all; queries, keys and values
-alike carry it. d is the width of the embeddings.
+Each layer adds to a residual stream, so what is added here reaches all layers, and queries, keys
+and values all carry it. d is the width of the embeddings.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a bias is made of, where it is less than a matrix.
 
-An encoding whose bias follows from one number a key (`KeyBias`), one number a distance
+An encoding whose bias follows from one number per key (`KeyBias`), one per distance
 (`DistanceBias`), one vector a count of keys (CoPE), or FIRE's network says so in
 `Encoding.bias_form`, and a kernel makes each block of the matrix where it is needed. Everything
 here is float32 or float64, whatever the queries are.
@@ -55,7 +55,7 @@ def by_key(total: Tensor) -> Form:
 
 
 def by_distance(table: Tensor, reach: int | None = None) -> Form:
-    """b(i, j) = table[h, i - j], (H, T); alike from distance ``reach`` on."""
+    """b(i, j) = table[h, i - j], (H, T); constant from distance ``reach`` on."""
     own = pad(table.float() * LOG2E, (PADDING, PADDING))
     return Form(TABLE, own, (), reach if reach is not None and reach < table.shape[-1] else 0)
 
@@ -118,7 +118,7 @@ def fire(
         whole = (steep * reach).log1p() + eps
         rows = (knots * math.log(2.0) / whole).float()
         rows_c = (sign * reach / (1 + steep * reach)).float()
-        # where both are alike, half: as torch.maximum has it
+        # half where both are equal, as torch.maximum has it
         part = (distance < bound) + 0.5 * (distance == bound)
         moved = part * multiplier.double().sign() * threshold
         rows_m = (steep * moved / (1 + steep * reach)).float()

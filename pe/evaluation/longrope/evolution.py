@@ -60,7 +60,7 @@ def seeds(spectrum: Frequencies, factor: float, original_length: int) -> list[Ca
         "yarn": yarn_factors(dim, spectrum.theta, original_length, factor),
         "blend": [1 + r * (factor - 1) for r in ramp],
     }
-    # Rounded, so that pairs that are slowed alike are so to the last bit, and the factors rise.
+    # Rounded, so that equal factors are equal to the last bit, and the factors rise.
     return [Candidate(tuple(round(f, 9) for f in fs), name) for name, fs in found.items()]
 
 
@@ -132,7 +132,7 @@ class Evolution:
                 return
 
     def mutated(self, rng: random.Random, parent: Factors) -> Factors:
-        """Some genes drawn anew from the grid between their neighbours, the left one first."""
+        """Some genes, drawn again from the grid between their neighbours, the left one first."""
         genes = list(parent)
         for i in range(len(genes)):
             if rng.random() >= MUTATED:

@@ -131,7 +131,7 @@ class _Search:
                 else:
                     raise RunError(
                         f"{self._path()}: candidate {place} is not the one that this version of pe "
-                        "makes from the seed; move the file away to search anew"
+                        "makes from the seed; move the file away to search again"
                     )
                 new.append(Scored(candidate.factors, math.inf if nll is None else nll))
             known += new
