@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -136,31 +135,32 @@ def test_options_are_python_values_or_words(text: str, value: Any) -> None:
         assert command.option_value(text) == ("a", value)
 
 
-def test_the_plug_in_runs_laws_as_tests(tmp_path: Path) -> None:
-    """From a folder that holds the encoding and tests that were not asked for."""
-    (tmp_path / "mine.py").write_text((HERE / "helpers" / "broken_encodings.py").read_text())
-    (tmp_path / "test_other.py").write_text("def test_other(): raise SystemExit\n")
+def test_the_plug_in_runs_laws_as_tests(pytester: pytest.Pytester) -> None:
+    """From a folder that holds the encoding and tests that were not asked for.
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [
-                sys.executable, "-m", "pytest", "-p", "pe.pytest_plugin", "-ra",
-                *arguments,
-            ],
-            cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+    As a command, from an installed package: tests/test_packaging.py.
+    """
+    pytester.makepyfile(mine=(HERE / "helpers" / "broken_encodings.py").read_text())
+    pytester.makepyfile(test_other="def test_other(): raise SystemExit\n")
+
+    def run(*arguments: str) -> pytest.RunResult:
+        return pytester.runpytest_inprocess("-p", "pe.pytest_plugin", "-ra", *arguments)
 
     done = run("--pe", "mine:HalfBias", "-k", "contract or change or rows")
-    assert done.returncode == 1
-    assert "FAILED mine:HalfBias::contract" in done.stdout
-    assert "bias gives torch.bfloat16 for torch.bfloat16, expected float32" in done.stdout
-    assert "1 failed, 1 passed, 1 skipped" in done.stdout
-    assert "not applicable: relative" in done.stdout
+    assert done.ret == 1
+    shown = done.stdout.str()
+    assert "FAILED mine:HalfBias::contract" in shown
+    assert "bias gives torch.bfloat16 for torch.bfloat16, expected float32" in shown
+    done.assert_outcomes(failed=1, passed=1, skipped=1)
+    assert "not applicable: relative" in shown
     good = run("--pe", "yarn", "--pe-option", "factor=8.0", "-k", "base")
-    assert (good.returncode, "1 passed" in good.stdout) == (0, True)
+    assert good.ret == 0
+    good.assert_outcomes(passed=1)
     wrong = run("--pe", "nothing:Here")
-    assert wrong.returncode == 4
-    assert "ERROR: --pe nothing:Here: encoding 'nothing:Here' cannot be imported" in wrong.stdout
+    assert wrong.ret == 4
+    assert "ERROR: --pe nothing:Here: encoding 'nothing:Here' cannot be imported" in (
+        wrong.stderr.str() + wrong.stdout.str()
+    )
 
 
 def test_the_modules_of_this_test_are_not_registered() -> None:

@@ -268,6 +268,8 @@ class _Seed:
         self.planned: dict[str, Planned] = {}
         self.kept: dict[str, list[int | str]] = {}
         """Label -> where other runs start from it."""
+        self.elsewhere: dict[str, list[Planned]] = {}
+        """The plans of other studies that runs of this one start from."""
         for entry in file.runs.values():
             if entry.start:
                 self.kept.setdefault(entry.start.run, []).append(entry.start.at)
@@ -373,7 +375,9 @@ class _Seed:
     def _elsewhere(self, name: str) -> Planned:
         """A run of another study with this seed, by ``STUDY/LABEL``."""
         study, _, label = name.partition("/")
-        there = {p.label: p for p in load_plan(study, mini=self.mini) if p.recipe.seed == self.seed}
+        if study not in self.elsewhere:
+            self.elsewhere[study] = load_plan(study, mini=self.mini)
+        there = {p.label: p for p in self.elsewhere[study] if p.recipe.seed == self.seed}
         if label not in there:
             known = ", ".join(there) or "none"
             raise ValueError(f"starts from {name!r}; runs there with seed {self.seed}: {known}")
