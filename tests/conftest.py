@@ -48,6 +48,16 @@ def own_cache(shared_directory: Path) -> Iterator[Path]:
         yield path
 
 
+@pytest.fixture(scope="session")
+def site(shared_directory: Path) -> Path:
+    """The whole guide, built once per session by the user's command."""
+    import book_site
+
+    tree, status, output = book_site.whole_site(shared_directory)
+    assert status == 0, output[-6000:]
+    return tree / "_build" / "html"
+
+
 @pytest.fixture
 def own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """``PE_RUNS`` of one test, for tests that train or that count records."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import book_site
-import pytest
-import yaml
+from book_site import listed
 from bs4 import BeautifulSoup
 
 import pe
@@ -17,29 +17,10 @@ import pe
 ROOT = book_site.ROOT
 
 
-def listed() -> list[str]:
-    """Every file that the table of contents names."""
-    toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
-    found = [toc["root"]]
-
-    def walk(entries: list[dict[str, object]]) -> None:
-        for entry in entries:
-            if "file" in entry:
-                found.append(str(entry["file"]))
-            walk(entry.get("sections", []))  # type: ignore[arg-type]
-
-    for part in toc["parts"]:
-        walk(part["chapters"])
-    return found
-
-
-@pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if base.name.startswith("popen-") else base
-    tree, status, output = book_site.whole_site(shared)
-    assert status == 0, output[-6000:]
-    return tree / "_build" / "html"
+@functools.cache
+def soup_of(path: Path) -> BeautifulSoup:
+    """A page, parsed once for all tests; they only look at it."""
+    return BeautifulSoup(path.read_text("utf-8"), "html.parser")
 
 
 def html(site: Path) -> list[Path]:
@@ -55,8 +36,8 @@ def title(name: str) -> str:
     return re.search(r"^# (.+)$", "".join(cells[0]["source"]), re.M)[1]  # type: ignore[index]
 
 
-def test_the_front_page_lists_every_chapter_h10(site: Path) -> None:
-    soup = BeautifulSoup((site / "index.html").read_text("utf-8"), "html.parser")
+def test_the_front_page_lists_every_chapter(site: Path) -> None:
+    soup = soup_of(site / "index.html")
     words = " ".join(soup.get_text(" ").replace("\u2019", "'").split())  # as typeset
     for name in listed():
         assert (site / f"{name}.html").exists(), name
@@ -64,7 +45,7 @@ def test_the_front_page_lists_every_chapter_h10(site: Path) -> None:
 
 
 def test_every_committed_run_has_a_page_that_the_measurements_link_to(site: Path) -> None:
-    soup = BeautifulSoup((site / "measurements.html").read_text("utf-8"), "html.parser")
+    soup = soup_of(site / "measurements.html")
     linked = {a["href"] for a in soup.select("article .pe-results a")}
     notebooks = sorted((ROOT / "runs" / "demo").glob("*/train.ipynb"))
     assert notebooks
@@ -73,7 +54,7 @@ def test_every_committed_run_has_a_page_that_the_measurements_link_to(site: Path
 
 
 def test_every_internal_link_and_anchor_leads_somewhere(site: Path) -> None:
-    pages = {path: BeautifulSoup(path.read_text("utf-8"), "html.parser") for path in html(site)}
+    pages = {path: soup_of(path) for path in html(site)}
     anchors = {
         path: {tag[key] for tag in soup.find_all(True) for key in ("id", "name") if tag.get(key)}
         for path, soup in pages.items()
@@ -97,7 +78,7 @@ def test_every_internal_link_and_anchor_leads_somewhere(site: Path) -> None:
 
 def test_no_page_loads_anything_from_another_host(site: Path) -> None:
     for path in html(site):
-        soup = BeautifulSoup(path.read_text("utf-8"), "html.parser")
+        soup = soup_of(path)
         loaded = [tag.get("src") for tag in soup.find_all(["script", "img", "iframe", "source"])]
         loaded += [
             tag.get("href") for tag in soup.find_all("link") if "canonical" not in tag["rel"]
@@ -109,11 +90,10 @@ def test_no_page_loads_anything_from_another_host(site: Path) -> None:
 def test_no_reference_is_left_unresolved(site: Path) -> None:
     """Warnings would fail the build; these are what a reader sees when one is only suppressed."""
     for name in listed():
-        soup = BeautifulSoup((site / f"{name}.html").read_text("utf-8"), "html.parser")
-        article = soup.find("article")
-        for code in article.find_all(["pre", "code"]):
-            code.decompose()
-        words = article.get_text(" ")
+        article = soup_of(site / f"{name}.html").find("article")
+        words = " ".join(
+            text for text in article.find_all(string=True) if not text.find_parent(["pre", "code"])
+        )
         assert "{record}" not in words, name
         assert not re.search(r"\[\?\]|\?\?|None\b.*perplexity", words), name
 
@@ -121,7 +101,7 @@ def test_no_reference_is_left_unresolved(site: Path) -> None:
 def test_pictures_come_in_pairs_with_words_for_those_who_cannot_see(site: Path) -> None:
     found = 0
     for name in listed():
-        soup = BeautifulSoup((site / f"{name}.html").read_text("utf-8"), "html.parser")
+        soup = soup_of(site / f"{name}.html")
         for figure in soup.select("figure"):
             images = figure.find_all("img")
             if not images:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_book import listed, site  # noqa: F401
+from book_site import listed
 
 pytestmark = pytest.mark.browser
 FLAGS = (
@@ -47,7 +47,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="session")
-def address(site: Path) -> Iterator[str]:  # noqa: F811
+def address(site: Path) -> Iterator[str]:
     handler = functools.partial(Quiet, directory=str(site))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -102,7 +102,7 @@ def test_page(browser: Any, address: str, name: str) -> None:
         assert not visit.errors
 
 
-def test_a_run_page_shows_the_executed_notebook(browser: Any, address: str, site: Path) -> None:  # noqa: F811
+def test_a_run_page_shows_the_executed_notebook(browser: Any, address: str, site: Path) -> None:
     path = next(iter(sorted(site.glob("runs/demo/*/train.html"))))
     url = f"{address}/{path.relative_to(site).as_posix()}"
     with Visit(browser, url, viewport={"width": 390, "height": 844}) as visit:

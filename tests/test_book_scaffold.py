@@ -119,15 +119,6 @@ def test_every_figure_of_the_study_is_drawn_from_its_runs() -> None:
         assert len(runs) == (1 if "extension" in name else 10)
 
 
-@pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if base.name.startswith("popen-") else base
-    tree, status, output = book_site.whole_site(shared)
-    assert status == 0, output[-6000:]
-    return tree / "_build" / "html"
-
-
 def test_the_built_tables_hold_the_records(site: Path) -> None:
     soup = BeautifulSoup((site / "scaffold.html").read_text("utf-8"), "html.parser")
     tables = soup.select(".pe-results table")

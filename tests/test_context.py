@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from model_tools import close, small, tokens
+from model_tools import Largest, close, small, tokens
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache
 
 from pe.attention import attend
@@ -37,19 +35,6 @@ def build(name: str, **options: Any) -> Any:
         for index, parameter in enumerate(enc.parameters()):
             parameter.add_(0.1 * drawn(*parameter.shape, seed=index))
     return enc
-
-
-class Largest(TorchDispatchMode):
-    """The most numbers that any tensor held which an operator gave."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor):
-                self.numbers = max(self.numbers, leaf.numel())
-        return out
 
 
 # ---------------------------------------------------------------- blocks of query rows
@@ -95,7 +80,7 @@ def test_no_more_than_the_bias_itself_is_held(monkeypatch: pytest.MonkeyPatch, n
     q, k = drawn(1, 4, length, 16).requires_grad_(), drawn(1, 2, length, 16, seed=1)
     with Largest() as largest:
         enc.bias(q, k, torch.arange(length), torch.arange(length)).square().sum().backward()
-    assert largest.numbers == 4 * length * length
+    assert largest.elements == 4 * length * length
 
 
 # ---------------------------------------------------------------- FIRE

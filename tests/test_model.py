@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from model_tools import KINDS, LENGTH, NAMES, close, gradients, small, tokens
+from model_tools import KINDS, LENGTH, NAMES, Largest, close, gradients, small, tokens
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from pe.attention import attend
 from pe.conformance.subject import same_draw
@@ -313,19 +311,6 @@ def test_a_configuration_survives_its_json(tmp_path: Path) -> None:
     assert [getattr(again, f) for f in fields] == [getattr(config, f) for f in fields]
     ramp = PEModel(again).encodings[0].transforms[0]
     assert (ramp.original_length, ramp.factor) == (32, 8.0)
-
-
-class Largest(TorchDispatchMode):
-    """Remembers the size of the largest tensor that any operator returned."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor):
-                self.elements = max(self.elements, leaf.numel())
-        return out
 
 
 @EACH_KIND

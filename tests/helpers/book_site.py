@@ -162,3 +162,21 @@ def text(page: Path) -> str:
     soup = BeautifulSoup(page.read_text("utf-8"), "html.parser")
     article = soup.find("article") or soup
     return " ".join(article.get_text(" ").split())
+
+
+def listed() -> list[str]:
+    """Every file that the table of contents names."""
+    import yaml
+
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
+    found = [toc["root"]]
+
+    def walk(entries: list[dict[str, object]]) -> None:
+        for entry in entries:
+            if "file" in entry:
+                found.append(str(entry["file"]))
+            walk(entry.get("sections", []))  # type: ignore[arg-type]
+
+    for part in toc["parts"]:
+        walk(part["chapters"])
+    return found

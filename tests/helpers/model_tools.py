@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache
 
 from pe.encodings import Encoding, FrequencyTransform, list_encodings, lookup
@@ -85,6 +87,19 @@ def close(a: Tensor, b: Tensor, atol: float = 2e-4) -> None:
 
 def gradients(model: PEForCausalLM) -> dict[str, Tensor]:
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the size of the largest tensor that any operator returned."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self.elements = max(self.elements, leaf.numel())
+        return out
 
 
 # Without those that draw positions in each call: no two calls agree (tests/test_randomized.py).
