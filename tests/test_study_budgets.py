@@ -7,7 +7,7 @@ from pathlib import Path
 
 import book_records
 import pytest
-from test_study_results import row
+from study_rows import row
 
 from pe.results import budgets
 from pe.results.intervals import wilson
