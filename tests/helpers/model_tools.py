@@ -16,7 +16,7 @@ from pe.model import PEConfig, PEForCausalLM
 from pe.model.initialize import draw_weights
 
 LENGTH = 24  # max_position_embeddings of the small models
-# What draws positions anew in each call gives no two calls the same: tests/test_randomized.py.
+# Encodings that draw positions in each call give no two calls the same: tests/test_randomized.py.
 NAMES = [n for n in list_encodings() if not getattr(lookup(n), "random", False)]
 # Some tests read many times the length, one of them 1024 tokens.
 OPTIONS: dict[str, dict[str, Any]] = {"learned": {"table_size": 1024}, "clex": {"max_factor": 43}}
