@@ -139,46 +139,38 @@ def speed(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="what the same bits twice cost")
     ] = False,
-    name: Annotated[str, typer.Option(help="folder below runs/speed/")] = "",
+    name: Annotated[str | None, typer.Option(help="folder below runs/speed/")] = None,
     minutes: Annotated[float, typer.Option(help="no cell begins after so long; 0: no limit")] = 0.0,
     resume: Annotated[Path | None, typer.Option(help="a speed.json to go on with")] = None,
 ) -> None:
     """Measure speed and memory of encodings and of other libraries' models, in a checkout.
 
     What is not given is as the machine allows. The record, runs/speed/NAME/speed.json, is written
-    after each cell, the most telling ones first. x-transformers is measured where it can be
-    imported.
+    after each cell, the most telling ones first; the same command goes on with it. x-transformers
+    is measured where it can be imported.
     """
+    from pe.notebooks.parameters import configure_speed
     from pe.speed import rig
-    from pe.speed.record import Settings, SpeedRun, default_name, speed_run
+    from pe.speed.record import Settings, SpeedRun, speed_run
 
+    options = {
+        "recipe": recipe, "tokens": tokens, "lengths": lengths, "modes": modes,
+        "encodings": encodings, "peers": peers, "repeats": repeats, "compiled": compiled,
+        "deterministic": deterministic or None,
+    }  # fmt: skip
+    asked: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     with _one_line("speed"):
-        settings: dict[str, Any] = {
-            "recipe": recipe, "tokens": tokens, "modes": modes and _words(modes),
-            "lengths": lengths and [int(word) for word in _words(lengths)],
-            "encodings": encodings and _words(encodings),
-            "peers": () if peers in ("", "none") else peers and _words(peers),
-            "repeats": repeats, "compiled": compiled, "deterministic": deterministic or None,
-        }  # fmt: skip
-        given = {key: value for key, value in settings.items() if value is not None}
         measuring, start = rig("measure"), None
         if resume is None:
-            chosen = rig("plan").settings(**given)
-            run = speed_run(name or default_name(chosen.recipe))
-            if run.exists():
-                raise ValueError(f"{run.file} exists; --resume it, or give another --name")
-        elif given:
-            raise ValueError(f"--resume has the record's settings; leave out {', '.join(given)}")
+            run = configure_speed(name=name, **asked)
+        elif asked:
+            raise ValueError(f"--resume has the record's settings; leave out {', '.join(asked)}")
         else:
             start = SpeedRun(resume.parent).read()
             run = speed_run(name or start["run"])
-            chosen = Settings.from_dict(start["settings"])
+            run.settings = Settings.model_validate(start["settings"])
         record = measuring.measure(
-            run, chosen, minutes=minutes, start=start,
+            run, run.settings, minutes=minutes, start=start,
             on_row=lambda row, speed: print(measuring.line(row, speed), flush=True),
         )  # fmt: skip
     print(f"{record['status']}: {run.file}")
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]

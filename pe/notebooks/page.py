@@ -1,7 +1,7 @@
 """What the notebooks show: each function takes a run and returns something Jupyter displays.
 
-Nothing here computes a result; it reads records. Paths are shown from the folder that holds
-``runs/``, so that an executed notebook does not reveal the machine it came from.
+Nothing here computes a result; it reads records. Paths are shown from the working folder or from
+``$PE_RUNS``, so that an executed notebook does not reveal the machine it came from.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pe import runs as records
 from pe.results import markdown, quantities
 from pe.results.rows import grouped
-from pe.runs import Run, RunError
+from pe.runs import Folder, Run, RunError
 from pe.study.devices import wait_for_device
 from pe.training.start import parent_of
 
@@ -31,9 +32,12 @@ _FREE = (
 )  # fmt: skip
 
 
-def shown(run: Run) -> str:
-    """``runs/local/pope-s0-1a2b3c4d``: a run's folder without the machine's part of the path."""
-    return f"{run.directory.parent.parent.name}/{run.study}/{run.name}"
+def shown(run: Folder) -> str:
+    """``runs/local/pope-s0-1a2b3c4d``, or ``$PE_RUNS/local/...`` outside the working folder."""
+    here = Path.cwd()
+    if run.directory.is_relative_to(here):
+        return run.directory.relative_to(here).as_posix()
+    return f"$PE_RUNS/{run.study}/{run.name}"
 
 
 def plan(run: Run) -> Markdown:
@@ -66,7 +70,7 @@ def plan(run: Run) -> Markdown:
     }
     table = "| | |\n|---|---|\n" + "\n".join(f"| {key} | {value} |" for key, value in rows.items())
     formulas = "\n\n".join(_formula(part) for part in r.pe.split("+"))
-    return _markdown(f"{table}\n\n{formulas}")
+    return show(f"{table}\n\n{formulas}")
 
 
 def trained(run: Run) -> Markdown:
@@ -75,7 +79,7 @@ def trained(run: Run) -> Markdown:
     t, model, machine = record["training"] or {}, record["model"] or {}, record["hardware"]
     if record["status"] != "complete":
         by = f" by {record['signal']}" if record.get("signal") else ""
-        return _markdown(f"**{record['status']}{by}**: {record['reason']}")
+        return show(f"**{record['status']}{by}**: {record['reason']}")
     mfu = f", MFU {t['mfu']:.1%}" if t["mfu"] is not None else ""
     if t["wall_seconds"] is None or t["tokens_per_second"] is None:
         pace = f" on {machine['name']}, how fast is not recorded"
@@ -85,7 +89,7 @@ def trained(run: Run) -> Markdown:
             f"{mfu} on {machine['name']}"
         )
     notes = "".join(f"\n\n*{note}*" for note in record.get("notes", []))
-    return _markdown(
+    return show(
         f"Trained {model['parameters']:,} parameters ({model['encoding_parameters']:,} of them the "
         f"encoding's) for {t['steps']:,} steps{pace}. "
         f"Final training loss {t['final_loss']:.3f}, validation loss {t['validation_loss']:.3f}."
@@ -115,7 +119,7 @@ def conversion(run: Run) -> Markdown:
     try:
         cells = pe.evaluate_start(run, quiet=True)
     except RunError as error:
-        return _markdown(f"What the change did by itself is not recorded: {error}.")
+        return show(f"What the change did by itself is not recorded: {error}.")
     r, last = run.recipe, pe.evaluate(run, quiet=True)["perplexity"]
     old = quantities.label(parent_of(r.start_from, run.directory.parent).recipe.pe)
     rows = {
@@ -134,7 +138,7 @@ def conversion(run: Run) -> Markdown:
         ]
         for name, found in rows.items()
     ]
-    return _markdown(markdown.pipe(["weights", *(f"{int(n):,}" for n in lengths)], lines))
+    return show(markdown.pipe(["weights", *(f"{int(n):,}" for n in lengths)], lines))
 
 
 def comparable(run: Run) -> list[Run]:
@@ -169,7 +173,7 @@ def keep(figure: Figure, run: Run, name: str) -> SVG:
 
 def perplexities(runs: Sequence[Run]) -> Markdown:
     """Perplexity of the same target tokens with growing contexts, one row per configuration."""
-    return _markdown(markdown.table(grouped(runs), ["ppl"]))
+    return show(markdown.table(grouped(runs), ["ppl"]))
 
 
 def sample(run: Run, prompt: str = "", tokens: int = 64) -> Markdown:
@@ -179,11 +183,9 @@ def sample(run: Run, prompt: str = "", tokens: int = 64) -> Markdown:
     try:
         text = pe.sample(run, prompt, tokens)
     except RunError:
-        return _markdown(
-            "The weights of this run are not on this machine: records travel, they do not."
-        )
+        return show("The weights of this run are not on this machine: records travel, they do not.")
     fence = "`" * 4
-    return _markdown(f"{fence}text\n{text}\n{fence}")
+    return show(f"{fence}text\n{text}\n{fence}")
 
 
 def record(run: Run) -> Markdown:
@@ -198,14 +200,15 @@ def record(run: Run) -> Markdown:
         "checkpoint": "weights and tokenizer in Hugging Face format (not in git)",
     }
     there = [f"| `{n}` | {what} |" for n, what in files.items() if (run.directory / n).exists()]
-    return _markdown(
+    return show(
         f"`{shown(run)}` holds\n\n| file | |\n|---|---|\n" + "\n".join(there) + "\n\n"
         "```python\n"
         "import pe.model  # registers the architecture with transformers\n"
+        "import pe.runs\n"
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        f'model = AutoModelForCausalLM.from_pretrained("{shown(run)}/checkpoint")\n'
-        f'tokenizer = AutoTokenizer.from_pretrained("{shown(run)}/checkpoint")\n\n'
-        "import pe.runs\n\n"
+        f'folder = pe.runs.root() / "{run.study}/{run.name}/checkpoint"\n'
+        "model = AutoModelForCausalLM.from_pretrained(folder)\n"
+        "tokenizer = AutoTokenizer.from_pretrained(folder)\n\n"
         f'pe.runs.load(study="{run.study}")  # every record of the study, one row per run\n'
         "```"
     )
@@ -230,7 +233,8 @@ def _formula(name: str) -> str:
     return f"**{shown.title}**{paper}\n\n```text\n{text}\n```"
 
 
-def _markdown(text: str) -> Markdown:
+def show(text: str) -> Markdown:
+    """Markdown, as Jupyter displays it."""
     from IPython.display import Markdown
 
     return Markdown(text)

@@ -322,6 +322,8 @@ def configure_speed(
         Count | None, "how often each cell is timed (None: as the machine allows)"
     ] = None,
     minutes: Annotated[Positive | None, "nothing is begun after so many (None: no limit)"] = None,
+    compiled: Annotated[Switch | None, "compile the models (None: on a GPU only)"] = None,
+    deterministic: Annotated[Switch, "what the same bits twice cost (1 or 0)"] = False,
 ) -> SpeedRun:  # fmt: skip
     """Return the folder and settings of the speed run that these parameters describe.
 
@@ -344,6 +346,8 @@ def configure_speed(
         encodings=_words(encodings),
         peers=() if peers == "none" else _words(peers) or None,
         repeats=repeats or 0,
+        compiled=compiled,
+        deterministic=deterministic,
     )
     if name:
         _refuse_strange_study(name)
