@@ -205,7 +205,7 @@ def test_values_are_accepted_in_every_form_papermill_gives(
     ("given", "message"),
     [
         ({"steps": True}, "steps: expected a whole number, got True"),
-        ({"steps": 0}, "steps: expected more than 0, got 0"),
+        ({"steps": -1}, "steps: expected 0 or more, got -1"),
         ({"seed": -1}, "seed: expected 0 or more, got -1"),
         ({"learning_rate": float("nan")}, "learning_rate: expected a number"),
         ({"study": 7}, "study: expected text, got 7; .* write -r study 7"),

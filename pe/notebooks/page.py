@@ -82,7 +82,7 @@ def trained(run: Run) -> Markdown:
         return show(f"**{record['status']}{by}**: {record['reason']}")
     mfu = f", MFU {t['mfu']:.1%}" if t["mfu"] is not None else ""
     if not t["steps"]:
-        return _markdown(
+        return show(
             f"No training: the weights of `{record['parent']['run']}` under another encoding. "
             f"Validation loss {t['validation_loss']:.3f}."
         )
