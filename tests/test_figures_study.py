@@ -86,10 +86,11 @@ def test_converted_runs_begin_where_the_parent_was() -> None:
 def test_heat_maps_show_the_recorded_shares() -> None:
     names = ["1x", "2x", "4x"]
     depths, shares = figures_retrieval.shares(BY_LABEL["pope"], "needle", names)
-    counts = quantities.counts(BY_LABEL["pope"].runs[0], "needle", 2)
+    counts = quantities.answers(BY_LABEL["pope"].runs[0], "needle@2x")
     assert counts is not None
+    assert counts.right is not None
     assert shares.shape == (len(depths), 3)
-    assert (shares[:, 1] * 10).round().astype(int).tolist() == counts["exact"]
+    assert (shares[:, 1] * 10).round().astype(int).tolist() == list(counts.right)
     figure = figures_retrieval.retrieval(ROWS, "needle")
     assert len(figure.axes) == len(ROWS) + 1  # and the bar
     low, high = figure.axes[0].get_ylim()

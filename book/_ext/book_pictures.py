@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 from sphinx.errors import ExtensionError
 
 from pe import figures
-from pe.figures import budgets as figures_budgets
 from pe.figures import extension as figures_extension
 from pe.figures import finetuned as figures_finetuned
 from pe.figures import retrieval as figures_retrieval
@@ -58,19 +57,7 @@ def record_figures(studies: Studies) -> Figures:
     for study, runs in studies.runs.items():
         if study not in (studies.reference, LOCAL) and results.planned(study):
             found |= _study_figures(studies, study, runs)
-            if f"{study}-seeds" in studies.runs:
-                found[f"{study}-budgets"] = _of_budgets(studies, study, f"{study}-seeds")
     return found
-
-
-def _of_budgets(studies: Studies, *names: str) -> tuple[list[Snapshot], Callable[[], Figure]]:
-    """The runs of two studies that began with weights of their own, in one figure."""
-    rows = {
-        name: [row for row in studies.rows(name).values() if not row.converted] for name in names
-    }
-    drawn = {run.name for found in rows.values() for row in found for run in row.runs}
-    runs = [run for name in names for run in studies.runs[name] if run.name in drawn]
-    return runs, partial(figures_budgets.perplexity, rows)
 
 
 def _study_figures(studies: Studies, study: str, runs: list[Snapshot]) -> Figures:

@@ -13,13 +13,12 @@ from typing import Any, ClassVar
 
 from book_directives import Block, Made
 from book_studies import Snapshot, Studies
-from book_tables import _listed, titles
+from book_tables import titles
 from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
 
 from pe._errors import unknown
-from pe.results import budgets
 from pe.results.markdown import pipe
 from pe.results.quantities import duration, label, whole
 from pe.results.rows import Row
@@ -85,7 +84,10 @@ def missing_runs(
     runs = [run for row in rows.values() for run in row.runs]
     plan = [planned for planned in plan if not planned.zero_shot]
     names = titles(study)
-    absent = budgets.missing(plan, runs)
+    absent: dict[str, list[int]] = {}
+    for planned in plan:
+        if planned.name not in {run.name for run in runs}:
+            absent.setdefault(planned.label, []).append(planned.recipe.seed)
     count = sum(len(seeds) for seeds in absent.values())
     again = sum("retrained" in (run.read().get("parent") or {}) for run in runs)
     said = ""
@@ -108,6 +110,10 @@ def missing_runs(
         f"```bash\npython -m pe.study {study}\n```"
     )
     return "\n".join(lines)
+
+
+def _listed(words: list[str]) -> str:
+    return " and ".join([", ".join(words[:-1])] * (len(words) > 1) + words[-1:])
 
 
 def _by_method(cells: Sequence[str]) -> list[str]:

@@ -17,7 +17,7 @@ from matplotlib.patches import Rectangle
 
 from pe.figures.axes import labels
 from pe.figures.style import INK, SEQUENTIAL, style
-from pe.results.quantities import counts, multiples, part
+from pe.results.quantities import answers, multiples
 from pe.results.rows import Row
 
 
@@ -25,23 +25,14 @@ def shares(
     row: Row, task: str, names: Sequence[str], tempered: bool = False
 ) -> tuple[list[float], np.ndarray]:
     """Depths, and exact matches as shares (depths, lengths), NaN where there is none."""
-    depths: list[float] = []
-    columns: list[list[list[float]]] = []
-    for run in row.runs:
-        found = part(run, tempered).get("retrieval")
-        if found is None:
-            continue
-        depths = found["depths"]
-        each = []
-        for name in names:
-            cell = counts(run, task, float(name[:-1]), tempered=tempered)
-            exact = (cell or {}).get("exact")
-            each.append([np.nan] * len(depths) if exact is None else exact)
-        columns.append(each)
-        samples = found["samples"]
-    if not columns:
+    places = [f"{'tempered.' if tempered else ''}{task}@{name}" for name in names]
+    found = [[answers(run, place) for place in places] for run in row.runs]
+    first = next((cell for cells in found for cell in cells if cell), None)
+    if first is None:
         return [], np.zeros((0, 0))
-    return depths, np.asarray(np.mean(columns, axis=0).T / samples)
+    none = [np.nan] * len(first.depths)
+    right = [[(cell and cell.right) or none for cell in cells] for cells in found if any(cells)]
+    return list(first.depths), np.asarray(np.mean(right, axis=0).T / first.samples)
 
 
 @style()

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pe.results import quantities
-from pe.results.markdown import gap_text, pipe
+from pe.results.markdown import pipe
 from pe.results.quantities import RunLike, label
-from pe.results.rows import NO_DIFFERENCE, Row, difference, measure, write
+from pe.results.rows import Row, measure
 
 CONTROL = "rope"
 """The row that got longer windows and no other frequencies."""
@@ -86,33 +86,6 @@ def table(rows: Sequence[FineTuned], pages: Mapping[str, str]) -> str:
             name = ""
         lines.append([name, "and trained on", *texts(row.trained)])
     return pipe(heads, lines, 2)
-
-
-def against_control(rows: Sequence[FineTuned]) -> str:
-    """By how much each differs from the control after training, at each length; the same windows.
-
-    Raises:
-        ValueError: the control is not among them.
-    """
-    control = next((row for row in rows if row.row.label == CONTROL), None)
-    if control is None:
-        raise ValueError(f"the control {CONTROL!r} is not recorded")
-    lengths, length = list(rows[0].trained), windows(rows)
-    lines = []
-    for row in rows:
-        if row is not control:
-            gaps = [difference(row.row, control.row, f"ppl@{n / length:g}x") for n in lengths]
-            texts = ["≈" if gap.verdict == NO_DIFFERENCE else gap_text(gap) for gap in gaps]
-            lines.append([row.title, *texts])
-    return pipe(["method", *(f"{n:,}" for n in lengths)], lines)
-
-
-def retrieved(rows: Sequence[FineTuned], task: str) -> str:
-    """The share of prompts answered exactly after training, by tokens of context."""
-    lengths, length = list(rows[0].trained), windows(rows)
-    names = [f"{task}@{n / length:g}x" for n in lengths]
-    lines = [[row.title, *(write(measure(row.row, n), n) for n in names)] for row in rows]
-    return pipe(["method", *(f"{n:,}" for n in lengths)], lines)
 
 
 def searches(records: Mapping[float, Mapping[str, Any]]) -> str:

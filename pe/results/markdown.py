@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -14,10 +15,12 @@ from pe.results.rows import (
     LEVEL,
     Difference,
     Row,
+    ceilings,
     common_seeds,
     comparable,
     difference,
     measure,
+    p_value,
     write,
 )
 
@@ -38,34 +41,44 @@ def table(
     *,
     base: Row | None = None,
     each: bool = False,
+    tokens: bool = False,
 ) -> str:
     """A table with a line for each row, compared on the seeds that all rows have.
 
-    Where some have more seeds, their means follow below, in italics. With lengths beyond that of
-    training a last line says what a model that reads only the last tokens of a text reaches: the
-    same everywhere, for the targets are the same.
+    Where some have more seeds, their means follow below, in italics. Two baselines come with
+    lengths beyond that of training: what a model that reads only the last tokens of a text reaches
+    (a line of perplexities, the same everywhere, for the targets are the same; in cells of shares a
+    second number, `quantities.cut`), and the `ceilings`, at the same tokens as the other rows.
 
     Args:
         columns: quantities; ``ppl`` and the like stand for all lengths. Default: perplexities, and
             those of `pe.results.quantities.COLUMNS` that any run has recorded.
         links: by a run's name, the address of its page.
         base: a row to show differences to, instead of values; bold where they hold after Holm's
-            correction over the whole table.
+            correction over the whole table. Of several seeds where any row has them, else of the
+            same prompts (with the p of McNemar's test) or windows: that is about these runs alone.
         each: a line for each seed by itself.
+        tokens: lengths in tokens, not in multiples of the training length.
     """
-    runs = [run for row in rows for run in row.runs]
+    longer = [row.label for row in ceilings(rows)]
+    runs = [run for row in rows if row.label not in longer for run in row.runs]
+    length = min((run.read()["recipe"]["context_length"] for run in runs), default=0)
     names = expand(columns or ("ppl", *_recorded(runs)), runs)
+    heads = ["run", "seeds", *quantities.titles(names, length if tokens else None)]
     first = next((name for name in names if name.startswith("ppl@")), None)
-    heads = ["run", "seeds", *(quantities.title(name) for name in names)]
     if first and columns == ():
         heads[2 + names.index(first)] = f"perplexity at {quantities.title(first)}"
     if base is not None:
         return pipe(heads, _against(rows, base, names, links or {}), 2)
     shown = [one for row in rows for one in row.each()] if each else comparable(rows)
-    lines = [_line(row, names, links or {}) for row in shown]
-    cut = cropped(shown, names)
+    own = [row for row in shown if row.label not in longer]
+    lines = [_line(row, names, links or {}) for row in own]
+    cut = cropped(own, names)
     if cut:
         lines.append(cut)
+    for row in (row for row in shown if row.label in longer):
+        there = [quantities.rescaled(name, row.runs[0], length) for name in names]
+        lines.append(_line(row, there, links or {}))
     if not each and len(shown) == len(rows):
         more = [row for row, one in zip(rows, shown, strict=True) if len(row.runs) > len(one.runs)]
         for row in more:
@@ -81,7 +94,17 @@ def _recorded(runs: Sequence[RunLike]) -> list[str]:
 
 
 def _line(row: Row, names: Sequence[str], links: Mapping[str, str]) -> list[str]:
-    return [*_name(row, links), *(write(measure(row, name), name, "<br>") for name in names)]
+    return [*_name(row, links), *(_cell(row, name) for name in names)]
+
+
+def _cell(row: Row, name: str) -> str:
+    """A value; below a share of prompts that of the same row with texts cut to its length."""
+    text = write(measure(row, name), name, "<br>")
+    found = [quantities.cut(run, name) for run in row.runs]
+    known = [share for share in found if share is not None]
+    if text == "–" or not known or len(known) < len(found):
+        return text
+    return f"{text}<br>cut: {quantities.share(statistics.fmean(known))}"
 
 
 def _name(row: Row, links: Mapping[str, str]) -> list[str]:
@@ -120,7 +143,9 @@ def _against(
         for name in names
         if row.label != base.label
     }
-    tested = [key for key, gap in found.items() if gap.over == "seeds"]
+    over = {gap.over for gap in found.values()}
+    kind = next((kind for kind in ("seeds", "prompts", "windows") if kind in over), "")
+    tested = [key for key, gap in found.items() if gap.over == kind]
     adjusted = holm([p for key in tested if (p := found[key].p) is not None])
     bold = {key for key, p in zip(tested, adjusted, strict=True) if p < LEVEL}
     lines = []
@@ -129,7 +154,7 @@ def _against(
             texts = []
             for name in names:
                 gap = found[row.label, name]
-                if gap.over != "seeds":  # an interval over windows or prompts is of another kind
+                if gap.over != kind:  # an interval over windows says nothing of seeds
                     gap = replace(gap, interval=None)
                 texts.append(gap_text(gap, (row.label, name) in bold))
             lines.append([*_name(row.of(common_seeds([row, base])), links), *texts])
@@ -141,6 +166,8 @@ def gap_text(gap: Difference, bold: bool = False) -> str:
     if gap.guessing:
         return GUESSING
     line = gap.text(gap.value) + gap.unit
-    if gap.interval is not None:
+    if gap.interval is not None and gap.over == "prompts":
+        line += f"<br>{p_value(gap.p)}"
+    elif gap.interval is not None:
         line += f"<br>{gap.text(gap.interval.low)} to {gap.text(gap.interval.high)}"
     return f"**{line}**" if bold else line

@@ -17,6 +17,7 @@ Imports no torch but for titles.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -123,17 +124,18 @@ def grouped(runs: Iterable[RunLike]) -> list[Row]:
 
     members: dict[str, list[RunLike]] = {}
     for run in runs:
-        members.setdefault(json.dumps(_setting(run), sort_keys=True), []).append(run)
+        setting = json.dumps(_setting(run.read()["recipe"]), sort_keys=True)
+        members.setdefault(setting, []).append(run)
     found = [_row(str(of[0].read()["pe"]), of) for of in members.values()]
     order = in_order(row.pe for row in found)
     return sorted(_told_apart(found), key=lambda row: (order.index(row.pe), row.title))
 
 
-def _setting(run: RunLike) -> dict[str, Any]:
-    """The recipe without its seed and what changes no result."""
+def _setting(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe without its seed and what changes no result."""
     recipe = {
         key: value
-        for key, value in run.read()["recipe"].items()
+        for key, value in recipe.items()
         if key not in (*_NO_DIFFERENCE, "seed")
         and not (key in NEW_FIELD_DEFAULTS and value == NEW_FIELD_DEFAULTS[key])
     }
@@ -143,18 +145,52 @@ def _setting(run: RunLike) -> dict[str, Any]:
 
 
 def _told_apart(found: Sequence[Row]) -> list[Row]:
-    """Rows of one title get those recipe fields behind it in which they differ.
+    """The rows with titles that differ; where recipes do not tell two apart, their names do."""
+    titles = titled([row.runs[0].read()["recipe"] for row in found])
+    return [
+        replace(row, title=title if titles.count(title) == 1 else f"{title} ({row.label})")
+        for row, title in zip(found, titles, strict=True)
+    ]
 
-    ``RoPE (steps 100)`` and ``RoPE (steps 500)``.
+
+def titled(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Titles for readers; equal ones get those recipe fields behind them in which they differ.
+
+    ``RoPE (steps 100)``, ``RoPE (steps 500)`` and ``RoPE, trained on 4,096 tokens``.
     """
-    settings = [_setting(row.runs[0]) for row in found]
+    titles, lengths = [named(r)[0] for r in recipes], [r["context_length"] for r in recipes]
+    for i, length in enumerate(lengths):
+        titles[i] += f", trained on {length:,} tokens" if length > min(lengths) else ""
+    settings = [_setting(recipe) for recipe in recipes]
     result = []
-    for row, own in zip(found, settings, strict=True):
-        rivals = [r for r, other in zip(settings, found, strict=True) if other.title == row.title]
+    for title, own in zip(titles, settings, strict=True):
+        rivals = [r for r, other in zip(settings, titles, strict=True) if other == title]
         differs = [k for k in own if any(r.get(k) != own[k] for r in rivals)]
+        if "learning_rate" in differs and "min_learning_rate" in differs:
+            differs.remove("min_learning_rate")  # it follows the other
         more = ", ".join(f"{key} {own[key]}" for key in differs)
-        result.append(replace(row, title=f"{row.title} ({more})") if more else row)
+        result.append(f"{title} ({more})" if more else title)
     return result
+
+
+def ceilings(found: Sequence[Row]) -> list[Row]:
+    """Rows trained on longer windows than another row of that encoding, with as many tokens.
+
+    At the longer length they say what more context is worth.
+    """
+
+    def tokens(row: Row) -> tuple[Any, ...]:
+        r = row.runs[0].read()["recipe"]
+        trained = r["steps"] * r["batch_size"] * r["context_length"]
+        return r["pe"], r.get("corpus"), r["hidden_size"], r["num_hidden_layers"], trained
+
+    def length(row: Row) -> int:
+        return int(row.runs[0].read()["recipe"]["context_length"])
+
+    shortest: dict[tuple[Any, ...], int] = {}
+    for row in found:
+        shortest[tokens(row)] = min(length(row), shortest.get(tokens(row), length(row)))
+    return [row for row in found if length(row) > shortest[tokens(row)]]
 
 
 def _row(name: str, members: Sequence[RunLike]) -> Row:
@@ -172,8 +208,10 @@ def named(recipe: Mapping[str, Any]) -> tuple[str, str]:
     origin, title = recipe["pe"], label(recipe["pe"])
     if recipe.get("start_from") and recipe.get("start_state") != "all":  # that is a branch
         origin = _encoding_of(recipe["start_from"])
-        change = "dropped" if recipe["pe"] == "nope" else f"as {title}"
-        title = f"{label(origin)}, {change} at {recipe.get('start_step', 0):,}"
+        step = f"{recipe.get('start_step', 0):,}"
+        change = f"dropped at {step}" if recipe["pe"] == "nope" else f"as {title} at {step}"
+        change = f"trained on from {step}" if recipe["pe"] == origin else change
+        title = f"{label(origin)}, {change}"
     elif recipe.get("start_from"):
         title += f", {recipe['start_step'] + recipe['steps']:,} steps"
     return title, origin
@@ -227,16 +265,13 @@ def measure(row: Row, quantity: str) -> Cell:
 
 def _asked(row: Row, quantity: str) -> tuple[int, int]:
     """Right answers and prompts of a share, of all depths and seeds together."""
-    where = quantities.at(quantity)
-    assert where is not None
     right = asked = 0
     for run in row.runs:
-        cell = quantities.counts(run, where.kind, where.multiple, tempered=where.tempered)
-        if cell is None or cell["exact"] is None:
+        found = quantities.answers(run, quantity)
+        if found is None or found.right is None:
             raise ValueError(f"{quantity} is not recorded for {row.label}")
-        right += sum(cell["exact"])
-        samples = quantities.part(run, where.tempered)["retrieval"]["samples"]
-        asked += len(cell["exact"]) * samples
+        right += sum(found.right)
+        asked += len(found.right) * found.samples
     return right, asked
 
 
@@ -267,6 +302,32 @@ def predicted(row: Row, quantity: str) -> Interval:
         nats = intervals.prediction([math.log(value) for value in values])
         return Interval(math.exp(nats.value), math.exp(nats.low), math.exp(nats.high), nats.n)
     return intervals.prediction(values)
+
+
+def order(found: Sequence[Row], quantity: str) -> str:
+    """Titles of rows by ``quantity``, best first: ``PoPE < RoPE ≈ YaRN``.
+
+    ``<`` says that a difference between the two is shown, ``≈`` that none is.
+
+    Raises:
+        ValueError: a row of a single seed, which ranks runs and not methods, or without a value.
+    """
+    if min(len(row.runs) for row in found) < 2:
+        raise ValueError("rows of one seed each are not ranked")
+    where = quantities.at(quantity)
+
+    def place(row: Row) -> tuple[float, str]:
+        cell = measure(row, quantity)
+        if cell.value is None:
+            raise ValueError(f"{quantity} of {row.title} has no value: {cell.reason}")
+        return -cell.value if where and where.is_share else cell.value, row.title
+
+    ranked = sorted(found, key=place)
+    text = ranked[0].title
+    for one, other in itertools.pairwise(ranked):
+        shown = difference(one, other, quantity).verdict != NO_DIFFERENCE
+        text += (" < " if shown else " ≈ ") + other.title
+    return text
 
 
 @dataclass(frozen=True)
@@ -313,10 +374,12 @@ class Difference:
 def difference(first: Row, second: Row, quantity: str) -> Difference:
     """How ``first`` differs from ``second`` on the seeds that both have.
 
+    Where they were trained on windows of different lengths, ``quantity`` is at a multiple of the
+    shorter one.
     Over several seeds: the paired differences, of shares with an interval and a p no smaller than
     over prompts. Of one seed: perplexities over the same windows, shares over the same prompts by
-    McNemar's exact test. Records keep only how many prompts were right at each depth; where that
-    does not say which of them, by Fisher's test, which takes the prompts for unrelated.
+    McNemar's exact test. Records of ``needle`` keep only how many prompts were right at each depth;
+    where that does not say which, by Fisher's test, which takes the prompts for unrelated.
 
     Raises:
         ValueError: no seed in common, or a quantity that is not recorded.
@@ -326,16 +389,18 @@ def difference(first: Row, second: Row, quantity: str) -> Difference:
         raise ValueError(f"{first.label} and {second.label} have no seed in common")
     one, other = first.of(common), second.of(common)
     where, n = quantities.at(quantity), len(common)
-    values = [[_recorded(row, run, quantity) for run in row.runs] for row in (one, other)]
+    shorter = min(row.runs[0].read()["recipe"]["context_length"] for row in (one, other))
+    both = [(row, quantities.rescaled(quantity, row.runs[0], shorter)) for row in (one, other)]
+    values = [[_recorded(row, run, name) for run in row.runs] for row, name in both]
     if where and where.is_share:
-        return _of_shares(one, other, quantity, intervals.paired(*values))
+        return _of_shares(both, quantity, intervals.paired(*values))
     guessing, over = False, "seeds"
     if where and where.is_perplexity:
         guessing = max(map(max, values)) > quantities.vocabulary(one.runs[0])
         values = [[math.log(value) for value in seeds] for seeds in values]
         if n == 1:
             over = "windows"
-            values = [quantities.windows(row.runs[0], quantity) for row in (one, other)]
+            values = [quantities.windows(row.runs[0], name) for row, name in both]
     gaps = intervals.paired(*values)
     if len(gaps) < 2:
         return Difference(quantity, gaps[0], None, None, "", n)
@@ -351,10 +416,10 @@ def _recorded(row: Row, run: RunLike, quantity: str) -> float:
     return value
 
 
-def _of_shares(one: Row, other: Row, quantity: str, gaps: Sequence[float]) -> Difference:
-    counts = [_asked(row, quantity) for row in (one, other)]
+def _of_shares(both: Sequence[tuple[Row, str]], quantity: str, gaps: Sequence[float]) -> Difference:
+    counts = [_asked(row, name) for row, name in both]
     prompts = intervals.newcombe(*(intervals.wilson(*found) for found in counts))
-    discordant = _discordant(one, other, quantity)
+    discordant = _discordant(both)
     over = "prompts" if discordant else ""
     p = intervals.mcnemar(*discordant) if discordant else intervals.fisher(*counts)
     if len(gaps) < 2:
@@ -367,21 +432,14 @@ def _of_shares(one: Row, other: Row, quantity: str, gaps: Sequence[float]) -> Di
     )
 
 
-def _discordant(one: Row, other: Row, quantity: str) -> tuple[int, int] | None:
+def _discordant(both: Sequence[tuple[Row, str]]) -> tuple[int, int] | None:
     """Prompts that only one of the two answered, over all seeds; None where counts do not say."""
-    where = quantities.at(quantity)
-    assert where is not None
     total = [0, 0]
-    for runs in zip(one.runs, other.runs, strict=True):
-        cells = [
-            quantities.counts(run, where.kind, where.multiple, tempered=where.tempered)
-            for run in runs
-        ]
-        asked = [quantities.part(run, where.tempered)["retrieval"] for run in runs]
-        if asked[0]["depths"] != asked[1]["depths"] or asked[0]["samples"] != asked[1]["samples"]:
+    cells = [[quantities.answers(run, name) for run in row.runs] for row, name in both]
+    for first, second in zip(*cells, strict=True):
+        if first is None or second is None or first[:2] != second[:2]:
             return None  # they were asked other prompts
-        first, second = (cell["exact"] for cell in cells if cell is not None)
-        found = intervals.discordant(first, second, asked[0]["samples"])
+        found = intervals.discordant(first.right or (), second.right or (), first.samples)
         if found is None:
             return None
         total = [a + b for a, b in zip(total, found, strict=True)]
