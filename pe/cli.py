@@ -36,12 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _one_line(command: str) -> Iterator[None]:
-    """Wrong input, a RunError among it, ends the command with one line and status 2."""
+def _checked(command: str) -> Iterator[None]:
+    """Wrong input, a RunError among it, ends the command with a line per mistake and status 2."""
     try:
         yield
     except ValueError as error:
-        print(f"pe {command}: {' '.join(str(error).split())}", file=sys.stderr)
+        for line in str(error).splitlines():
+            print(f"pe {command}: {line}", file=sys.stderr)
         raise typer.Exit(2) from error
 
 
@@ -74,7 +75,7 @@ def check(
     Status 0: all hold; 1: one is broken; 2: wrong input.
     """
     sys.path.insert(0, os.getcwd())  # a console script does not look for modules where it is called
-    with _one_line("check"):
+    with _checked("check"):
         from pe.conformance import check_laws
 
         report = check_laws(encoding, dict(map(option_value, option or [])), law or [])
@@ -98,16 +99,18 @@ def study(
 ) -> None:
     """Carry out studies, one after the other as one list, each run once.
 
-    ``scaffold-seeds:0,1 extend scaffold-seeds`` leaves the other seeds to the end. Status 0: all
-    runs are done; 1: some failed; 2: wrong input; 130: Ctrl-C.
+    ``scaffold-seeds:0,1 extend scaffold-seeds`` leaves the other seeds to the end. Everything is
+    checked before the first run. Results are printed at the end. Status 0: all runs are done; 1:
+    some failed; 2: wrong input, a line for each mistake; 130: Ctrl-C.
     """
+    from pe.results import outcome
     from pe.study.devices import workers_here
+    from pe.study.plan import load_plans
     from pe.study.queue import StudyFailed, run_study
-    from pe.study.several import load_plans
     from pe.study.show import live, text
 
-    with _one_line("study"):
-        plan = load_plans(studies, mini=mini)
+    with _checked("study"):
+        plan = load_plans(studies, mini=mini, check=True)
         count = 1 if address else workers_here(workers)  # at an address: not known
         if dry_run:
             print(text(plan, workers=count))
@@ -118,12 +121,13 @@ def study(
                 on_progress=live(plan, count),
             )  # fmt: skip
         except StudyFailed as error:
-            print(f"{error}\n\n{text(plan)}", file=sys.stderr)
+            print(f"{outcome.text(plan)}\n\n{text(plan)}")
+            print(f"pe study: {error}", file=sys.stderr)
             raise typer.Exit(1) from error
         except KeyboardInterrupt:
             print("stopped; the same command goes on", file=sys.stderr)
             raise typer.Exit(130) from None
-    print(text(plan))
+    print(f"{outcome.text(plan)}\n\n{text(plan)}")
 
 
 @app.command()
@@ -159,7 +163,7 @@ def speed(
         "deterministic": deterministic or None,
     }  # fmt: skip
     asked: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
-    with _one_line("speed"):
+    with _checked("speed"):
         measuring, start = rig("measure"), None
         if resume is None:
             run = configure_speed(name=name, **asked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import os
 import random
 import re
 import shutil
@@ -19,6 +20,7 @@ import nbformat
 import papermill
 import pytest
 from notebook_tools import shown
+from study_rows import row
 
 import pe
 from pe.notebooks import page
@@ -258,3 +260,39 @@ def test_only_runs_that_differ_fairly_are_drawn_beside_a_run(
     with pytest.warns(UserWarning, match="left out, damaged: .*cope"):
         found = page.comparable(run)
     assert [r.directory for r in found] == [run.directory, here.directory, there.directory]
+
+
+def test_a_page_shows_hidden_numbers_as_a_figure_and_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = row(tmp_path, "rope", right=7).runs[0]
+    run = Run(tmp_path / "made-up" / one.name)
+    text = page.retrieval([run], run).data
+    assert "70%<br>(48–85)" in text
+    assert "passkey" in text
+    svg = (run.directory / "retrieval.svg").read_text()
+    assert "needle" in svg
+    assert "prompts answered" in svg
+    assert "SVG" in capsys.readouterr().out
+    evaluation = run.evaluation()
+    assert evaluation is not None
+    run.write_evaluation(evaluation | {"retrieval": None})
+    assert "asks for no hidden numbers" in page.retrieval([run], run).data
+
+
+def test_paths_and_snippets_of_a_page_work_wherever_the_runs_are(
+    place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = configure(recipe="demo", pe="pope")
+    run.fail("")
+    assert page.shown(run) == f"runs/local/{run.name}"
+    assert Path(page.shown(run)).is_dir()
+    monkeypatch.chdir(tmp_path)
+    assert page.shown(run) == f"$PE_RUNS/local/{run.name}"
+    assert Path(os.path.expandvars(page.shown(run))).is_dir()
+    text = page.record(run).data
+    (line,) = [line for line in text.splitlines() if line.startswith("folder = ")]
+    names: dict[str, Any] = {"pe": pe}
+    exec(f"import pe.runs\n{line}", names)
+    assert names["folder"] == run.checkpoint
+    shutil.rmtree(run.directory)

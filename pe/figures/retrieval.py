@@ -14,11 +14,13 @@ from matplotlib.collections import PatchCollection
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import PercentFormatter
 
-from pe.figures.axes import labels
-from pe.figures.style import INK, SEQUENTIAL, style
+from pe.figures.axes import LENGTHS, labels, legend, mark, numbers, powers_of_two
+from pe.figures.style import INK, SEQUENTIAL, colour, marker, style
+from pe.results.intervals import Interval
 from pe.results.quantities import answers, multiples
-from pe.results.rows import Row
+from pe.results.rows import Row, measure
 
 
 def shares(
@@ -84,3 +86,27 @@ def _map(axes: Axes, depths: Sequence[float], share: np.ndarray, names: Sequence
         axes.add_patch(
             Rectangle((at, -0.5), 1, len(depths), fill=False, edgecolor=INK, linewidth=1)
         )
+
+
+@style()
+def by_length(row: Row, tasks: Sequence[str]) -> Figure:
+    """The share of prompts that are wholly right against the length: a line for each task."""
+    names = multiples(row.runs)
+    figure = Figure(figsize=(6.2, 3.4), layout="constrained")
+    axes = figure.add_subplot()
+    for task in tasks:
+        cells = [measure(row, f"{task}@{name}") for name in names]
+        y = np.array(numbers(cell.value for cell in cells))
+        ends = [cell.interval or Interval(np.nan, np.nan, np.nan, 0) for cell in cells]
+        beside = [y - [end.low for end in ends], [end.high for end in ends] - y]
+        axes.errorbar(
+            [float(name[:-1]) for name in names], y, np.abs(beside),
+            color=colour(task), marker=marker(task), label=task, capsize=2,
+        )  # fmt: skip
+    powers_of_two(axes, [float(name[:-1]) for name in names])
+    axes.set_ylim(-0.03, 1.03)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    mark(axes, 1.0)
+    legend(figure, axes.get_legend_handles_labels()[0])
+    labels(figure, LENGTHS, "prompts answered")
+    return figure

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pe import runs as records
-from pe.results import markdown, quantities
+from pe.results import markdown, outcome, quantities
 from pe.results.rows import grouped
 from pe.runs import Folder, Run, RunError
 from pe.study.devices import wait_for_device
@@ -68,7 +68,7 @@ def plan(run: Run) -> Markdown:
         "recipe, seed": f"{r.name}, {r.seed}",
         "recorded in": f"`{shown(run)}`",
     }
-    table = "| | |\n|---|---|\n" + "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+    table = markdown.pipe(["", ""], [[key, value] for key, value in rows.items()], 2)
     formulas = "\n\n".join(_formula(part) for part in r.pe.split("+"))
     return show(f"{table}\n\n{formulas}")
 
@@ -105,13 +105,13 @@ def trained(run: Run) -> Markdown:
 def family(run: Run) -> list[Run]:
     """``run``, the run it started from, and the complete runs that started where it did."""
     parent = parent_of(run.recipe.start_from, run.directory.parent)
-    found = [run, parent]
-    for other in records.find(run.directory.parent.parent, run.study):
-        record = other.read()
-        twin = record.get("parent") == run.read().get("parent") and other.name != run.name
-        if record["status"] == "complete" and twin:
-            found.append(other)
-    return found
+    others = [other for other in records.find(run.records, run.study) if other.name != run.name]
+    start = run.read().get("parent")
+    return [
+        run,
+        parent,
+        *(o for o in others if o.record.status == "complete" and o.read().get("parent") == start),
+    ]
 
 
 def conversion(run: Run) -> Markdown:
@@ -134,14 +134,8 @@ def conversion(run: Run) -> Markdown:
     }
     lengths, limit = [str(n) for n in cells["lengths"]], quantities.vocabulary(run)
     lines = [
-        [
-            name,
-            *(
-                found[n]["reason"] or quantities.perplexity(found[n]["value"], limit)
-                for n in lengths
-            ),
-        ]
-        for name, found in rows.items()
+        [name, *(at[n]["reason"] or quantities.perplexity(at[n]["value"], limit) for n in lengths)]
+        for name, at in rows.items()
     ]
     return show(markdown.pipe(["weights", *(f"{int(n):,}" for n in lengths)], lines))
 
@@ -153,9 +147,9 @@ def comparable(run: Run) -> list[Run]:
     experiment in both studies only one is taken. A damaged record is named in a warning.
     """
     fields, text = _setting(run), _fingerprint(run)
-    found: dict[str, Run] = {run.name: run}
+    runs: dict[str, Run] = {run.name: run}
     for study in dict.fromkeys((run.study, REFERENCE)):
-        for other in records.find(run.directory.parent.parent, study):
+        for other in records.find(run.records, study):
             try:
                 complete = other.read()["status"] == "complete"
                 fair = _setting(other) == fields and _fingerprint(other) == text
@@ -163,8 +157,8 @@ def comparable(run: Run) -> list[Run]:
                 warnings.warn(f"left out, damaged: {error}", stacklevel=2)
                 continue
             if complete and fair:
-                found.setdefault(other.name, other)
-    return list(found.values())
+                runs.setdefault(other.name, other)
+    return list(runs.values())
 
 
 def keep(figure: Figure, run: Run, name: str) -> SVG:
@@ -179,6 +173,20 @@ def keep(figure: Figure, run: Run, name: str) -> SVG:
 def perplexities(runs: Sequence[Run]) -> Markdown:
     """Perplexity of the same target tokens with growing contexts, one row per configuration."""
     return show(markdown.table(grouped(runs), ["ppl"]))
+
+
+def retrieval(runs: Sequence[Run], run: Run) -> Markdown:
+    """The share of prompts whose hidden numbers are found: a figure of ``run``, a table of all."""
+    from IPython.display import display
+
+    from pe.figures.retrieval import by_length
+
+    tasks = outcome.tasks([run])
+    if not tasks:
+        return show("The recipe asks for no hidden numbers (`retrieval_samples: 0`).")
+    (own,) = grouped([run])
+    display(keep(by_length(own, tasks), run, "retrieval.svg"))
+    return show(markdown.table(grouped(runs), tasks))
 
 
 def sample(run: Run, prompt: str = "", tokens: int = 64) -> Markdown:
@@ -198,15 +206,16 @@ def record(run: Run) -> Markdown:
     files = {
         "run.json": "recipe, status, versions, hardware, data, cost",
         "metrics.jsonl": "one line per logged step",
-        "evaluation.json": "perplexity by length, loss by position",
+        "evaluation.json": "perplexity by length, loss by position, hidden numbers",
         "loss.svg": "the first figure above",
         "perplexity.svg": "the second",
+        "retrieval.svg": "the third",
         "train.ipynb": "this page, executed (written by papermill)",
         "checkpoint": "weights and tokenizer in Hugging Face format (not in git)",
     }
-    there = [f"| `{n}` | {what} |" for n, what in files.items() if (run.directory / n).exists()]
+    there = [[f"`{n}`", what] for n, what in files.items() if (run.directory / n).exists()]
     return show(
-        f"`{shown(run)}` holds\n\n| file | |\n|---|---|\n" + "\n".join(there) + "\n\n"
+        f"`{shown(run)}` holds\n\n{markdown.pipe(['file', ''], there, 2)}\n\n"
         "```python\n"
         "import pe.model  # registers the architecture with transformers\n"
         "import pe.runs\n"
@@ -232,10 +241,10 @@ def _formula(name: str) -> str:
     """Title, paper and formula of an encoding, as its file has them."""
     from pe.encodings import about, lookup
 
-    shown = about(name)
-    paper = f" ([arXiv:{shown.paper}](https://arxiv.org/abs/{shown.paper}))" if shown.paper else ""
+    known = about(name)
+    paper = f" ([arXiv:{known.paper}](https://arxiv.org/abs/{known.paper}))" if known.paper else ""
     text = inspect.getdoc(inspect.getmodule(lookup(name))) or inspect.getdoc(lookup(name)) or name
-    return f"**{shown.title}**{paper}\n\n```text\n{text}\n```"
+    return f"**{known.title}**{paper}\n\n```text\n{text}\n```"
 
 
 def show(text: str) -> Markdown:

@@ -17,17 +17,14 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, validate_call
 
 from pe._errors import explain
 from pe.runs import Folder, Run, root
 from pe.speed.record import SpeedRun
-from pe.study.plan import StudyFolder, load_plan
-
-if TYPE_CHECKING:
-    from pe.recipes.recipe import Recipe
+from pe.study.plan import StudyFolder, check_recipe, load_plan
 
 # papermill adds these names itself when it is asked to (--inject-paths).
 INJECTED_BY_PAPERMILL = ("PAPERMILL_INPUT_PATH", "PAPERMILL_OUTPUT_PATH")
@@ -141,8 +138,6 @@ def configure(
         ValueError: an unknown encoding, recipe, corpus or field (the nearest is named), or a
             value of another type than its parameter's.
     """
-    from pe.data.corpora import open_corpus
-    from pe.data.tokenizer import plan_tokenizer
     from pe.recipes.named import recipe as named_recipe
 
     _refuse_strange_study(study)
@@ -151,12 +146,8 @@ def configure(
         learning_rate=learning_rate,
     )  # fmt: skip
     chosen = named_recipe(recipe, **(fields | _others(overrides, "train")))
-    _check_encoding(chosen)
     run = Run(root() / study / chosen.run_name(), recipe=chosen)
-    if not run.exists():  # a record can be shown where its corpus is not at hand
-        open_corpus(chosen.corpus)
-        if chosen.tokenizer == "bpe":
-            plan_tokenizer(chosen.tokenizer, chosen.vocab_size)
+    check_recipe(chosen, recorded=run.exists())
     return run
 
 
@@ -233,7 +224,7 @@ def configure_conversion(
         context_length=context_length, batch_size=batch_size, softmax_scale=softmax_scale,
     )  # fmt: skip
     chosen = Recipe.from_dict(fields | others)
-    _check_encoding(chosen)
+    check_recipe(chosen, recorded=True)  # of its corpus, the run before has a record
     converted = Run(folder / chosen.run_name(), recipe=chosen)
     if not converted.exists():  # a record can be shown where the weights are not at hand
         start_of(chosen, folder)
@@ -258,7 +249,7 @@ def configure_study(
         raise ValueError("study: which one? -p study scaffold, or the path of a YAML file")
     if workers and address:
         raise ValueError("workers: those at the address are there already; give one of the two")
-    plan = load_plan(study, mini=mini)
+    plan = load_plan(study, mini=mini, check=True)
     _refuse_strange_study(plan[0].study)
     return StudyFolder(plan, dry_run=dry_run, workers=1 if address else workers)
 
@@ -329,20 +320,6 @@ def _others(overrides: Mapping[str, Any] | None, kind: str) -> dict[str, Any]:
         if name in parameters(kind):
             raise ValueError(f"overrides: {name} has a parameter of its own; give it there")
     return dict(overrides or {})
-
-
-def _check_encoding(recipe: Recipe) -> None:
-    from pe.encodings import check
-
-    check(
-        recipe.pe,
-        recipe.pe_options,
-        original_length=recipe.context_length,
-        head_dim=recipe.head_dim,
-        num_heads=recipe.num_attention_heads,
-        num_kv_heads=recipe.num_key_value_heads,
-        hidden_size=recipe.hidden_size,
-    )
 
 
 # What a notebook says it is (its metadata: {"pe": {"run": "train"}}) and who names its run.

@@ -30,7 +30,7 @@ def with_retrained_parents(plan: Sequence[Planned]) -> list[Planned]:
             needs.collect(planned.recipe, _folder(planned))
     labels = {planned.name: planned.label for planned in plan}
     here = {f"{planned.study}/{planned.name}": planned.name for planned in plan}
-    found: dict[str, Planned] = {}
+    listed: dict[str, Planned] = {}
 
     def add(planned: Planned) -> None:
         parent = (
@@ -40,17 +40,17 @@ def with_retrained_parents(plan: Sequence[Planned]) -> list[Planned]:
         )
         if parent is not None:
             recipe, label = needs.recipe(parent), labels.get(parent.name, parent.read()["pe"])
-            second = Planned(f"{label}, again", recipe, parent.study, again=True)
-            if second.name not in found:
+            second = Planned(f"{label}, retrained", recipe, parent.study, retrained=True)
+            if second.name not in listed:
                 add(second)
             planned = dataclasses.replace(planned, parent=second.name)
         elif planned.recipe.start_from in here:  # of another study that is carried out with this
             planned = dataclasses.replace(planned, parent=here[planned.recipe.start_from])
-        found[planned.name] = planned
+        listed[planned.name] = planned
 
     for planned in plan:
         add(planned)
-    return list(found.values())
+    return list(listed.values())
 
 
 class _Needs:

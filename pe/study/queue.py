@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING, Any
 from pe.runs import root
 from pe.study.devices import MUTEX, mutex_of, visible_gpus, workers_here
 from pe.study.parents import with_retrained_parents
-from pe.study.plan import Planned
+from pe.study.plan import Planned, check_recipe
 from pe.study.worker import execute
 from pe.training.start import start_of
 
 if TYPE_CHECKING:
-    from distributed import Client, Future, Worker
+    from distributed import Client, Future
 
 POLL = 1.0
 
@@ -58,11 +58,12 @@ def run_study(
         retries: how often a failed run is tried again.
         notebooks: run each by the notebook command, which leaves the executed page in its folder.
         on_progress: called about once per second with run name -> state ("waiting", "running",
-            "done", "failed", "skipped"); running is what a worker carries out at this moment.
+            "done", "failed", "skipped"); running is what a worker has.
             Parents that are retrained are ``.parents/NAME``.
 
     Raises:
         StudyFailed: runs failed for good; all others are done.
+        ValueError: an encoding or a corpus that there is not; nothing has been run.
         RunError: runs start from a run of another study that is not there yet.
     """
     listed = with_retrained_parents(plan)
@@ -73,15 +74,17 @@ def run_study(
     if not todo:
         return
     for planned in todo:
+        if not planned.zero_shot:
+            check_recipe(planned.recipe, recorded=planned.run().exists())
         if "/" in planned.recipe.start_from and not planned.parent:  # nothing here will make it
             start_of(planned.recipe, planned.run().directory.parent)
     with connect(address, workers) as (client, devices):
         queue = _Queue(client, devices, todo, retries=retries, notebooks=notebooks)
         while queue.advance():
-            states |= queue.states(_executing(client))
+            states |= queue.states()
             on_progress(states)
             time.sleep(POLL)
-        states |= queue.states(set())
+        states |= queue.states()
         on_progress(states)
         failures = queue.failures()
     if failures:
@@ -133,17 +136,16 @@ class _Queue:
         del self.ready[:room]
         return bool(self.ready or self.running)
 
-    def states(self, executing: set[str]) -> dict[str, str]:
+    def states(self) -> dict[str, str]:
         """The state of each run that was submitted, and in the end of those skipped."""
-        found = {}
-        for name, future in self.futures.items():
-            if name in self.running:
-                found[name] = "running" if future.key in executing else "waiting"
-            else:
-                found[name] = "done" if future.status == "finished" else "failed"
+        states = {
+            name: "running" if name in self.running else
+            "done" if future.status == "finished" else "failed"
+            for name, future in self.futures.items()
+        }  # fmt: skip
         if not self.ready and not self.running:
-            found |= {name: "skipped" for name in self.order if name not in found}
-        return found
+            states |= {name: "skipped" for name in self.order if name not in states}
+        return states
 
     def failures(self) -> list[str]:
         """One line per run that failed for good, or was skipped because of one that did."""
@@ -187,16 +189,6 @@ def _task(task: dict[str, Any], environment: dict[str, str], devices: list[str])
         device = devices[int(get_worker().name)]
         environment = environment | {"CUDA_VISIBLE_DEVICES": device, MUTEX: mutex_of(device)}
     return execute(task, environment)
-
-
-def _executing(client: Client) -> set[str]:
-    """Keys that workers carry out now; Dask's own "processing" counts those in their queues."""
-    found = client.run(_keys_of_worker, on_error="ignore")  # a worker that just died has none
-    return {key for keys in found.values() for key in keys}
-
-
-def _keys_of_worker(dask_worker: Worker) -> list[str]:
-    return [str(task.key) for task in dask_worker.state.executing]
 
 
 @contextmanager

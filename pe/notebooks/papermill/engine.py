@@ -25,21 +25,22 @@ from pe.runs.models import RunRecord, Status
 LOCK = ".notebook.lock"
 
 
-class _OneLine(click.ClickException):
-    """Ends papermill's command with one line; callers of its Python function get the error."""
+class _Brief(click.ClickException):
+    """Ends papermill's command with a line per mistake; Python callers get the error."""
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Called by click."""
-        print(f"pe: {' '.join(self.message.split())}", file=file or sys.stderr)
+        for line in self.message.splitlines():
+            print(f"pe: {line}", file=file or sys.stderr)
 
 
-class Refused(_OneLine, ValueError):
+class Refused(_Brief, ValueError):
     """The notebook's parameters describe no run: the message names what is wrong."""
 
     exit_code = 2
 
 
-class Busy(RunBusy, _OneLine):
+class Busy(RunBusy, _Brief):
     """Another process is writing the run's folder."""
 
     exit_code = RunBusy.EXIT_CODE
