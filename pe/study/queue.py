@@ -21,7 +21,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
 from pe.runs import root
@@ -84,7 +83,7 @@ def run_study(
             states |= queue.states()
             on_progress(states)
             time.sleep(POLL)
-        states |= queue.states()
+        states |= {p.name: "skipped" for p in todo} | queue.states()
         on_progress(states)
         failures = queue.failures()
     if failures:
@@ -102,50 +101,33 @@ class _Queue:
         self, client: Client, devices: Sequence[str], todo: Sequence[Planned], *,
         retries: int, notebooks: bool,
     ) -> None:  # fmt: skip
-        self.client, self.devices, self.todo = client, devices, list(todo)
+        self.client, self.devices, self.todo = client, devices, todo
         self.retries, self.notebooks = retries, notebooks
-        self.order = {planned.name: index for index, planned in enumerate(self.todo)}
-        self.sorter = TopologicalSorter(
-            {p.name: [p.parent] if p.parent in self.order else [] for p in self.todo}
-        )
-        self.sorter.prepare()
-        self.ready: list[Planned] = []
         self.futures: dict[str, Future] = {}
-        self.running: set[str] = set()
 
     def advance(self) -> bool:
-        """Note what has ended and begin what can be; False when nothing is left to wait for.
+        """Begin what can be begun; False when nothing is left to wait for.
 
         At most one run per worker at once, so that of two that share a device the first is ready
-        first. What starts from a failed run is never ready.
+        first. What starts from a failed run is never begun.
         """
-        for name in [name for name in self.running if self.futures[name].done()]:
-            self.running.remove(name)
-            if self.futures[name].status == "finished":
-                self.sorter.done(name)
-        self.ready += [self.todo[self.order[name]] for name in self.sorter.get_ready()]
-        self.ready.sort(key=lambda planned: self.order[planned.name])
+        states = self.states()
+        running = sum(state == "running" for state in states.values())
+        unfinished = {planned.name for planned in self.todo if states.get(planned.name) != "done"}
+        ready = [p for p in self.todo if p.name not in states and p.parent not in unfinished]
         threads, taken = self.client.nthreads(), self.client.processing()
         free = {worker: count - len(taken.get(worker, ())) for worker, count in threads.items()}
-        room = max(0, min(sum(threads.values()) - len(self.running), len(threads)))
-        for planned in self.ready[:room]:
+        room = max(0, min(sum(threads.values()) - running, len(threads)))
+        for planned in ready[:room]:
             worker = max(free, key=lambda name: free[name])
             free[worker] -= 1
             self.futures[planned.name] = self._submit(planned, worker)
-            self.running.add(planned.name)
-        del self.ready[:room]
-        return bool(self.ready or self.running)
+        return bool(ready or running)
 
     def states(self) -> dict[str, str]:
-        """The state of each run that was submitted, and in the end of those skipped."""
-        states = {
-            name: "running" if name in self.running else
-            "done" if future.status == "finished" else "failed"
-            for name, future in self.futures.items()
-        }  # fmt: skip
-        if not self.ready and not self.running:
-            states |= {name: "skipped" for name in self.order if name not in states}
-        return states
+        """The state of each run that was submitted."""
+        words = {"pending": "running", "finished": "done"}
+        return {name: words.get(of.status, "failed") for name, of in self.futures.items()}
 
     def failures(self) -> list[str]:
         """One line per run that failed for good, or was skipped because of one that did."""
@@ -176,7 +158,7 @@ class _Queue:
         return self.client.submit(
             _task, task, {"PE_RUNS": str(root())}, list(self.devices),
             key=f"{planned.study}-{planned.name}", retries=self.retries,
-            priority=-self.order[planned.name], pure=False,
+            priority=-self.todo.index(planned), pure=False,
             workers=[worker] if several else None, allow_other_workers=bool(several),
         )  # fmt: skip
 
