@@ -8,17 +8,12 @@ from pe.training.start import folder_of, is_retrained_copy
 
 
 def complete(run: Run) -> bool:
-    """Trained and evaluated as its recipe asks; of a retrained parent, its weights are there."""
+    """Trained and evaluated as its recipe asks; of a retrained parent, all weights are there."""
     if not run.exists() or run.read()["status"] != "complete":
         return False
-    if is_retrained_copy(run):
-        return _all_weights(run)
-    evaluation = run.evaluation()
-    return evaluation is not None and covers(evaluation, run.recipe)
-
-
-def _all_weights(run: Run) -> bool:
-    """The last weights, and all that the recipe keeps on the way."""
+    if not is_retrained_copy(run):
+        evaluation = run.evaluation()
+        return evaluation is not None and covers(evaluation, run.recipe)
     kept = run.directory / "checkpoints"
     states = [folder_of(kept, step) for step in run.recipe.keep_states]
     return (
