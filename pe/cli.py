@@ -108,6 +108,7 @@ def study(
     from pe.study.queue import StudyFailed, run_study
     from pe.study.show import live, text
 
+    failure: StudyFailed | None = None
     with _checked("study"):
         plan = load_plans(studies, mini=mini, check=True)
         count = 1 if address else workers_here(workers)  # at an address: not known
@@ -120,13 +121,14 @@ def study(
                 on_progress=live(plan, count),
             )  # fmt: skip
         except StudyFailed as error:
-            print(f"{outcome.text(plan)}\n\n{text(plan)}")
-            print(f"pe study: {error}", file=sys.stderr)
-            raise typer.Exit(1) from error
+            failure = error
         except KeyboardInterrupt:
             print("stopped; the same command goes on", file=sys.stderr)
             raise typer.Exit(130) from None
-    print(f"{outcome.text(plan)}\n\n{text(plan)}")
+    print(outcome.text(plan).replace("<br>", " "), text(plan), sep="\n\n")
+    if failure:
+        print(f"pe study: {failure}", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 @app.command()
