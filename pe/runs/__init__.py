@@ -104,15 +104,6 @@ def _refuse_constant(word: str) -> None:
     raise ValueError(f"{word} is no number")
 
 
-def _write_json(name: str, path: Path, value: Mapping[str, Any]) -> None:
-    _validated(name, value, path)
-    try:
-        text = json.dumps(value, indent=1, allow_nan=False)
-    except ValueError as error:  # NaN or infinity in a free part, such as the recipe
-        raise RunError(f"{path}: not written, a value in it is no number ({error})") from error
-    write_atomically(path, text + "\n")
-
-
 class Folder:
     """A folder that one process writes at a time: a lock, an executed notebook, files of records.
 
@@ -152,7 +143,13 @@ class Folder:
 
     def write_part(self, name: str, value: Mapping[str, Any], suffix: str = "") -> None:
         """Validate and replace ``<name><suffix>.json``."""
-        _write_json(name, self.directory / f"{name}{suffix}.json", value)
+        path = self.directory / f"{name}{suffix}.json"
+        _validated(name, value, path)
+        try:
+            text = json.dumps(value, indent=1, allow_nan=False)
+        except ValueError as error:  # NaN or infinity in a free part, such as the recipe
+            raise RunError(f"{path}: not written, a value in it is no number ({error})") from error
+        write_atomically(path, text + "\n")
 
     @contextlib.contextmanager
     def lock(self, name: str = ".lock") -> Iterator[None]:
@@ -346,8 +343,8 @@ def load(path: str | Path | None = None, study: str | None = None) -> pandas.Dat
     Columns: study, run, pe, seed, status, recipe, config_hash, steps, tokens, parameters,
     tokens_per_second, mfu, peak_memory_gib, wall_seconds, final_loss, validation_loss,
     context_length, start_from and start_step (the run a converted one began with, and its step, or
-    None), commit (every one that trained, with commas), directory, and perplexities by tokens (``ppl@512``) and by multiples of the
-    training context (``ppl@2x``).
+    None), commit (every one that trained, with commas), directory, and perplexities by tokens
+    (``ppl@512``) and by multiples of the training context (``ppl@2x``).
 
     Raises:
         RunError: names the path of every damaged record; none is skipped.

@@ -3,13 +3,14 @@
 JSON is validated against these models when it is read and when it is written; the tables in the
 book are generated from them (`fields`). A field that came later has a
 default, so that older records load; a field that a record lacks stays absent when it is dumped.
+What several files hold is described once, with its type.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -18,6 +19,12 @@ Tokens = Annotated[str, StringConstraints(pattern=r"^[0-9]+$")]
 """A context length in tokens, as a key of JSON."""
 Status = Literal["running", "complete", "failed", "interrupted"]
 Mode = Literal["train", "prefill", "small"]
+
+Created = Annotated[str, Field(description="When it began. ISO 8601, UTC.")]
+Seconds = Annotated[float, Field(description="Wall time.")]
+Reason = Annotated[str | None, Field(description="Why there is no value; null where there is one.")]
+Lengths = Annotated[list[int], Field(description="Context lengths in tokens.")]
+TargetTokens = Annotated[int, Field(description="Tokens scored at the end of each window.")]
 
 
 class Part(BaseModel):
@@ -78,6 +85,30 @@ class Hardware(Part):
     """Operating system."""
 
 
+class Process(Part):
+    """A process: when it ran, how it was started, and what it ran on."""
+
+    created: Created
+    finished: str | None
+    """When it ended. ISO 8601, UTC; null while it runs."""
+    command: str
+    """The command line that started it."""
+    code: Code
+    versions: dict[str, str]
+    """Versions of Python and of the packages that matter."""
+    hardware: Hardware
+
+
+class Computed(Part):
+    """When something was computed, on what, and for how long."""
+
+    created: Created
+    code: Code
+    hardware: str
+    """Device."""
+    seconds: Seconds
+
+
 class Cell(Part):
     """One context length."""
 
@@ -87,11 +118,25 @@ class Cell(Part):
     """Mean negative log likelihood in nats per token, token-weighted."""
     window_nll: list[float] | None
     """Mean of each window, for intervals and paired comparisons."""
-    reason: str | None
-    """Why there is no value."""
+    reason: Reason
 
 
-Cells = dict[Tokens, Cell]
+Perplexity = Annotated[
+    dict[Tokens, Cell],
+    Field(
+        description="By length: the same last target_tokens of every window, seen with `length` "
+        "tokens up to the last target's predecessor."
+    ),
+]
+
+
+class Scored(Part):
+    """Which text was scored."""
+
+    lengths: Lengths
+    target_tokens: TargetTokens
+    windows: int
+    """Windows, each inside one test document."""
 
 
 # ---------------------------------------------------------------- run.json
@@ -100,12 +145,10 @@ Cells = dict[Tokens, Cell]
 class Session(Part):
     """One process that trained."""
 
-    created: str
-    """When it began. ISO 8601, UTC."""
+    created: Created
     step: int
     """Optimizer steps that had been taken before it."""
     code: Code
-    """The code that ran in it."""
     hardware: Hardware | None = None
     """The machine. Null in sessions older than this list."""
 
@@ -207,30 +250,23 @@ class Parent(Part):
     """Only where its weights were lost: the training that made them a second time."""
 
 
-class Conversion(Part):
+class Conversion(Scored):
     """Perplexity of the same targets before the run was trained."""
 
-    created: str
-    """ISO 8601, UTC."""
-    lengths: list[int]
-    """Context lengths in tokens."""
-    target_tokens: int
-    """Tokens scored at the end of each window."""
+    created: Created
     windows_wanted: int
-    """Windows asked for."""
-    windows: int
-    """Windows that the corpus has."""
-    before: Cells
+    """Windows asked for; the corpus may have fewer."""
+    before: dict[Tokens, Cell]
     """The weights under the encoding they were trained with, by length in tokens."""
-    converted: Cells
+    converted: dict[Tokens, Cell]
     """The same weights under this run's encoding, by length in tokens."""
 
 
-class RunRecord(Record):
+class RunRecord(Process, Record):
     """What was run, on what, and what came of it."""
 
     study: str
-    """Folder the run belongs to."""
+    """Folder that the run belongs to."""
     run: str
     """Folder of the run: encoding, seed, configuration hash."""
     status: Status
@@ -248,26 +284,12 @@ class RunRecord(Record):
     config_hash: Hash
     """First 8 hex digits of the SHA-256 of the recipe without its name and the fields that say how
     it is judged, logged and saved."""
-    created: str
-    """When the run was started first. ISO 8601, UTC."""
-    finished: str | None
-    """When it ended. ISO 8601, UTC; null while it runs."""
-    command: str
-    """The command line that started it."""
-    code: Code
-    """The code that ran in the last session."""
-    versions: dict[str, str]
-    """Versions of Python and of the packages that matter."""
-    hardware: Hardware
-    """The machine of the last session."""
     sessions: list[Session] = []
-    """The processes whose steps led to the result, in order. Not in older records."""
+    """The processes whose steps led to the result, in order; command, code and machine above are
+    those of the last one. Not in older records."""
     data: Data | None
-    """The text."""
     model: Model | None
-    """The model."""
     training: Training | None
-    """What training did."""
     parent: Parent | None = None
     """Only of a run that began with another run's weights: that run."""
     conversion: Conversion | None = None
@@ -291,6 +313,11 @@ class RunRecord(Record):
 # ---------------------------------------------------------------- evaluation.json
 
 
+WindowPerplexity = Annotated[
+    dict[Tokens, Cell], Field(description="By length: all tokens of the window but the first.")
+]
+
+
 class LossByPosition(Part):
     """Mean loss along the window, at the longest length that has a value."""
 
@@ -303,40 +330,34 @@ class LossByPosition(Part):
     """Nats per token in each bin."""
 
 
-class Answers(Part):
-    """Prompts, or single digits, that were answered right, over all depths."""
+Number = TypeVar("Number")
 
-    exact: int
+
+class Answers(Part, Generic[Number]):
+    """Prompts, or single digits, that were answered right."""
+
+    exact: Number
     """Prompts with all digits right, chosen among the ten digits."""
-    greedy: int
+    greedy: Number
     """Prompts with all digits right, chosen from the whole vocabulary."""
-    digits: int
+    digits: Number
     """Single digits right, chosen among the ten."""
 
 
 class Controls(Part):
-    """The same prompts where the answer cannot be read."""
+    """The same prompts where the answer cannot be read, over all depths."""
 
-    removed: Answers
+    removed: Answers[int]
     """The needle removed."""
-    another: Answers
+    another: Answers[int]
     """The needle stating another number."""
 
 
-class RetrievalCell(Part):
-    """One length of prompt and answer, in tokens."""
+class RetrievalCell(Answers[list[int] | None]):
+    """One length of prompt and answer, in tokens: counts by depth, null where there are none."""
 
-    exact: list[int] | None
-    """Prompts with all digits right, chosen among the ten digits, by depth; null where the model
-    cannot be run."""
-    greedy: list[int] | None
-    """Prompts with all digits right, chosen from the whole vocabulary, by depth."""
-    digits: list[int] | None
-    """Single digits right, chosen among the ten, by depth."""
     controls: Controls | None
-    """The same prompts where the answer cannot be read, over all depths."""
-    reason: str | None
-    """Why there is no value."""
+    reason: Reason
 
 
 class Retrieval(Part):
@@ -364,8 +385,7 @@ class NeedleCell(Part):
     """Share of the digits that are right, each chosen among the ten; chance 0.1."""
     controls: dict[str, int] | None = None
     """Prompts that are right where the answer cannot be read: ``removed`` and ``another``."""
-    reason: str | None
-    """Why there is no value."""
+    reason: Reason
 
 
 class Needles(Part):
@@ -384,13 +404,9 @@ class Needles(Part):
 class Measures(Part):
     """How a model does by context length."""
 
-    perplexity: Cells
-    """By length: the same last target_tokens of every window, seen with `length` tokens up to the
-    last target's predecessor."""
-    window_perplexity: Cells
-    """By length: all tokens of the window but the first."""
+    perplexity: Perplexity
+    window_perplexity: WindowPerplexity
     loss_by_position: LossByPosition
-    """Mean loss along the window, at the longest length that has a value."""
     retrieval: Retrieval | None = None
     """Only where the recipe asks for it: hidden numbers, and how many were answered right."""
     needles: Needles | None = None
@@ -427,16 +443,11 @@ class Tempered(Part):
     records, which used one fit over all lengths."""
     reason: str | None
     """Why there is no fit."""
-    perplexity: Cells = {}
-    """As `perplexity` above."""
-    window_perplexity: Cells = {}
-    """As `window_perplexity` above."""
+    perplexity: Perplexity = {}
+    window_perplexity: WindowPerplexity = {}
     loss_by_position: LossByPosition | None = None
-    """As `loss_by_position` above."""
     retrieval: Retrieval | None = None
-    """As `retrieval` above."""
     needles: Needles | None = None
-    """As `needles` above."""
 
 
 class Precision(Part):
@@ -448,26 +459,18 @@ class Precision(Part):
     """Type of the residual stream."""
 
 
-class Evaluation(Measures, Record):
+class Evaluation(Measures, Scored, Record):
     """How a trained model does at context lengths it may never have seen."""
 
-    created: str
-    """ISO 8601, UTC."""
+    created: Created
     code: Code | None = None
     """The code that evaluated. Not in older records."""
-    lengths: list[int]
-    """Context lengths in tokens."""
-    target_tokens: int
-    """Tokens scored at the end of each window."""
-    windows: int
-    """Windows, each inside one test document."""
     windows_wanted: int | None = None
     """Windows that the recipe asked for; the corpus may have fewer. Not in the oldest records."""
     precision: Precision | None = None
     """Types of matrix products and of the residual stream. Not in older records: those of the
     recipe, the residual stream as the products."""
-    seconds: float
-    """Wall time of the evaluation."""
+    seconds: Seconds
     tempered: Tempered | None = None
     """Only where the recipe asks for it: the same measurements with a fitted length temperature."""
 
@@ -475,37 +478,24 @@ class Evaluation(Measures, Record):
 # ---------------------------------------------------------------- extension.json
 
 
-class ExtensionCell(Part):
+class ExtensionCell(Computed):
     """One conversion."""
 
     pe: str
     """Encoding the model was converted to."""
     options: dict[str, Any]
     """Its options."""
-    created: str
-    """ISO 8601, UTC."""
-    seconds: float
-    """Wall time."""
-    code: Code
-    """The code that ran."""
-    hardware: str
-    """Device."""
     retrained: Retrained | None = None
     """Only where the run's weights were lost and this is measured on those of a second training."""
-    perplexity: Cells
-    """By length: the same last target_tokens of every window, seen with `length` tokens up to the
-    last target's predecessor."""
+    perplexity: Perplexity
 
 
-class Extension(Record):
-    """A trained rotary model extended without training, by method and factor."""
+class Extension(Scored, Record):
+    """A trained rotary model extended without training, by method and factor.
 
-    lengths: list[int]
-    """Context lengths in tokens."""
-    target_tokens: int
-    """Tokens scored at the end of each window."""
-    windows: int
-    """Windows, each inside one test document; those of evaluation.json."""
+    The windows are those of evaluation.json.
+    """
+
     cells: dict[str, ExtensionCell]
     """By method and factor, such as yarn@4."""
 
@@ -545,27 +535,17 @@ class SearchSettings(Part):
     """Windows asked for."""
     length: int
     """Tokens of a window."""
-    target_tokens: int
-    """Tokens scored at the end of each window."""
+    target_tokens: TargetTokens
     windows_found: int
     """Windows that the corpus has, each inside one validation document."""
     data: str
     """Fingerprint of the texts."""
 
 
-class Search(Record):
+class Search(Computed, Record):
     """A search for LongRoPE's factors: every candidate and its loss."""
 
-    created: str
-    """ISO 8601, UTC."""
-    code: Code
-    """The code when the search began."""
-    hardware: str
-    """Device when the search began."""
-    seconds: float
-    """Wall time of all evaluations."""
     settings: SearchSettings
-    """What the search was asked for, and what follows from that."""
     history: list[Candidate]
     """Every candidate in the order of evaluation."""
     best: Candidate | None
@@ -582,8 +562,7 @@ class SpeedSettings(Part):
     """Recipe whose sizes the models have."""
     tokens: int
     """Tokens in a step: batch times length."""
-    lengths: list[int]
-    """Lengths of a window, in tokens."""
+    lengths: Lengths
     modes: list[Mode]
     """train: a full training step; prefill: one forward pass without gradients; small: a training
     step of one short window."""
@@ -597,21 +576,9 @@ class SpeedSettings(Part):
     """Whether torch takes deterministic algorithms only. Absent: false."""
 
 
-class SpeedSession(Part):
+class SpeedSession(Process):
     """A process that measured."""
 
-    created: str
-    """When it began. ISO 8601, UTC."""
-    finished: str | None
-    """When its last cell was done. ISO 8601, UTC."""
-    command: str
-    """The command line."""
-    code: Code
-    """The code that ran."""
-    versions: dict[str, str]
-    """Versions of Python and of the packages that matter."""
-    hardware: Hardware
-    """The machine."""
     helpers: int
     """Processes that compiled at the same time before cells were measured; first steps are theirs
     then."""
@@ -666,13 +633,12 @@ class SpeedRecord(Record):
     """Speed and memory of encodings and of other libraries' models, on one machine."""
 
     study: str
-    """Folder the run belongs to."""
+    """Folder that the run belongs to."""
     run: str
     """Folder of the run."""
     status: Literal["running", "complete", "stopped"]
     """running (or killed), complete, or stopped before its end."""
     settings: SpeedSettings
-    """What was to be measured."""
     sessions: list[SpeedSession]
     """The processes that measured, in order."""
     cells: list[SpeedCell]
@@ -697,7 +663,8 @@ def fields(name: str) -> list[tuple[str, str, str]]:
 def _fields(part: type[Part], prefix: str, told: set[type]) -> Iterator[tuple[str, str, str]]:
     for name, field in part.model_fields.items():
         path, inner = prefix + (field.alias or name), _part_of(field.annotation)
-        yield path, _kind(field.annotation), " ".join((field.description or "").split())
+        meaning = field.description or (inner and inner[0].__doc__) or ""
+        yield path, _kind(field.annotation), " ".join(meaning.split())
         if inner and inner[0] not in told:
             told.add(inner[0])
             yield from _fields(inner[0], f"{path}{inner[1]}.", told)

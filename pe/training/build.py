@@ -96,13 +96,13 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
     Raises:
         ValueError: there is such a rate and the encoding has no parameters.
     """
-    encoding = {id(p) for m in model.modules() if isinstance(m, Encoding) for p in m.parameters()}
+    encoding = _encoding_parameters(model)
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
     encodings: list[nn.Parameter] = []
     apart = recipe.encoding_rate != 1
     for parameter in model.parameters():
-        if id(parameter) in encoding:
+        if parameter in encoding:
             (encodings if apart else plain).append(parameter)
         else:
             (decayed if parameter.dim() >= 2 else plain).append(parameter)
@@ -165,8 +165,7 @@ def lengths_beyond(recipe: Recipe, model: PEForCausalLM) -> list[int]:
 def max_positions(model: PEForCausalLM) -> int | None:
     """How many positions the model's encoding has; None: any number."""
     encoding: Any = model.model.encodings[0]
-    limit: int | None = encoding.max_positions
-    return limit
+    return encoding.max_positions  # type: ignore[no-any-return]
 
 
 def attention_path(model: PEForCausalLM, recipe: Recipe, device: torch.device) -> str:
@@ -183,8 +182,11 @@ def attention_path(model: PEForCausalLM, recipe: Recipe, device: torch.device) -
 
 def parameter_counts(model: nn.Module) -> dict[str, int]:
     """All parameters (a tied head once), and those of the encoding among them."""
-    encoding = {p for m in model.modules() if isinstance(m, Encoding) for p in m.parameters()}
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
-        "encoding_parameters": sum(p.numel() for p in encoding),
+        "encoding_parameters": sum(p.numel() for p in _encoding_parameters(model)),
     }
+
+
+def _encoding_parameters(model: nn.Module) -> set[nn.Parameter]:
+    return {p for m in model.modules() if isinstance(m, Encoding) for p in m.parameters()}

@@ -16,6 +16,7 @@ The learning rate is a function of the step alone, t of S steps, W of them warmu
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import signal
@@ -52,10 +53,9 @@ from pe.training.build import (
     set_rate,
     start_model,
 )
-from pe.training.checkpoint import TrainState
 from pe.training.metrics import Metrics, NonFiniteLoss, flops_per_token, peak_flops
 from pe.training.progress import Progress, duration
-from pe.training.start import check_text, start_of
+from pe.training.start import TrainState, check_text, start_of
 
 VALIDATION_BATCHES = 8
 
@@ -99,16 +99,12 @@ def train(
         try:
             with devices.deterministic(run.recipe.deterministic):
                 (trainer or Trainer)(run, quiet).go()
-        except Interrupted as stop:
-            if main:
-                run.fail(str(stop), "interrupted", stop.signal)
-            raise
-        except KeyboardInterrupt:
-            if main:
-                run.fail("stopped before or after its steps", "interrupted", "SIGINT")
-            raise
         except BaseException as error:
-            if main:
+            if main and isinstance(error, Interrupted):
+                run.fail(str(error), "interrupted", error.signal)
+            elif main and isinstance(error, KeyboardInterrupt):
+                run.fail("stopped before or after its steps", "interrupted", "SIGINT")
+            elif main:
                 run.fail(f"{type(error).__name__}: {error}")
             raise
     return run
@@ -250,9 +246,7 @@ class Trainer:
         return start_model(self.start, self.recipe, model.config)
 
     def _resume(self) -> None:
-        def log(text: str) -> None:
-            self.progress.show(text, last=True)
-
+        log = functools.partial(self.progress.show, last=True)
         state = checkpoint.restore(self.accelerator, self.folder, log)
         if state is None:
             state = TrainState(
@@ -364,13 +358,8 @@ class Trainer:
     def _log(self, lr: float, tokens: int, seconds: float, left: float) -> None:
         """Write down and show the steps since the last time; ``left`` in seconds to the end."""
         state, steps = self.state, self.recipe.steps
-
-        def over_processes(losses: Tensor) -> Tensor:
-            return self.accelerator.reduce(losses, "mean")  # type: ignore[no-any-return]
-
-        line = self.metrics.flush(
-            state.step, lr, tokens, seconds, over_processes, self._last_good()
-        )
+        mean = functools.partial(self.accelerator.reduce, reduction="mean")
+        line = self.metrics.flush(state.step, lr, tokens, seconds, mean, self._last_good())
         state.seconds += line["seconds"]
         self.accelerator.log({k: v for k, v in line.items() if v is not None}, step=state.step)
         self.progress.show(

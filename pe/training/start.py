@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,6 +37,28 @@ RETRAINED = ".parents"
 """Folder of a study in which complete runs are trained again for the sake of their weights."""
 KEPT = "kept"
 """Folder below a run's checkpoints in which some stay for good."""
+
+
+@dataclass
+class TrainState:
+    """Counters of a checkpoint: all else is a pure function of the recipe and the step."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    tokens: int = 0
+    seconds: float = 0.0
+    resumes: int = 0
+    data_fingerprint: str = ""
+    tokenizer_fingerprint: str = ""
+    """Empty in checkpoints from before tokenizers were fingerprinted."""
+
+    @property
+    def data(self) -> dict[str, str]:
+        """The fingerprints as `TokenData.difference` compares them."""
+        known = {"fingerprint": self.data_fingerprint}
+        if self.tokenizer_fingerprint:
+            known["tokenizer_fingerprint"] = self.tokenizer_fingerprint
+        return known
 
 
 def checkpoints(directory: Path) -> list[Path]:
@@ -213,10 +236,7 @@ def _weights(parent: Run, recipe: Recipe) -> tuple[int, Path, Mapping[str, Any]]
     if complete and step in (0, last) and not whole:
         step, weights, data = last, parent.checkpoint, record["data"]
     elif step and kept is not None:
-        weights = kept
-        state = json.loads((kept / "state.json").read_text())
-        data = {"fingerprint": state["data_fingerprint"]}
-        data |= {k: v for k, v in state.items() if k == "tokenizer_fingerprint" and v}
+        weights, data = kept, TrainState(**json.loads((kept / "state.json").read_text())).data
     else:
         steps = [*kept_steps(parent.directory / "checkpoints"), *([last] if last else [])]
         listed = ", ".join(map(str, steps)) or "none"
