@@ -1,7 +1,7 @@
 #!/bin/bash
 # The steps of a lease, on the lent machine: lease.sh setup|warm|go|wait (README.md).
 # WORK holds everything; LEASE the scripts, code.tar.gz, commit, study and wheels that travelled.
-export WORK=${WORK:-/tmp/lease} PYTHON=${PYTHON:-python3} AT_ONCE=${AT_ONCE:-3}
+export WORK=${WORK:-/tmp/lease} PYTHON=${PYTHON:-python3}
 mkdir -p "$WORK/work" "$WORK/parts"
 export PYTHONPATH=$WORK/code:$WORK/site PE_CACHE=$WORK/cache TORCHINDUCTOR_CACHE_DIR=$WORK/inductor
 export TRITON_CACHE_DIR=$WORK/triton PYTHONUNBUFFERED=1 OMP_NUM_THREADS=4
@@ -16,11 +16,11 @@ setup) # LEASE=folder that travelled
     --no-compile --no-cache-dir --upgrade --target "$WORK/site" "$LEASE"/whl/*.whl || exit 1; }
   $PYTHON -c "import pe, pe.study.worker; pe.train, pe.evaluate; print(pe.__file__)" ;;
 warm) # compile what the first runs need while the data is on its way
-  setsid nohup $PYTHON "$WORK/warm.py" "$STUDY" $MORE >"$WORK/warm.log" 2>&1 & echo $! >"$WORK/warm.pid" ;;
+  setsid nohup $PYTHON "$WORK/warm.py" $STUDY >"$WORK/warm.log" 2>&1 & echo $! >"$WORK/warm.pid" ;;
 go) # all parts are in $WORK/parts
   [ -f "$WORK/warm.pid" ] && kill -9 -- -"$(cat "$WORK/warm.pid")" 2>/dev/null
   $PYTHON "$WORK/tokens.py" place "$WORK/parts" "${CORPUS:-corpus}" 16384 || exit 1
-  setsid nohup $PYTHON "$WORK/runner.py" "$STUDY" --at-once "$AT_ONCE" $MORE \
+  setsid nohup $PYTHON "$WORK/runner.py" $STUDY $MORE \
     >"$WORK/runner.log" 2>&1 & echo $! >"$WORK/runner.pid" ;;
 wait) # $2 seconds at most; records go to $OUT every half minute, so that none is lost
   end=$((SECONDS + $2))

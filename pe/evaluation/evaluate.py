@@ -47,7 +47,7 @@ def evaluate(run: Run, *, quiet: bool = False, float32_residual: bool = False) -
     if record["status"] != "complete":
         raise RunError(f"{run.directory} is {record['status']}; train it before evaluating it")
     progress, data = Progress(enabled=not quiet), text_of(run)
-    if recipe.start_from and recipe.start_state == "weights":
+    if recipe.start_from and recipe.start_state == "weights" and recipe.steps:
         try:  # what the change of encoding did by itself, while the old weights are at hand
             evaluate_start(run, quiet=quiet, data=data)
         except RunError as error:  # they are gone: the run itself can be judged all the same

@@ -77,6 +77,11 @@ def trained(run: Run) -> Markdown:
         by = f" by {record['signal']}" if record.get("signal") else ""
         return _markdown(f"**{record['status']}{by}**: {record['reason']}")
     mfu = f", MFU {t['mfu']:.1%}" if t["mfu"] is not None else ""
+    if not t["steps"]:
+        return _markdown(
+            f"No training: the weights of `{record['parent']['run']}` under another encoding. "
+            f"Validation loss {t['validation_loss']:.3f}."
+        )
     if t["wall_seconds"] is None or t["tokens_per_second"] is None:
         pace = f" on {machine['name']}, how fast is not recorded"
     else:

@@ -207,8 +207,8 @@ class Training(Part):
     """Model FLOPs utilisation, 0 to 1; null where the device's peak is not known."""
     peak_memory_gib: float | None
     """Peak device memory (CUDA) or resident memory (CPU) in GiB."""
-    final_loss: float
-    """Mean training loss of the last tenth of the steps, nats per token."""
+    final_loss: float | None
+    """Mean training loss of the last tenth of the steps, nats per token; null without steps."""
     validation_loss: float | None
     """Loss on the validation split after the last step, nats per token."""
     resumes: int

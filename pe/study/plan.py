@@ -24,8 +24,10 @@
     mini: {recipe: demo, set: {...}}  # the same study in miniature, for a CPU
 
 ``steps``, ``at`` and ``branches`` may be fractions of the study's steps, ``warmup_steps``,
-``decay_steps`` and ``checkpoint_every`` of the run's own. A run that others start from keeps the
-checkpoints they need. The miniature of a study starts from miniatures of others.
+``decay_steps``, ``checkpoint_every`` and each of ``keep_steps`` of the run's own. A run of 0 steps
+puts the weights it starts from under its own encoding and is evaluated like the others. A run that
+others start from keeps the checkpoints they need. The miniature of a study starts from miniatures
+of others.
 A branch of b steps shares the first of them with its run and has its own decay, ``decay_steps`` of
 b; it is named ``pope@1/4``. ``rates`` may also be given for the whole study; a run of a sweep is
 named ``t5@0.003,x10``, and `pe.results.sweeps` finds the best. This module imports no torch.
@@ -325,12 +327,18 @@ class _Seed:
         for name in OWN_SHARES:
             if name in fields:
                 fields[name] = _steps(name, fields[name], steps)
+        fields["keep_steps"] = tuple(
+            _steps("keep_steps", at, steps) for at in fields.get("keep_steps", base.keep_steps)
+        )
+        if not steps:  # nothing is trained: what it says about training has nothing to act on
+            fields |= {"retrieval_share": 0.0, "checkpoint_every": base.checkpoint_every}
         fields |= {"pe": entry.pe, "pe_options": entry.pe_options, "seed": self.seed}
         if entry.start:
             parent, begins = self._start(entry.start)
             fields |= begins
         if label in self.kept:
             marks = {_at(at, base.steps, steps) for at in self.kept[label]}
+            marks |= set(fields["keep_steps"])
             fields["keep_steps"] = tuple(sorted(m for m in marks if m < steps))
         if entry.branches and (fields.get("schedule", base.schedule) != "wsd" or not decay):
             raise ValueError("branches need a plateau: set schedule: wsd and decay_steps, say 20%")
@@ -435,7 +443,7 @@ def _steps(name: str, value: Any, of: int) -> int:
     """``value`` in steps, shares being those of ``of``. ValueError names the field."""
     if isinstance(value, str) and _is_share(value):
         share = Fraction(value[:-1]) / 100 if value.endswith("%") else Fraction(value)
-        return max(1, round(share * of))
+        return max(1, round(share * of)) if of else 0
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     raise ValueError(f"{name}: expected steps, a fraction or a percentage; got {value!r}")

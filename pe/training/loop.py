@@ -432,15 +432,16 @@ class Trainer:
     def _summary(self, validation: float) -> dict[str, Any]:
         """The ``training`` part of the record."""
         state, memory = self.state, devices.peak_memory(self.device)
+        metrics, trained = self.metrics, state.step > 0
         return {
             "steps": state.step,
             "tokens": state.tokens,
             "passes": round(state.tokens / len(self.data.train.tokens), 4),
             "wall_seconds": round(state.seconds, 2),
-            "tokens_per_second": round(self.metrics.speed(), 1),
-            "mfu": self.metrics.mfu(),
+            "tokens_per_second": round(metrics.speed(), 1) if trained else None,
+            "mfu": metrics.mfu() if trained else None,
             "peak_memory_gib": None if memory is None else round(memory, 3),
-            "final_loss": round(self.metrics.final_loss(state.step), 6),
+            "final_loss": round(metrics.final_loss(state.step), 6) if trained else None,
             "validation_loss": round(validation, 6),
             "resumes": state.resumes,
         }
