@@ -190,7 +190,7 @@ def test_a_crash_between_write_and_rename_leaves_the_old(
         raise OSError("power cut")
 
     monkeypatch.setattr(os, "replace", crash)
-    with pytest.raises(OSError, match="power cut"):
+    with pytest.raises(RunError, match="power cut"):
         run.write(record | {"seed": 4}) if name == "run.json" else run.write_evaluation(
             evaluation() | {"seconds": 9.0}
         )

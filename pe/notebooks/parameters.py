@@ -161,6 +161,7 @@ def configure(
     from pe.data.corpora import open_corpus
     from pe.data.tokenizer import plan_tokenizer
     from pe.recipes.named import recipe as named_recipe
+    from pe.training.start import check_source
 
     _refuse_strange_study(study)
     fields = {"pe": pe, "pe_options": pe_options or {}, "seed": seed}
@@ -176,6 +177,8 @@ def configure(
         open_corpus(chosen.corpus)
         if chosen.tokenizer == "bpe":
             plan_tokenizer(chosen.tokenizer, chosen.vocab_size)
+    else:
+        check_source(run)
     return run
 
 
@@ -223,7 +226,7 @@ def configure_conversion(
     """
     from pe.encodings.core.change import changed_options
     from pe.recipes.recipe import Recipe
-    from pe.training.start import parent_of, start_of
+    from pe.training.start import check_source, parent_of, start_of
 
     def kept(value: Any, otherwise: Any) -> Any:
         return otherwise if value is None else value
@@ -271,6 +274,8 @@ def configure_conversion(
     found = Run(folder / chosen.run_name(), recipe=chosen)
     if not found.exists():  # a record can be shown where the weights are not at hand
         start_of(chosen, folder)
+    else:
+        check_source(found)
     return found
 
 

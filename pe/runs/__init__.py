@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -44,6 +45,9 @@ METRIC_COLUMNS = (
 )  # fmt: skip
 
 
+RESTORE = "restore the file, from git if it is there, or delete its folder and train once more"
+
+
 class RunError(ValueError):
     """A record is damaged, missing, or does not fit its format."""
 
@@ -63,6 +67,27 @@ class RunBusy(RunError):
 
     def __reduce__(self) -> tuple[type, tuple[Path, str]]:
         return type(self), (self.directory, self.holder)
+
+
+@contextlib.contextmanager
+def writing(path: Path, errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
+    """Write ``path``, or below it.
+
+    Args:
+        errors: what the writer raises where it cannot write.
+
+    Raises:
+        RunError: it could not be written, as on a full disk; says what to do.
+    """
+    try:
+        yield
+    except errors as error:
+        there = next(folder for folder in (path, *path.parents) if folder.is_dir())
+        raise RunError(
+            f"{path} cannot be written ({' '.join(f'{type(error).__name__}: {error}'.split())}; "
+            f"{shutil.disk_usage(there).free / 2**20:,.0f} MiB are free there); make room or "
+            "change its permissions, and the same command goes on, or set PE_RUNS to another folder"
+        ) from error
 
 
 def root() -> Path:
@@ -96,7 +121,7 @@ def _read_json(name: str, path: Path) -> Record:
     except FileNotFoundError:
         raise RunError(f"{path}: there is no such record") from None
     except (OSError, ValueError) as error:  # not UTF-8, not JSON, not a number
-        raise RunError(f"{path}: damaged record ({error})") from error
+        raise RunError(f"{path}: damaged record ({error}); {RESTORE}") from error
     return _validated(name, value, path)
 
 
@@ -149,25 +174,29 @@ class Folder:
             text = json.dumps(value, indent=1, allow_nan=False)
         except ValueError as error:  # NaN or infinity in a free part, such as the recipe
             raise RunError(f"{path}: not written, a value in it is no number ({error})") from error
-        write_atomically(path, text + "\n")
+        with writing(path):
+            write_atomically(path, text + "\n")
 
     @contextlib.contextmanager
     def lock(self, name: str = ".lock") -> Iterator[None]:
-        """Hold the folder; a second process gets RunBusy. A dead process holds nothing."""
+        """Hold the folder; a second process gets RunBusy. A dead process holds nothing.
+
+        Raises:
+            RunError: the folder cannot be written.
+        """
         from filelock import FileLock, Timeout
 
-        self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / name
-        lock = FileLock(path)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise RunBusy(self.directory, path.read_text().strip() or "another process") from None
-        try:
-            path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+        with contextlib.ExitStack() as held:
+            with writing(self.directory):
+                self.directory.mkdir(parents=True, exist_ok=True)
+                try:
+                    held.enter_context(FileLock(path).acquire(timeout=0))
+                except Timeout:
+                    holder = path.read_text().strip() or "another process"
+                    raise RunBusy(self.directory, holder) from None
+                path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
             yield
-        finally:
-            lock.release()
 
     def busy(self, name: str = ".lock") -> RunBusy | None:
         """The refusal that `lock` would meet, or None. Creates nothing."""
@@ -201,6 +230,11 @@ class Run(Folder):
         """The trained model in Hugging Face format (git-ignored)."""
         return self.directory / "checkpoint"
 
+    @property
+    def traceback(self) -> Path:
+        """Where Python was when the run failed, in full; run.json has the reason in one line."""
+        return self.directory / "traceback.txt"
+
     def exists(self) -> bool:
         """Whether a record has been written."""
         return (self.directory / "run.json").exists()
@@ -229,6 +263,7 @@ class Run(Folder):
     def start(self) -> None:
         """Write the record of a run that has done nothing yet, or goes on in this process."""
         self.write(self._started())
+        self.traceback.unlink(missing_ok=True)
 
     def _started(self) -> dict[str, Any]:
         recipe = self.recipe
@@ -257,6 +292,8 @@ class Run(Folder):
             old = self.record
             record["created"] = old.created
             record["sessions"] = [s.model_dump(exclude_unset=True) for s in old.all_sessions()]
+            if old.sources:
+                record["sources"] = old.sources
         return record
 
     def begin_session(self, step: int) -> None:
@@ -303,7 +340,7 @@ class Run(Folder):
         try:
             texts = path.read_text().split("\n")
         except (OSError, UnicodeDecodeError) as error:
-            raise RunError(f"{path}: damaged record ({error})") from error
+            raise RunError(f"{path}: damaged record ({error}); {RESTORE}") from error
         torn = texts.pop()
         if torn and not drop_torn_end:
             texts.append(torn)
@@ -314,7 +351,7 @@ class Run(Folder):
                 if not isinstance(line["step"], int):
                     raise TypeError("step is not a whole number")
             except (ValueError, TypeError, KeyError) as error:
-                raise RunError(f"{path}: line {number} is damaged ({error})") from error
+                raise RunError(f"{path}: line {number} is damaged ({error}); {RESTORE}") from error
             lines.append(line)
         return lines
 

@@ -284,6 +284,9 @@ class RunRecord(Process, Record):
     config_hash: Hash
     """First 8 hex digits of the SHA-256 of the recipe without its name and the fields that say how
     it is judged, logged and saved."""
+    sources: dict[str, str] = {}
+    """By module, SHA-256 (16 digits) of all in it that decides the encoding's result
+    (`pe.encodings.core.source`). Not in older records."""
     sessions: list[Session] = []
     """The processes whose steps led to the result, in order; command, code and machine above are
     those of the last one. Not in older records."""

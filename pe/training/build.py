@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from pe.model.config import PEConfig
 from pe.model.convert import convert
 from pe.model.initialize import draw_weights
 from pe.recipes.recipe import Recipe
+from pe.runs import RunError
 from pe.training.start import Start
 
 SIZES = (
@@ -61,14 +63,32 @@ def model_for(recipe: Recipe, data: TokenData) -> PEForCausalLM:
     return build_model(recipe, data.vocab_size, tokenizer.eos_token_id)
 
 
+def read_model(folder: Path, **options: Any) -> PEForCausalLM:
+    """The model whose weights are in ``folder``; ``options`` are those of `from_pretrained`.
+
+    Raises:
+        RunError: its files are not there or are damaged.
+    """
+    try:
+        with quiet_libraries():
+            model: PEForCausalLM = PEForCausalLM.from_pretrained(folder, **options)
+    except Exception as error:  # whatever the readers of JSON and safetensors raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise RunError(
+            f"{folder} cannot be read ({reason}); train that run once more, in another study or "
+            "after its folder is deleted"
+        ) from error
+    return model
+
+
 def start_model(start: Start, recipe: Recipe, expected: PEConfig) -> PEForCausalLM:
     """The model of ``start``, converted to the recipe's encoding, in float32.
 
     Raises:
+        RunError: its weights cannot be read.
         ValueError: the model has other sizes than ``expected``, or cannot be converted.
     """
-    with quiet_libraries():
-        model: PEForCausalLM = PEForCausalLM.from_pretrained(start.weights, dtype=torch.float32)
+    model = read_model(start.weights, dtype=torch.float32)
     for name in SIZES:
         size, wanted = getattr(model.config, name), getattr(expected, name)
         if size != wanted:

@@ -23,11 +23,12 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from safetensors import SafetensorError
 from torch import nn
 
 from pe._quiet import quiet_libraries
 from pe.model.config import PEConfig
-from pe.runs import RunError, write_atomically
+from pe.runs import RunError, write_atomically, writing
 from pe.training.start import KEPT, TrainState, checkpoints
 
 KEEP = 2
@@ -64,22 +65,30 @@ def _folder(accelerator: Accelerator, directory: Path, state: TrainState) -> Ite
     """An empty folder for a checkpoint; filled, it is flushed to disk and given its name."""
     final = directory / f"step-{state.step:06d}"
     temporary = final.with_name(f".{final.name}.partial")
-    if accelerator.is_main_process:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-    accelerator.wait_for_everyone()
-    with quiet_libraries():
+    with writing_weights(final):
+        if accelerator.is_main_process:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+        accelerator.wait_for_everyone()
         yield temporary
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        (temporary / "state.json").write_text(json.dumps(asdict(state)))
-        for path in temporary.rglob("*"):
-            if path.is_file():
-                with open(path, "rb+") as file:
-                    os.fsync(file.fileno())
-        shutil.rmtree(final, ignore_errors=True)
-        os.rename(temporary, final)
-    accelerator.wait_for_everyone()
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            (temporary / "state.json").write_text(json.dumps(asdict(state)))
+            for path in temporary.rglob("*"):
+                if path.is_file():
+                    with open(path, "rb+") as file:
+                        os.fsync(file.fileno())
+            shutil.rmtree(final, ignore_errors=True)
+            os.rename(temporary, final)
+        accelerator.wait_for_everyone()
+
+
+@contextlib.contextmanager
+def writing_weights(path: Path) -> Iterator[None]:
+    """Write weights below ``path``; RunError if they cannot be written, as on a full disk."""
+    # torch.save raises RuntimeError where there is no room.
+    with quiet_libraries(), writing(path, (OSError, RuntimeError, SafetensorError)):
+        yield
 
 
 def _prune(directory: Path) -> None:

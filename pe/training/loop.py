@@ -22,6 +22,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
@@ -32,11 +33,11 @@ from accelerate.utils import DataLoaderConfiguration
 from torch import Tensor
 
 from pe import devices
-from pe._quiet import quiet_libraries
 from pe.data import Batches, TokenData, is_path, prepare
 from pe.data.batches import Batch
 from pe.data.needles import NeedleMix
 from pe.data.retrieval import RetrievalMix
+from pe.encodings.core.source import source_hashes
 from pe.model import PEForCausalLM
 from pe.model.loss import IGNORE
 from pe.model.rng import same_draws, seed_step
@@ -55,7 +56,7 @@ from pe.training.build import (
 )
 from pe.training.metrics import Metrics, NonFiniteLoss, flops_per_token, peak_flops
 from pe.training.progress import Progress, duration
-from pe.training.start import TrainState, check_text, start_of
+from pe.training.start import TrainState, check_source, check_text, start_of
 
 VALIDATION_BATCHES = 8
 
@@ -80,7 +81,8 @@ def train(
     Raises:
         RunBusy: another process holds the run's folder.
         NonFiniteLoss: the loss became NaN or infinite; names the last good checkpoint.
-        RunError: the folder holds another configuration, or no checkpoint of it can be read.
+        RunError: the folder holds another configuration or cannot be written, no checkpoint of it
+            can be read, or the source of the encoding has changed since it was trained.
         Interrupted: a SIGTERM or SIGINT arrived; a checkpoint was written first.
         ValueError: the recipe does not fit the machine or the corpus.
     """
@@ -91,6 +93,7 @@ def train(
                 f"{run.directory} holds a run of another configuration ({record['config_hash']}, "
                 f"not {run.recipe.config_hash()}); choose another folder"
             )
+        check_source(run)
         if record["status"] == "complete":
             _check_edited(run, record["data"])
             return run
@@ -100,14 +103,24 @@ def train(
             with devices.deterministic(run.recipe.deterministic):
                 (trainer or Trainer)(run, quiet).go()
         except BaseException as error:
-            if main and isinstance(error, Interrupted):
-                run.fail(str(error), "interrupted", error.signal)
-            elif main and isinstance(error, KeyboardInterrupt):
-                run.fail("stopped before or after its steps", "interrupted", "SIGINT")
-            elif main:
-                run.fail(f"{type(error).__name__}: {error}")
+            if main:
+                _record_failure(run, error)
             raise
     return run
+
+
+def _record_failure(run: Run, error: BaseException) -> None:
+    """Write why the run ended, as far as the folder can be written."""
+    try:
+        if isinstance(error, Interrupted):
+            run.fail(str(error), "interrupted", error.signal)
+        elif isinstance(error, KeyboardInterrupt):
+            run.fail("stopped before or after its steps", "interrupted", "SIGINT")
+        else:
+            run.fail(" ".join(f"{type(error).__name__}: {error}".split()))
+            run.traceback.write_text("".join(traceback.format_exception(error)))
+    except (OSError, RunError) as second:
+        error.add_note(f"and this could not be recorded: {second}")
 
 
 def _check_edited(run: Run, recorded: Mapping[str, Any]) -> None:
@@ -265,6 +278,8 @@ class Trainer:
         self.metrics.start_at(state.step, known)
         if self.main:
             self.run.begin_session(state.step)
+            if state.step == 0:
+                self.run.update(sources=source_hashes(self.recipe.pe))
 
     # Steps
 
@@ -423,10 +438,10 @@ class Trainer:
         if not self.main:
             return
         training = self._summary(validation)
-        with quiet_libraries():
+        with checkpoint.writing_weights(self.run.checkpoint):
             model = self.accelerator.unwrap_model(self.model)
             model.save_pretrained(self.run.checkpoint, state_dict=weights)
-        self.data.load_tokenizer().save_pretrained(self.run.checkpoint)
+            self.data.load_tokenizer().save_pretrained(self.run.checkpoint)
         self.run.update(status="complete", reason=None, finished=now(), training=training)
 
     def _summary(self, validation: float) -> dict[str, Any]:

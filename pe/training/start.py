@@ -61,6 +61,19 @@ class TrainState:
         return known
 
 
+def read_state(checkpoint: Path) -> TrainState:
+    """The counters of a checkpoint.
+
+    Raises:
+        RunError: its state.json is damaged.
+    """
+    path = checkpoint / "state.json"
+    try:
+        return TrainState(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise RunError(f"{path} is damaged ({error}); delete {checkpoint}") from error
+
+
 def checkpoints(directory: Path) -> list[Path]:
     """Whole checkpoints, oldest first."""
     folders = [p for p in directory.glob("step-*") if re.fullmatch(r"step-\d+", p.name)]
@@ -95,6 +108,44 @@ def check_text(data: TokenData, recorded: Mapping[str, Any], who: str, advice: s
     if difference:
         raise RunError(
             f"{who} was trained on other data than {data.corpus!r} is now ({difference}); {advice}"
+        )
+
+
+def source_changes(run: Run) -> list[str]:
+    """Modules whose part in the encoding differs from what ``run`` was trained with.
+
+    None of a run whose record is older than these hashes.
+    """
+    record = run.record
+    if not record.sources:
+        return []
+    from pe.encodings.core.source import source_hashes
+
+    old, new = record.sources, source_hashes(record.pe)
+    changed = {module for module, value in old.items() if value not in new.values()}
+    return sorted(changed | {module for module, value in new.items() if value not in old.values()})
+
+
+def check_source(run: Run) -> None:
+    """Refuse to go on with a run, to judge it or to show it, by another source of its encoding.
+
+    A run that has no weights yet begins anew, under whatever source there is now.
+
+    Raises:
+        RunError: the source has changed since the training; the message says what, and how to
+            train beside the old run.
+    """
+    record = run.record
+    if record.status != "complete" and not checkpoints(run.directory / "checkpoints"):
+        return
+    changed = source_changes(run)
+    if changed:
+        code = record.code
+        back = f", or go back to commit {code.commit[:7]}" if code.commit and not code.dirty else ""
+        raise RunError(
+            f"{run.directory} was trained with another source of {record.pe} ({', '.join(changed)} "
+            f"changed since); train the source of now beside it in another study, such as "
+            f"'{record.study}-2'{back}"
         )
 
 
@@ -209,6 +260,7 @@ def start_of(recipe: Recipe, study: Path) -> Start | None:
     record, whole = parent.read(), recipe.start_state == "all"
     if whole:
         _check_branch(recipe, parent)
+        check_source(parent)
     copy = retrained_copy(parent)
     retrained = copy if copy.exists() and not has_weights(parent, recipe) else None
     step, weights, data = _weights(retrained or parent, recipe)
@@ -236,7 +288,7 @@ def _weights(parent: Run, recipe: Recipe) -> tuple[int, Path, Mapping[str, Any]]
     if complete and step in (0, last) and not whole:
         step, weights, data = last, parent.checkpoint, record["data"]
     elif step and kept is not None:
-        weights, data = kept, TrainState(**json.loads((kept / "state.json").read_text())).data
+        weights, data = kept, read_state(kept).data
     else:
         steps = [*kept_steps(parent.directory / "checkpoints"), *([last] if last else [])]
         listed = ", ".join(map(str, steps)) or "none"

@@ -20,7 +20,7 @@ from pe.notebooks.papermill import command_line, document
 from pe.notebooks.papermill.client import Client
 from pe.notebooks.papermill.terminal import ProgressLine
 from pe.notebooks.parameters import LAUNCHERS, PLANNED, launch
-from pe.runs import Folder, Run, RunBusy, write_atomically
+from pe.runs import Folder, Run, RunBusy, RunError, write_atomically
 from pe.runs.models import RunRecord, Status
 
 LOCK = ".notebook.lock"
@@ -87,6 +87,8 @@ def hold(run: Folder) -> Iterator[None]:
             stack.enter_context(run.lock(LOCK))
         except RunBusy as error:
             raise Busy(error) from None
+        except RunError as error:  # it cannot be written
+            raise Refused(str(error)) from error
         yield
 
 
