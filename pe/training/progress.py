@@ -11,10 +11,12 @@ import sys
 import time
 from typing import Any
 
-from tqdm import tqdm
 
-duration = tqdm.format_interval
-"""Of seconds: ``00:18``, ``12:05``, ``1:02:33``."""
+def duration(seconds: float) -> str:
+    """``0:18``, ``12:05``, ``1:02:33``."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 class Progress:
