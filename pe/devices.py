@@ -71,7 +71,7 @@ def tokens_per_batch(device: torch.device) -> int:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given; a CPU always has."""
+    """Wait until the device has finished its queue; a CPU has none."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 

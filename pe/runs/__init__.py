@@ -370,7 +370,7 @@ def find(path: str | Path | None = None, study: str | None = None) -> list[Run]:
     base = Path(path) if path is not None else root()
     if not base.is_dir():
         raise RunError(f"{base}: there is no such folder of runs")
-    folders = {found.parent for name in FILES for found in base.glob(f"{study or '*'}/*/{name}")}
+    folders = {file.parent for name in FILES for file in base.glob(f"{study or '*'}/*/{name}")}
     return [Run(folder) for folder in sorted(folders)]
 
 

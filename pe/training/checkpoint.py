@@ -29,7 +29,7 @@ from torch import nn
 from pe._quiet import quiet_libraries
 from pe.model.config import PEConfig
 from pe.runs import RunError, write_atomically, writing
-from pe.training.start import KEPT, TrainState, checkpoints
+from pe.training.start import KEPT, TrainState, checkpoints, read_state
 
 KEEP = 2
 
@@ -137,16 +137,16 @@ def begin_from(accelerator: Accelerator, path: Path) -> None:
     """
     state, reason = _load(accelerator, path)
     if state is None:
-        raise RunError(f"{path} cannot be read ({reason}); train the run it belongs to again")
+        raise RunError(f"{path} cannot be read ({reason}); train its run once more")
 
 
 def _load(accelerator: Accelerator, path: Path) -> tuple[TrainState | None, str]:
     """The state of a checkpoint loaded by all processes, or None and why it could not be."""
     state, reason = None, "another process could not read it"
     try:
-        values = json.loads((path / "state.json").read_text())
+        counters = read_state(path)
         accelerator.load_state(str(path))
-        state = TrainState(**values)
+        state = counters
     except Exception as error:  # whatever the readers of three formats raise at damaged files
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     read = torch.full((), float(state is not None), device=accelerator.device)

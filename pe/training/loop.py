@@ -356,7 +356,7 @@ class Trainer:
         return total, norm.detach()
 
     def synchronize(self) -> None:
-        """Wait until the device has done the steps it was given."""
+        """Wait until the device has finished the steps that were launched."""
         devices.synchronize(self.device)
 
     def _inputs(self, batch: Batch, some: slice) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ A branch (``start_state: all``) takes the optimizer too and is the same run with
 the schedule ``wsd`` it is, to the last bit, what a shorter run would have been from its decay on.
 
 Weights are not in git, so a parent can have a complete record and no weights on this machine. A
-study then trains it again beside its record (`retrained_copy`), and what starts there says so.
+study then trains it once more beside its record (`retrained_copy`), and what starts there says so.
 Imports no torch.
 """
 
@@ -34,7 +34,7 @@ BRANCH_FIELDS = (
     "decay_steps", "learning_rate", "min_learning_rate",
 )  # fmt: skip
 RETRAINED = ".parents"
-"""Folder of a study in which complete runs are trained again for the sake of their weights."""
+"""Folder of a study in which complete runs are trained once more for their weights."""
 KEPT = "kept"
 """Folder below a run's checkpoints in which some stay for good."""
 
@@ -129,7 +129,7 @@ def source_changes(run: Run) -> list[str]:
 def check_source(run: Run) -> None:
     """Refuse to go on with a run, to judge it or to show it, by another source of its encoding.
 
-    A run that has no weights yet begins anew, under whatever source there is now.
+    A run without weights starts from the beginning, with the source that there is now.
 
     Raises:
         RunError: the source has changed since the training; the message says what, and how to
@@ -166,7 +166,7 @@ class Start(NamedTuple):
     whole: bool = False
     """A branch: optimizer and random states are there and go on."""
     retrained: Run | None = None
-    """Where the weights are, if the parent had to be trained again."""
+    """Where the weights are, if the parent had to be trained once more."""
 
     @property
     def draws_step(self) -> int:
@@ -189,7 +189,7 @@ class Start(NamedTuple):
 
 
 def retrained_copy(parent: Run) -> Run:
-    """Where ``parent`` is trained again when its weights are lost; its folder stays as it is."""
+    """Where ``parent`` is trained once more when its weights are lost; its own folder stays."""
     return Run(parent.directory.parent / RETRAINED / parent.name)
 
 
@@ -216,7 +216,7 @@ def parent_missing_weights(recipe: Recipe, study: Path) -> Run | None:
     try:
         parent = parent_of(recipe.start_from, study)
     except RunError:
-        return None  # it was never trained: nothing to train again
+        return None  # it was never trained
     complete = parent.read()["status"] == "complete"
     return parent if complete and not has_weights(parent, recipe) else None
 
@@ -231,7 +231,7 @@ def has_weights(parent: Run, recipe: Recipe) -> bool:
 
 
 def parent_of(name: str, study: Path) -> Run:
-    """The run that a recipe's ``start_from`` names; ``study`` is the folder of its own study.
+    """The run that a recipe's ``start_from`` names; ``study`` is the folder of the recipe's study.
 
     Raises:
         RunError: there is none.
