@@ -25,6 +25,11 @@ def unknown(kind: str, value: object, choices: Iterable[str]) -> ValueError:
     )
 
 
+def one_line(error: BaseException) -> str:
+    """Type and message of an error, without line breaks."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 _EXPECTED = {
     "int_type": "a whole number", "int_parsing": "a whole number",
     "int_from_float": "a whole number", "float_type": "a number", "float_parsing": "a number",

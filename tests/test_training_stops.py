@@ -13,7 +13,7 @@ from tiny_training import spoiled, tiny, train_tiny, with_step
 
 import pe
 from pe.runs import Run, RunError
-from pe.training import checkpoint
+from pe.training import checkpoint, trackers
 from pe.training.loop import train
 from pe.training.metrics import NonFiniteLoss
 from pe.training.start import start_of
@@ -205,3 +205,20 @@ def test_damaged_weights_are_named_with_what_to_do(shared: Path, tmp_path: Path)
     early = tiny(shared / "corpus", pe="nope", start_from=run.name, start_step=5)
     with pytest.raises(RunError, match=f"{state} is damaged .*; delete {state.parent}"):
         start_of(early, tmp_path)
+
+
+def test_a_tracker_that_cannot_be_opened_is_one_line(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offline(*arguments: Any, **options: Any) -> None:
+        raise ConnectionError("no network\nat all")
+
+    monkeypatch.setenv("PE_TRACKERS", "tensorboard")
+    monkeypatch.setattr(trackers, "get_available_trackers", lambda: ["tensorboard"])
+    monkeypatch.setattr(checkpoint.Accelerator, "init_trackers", offline)
+    run = Run(tmp_path / "study" / "run", tiny(shared / "corpus"))
+    says = r"PE_TRACKERS=tensorboard cannot be opened \(ConnectionError: no network at all\)"
+    with pytest.raises(RunError, match=says):
+        train(run, quiet=True)
+    assert run.record.status == "failed"
+    assert "no network\nat all" in run.traceback.read_text()

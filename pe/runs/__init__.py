@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from pe._errors import explain
+from pe._errors import explain, one_line
 from pe._files import write_atomically
 from pe.runs import provenance
 from pe.runs.models import MODELS, Record, RunRecord, Session, Status
@@ -84,7 +84,7 @@ def writing(path: Path, errors: tuple[type[Exception], ...] = (OSError,)) -> Ite
     except errors as error:
         there = next(folder for folder in (path, *path.parents) if folder.is_dir())
         raise RunError(
-            f"{path} cannot be written ({' '.join(f'{type(error).__name__}: {error}'.split())}; "
+            f"{path} cannot be written ({one_line(error)}; "
             f"{shutil.disk_usage(there).free / 2**20:,.0f} MiB are free there); make room or "
             "change its permissions, and the same command goes on, or set PE_RUNS to another folder"
         ) from error

@@ -35,8 +35,6 @@ class Part(BaseModel):
         extra="forbid",
         frozen=True,
         allow_inf_nan=False,
-        populate_by_name=True,
-        protected_namespaces=(),
         use_attribute_docstrings=True,
     )
 
@@ -232,7 +230,7 @@ class Retrained(Part):
 
 
 class Parent(Part):
-    """The run whose weights this one began with."""
+    """The run whose weights this one began with, if it did."""
 
     study: str
     """Its study."""
@@ -251,7 +249,7 @@ class Parent(Part):
 
 
 class Conversion(Scored):
-    """Perplexity of the same targets before the run was trained."""
+    """Perplexity of the same targets before a run with a parent was trained."""
 
     created: Created
     windows_wanted: int
@@ -294,9 +292,7 @@ class RunRecord(Process, Record):
     model: Model | None
     training: Training | None
     parent: Parent | None = None
-    """Only of a run that began with another run's weights: that run."""
     conversion: Conversion | None = None
-    """Only of a run with a parent: perplexity of the same targets before it was trained."""
     notes: list[str] = []
     """What was struck out of the record later, and why."""
 
@@ -364,7 +360,8 @@ class RetrievalCell(Answers[list[int] | None]):
 
 
 class Retrieval(Part):
-    """Numbers hidden in test text: how many prompts (or single digits) were answered right."""
+    """Numbers hidden in test text: how many prompts (or single digits) were answered right. Only
+    where the recipe asks for it."""
 
     samples: int
     """Prompts for each length and depth."""
@@ -392,7 +389,7 @@ class NeedleCell(Part):
 
 
 class Needles(Part):
-    """Numbers of seven digits hidden in test text, among others, with the hits of each prompt."""
+    """The same for recipes with retrieval_tasks: numbers of seven digits, hits of each prompt."""
 
     count: int
     """Prompts for each task and length."""
@@ -411,9 +408,7 @@ class Measures(Part):
     window_perplexity: WindowPerplexity
     loss_by_position: LossByPosition
     retrieval: Retrieval | None = None
-    """Only where the recipe asks for it: hidden numbers, and how many were answered right."""
     needles: Needles | None = None
-    """The same for recipes that name their retrieval_tasks."""
 
 
 class Fit(Part):
@@ -437,7 +432,8 @@ class Fit(Part):
 
 
 class Tempered(Part):
-    """The same measurements with a length temperature fitted on validation text."""
+    """The same measurements with a length temperature fitted on validation text, where the recipe
+    asks for it."""
 
     fit: Fit | None
     """That of the shortest length; null where no length lies beyond the training context."""
@@ -475,7 +471,6 @@ class Evaluation(Measures, Scored, Record):
     recipe, the residual stream as the products."""
     seconds: Seconds
     tempered: Tempered | None = None
-    """Only where the recipe asks for it: the same measurements with a fitted length temperature."""
 
 
 # ---------------------------------------------------------------- extension.json

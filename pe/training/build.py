@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from pe import devices
+from pe._errors import one_line
 from pe._quiet import quiet_libraries
 from pe.attention import path_for
 from pe.data import TokenData, evaluation_windows
@@ -73,10 +74,9 @@ def read_model(folder: Path, **options: Any) -> PEForCausalLM:
         with quiet_libraries():
             model: PEForCausalLM = PEForCausalLM.from_pretrained(folder, **options)
     except Exception as error:  # whatever the readers of JSON and safetensors raise
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise RunError(
-            f"{folder} cannot be read ({reason}); train that run once more, in another study or "
-            "after its folder is deleted"
+            f"{folder} cannot be read ({one_line(error)[:200]}); train that run once more, in "
+            "another study or after its folder is deleted"
         ) from error
     return model
 

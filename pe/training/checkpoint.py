@@ -26,6 +26,7 @@ from accelerate import Accelerator
 from safetensors import SafetensorError
 from torch import nn
 
+from pe._errors import one_line
 from pe._quiet import quiet_libraries
 from pe.model.config import PEConfig
 from pe.runs import RunError, write_atomically, writing
@@ -148,7 +149,7 @@ def _load(accelerator: Accelerator, path: Path) -> tuple[TrainState | None, str]
         accelerator.load_state(str(path))
         state = counters
     except Exception as error:  # whatever the readers of three formats raise at damaged files
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        reason = one_line(error)[:200]
     read = torch.full((), float(state is not None), device=accelerator.device)
     everyone = accelerator.reduce(read, "sum").item() == accelerator.num_processes
     return (state if everyone else None), reason

@@ -33,6 +33,7 @@ from accelerate.utils import DataLoaderConfiguration
 from torch import Tensor
 
 from pe import devices
+from pe._errors import one_line
 from pe.data import Batches, TokenData, is_path, prepare
 from pe.data.batches import Batch
 from pe.data.needles import NeedleMix
@@ -117,7 +118,7 @@ def _record_failure(run: Run, error: BaseException) -> None:
         elif isinstance(error, KeyboardInterrupt):
             run.fail("stopped before or after its steps", "interrupted", "SIGINT")
         else:
-            run.fail(" ".join(f"{type(error).__name__}: {error}".split()))
+            run.fail(one_line(error))
             run.traceback.write_text("".join(traceback.format_exception(error)))
     except (OSError, RunError) as second:
         error.add_note(f"and this could not be recorded: {second}")
