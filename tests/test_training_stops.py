@@ -207,6 +207,7 @@ def test_damaged_weights_are_named_with_what_to_do(shared: Path, tmp_path: Path)
         start_of(early, tmp_path)
 
 
+@pytest.mark.filterwarnings("ignore:.log_with=")  # it is not installed where the tests run
 def test_a_tracker_that_cannot_be_opened_is_one_line(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,7 +100,7 @@ def root() -> Path:
     return Path.cwd() / "runs"
 
 
-def _validated(name: str, value: Any, path: Path) -> Record:
+def _validate(name: str, value: Any, path: Path) -> None:
     version = value.get("schema") if isinstance(value, dict) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise RunError(
@@ -108,21 +108,22 @@ def _validated(name: str, value: Any, path: Path) -> Record:
             f"{SCHEMA_VERSION}; update pe to read it"
         )
     try:
-        return MODELS[name].model_validate(value)
+        MODELS[name].model_validate(value)
     except ValidationError as error:
         first, *others = explain(error, "field", MODELS[name].model_fields)
         more = f" (and {len(others)} more)" if others else ""
         raise RunError(f"{path}: {first}{more}") from None
 
 
-def _read_json(name: str, path: Path) -> Record:
+def _read_json(name: str, path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(), parse_constant=_refuse_constant)
     except FileNotFoundError:
         raise RunError(f"{path}: there is no such record") from None
     except (OSError, ValueError) as error:  # not UTF-8, not JSON, not a number
         raise RunError(f"{path}: damaged record ({error}); {RESTORE}") from error
-    return _validated(name, value, path)
+    _validate(name, value, path)
+    return value  # type: ignore[no-any-return]
 
 
 def _refuse_constant(word: str) -> None:
@@ -164,12 +165,12 @@ class Folder:
     def part(self, name: str, suffix: str = "") -> dict[str, Any] | None:
         """A file of the record, ``<name><suffix>.json``, validated; None if there is none."""
         path = self.directory / f"{name}{suffix}.json"
-        return _read_json(name, path).json_values() if path.exists() else None
+        return _read_json(name, path) if path.exists() else None
 
     def write_part(self, name: str, value: Mapping[str, Any], suffix: str = "") -> None:
         """Validate and replace ``<name><suffix>.json``."""
         path = self.directory / f"{name}{suffix}.json"
-        _validated(name, value, path)
+        _validate(name, value, path)
         try:
             text = json.dumps(value, indent=1, allow_nan=False)
         except ValueError as error:  # NaN or infinity in a free part, such as the recipe
@@ -242,13 +243,11 @@ class Run(Folder):
     @property
     def record(self) -> RunRecord:
         """run.json, as it is now. RunError names the file if it is missing or damaged."""
-        record = _read_json("run", self.directory / "run.json")
-        assert isinstance(record, RunRecord)
-        return record
+        return RunRecord.model_validate(self.read())
 
     def read(self) -> dict[str, Any]:
         """`record` as plain values of JSON."""
-        return self.record.json_values()
+        return _read_json("run", self.directory / "run.json")
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Validate and replace run.json."""

@@ -45,10 +45,6 @@ class Record(Part):
     format: Literal[1] = Field(alias="schema")
     """Version of this format."""
 
-    def json_values(self) -> dict[str, Any]:
-        """As the file has it: a field that it lacks is absent."""
-        return self.model_dump(by_alias=True, exclude_unset=True)
-
 
 class Code(Part):
     """The code that ran."""
