@@ -34,7 +34,7 @@ from torch import Tensor
 
 from pe import devices
 from pe._errors import one_line
-from pe.data import Batches, TokenData, is_path, prepare
+from pe.data import Batches, is_path, prepare
 from pe.data.batches import Batch
 from pe.data.needles import NeedleMix
 from pe.data.retrieval import RetrievalMix
@@ -153,15 +153,6 @@ def learning_rate(recipe: Recipe, step: int) -> float:
 
 class Trainer:
     """What one call of `train` holds. A subclass may do more, or something else, in `step`."""
-
-    model: Any
-    optimizer: Any
-    state: TrainState
-    """How far training is; set once the last checkpoint is loaded."""
-    data: TokenData
-    train_batches: Batches
-    validation_batches: Batches
-    metrics: Metrics
 
     def __init__(self, run: Run, quiet: bool = False) -> None:
         self.run, self.recipe = run, run.recipe
