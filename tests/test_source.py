@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import study_tools
 from tiny_training import killed_after, tiny, train_tiny
 
 import pe
@@ -167,6 +168,23 @@ def test_a_trained_run_is_refused_under_another_source_and_trained_beside_in_ano
     run.write(old)
     assert train(run, quiet=True) is run
     assert pe.evaluate(run, quiet=True) == evaluation
+
+
+def test_a_study_says_so_before_its_first_run(
+    write: Write, alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PE_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setattr("pe.study.queue.connect", None)  # no worker is started
+    plan = pe.load_plan(
+        study_tools.write(tmp_path, {"rope": {"pe": "rope"}, "own": {"pe": write()}})
+    )
+    run = plan[1].run()
+    run.start()
+    run.update(status="complete", sources=source_hashes("mine:Mine"))
+    write(EDIT)
+    with pytest.raises(RunError, match="another source of mine:Mine .* such as 'small-2'"):
+        pe.run_study(plan)
+    assert not plan[0].run().exists()
 
 
 def test_a_run_that_stopped_goes_on_with_its_own_source_alone(
