@@ -78,16 +78,17 @@ def hold(run: Folder) -> Iterator[None]:
 
     Raises:
         Busy: a trainer or another notebook has the folder; nothing in it was touched.
+        Refused: it cannot be written.
     """
-    training = run.busy()
-    if training:
-        raise Busy(training)
     with contextlib.ExitStack() as stack:
         try:
+            training = run.busy()
+            if training:
+                raise training
             stack.enter_context(run.lock(LOCK))
         except RunBusy as error:
             raise Busy(error) from None
-        except RunError as error:  # it cannot be written
+        except RunError as error:
             raise Refused(str(error)) from error
         yield
 
