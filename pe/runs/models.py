@@ -1,9 +1,9 @@
 """The files of a record, field by field: the docstring of a field is its documentation.
 
 JSON is validated against these models when it is read and when it is written; the tables in the
-book are generated from them (`fields`). A field that came later has a
-default, so that older records load; a field that a record lacks stays absent when it is dumped.
-What several files hold is described once, with its type.
+book are generated from them (`fields`). A field that came later has a default, so that older
+records load. What several files hold is described once: with its type, or by the docstring of its
+part.
 """
 
 from __future__ import annotations
