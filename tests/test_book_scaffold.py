@@ -111,7 +111,7 @@ def test_no_result_is_typed_into_the_pages(name: str) -> None:
 def test_every_figure_of_the_study_is_drawn_from_its_runs() -> None:
     figures = record_figures(STUDIES)
     shown = re.findall(r"```\{picture\} (scaffold-\S+)", page("scaffold") + page("extended"))
-    assert len(shown) == 7
+    assert len(shown) == 6
     for name in shown:
         runs, _ = figures[name]
         assert len(runs) == (1 if "extension" in name else 10)
