@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -95,6 +96,13 @@ def _study_figures(studies: Studies, study: str, runs: list[Snapshot]) -> Figure
         draw_it = partial(figures_extension.by_length, record, length, base)
         found[f"{study}-{row.label}-extension-by-length"] = made_of, draw_it
     return found
+
+
+def shown(book: Path, figures: Figures) -> Figures:
+    """Those that a page shows, and those of the reader's own runs: the others cost time."""
+    pages = [path.read_text("utf-8") for path in book.rglob("*.md") if "runs" not in path.parts]
+    names = set(re.findall(r"\{picture\} (\S+)", "\n".join(pages)))
+    return {n: figure for n, figure in figures.items() if n in names or n.startswith(f"{LOCAL}-")}
 
 
 def draw(root: Path, book: Path, wanted: Figures) -> None:

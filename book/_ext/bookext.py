@@ -54,7 +54,8 @@ def prepare(app: Sphinx, config: Config) -> None:
     except runs.RunError as error:
         raise ExtensionError(f"the book is built from records, and {error}") from error
     book_mirror.mirror(ROOT, BOOK, studies.complete())
-    drawn = book_pictures.record_figures(studies) | book_measured.figures_of(studies)
+    drawn = book_measured.figures_of(studies)
+    drawn |= book_pictures.shown(BOOK, book_pictures.record_figures(studies) | drawn)
     book_pictures.draw(ROOT, BOOK, drawn)
     book_mirror.write(BOOK / "_generated" / "records.json", studies.fingerprint())
     app.pe_book = book_directives.Book(  # type: ignore[attr-defined]

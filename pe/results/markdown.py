@@ -133,11 +133,17 @@ def _against(
     rows: Sequence[Row], base: Row, names: Sequence[str], links: Mapping[str, str]
 ) -> list[list[str]]:
     """Lines of differences to ``base``, each on the seeds that the two have in common."""
+    length = quantities.trained_length(run for row in rows for run in row.runs)
+
+    def known(row: Row, name: str) -> bool:
+        return measure(row, quantities.rescaled(name, row.runs[0], length)).value is not None
+
+    others = [row for row in rows if row.label != base.label]
     found = {
         (row.label, name): difference(row, base, name)
-        for row in rows
+        for row in others
         for name in names
-        if row.label != base.label
+        if known(row, name) and known(base, name)
     }
     over = {gap.over for gap in found.values()}
     kind = next((kind for kind in ("seeds", "prompts", "windows") if kind in over), "")
@@ -145,15 +151,14 @@ def _against(
     adjusted = holm([p for key in tested if (p := found[key].p) is not None])
     bold = {key for key, p in zip(tested, adjusted, strict=True) if p < LEVEL}
     lines = []
-    for row in rows:
-        if row.label != base.label:
-            texts = []
-            for name in names:
-                gap = found[row.label, name]
-                if gap.over != kind:  # an interval over windows says nothing of seeds
-                    gap = replace(gap, interval=None)
-                texts.append(gap_text(gap, (row.label, name) in bold))
-            lines.append([*_name(row.of(common_seeds([row, base])), links), *texts])
+    for row in others:
+        line = _name(row.of(common_seeds([row, base])), links)
+        for name in names:
+            gap = found.get((row.label, name))
+            if gap and gap.over != kind:  # an interval over windows says nothing of seeds
+                gap = replace(gap, interval=None)
+            line.append(gap_text(gap, (row.label, name) in bold) if gap else "–")
+        lines.append(line)
     return lines
 
 

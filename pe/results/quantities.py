@@ -161,6 +161,8 @@ QUANTITIES: dict[str, Quantity] = {
     "tokens": Quantity("tokens", _of("training", "tokens"), whole),
     "mfu": Quantity("MFU", _of("training", "mfu"), "{:.1%}".format),
     "passes": Quantity("passes", _of("training", "passes"), _TWO),
+    "learning_rate": Quantity("peak rate", _of("recipe", "learning_rate"), "{:g}".format),
+    "encoding_rate": Quantity("own parameters", _of("recipe", "encoding_rate"), "× {:g}".format),
 }
 COLUMNS = ("final_loss", "validation_loss", "tokens_per_second", "peak_memory", "parameters")
 """What a table shows beside perplexities unless it is told otherwise."""
@@ -305,11 +307,7 @@ def title(quantity: str) -> str:
 
 
 def titles(names: Sequence[str], length: int | None = None) -> list[str]:
-    """Headings of columns: ``4×``, or ``multikey 4×`` beside those of another task.
-
-    Args:
-        length: of the training, for ``4,096`` in place of ``4×``.
-    """
+    """Headings: ``4×``, ``multikey 4×`` beside another task, ``4,096`` with the length."""
     places = [at(name) for name in names]
     several = len({(place.tempered, place.kind) for place in places if place}) > 1
     found = []
