@@ -204,7 +204,9 @@ def test_the_table_of_dropping_has_ratios_and_the_fitted_temperature(studies: St
     found = [dict(zip(heads, line, strict=True)) for line in lines]
     kept = [one for one in found if one["model"] == "kept" and one["θ"] == "10,000"]
     assert [one["against kept"] == "1" for one in kept].count(True) == 1
-    scaled = next(one for one in found if one["model"] == "kept, then YaRN × 2")
+    scaled = next(one for one in found if one["model"] == "kept, then YaRN × 2¹")
+    assert scaled["against kept"] == "–", "shorter texts, so other windows"
+    assert text.endswith("not of the same text.")
     assert scaled["peak rate"] == scaled["perplexity 4×"] == "–"
     assert re.fullmatch(r"[\d.]+<br>fitted: [\d.]+", scaled["perplexity 2×"])
     normed = next(one for one in found if one["norm"] == "qk")
@@ -214,6 +216,16 @@ def test_the_table_of_dropping_has_ratios_and_the_fitted_temperature(studies: St
     assert last[heads.index("perplexity 2×")] == last[heads.index("perplexity 1×")]
     with pytest.raises(ValueError, match="which is not recorded"):
         book_dropping.treated(rows, {})
+
+
+def test_perplexities_of_other_windows_are_not_compared(studies: Studies) -> None:
+    kept, scaled = (studies.row("dropping", label) for label in ("kept@3e-3", "yarn-2x"))
+    with pytest.raises(ValueError, match="yarn-2x and kept@3e-3 have other windows"):
+        results.difference(scaled, kept, "ppl@1x")
+    assert results.difference(scaled, kept, "multikey@2x").over == "prompts", "prompts are the same"
+    lines = book_records.lines(markdown.table([scaled], ["ppl@1x", "multikey@1x"], base=kept))
+    assert lines[1][2] == "–"
+    assert "points" in lines[1][3]
 
 
 def test_prose_can_name_what_a_cut_text_would_give(studies: Studies) -> None:

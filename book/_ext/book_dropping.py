@@ -18,9 +18,10 @@ from sphinx.application import Sphinx
 from pe.results import quantities
 from pe.results.markdown import CROPPED, pipe
 from pe.results.quantities import GUESSING, RunLike, label
-from pe.results.rows import Row, cut, difference, measure, write
+from pe.results.rows import Row, cut, difference, measure, same_targets, write
 
 KINDS = ("from the first step", "kept", "put on", "dropped")
+OTHER = "¹"
 THETA = 10_000.0
 """RoPE's base where a recipe gives none."""
 COLUMNS = ("ppl@2x", "ppl@4x", "multikey@1x", "multikey@2x", "multikey@4x")
@@ -112,7 +113,7 @@ def table(found: Sequence[Treated], links: Mapping[str, str] | None = None) -> s
     for i, one in enumerate(found):
         page, r = (links or {}).get(one.row.runs[0].name), one.recipe
         lines.append([
-            f"[{one.title}]({page})" if page else one.title,
+            (f"[{one.title}]({page})" if page else one.title) + _mark(one),
             _theta(one.theta),
             f"{r['learning_rate']:g}" if r["steps"] else "–",
             r.get("joint_norm") or "–",
@@ -129,7 +130,17 @@ def table(found: Sequence[Treated], links: Mapping[str, str] | None = None) -> s
             lines.append([
                 f"kept, {CROPPED}", _theta(one.theta), *["–"] * 4, texts[0], "–", *texts[1:]
             ])  # fmt: skip
-    return pipe([*heads, "against kept", *titles[1:]], lines)
+    text = pipe([*heads, "against kept", *titles[1:]], lines)
+    if any(_mark(one) for one in found):
+        text += (
+            f"\n\n{OTHER} Evaluated up to another length and therefore on other windows than the "
+            "kept model: perplexities of the two are not of the same text."
+        )
+    return text
+
+
+def _mark(one: Treated) -> str:
+    return "" if one.control is None or same_targets([one.row, one.control]) else OTHER
 
 
 def _theta(theta: float | None) -> str:
@@ -149,6 +160,8 @@ def _against(one: Treated) -> str:
     """The ratio of perplexities at 1×, with the interval of the paired differences."""
     if one.control is None or one.control.label == one.row.label:
         return "–" if one.control is None else "1"
+    if not same_targets([one.row, one.control]):
+        return "–"
     gap = difference(one.row, one.control, "ppl@1x")
     if gap.guessing or gap.interval is None:
         return GUESSING if gap.guessing else f"{math.exp(gap.value):.3f}"

@@ -21,6 +21,7 @@ from pe.results.rows import (
     difference,
     measure,
     p_value,
+    same_targets,
     write,
 )
 
@@ -136,6 +137,9 @@ def _against(
     length = quantities.trained_length(run for row in rows for run in row.runs)
 
     def known(row: Row, name: str) -> bool:
+        at = quantities.at(name)
+        if at and at.is_perplexity and not same_targets([row, base]):
+            return False
         return measure(row, quantities.rescaled(name, row.runs[0], length)).value is not None
 
     others = [row for row in rows if row.label != base.label]

@@ -356,7 +356,6 @@ class Difference:
     interval: Interval | None
     p: float | None
     over: str
-    n: int
     guessing: bool = False
     """One of the two perplexities is above the size of the vocabulary."""
 
@@ -394,13 +393,14 @@ def difference(first: Row, second: Row, quantity: str) -> Difference:
     where that does not say which, by Fisher's test, which takes the prompts for unrelated.
 
     Raises:
-        ValueError: no seed in common, or a quantity that is not recorded.
+        ValueError: no seed in common, a quantity that is not recorded, or perplexities of other
+            windows.
     """
     common = common_seeds([first, second])
     if not common:
         raise ValueError(f"{first.label} and {second.label} have no seed in common")
     one, other = first.of(common), second.of(common)
-    where, n = quantities.at(quantity), len(common)
+    where = quantities.at(quantity)
     shorter = quantities.trained_length([*one.runs, *other.runs])
     both = [(row, quantities.rescaled(quantity, row.runs[0], shorter)) for row in (one, other)]
     values = [[_recorded(row, run, name) for run in row.runs] for row, name in both]
@@ -408,17 +408,32 @@ def difference(first: Row, second: Row, quantity: str) -> Difference:
         return _of_shares(both, quantity, intervals.paired(*values))
     guessing, over = False, "seeds"
     if where and where.is_perplexity:
+        if not same_targets([one, other]):
+            raise ValueError(f"{quantity}: {one.label} and {other.label} have other windows")
         guessing = max(map(max, values)) > quantities.vocabulary(one.runs[0])
         values = [[math.log(value) for value in seeds] for seeds in values]
-        if n == 1:
+        if len(common) == 1:
             over = "windows"
             values = [quantities.windows(row.runs[0], name) for row, name in both]
     gaps = intervals.paired(*values)
     if len(gaps) < 2:
-        return Difference(quantity, gaps[0], None, None, "", n)
+        return Difference(quantity, gaps[0], None, None, "")
     interval = intervals.mean_interval(gaps)
     p = intervals.p_of_mean(gaps)
-    return Difference(quantity, interval.value, interval, p, over, n, guessing)
+    return Difference(quantity, interval.value, interval, p, over, guessing)
+
+
+def same_targets(found: Sequence[Row]) -> bool:
+    """Whether their perplexities are of the same tokens: of one text, with equal longest lengths.
+
+    Windows are drawn from the documents that have room for the longest evaluated length.
+    """
+    settings = set()
+    for run in (run for row in found for run in row.runs):
+        evaluation, data = run.evaluation() or {"lengths": [0]}, run.read()["data"] or {}
+        targets = evaluation.get("target_tokens"), evaluation.get("windows")
+        settings.add((data.get("fingerprint"), max(evaluation["lengths"]), *targets))
+    return len(settings) == 1
 
 
 def _recorded(row: Row, run: RunLike, quantity: str) -> float:
@@ -435,13 +450,10 @@ def _of_shares(both: Sequence[tuple[Row, str]], quantity: str, gaps: Sequence[fl
     over = "prompts" if discordant else ""
     p = intervals.mcnemar(*discordant) if discordant else intervals.fisher(*counts)
     if len(gaps) < 2:
-        return Difference(quantity, prompts.value, prompts, p, over, 1)
+        return Difference(quantity, prompts.value, prompts, p, over)
     p = max(p, intervals.p_of_mean(gaps))
-    interval = _over_seeds(gaps, prompts)
-    low, high = max(-1.0, interval.low), interval.high
-    return Difference(
-        quantity, interval.value, replace(interval, low=low, high=high), p, "seeds", len(gaps)
-    )
+    found = _over_seeds(gaps, prompts)
+    return Difference(quantity, found.value, replace(found, low=max(-1.0, found.low)), p, "seeds")
 
 
 def _discordant(both: Sequence[tuple[Row, str]]) -> tuple[int, int] | None:
@@ -493,9 +505,8 @@ def write_difference(first: Row, second: Row, quantity: str) -> str:
         size, low, high = (f"{100 * x:.2g}" for x in (abs(math.expm1(found.value)), *ends))
         return f"{found.verdict} by {size}% ({low} to {high}%)"
     size = found.text(abs(found.value)).removeprefix("+")
-    if found.over == "prompts":
-        return f"{found.verdict} by {size}{found.unit} (paired prompts, {p_value(found.p)})"
-    return f"{found.verdict} by {size}{found.unit}"
+    test = f" (paired prompts, {p_value(found.p)})" if found.over == "prompts" else ""
+    return f"{found.verdict} by {size}{found.unit}{test}"
 
 
 def p_value(p: float | None) -> str:
