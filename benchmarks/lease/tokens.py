@@ -64,9 +64,7 @@ def place(parts: str, corpus: str, vocab: str) -> None:
         made = root / "tokens" / archive.getnames()[0]
     # The key names the version of tokenizers, which may be another one on this machine.
     fingerprint = about["summary"]["fingerprint"]
-    made.rename(
-        root / "tokens" / key_of(fingerprint, plan_tokenizer("bpe", int(vocab)).identity)
-    )
+    made.rename(root / "tokens" / key_of(fingerprint, plan_tokenizer("bpe", int(vocab)).identity))
     source, budget = open_corpus(corpus)
     seen = key_of(source.identity(), budget.tokens, budget.documents)
     known = {"fingerprint": fingerprint, "notes": about["notes"]}

@@ -47,6 +47,40 @@ class NeedleTask:
     filler: bool = False
     """The haystack is a few sentences, repeated, in place of real text."""
 
+    def draw(
+        self, seed: int, index: int, depth: float | None
+    ) -> tuple[list[str], list[int], Int, np.ndarray]:
+        """What prompt ``index`` hides, from (seed, index) alone.
+
+        Args:
+            depth: of the first needle that is asked for; None: drawn as the others are.
+
+        Returns:
+            Names, keys in the order in which they are asked, numbers (K, V, DIGITS), and depths
+            (K, V), ascending: a name's numbers are asked in the order of the text.
+        """
+        hidden = self.keys * self.values
+        key = np.array([seed, index], dtype=np.uint64)
+        counts = (len(NAMES), self.keys, hidden * DIGITS, hidden)
+        raw = np.split(np.random.Philox(key=key).random_raw(sum(counts)), np.cumsum(counts)[:-1])
+        names = [NAMES[i] for i in np.argsort(raw[0], kind="stable")[: self.keys]]
+        asked = np.argsort(raw[1], kind="stable")[: self.queries].tolist()
+        numbers = (raw[2] % 10).astype(np.int64).reshape(self.keys, self.values, DIGITS)
+        depths = (raw[3].astype(np.float64) / 2.0**64).reshape(self.keys, self.values)
+        if depth is not None:
+            depths[asked[0], 0] = depth
+        return names, asked, numbers, np.sort(depths, axis=1)
+
+    def earliest(self, seed: int, count: int) -> list[float]:
+        """The depth of the earliest needle that is asked for, of each prompt of an evaluation."""
+        drawn = (self.draw(seed, i, even_depth(i, count)) for i in range(count))
+        return [float(depths[asked].min()) for _, asked, _, depths in drawn]
+
+
+def even_depth(index: int, count: int) -> float:
+    """The depth of the first needle asked for, in prompt ``index`` of ``count``."""
+    return (index + 0.5) / count
+
 
 NEEDLE_TASKS = {
     task.name: task
@@ -154,10 +188,7 @@ class NeedleText:
         if variant not in VARIANTS:
             raise unknown("variant", variant, VARIANTS)
         task = self.task
-        names, asked, numbers, depths = self._draw(seed, index)
-        if depth is not None:
-            depths[asked[0], 0] = depth
-        depths = np.sort(depths, axis=1)  # a name's numbers are asked in the order of the text
+        names, asked, numbers, depths = task.draw(seed, index, depth)
         questions = [self._question(names[key], numbers[key]) for key in asked]
         stated = numbers.copy()
         if variant == "another":  # every digit differs
@@ -193,19 +224,6 @@ class NeedleText:
             at += len(question)
         digits = np.concatenate([numbers[key].ravel() for key in asked])
         return Prompt(np.concatenate(parts), np.concatenate(places), digits)
-
-    def _draw(self, seed: int, index: int) -> tuple[list[str], list[int], Int, np.ndarray]:
-        """Names, keys that are asked in this order, numbers (K, V, DIGITS), depths (K, V)."""
-        task = self.task
-        hidden = task.keys * task.values
-        key = np.array([seed, index], dtype=np.uint64)
-        counts = (len(NAMES), task.keys, hidden * DIGITS, hidden)
-        raw = np.split(np.random.Philox(key=key).random_raw(sum(counts)), np.cumsum(counts)[:-1])
-        names = [NAMES[i] for i in np.argsort(raw[0], kind="stable")[: task.keys]]
-        asked = np.argsort(raw[1], kind="stable")[: task.queries].tolist()
-        numbers = (raw[2] % 10).astype(np.int64).reshape(task.keys, task.values, DIGITS)
-        depths = (raw[3].astype(np.float64) / 2.0**64).reshape(task.keys, task.values)
-        return names, asked, numbers, depths
 
 
 # Second halves of Philox keys: prompts of an evaluation count from 0, training from far above.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pe._errors import PositionError
-from pe.data.needles import DIGITS, VARIANTS, NeedleText, Prompt
+from pe.data.needles import DIGITS, VARIANTS, NeedleText, Prompt, even_depth
 from pe.data.shards import Split
 from pe.evaluation.retrieval import haystack_starts
 from pe.evaluation.scorer import Scorer, no_value
@@ -40,7 +40,7 @@ def prompts(
     for index in range(count):
         start = int(starts[index % len(starts)])
         haystack = np.asarray(split.tokens[start : start + length], dtype=np.int64)
-        depth = (index + 0.5) / count
+        depth = even_depth(index, count)
         made.append(text.build(SEED, index, length, haystack, depth=depth, variant=variant))
     return made
 
