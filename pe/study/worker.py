@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pe._files import shipped
 from pe.recipes.recipe import NOTEBOOK_PARAMETERS, Recipe
 from pe.runs import Run, RunBusy, RunError
 from pe.study.complete import complete
@@ -28,7 +29,7 @@ from pe.study.devices import wait_for_device
 from pe.study.zero_shot import ZeroShot, carry_out
 from pe.training.start import is_retrained_copy
 
-NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "train.ipynb"
+NOTEBOOK = shipped("notebooks") / "train.ipynb"
 WAIT_FOR_LOCK = 180.0
 """Seconds that a run's folder may still be held by the process of a worker that was killed."""
 
