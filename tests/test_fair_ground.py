@@ -228,6 +228,13 @@ def test_perplexities_of_other_windows_are_not_compared(studies: Studies) -> Non
     assert "points" in lines[1][3]
 
 
+def test_controls_of_all_tasks_are_counted(studies: Studies) -> None:
+    prompts = 31 * 4 * 5 * 2 * 22  # runs, tasks, lengths, controls, a fifth of 110 prompts
+    assert book_numbers.look_up(studies, "every/study.prompts") == "110"
+    assert book_numbers.look_up(studies, "every/study.control_hits") == "0"
+    assert book_numbers.look_up(studies, "every/study.control_prompts") == f"{prompts:,}"
+
+
 def test_prose_can_name_what_a_cut_text_would_give(studies: Studies) -> None:
     assert book_numbers.look_up(studies, "every/rope.cut.multikey@2x").endswith("%")
     near = book_numbers.look_up(studies, "every/rope.ppl@1x")
