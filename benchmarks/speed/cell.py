@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import pe
 from pe.devices import autocast, deterministic, free_memory, synchronize
 from pe.recipes.recipe import Recipe
-from pe.speed.families import library, spelled
+from pe.speed.names import library, spelled
 from pe.speed.record import Settings
 from pe.training.build import build_optimizer, parameter_counts
 from pe.training.metrics import flops_per_token, peak_flops

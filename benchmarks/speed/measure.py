@@ -15,7 +15,7 @@ from typing import Any
 
 from pe.runs import SCHEMA_VERSION, RunError
 from pe.runs.provenance import code, command, hardware, now, versions
-from pe.speed.families import library
+from pe.speed.names import library
 from pe.speed.record import TIME_UP, Settings, Speed, SpeedRun
 
 from .cell import NOTHING, measure_cell
@@ -80,10 +80,10 @@ def _begun(run: SpeedRun, chosen: Settings, start: dict[str, Any] | None) -> dic
     if start is None:
         return {
             "schema": SCHEMA_VERSION, "study": run.study, "run": run.name, "status": "running",
-            "settings": chosen.to_dict(), "sessions": [], "cells": [],
+            "settings": chosen.model_dump(), "sessions": [], "cells": [],
         }  # fmt: skip
-    began = Settings.from_dict(start["settings"]).to_dict()
-    differ = [k for k, v in chosen.to_dict().items() if began[k] != v]
+    began = Settings.model_validate(start["settings"]).model_dump()
+    differ = [k for k, v in chosen.model_dump().items() if began[k] != v]
     if differ:
         raise RunError(
             f"{run.study}/{run.name} was begun with other {', '.join(differ)}; go on with its own "

@@ -26,7 +26,7 @@ from pe.results import quantities
 from pe.results.markdown import cropped, pipe
 from pe.results.rows import Row, common_seeds, measure, write
 from pe.speed import tables
-from pe.speed.families import library, spelled, title
+from pe.speed.names import library, spelled, title
 from pe.speed.record import MAIN, Speed
 
 MULTIPLES = (1, 2, 4, 16)

@@ -12,11 +12,13 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import PercentFormatter
 
-from pe.figures.axes import LENGTHS, labels
-from pe.figures.style import INK, SEQUENTIAL, style
+from pe.figures.axes import LENGTHS, labels, legend, mark, numbers, powers_of_two
+from pe.figures.style import INK, SEQUENTIAL, colour, marker, style
+from pe.results.intervals import Interval
 from pe.results.quantities import answers, multiples
-from pe.results.rows import Row
+from pe.results.rows import Row, measure
 
 
 def shares(row: Row, task: str, names: Sequence[str]) -> tuple[list[float], np.ndarray]:
@@ -67,4 +69,28 @@ def retrieval(rows: Sequence[Row], task: str) -> Figure:
         bar.set_ticks([0, 0.5, 1], labels=["0%", "50%", "100%"], fontsize=8.5)
         bar.outline.set_visible(False)
     labels(figure, LENGTHS, "depth of the number: 0% is the beginning")
+    return figure
+
+
+@style()
+def by_length(row: Row, tasks: Sequence[str]) -> Figure:
+    """The share of prompts that are wholly right against the length: a line for each task."""
+    names = multiples(row.runs)
+    figure = Figure(figsize=(6.2, 3.4), layout="constrained")
+    axes = figure.add_subplot()
+    for task in tasks:
+        cells = [measure(row, f"{task}@{name}") for name in names]
+        y = np.array(numbers(cell.value for cell in cells))
+        ends = [cell.interval or Interval(np.nan, np.nan, np.nan, 0) for cell in cells]
+        beside = [y - [end.low for end in ends], [end.high for end in ends] - y]
+        axes.errorbar(
+            [float(name[:-1]) for name in names], y, np.abs(beside),
+            color=colour(task), marker=marker(task), label=task, capsize=2,
+        )  # fmt: skip
+    powers_of_two(axes, [float(name[:-1]) for name in names])
+    axes.set_ylim(-0.03, 1.03)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    mark(axes, 1.0)
+    legend(figure, axes.get_legend_handles_labels()[0])
+    labels(figure, LENGTHS, "prompts answered")
     return figure

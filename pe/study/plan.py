@@ -158,7 +158,7 @@ class Planned:
     study: str
     parent: str | None = None
     """Name of the run that has to be done before it: of this study, or one to train again."""
-    again: bool = False
+    retrained: bool = False
     """A complete run that is trained once more for its lost weights (`pe.study.parents`)."""
     zero_shot: ZeroShot | None = None
     """Nothing to train: what the recipe starts from is measured, extended by other encodings."""
@@ -169,7 +169,7 @@ class Planned:
         if self.zero_shot:
             return f"extension of {self.recipe.start_from}"
         name = self.recipe.run_name()
-        return f"{RETRAINED}/{name}" if self.again else name
+        return f"{RETRAINED}/{name}" if self.retrained else name
 
     def run(self) -> Run:
         """The run's folder and record, with this recipe; of a zero-shot task, those it extends."""
@@ -231,12 +231,13 @@ def study_file(study: str) -> Path:
     return folder / f"{study}.yaml"
 
 
-def load_plan(study: str, *, mini: bool = False) -> list[Planned]:
+def load_plan(study: str, *, mini: bool = False, check: bool = False) -> list[Planned]:
     """The runs of a study in the order of the file, parents before the runs that start from them.
 
     Args:
         study: a name or a path. mini: the miniature that the file describes, recorded as the
-            study ``NAME-mini``.
+            study ``NAME-mini``. check: also encodings, their options, corpora and tokenizers
+            (`check_recipe`), which imports torch.
 
     Raises:
         ValueError: a file that is not a study; one line per mistake, with its place in the file.
@@ -250,7 +251,7 @@ def load_plan(study: str, *, mini: bool = False) -> list[Planned]:
         return [
             planned
             for seed in file.seeds
-            for planned in _Seed(f"{path.stem}-mini" if mini else path.stem, file, seed).plan()
+            for planned in _Seed(f"{path.stem}-mini" if mini else path.stem, file, seed).plan(check)
         ]
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is no YAML: {error}") from error
@@ -258,6 +259,59 @@ def load_plan(study: str, *, mini: bool = False) -> list[Planned]:
         raise ValueError("\n".join(f"{path}: {line}" for line in explain(error, "key"))) from None
     except ValueError as error:
         raise ValueError("\n".join(f"{path}: {line}" for line in str(error).split("\n"))) from error
+
+
+def load_plans(studies: Sequence[str], *, mini: bool = False, check: bool = False) -> list[Planned]:
+    """The runs of studies one after the other, each run once, where it is named first.
+
+    Args:
+        studies: as `load_plan` takes them. ``NAME:0,1`` are the runs of seeds 0 and 1 only.
+
+    Raises:
+        ValueError: an unknown study, or seeds that it does not have.
+    """
+    plans: dict[tuple[str, str], Planned] = {}
+    for study in studies:
+        name, _, seeds = study.rpartition(":")
+        chosen = re.fullmatch(r"\d+(,\d+)*", seeds) if name else None
+        plan = load_plan(name if chosen else study, mini=mini, check=check)
+        if chosen:
+            wanted = {int(seed) for seed in seeds.split(",")}
+            known = sorted({planned.recipe.seed for planned in plan})
+            if not wanted <= set(known):
+                raise ValueError(f"{study}: the seeds of {name} are {', '.join(map(str, known))}")
+            plan = [planned for planned in plan if planned.recipe.seed in wanted]
+        for planned in plan:
+            plans.setdefault((planned.study, planned.name), planned)
+    return list(plans.values())
+
+
+def check_recipe(recipe: Recipe, *, recorded: bool = False) -> None:
+    """Refuse what training would refuse only later.
+
+    Args:
+        recorded: the run has a record, which can be shown where its corpus is not at hand.
+
+    Raises:
+        ValueError: the encoding, its options, the corpus or the tokenizer.
+    """
+    from pe.data.corpora import open_corpus
+    from pe.data.tokenizer import plan_tokenizer
+    from pe.encodings import check
+
+    check(
+        recipe.pe,
+        recipe.pe_options,
+        original_length=recipe.context_length,
+        head_dim=recipe.head_dim,
+        num_heads=recipe.num_attention_heads,
+        num_kv_heads=recipe.num_key_value_heads,
+        hidden_size=recipe.hidden_size,
+    )
+    if not recorded:
+        open_corpus(recipe.corpus)
+        if recipe.tokenizer == "bpe":
+            plan_tokenizer(recipe.tokenizer, recipe.vocab_size)
 
 
 class _Seed:
@@ -276,7 +330,7 @@ class _Seed:
             if entry.start:
                 self.kept.setdefault(entry.start.run, []).append(entry.start.at)
 
-    def plan(self) -> list[Planned]:
+    def plan(self, check: bool) -> list[Planned]:
         """All of them, and the zero-shot task after the run that it extends."""
         mistakes: list[str] = []
         broken: set[str] = set()
@@ -289,8 +343,11 @@ class _Seed:
             try:
                 for one in self._run(label, entry):
                     self.planned[one.label] = one
+                    if check:
+                        check_recipe(one.recipe, recorded=one.run().exists())
             except ValueError as error:
-                broken.add(label)
+                if label not in self.planned:
+                    broken.add(label)
                 mistakes.append(f"runs.{label}: {error}")
         plan = list(self.planned.values())
         names = [p.name for p in plan]
@@ -299,16 +356,16 @@ class _Seed:
             for p in plan
             if names.index(p.name) != plan.index(p)
         ]
+        if self.file.zero_shot and self.file.zero_shot.run not in broken:
+            try:
+                task = self._zero_shot(self.file.zero_shot)
+                of_this = task.recipe.start_from.startswith(f"{self.study}/")
+                plan = [*plan, task] if of_this else [task, *plan]
+            except ValueError as error:
+                mistakes.append(f"zero_shot: {error}")
         if mistakes:
             raise ValueError("\n".join(mistakes))
-        if self.file.zero_shot is None:
-            return plan
-        try:
-            task = self._zero_shot(self.file.zero_shot)
-        except ValueError as error:
-            raise ValueError(f"zero_shot: {error}") from error
-        of_this = task.recipe.start_from.startswith(f"{self.study}/")
-        return [*plan, task] if of_this else [task, *plan]
+        return plan
 
     def _entries(self, mistakes: list[str]) -> Iterator[tuple[str, RunEntry]]:
         """The runs of the file, sweeps spelled out."""
