@@ -19,6 +19,7 @@ from pe.figures import study as figures_study
 from pe.results import intervals, markdown, quantities
 from pe.results import rows as results
 from pe.runs import Run
+from pe.study.plan import load_plan
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
@@ -228,6 +229,15 @@ def test_perplexities_of_other_windows_are_not_compared(studies: Studies) -> Non
     assert "points" in lines[1][3]
 
 
+def test_controls_of_all_tasks_are_counted(studies: Studies) -> None:
+    plan = load_plan("every")
+    asked = plan[0].recipe.retrieval_samples * 11
+    prompts = len(plan) * 4 * 5 * 2 * asked // 5  # tasks, lengths, controls of a fifth
+    assert book_numbers.look_up(studies, "every/study.prompts") == f"{asked}"
+    assert book_numbers.look_up(studies, "every/study.control_hits") == "0"
+    assert book_numbers.look_up(studies, "every/study.control_prompts") == f"{prompts:,}"
+
+
 def test_prose_can_name_what_a_cut_text_would_give(studies: Studies) -> None:
     assert book_numbers.look_up(studies, "every/rope.cut.multikey@2x").endswith("%")
     near = book_numbers.look_up(studies, "every/rope.ppl@1x")
@@ -266,7 +276,8 @@ def test_the_pages_build_before_and_after_the_runs(recorded: bool, tmp_path: Pat
     if recorded:
         assert "RoPE, trained on 4,096 tokens" in words["every"]
         assert "kept, then YaRN × 4" in words["dropped"]
-        assert "Of 31 planned runs 4 are recorded." in words["every"]
+        count = len(load_plan("every"))
+        assert f"Of {count} planned runs 4 are recorded." in words["every"]
     else:
         assert "No run of the study every is recorded yet." in words["every"]
         assert "Missing are" in words["dropped"]

@@ -24,7 +24,7 @@ from pe.encodings import list_encodings, lookup
 from pe.figures import reach as figures_reach
 from pe.figures import study as figures_study
 from pe.results.markdown import table
-from pe.results.quantities import perplexity, vocabulary, whole
+from pe.results.quantities import perplexity, value, vocabulary, whole
 from pe.results.rows import Row, ceilings, comparable, predicted
 
 BUDGETS = (("every", "every"), ("demo-every", "demo"))
@@ -123,12 +123,14 @@ def _of_budget(
         f"{whole(recipe['steps'])} steps of {recipe['batch_size']} windows of "
         f"{whole(recipe['context_length'])} tokens on {on}"
     )
+    asked = any(value(run, "multikey@1x")[0] is not None for row in own for run in row.runs)
+    columns = ["ppl", "multikey@1x", "multikey@4x"] if asked else ["ppl"]
     small = "" if machine["device"] != "cpu" else " So small a model says little of a large one."
     return (
         f"```{{picture}} {study}-{stem}\n"
         f":alt: Perplexity by context length of {titles}, with {others}.\n\n"
         f"{titles} beside {others}: {budget}.\n```\n\n"
-        f"````{{container}} pe-results\n{table([*own, *beside], ['ppl'], pages)}\n````\n\n"
+        f"````{{container}} pe-results\n{table([*own, *beside], columns, pages)}\n````\n\n"
         f"{_scatter([*own, *beside])}{small}"
     )
 

@@ -24,6 +24,7 @@ from typing import Any
 from book_studies import Studies
 
 from pe._errors import unknown
+from pe.evaluation.needles import control_prompts
 from pe.results import extensions, quantities
 from pe.results.quantities import GUESSING, duration, multiples, significant, whole
 from pe.results.rows import Row, cut, measure, order, write, write_difference
@@ -198,6 +199,8 @@ def _facts(studies: Studies, study: str) -> dict[str, Any]:
 
 def _prompts(evaluation: dict[str, Any]) -> int | None:
     """How often each retrieval task is asked at one length."""
+    if needles := evaluation.get("needles"):
+        return int(needles["count"])
     asked = evaluation.get("retrieval")
     return asked and asked["samples"] * len(asked["depths"])
 
@@ -211,6 +214,11 @@ def _controls(evaluations: list[dict[str, Any]]) -> dict[str, int]:
                 for control in (cell["controls"] or {}).values():
                     hits += control["exact"]
                     asked += _prompts(evaluation) or 0
+        needles = evaluation.get("needles") or {"tasks": {}, "count": 0}
+        for lengths in needles["tasks"].values():
+            for cell in lengths.values():
+                hits += sum((cell["controls"] or {}).values())
+                asked += len(cell["controls"] or {}) * control_prompts(needles["count"])
     return {"control_hits": hits, "control_prompts": asked}
 
 
