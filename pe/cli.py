@@ -15,7 +15,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -109,6 +108,7 @@ def study(
     from pe.study.queue import StudyFailed, run_study
     from pe.study.show import live, text
 
+    failure: StudyFailed | None = None
     with _checked("study"):
         plan = load_plans(studies, mini=mini, check=True)
         count = 1 if address else workers_here(workers)  # at an address: not known
@@ -121,13 +121,14 @@ def study(
                 on_progress=live(plan, count),
             )  # fmt: skip
         except StudyFailed as error:
-            print(f"{outcome.text(plan)}\n\n{text(plan)}")
-            print(f"pe study: {error}", file=sys.stderr)
-            raise typer.Exit(1) from error
+            failure = error
         except KeyboardInterrupt:
             print("stopped; the same command goes on", file=sys.stderr)
             raise typer.Exit(130) from None
-    print(f"{outcome.text(plan)}\n\n{text(plan)}")
+    print(outcome.text(plan).replace("<br>", " "), text(plan), sep="\n\n")
+    if failure:
+        print(f"pe study: {failure}", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -145,7 +146,6 @@ def speed(
     ] = False,
     name: Annotated[str | None, typer.Option(help="folder below runs/speed/")] = None,
     minutes: Annotated[float, typer.Option(help="no cell begins after so long; 0: no limit")] = 0.0,
-    resume: Annotated[Path | None, typer.Option(help="a speed.json to go on with")] = None,
 ) -> None:
     """Measure speed and memory of encodings and of other libraries' models, in a checkout.
 
@@ -155,7 +155,6 @@ def speed(
     """
     from pe.notebooks.parameters import configure_speed
     from pe.speed import rig
-    from pe.speed.record import Settings, SpeedRun, speed_run
 
     options = {
         "recipe": recipe, "tokens": tokens, "lengths": lengths, "modes": modes,
@@ -164,17 +163,9 @@ def speed(
     }  # fmt: skip
     asked: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     with _checked("speed"):
-        measuring, start = rig("measure"), None
-        if resume is None:
-            run = configure_speed(name=name, **asked)
-        elif asked:
-            raise ValueError(f"--resume has the record's settings; leave out {', '.join(asked)}")
-        else:
-            start = SpeedRun(resume.parent).read()
-            run = speed_run(name or start["run"])
-            run.settings = Settings.model_validate(start["settings"])
+        run, measuring = configure_speed(name=name, **asked), rig("measure")
         record = measuring.measure(
-            run, run.settings, minutes=minutes, start=start,
+            run, run.settings, minutes=minutes,
             on_row=lambda row, speed: print(measuring.line(row, speed), flush=True),
         )  # fmt: skip
     print(f"{record['status']}: {run.file}")

@@ -100,7 +100,7 @@ def test_a_sweep_is_a_run_for_each_rate_and_multiple(tmp_path: Path) -> None:
         ({"a": {"pe": "rope", "set": {"steps": "many"}}}, "expected steps, a fraction"),
         (
             {"b": {"pe": "nope", "start": {"run": "a", "at": 3}}, "a": {"pe": "rope"}},
-            "starts from 'a'; the runs above it are: none",
+            "starts from 'a'; expected STUDY/RUN or one of: none",
         ),
         ({"a": {"pe": "rope"}, "b": {"pe": "rope"}}, "two runs have the same recipe"),
         (

@@ -111,7 +111,7 @@ def test_names_of_cells_are_those_that_are_measured() -> None:
     [
         (
             {"run": "rope"},
-            r"zero_shot: run: expected STUDY/RUN or a run of this study \(pi\), got 'rope'",
+            "zero_shot: starts from 'rope'; expected STUDY/RUN or one of: pi",
         ),
         ({"run": "first/pope"}, "starts from 'first/pope'; runs there .*: rope"),
         ({"factors": [1]}, r"zero_shot.factors\[0\]: expected more than 1, got 1"),

@@ -124,7 +124,7 @@ def order(chosen: Settings) -> list[Cell]:
     ours = [s for s in systems if _interest(s) <= 2]
     early = [s for s in systems if _interest(s) <= 3]
     late = [s for s in systems if s not in early]
-    found: list[Cell] = []
+    planned: list[Cell] = []
 
     def add(mode: str, who: Iterable[str], at: Iterable[int]) -> None:
         if mode not in chosen.modes:
@@ -132,7 +132,7 @@ def order(chosen: Settings) -> list[Cell]:
         for length in at:
             batch = 1 if mode == "small" else chosen.tokens // length
             cells = [Cell(system, mode, length, batch) for system in who]
-            found.extend(cell for cell in cells if cell not in found)
+            planned.extend(cell for cell in cells if cell not in planned)
 
     add("train", ours, main)
     add("train", early, main[:1])
@@ -145,7 +145,7 @@ def order(chosen: Settings) -> list[Cell]:
     add("prefill", early, rest)
     add("prefill", late, lengths)
     add("small", late, [SMALL])
-    return found
+    return planned
 
 
 def _interest(system: str) -> int:
@@ -165,9 +165,9 @@ def same_graph_as_rope(system: str) -> bool:
     from pe.encodings.core.registry import part_classes
 
     spec, _ = spelled(system)
-    given = {name.strip() for name in spec.split("+")}
+    names = {name.strip() for name in spec.split("+")}
     return all(
-        issubclass(c, FrequencyTransform) for n, c in part_classes(spec).items() if n in given
+        issubclass(c, FrequencyTransform) for n, c in part_classes(spec).items() if n in names
     )
 
 

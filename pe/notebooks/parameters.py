@@ -44,12 +44,6 @@ def _number(value: Any) -> Any:
         return value
 
 
-def _switch(value: Any) -> bool:
-    if value not in (0, 1):
-        raise ValueError(f"expected True or False, 1 or 0, got {value!r}")
-    return bool(value)
-
-
 def _mapping(value: Any) -> Any:
     """A text that is a dictionary in JSON or YAML."""
     import yaml
@@ -64,9 +58,8 @@ Whole = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
 Count = Annotated[int, BeforeValidator(_whole), Field(gt=0)]
 Number = Annotated[float, BeforeValidator(_number), Field(ge=0)]
 Positive = Annotated[float, BeforeValidator(_number), Field(gt=0)]
-Switch = Annotated[bool, BeforeValidator(_switch)]
+Switch = Annotated[bool, Field(strict=False)]
 Options = Annotated[dict[str, Any], BeforeValidator(_mapping)]
-
 
 P = ParamSpec("P")
 F = TypeVar("F", bound=Folder)

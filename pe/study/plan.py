@@ -158,9 +158,9 @@ class Planned:
     recipe: Recipe
     study: str
     parent: str | None = None
-    """Name of the run that has to be done before it: of this study, or one to train again."""
+    """Name of the run that has to be done before it: of this study, or one to retrain."""
     retrained: bool = False
-    """A complete run that is trained once more for its lost weights (`pe.study.parents`)."""
+    """A complete run that is retrained for its lost weights (`pe.study.parents`)."""
     zero_shot: ZeroShot | None = None
     """Nothing to train: what the recipe starts from is measured, extended by other encodings."""
 
@@ -179,7 +179,7 @@ class Planned:
         return Run(root() / self.study / self.name, recipe=self.recipe)
 
     def done(self) -> bool:
-        """Trained and evaluated as its recipe asks; of one trained again, the weights are there."""
+        """Trained and evaluated as its recipe asks; of one retrained, the weights are there."""
         from pe.study.complete import complete
 
         if self.zero_shot:
@@ -187,7 +187,7 @@ class Planned:
         return complete(self.run())
 
     def past_its_start(self) -> bool:
-        """Whether the weights that it starts from are needed no more."""
+        """Whether the weights that it starts from are no longer needed."""
         if self.zero_shot:
             return self.done()
         return self.run().exists() and self.run().record.status == "complete"
@@ -210,7 +210,7 @@ class StudyFolder(Folder):
 
     @property
     def workers(self) -> int:
-        """How many share the work; 1 where that is not known. None was: as many as GPUs."""
+        """How many share the work: as asked for, or one per GPU; 1 where that is not known."""
         from pe.study.devices import workers_here
 
         return workers_here(self._workers)
@@ -370,7 +370,7 @@ class _Seed:
         return plan
 
     def _entries(self, mistakes: list[str]) -> Iterator[tuple[str, RunEntry]]:
-        """The runs of the file, sweeps spelled out."""
+        """The runs of the file, one for each rate of a sweep."""
         for label, entry in self.file.runs.items():
             try:
                 yield from entry.sweep(label, self.file.rates)
@@ -389,7 +389,7 @@ class _Seed:
         fields["keep_steps"] = tuple(
             _steps("keep_steps", at, steps) for at in fields.get("keep_steps", base.keep_steps)
         )
-        if not steps:  # nothing is trained: what it says about training has nothing to act on
+        if not steps:  # nothing is trained, so these would have no effect
             fields |= {"retrieval_share": 0.0, "checkpoint_every": base.checkpoint_every}
         fields |= {"pe": entry.pe, "pe_options": entry.pe_options, "seed": self.seed}
         if entry.start:
@@ -406,32 +406,25 @@ class _Seed:
         }
         decays = {name: _steps("decay_steps", decay, end) for name, end in ends.items()}
         if ends:
-            states = {end - decays[name] for name, end in ends.items()}
-            fields["keep_states"] = tuple(sorted(states))
-        recipe = named_recipe(base.name, **fields)
-        _check_plateau(recipe, ends, decays)
-        planned = Planned(label, recipe, self.study, parent)
-        return [
-            planned,
-            *(
-                Planned(name, _branch(recipe, end, decays[name]), self.study, planned.name)
-                for name, end in ends.items()
-            ),
+            fields["keep_states"] = tuple(
+                sorted({end - decays[name] for name, end in ends.items()})
+            )
+        run = Planned(label, named_recipe(base.name, **fields), self.study, parent)
+        branches = [
+            Planned(name, _branch(run.recipe, name, end, decays[name]), self.study, run.name)
+            for name, end in ends.items()
         ]
+        return [run, *branches]
 
     def _start(self, start: StartEntry) -> tuple[str | None, dict[str, Any]]:
         """The run of this study to wait for, if it is one of it, and the recipe's fields."""
-        source, of = self.planned.get(start.run), self.base.steps
-        if source is None:
-            if "/" not in start.run:
-                known = ", ".join(self.planned) or "none"
-                raise ValueError(f"starts from {start.run!r}; the runs above it are: {known}")
-            source = self._elsewhere(start.run)
-            of = source.recipe.steps
+        source = self._source(start.run)
+        ours = source.study == self.study
+        of = self.base.steps if ours else source.recipe.steps
         at = _at(start.at, of, source.recipe.steps)
         if not 0 < at <= source.recipe.steps:
             raise ValueError(f"starts at step {at}, which {start.run!r} has not")
-        if source.study == self.study:
+        if ours:
             return source.name, {"start_from": source.name, "start_step": at}
         kept = (*source.recipe.keep_steps, *source.recipe.keep_states, source.recipe.steps)
         if at not in kept:
@@ -439,8 +432,13 @@ class _Seed:
             raise ValueError(f"starts at step {at} of {start.run!r}, which keeps {steps}")
         return None, {"start_from": f"{source.study}/{source.name}", "start_step": at}
 
-    def _elsewhere(self, name: str) -> Planned:
-        """A run of another study with this seed, by ``STUDY/LABEL``."""
+    def _source(self, name: str) -> Planned:
+        """A run of this study by its label, or of another one with this seed by STUDY/LABEL."""
+        if name in self.planned:
+            return self.planned[name]
+        if "/" not in name:
+            known = ", ".join(self.planned) or "none"
+            raise ValueError(f"starts from {name!r}; expected STUDY/RUN or one of: {known}")
         study, _, label = name.partition("/")
         if study not in self.elsewhere:
             self.elsewhere[study] = load_plan(study, mini=self.mini)
@@ -452,14 +450,7 @@ class _Seed:
 
     def _zero_shot(self, wanted: ZeroShot) -> Planned:
         """The task that extends the last weights of a run, of this study or of another one."""
-        source = self.planned.get(wanted.run)
-        if source is None:
-            if "/" not in wanted.run:
-                known = ", ".join(self.planned) or "none"
-                raise ValueError(
-                    f"run: expected STUDY/RUN or a run of this study ({known}), got {wanted.run!r}"
-                )
-            source = self._elsewhere(wanted.run)
+        source = self._source(wanted.run)
         recipe = dataclasses.replace(
             source.recipe, start_from=f"{source.study}/{source.name}",
             start_step=source.recipe.steps, keep_steps=(), keep_states=(),
@@ -467,20 +458,16 @@ class _Seed:
         return Planned("zero-shot", recipe, self.study, zero_shot=wanted)
 
 
-def _check_plateau(recipe: Recipe, ends: Mapping[str, int], decays: Mapping[str, int]) -> None:
-    for name, end in ends.items():
-        first, last = recipe.warmup_steps, recipe.steps - recipe.decay_steps
-        if not first <= end - decays[name] <= last or not 0 < decays[name] < end:
-            raise ValueError(
-                f"branch {name} of {end} steps would leave after step {end - decays[name]}; the "
-                f"plateau lasts from {first} to {last}"
-            )
-
-
-def _branch(recipe: Recipe, end: int, decay: int) -> Recipe:
+def _branch(recipe: Recipe, name: str, end: int, decay: int) -> Recipe:
     """The last ``decay`` steps of a run of ``end`` steps that is like ``recipe`` otherwise."""
+    leaves, first, last = end - decay, recipe.warmup_steps, recipe.steps - recipe.decay_steps
+    if not first <= leaves <= last or not 0 < decay < end:
+        raise ValueError(
+            f"branch {name} of {end} steps would leave after step {leaves}; the plateau lasts from "
+            f"{first} to {last}"
+        )
     return dataclasses.replace(
-        recipe, start_from=recipe.run_name(), start_step=end - decay, start_state="all",
+        recipe, start_from=recipe.run_name(), start_step=leaves, start_state="all",
         steps=decay, warmup_steps=0, decay_steps=decay, keep_steps=(), keep_states=(),
     )  # fmt: skip
 
