@@ -32,7 +32,6 @@ DRAW: dict[str, Callable[[], Figure]] = {
     "training": lambda: figures_study.training(ROWS),
     "by_position": lambda: figures_study.by_position(ROWS),
     "needle": lambda: figures_retrieval.retrieval(ROWS, "needle"),
-    "by_factor": lambda: figures_extension.by_factor(RECORD, 1024, BASE),
     "by_length": lambda: figures_extension.by_length(RECORD, 1024, BASE),
 }
 
@@ -47,7 +46,7 @@ def words(text: str) -> set[str]:
     return {"".join(element.itertext()).strip() for element in found}
 
 
-@pytest.mark.parametrize("name", ["needle", "by_factor"])
+@pytest.mark.parametrize("name", ["needle", "by_length"])
 def test_the_same_records_give_the_same_bytes(name: str, drawn: dict[str, str]) -> None:
     assert figures.svg(DRAW[name]()) == drawn[name]
 
@@ -102,7 +101,7 @@ def test_heat_maps_show_the_recorded_shares() -> None:
 
 
 def test_every_method_is_on_the_extension_curves(drawn: dict[str, str]) -> None:
-    assert {"PI", "NTK", "Dynamic NTK", "YaRN", "Llama 3"} <= words(drawn["by_factor"])
+    assert {"PI", "NTK", "Dynamic NTK", "YaRN", "Llama 3"} <= words(drawn["by_length"])
     assert "YaRN + Resonance" in words(drawn["by_length"])
     assert "factor = length" in words(drawn["by_length"])
 

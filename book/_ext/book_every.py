@@ -160,9 +160,9 @@ class EveryEncoding(Block):
         found: dict[str, Row] = {}
         for study in studies:
             if study in self.book.studies.runs:  # otherwise nothing of it is recorded yet
-                for label, row in self.book.studies.rows(study).items():
+                for row in self.book.studies.rows(study).values():
                     if not row.runs[0].read().get("parent"):
-                        found.setdefault(label, row)
+                        found.setdefault(row.pe, row)
         return found
 
     def base(self) -> tuple[Row | None, Mapping[str, Mapping[str, Any]]]:

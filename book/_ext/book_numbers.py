@@ -11,7 +11,8 @@ perplexity at the longest evaluated length. Unknown keys raise ValueError with t
 
 In a study with a YAML in studies/, SUBJECT is a row's name there (`scaffold/rope-dropped-at-10`),
 and QUANTITY any of `pe.results.rows`, `title`, `recipe.FIELD`, `before` (the validation loss of a
-converted model before its first step) or `extension.yarn@4.ppl@4x`. `vs` gives words: "lower by
+converted model before its first step), `cut.needle@4x` (what it would be if the row read the last
+training length alone) or `extension.yarn@4.ppl@4x`. `vs` gives words: "lower by
 8.1% (3.3 to 13%)", or "no difference shown" (`pe.results.rows.difference`).
 """
 
@@ -23,9 +24,10 @@ from typing import Any
 from book_studies import Studies
 
 from pe._errors import unknown
+from pe.evaluation.needles import control_prompts
 from pe.results import extensions, quantities
 from pe.results.quantities import GUESSING, duration, multiples, significant, whole
-from pe.results.rows import Row, measure, order, write, write_difference
+from pe.results.rows import Row, cut, measure, order, write, write_difference
 
 
 def look_up(studies: Studies, text: str) -> str:
@@ -98,6 +100,11 @@ def _of_row(row: Row, quantity: str) -> tuple[Any, str]:
         return len(row.runs), str(len(row.runs))
     if quantity == "title":
         return row.title, row.title
+    if kind == "cut":
+        value = cut(row, rest)
+        if value is None:
+            raise ValueError(f"{row.label}.{quantity} has no value")
+        return value, quantities.write(value, rest, quantities.vocabulary(run))
     cell = measure(row, quantity)
     if cell.value is None:
         raise ValueError(f"{row.label}.{quantity} has no value: {cell.reason}")
@@ -192,6 +199,8 @@ def _facts(studies: Studies, study: str) -> dict[str, Any]:
 
 def _prompts(evaluation: dict[str, Any]) -> int | None:
     """How often each retrieval task is asked at one length."""
+    if needles := evaluation.get("needles"):
+        return int(needles["count"])
     asked = evaluation.get("retrieval")
     return asked and asked["samples"] * len(asked["depths"])
 
@@ -205,6 +214,11 @@ def _controls(evaluations: list[dict[str, Any]]) -> dict[str, int]:
                 for control in (cell["controls"] or {}).values():
                     hits += control["exact"]
                     asked += _prompts(evaluation) or 0
+        needles = evaluation.get("needles") or {"tasks": {}, "count": 0}
+        for lengths in needles["tasks"].values():
+            for cell in lengths.values():
+                hits += sum((cell["controls"] or {}).values())
+                asked += len(cell["controls"] or {}) * control_prompts(needles["count"])
     return {"control_hits": hits, "control_prompts": asked}
 
 

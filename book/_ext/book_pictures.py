@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -74,8 +75,14 @@ def _study_figures(studies: Studies, study: str, runs: list[Snapshot]) -> Figure
         if asked:
             draw_it = partial(figures_retrieval.retrieval, asked, task)
             found[f"{study}-{task}"] = (of_asked, draw_it)
+    evaluated = [run.evaluation() or {} for run in runs]
+    tasks = {
+        task for entry in evaluated for task in (entry.get("needles") or {"tasks": ()})["tasks"]
+    }
+    for task in sorted(tasks):
+        found[f"{study}-{task}"] = runs, partial(figures_study.answered, rows, task)
     tuned = finetuned.fine_tuned(rows)
-    if tuned:
+    if tuned and any(one.row.label == finetuned.CONTROL for one in tuned):
         drawn = {run.name for row in tuned for run in row.row.runs}
         made_of = [run for run in runs if run.name in drawn]
         found[f"{study}-fine-tuned"] = (made_of, partial(figures_finetuned.by_length, tuned))
@@ -85,15 +92,17 @@ def _study_figures(studies: Studies, study: str, runs: list[Snapshot]) -> Figure
         if record is None:
             continue
         length, base = run.read()["recipe"]["context_length"], extensions.trained(run)
-        for name, figure in (
-            ("factor", figures_extension.by_factor),
-            ("length", figures_extension.by_length),
-        ):
-            made_of = [r for r in runs if r.name == run.name]
-            found[f"{study}-{row.label}-extension-by-{name}"] = (
-                made_of, partial(figure, record, length, base),
-            )  # fmt: skip
+        made_of = [r for r in runs if r.name == run.name]
+        draw_it = partial(figures_extension.by_length, record, length, base)
+        found[f"{study}-{row.label}-extension-by-length"] = made_of, draw_it
     return found
+
+
+def shown(book: Path, figures: Figures) -> Figures:
+    """Those that a page shows, and those of the reader's own runs: the others cost time."""
+    pages = [path.read_text("utf-8") for path in book.rglob("*.md") if "runs" not in path.parts]
+    names = set(re.findall(r"\{picture\} (\S+)", "\n".join(pages)))
+    return {n: figure for n, figure in figures.items() if n in names or n.startswith(f"{LOCAL}-")}
 
 
 def draw(root: Path, book: Path, wanted: Figures) -> None:

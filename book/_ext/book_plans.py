@@ -52,25 +52,31 @@ def there(studies: Studies, text: str) -> list[Snapshot]:
 
 
 def settings(study: str) -> str:
-    """A Markdown table of what all runs of a plan have in common."""
+    """A Markdown table of how the runs of a plan are trained; where they differ, all ways."""
     recipes = [planned.recipe for planned in load_plan(study) if not planned.zero_shot]
-    r = recipes[0]
-    shared = ("steps", "batch_size", "context_length", "learning_rate", "min_learning_rate")
-    for name in (*shared, "start_from", "start_step", "evaluation_lengths"):
-        if len({getattr(recipe, name) for recipe in recipes}) > 1:
-            raise ValueError(f"the runs of {study} differ in {name}")
     seeds = ", ".join(map(str, sorted({recipe.seed for recipe in recipes})))
     lines = {
-        "begins with": f"`{r.start_from}`, step {r.start_step:,}" if r.start_from else "nothing",
-        "trained for": f"{whole(r.steps)} steps of {r.batch_size} windows of "
-        f"{whole(r.context_length)} tokens, {whole(r.steps * r.batch_size * r.context_length)} "
-        "in all",
-        "learning rate": f"{r.learning_rate:g} → {r.min_learning_rate:g}, {r.warmup_steps} steps "
-        "of warmup",
-        "evaluated at": ", ".join(map(whole, r.evaluation_lengths)) + " tokens",
-        "runs": f"{len(recipes)}, with seed {seeds}",
-    }  # fmt: skip
-    return pipe(["", ""], list(map(list, lines.items())), 2)
+        "model": lambda r: f"{r.num_hidden_layers} layers of width {r.hidden_size}",
+        "text": lambda r: f"`{r.corpus}`",
+        "begins with": lambda r: (
+            f"`{r.start_from}`, step {r.start_step:,}" if r.start_from else "nothing"
+        ),
+        "trained for": lambda r: (
+            f"{whole(r.steps)} steps of {r.batch_size} windows of {whole(r.context_length)} "
+            f"tokens, {whole(r.steps * r.batch_size * r.context_length)} in all"
+            if r.steps
+            else "no step"
+        ),
+        "learning rate": lambda r: (
+            f"{r.learning_rate:g} → {r.min_learning_rate:g}, {r.warmup_steps} steps of warmup"
+        ),
+        "evaluated at": lambda r: ", ".join(map(whole, r.evaluation_lengths)) + " tokens",
+        "runs": lambda r: f"{len(recipes)}, with seed {seeds}",
+    }
+    found = [
+        [name, "; or ".join(dict.fromkeys(map(text, recipes)))] for name, text in lines.items()
+    ]
+    return pipe(["", ""], found, 2)
 
 
 def missing_runs(

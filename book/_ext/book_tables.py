@@ -51,6 +51,8 @@ class StudyTable(Made):
     def text(self) -> str:
         study, _, wanted = self.arguments[0].partition("/")
         studies = self.book.studies
+        if study not in studies.runs and rows.planned(study):
+            return f"No run of the study `{study}` is recorded yet."
         found = dict(studies.rows(study))
         if wanted:
             found = {wanted: studies.row(study, wanted)}

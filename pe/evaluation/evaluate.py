@@ -20,6 +20,7 @@ from pe.runs import SCHEMA_VERSION, Run, RunError
 from pe.runs.provenance import code, now
 from pe.training.build import check_evaluation, lengths_beyond
 from pe.training.progress import Progress
+from pe.training.start import check_source
 
 
 def evaluate(run: Run, *, quiet: bool = False, float32_residual: bool = False) -> dict[str, Any]:
@@ -36,10 +37,11 @@ def evaluate(run: Run, *, quiet: bool = False, float32_residual: bool = False) -
 
     Raises:
         RunError: the run is not trained, its checkpoint is not on this machine, or the corpus is no
-            longer what it was trained on.
+            longer what it was trained on, or the source of its encoding is not.
         ValueError: the recipe has no lengths, or lengths for which the text is too short.
     """
     recipe = run.recipe
+    check_source(run)
     known = run.evaluation()
     if known is not None and covers(known, recipe, float32_residual):
         return known

@@ -87,6 +87,11 @@ def evaluate_needles(
     return {"count": count, "seed": SEED, "digits": DIGITS, "tasks": found}
 
 
+def control_prompts(count: int) -> int:
+    """Prompts of each control beside ``count`` prompts."""
+    return max(1, round(CONTROLS * count))
+
+
 def _cell(scorer: Scorer, text: NeedleText, length: int, count: int) -> dict[str, Any]:
     def right(variant: str, many: int) -> np.ndarray:
         made = prompts(text, scorer.split, length, many, variant)
@@ -94,7 +99,7 @@ def _cell(scorer: Scorer, text: NeedleText, length: int, count: int) -> dict[str
 
     digits = right("found", count)
     numbers = np.asarray(digits.all(-1))
-    few = max(1, round(CONTROLS * count))
+    few = control_prompts(count)
     return {
         "prompts": "".join(str(int(all(row))) for row in numbers),
         "numbers": round(float(numbers.mean()), 6),

@@ -132,6 +132,7 @@ def configure(
             value of another type than its parameter's.
     """
     from pe.recipes.named import recipe as named_recipe
+    from pe.training.start import check_source
 
     _refuse_strange_study(study)
     fields = {"pe": pe, "pe_options": pe_options or {}, "seed": seed} | _given(
@@ -141,6 +142,8 @@ def configure(
     chosen = named_recipe(recipe, **(fields | _others(overrides, "train")))
     run = Run(root() / study / chosen.run_name(), recipe=chosen)
     check_recipe(chosen, recorded=run.exists())
+    if run.exists():
+        check_source(run)
     return run
 
 
@@ -176,7 +179,7 @@ def configure_conversion(
     """
     from pe.encodings.core.change import changed_options
     from pe.recipes.recipe import Recipe
-    from pe.training.start import parent_of, start_of
+    from pe.training.start import check_source, parent_of, start_of
 
     _refuse_strange_study(study)
     if not run:
@@ -221,6 +224,8 @@ def configure_conversion(
     converted = Run(folder / chosen.run_name(), recipe=chosen)
     if not converted.exists():  # a record can be shown where the weights are not at hand
         start_of(chosen, folder)
+    else:
+        check_source(converted)
     return converted
 
 

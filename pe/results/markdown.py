@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -18,9 +17,11 @@ from pe.results.rows import (
     ceilings,
     common_seeds,
     comparable,
+    cut,
     difference,
     measure,
     p_value,
+    same_targets,
     write,
 )
 
@@ -48,7 +49,7 @@ def table(
     Where some have more seeds, their means follow below, in italics. Two baselines come with
     lengths beyond that of training: what a model that reads only the last tokens of a text reaches
     (a line of perplexities, the same everywhere, for the targets are the same; in cells of shares a
-    second number, `quantities.cut`), and the `ceilings`, at the same tokens as the other rows.
+    second number, `pe.results.rows.cut`), and the `ceilings`, at the same tokens as the other rows.
 
     Args:
         columns: quantities; ``ppl`` and the like stand for all lengths. Default: perplexities, and
@@ -62,7 +63,7 @@ def table(
     """
     longer = [row.label for row in ceilings(rows)]
     runs = [run for row in rows if row.label not in longer for run in row.runs]
-    length = min((run.read()["recipe"]["context_length"] for run in runs), default=0)
+    length = quantities.trained_length(runs)
     names = expand(columns or ("ppl", *_recorded(runs)), runs)
     heads = ["run", "seeds", *quantities.titles(names, length if tokens else None)]
     first = next((name for name in names if name.startswith("ppl@")), None)
@@ -73,9 +74,9 @@ def table(
     shown = [one for row in rows for one in row.each()] if each else comparable(rows)
     own = [row for row in shown if row.label not in longer]
     lines = [_line(row, names, links or {}) for row in own]
-    cut = cropped(own, names)
-    if cut:
-        lines.append(cut)
+    baseline = cropped(own, names)
+    if baseline:
+        lines.append(baseline)
     for row in (row for row in shown if row.label in longer):
         there = [quantities.rescaled(name, row.runs[0], length) for name in names]
         lines.append(_line(row, there, links or {}))
@@ -99,12 +100,11 @@ def _line(row: Row, names: Sequence[str], links: Mapping[str, str]) -> list[str]
 
 def _cell(row: Row, name: str) -> str:
     """A value; below a share of prompts that of the same row with texts cut to its length."""
-    text = write(measure(row, name), name, "<br>")
-    found = [quantities.cut(run, name) for run in row.runs]
-    known = [share for share in found if share is not None]
-    if text == "–" or not known or len(known) < len(found):
+    text, where = write(measure(row, name), name, "<br>"), quantities.at(name)
+    if where is None or not where.is_share or where.multiple <= 1 or text == "–":
         return text
-    return f"{text}<br>cut: {quantities.share(statistics.fmean(known))}"
+    share = cut(row, name)
+    return text if share is None else f"{text}<br>cut: {quantities.share(share)}"
 
 
 def _name(row: Row, links: Mapping[str, str]) -> list[str]:
@@ -122,14 +122,11 @@ def cropped(rows: Sequence[Row], names: Sequence[str]) -> list[str] | None:
     None if no column is a perplexity beyond the training length.
     """
     row = next((row for row in rows if row.label == "rope"), rows[0]) if rows else None
-    at = [quantities.at(name) for name in names]
-    reached = [a is not None and a == (False, "ppl", a.multiple) and a.multiple >= 1 for a in at]
-    if row is None or sum(reached) < 2:
-        return None
-    value = write(measure(row, "ppl@1x"), "ppl@1x", "<br>")
-    if value == "–":
+    reached = [row and name.startswith("ppl@") and cut(row, name) is not None for name in names]
+    if row is None or sum(map(bool, reached)) < 2:
         return None
     title, seeds = _name(row, {})
+    value = write(measure(row, "ppl@1x"), "ppl@1x", "<br>")
     return [f"{title}, {CROPPED}", seeds, *(value if long else "–" for long in reached)]
 
 
@@ -137,11 +134,20 @@ def _against(
     rows: Sequence[Row], base: Row, names: Sequence[str], links: Mapping[str, str]
 ) -> list[list[str]]:
     """Lines of differences to ``base``, each on the seeds that the two have in common."""
+    length = quantities.trained_length(run for row in rows for run in row.runs)
+
+    def known(row: Row, name: str) -> bool:
+        at = quantities.at(name)
+        if at and at.is_perplexity and not same_targets([row, base]):
+            return False
+        return measure(row, quantities.rescaled(name, row.runs[0], length)).value is not None
+
+    others = [row for row in rows if row.label != base.label]
     found = {
         (row.label, name): difference(row, base, name)
-        for row in rows
+        for row in others
         for name in names
-        if row.label != base.label
+        if known(row, name) and known(base, name)
     }
     over = {gap.over for gap in found.values()}
     kind = next((kind for kind in ("seeds", "prompts", "windows") if kind in over), "")
@@ -149,15 +155,14 @@ def _against(
     adjusted = holm([p for key in tested if (p := found[key].p) is not None])
     bold = {key for key, p in zip(tested, adjusted, strict=True) if p < LEVEL}
     lines = []
-    for row in rows:
-        if row.label != base.label:
-            texts = []
-            for name in names:
-                gap = found[row.label, name]
-                if gap.over != kind:  # an interval over windows says nothing of seeds
-                    gap = replace(gap, interval=None)
-                texts.append(gap_text(gap, (row.label, name) in bold))
-            lines.append([*_name(row.of(common_seeds([row, base])), links), *texts])
+    for row in others:
+        line = _name(row.of(common_seeds([row, base])), links)
+        for name in names:
+            gap = found.get((row.label, name))
+            if gap and gap.over != kind:  # an interval over windows says nothing of seeds
+                gap = replace(gap, interval=None)
+            line.append(gap_text(gap, (row.label, name) in bold) if gap else "–")
+        lines.append(line)
     return lines
 
 

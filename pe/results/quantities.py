@@ -2,8 +2,6 @@
 
     ppl@4x                     perplexity of the same target tokens behind 4 training lengths
     passkey@4x, multikey@4x ...   share of the prompts of that length that are wholly right
-    needle_reach@4x            how many tokens before the end a number may lie, to be found more
-                               often than not at that depth and at all later ones
     tempered.ppl@4x ...        the same with the fitted temperature
     c                          that temperature
     final_loss, mfu ...        a key of `QUANTITIES`: measured once per run
@@ -32,7 +30,7 @@ TASKS = ("needle", "passkey", "multikey", "multivalue", "multiquery")
 """Of `pe.evaluation.retrieval`, the first two, and of `pe.data.needles`."""
 TEMPERATURES = (-0.5, 1.5)
 """Between which a temperature was searched for, in records that do not say it."""
-_AT = re.compile(rf"(tempered\.)?(ppl|(?:needle|passkey)_reach|{'|'.join(TASKS)})@(\d+(?:\.\d+)?)x")
+_AT = re.compile(rf"(tempered\.)?(ppl|{'|'.join(TASKS)})@(\d+(?:\.\d+)?)x")
 
 
 class RunLike(Protocol):
@@ -60,7 +58,7 @@ class At(NamedTuple):
     @property
     def is_share(self) -> bool:
         """Whether it is a share of prompts, of which more is better."""
-        return self.kind in TASKS
+        return not self.is_perplexity
 
     @property
     def is_perplexity(self) -> bool:
@@ -163,6 +161,8 @@ QUANTITIES: dict[str, Quantity] = {
     "tokens": Quantity("tokens", _of("training", "tokens"), whole),
     "mfu": Quantity("MFU", _of("training", "mfu"), "{:.1%}".format),
     "passes": Quantity("passes", _of("training", "passes"), _TWO),
+    "learning_rate": Quantity("peak rate", _of("recipe", "learning_rate"), "{:g}".format),
+    "encoding_rate": Quantity("own parameters", _of("recipe", "encoding_rate"), "× {:g}".format),
 }
 COLUMNS = ("final_loss", "validation_loss", "tokens_per_second", "peak_memory", "parameters")
 """What a table shows beside perplexities unless it is told otherwise."""
@@ -199,16 +199,7 @@ def value(run: RunLike, quantity: str) -> tuple[float | None, str]:
     found = answers(run, quantity)
     if found is None or found.right is None:
         return None, NOT_EVALUATED if found is None else found.reason
-    if where.is_share:
-        return sum(found.right) / (len(found.right) * found.samples), ""
-    if found.samples == 1:  # one prompt per depth says little of that depth
-        return None, NOT_EVALUATED
-    reach = 0.0
-    for depth, right in reversed(list(zip(found.depths, found.right, strict=True))):
-        if 2 * right <= found.samples:
-            break
-        reach = (1 - depth) * int(tokens(run, where.multiple))
-    return reach, ""
+    return sum(found.right) / (len(found.right) * found.samples), ""
 
 
 def _temperature(run: RunLike) -> tuple[float | None, str]:
@@ -234,6 +225,11 @@ def tokens(run: RunLike, multiple: float) -> str:
     return str(round(multiple * run.read()["recipe"]["context_length"]))
 
 
+def trained_length(runs: Iterable[RunLike]) -> int:
+    """The shortest training length of these runs, in tokens; 0 of no runs."""
+    return min((run.read()["recipe"]["context_length"] for run in runs), default=0)
+
+
 def rescaled(quantity: str, run: RunLike, length: int) -> str:
     """A quantity at multiples of ``length`` tokens, at those of the run's own training length."""
     where = at(quantity)
@@ -250,13 +246,13 @@ def answers(run: RunLike, quantity: str) -> Answers | None:
     """What is recorded of a retrieval task at a multiple of the training length."""
     where = at(quantity)
     assert where is not None
-    task, length = where.kind.removesuffix("_reach"), tokens(run, where.multiple)
+    length = tokens(run, where.multiple)
     for name in ("needles", "retrieval"):
         found = part(run, where.tempered).get(name) or {"tasks": {}}
-        cell = found["tasks"].get(task, {}).get(length)
+        cell = found["tasks"].get(where.kind, {}).get(length)
         if cell and name == "needles":
             right = None if cell["prompts"] is None else [int(hit) for hit in cell["prompts"]]
-            depths = _earliest(task, found["seed"], found["count"])
+            depths = _earliest(where.kind, found["seed"], found["count"])
             return Answers(depths, 1, right, cell["reason"] or "")
         if cell:
             return Answers(found["depths"], found["samples"], cell["exact"], cell["reason"] or "")
@@ -268,27 +264,6 @@ def _earliest(task: str, seed: int, count: int) -> list[float]:
     from pe.data.needles import NEEDLE_TASKS
 
     return NEEDLE_TASKS[task].earliest(seed, count)
-
-
-def cut(run: RunLike, quantity: str) -> float | None:
-    """What a share of prompts would be if the run read the last training length of a text alone.
-
-    Its own share at 1x, times the share of those prompts whose numbers all lie in that last part.
-    A number lies there if its depth is at least 1 - 1/multiple. This leaves out the tokens of the
-    needles behind it, of the question and of the answer, and so is a little too high.
-
-    Returns:
-        None up to the training length, without a share at 1x, and for other quantities.
-    """
-    where = at(quantity)
-    if where is None or not where.is_share or where.multiple <= 1:
-        return None
-    found = answers(run, quantity)
-    near, _ = value(run, str(where._replace(multiple=1.0, tempered=False)))
-    if found is None or near is None:
-        return None
-    inside = [depth >= 1 - 1 / where.multiple for depth in found.depths]
-    return near * sum(inside) / len(inside)
 
 
 def windows(run: RunLike, quantity: str) -> list[float]:
@@ -332,18 +307,12 @@ def title(quantity: str) -> str:
 
 
 def titles(names: Sequence[str], length: int | None = None) -> list[str]:
-    """Headings of columns: ``4×``, or ``multikey 4×`` beside those of another task.
-
-    Args:
-        length: of the training, for ``4,096`` in place of ``4×``.
-    """
+    """Headings: ``4×``, ``multikey 4×`` beside another task, ``4,096`` with the length."""
     places = [at(name) for name in names]
     several = len({(place.tempered, place.kind) for place in places if place}) > 1
     found = []
     for name, place in zip(names, places, strict=True):
-        text = title(name)
-        if place and length:
-            text = whole(place.multiple * length)
+        text = whole(place.multiple * length) if place and length else title(name)
         if place and several:
             kind = "perplexity" if place.is_perplexity else place.kind
             text = f"{'fitted ' if place.tempered else ''}{kind} {text}"
@@ -358,7 +327,5 @@ def write(number: float, quantity: str, limit: int | None = None) -> str:
         return _TWO(number) if quantity == "c" else QUANTITIES[quantity].write(number)
     if where.is_share:
         return share(number)
-    if where.is_perplexity:
-        assert limit is not None
-        return perplexity(number, limit)
-    return whole(number)
+    assert limit is not None
+    return perplexity(number, limit)

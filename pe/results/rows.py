@@ -36,8 +36,6 @@ NO_DIFFERENCE = "no difference shown"
 LEVEL = 0.05
 """A difference is shown where p is below."""
 # Fields that change neither the weights nor what a perplexity means.
-_LATER = json.loads(json.dumps(NEW_FIELD_DEFAULTS))
-"""As records have them: lists for tuples."""
 _NO_DIFFERENCE = (
     "name", "checkpoint_every", "keep_steps", "keep_states", "log_every", "validate_every",
     "evaluation_lengths",
@@ -162,13 +160,15 @@ def titled(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
     for i, length in enumerate(lengths):
         titles[i] += f", trained on {length:,} tokens" if length > min(lengths) else ""
     settings = [_setting(recipe) for recipe in recipes]
+    settings = [setting | setting.pop("pe_options", {}) for setting in settings]
     result = []
     for title, own in zip(titles, settings, strict=True):
         rivals = [r for r, other in zip(settings, titles, strict=True) if other == title]
         differs = [k for k in own if any(r.get(k) != own[k] for r in rivals)]
         if "learning_rate" in differs and "min_learning_rate" in differs:
             differs.remove("min_learning_rate")  # it follows the other
-        more = ", ".join(f"{key} {own[key]}" for key in differs)
+        texts = [f"{own[k]:g}" if isinstance(own[k], float) else str(own[k]) for k in differs]
+        more = ", ".join(map(" ".join, zip(differs, texts, strict=True)))
         result.append(f"{title} ({more})" if more else title)
     return result
 
@@ -184,13 +184,11 @@ def ceilings(found: Sequence[Row]) -> list[Row]:
         trained = r["steps"] * r["batch_size"] * r["context_length"]
         return r["pe"], r.get("corpus"), r["hidden_size"], r["num_hidden_layers"], trained
 
-    def length(row: Row) -> int:
-        return int(row.runs[0].read()["recipe"]["context_length"])
-
-    shortest: dict[tuple[Any, ...], int] = {}
+    alike: dict[tuple[Any, ...], list[RunLike]] = {}
     for row in found:
-        shortest[tokens(row)] = min(length(row), shortest.get(tokens(row), length(row)))
-    return [row for row in found if length(row) > shortest[tokens(row)]]
+        alike.setdefault(tokens(row), []).extend(row.runs)
+    length = quantities.trained_length
+    return [row for row in found if length(row.runs) > length(alike[tokens(row)])]
 
 
 def _row(name: str, members: Sequence[RunLike]) -> Row:
@@ -263,6 +261,30 @@ def measure(row: Row, quantity: str) -> Cell:
     return Cell(statistics.fmean(values), intervals.mean_interval(values))
 
 
+def cut(row: Row, quantity: str) -> float | None:
+    """What a row would have if it read the last training length of a text alone: costs nothing.
+
+    A perplexity of the same targets is that at 1x. A share of prompts is that at 1x times the share
+    of prompts whose numbers all lie in that last part: whose depth is at least 1 - 1/multiple. This
+    leaves out the tokens of needles behind that depth, of question and answer, and so is a little
+    too high.
+
+    Returns:
+        None below the training length, and where a value is missing.
+    """
+    where = quantities.at(quantity)
+    if where is None or where.multiple < 1:
+        return None
+    near = measure(row, str(where._replace(multiple=1.0, tempered=False))).value
+    if near is None or where.is_perplexity:
+        return near
+    asked = quantities.answers(row.runs[0], quantity)
+    if asked is None:
+        return None
+    inside = [depth >= 1 - 1 / where.multiple for depth in asked.depths]
+    return near * sum(inside) / len(inside)
+
+
 def _asked(row: Row, quantity: str) -> tuple[int, int]:
     """Right answers and prompts of a share, of all depths and seeds together."""
     right = asked = 0
@@ -291,12 +313,7 @@ def predicted(row: Row, quantity: str) -> Interval:
     Raises:
         ValueError: fewer than two seeds, or one without a value.
     """
-    values = []
-    for run in row.runs:
-        value, reason = quantities.value(run, quantity)
-        if value is None:
-            raise ValueError(f"{row.label}.{quantity} has no value: {reason}")
-        values.append(value)
+    values = [_recorded(row, run, quantity) for run in row.runs]
     where = quantities.at(quantity)
     if where and where.is_perplexity:
         nats = intervals.prediction([math.log(value) for value in values])
@@ -315,14 +332,9 @@ def order(found: Sequence[Row], quantity: str) -> str:
     if min(len(row.runs) for row in found) < 2:
         raise ValueError("rows of one seed each are not ranked")
     where = quantities.at(quantity)
-
-    def place(row: Row) -> tuple[float, str]:
-        cell = measure(row, quantity)
-        if cell.value is None:
-            raise ValueError(f"{quantity} of {row.title} has no value: {cell.reason}")
-        return -cell.value if where and where.is_share else cell.value, row.title
-
-    ranked = sorted(found, key=place)
+    sign = -1 if where and where.is_share else 1
+    # A row without a value goes anywhere: `difference` names it.
+    ranked = sorted(found, key=lambda row: (sign * (measure(row, quantity).value or 0), row.title))
     text = ranked[0].title
     for one, other in itertools.pairwise(ranked):
         shown = difference(one, other, quantity).verdict != NO_DIFFERENCE
@@ -344,7 +356,6 @@ class Difference:
     interval: Interval | None
     p: float | None
     over: str
-    n: int
     guessing: bool = False
     """One of the two perplexities is above the size of the vocabulary."""
 
@@ -382,31 +393,47 @@ def difference(first: Row, second: Row, quantity: str) -> Difference:
     where that does not say which, by Fisher's test, which takes the prompts for unrelated.
 
     Raises:
-        ValueError: no seed in common, or a quantity that is not recorded.
+        ValueError: no seed in common, a quantity that is not recorded, or perplexities of other
+            windows.
     """
     common = common_seeds([first, second])
     if not common:
         raise ValueError(f"{first.label} and {second.label} have no seed in common")
     one, other = first.of(common), second.of(common)
-    where, n = quantities.at(quantity), len(common)
-    shorter = min(row.runs[0].read()["recipe"]["context_length"] for row in (one, other))
+    where = quantities.at(quantity)
+    shorter = quantities.trained_length([*one.runs, *other.runs])
     both = [(row, quantities.rescaled(quantity, row.runs[0], shorter)) for row in (one, other)]
     values = [[_recorded(row, run, name) for run in row.runs] for row, name in both]
     if where and where.is_share:
         return _of_shares(both, quantity, intervals.paired(*values))
     guessing, over = False, "seeds"
     if where and where.is_perplexity:
+        if not same_targets([one, other]):
+            raise ValueError(f"{quantity}: {one.label} and {other.label} have other windows")
         guessing = max(map(max, values)) > quantities.vocabulary(one.runs[0])
         values = [[math.log(value) for value in seeds] for seeds in values]
-        if n == 1:
+        if len(common) == 1:
             over = "windows"
             values = [quantities.windows(row.runs[0], name) for row, name in both]
     gaps = intervals.paired(*values)
     if len(gaps) < 2:
-        return Difference(quantity, gaps[0], None, None, "", n)
+        return Difference(quantity, gaps[0], None, None, "")
     interval = intervals.mean_interval(gaps)
     p = intervals.p_of_mean(gaps)
-    return Difference(quantity, interval.value, interval, p, over, n, guessing)
+    return Difference(quantity, interval.value, interval, p, over, guessing)
+
+
+def same_targets(found: Sequence[Row]) -> bool:
+    """Whether their perplexities are of the same tokens: of one text, with equal longest lengths.
+
+    Windows are drawn from the documents that have room for the longest evaluated length.
+    """
+    settings = set()
+    for run in (run for row in found for run in row.runs):
+        evaluation, data = run.evaluation() or {"lengths": [0]}, run.read()["data"] or {}
+        targets = evaluation.get("target_tokens"), evaluation.get("windows")
+        settings.add((data.get("fingerprint"), max(evaluation["lengths"]), *targets))
+    return len(settings) == 1
 
 
 def _recorded(row: Row, run: RunLike, quantity: str) -> float:
@@ -423,13 +450,10 @@ def _of_shares(both: Sequence[tuple[Row, str]], quantity: str, gaps: Sequence[fl
     over = "prompts" if discordant else ""
     p = intervals.mcnemar(*discordant) if discordant else intervals.fisher(*counts)
     if len(gaps) < 2:
-        return Difference(quantity, prompts.value, prompts, p, over, 1)
+        return Difference(quantity, prompts.value, prompts, p, over)
     p = max(p, intervals.p_of_mean(gaps))
-    interval = _over_seeds(gaps, prompts)
-    low, high = max(-1.0, interval.low), interval.high
-    return Difference(
-        quantity, interval.value, replace(interval, low=low, high=high), p, "seeds", len(gaps)
-    )
+    found = _over_seeds(gaps, prompts)
+    return Difference(quantity, found.value, replace(found, low=max(-1.0, found.low)), p, "seeds")
 
 
 def _discordant(both: Sequence[tuple[Row, str]]) -> tuple[int, int] | None:
@@ -481,9 +505,8 @@ def write_difference(first: Row, second: Row, quantity: str) -> str:
         size, low, high = (f"{100 * x:.2g}" for x in (abs(math.expm1(found.value)), *ends))
         return f"{found.verdict} by {size}% ({low} to {high}%)"
     size = found.text(abs(found.value)).removeprefix("+")
-    if found.over == "prompts":
-        return f"{found.verdict} by {size}{found.unit} (paired prompts, {p_value(found.p)})"
-    return f"{found.verdict} by {size}{found.unit}"
+    test = f" (paired prompts, {p_value(found.p)})" if found.over == "prompts" else ""
+    return f"{found.verdict} by {size}{found.unit}{test}"
 
 
 def p_value(p: float | None) -> str:

@@ -46,13 +46,14 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator, ValidationError
 
 from pe._errors import explain, unknown
+from pe._files import shipped
 from pe.recipes.named import recipe as named_recipe
 from pe.recipes.recipe import Recipe
 from pe.runs import Folder, Run, root
 from pe.study.zero_shot import Distinct, Natural, YamlPart, ZeroShot
 from pe.training.start import RETRAINED
 
-FOLDER = Path(__file__).resolve().parents[2] / "studies"
+FOLDER = shipped("studies")
 OWN_SHARES = ("warmup_steps", "decay_steps", "checkpoint_every", "validate_every")
 
 
@@ -215,19 +216,20 @@ class StudyFolder(Folder):
 
 
 def study_file(study: str) -> Path:
-    """The YAML of a study by name (studies/NAME.yaml) or path. ValueError if there is none."""
+    """The YAML of a study by path, or by name: in ./studies, or one that comes with the package.
+
+    Raises:
+        ValueError: there is none.
+    """
     path = Path(study)
     if path.suffix in (".yaml", ".yml"):
         if not path.exists():
             raise ValueError(f"study file {study!r} does not exist")
         return path
-    folder = FOLDER
-    if not folder.is_dir():  # an installed package: the studies of the folder one works in
-        folder = Path.cwd() / "studies"
-    known = sorted(p.stem for p in folder.glob("*.yaml"))
+    known = {p.stem: p for folder in (FOLDER, Path("studies")) for p in folder.glob("*.yaml")}
     if study not in known:
-        raise unknown("study", study, known)
-    return folder / f"{study}.yaml"
+        raise unknown("study", study, sorted(known))
+    return known[study]
 
 
 def load_plan(study: str, *, mini: bool = False, check: bool = False) -> list[Planned]:

@@ -28,7 +28,7 @@ from pe.study.devices import MUTEX, mutex_of, visible_gpus, workers_here
 from pe.study.parents import with_retrained_parents
 from pe.study.plan import Planned, check_recipe
 from pe.study.worker import execute
-from pe.training.start import start_of
+from pe.training.start import check_source, start_of
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -64,6 +64,7 @@ def run_study(
         StudyFailed: runs failed for good; all others are done.
         ValueError: an encoding or a corpus that there is not; nothing has been run.
         RunError: runs start from a run of another study that is not there yet.
+        RunError: the source of an encoding is not the one that its run was trained with.
     """
     listed = with_retrained_parents(plan)
     todo = [p for p in listed if not p.done()]
@@ -77,6 +78,8 @@ def run_study(
             check_recipe(planned.recipe, recorded=planned.run().exists())
         if "/" in planned.recipe.start_from and not planned.parent:  # nothing here will make it
             start_of(planned.recipe, planned.run().directory.parent)
+        if not planned.zero_shot and planned.run().exists():
+            check_source(planned.run())
     with connect(address, workers) as (client, devices):
         queue = _Queue(client, devices, todo, retries=retries, notebooks=notebooks)
         while queue.advance():

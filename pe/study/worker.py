@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pe._files import shipped
 from pe.recipes.recipe import NOTEBOOK_PARAMETERS, Recipe
 from pe.runs import Run, RunBusy, RunError
 from pe.study.complete import complete
@@ -28,7 +29,7 @@ from pe.study.devices import wait_for_device
 from pe.study.zero_shot import ZeroShot, carry_out
 from pe.training.start import is_retrained_copy
 
-NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "train.ipynb"
+NOTEBOOK = shipped("notebooks") / "train.ipynb"
 WAIT_FOR_LOCK = 180.0
 """Seconds that a run's folder may still be held by the process of a worker that was killed."""
 
@@ -80,15 +81,16 @@ def _retrain(run: Run) -> None:
     """Retrain a complete run beside its record, for its weights.
 
     Raises:
-        RunError: the text is no longer the one that it was trained on.
+        RunError: the text, or the source of its encoding, is no longer what it was trained with.
     """
     from pe.data import prepare
     from pe.training.loop import train
-    from pe.training.start import check_text
+    from pe.training.start import check_source, check_text
 
-    first, r = Run(run.directory.parent.parent / run.name).read(), run.recipe
+    first, r = Run(run.directory.parent.parent / run.name), run.recipe
+    check_source(first)
     data = prepare(r.corpus, r.vocab_size, r.tokenizer)
-    check_text(data, first["data"], run.name, "it cannot be retrained without that text")
+    check_text(data, first.read()["data"], run.name, "it cannot be retrained without that text")
     if run.exists() and run.read()["status"] == "complete":  # some of its weights are gone, too
         with run.lock():
             for path in run.directory.iterdir():

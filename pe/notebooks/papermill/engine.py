@@ -19,7 +19,7 @@ from papermill.log import logger
 from pe.notebooks.papermill import document
 from pe.notebooks.papermill.client import Client, note
 from pe.notebooks.parameters import LAUNCHERS, PLANNED, launch
-from pe.runs import Folder, Run, RunBusy, write_atomically
+from pe.runs import Folder, Run, RunBusy, RunError, write_atomically
 from pe.runs.models import RunRecord, Status
 
 LOCK = ".notebook.lock"
@@ -74,15 +74,18 @@ def hold(run: Folder) -> Iterator[None]:
 
     Raises:
         Busy: a trainer or another notebook has the folder; nothing in it was touched.
+        Refused: it cannot be written.
     """
-    training = run.busy()
-    if training:
-        raise Busy(training)
     with contextlib.ExitStack() as stack:
         try:
+            training = run.busy()
+            if training:
+                raise training
             stack.enter_context(run.lock(LOCK))
         except RunBusy as error:
             raise Busy(error) from None
+        except RunError as error:
+            raise Refused(str(error)) from error
         yield
 
 
