@@ -265,6 +265,8 @@ class Run(Folder):
         self.traceback.unlink(missing_ok=True)
 
     def _started(self) -> dict[str, Any]:
+        from pe.recipes.command import notebook_command, notebook_parameters
+
         recipe = self.recipe
         record: dict[str, Any] = {
             "schema": SCHEMA_VERSION,
@@ -278,7 +280,8 @@ class Run(Folder):
             "config_hash": recipe.config_hash(),
             "created": provenance.now(),
             "finished": None,
-            "command": provenance.command(),
+            "command": provenance.command()
+            or notebook_command(notebook_parameters(recipe, self.study)),
             "code": provenance.code(),
             "versions": provenance.versions(),
             "hardware": provenance.hardware(),
