@@ -120,7 +120,7 @@ class Recipe:
     mask_documents: bool = False
     """Forbid attention from one document into another inside a window."""
     retrieval_share: Share = 0.0
-    """Share of the training windows that hide a number and ask for it (`pe.data.retrieval`)."""
+    """Share of the training windows that hide a number and ask for it (`pe.data.needles`)."""
     retrieval_tasks: Annotated[
         tuple[str, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)
     ] = ()
