@@ -247,7 +247,7 @@ class NeedleText:
 
 
 def _raw(seed: int, index: int, count: int) -> npt.NDArray[np.uint64]:
-    """Philox without a distribution on top: fixed for good, which NumPy does not promise of its distributions."""
+    """Raw Philox output: fixed for good, which NumPy does not promise of its distributions."""
     key = np.array([seed, index], dtype=np.uint64)  # a list of both sizes would become float
     return np.random.Philox(key=key).random_raw(count)
 
