@@ -26,11 +26,12 @@ from pe.data.needles import (
     NeedleTask,
     NeedleText,
     Prompt,
+    even_depth,
 )
 from pe.data.shards import Split
 from pe.data.tokenizer import END, PAD, train_bpe
 from pe.evaluation.covers import covers
-from pe.evaluation.retrieval import evaluate_retrieval, hits, prompts
+from pe.evaluation.retrieval import SEED, evaluate_retrieval, hits, prompts
 from pe.evaluation.scorer import Scorer
 from pe.model import PEConfig, PEForCausalLM
 from pe.runs import Run
@@ -80,6 +81,34 @@ def test_a_prompt_states_what_it_asks_and_its_controls_do_not(
         gone = task.queries * task.values if variant == "removed" else 0
         number = np.isin(prompt.ids[:first], text.digit_ids).sum()
         assert number == (hidden - gone) * task.digits * each
+
+
+@pytest.mark.parametrize("name", ["passkey", "multikey", "multiquery"])
+def test_depths_tell_which_numbers_lie_in_the_last_part_of_a_text(
+    name: str, tokenizer: Any, split: Split
+) -> None:
+    """A little too many, by the tokens of needles, question and answer."""
+    task, text, length, last, count = (
+        NEEDLE_TASKS[name],
+        NeedleText(name, tokenizer),
+        4000,
+        2000,
+        60,
+    )
+    haystack = np.asarray(split.tokens[:length], dtype=np.int64)
+    told = [depth >= 1 - last / length for depth in task.earliest(SEED, count)]
+    inside = []
+    for index in range(count):
+        depth = even_depth(index, count)
+        prompt = text.build(SEED, index, length, haystack, depth=depth)
+        body = prompt.ids[: prompt.places[0]].tolist()
+        asked = text.digit_ids[prompt.digits.reshape(-1, DIGITS)].tolist()
+        firsts = [
+            next(i for i in range(len(body)) if body[i : i + DIGITS] == number) for number in asked
+        ]
+        inside.append(min(firsts) >= length - last)
+    assert not [i for i in range(count) if inside[i] and not told[i]]
+    assert sum(told) - sum(inside) <= 0.05 * count
 
 
 def test_numbers_of_one_name_are_asked_in_the_order_of_the_text(

@@ -42,6 +42,12 @@ VARIANTS = ("found", "removed", "another")
 """The prompt itself, and two controls: asked needles left out, or stating other numbers."""
 
 
+def _raw(seed: int, index: int, count: int) -> npt.NDArray[np.uint64]:
+    """Raw Philox output: fixed for good, which NumPy does not promise of its distributions."""
+    key = np.array([seed, index], dtype=np.uint64)  # a list of both sizes would become float
+    return np.random.Philox(key=key).random_raw(count)
+
+
 @dataclass(frozen=True)
 class NeedleTask:
     """What is hidden and what is asked."""
@@ -60,6 +66,45 @@ class NeedleTask:
     """The haystack is a few sentences, repeated, in place of real text."""
     earlier: bool = False
     """One of `EARLIER_TASKS`."""
+
+    def draw(
+        self, seed: int, index: int, depth: float | None
+    ) -> tuple[list[str], list[int], Int, np.ndarray]:
+        """What prompt ``index`` hides, from (seed, index) alone.
+
+        Args:
+            depth: of the first needle that is asked for; None: drawn as the others are.
+
+        Returns:
+            Names, keys in the order in which they are asked, numbers (K, V, digits), and depths
+            (K, V), ascending: a name's numbers are asked in the order of the text.
+        """
+        hidden = self.keys * self.values
+        if self.earlier:
+            *digits, name, place = _raw(seed, index, self.digits + 2)
+            drawn, shares = np.array(digits), np.array([place])
+            names, asked = [NAMES[int(name % len(NAMES))]], [0]
+        else:
+            counts = (len(NAMES), self.keys, hidden * self.digits, hidden)
+            raw = np.split(_raw(seed, index, sum(counts)), np.cumsum(counts)[:-1])
+            drawn, shares = raw[2:]
+            names = [NAMES[i] for i in np.argsort(raw[0], kind="stable")[: self.keys]]
+            asked = np.argsort(raw[1], kind="stable")[: self.queries].tolist()
+        numbers = (drawn % 10).astype(np.int64).reshape(self.keys, self.values, self.digits)
+        depths = (shares.astype(np.float64) / 2.0**64).reshape(self.keys, self.values)
+        if depth is not None:
+            depths[asked[0], 0] = depth
+        return names, asked, numbers, np.sort(depths, axis=1)
+
+    def earliest(self, seed: int, count: int) -> list[float]:
+        """The depth of the earliest needle that is asked for, of each prompt of an evaluation."""
+        drawn = (self.draw(seed, i, even_depth(i, count)) for i in range(count))
+        return [float(depths[asked].min()) for _, asked, _, depths in drawn]
+
+
+def even_depth(index: int, count: int) -> float:
+    """The depth of the first needle asked for, in prompt ``index`` of ``count``."""
+    return (index + 0.5) / count
 
 
 NEEDLE_TASKS = {
@@ -188,10 +233,7 @@ class NeedleText:
         if variant not in VARIANTS:
             raise unknown("variant", variant, VARIANTS)
         task = self.task
-        names, asked, numbers, depths = self._draw(seed, index)
-        if depth is not None:
-            depths[asked[0], 0] = depth
-        depths = np.sort(depths, axis=1)  # a name's numbers are asked in the order of the text
+        names, asked, numbers, depths = task.draw(seed, index, depth)
         questions = [self._question(names[key], numbers[key]) for key in asked]
         stated = numbers.copy()
         if variant == "another":  # every digit differs
@@ -227,29 +269,6 @@ class NeedleText:
             at += len(question)
         digits = np.concatenate([numbers[key].ravel() for key in asked])
         return Prompt(np.concatenate(parts), np.concatenate(places), digits)
-
-    def _draw(self, seed: int, index: int) -> tuple[list[str], list[int], Int, np.ndarray]:
-        """Names, keys that are asked in this order, numbers (K, V, digits), depths (K, V)."""
-        task = self.task
-        hidden = task.keys * task.values
-        if task.earlier:
-            raw = np.split(_raw(seed, index, task.digits + 2), [task.digits, task.digits + 1])
-            names, asked = [NAMES[int(raw[1][0] % len(NAMES))]], [0]
-        else:
-            counts = (len(NAMES), task.keys, hidden * task.digits, hidden)
-            raw = np.split(_raw(seed, index, sum(counts)), np.cumsum(counts)[:-1])
-            names = [NAMES[i] for i in np.argsort(raw[0], kind="stable")[: task.keys]]
-            asked = np.argsort(raw[1], kind="stable")[: task.queries].tolist()
-            raw = raw[2:]
-        numbers = (raw[0] % 10).astype(np.int64).reshape(task.keys, task.values, task.digits)
-        depths = (raw[-1].astype(np.float64) / 2.0**64).reshape(task.keys, task.values)
-        return names, asked, numbers, depths
-
-
-def _raw(seed: int, index: int, count: int) -> npt.NDArray[np.uint64]:
-    """Raw Philox output: fixed for good, which NumPy does not promise of its distributions."""
-    key = np.array([seed, index], dtype=np.uint64)  # a list of both sizes would become float
-    return np.random.Philox(key=key).random_raw(count)
 
 
 def texts_of(tasks: Sequence[str], tokenizer: Tokenizer) -> list[NeedleText]:

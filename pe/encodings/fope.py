@@ -22,12 +22,12 @@ from torch.nn.functional import pad
 
 from pe.encodings.core.checks import UNSET, at_least, choice
 from pe.encodings.core.frequencies import Frequencies, phase_tables
-from pe.encodings.core.per_head import PerHeadRoPE
 from pe.encodings.core.registry import register
+from pe.encodings.rope import RoPE
 
 
 @register("fope", title="FoPE", paper="2412.17739", family="rotary")
-class FoPE(PerHeadRoPE):
+class FoPE(RoPE):
     """Fourier position embedding.
 
     Options: ``gain`` of the noise (0.3, 0.4, 0.6 in the authors' three sizes), ``dropped``

@@ -19,9 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pe.encodings.core.base import Lengths, Prepared
 from pe.encodings.core.checks import UNSET, at_least
-from pe.encodings.core.frequencies import FrequencyTransform
+from pe.encodings.core.frequencies import Frequencies, FrequencyTransform
 from pe.encodings.core.registry import register
 from pe.encodings.rope import RoPE
 
@@ -66,16 +65,8 @@ class IRoPE(RoPE):
         if not self.rotating:
             self.relative = attn_scale == 0
 
-    def prepare(
-        self,
-        q_positions: Tensor,
-        k_positions: Tensor,
-        dtype: torch.dtype = torch.float32,
-        lengths: Lengths | None = None,
-    ) -> Prepared:
-        if self.rotating:
-            return super().prepare(q_positions, k_positions, dtype, lengths)
-        return Prepared(q_positions, k_positions)
+    def select_frequencies(self, spectrum: Frequencies) -> Frequencies:
+        return spectrum if self.rotating else spectrum._replace(inv_freq=spectrum.inv_freq[:0])
 
     def rotate(
         self,

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pe.encodings.core.base import Encoding, Lengths, Prepared
+from pe.encodings.core.base import Encoding, Lengths, Prepared, tightest
 from pe.encodings.core.checks import choice, positive, rotary_width
 from pe.encodings.core.frequencies import (
     Frequencies,
@@ -56,21 +56,10 @@ class RoPE(Encoding):
         self.transforms = nn.ModuleList(sorted(transforms, key=lambda t: not t.stretches))
         self.length_dependent = any(t.length_dependent for t in transforms)
         self.relative = not self.length_dependent  # shifted positions are a longer sequence
-        limits = [t.max_positions for t in transforms if t.max_positions is not None]
-        self.max_positions = min(limits, default=None)
+        self.max_positions, self.limited_by = tightest(transforms)
         for transform in transforms:
             transform.attach(base_frequencies(self.rotary_dim, self.theta))
         self.register_exact_buffers()
-
-    @property
-    def limited_by(self) -> str:
-        for transform in self.transforms:
-            if (
-                transform.max_positions is not None
-                and transform.max_positions == self.max_positions
-            ):
-                return str(transform.name or type(transform).__name__)
-        return super().limited_by
 
     def frequencies(self, length: Tensor | None = None) -> Frequencies:
         """The spectrum after all transforms, float64, on the device of ``length`` (or the CPU).
@@ -139,6 +128,9 @@ class RoPE(Encoding):
     ) -> tuple[Tensor, Tensor]:
         self.refuse_misfit(q, k, q_positions, k_positions)
         q_tables, k_tables = tables or self.prepare(q_positions, k_positions, q.dtype).tables
+        if q_tables[0].shape[1] > 1:  # one per key head: the queries of a group rotate as its key
+            group = q.shape[1] // k.shape[1]
+            q_tables = tuple(t.repeat_interleave(group, dim=1) for t in q_tables)
         return self._rotate(q, *q_tables), self._rotate(k, *k_tables)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -148,7 +140,7 @@ class RoPE(Encoding):
     def _tables(
         self, positions: Tensor, spectrum: Frequencies, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """cos and sin, (1 or B, 1, T, d/2)."""
+        """cos and sin, (1 or B, 1, T, d/2); a subclass may have K for 1, each key head's own."""
         where = positions if spectrum.warp is None else spectrum.warp[positions]
         cos, sin = phase_tables(where, spectrum.inv_freq, dtype, spectrum.period)
         m = spectrum.magnitude

@@ -19,6 +19,7 @@ from pe.runs import SCHEMA_VERSION, Run, RunError
 from pe.runs.provenance import code, now
 from pe.training.build import check_evaluation, lengths_beyond
 from pe.training.progress import Progress
+from pe.training.start import check_source
 
 
 def evaluate(run: Run, *, quiet: bool = False, float32_residual: bool = False) -> dict[str, Any]:
@@ -35,10 +36,11 @@ def evaluate(run: Run, *, quiet: bool = False, float32_residual: bool = False) -
 
     Raises:
         RunError: the run is not trained, its checkpoint is not on this machine, or the corpus is no
-            longer what it was trained on.
+            longer what it was trained on, or the source of its encoding is not.
         ValueError: the recipe has no lengths, or lengths for which the text is too short.
     """
     recipe = run.recipe
+    check_source(run)
     known = run.evaluation()
     if known is not None and covers(known, recipe, float32_residual):
         return known
@@ -46,7 +48,7 @@ def evaluate(run: Run, *, quiet: bool = False, float32_residual: bool = False) -
     if record["status"] != "complete":
         raise RunError(f"{run.directory} is {record['status']}; train it before evaluating it")
     progress, data = Progress(enabled=not quiet), text_of(run)
-    if recipe.start_from and recipe.start_state == "weights":
+    if recipe.start_from and recipe.start_state == "weights" and recipe.steps:
         try:  # what the change of encoding did by itself, while the old weights are at hand
             evaluate_start(run, quiet=quiet, data=data)
         except RunError as error:  # they are gone: the run itself can be judged all the same

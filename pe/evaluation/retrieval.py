@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from pe._errors import PositionError
-from pe.data.needles import DEPTHS, VARIANTS, NeedleText, Prompt, texts_of
+from pe.data.needles import DEPTHS, VARIANTS, NeedleText, Prompt, even_depth, texts_of
 from pe.data.shards import Split
 from pe.evaluation.scorer import Scorer, no_value
 
@@ -49,13 +49,14 @@ def prompts(
             "shorter evaluation_lengths"
         )
     earlier = text.task.earlier
-    each = np.repeat(DEPTHS, count // len(DEPTHS)) if earlier else (np.arange(count) + 0.5) / count
+    each = count // len(DEPTHS)
     made = []
-    for index, depth in enumerate(each):
+    for index in range(count):
+        depth = DEPTHS[index // each] if earlier else even_depth(index, count)
         start = int(split.starts[documents[index % len(documents)]])
         haystack = np.asarray(split.tokens[start : start + length], dtype=np.int64)
         seed = EARLIER_SEED if earlier else SEED
-        made.append(text.build(seed, index, length, haystack, depth=float(depth), variant=variant))
+        made.append(text.build(seed, index, length, haystack, depth=depth, variant=variant))
     return made
 
 
@@ -112,6 +113,11 @@ def evaluate_retrieval(
     return {"retrieval": {"samples": samples, "depths": depths, "digits": digits, "tasks": results}}
 
 
+def control_prompts(count: int) -> int:
+    """Prompts of each control beside ``count`` prompts."""
+    return max(1, round(CONTROLS * count))
+
+
 def _right(
     scorer: Scorer, text: NeedleText, length: int, count: int, variant: str = "found"
 ) -> np.ndarray:
@@ -121,8 +127,7 @@ def _right(
 def _cell(scorer: Scorer, text: NeedleText, length: int, count: int) -> dict[str, Any]:
     digits = _right(scorer, text, length, count)[0]
     numbers = digits.reshape(count, -1, text.task.digits).all(-1)
-    few = max(1, round(CONTROLS * count))
-    controls = {v: _right(scorer, text, length, few, v)[0] for v in VARIANTS[1:]}
+    controls = {v: _right(scorer, text, length, control_prompts(count), v)[0] for v in VARIANTS[1:]}
     return {
         "prompts": "".join(str(int(all(row))) for row in numbers),
         "numbers": round(float(numbers.mean()), 6),

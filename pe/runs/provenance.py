@@ -67,23 +67,23 @@ def _git(top: Path, *arguments: str) -> str | None:
 
 def _hash_of_files(package: Path) -> str:
     """SHA-256 (16 digits) of names and contents of the package's Python files."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         content = path.read_bytes()
-        found.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode())
-        found.update(content)
-    return found.hexdigest()[:16]
+        digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()[:16]
 
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the installed packages among `PACKAGES`."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            installed[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue  # not every place that trains has papermill
-    return found
+    return installed
 
 
 def hardware() -> dict[str, Any]:

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pe._files import shipped
 from pe.recipes.recipe import NOTEBOOK_PARAMETERS, Recipe
 from pe.runs import Run, RunBusy, RunError
 from pe.study.complete import complete
@@ -28,12 +29,7 @@ from pe.study.devices import wait_for_device
 from pe.study.zero_shot import ZeroShot, carry_out
 from pe.training.start import is_retrained_copy
 
-NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "train.ipynb"
-# Fields that keep their share of another one unless they are given (`pe.recipe`).
-FOLLOWS = {
-    "warmup_steps": "steps", "decay_steps": "steps", "min_learning_rate": "learning_rate",
-    "evaluation_lengths": "context_length", "target_tokens": "context_length",
-}  # fmt: skip
+NOTEBOOK = shipped("notebooks") / "train.ipynb"
 WAIT_FOR_LOCK = 180.0
 """Seconds that a run's folder may still be held by the process of a worker that was killed."""
 
@@ -85,15 +81,16 @@ def _retrain(run: Run) -> None:
     """Retrain a complete run beside its record, for its weights.
 
     Raises:
-        RunError: the text is no longer the one that it was trained on.
+        RunError: the text, or the source of its encoding, is no longer what it was trained with.
     """
     from pe.data import prepare
     from pe.training.loop import train
-    from pe.training.start import check_text
+    from pe.training.start import check_source, check_text
 
-    first, r = Run(run.directory.parent.parent / run.name).read(), run.recipe
+    first, r = Run(run.directory.parent.parent / run.name), run.recipe
+    check_source(first)
     data = prepare(r.corpus, r.vocab_size, r.tokenizer)
-    check_text(data, first["data"], run.name, "it cannot be retrained without that text")
+    check_text(data, first.read()["data"], run.name, "it cannot be retrained without that text")
     if run.exists() and run.read()["status"] == "complete":  # some of its weights are gone, too
         with run.lock():
             for path in run.directory.iterdir():
@@ -107,18 +104,17 @@ def _retrain(run: Run) -> None:
 
 def notebook_parameters(recipe: Recipe, study: str) -> dict[str, Any]:
     """Parameters of train.ipynb that train and evaluate ``recipe``, with exactly its hash."""
-    from pe.recipes.named import RECIPES
+    from pe.recipes.named import recipe as named_recipe
 
-    base = RECIPES[recipe.name].to_dict()
-    new = {name for name, value in recipe.to_dict().items() if value != base[name]}
-    values: dict[str, Any] = {"recipe": recipe.name, "study": study}
-    overrides = {}
-    for name, value in recipe.to_dict().items():
-        if name in NOTEBOOK_PARAMETERS:
-            values[name] = value
-        elif name != "name" and (name in new or FOLLOWS.get(name) in new):
-            overrides[name] = value
-    values["overrides"] = overrides
+    fields = recipe.to_dict()
+    values = {name: fields[name] for name in NOTEBOOK_PARAMETERS}
+    start = recipe.start_from  # without one a run of 0 steps would be refused
+    derived = named_recipe(recipe.name, **values, start_from=start).to_dict() | {"start_from": ""}
+    values |= {
+        "recipe": recipe.name,
+        "study": study,
+        "overrides": {name: value for name, value in fields.items() if value != derived[name]},
+    }
     return {key: value for key, value in values.items() if value not in ({}, "")}
 
 
