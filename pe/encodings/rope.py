@@ -128,10 +128,7 @@ class RoPE(Encoding):
     ) -> tuple[Tensor, Tensor]:
         self.refuse_misfit(q, k, q_positions, k_positions)
         q_tables, k_tables = tables or self.prepare(q_positions, k_positions, q.dtype).tables
-        if q_tables[0].shape[1] > 1:  # one per key head: the queries of a group rotate as its key
-            group = q.shape[1] // k.shape[1]
-            q_tables = tuple(t.repeat_interleave(group, dim=1) for t in q_tables)
-        return self._rotate(q, *q_tables), self._rotate(k, *k_tables)
+        return self._rotate(q, q_tables), self._rotate(k, k_tables)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         for transform in self.transforms:
@@ -157,7 +154,10 @@ class RoPE(Encoding):
             cos, sin = torch.where(first, plain[0], cos), torch.where(first, plain[1], sin)
         return cos, sin
 
-    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _rotate(self, x: Tensor, tables: Any) -> Tensor:
+        cos, sin = tables
+        if cos.shape[1] not in (1, x.shape[1]):  # the queries of a group rotate as their key does
+            cos, sin = (t.repeat_interleave(x.shape[1] // t.shape[1], dim=1) for t in tables)
         half = self.layout == "half"
         if takes_operator(x, cos, sin):
             by_operator: Tensor = rotate(x, cos, sin, half, False)

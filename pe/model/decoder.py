@@ -28,8 +28,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from pe._errors import PositionError, unknown
 from pe.attention.documents import document_lengths
 from pe.attention.masks import positions_of, visible
-from pe.encodings import Encoding, Prepared, layer_encodings
-from pe.encodings.core.base import Lengths
+from pe.encodings import Encoding, layer_encodings
 from pe.model.config import PEConfig
 from pe.model.layers import Block
 from pe.model.loss import IGNORE, summed_loss
@@ -155,40 +154,28 @@ class PEModel(PEPreTrainedModel):
         else:
             seen = mask.sum(-1)
         temperature = self._temperature(seen)
-        lengths = None
+        lengths = {}
         if document_ids is not None and self.encodings[0].length_dependent:
             assert mask is not None
-            lengths = document_lengths(mask, positions, k_positions)
+            lengths = {"lengths": document_lengths(mask, positions, k_positions)}
         plain = mask is None and position_ids is None and past == 0
         for index, layer in enumerate(self.layers):
             enc: Encoding = self.encodings[index % len(self.encodings)]  # type: ignore[assignment]
             if index < len(self.encodings) or enc.random:
-                where = self._prepare(
-                    enc, positions, k_positions, x.dtype, cache is not None, lengths
-                )
+                # Keys that are cached rotated are not rotated twice.
+                rotated = cache is not None and not enc.raw_keys
+                where = enc.prepare(
+                    positions, positions if rotated else k_positions, x.dtype,
+                    **(lengths if enc.length_dependent else {}),
+                )  # fmt: skip
                 # Positions that the encoding moved are no longer counted.
                 where = where._replace(counted=plain and where.q_positions is positions)
+                where = where._replace(k_positions=k_positions) if rotated else where
             if index == 0:
                 x = enc.embed(x, where.q_positions)
             x = layer(x, enc, where, mask, cache, temperature)
         output: dict[str, Any] = {"last_hidden_state": self.norm(x), CACHE_FIELD: cache}
         return BaseModelOutputWithPast(**output)
-
-    @staticmethod
-    def _prepare(
-        enc: Encoding,
-        positions: Tensor,
-        k_positions: Tensor,
-        dtype: torch.dtype,
-        cached: bool,
-        lengths: Lengths | None,
-    ) -> Prepared:
-        """What `enc` makes of the positions; keys that are cached rotated are not rotated twice."""
-        if enc.length_dependent and lengths is not None:
-            return enc.prepare(positions, k_positions, dtype, lengths)
-        if enc.raw_keys or not cached:
-            return enc.prepare(positions, k_positions, dtype)
-        return enc.prepare(positions, positions, dtype)._replace(k_positions=k_positions)
 
     def _temperature(self, seen: Tensor) -> Tensor | None:
         """Factor of each query's logits by the number of tokens it sees, (1 or B, 1, T)."""
@@ -248,22 +235,16 @@ class PEForCausalLM(PEPreTrainedModel, GenerationMixin):
             inputs: as `PEModel.forward` takes them.
         """
         if use_cache is None:  # a cache is of use where decoding may go on
-            uncached = (
-                labels,
-                shift_labels,
-                inputs.get("position_ids"),
-                inputs.get("document_ids"),
-            )
-            use_cache = not self.training and all(x is None for x in uncached)
-            use_cache = use_cache and self.model.cacheable
+            uncached = labels, shift_labels, inputs.get("position_ids"), inputs.get("document_ids")
+            goes_on = not self.training and all(x is None for x in uncached)
+            use_cache = goes_on and self.model.cacheable
         out = self.model(input_ids=input_ids, use_cache=use_cache, **inputs)
         hidden = out.last_hidden_state
         result: dict[str, Any] = {CACHE_FIELD: out.get(CACHE_FIELD)}
         if shift_labels is None:
-            kept = (
-                slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            )
-            result["logits"] = self.lm_head(hidden[:, kept])
+            if isinstance(logits_to_keep, int):
+                logits_to_keep = slice(-logits_to_keep, None)  # type: ignore[assignment]
+            result["logits"] = self.lm_head(hidden[:, logits_to_keep])
         if labels is not None:
             ignored = labels.new_full((labels.shape[0], 1), IGNORE)
             shift_labels = torch.cat((labels[:, 1:], ignored), dim=1)

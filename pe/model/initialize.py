@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -24,6 +25,12 @@ def generator_for(seed: int, name: str) -> torch.Generator:
     return torch.Generator(device="cpu").manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
+def outside_encodings(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Parameters that belong to no encoding, by name."""
+    inside = {id(p) for m in model.modules() if isinstance(m, Encoding) for p in m.parameters()}
+    return (item for item in model.named_parameters() if id(item[1]) not in inside)
+
+
 @torch.no_grad()
 def draw_weights(
     model: nn.Module, seed: int, std: float = 0.02, embedding_std: float | None = None
@@ -33,10 +40,7 @@ def draw_weights(
     Token embeddings get ``embedding_std`` if it is given: the same draws, scaled.
     """
     layers = sum(1 for name, _ in model.named_parameters() if name.endswith("o_proj.weight"))
-    inside = {id(p) for m in model.modules() if isinstance(m, Encoding) for p in m.parameters()}
-    for name, parameter in model.named_parameters():
-        if id(parameter) in inside:
-            continue
+    for name, parameter in outside_encodings(model):
         if parameter.dim() < 2:
             parameter.fill_(1.0)
             continue
