@@ -16,8 +16,6 @@ depends on the logits of all keys in between; `pe.attention.kernels.cope.forward
 query to the left and counts as it goes.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

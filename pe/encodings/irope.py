@@ -11,8 +11,6 @@ Llama 4 normalises after rotating. A rotation keeps lengths, so the order makes 
 except that before it a transform's magnitude (YaRN's m) is not normalised away.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

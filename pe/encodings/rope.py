@@ -11,8 +11,6 @@ Pairing: ``half`` pairs channel i with i + d/2 (Llama, GPT-NeoX), ``interleaved`
 and key projections, and a wrong one with the same weights, silently.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,7 +53,9 @@ class RoPE(Encoding):
         self.rotary_dim = rotary_width(head_dim, rotary_fraction)
         self.transforms = nn.ModuleList(sorted(transforms, key=lambda t: not t.stretches))
         self.length_dependent = any(t.length_dependent for t in transforms)
-        self.relative = not self.length_dependent  # shifted positions are a longer sequence
+        self.relative = (
+            type(self).relative and not self.length_dependent
+        )  # shifted positions are a longer sequence
         self.max_positions, self.limited_by = tightest(transforms)
         for transform in transforms:
             transform.attach(base_frequencies(self.rotary_dim, self.theta))
@@ -119,12 +119,7 @@ class RoPE(Encoding):
         return Prepared(q_positions, k_positions, (q_tables, k_tables))
 
     def rotate(
-        self,
-        q: Tensor,
-        k: Tensor,
-        q_positions: Tensor,
-        k_positions: Tensor,
-        tables: Any = None,
+        self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, tables: Any = None
     ) -> tuple[Tensor, Tensor]:
         self.refuse_misfit(q, k, q_positions, k_positions)
         q_tables, k_tables = tables or self.prepare(q_positions, k_positions, q.dtype).tables

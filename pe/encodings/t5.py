@@ -10,8 +10,6 @@ head, drawn from Normal(0, 1/hidden) like transformers does; one table for the w
 position. T5 does not divide its logits by sqrt(d); here they are.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

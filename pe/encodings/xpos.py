@@ -13,8 +13,6 @@ float64). A longer sequence is cut into chunks of that many positions, each with
 and keys become as many times wider.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

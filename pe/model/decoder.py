@@ -10,6 +10,7 @@ has been imported. Its layers are in `pe.model.layers`. B batch, T tokens, V voc
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -43,11 +44,6 @@ TOLERATED = frozenset(
      "token_type_ids", "is_first_iteration"}
 )  # fmt: skip
 
-ARGUMENTS = (
-    "input_ids", "attention_mask", "position_ids", "past_key_values", "cache", "inputs_embeds",
-    "use_cache", "document_ids",
-)  # fmt: skip
-
 
 class PEPreTrainedModel(PreTrainedModel):
     """What both models below share with transformers."""
@@ -61,7 +57,7 @@ class PEPreTrainedModel(PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, Encoding):
             # Loading builds the module on the meta device and leaves its constants unwritten.
-            module.reset_buffers()
+            module.register_exact_buffers()
             loaded = [getattr(p, "_is_hf_initialized", False) for p in module.parameters()]
             if not all(loaded):
                 module.reset_parameters()
@@ -92,12 +88,6 @@ class PEModel(PEPreTrainedModel):
         """Whether the encoding allows a cache (`Encoding.cacheable`)."""
         return self.encodings[0].cacheable  # type: ignore[return-value]
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.embed_tokens = value  # type: ignore[assignment]
-
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -120,7 +110,8 @@ class PEModel(PEPreTrainedModel):
         """
         for name in kwargs:
             if name not in TOLERATED:
-                raise unknown("argument", name, ARGUMENTS)
+                known = list(inspect.signature(PEModel.forward).parameters)[1:-1]
+                raise unknown("argument", name, known)
             if name in ("output_attentions", "output_hidden_states") and kwargs[name]:
                 raise ValueError(f"{name}: this model returns its last hidden state only")
         if (input_ids is None) == (inputs_embeds is None):

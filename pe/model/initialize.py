@@ -4,9 +4,6 @@ Each parameter has its own generator, seeded by (seed, name). So RoPE and PoPE s
 same projections, whatever the encoding adds, and comparisons between encodings are paired.
 """
 
-from __future__ import annotations
-
-import hashlib
 import math
 from collections.abc import Iterator
 
@@ -14,6 +11,7 @@ import torch
 from torch import nn
 
 from pe.encodings import Encoding
+from pe.model.rng import seed_of
 
 RESIDUAL = ("o_proj.weight", "down_proj.weight")
 EMBEDDING = "embed_tokens.weight"
@@ -21,8 +19,7 @@ EMBEDDING = "embed_tokens.weight"
 
 def generator_for(seed: int, name: str) -> torch.Generator:
     """A CPU generator that depends on the seed and the name only."""
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    return torch.Generator(device="cpu").manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return torch.Generator(device="cpu").manual_seed(seed_of(seed, name))
 
 
 def outside_encodings(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -6,8 +6,6 @@ No encoding is known by name here (`pe.encodings.Encoding`). B batch, T tokens, 
 heads, D head_dim.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

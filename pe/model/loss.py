@@ -5,8 +5,6 @@ The logits of a large batch are the largest tensor of a training step (B x T x v
 pass. Below it, chunking costs time and saves nothing.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear

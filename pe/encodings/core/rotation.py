@@ -9,8 +9,6 @@ Encodings call it where `takes_operator` says so, and elsewhere the formula itse
 can fuse with what stands around it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
