@@ -24,7 +24,7 @@ from typing import Any
 from book_studies import Studies
 
 from pe._errors import unknown
-from pe.evaluation.needles import control_prompts
+from pe.evaluation.retrieval import control_prompts
 from pe.results import extensions, quantities
 from pe.results.quantities import GUESSING, duration, multiples, significant, whole
 from pe.results.rows import Row, cut, measure, order, write, write_difference

@@ -8,10 +8,9 @@ from typing import Any
 
 from pe import devices
 from pe.data import TokenData
-from pe.data.retrieval import DEPTHS
+from pe.data.needles import DEPTHS
 from pe.evaluation.covers import covers
 from pe.evaluation.load import load_model
-from pe.evaluation.needles import evaluate_needles
 from pe.evaluation.retrieval import evaluate_retrieval
 from pe.evaluation.scorer import Log, Scorer, text_of
 from pe.evaluation.start import evaluate_start
@@ -90,17 +89,13 @@ def _measure(
     scorer: Scorer, log: Log, temperatures: Mapping[int, float] | None = None
 ) -> dict[str, Any]:
     """Perplexities, loss by position and, where the recipe asks for it, retrieval."""
-    found = scorer.perplexities(temperatures, log)
+    parts = scorer.perplexities(temperatures, log)
     recipe = scorer.recipe
     if recipe.retrieval_samples:
         log("looking for hidden numbers")
-        if recipe.retrieval_tasks:
-            found["needles"] = evaluate_needles(
-                scorer, recipe.retrieval_tasks, recipe.retrieval_samples * len(DEPTHS), temperatures
-            )
-        else:
-            found["retrieval"] = evaluate_retrieval(scorer, temperatures)
-    return found
+        count = recipe.retrieval_samples * len(DEPTHS)
+        parts |= evaluate_retrieval(scorer, recipe.retrieval_tasks, count, temperatures)
+    return parts
 
 
 def _tempered(scorer: Scorer, log: Log) -> dict[str, Any]:

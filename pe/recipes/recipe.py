@@ -119,7 +119,7 @@ class Recipe:
     mask_documents: bool = False
     """Forbid attention from one document into another inside a window."""
     retrieval_share: Share = 0.0
-    """Share of the training windows that hide a number and ask for it (`pe.data.retrieval`)."""
+    """Share of the training windows that hide a number and ask for it (`pe.data.needles`)."""
     retrieval_tasks: Annotated[tuple[str, ...], FROM_LIST] = ()
     """Tasks of `pe.data.needles`, for training windows whose texts vary in length and place, and
     for evaluation with the hits of each prompt. Empty: the needle and passkey of older records."""

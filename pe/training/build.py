@@ -13,8 +13,7 @@ from pe._errors import one_line
 from pe._quiet import quiet_libraries
 from pe.attention import path_for
 from pe.data import TokenData, evaluation_windows
-from pe.data.needles import NeedleText
-from pe.data.retrieval import TASKS, RetrievalText
+from pe.data.needles import texts_of
 from pe.encodings import Encoding
 from pe.model import PEForCausalLM
 from pe.model.config import PEConfig
@@ -164,10 +163,7 @@ def check_evaluation(recipe: Recipe, data: TokenData, model: PEForCausalLM) -> N
         evaluation_windows(data.validation, longer[-1], recipe.target_tokens, 1)
     if recipe.retrieval_samples:
         tokenizer = data.load_tokenizer()
-        if recipe.retrieval_tasks:
-            needed = max(NeedleText(t, tokenizer).shortest() for t in recipe.retrieval_tasks)
-        else:
-            needed = max(RetrievalText(task, tokenizer).shortest() for task in TASKS)
+        needed = max(text.shortest() for text in texts_of(recipe.retrieval_tasks, tokenizer))
         if lengths[0] < needed:
             raise ValueError(
                 f"evaluation_lengths: {lengths[0]} tokens have no room for a retrieval text, which "

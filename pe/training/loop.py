@@ -37,7 +37,6 @@ from pe._errors import one_line
 from pe.data import Batches, is_path, prepare
 from pe.data.batches import Batch
 from pe.data.needles import NeedleMix
-from pe.data.retrieval import RetrievalMix
 from pe.encodings.core.source import source_hashes
 from pe.model import PEForCausalLM
 from pe.model.loss import IGNORE
@@ -216,13 +215,9 @@ class Trainer:
         self.model, self.optimizer = self.accelerator.prepare(model, build_optimizer(model, r))
         first = data.end_id if r.first_token else None
         self.train_batches = Batches(data.train, r.context_length, r.batch_size, r.seed, first)
-        if r.retrieval_share and r.retrieval_tasks:
+        if r.retrieval_share:
             self.train_batches = NeedleMix(
                 self.train_batches, r.retrieval_share, data.load_tokenizer(), r.retrieval_tasks
-            )
-        elif r.retrieval_share:
-            self.train_batches = RetrievalMix(
-                self.train_batches, r.retrieval_share, data.load_tokenizer()
             )
         self.validation_batches = Batches(
             data.validation, r.context_length, r.batch_size, seed=0, first_token=first
