@@ -81,14 +81,14 @@ class LongRoPE(FrequencyTransform):
         self.factor = factor = at_least("factor", 4.0 if factor is UNSET else factor, 1.0)
         if dynamic and factor == 1:
             raise ValueError("factor 1: with dynamic=True factors grow up to it; use more than 1")
-        self.given = {"long_factor": long_factor, "short_factor": short_factor}
+        self.chosen = {"long_factor": long_factor, "short_factor": short_factor}
         self.factors: tuple[Sequence[float], Sequence[float]] | None = None
         self.magnitude = magnitude_of(magnitude, factor, self.original_length)
         self.dynamic = dynamic
         self.exempt = int(at_least("exempt", exempt, 0))
 
     def attach(self, frequencies: Frequencies) -> None:
-        for name, factors in self.given.items():
+        for name, factors in self.chosen.items():
             _checked(name, factors, frequencies.dim // 2)
         self.factors = self._factors(frequencies)
 
@@ -97,7 +97,7 @@ class LongRoPE(FrequencyTransform):
         if length is None:
             length = torch.tensor(self.original_length, device=inv_freq.device)
         factors = self.factors or self._factors(frequencies)
-        long, short = (inv_freq.new_tensor(given) for given in factors)
+        long, short = (inv_freq.new_tensor(each) for each in factors)
         if self.dynamic:
             excess = length.to(torch.float64) / self.original_length - 1
             long = 1 + (long - 1) * excess / (self.factor - 1)
@@ -109,7 +109,7 @@ class LongRoPE(FrequencyTransform):
     def _factors(self, frequencies: Frequencies) -> tuple[Sequence[float], Sequence[float]]:
         """lambda of long and of short rows for a spectrum of this width."""
         dim, theta = frequencies.dim, frequencies.theta
-        long, short = self.given["long_factor"], self.given["short_factor"]
+        long, short = self.chosen["long_factor"], self.chosen["short_factor"]
         if long is None:
             long = yarn_factors(dim, theta, self.original_length, self.factor)
         return long, short or [1.0] * (dim // 2)

@@ -39,10 +39,8 @@ class DistanceBias(Encoding):
         return None
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
-        """One number per distance."""
-        return by_distance(
-            self.distance_bias(torch.arange(length, device=device)), self.constant_beyond
-        )
+        table = self.distance_bias(torch.arange(length, device=device))
+        return by_distance(table, self.constant_beyond)
 
     def bias(
         self,

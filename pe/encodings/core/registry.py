@@ -325,17 +325,17 @@ def _refuse_unknown_options(spec: str, parts: list[Part], options: dict[str, Any
             )
 
 
-def _build(name: str, part: Part, given: dict[str, Any]) -> Any:
+def _build(name: str, part: Part, arguments: dict[str, Any]) -> Any:
     hints = typing.get_type_hints(part.__init__)
-    parameters = {key: p for key, p in _parameters(part).items() if key in given}
+    parameters = {key: p for key, p in _parameters(part).items() if key in arguments}
     for key, parameter in parameters.items():
-        value = given[key]
+        value = arguments[key]
         if key in CONTEXT and value is None:
             if parameter.default is parameter.empty:
                 raise ValueError(f"{name!r} needs {key}")
         elif key != "transforms" and not _fits(value, hints.get(key)):
             raise ValueError(f"{name!r}: option {key}: expected {_word(hints[key])}, got {value!r}")
-    return part(**{key: given[key] for key in parameters})
+    return part(**{key: arguments[key] for key in parameters})
 
 
 def _fits(value: Any, hint: Any) -> bool:
