@@ -70,7 +70,7 @@ class LongRoPE(FrequencyTransform):
         exempt: int = 0,
     ) -> None:
         super().__init__()
-        self.original_length = int(at_least("original_length", original_length, 1))
+        self.original_length = at_least("original_length", original_length, 1)
         follows = dynamic or isinstance(magnitude, str)
         if factor is UNSET and (long_factor or short_factor) and follows:
             raise ValueError(
@@ -85,11 +85,19 @@ class LongRoPE(FrequencyTransform):
         self.factors: tuple[Sequence[float], Sequence[float]] | None = None
         self.magnitude = magnitude_of(magnitude, factor, self.original_length)
         self.dynamic = dynamic
-        self.exempt = int(at_least("exempt", exempt, 0))
+        self.exempt = at_least("exempt", exempt, 0)
 
     def attach(self, frequencies: Frequencies) -> None:
+        pairs = frequencies.dim // 2
         for name, factors in self.chosen.items():
-            _checked(name, factors, frequencies.dim // 2)
+            if factors is not None and len(factors) != pairs:
+                raise ValueError(
+                    f"{name}: expected a factor for each of {pairs} pairs, got {len(factors)}"
+                )
+            for index, factor in enumerate(factors or ()):
+                if isinstance(factor, bool) or not isinstance(factor, int | float):
+                    raise ValueError(f"{name}: expected numbers, got {factor!r} for pair {index}")
+                positive(f"{name}, pair {index}", factor)
         self.factors = self._factors(frequencies)
 
     def forward(self, frequencies: Frequencies, length: Tensor | None = None) -> Frequencies:
@@ -113,14 +121,3 @@ class LongRoPE(FrequencyTransform):
         if long is None:
             long = yarn_factors(dim, theta, self.original_length, self.factor)
         return long, short or [1.0] * (dim // 2)
-
-
-def _checked(name: str, factors: Sequence[float] | None, pairs: int) -> None:
-    if factors is None:
-        return
-    if len(factors) != pairs:
-        raise ValueError(f"{name}: expected a factor for each of {pairs} pairs, got {len(factors)}")
-    for index, factor in enumerate(factors):
-        if isinstance(factor, bool) or not isinstance(factor, int | float):
-            raise ValueError(f"{name}: expected numbers, got {factor!r} for pair {index}")
-        positive(f"{name}, pair {index}", factor)

@@ -78,7 +78,7 @@ class YaRN(FrequencyTransform):
         dynamic: bool = False,
     ) -> None:
         super().__init__()
-        self.original_length = int(at_least("original_length", original_length, 1))
+        self.original_length = at_least("original_length", original_length, 1)
         if dynamic and factor is not UNSET:
             raise ValueError(
                 f"factor {factor}: with dynamic=True it follows from the length of the sequence; "

@@ -96,9 +96,7 @@ def _compare(enc: Encoding, positions: Tensor, measure: Measure, step: Step) -> 
             tensor.sub_(direction, alpha=2 * step.width)
             below = value()
             tensor.add_(direction, alpha=step.width)
-            predicted = torch.zeros(()) if slope is None else (slope * direction).sum()
+            along = torch.zeros(()) if slope is None else (slope * direction).sum()
         difference = (above - below) / (2 * step.width)
         rounded = step.rounding * float(above.abs()) / step.width  # in a difference of large sums
-        measure.close(
-            f"slope along {name}", predicted, difference, step.error + rounded, step.error
-        )
+        measure.close(f"slope along {name}", along, difference, step.error + rounded, step.error)

@@ -33,10 +33,8 @@ class DistanceBias(Encoding):
         """Integer distances of any shape (...) -> (H, ...), float32 or float64."""
         raise NotImplementedError
 
-    @property
-    def constant_beyond(self) -> int | None:
-        """Distance from which on the bias is constant, or None."""
-        return None
+    constant_beyond: int | None = None
+    """Distance from which on the bias is constant, or None."""
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
         table = self.distance_bias(torch.arange(length, device=device))

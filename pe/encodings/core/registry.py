@@ -190,18 +190,21 @@ def encoding(
         ValueError: unknown names, unknown options (the nearest is named), wrong values, or parts
             that cannot be combined.
     """
-    parts = _parts(
-        spec,
-        {
-            "head_dim": head_dim,
-            "num_heads": num_heads,
-            "num_kv_heads": num_kv_heads or num_heads,
-            "hidden_size": hidden_size or head_dim * num_heads,
-            "original_length": original_length,
-            "layer_index": layer_index,
-        },
-        options,
-    )
+    arguments = {
+        "head_dim": head_dim,
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads or num_heads,
+        "hidden_size": hidden_size or head_dim * num_heads,
+        "original_length": original_length,
+        "layer_index": layer_index,
+    } | options
+    classes = part_classes(spec)
+    encodings, transforms = _split(classes)
+    _refuse_unknown_options(spec, list(classes.values()), options)
+    changes = [_build(name, c, arguments) for name, c in transforms.items()]
+    if changes:
+        arguments["transforms"] = changes
+    parts = [_build(name, c, arguments) for name, c in encodings.items()]
     return parts[0] if len(parts) == 1 else Composite(parts)
 
 
@@ -246,17 +249,6 @@ def _split(
 ) -> tuple[dict[str, type[Encoding]], dict[str, type[FrequencyTransform]]]:
     encodings = {n: c for n, c in classes.items() if issubclass(c, Encoding)}
     return encodings, {n: c for n, c in classes.items() if issubclass(c, FrequencyTransform)}
-
-
-def _parts(spec: str, context: dict[str, Any], options: dict[str, Any]) -> list[Encoding]:
-    classes = part_classes(spec)
-    encodings, transforms = _split(classes)
-    _refuse_unknown_options(spec, list(classes.values()), options)
-    arguments = context | options
-    changes = [_build(name, c, arguments) for name, c in transforms.items()]
-    if changes:
-        arguments["transforms"] = changes
-    return [_build(name, c, arguments) for name, c in encodings.items()]
 
 
 def check(spec: str, options: dict[str, Any] | None = None, **context: int) -> None:
