@@ -162,7 +162,7 @@ def progress_bar(name: str, total: int | None, on_progress: OnProgress | None = 
 
     file = None if on_progress is None else _Lines(on_progress)
     return tqdm(
-        desc=name, total=total, unit="B", unit_scale=True, delay=1, file=file,
+        desc=name, total=total, unit="B", unit_scale=True, file=file, delay=file is None,
         disable=None if file is None else False,
     )  # fmt: skip
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from pe.data import tokenizer as tokenizers_
 from pe.data.cache import OnProgress, progress_bar
-from pe.data.documents import Documents, Joins
+from pe.data.documents import CONTEXT, Documents, Joins
 from pe.data.splits import SPLITS, TRAIN
 from pe.data.tokenizer import TokenizerPlan
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 ENCODE_BYTES = 2_000_000
 """Text handed to the tokenizer at once: enough for every core, little enough for memory, of which
 it takes a hundred times as much."""
-CONTEXT = 200
-"""Characters on either side of a place where a long text may be cut, which show whether it may."""
 
 
 @dataclass

@@ -47,7 +47,7 @@ def text_of(run: Run) -> TokenData:
         RunError: the text or the tokenizer is no longer what the run was trained on.
     """
     r, recorded = run.recipe, run.read()["data"]
-    data = prepare(r.corpus, r.vocab_size, r.tokenizer)
+    data = prepare(r.corpus, r.vocab_size, r.tokenizer, separator=r.separator)
     check_text(data, recorded, str(run.directory), "train it again in another study")
     return data
 

@@ -51,7 +51,9 @@ def evaluate_start(
     start = start_of(recipe, run.directory.parent)
     if start is None:
         raise RunError(f"{run.directory} began with weights of its own")
-    data = data or prepare(recipe.corpus, recipe.vocab_size, recipe.tokenizer)
+    data = data or prepare(
+        recipe.corpus, recipe.vocab_size, recipe.tokenizer, separator=recipe.separator
+    )
     check_text(data, start.data, start.parent.name, "evaluate where its text is")
     with quiet_libraries():
         before: PEForCausalLM = PEForCausalLM.from_pretrained(start.weights, dtype=torch.float32)

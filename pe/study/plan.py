@@ -311,7 +311,7 @@ def check_recipe(recipe: Recipe, *, recorded: bool = False) -> None:
         hidden_size=recipe.hidden_size,
     )
     if not recorded:
-        open_corpus(recipe.corpus)
+        open_corpus(recipe.corpus, recipe.separator)
         if recipe.tokenizer == "bpe":
             plan_tokenizer(recipe.tokenizer, recipe.vocab_size)
 
