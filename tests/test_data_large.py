@@ -9,13 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_training import tiny
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
+import pe
 from pe.data import TokenData, documents, formats, prepare, shards
 from pe.data.corpora import open_corpus
 from pe.data.documents import Documents, read_documents
 from pe.data.splits import SPLITS
 from pe.data.tokenizer import train_bpe
+from pe.runs import Run
 
 SPACES = "\n\n\n  and more!!!\r\n日本語。\u3000\n\u00a0\n x"
 TEXT = "".join(f"Line {i}: it's {i * 7919}  words,{SPACES}{i}" for i in range(90))
@@ -195,3 +198,18 @@ def test_progress_comes_as_lines_of_text(tmp_path: Path) -> None:
     shown = [line for line in lines if re.search(r"tokenising for train:.*B/s", line)]
     assert shown
     assert "100%" in shown[-1]
+
+
+def test_a_run_is_trained_and_evaluated_on_the_texts_between_separators(
+    tmp_path: Path, alone: None
+) -> None:
+    words = "river mill noon cloud road".split()
+    texts = [" ".join(words[(i * j) % 5] for j in range(1, 200)) + f" {i}" for i in range(40)]
+    (tmp_path / "a.txt").write_text("<end>".join(texts))
+    recipe = tiny(
+        tmp_path / "a.txt", separator="<end>", steps=1, warmup_steps=0, context_length=32,
+        target_tokens=8, evaluation_lengths=[32], evaluation_windows=2,
+    )  # fmt: skip
+    run = pe.train(Run(tmp_path / "run", recipe), quiet=True)
+    assert run.read()["data"]["documents"] == 40
+    assert pe.evaluate(run, quiet=True)["perplexity"]["32"]["value"] > 1

@@ -92,9 +92,9 @@ def damage(directory: Path) -> str | None:
         expected: dict[str, list[int]] = seal["files"]
         for name, (size, crc) in expected.items():
             path = directory / name
-            found = path.stat().st_size
-            if found != size:
-                return f"{name} has {found:,} bytes, not {size:,}"
+            actual = path.stat().st_size
+            if actual != size:
+                return f"{name} has {actual:,} bytes, not {size:,}"
             if _crc(path) != crc:
                 return f"the content of {name} changed"
     except FileNotFoundError as error:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from tqdm import tqdm
     from transformers import PreTrainedTokenizerFast
 
+_RECORDED = (
+    "tokenizer_fingerprint", "tokenizer_trained", "vocab_size", "end_token", "end_id",
+)  # fmt: skip
 ENCODE_BYTES = 2_000_000
 """Text handed to the tokenizer at once: enough for every core, little enough for memory, of which
 it takes a hundred times as much."""
@@ -245,14 +248,10 @@ def read_shards(
         train=split("train"),
         validation=split("validation"),
         test=split("test"),
+        **{name: meta[name] for name in _RECORDED},
         corpus=corpus,
         fingerprint=fingerprint,
         tokenizer_name=tokenizer,
-        tokenizer_fingerprint=meta["tokenizer_fingerprint"],
-        tokenizer_trained=meta["tokenizer_trained"],
-        vocab_size=meta["vocab_size"],
-        end_token=meta["end_token"],
-        end_id=meta["end_id"],
         directory=directory,
         notes=notes,
     )

@@ -124,18 +124,18 @@ class HubCorpus(Corpus):
 
 def _mirror_files(name: str, table: HubTable, mirror: Path) -> dict[str, list[Path]]:
     """Group a mirror's data files by the hub's split names."""
-    found = files_under(mirror, _BUILDERS) if mirror.is_dir() else []
-    if not found:
+    files = files_under(mirror, _BUILDERS) if mirror.is_dir() else []
+    if not files:
         raise ValueError(
             f"corpus {name!r} is to be read from {mirror} (PE_HUB_DIR), but no file ending in "
             f"{', '.join(_BUILDERS)} is there"
         )
-    if len({_builder(path) for path in found}) > 1:
+    if len({_builder(path) for path in files}) > 1:
         raise ValueError(f"{mirror} mixes parquet and JSON files; keep one kind")
     if len(table.splits) == 1:
-        return {next(iter(table.splits.values())): found}
+        return {next(iter(table.splits.values())): files}
     grouped: dict[str, list[Path]] = {}
-    for path in found:
+    for path in files:
         split = split_of(path.relative_to(mirror))
         if split is None:
             raise ValueError(
