@@ -1,5 +1,8 @@
 """The ``pe`` command, also ``python -m pe``.
 
+    pe list                              every encoding, its family and its paper
+    pe train pope --steps 2000           train and evaluate one, without a notebook
+    pe runs local                        what is recorded
     pe check yarn -o factor=8.0          run the laws that an encoding's traits promise
     pe check my_module:MyEncoding
     pe study scaffold --dry-run          the runs of a study, and what they would take
@@ -21,7 +24,7 @@ import typer
 
 app = typer.Typer(
     help="Positional encodings: check, train, measure.", no_args_is_help=True,
-    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+    rich_markup_mode=None, pretty_exceptions_enable=False,
 )  # fmt: skip
 
 
@@ -56,6 +59,89 @@ def option_value(text: str) -> tuple[str, Any]:
         return key, ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return key, value
+
+
+def _print_table(columns: Sequence[str], lines: Sequence[Sequence[Any]]) -> None:
+    from tabulate import tabulate
+
+    print(tabulate(lines, headers=columns, disable_numparse=True))
+
+
+@app.command("list")
+def list_() -> None:
+    """List every encoding: its name, title, what it acts on, and its paper on arXiv."""
+    from pe.encodings import FAMILIES, about, list_encodings
+
+    names = {name: about(name) for name in list_encodings()}
+    order = sorted(names, key=lambda name: (FAMILIES.index(names[name].family), name))
+    lines = [(name, names[name].title, names[name].family, names[name].paper) for name in order]
+    _print_table(("name", "title", "acts on", "arXiv"), lines)
+
+
+@app.command()
+def train(
+    encoding: Annotated[str, typer.Argument(help="a name, names joined by +, or module:Class")],
+    option: Annotated[
+        list[str] | None,
+        typer.Option("-o", "--option", metavar="KEY=VALUE", help="of the encoding; repeatable"),
+    ] = None,
+    recipe: Annotated[str, typer.Option(help="demo, tiny, small, medium, large, paper")] = "auto",
+    study: Annotated[str, typer.Option(help="folder of the record, below runs/")] = "local",
+    seed: Annotated[int, typer.Option(help="draws initial weights and the order of text")] = 0,
+    steps: Annotated[int | None, typer.Option(help="optimizer steps")] = None,
+    corpus: Annotated[str | None, typer.Option(help="a name, or a path of text files")] = None,
+    context_length: Annotated[int | None, typer.Option(help="tokens in a window")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="windows in a step")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="peak learning rate")] = None,
+    override: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="any other recipe field; repeatable"),
+    ] = None,
+) -> None:
+    """Train one encoding and evaluate it, as notebooks/train.ipynb does.
+
+    The same command goes on with a run that was stopped, and shows one that is complete. Status 0:
+    done; 1: the loss became infinite; 2: wrong input; 130: stopped.
+    """
+    sys.path.insert(0, os.getcwd())
+    with _checked("train"):
+        from pe.notebooks.parameters import configure
+        from pe.results import outcome
+        from pe.study.plan import Planned
+
+        run = configure(
+            encoding, recipe, study, seed, steps, corpus, context_length, batch_size,
+            learning_rate, dict(map(option_value, option or [])),
+            dict(map(option_value, override or [])),
+        )  # fmt: skip
+        from pe.evaluation.evaluate import evaluate
+        from pe.training import loop, metrics
+
+        try:
+            evaluate(loop.train(run))
+        except (loop.Interrupted, metrics.NonFiniteLoss) as error:
+            print(f"pe train: {error}", file=sys.stderr)
+            raise typer.Exit(130 if isinstance(error, loop.Interrupted) else 1) from error
+        print(f"{outcome.text([Planned(encoding, run.recipe, study)])}\n\n{run.directory}")
+
+
+@app.command()
+def runs(
+    study: Annotated[str | None, typer.Argument(help="a folder below runs/; default: all")] = None,
+) -> None:
+    """List recorded runs: status, steps, validation loss and perplexity in and beyond training."""
+    with _checked("runs"):
+        from pe.runs import load
+
+        table = load(study=study)
+        at = [f"ppl@{n}x" for n in (1, 2, 4, 8, 16) if f"ppl@{n}x" in table]
+        columns = ["study", "run", "status", "steps", "validation_loss", *at]
+        lines = table[columns].astype(object).where(table[columns].notna(), None)
+        _print_table(columns, [[_short(cell) for cell in line] for line in lines.to_numpy()])
+
+
+def _short(cell: object) -> object:
+    return f"{cell:.4g}" if isinstance(cell, float) else cell
 
 
 @app.command()

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import jupytext
 import nbformat
 import papermill
 import pytest
+import yaml
 from notebook_tools import shown
 from study_rows import row
 
@@ -146,6 +148,21 @@ def test_the_notebook_trains_records_and_then_shows_without_training_again(place
     again = shown(TRAIN, **values(place, pe="pope"))
     assert {n: (run.directory / n).read_bytes() for n in before} == before
     assert "weights of this run are not" in again
+
+
+def test_jupyter_alone_carries_the_notebook_out_and_papermill_can_repeat_it(place: Path) -> None:
+    chosen = values(place, pe="alibi")
+    nb = nbformat.read(TRAIN, as_version=4)
+    (cell,) = tagged(nb, "parameters")
+    cell.source += "".join(f"\n{name} = {value!r}" for name, value in chosen.items())
+    nbformat.write(nb, place / "mine.ipynb")
+    command = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", "mine.ipynb"]
+    subprocess.run(command, cwd=place, check=True, capture_output=True)
+    run = configure(**chosen)
+    assert run.read()["status"] == "complete"
+    *words, line = shlex.split(run.read()["command"])
+    assert words == ["papermill", "notebooks/train.ipynb", "-y"]
+    assert configure(**yaml.safe_load(line)).directory == run.directory
 
 
 def test_the_convert_notebook_goes_on_from_a_run_and_shows_before_and_after(place: Path) -> None:

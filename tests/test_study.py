@@ -18,10 +18,11 @@ from study_tools import CHAIN, by_label, run_in_this_process, trained_steps, wri
 
 from pe import cli
 from pe.notebooks.parameters import configure
+from pe.recipes.command import notebook_command, notebook_parameters
 from pe.study import load_plan, run_study
 from pe.study.queue import StudyFailed
 from pe.study.show import rows, text
-from pe.study.worker import execute, notebook_command, notebook_parameters
+from pe.study.worker import execute
 
 STUDIES = Path(__file__).parents[1] / "studies"
 # ---------------------------------------------------------------- plans

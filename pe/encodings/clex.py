@@ -12,8 +12,6 @@ In training mode t is drawn from 1 .. max_factor, and the n tokens of a row get 
 in the right order between 0 and n t - 1, so that short sequences teach what long ones need.
 """
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar
 

@@ -12,8 +12,6 @@ pairs C = S = 1, which doubles their part of every logit: ``dropped="ones"``. Pa
 their code, or interleaved. Any position; one small matrix product a layer.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -52,7 +50,6 @@ class FoPE(RoPE):
         self.slowest = 2 * math.pi / at_least("original_length", original_length, 7)
         self.keep_zero = keep_zero
         super().__init__(head_dim, theta=theta, layout=layout)
-        self.relative = False  # which RoPE decides for an instance
         self.num_kv_heads = num_kv_heads
         self.gain = at_least("gain", gain, 0.0)
         if keep_zero and dropped is not UNSET:

@@ -11,8 +11,6 @@ Llama 4 normalises after rotating. A rotation keeps lengths, so the order makes 
 except that before it a transform's magnitude (YaRN's m) is not normalised away.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,20 +66,8 @@ class IRoPE(RoPE):
     def select_frequencies(self, spectrum: Frequencies) -> Frequencies:
         return spectrum if self.rotating else spectrum._replace(inv_freq=spectrum.inv_freq[:0])
 
-    def rotate(
-        self,
-        q: Tensor,
-        k: Tensor,
-        q_positions: Tensor,
-        k_positions: Tensor,
-        tables: Any = None,
-    ) -> tuple[Tensor, Tensor]:
-        if not self.rotating:
-            self.refuse_misfit(q, k, q_positions, k_positions)
-            return q, k
-        unit_q, unit_k = self._normalised(q), self._normalised(k)
-        rotated_q, rotated_k = super().rotate(unit_q, unit_k, q_positions, k_positions, tables)
-        return rotated_q.to(q.dtype), rotated_k.to(k.dtype)
+    def _rotate(self, x: Tensor, tables: Any) -> Tensor:
+        return super()._rotate(self._normalised(x), tables).to(x.dtype) if self.rotating else x
 
     def _normalised(self, x: Tensor) -> Tensor:
         if self.norm_eps is None:

@@ -9,8 +9,6 @@ of their key. Pairing half, or interleaved. Learns nothing; any position; phase 
 RoPE's.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

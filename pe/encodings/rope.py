@@ -11,8 +11,6 @@ Pairing: ``half`` pairs channel i with i + d/2 (Llama, GPT-NeoX), ``interleaved`
 and key projections, and a wrong one with the same weights, silently.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,7 +53,9 @@ class RoPE(Encoding):
         self.rotary_dim = rotary_width(head_dim, rotary_fraction)
         self.transforms = nn.ModuleList(sorted(transforms, key=lambda t: not t.stretches))
         self.length_dependent = any(t.length_dependent for t in transforms)
-        self.relative = not self.length_dependent  # shifted positions are a longer sequence
+        self.relative = (
+            type(self).relative and not self.length_dependent
+        )  # shifted positions are a longer sequence
         self.max_positions, self.limited_by = tightest(transforms)
         for transform in transforms:
             transform.attach(base_frequencies(self.rotary_dim, self.theta))
@@ -119,19 +119,11 @@ class RoPE(Encoding):
         return Prepared(q_positions, k_positions, (q_tables, k_tables))
 
     def rotate(
-        self,
-        q: Tensor,
-        k: Tensor,
-        q_positions: Tensor,
-        k_positions: Tensor,
-        tables: Any = None,
+        self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, tables: Any = None
     ) -> tuple[Tensor, Tensor]:
         self.refuse_misfit(q, k, q_positions, k_positions)
         q_tables, k_tables = tables or self.prepare(q_positions, k_positions, q.dtype).tables
-        if q_tables[0].shape[1] > 1:  # one per key head: the queries of a group rotate as its key
-            group = q.shape[1] // k.shape[1]
-            q_tables = tuple(t.repeat_interleave(group, dim=1) for t in q_tables)
-        return self._rotate(q, *q_tables), self._rotate(k, *k_tables)
+        return self._rotate(q, q_tables), self._rotate(k, k_tables)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         for transform in self.transforms:
@@ -157,7 +149,10 @@ class RoPE(Encoding):
             cos, sin = torch.where(first, plain[0], cos), torch.where(first, plain[1], sin)
         return cos, sin
 
-    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _rotate(self, x: Tensor, tables: Any) -> Tensor:
+        cos, sin = tables
+        if cos.shape[1] not in (1, x.shape[1]):  # the queries of a group rotate as their key does
+            cos, sin = (t.repeat_interleave(x.shape[1] // t.shape[1], dim=1) for t in tables)
         half = self.layout == "half"
         if takes_operator(x, cos, sin):
             by_operator: Tensor = rotate(x, cos, sin, half, False)

@@ -148,7 +148,8 @@ def comparable(run: Run) -> list[Run]:
     """
     fields, text = _setting(run), _fingerprint(run)
     runs: dict[str, Run] = {run.name: run}
-    for study in dict.fromkeys((run.study, REFERENCE)):
+    both = dict.fromkeys((run.study, REFERENCE))
+    for study in (name for name in both if (run.records / name).is_dir()):
         for other in records.find(run.records, study):
             try:
                 complete = other.read()["status"] == "complete"

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from pe._errors import explain, one_line
+from pe._errors import explain, one_line, unknown
 from pe._files import write_atomically
 from pe.runs import provenance
 from pe.runs.models import MODELS, Record, RunRecord, Session, Status
@@ -265,6 +265,8 @@ class Run(Folder):
         self.traceback.unlink(missing_ok=True)
 
     def _started(self) -> dict[str, Any]:
+        from pe.recipes.command import notebook_command, notebook_parameters
+
         recipe = self.recipe
         record: dict[str, Any] = {
             "schema": SCHEMA_VERSION,
@@ -278,7 +280,8 @@ class Run(Folder):
             "config_hash": recipe.config_hash(),
             "created": provenance.now(),
             "finished": None,
-            "command": provenance.command(),
+            "command": provenance.command()
+            or notebook_command(notebook_parameters(recipe, self.study)),
             "code": provenance.code(),
             "versions": provenance.versions(),
             "hardware": provenance.hardware(),
@@ -365,10 +368,16 @@ def find(path: str | Path | None = None, study: str | None = None) -> list[Run]:
     """All runs below ``path`` (default `root`), in order of folder name.
 
     A folder that holds any file of a record counts, so that a lost run.json is noticed.
+
+    Raises:
+        RunError: no such folder, or no such study in it; the nearest name is given.
     """
     base = Path(path) if path is not None else root()
     if not base.is_dir():
         raise RunError(f"{base}: there is no such folder of runs")
+    if study is not None and not any(folder.is_dir() for folder in base.glob(study)):
+        known = sorted(p.name for p in base.iterdir() if p.is_dir() and not p.name.startswith("."))
+        raise RunError(f"{unknown('study', study, known)} (in {base})")
     folders = {file.parent for name in FILES for file in base.glob(f"{study or '*'}/*/{name}")}
     return [Run(folder) for folder in sorted(folders)]
 

@@ -25,12 +25,15 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def command() -> str:
-    """The command line; papermill hands its own down, since a kernel's says nothing."""
+def command() -> str | None:
+    """The command line, or what papermill or a study handed down as such.
+
+    None in the kernel of a notebook that somebody carries out by hand, whose line says nothing.
+    """
     if os.environ.get("PE_COMMAND"):
         return os.environ["PE_COMMAND"]
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    return shlex.join(words) if words[0] != "ipykernel_launcher.py" else "a notebook"
+    return None if words[0] == "ipykernel_launcher.py" else shlex.join(words)
 
 
 def code() -> dict[str, Any]:

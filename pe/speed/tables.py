@@ -205,25 +205,15 @@ def peers(speed: Speed, mode: str = "train") -> str:
 def deterministic(speeds: Sequence[Speed]) -> str:
     """What the same bits twice cost: tokens/s in training over those of the usual algorithms.
 
-    Of the newest record that was made with `pe.devices.deterministic`, beside the newest without,
-    of the same sizes on the same kind of machine; empty if there is no such pair.
+    Of the `best` record that was made with `pe.devices.deterministic`, beside the best without, of
+    the same sizes on the same kind of machine; empty if there is no such pair.
     """
-    newest = sorted(speeds, key=lambda s: str(s.record["sessions"][0]["created"]), reverse=True)
-    pairs = (
-        (same, usual)
-        for same in newest
-        for usual in newest
-        if same.settings.get("deterministic")
-        and not usual.settings.get("deterministic")
-        and same.hardware["name"] == usual.hardware["name"]
-        and all(
-            same.settings[key] == usual.settings[key] for key in ("recipe", "tokens", "compiled")
-        )
+    same = best([s for s in speeds if s.settings.get("deterministic")])
+    usual = best(
+        [s for s in speeds if same and not s.settings.get("deterministic") and _alike(s, same)]
     )
-    pair = next(pairs, None)
-    if pair is None:
+    if same is None or usual is None:
         return ""
-    same, usual = pair
 
     def cell(system: str, length: int, result: Result) -> str:
         other = usual.result(system, "train", length).tokens_per_second
@@ -231,8 +221,15 @@ def deterministic(speeds: Sequence[Speed]) -> str:
         return f"{ratio}({_rate(result)})"
 
     table = _by_length(same, "train", ["encoding"], _titles(shown(same, "train")), cell)
-    names = [f"`runs/{s.record['study']}/{s.record['run']}`" for s in pair]
+    names = [f"`runs/{s.record['study']}/{s.record['run']}`" for s in (same, usual)]
     return f"{table}\n\n*Records: {names[0]} over {names[1]}.*"
+
+
+def _alike(one: Speed, other: Speed) -> bool:
+    keys = ("recipe", "tokens", "compiled")
+    return one.hardware["name"] == other.hardware["name"] and all(
+        one.settings[key] == other.settings[key] for key in keys
+    )
 
 
 def best(speeds: Sequence[Speed]) -> Speed | None:

@@ -36,6 +36,7 @@ named ``t5@0.003,x10``, and `pe.results.sweeps` finds the best. This module impo
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -102,14 +103,12 @@ class RunEntry(YamlPart):
         for field, values in swept.items():
             if values and field in self.set:
                 raise ValueError(f"{field}: in set and in a sweep; leave one of them out")
-        none: list[float | None] = [None]
-        for rate in swept["learning_rate"] or none:
-            for multiple in swept["encoding_rate"] or none:
-                chosen = {"learning_rate": rate, "encoding_rate": multiple}
-                more = {k: v for k, v in chosen.items() if v is not None}
-                name = f"{label}@{rate:g}" if rate else label
-                name += f",x{multiple:g}" if multiple else ""
-                yield name, self.model_copy(update={"set": self.set | more})
+        for rate, multiple in itertools.product(*(v or (None,) for v in swept.values())):
+            name = f"{label}@{rate:g}" if rate else label
+            name += f",x{multiple:g}" if multiple else ""
+            chosen = {"learning_rate": rate, "encoding_rate": multiple}
+            more = {field: value for field, value in chosen.items() if value is not None}
+            yield name, self.model_copy(update={"set": self.set | more})
 
 
 class MiniEntry(YamlPart):

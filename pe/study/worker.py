@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -22,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from pe._files import shipped
-from pe.recipes.recipe import NOTEBOOK_PARAMETERS, Recipe
+from pe.recipes.command import notebook_command, notebook_parameters
+from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunBusy, RunError
 from pe.study.complete import complete
 from pe.study.devices import wait_for_device
@@ -102,31 +102,6 @@ def _retrain(run: Run) -> None:
     train(run)
 
 
-def notebook_parameters(recipe: Recipe, study: str) -> dict[str, Any]:
-    """Parameters of train.ipynb that train and evaluate ``recipe``, with exactly its hash."""
-    from pe.recipes.named import recipe as named_recipe
-
-    fields = recipe.to_dict()
-    values = {name: fields[name] for name in NOTEBOOK_PARAMETERS}
-    start = recipe.start_from  # without one a run of 0 steps would be refused
-    derived = named_recipe(recipe.name, **values, start_from=start).to_dict() | {"start_from": ""}
-    values |= {
-        "recipe": recipe.name,
-        "study": study,
-        "overrides": {name: value for name, value in fields.items() if value != derived[name]},
-    }
-    return {key: value for key, value in values.items() if value not in ({}, "")}
-
-
-def notebook_command(parameters: Mapping[str, Any]) -> str:
-    """What one types for the same; a line that can be pasted."""
-    import yaml
-
-    # Not as JSON, whose 1e-05 is a text in YAML.
-    line = yaml.safe_dump(dict(parameters), default_flow_style=True, width=10**6).strip()
-    return shlex.join(["papermill", "notebooks/train.ipynb", "-y", line])
-
-
 def _reason(run: Run, log: Path) -> str:
     tail = [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-1:]
     try:
@@ -167,6 +142,8 @@ def carry_out_task(task: Mapping[str, Any]) -> None:
         from pe.evaluation.evaluate import evaluate
         from pe.training.loop import train
 
+        command = notebook_command(notebook_parameters(recipe, task["study"]))
+        os.environ.setdefault("PE_COMMAND", command)
         wait_for_device()
         train(run)
         evaluate(run)

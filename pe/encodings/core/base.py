@@ -192,12 +192,7 @@ class Encoding(nn.Module):
         return x
 
     def rotate(
-        self,
-        q: Tensor,
-        k: Tensor,
-        q_positions: Tensor,
-        k_positions: Tensor,
-        tables: Any = None,
+        self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, tables: Any = None
     ) -> tuple[Tensor, Tensor]:
         """(B, H, Tq, D) and (B, K, Tk, D) -> the pair whose dot products are the logits.
 
@@ -282,19 +277,16 @@ class Encoding(nn.Module):
         return {}
 
     def register_exact_buffers(self) -> None:
-        """Call once, at the end of ``__init__``."""
-        device = torch.empty(0).device  # honours `with torch.device("meta")`
+        """Compute the exact buffers, each where it is; call it once at the end of ``__init__``."""
+        default = torch.empty(0).device  # honours `with torch.device("meta")`
         for name, value in self.exact_buffers().items():
-            self.register_buffer(name, value.to(device), persistent=False)
+            here = self._buffers.get(name)
+            value = value.to(default if here is None else here.device)
+            self.register_buffer(name, value, persistent=False)
 
-    def reset_buffers(self) -> None:
-        """Compute the exact buffers again, each on the device where it is."""
-        for name, value in self.exact_buffers().items():
-            current = self._buffers[name]
-            assert current is not None
-            self._buffers[name] = value.to(current.device)
+    reset_buffers = register_exact_buffers
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
-        self.reset_buffers()
+        self.register_exact_buffers()
         return self

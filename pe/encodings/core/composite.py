@@ -1,7 +1,5 @@
 """Several encodings at once: hooks chain, biases add, scales multiply."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -83,12 +81,7 @@ class Composite(Encoding):
         return x
 
     def rotate(
-        self,
-        q: Tensor,
-        k: Tensor,
-        q_positions: Tensor,
-        k_positions: Tensor,
-        tables: Any = None,
+        self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, tables: Any = None
     ) -> tuple[Tensor, Tensor]:
         tables = tables or [None] * len(self._all)
         for part, own in zip(self._all, tables, strict=True):

@@ -26,7 +26,6 @@ Part = type[Encoding] | type[FrequencyTransform]
 P = TypeVar("P", bound=Part)
 
 _REGISTRY: dict[str, Part] = {}
-_ABOUT: dict[str, About] = {}
 CONTEXT = (
     "head_dim", "num_heads", "num_kv_heads", "hidden_size", "original_length", "layer_index",
 )  # fmt: skip
@@ -45,6 +44,8 @@ class About(NamedTuple):
     paper: str | None
     family: str
 
+
+_ABOUT: dict[str, About] = {}
 
 FAMILIES = (
     "none", "embeddings", "rotary", "frequencies", "bias", "scale", "positions", "other",

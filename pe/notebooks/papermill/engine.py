@@ -141,7 +141,13 @@ def execute(
             nb, copy, output_path=output_path, log_output=log_output,
             autosave_cell_every=autosave_cell_every,
         )  # fmt: skip
-        client = Client(manager, quiet, **_client_options(kernel_name, log_output, options))
+        for name in ("input_path", "timeout", "startup_timeout"):  # papermill's names are others
+            options.pop(name, None)
+        client = Client(
+            manager, quiet, kernel_name=kernel_name, log=logger, log_output=log_output,
+            startup_timeout=options.pop("start_timeout", 60),
+            timeout=options.pop("execution_timeout", None), **options,
+        )  # fmt: skip
         manager.notebook_start()
         reason = ""
         try:
@@ -171,18 +177,6 @@ def execute(
     if not quiet:
         note(f"{'Failed' if reason else 'Recorded'}: {_shown(copy.parent)}")
     return manager.nb
-
-
-def _client_options(kernel_name: str, log_output: bool, options: dict[str, Any]) -> dict[str, Any]:
-    """papermill's words for the client's settings, and all the others as they come."""
-    options = {k: v for k, v in options.items() if k != "input_path"}
-    return options | {
-        "kernel_name": kernel_name,
-        "log": logger,
-        "log_output": log_output,
-        "startup_timeout": options.pop("start_timeout", 60),
-        "timeout": options.pop("execution_timeout", None) or options.get("timeout"),
-    }
 
 
 # glibc maps memory for every large tensor and returns it when it is freed, so each training step on
