@@ -1,7 +1,7 @@
 """Cache entries: directories that are complete and undamaged, or not used at all.
 
 An entry is written in a temporary directory, sealed with the size and CRC-32 of every file, and
-renamed into place; a reader checks the seal before anything is read. A lock file a key makes two
+renamed into place; a reader checks the seal before anything is read. A lock file per key makes two
 processes at once do the work once.
 """
 

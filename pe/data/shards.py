@@ -1,4 +1,4 @@
-"""Token files: one memory-mapped array a split, the starts and names of its documents.
+"""Token files: one memory-mapped array per split, the starts and names of its documents.
 
 A split is one long row of token numbers. Every document is followed by an end token, which
 belongs to it; ``starts`` holds the offset of every document's first token.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ class HubCorpus(Corpus):
         return ["hub", self.table.repository, self.table.config, splits, files]
 
     def parts(self) -> Iterable[tuple[str | None, Iterator[Document]]]:
-        """One part a split that the data set has; the held-out ones first."""
+        """One part per split that the data set has; the held-out ones first."""
         order = sorted(self.table.splits, key=lambda split: split in (None, "train"))
         for split in order:
             theirs = self.table.splits[split]
@@ -150,9 +151,5 @@ def _builder(path: Path) -> str:
     return next(kind for suffix, kind in _BUILDERS.items() if path.name.endswith(suffix))
 
 
-def _register(name: str, table: HubTable) -> None:
-    register(name)(lambda: HubCorpus(name, table))
-
-
 for _name, _table in HUB.items():
-    _register(_name, _table)
+    register(_name)(partial(HubCorpus, _name, _table))

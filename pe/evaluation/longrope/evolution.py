@@ -1,8 +1,8 @@
 """How LongRoPE's search makes candidates: seeds, mutation, crossover. Knows nothing of models.
 
-A candidate is one factor a pair, lambda_0 .. lambda_(d/2-1), by which the pair is slowed, from 1 to
-1 + s and never falling from a pair to the next, since a slower pair has seen less of the circle
-(arXiv:2402.13753). New genes lie on a grid.
+A candidate is one factor per frequency, lambda_0 .. lambda_(d/2-1), by which it is slowed, from 1
+to 1 + s and never falling from a frequency to the next, since a slower one has seen less
+of the circle (arXiv:2402.13753). New genes lie on a grid.
 
 Every generation has its own random generator, seeded by (seed, generation). So what is made
 depends on the seed and on what was evaluated before, and a search that was stopped makes the same

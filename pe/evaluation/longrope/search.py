@@ -57,7 +57,7 @@ def search_longrope(
         spec: what the model is converted to, ``"longrope+alibi"`` for example.
 
     Returns:
-        The best factors so far, one a pair; never worse than YaRN's on the text searched on.
+        The best factors so far, one per frequency; never worse than YaRN's on the text searched on.
 
     Raises:
         RunError: the run is not complete, its checkpoint is not on this machine, or
