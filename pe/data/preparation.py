@@ -1,7 +1,7 @@
 """From the name of a corpus to memory-mapped tokens, through the cache.
 
 Two keys keep this quick and safe. What a corpus looks like from outside (paths, sizes, times; the
-row of the hub table) leads to the fingerprint of the content that was found there last time, so
+row of the hub table) leads to the fingerprint of the content that it had last time, so
 an unchanged gigabyte is not read again. The tokens' own key is that fingerprint with the
 tokenizer and the code version.
 """

@@ -1,4 +1,4 @@
-"""Token files: one memory-mapped array a split, the starts and names of its documents.
+"""Token files: one memory-mapped array per split, the starts and names of its documents.
 
 A split is one long row of token numbers. Every document is followed by an end token, which
 belongs to it; ``starts`` holds the offset of every document's first token.
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from pe.data import tokenizer as tokenizers_
 from pe.data.cache import OnProgress, progress_bar
-from pe.data.documents import Documents, Joins
+from pe.data.documents import CONTEXT, Documents, Joins
 from pe.data.splits import SPLITS, TRAIN
 from pe.data.tokenizer import TokenizerPlan
 
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from tqdm import tqdm
     from transformers import PreTrainedTokenizerFast
 
+_RECORDED = (
+    "tokenizer_fingerprint", "tokenizer_trained", "vocab_size", "end_token", "end_id",
+)  # fmt: skip
 ENCODE_BYTES = 2_000_000
 """Text handed to the tokenizer at once: enough for every core, little enough for memory, of which
 it takes a hundred times as much."""
-CONTEXT = 200
-"""Characters on either side of a place where a long text may be cut, which show whether it may."""
 
 
 @dataclass
@@ -247,14 +248,10 @@ def read_shards(
         train=split("train"),
         validation=split("validation"),
         test=split("test"),
+        **{name: meta[name] for name in _RECORDED},
         corpus=corpus,
         fingerprint=fingerprint,
         tokenizer_name=tokenizer,
-        tokenizer_fingerprint=meta["tokenizer_fingerprint"],
-        tokenizer_trained=meta["tokenizer_trained"],
-        vocab_size=meta["vocab_size"],
-        end_token=meta["end_token"],
-        end_id=meta["end_id"],
         directory=directory,
         notes=notes,
     )

@@ -311,7 +311,7 @@ def check_run(run: Run) -> None:
     if run.exists():
         check_source(run)
         return
-    open_corpus(recipe.corpus)
+    open_corpus(recipe.corpus, recipe.separator)
     if recipe.tokenizer == "bpe":
         plan_tokenizer(recipe.tokenizer, recipe.vocab_size)
 
