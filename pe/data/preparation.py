@@ -90,7 +90,7 @@ def prepare(
             with locked(root, directory.name):
                 if not usable(directory):
                     with building(directory) as work:
-                        write_shards(documents, split, plan, work, on_progress)
+                        write_shards(documents, split, plan, content, work, on_progress)
             notes = documents.notes + _moved(documents.given, split)
             write_json(pointer, {"fingerprint": content, "notes": notes})
             return read_shards(directory, corpus, content, plan.name, notes)

@@ -123,10 +123,14 @@ def write_shards(
     documents: Documents,
     split: npt.NDArray[np.int8],
     plan: TokenizerPlan,
+    fingerprint: str,
     directory: Path,
     on_progress: OnProgress | None = None,
 ) -> None:
-    """Train or read the tokenizer and write every split's tokens into ``directory``."""
+    """Train or read the tokenizer and write every split's tokens into ``directory``.
+
+    ``fingerprint`` is that of the documents and their split, by which `read_shards` knows them.
+    """
     trained: Tokenizer | None = None
     if plan.source is None:
         with progress_bar("training the tokenizer", None, on_progress) as bar:
@@ -164,6 +168,7 @@ def write_shards(
         names = "\n".join(documents.names[i] for i in members)
         (directory / f"{name}.names.txt").write_bytes(names.encode("utf-8", "replace"))
     meta = {
+        "fingerprint": fingerprint,
         "dtype": dtype.name,
         "end_token": end_token,
         "end_id": end_id,
@@ -233,8 +238,17 @@ def _batches(
 def read_shards(
     directory: Path, corpus: str, fingerprint: str, tokenizer: str, notes: list[str]
 ) -> TokenData:
-    """Map an undamaged cache entry; nothing is read but the starts and the names."""
+    """Map an undamaged cache entry; nothing is read but the starts and the names.
+
+    Raises:
+        ValueError: the entry was written for another text and came here under this one's name.
+    """
     meta = json.loads((directory / "meta.json").read_text())
+    if meta.get("fingerprint", fingerprint) != fingerprint:  # entries before 2026-11-29 have none
+        raise ValueError(
+            f"{directory} holds tokens of the text {meta['fingerprint']}, not of {corpus} "
+            f"({fingerprint}); remove the folder, and they are made again"
+        )
 
     def split(name: str) -> Split:
         names = (directory / f"{name}.names.txt").read_bytes().decode("utf-8")
