@@ -84,7 +84,7 @@ class Attention(nn.Module):
             q, k = enc.rotate(q, k, q_positions, q_positions, tables)
             k, v = cache.update(k, v, self.layer_index)
         q = scaled(scaled(q, factor), temperature)
-        out = compute(q, k, v, self.scale, bias, mask, self.backend)
+        out = compute(q, k, v, self.scale, bias, mask, self.backend, enc.sink_logit())
         return self.o_proj(out.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
 
     def _kept(self, cache: Cache, state: Tensor) -> Tensor:
