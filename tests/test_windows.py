@@ -218,3 +218,15 @@ def test_a_schedule_is_saved_loaded_and_converted(tmp_path: Any) -> None:
 def test_recipes_take_schedules() -> None:
     recipe = pe.recipe("tiny", pe="3*(rope+window:16), nope")
     assert recipe.pe == "3*(rope+window:16), nope"
+
+
+def test_conversion_goes_on_with_what_a_spec_states() -> None:
+    model = small("rope(theta=1e6)+window:5, nope")
+    assert pe.convert(model, "rope").config.pe_options == {"theta": 1e6}
+    assert pe.convert(model, "rope(theta=5.0), nope").config.pe_options == {}
+    assert pe.convert(model, "alibi+window").config.pe_options == {"window": 5}
+    dual = small("rope(theta=1e4)+window:5, rope(theta=1e6)")
+    with pytest.raises(ValueError, match="theta differs between the layers of"):
+        pe.convert(dual, "rope")
+    assert pe.convert(dual, "rope", theta=7.0).config.pe_options == {"theta": 7.0}
+    assert pe.convert(dual, "nope").config.pe_options == {}

@@ -27,7 +27,8 @@ def dense_attention(
     """(B, H, Tq, E), (B, K, Tk, E), (B, K, Tk, D) -> (B, H, Tq, D) in v's dtype.
 
     ``mask``, broadcastable to (B, H, Tq, Tk), is True where a query sees a key; None means causal
-    with the queries last. ``sink`` is (H,). A query that sees no key gets 0. Memory grows with Tq x Tk.
+    with the queries last. ``sink`` is (H,). A query that sees no key gets 0. Memory grows with
+    Tq x Tk.
     """
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     groups = q.shape[1] // k.shape[1]

@@ -21,8 +21,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from pe._errors import nearest, unknown
 from pe.encodings.core.base import Encoding
+from pe.encodings.core.checks import UNSET
 from pe.encodings.core.composite import Composite
 from pe.encodings.core.frequencies import FrequencyTransform
+from pe.encodings.core.presets import PRESETS
 from pe.encodings.core.spec import LayerSpec, PartSpec, is_sum, joined, layer_specs, parse
 
 Part = type[Encoding] | type[FrequencyTransform]
@@ -210,7 +212,9 @@ def lookup(name: str) -> Part:
     if name not in _REGISTRY:
         own = "." in name or name[:1].isupper() or (name.isidentifier() and find_spec(name))
         hint = "; a class of your own is module:Class" if own else ""
-        raise ValueError(f"{unknown('encoding', name, [*sorted(_REGISTRY), *sorted(_KEYS)])}{hint}")
+        raise ValueError(
+            f"{unknown('encoding', name, [*sorted(_REGISTRY), *sorted(_KEYS), *PRESETS])}{hint}"
+        )
     return _REGISTRY[name]
 
 
@@ -333,9 +337,27 @@ def _needed(part: Part) -> str:
     return next((n for n in names if _parameters(part)[n].default is inspect.Parameter.empty), "")
 
 
+def stated_options(spec: str) -> dict[str, list[Any]]:
+    """By option, the values that the parts of ``spec`` give it, without repetition.
+
+    `UNSET` is among them where one part has a value and another that takes the option has none.
+    """
+    stated: dict[str, list[Any]] = {}
+    for layer in parse(spec):
+        named = {part.name: part for part in layer}
+        for name, part in _layer_classes(spec, layer).items():
+            own = _own_options(spec, named.get(name, PartSpec(name)), part)
+            for option in {*options_of(part), *own}:
+                values = stated.setdefault(option, [])
+                value = own.get(option, UNSET)
+                values += [] if value in values else [value]
+    return {option: values for option, values in stated.items() if values != [UNSET]}
+
+
 def _own_options(spec: str, named: PartSpec, part: Part) -> dict[str, Any]:
     """The options that a spec gives to one part: its number and those in parentheses."""
     known, own = options_of(part), dict(named.options)
+    known += ["original_length"] if takes(part, "original_length") else []
     for name in own:
         if name not in known:
             raise ValueError(

@@ -6,6 +6,7 @@
     rope(theta=1e6)                           a part with options of this layer
     3*(rope + window:512), nope               a schedule: three layers so, the fourth so, and so on
     2*(5*(rope+window:512), rope), 2*rope     schedules within schedules
+    command_a                                 a schedule of `pe.encodings.core.presets`
 
 A schedule is repeated until all layers of a model have a spec, and must come out even.
 """
@@ -16,6 +17,8 @@ import ast
 import functools
 import re
 from typing import Any, NamedTuple
+
+from pe.encodings.core.presets import PRESETS
 
 _NAME = re.compile(r"[^\s+,*()=]+")
 _COUNT = re.compile(r"(\d+)\s*\*")
@@ -53,7 +56,8 @@ def parse(spec: str) -> tuple[LayerSpec, ...]:
     """
     if not isinstance(spec, str):
         raise ValueError(f"expected the name of an encoding, got {spec!r}")
-    reader = _Reader(spec)
+    preset = PRESETS.get(spec.strip())
+    reader = _Reader(spec if preset is None else preset.spec)
     layers = reader.schedule()
     if reader.rest():
         raise reader.mistake("a comma or the end")
