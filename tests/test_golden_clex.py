@@ -133,7 +133,7 @@ def test_clex_is_rope_up_to_the_training_length_and_by_row_beyond() -> None:
 
 
 @pytest.mark.parametrize("act", clex_ode.ACTIVATIONS)
-def test_the_gradient_by_steps_is_the_gradient(act: str) -> None:
+def test_the_gradient_of_all_steps_at_once_is_the_gradient(act: str) -> None:
     g = torch.Generator().manual_seed(0)
     start, origin = (torch.randn(4, generator=g, dtype=torch.float64) - 3 for _ in range(2))
     up, down = (torch.randn(*s, generator=g, dtype=torch.float64) / 3 for s in ((4, 8), (8, 4)))
@@ -141,8 +141,7 @@ def test_the_gradient_by_steps_is_the_gradient(act: str) -> None:
     down.requires_grad_()
 
     def ours(up: Tensor, down: Tensor, last: int = 4) -> Tensor:
-        found: Tensor = clex_ode.solve(start, origin, up, down, torch.tensor(last), 4, 5, act)
-        return found
+        return clex_ode.solve(start, origin, up, down, torch.tensor(last), 4, 5, act)
 
     assert torch.autograd.gradcheck(ours, (up, down))
     # And the solution is that of the equation, step by step with autograd.
@@ -158,7 +157,7 @@ def test_the_gradient_by_steps_is_the_gradient(act: str) -> None:
         assert error(a, b) < 1e-11
     assert torch.equal(ours(up, down)[:3], ours(up, down, last=3)[:3])
     torch.library.opcheck(
-        clex_ode.solve, (start, origin, up, down, torch.tensor(3), 4, 5, act),
+        clex_ode.path, (start, origin, up, down, torch.tensor(3), 4, 5, act),
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )  # fmt: skip
 

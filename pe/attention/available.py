@@ -53,5 +53,4 @@ def _register(operator: Any, definition: Callable[..., Any], module: str, name: 
 _register(rotation.rotate, rotation.rotate_by_formula, "rotary", "rotate")
 _register(rotation.polar, rotation.polar_by_formula, "rotary", "polar")
 _register(rotation.polar_gradient, rotation.polar_gradient_by_formula, "rotary", "polar_gradient")
-_register(clex_ode.solve, clex_ode.solve_by_steps, "clex", "solve")
-_register(clex_ode.gradient, clex_ode.gradient_by_steps, "clex", "gradient")
+_register(clex_ode.path, clex_ode.path_by_steps, "clex", "path")

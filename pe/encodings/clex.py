@@ -103,8 +103,7 @@ class CLEX(FrequencyTransform):
         origin = -2 * pair / frequencies.dim * math.log(base)
         up, down = self.up.double(), self.down.double()
         arguments = (start, origin, up, down, last, self.max_factor, self.steps, self.act)
-        found: Tensor = solve(*arguments)
-        return found
+        return solve(*arguments)
 
 
 def stretched(order: Tensor, tokens: Tensor, t: Tensor, original: int, reach: int) -> Tensor:
