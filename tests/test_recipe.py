@@ -29,7 +29,7 @@ OTHER: dict[str, Any] = {
     "start_state": "all", "keep_states": (40, 60),
     "keep_steps": (40, 60), "retrieval_share": 0.02, "retrieval_samples": 5,
     "fit_temperature": True, "deterministic": True, "encoding_rate": 3.0, "embedding_std": 0.5,
-    "first_token": True, "retrieval_tasks": ("multikey",),
+    "first_token": True, "retrieval_tasks": ("multikey",), "separator": "blank-lines",
 }  # fmt: skip
 
 
@@ -120,7 +120,7 @@ def test_from_dict_refuses_what_it_does_not_know() -> None:
         ({"steps": "abc"}, "steps: expected a whole number, got 'abc'"),
         ({"steps": 3.5}, "steps: expected a whole number, got 3.5"),
         ({"steps": True}, "steps: expected a whole number, got True"),
-        ({"steps": 0}, "steps: expected more than 0, got 0"),
+        ({"steps": 0}, "steps: expected at least 1, got 0; only a run with start_from"),
         ({"learning_rate": "1e-3"}, "learning_rate: expected a number, got '1e-3'"),
         ({"learning_rate": float("nan")}, "learning_rate: expected a number, got nan"),
         ({"weight_decay": float("inf")}, "weight_decay: expected a number, got inf"),
@@ -177,7 +177,7 @@ def test_a_setting_without_effect_is_refused() -> None:
 
 
 def test_replacing_a_field_is_checked_like_a_new_recipe() -> None:
-    with pytest.raises(ValueError, match="steps: expected more than 0, got -3"):
+    with pytest.raises(ValueError, match="steps: expected 0 or more, got -3"):
         dataclasses.replace(DEMO, steps=-3)
     with pytest.raises(dataclasses.FrozenInstanceError):
         DEMO.steps = 3  # type: ignore[misc]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_training import (
     assert_same_weights,
     killed_after,
@@ -63,6 +64,22 @@ def child(shared: Path, trained: Run, study: str = "study", **changes: Any) -> R
 
 
 # What is kept
+
+
+def test_a_run_of_zero_steps_judges_its_parents_weights_under_its_own_encoding(
+    shared: Path, trained: Run
+) -> None:
+    judged = child(shared, trained, steps=0, warmup_steps=0, pe="ntk", pe_options={"factor": 2.0})
+    record = train(judged, quiet=True).read()
+    training = record["training"]
+    assert (training["steps"], training["tokens"], training["final_loss"]) == (0, 0, None)
+    assert training["validation_loss"] > 0
+    kept = load_file(trained.directory / "checkpoints/kept/step-000008/model.safetensors")
+    assert all(torch.equal(kept[name], value) for name, value in weights(judged).items())
+    assert PEForCausalLM.from_pretrained(judged.checkpoint).config.pe == "ntk"
+    cells = evaluate(judged, quiet=True)["perplexity"].values()
+    assert all(cell["value"] > 1 for cell in cells)
+    assert load(study="study").query("steps == 0")["final_loss"].isna().all()
 
 
 def test_kept_weights_stay_beside_the_last_checkpoints_and_change_nothing(
@@ -304,9 +321,9 @@ def test_evaluating_a_converted_run_prepares_its_text_once(
     run = train(child(shared, trained), quiet=True)
     prepared: list[str] = []
 
-    def counted(corpus: str, *rest: Any) -> Any:
+    def counted(corpus: str, *rest: Any, **more: Any) -> Any:
         prepared.append(corpus)
-        return prepare(corpus, *rest)
+        return prepare(corpus, *rest, **more)
 
     monkeypatch.setattr("pe.evaluation.scorer.prepare", counted)
     monkeypatch.setattr("pe.evaluation.start.prepare", counted)

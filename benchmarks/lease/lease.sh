@@ -1,7 +1,24 @@
 #!/bin/bash
-# The steps of a lease, on the lent machine: lease.sh setup|warm|go|wait (README.md).
-# WORK holds everything; LEASE the scripts, code.tar.gz, commit, study and wheels that travelled.
-export WORK=${WORK:-/tmp/lease} PYTHON=${PYTHON:-python3} AT_ONCE=${AT_ONCE:-3}
+# The steps of a lease: lease.sh pack here, then setup|warm|go|wait on the lent machine (README.md).
+# WORK holds everything there; LEASE is the folder that travels.
+if [ "$1" = pack ]; then # LEASE, CORPUS, STUDY, PE_CACHE, PYTHON; in the root of the repository
+  set -e
+  mkdir -p "$LEASE/whl"
+  cp benchmarks/lease/*.py benchmarks/lease/lease.sh "$LEASE/"
+  git archive --format=tar.gz -o "$LEASE/code.tar.gz" HEAD pe studies
+  git rev-parse HEAD >"$LEASE/commit"
+  echo "$STUDY" >"$LEASE/study"
+  pinned=$(grep -iE '^(pydantic|pydantic-core|annotated-types|filelock|typing-inspection)==' \
+    requirements-lock.txt | cut -d' ' -f1)
+  $PYTHON -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 \
+    --implementation cp --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
+    --platform manylinux2014_x86_64 -d "$LEASE/whl" $pinned
+  [ -d "$LEASE.parts" ] || $PYTHON benchmarks/lease/tokens.py pack "$PE_CACHE" "$CORPUS" 16384 \
+    "$LEASE.parts" 38
+  du -sb "$LEASE" "$LEASE.parts"/*
+  exit
+fi
+export WORK=${WORK:-/tmp/lease} PYTHON=${PYTHON:-python3}
 mkdir -p "$WORK/work" "$WORK/parts"
 export PYTHONPATH=$WORK/code:$WORK/site PE_CACHE=$WORK/cache TORCHINDUCTOR_CACHE_DIR=$WORK/inductor
 export TRITON_CACHE_DIR=$WORK/triton PYTHONUNBUFFERED=1 OMP_NUM_THREADS=4
@@ -16,11 +33,11 @@ setup) # LEASE=folder that travelled
     --no-compile --no-cache-dir --upgrade --target "$WORK/site" "$LEASE"/whl/*.whl || exit 1; }
   $PYTHON -c "import pe, pe.study.worker; pe.train, pe.evaluate; print(pe.__file__)" ;;
 warm) # compile what the first runs need while the data is on its way
-  setsid nohup $PYTHON "$WORK/warm.py" "$STUDY" $MORE >"$WORK/warm.log" 2>&1 & echo $! >"$WORK/warm.pid" ;;
+  setsid nohup $PYTHON "$WORK/warm.py" $STUDY >"$WORK/warm.log" 2>&1 & echo $! >"$WORK/warm.pid" ;;
 go) # all parts are in $WORK/parts
   [ -f "$WORK/warm.pid" ] && kill -9 -- -"$(cat "$WORK/warm.pid")" 2>/dev/null
   $PYTHON "$WORK/tokens.py" place "$WORK/parts" "${CORPUS:-corpus}" 16384 || exit 1
-  setsid nohup $PYTHON "$WORK/runner.py" "$STUDY" --at-once "$AT_ONCE" $MORE \
+  setsid nohup $PYTHON "$WORK/runner.py" $STUDY $MORE \
     >"$WORK/runner.log" 2>&1 & echo $! >"$WORK/runner.pid" ;;
 wait) # $2 seconds at most; records go to $OUT every half minute, so that none is lost
   end=$((SECONDS + $2))

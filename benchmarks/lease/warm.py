@@ -1,6 +1,6 @@
-"""Compile the models of a study's first runs, with two steps each on text that Python carries.
+"""Compile the models of studies' first runs, with two steps each on text that Python carries.
 
-    python warm.py STUDY
+    python warm.py STUDY:PLACES ...
 
 Stops when it is killed or done. What is compiled stays in the compilers' caches.
 """
@@ -30,8 +30,9 @@ with tempfile.TemporaryDirectory() as folder:
 def compile_one(recipe: Recipe) -> None:
     """Two steps in a process of its own."""
     short = dataclasses.replace(
-        recipe, corpus="stdlib", steps=2, warmup_steps=0, decay_steps=0, validate_every=0
-    )
+        recipe, corpus="stdlib", steps=2, warmup_steps=0, decay_steps=0, validate_every=0,
+        keep_steps=(), start_from="", start_step=0, retrieval_share=0.0,
+    )  # fmt: skip
     words = [sys.executable, "-c", CODE, json.dumps(short.to_dict())]
     done = subprocess.run(words, capture_output=True, text=True)
     print(recipe.pe, done.returncode, done.stderr[-300:] if done.returncode else "", flush=True)
@@ -42,8 +43,10 @@ def main() -> None:
     from pe.data import prepare
 
     first: dict[str, Recipe] = {}
-    for planned in load_plan(sys.argv[1], mini="--mini" in sys.argv):
-        first.setdefault(planned.recipe.pe, planned.recipe)
+    studies = [word.partition(":")[0] for word in sys.argv[1:] if not word.startswith("--")]
+    for name in studies:
+        for planned in load_plan(name, mini="--mini" in sys.argv):
+            first.setdefault(planned.recipe.pe, planned.recipe)
     recipes = list(first.values())
     prepare("stdlib", recipes[0].vocab_size)
     print("text is ready", flush=True)
