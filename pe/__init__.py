@@ -33,6 +33,7 @@ _HOMES = {
     "load_plan": "pe.study.plan",
     "run_study": "pe.study.queue",
     "extend": "pe.evaluation.extension",
+    "explain": "pe.pretrained.explain",
     "runs": "pe.runs",
     "figures": "pe.figures",
 }
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from pe.model import PEConfig, PEForCausalLM, PEModel
     from pe.model.convert import convert
     from pe.notebooks.parameters import configure, configure_conversion, configure_study
+    from pe.pretrained.explain import explain
     from pe.recipes.named import RECIPES, recipe
     from pe.recipes.recipe import Recipe
     from pe.study.plan import load_plan

@@ -1,0 +1,194 @@
+"""`pe.explain`: what a configuration says about positions, and what to set for longer texts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pe.pretrained import families
+from pe.pretrained.layers import Layer, nested_keys, read_layers
+from pe.pretrained.length import TrainingLength, training_length
+from pe.pretrained.methods import Method, list_methods
+from pe.pretrained.mistakes import find_mistakes
+from pe.pretrained.read import Source, read
+from pe.pretrained.report import Advice, Explanation, Frequency, kinds_of
+from pe.pretrained.rope import Rope, turns
+from pe.pretrained.settings import Settings, settings_for
+
+UNTUNED = 4.0
+"""Beyond this factor no published result does without further training."""
+
+
+def explain(path_or_model: str | Path | Any, length: int | None = None) -> Explanation:
+    """Explain what each layer of a model does about positions, and how to read longer texts.
+
+    Args:
+        path_or_model: a config.json, a folder with one, a gguf file (its metadata; needs the
+            ``gguf`` package), a configuration as a dictionary, or a transformers model or
+            configuration object. No weights are read and no code of a checkpoint is run.
+        length: tokens to be read; default: four times the training length, as an example.
+
+    Raises:
+        ValueError: in one line, why it cannot be explained: no decoder, no rotation, a model type
+            that transformers or gguf here does not know, settings that contradict each other, or
+            a length within the training length.
+    """
+    source = read(path_or_model)
+    try:
+        layers = read_layers(source.config)
+        main = _main(source, layers)
+        assert main.rope is not None
+        training = training_length(source.config, source.raw, main.rope)
+    except ValueError as error:
+        raise ValueError(f"{source.name}: {error}") from error
+    now = main.rope
+    if length is not None and length <= training.tokens:
+        raise ValueError(
+            f"length {length:,}: within the training length {training.tokens:,} ({training.how}), "
+            "so nothing has to change; ask for more, or leave it out"
+        )
+    tokens = length or 4 * training.tokens
+    methods = list_methods(now, training.tokens, tokens)
+    if main.reach is not None and main.reach <= training.tokens:
+        methods = [_as_it_is_in_a_window(methods[0])]
+    layer_type = _layer_type(source, main)
+    settings: dict[str, Settings] = {}
+    without: dict[str, str] = {}
+    for method in methods:
+        if method.name in ("as_it_is", "window"):
+            continue
+        result = settings_for(source, method, layer_type, tokens)
+        if isinstance(result, Settings):
+            settings[method.name] = result
+        else:
+            without[method.name] = result
+    note = families.NOTES.get(source.config.model_type)
+    return Explanation(
+        name=source.name, model_type=source.config.model_type, kinds=kinds_of(layers), main=now,
+        layer_type=layer_type, reach=main.reach, training=training,
+        frequencies=_frequencies(now, training), length=tokens, asked=length is not None,
+        methods=tuple(methods),
+        advice=_advice(source, main, layers, training, tokens, methods, settings),
+        settings=settings, no_settings=without,
+        warnings=tuple(find_mistakes(source, layers, now, training)),
+        notes=(*((note,) if note else ()), *source.remarks),
+    )  # fmt: skip
+
+
+def _main(source: Source, layers: Sequence[Layer]) -> Layer:
+    """The rotating layer that sees furthest, the first of several."""
+    rotating = [layer for layer in layers if layer.rope is not None]
+    if not rotating:
+        kind = source.config.model_type
+        does = {layer.position for layer in layers} - {"recurrent"}
+        reason = {
+            "alibi": "it has ALiBi's bias (arXiv:2108.12409), which needs no settings",
+            "content bias": "it has a learned bias of the distance",
+            "other": "it has learned position embeddings",
+        }.get(next(iter(does), ""), "its attention has no positions")
+        raise ValueError(f"no layer of {kind!r} rotates: {reason}")
+    return max(rotating, key=lambda layer: math.inf if layer.reach is None else layer.reach)
+
+
+def _layer_type(source: Source, main: Layer) -> str | None:
+    """The key of the main layers' block where layer types have blocks of their own."""
+    keys = nested_keys(source.config)
+    if not keys or main.rope is None:
+        return None
+    named = [key for key in keys if key.removesuffix("_attention") == main.attention]
+    bases = {key: (source.config.rope_parameters[key] or {}).get("rope_theta") for key in keys}
+    return next(key for key in named or keys if bases[key] == main.rope.base)
+
+
+def _frequencies(now: Rope, training: TrainingLength) -> tuple[Frequency, ...]:
+    inv_freq = now.spectrum(training.tokens).inv_freq
+    return tuple(
+        Frequency(
+            index=index, radians=radians, turns=made,
+            wavelength=2 * math.pi / radians if radians else math.inf,
+        )
+        for index, (radians, made) in enumerate(
+            zip(inv_freq.tolist(), turns(inv_freq, training.tokens).tolist(), strict=True)
+        )
+    )  # fmt: skip
+
+
+def _as_it_is_in_a_window(method: Method) -> Method:
+    return method.model_copy(
+        update={"unseen": 0, "first_unseen": None, "remark": "distances stay inside the window"}
+    )
+
+
+def _advice(
+    source: Source,
+    main: Layer,
+    layers: Sequence[Layer],
+    training: TrainingLength,
+    length: int,
+    methods: Sequence[Method],
+    settings: dict[str, Settings],
+) -> Advice:
+    assert main.rope is not None
+    rope, more = main.rope, length / training.tokens
+    if main.reach is not None and main.reach <= training.tokens:
+        free = any(layer.position == "none" for layer in layers)
+        return Advice(
+            method=None, factor=None, short_texts="nothing changes",
+            why=f"Every layer that rotates sees {main.reach:,} tokens at most, so no angle is new "
+            "at any length: leave the rotary settings alone and raise max_position_embeddings."
+            + (
+                " What limits such a model is its layers without rotation, which no rotary "
+                "setting reaches."
+                if free
+                else " What lies before the windows is not read at all."
+            ),
+        )  # fmt: skip
+    if methods[0].unseen == 0:
+        return Advice(
+            method=None, factor=None, short_texts="nothing changes",
+            why=f"As it is, no frequency meets a new angle within {length:,} tokens.",
+        )  # fmt: skip
+    tuning = (
+        f" {more:g} times the training length is much without further training: YaRN's own models "
+        "of 16 and 32 times were trained on (arXiv:2309.00071)."
+        if more > UNTUNED
+        else ""
+    )
+    name = "further" if rope.scaled else "yarn" if "yarn" in settings else "pi"
+    if name not in settings:
+        return Advice(
+            method=None, factor=None, short_texts="nothing changes",
+            why=f"The configuration scales with {rope.kind!r}, whose factors were found for "
+            f"{training.tokens:,} tokens; more needs new factors (pe.search_longrope) or training. "
+            "A window keeps what there is.",
+        )  # fmt: skip
+    chosen = next(method for method in methods if method.name == name)
+    assert chosen.rope is not None
+    factor = chosen.rope.factor
+    if name == "further":
+        why = (
+            f"The configuration scales already ({rope.kind}, factor {rope.factor:g}). If its "
+            "weights were trained so, another method would undo that: keep the method and raise "
+            f"the factor to {factor:g}, never below {rope.factor:g}. If somebody added it after "
+            "training, take the smallest factor that covers the longest text."
+        )
+    else:
+        what = "YaRN leaves fast frequencies alone and slows" if name == "yarn" else "PI slows"
+        why = (
+            f"{length:,} / {training.tokens:,} = {factor:g}: the smallest factor that covers the "
+            f"length. {what} what never completed a turn, so that no angle is new; a larger factor "
+            "changes more and gains nothing."
+        )
+    return Advice(method=name, factor=factor, why=why + tuning, short_texts=_short(chosen))
+
+
+def _short(method: Method) -> str:
+    grown = (method.logits - 1) * 100
+    return (
+        f"Static settings act at every length: {method.changed} of {len(method.inv_freq)} "
+        f"frequencies are slower in short prompts too"
+        + (f", and logits are {grown:.0f}% larger" if grown >= 0.5 else "")
+        + ". Where short prompts matter, serve them from a second copy with the original settings."
+    )
