@@ -11,7 +11,7 @@ from pe.pretrained import families
 from pe.pretrained.layers import Layer, nested_keys, read_layers
 from pe.pretrained.length import TrainingLength, training_length
 from pe.pretrained.methods import Method, list_methods
-from pe.pretrained.mistakes import find_mistakes
+from pe.pretrained.mistakes import find_mistakes, trained_factor
 from pe.pretrained.read import Source, read
 from pe.pretrained.report import Advice, Explanation, Frequency, kinds_of
 from pe.pretrained.rope import Rope, turns
@@ -68,9 +68,10 @@ def explain(path_or_model: str | Path | Any, length: int | None = None) -> Expla
     return Explanation(
         name=source.name, model_type=source.config.model_type, kinds=kinds_of(layers), main=now,
         layer_type=layer_type, reach=main.reach, training=training,
-        frequencies=_frequencies(now, training), length=tokens, asked=length is not None,
+        frequencies=_frequencies(now, min(main.reach or training.tokens, training.tokens)),
+        length=tokens, asked=length is not None,
         methods=tuple(methods),
-        advice=_advice(source, main, layers, training, tokens, methods, settings),
+        advice=_advice(source, main, layers, training, tokens, methods, settings, without),
         settings=settings, no_settings=without,
         warnings=tuple(find_mistakes(source, layers, now, training)),
         notes=(*((note,) if note else ()), *source.remarks),
@@ -82,12 +83,17 @@ def _main(source: Source, layers: Sequence[Layer]) -> Layer:
     rotating = [layer for layer in layers if layer.rope is not None]
     if not rotating:
         kind = source.config.model_type
-        does = {layer.position for layer in layers} - {"recurrent"}
-        reason = {
-            "alibi": "it has ALiBi's bias (arXiv:2108.12409), which needs no settings",
-            "content bias": "it has a learned bias of the distance",
-            "other": "it has learned position embeddings",
-        }.get(next(iter(does), ""), "its attention has no positions")
+        positions = {layer.position for layer in layers}
+        if positions == {"recurrent"}:
+            reason = "it has no attention"
+        elif "alibi" in positions:
+            reason = "it has ALiBi's bias (arXiv:2108.12409), which needs no settings"
+        elif "content bias" in positions:
+            reason = "it has a learned bias of the distance"
+        elif kind in families.NEVER_ROTATE:
+            reason = "its attention has no positions; order comes from recurrent layers"
+        else:
+            reason = "its configuration has no rotary settings"
         raise ValueError(f"no layer of {kind!r} rotates: {reason}")
     return max(rotating, key=lambda layer: math.inf if layer.reach is None else layer.reach)
 
@@ -102,15 +108,15 @@ def _layer_type(source: Source, main: Layer) -> str | None:
     return next(key for key in named or keys if bases[key] == main.rope.base)
 
 
-def _frequencies(now: Rope, training: TrainingLength) -> tuple[Frequency, ...]:
-    inv_freq = now.spectrum(training.tokens).inv_freq
+def _frequencies(now: Rope, span: int) -> tuple[Frequency, ...]:
+    inv_freq = now.spectrum(span).inv_freq
     return tuple(
         Frequency(
             index=index, radians=radians, turns=made,
             wavelength=2 * math.pi / radians if radians else math.inf,
         )
         for index, (radians, made) in enumerate(
-            zip(inv_freq.tolist(), turns(inv_freq, training.tokens).tolist(), strict=True)
+            zip(inv_freq.tolist(), turns(inv_freq, span).tolist(), strict=True)
         )
     )  # fmt: skip
 
@@ -129,6 +135,7 @@ def _advice(
     length: int,
     methods: Sequence[Method],
     settings: dict[str, Settings],
+    without: dict[str, str],
 ) -> Advice:
     assert main.rope is not None
     rope, more = main.rope, length / training.tokens
@@ -156,35 +163,55 @@ def _advice(
         if more > UNTUNED
         else ""
     )
-    name = "further" if rope.scaled else "yarn" if "yarn" in settings else "pi"
-    if name not in settings:
-        return Advice(
-            method=None, factor=None, short_texts="nothing changes",
-            why=f"The configuration scales with {rope.kind!r}, whose factors were found for "
-            f"{training.tokens:,} tokens; more needs new factors (pe.search_longrope) or training. "
-            "A window keeps what there is.",
-        )  # fmt: skip
+    wanted = ("further",) if rope.scaled else ("yarn", "longrope", "pi", "ntk")
+    name = next((name for name in wanted if name in settings), None)
+    if name is None:
+        if rope.kind == "longrope":
+            why = (
+                f"The configuration has LongRoPE, whose factors were found for "
+                f"{training.tokens:,} tokens; more needs new factors (pe.search_longrope) or "
+                "training. A window keeps what there is."
+            )
+        else:
+            refused = next((without[name] for name in wanted if name in without), "")
+            why = f"No settings extend it: {refused}."
+        return Advice(method=None, factor=None, short_texts="nothing changes", why=why)
     chosen = next(method for method in methods if method.name == name)
     assert chosen.rope is not None
-    factor = chosen.rope.factor
+    factor = chosen.rope.factor if chosen.rope.scaled else more
     if name == "further":
-        why = (
-            f"The configuration scales already ({rope.kind}, factor {rope.factor:g}). If its "
-            "weights were trained so, another method would undo that: keep the method and raise "
-            f"the factor to {factor:g}, never below {rope.factor:g}. If somebody added it after "
-            "training, take the smallest factor that covers the longest text."
-        )
+        already = f"The configuration scales already ({rope.kind}, factor {rope.factor:g})"
+        keep = f"keep the method and raise the factor to {factor:g}"
+        if trained_factor(source.config, rope) is not None:
+            why = f"{already}, and its makers trained the weights so: {keep}, never lower it."
+        else:
+            why = (
+                f"{already}. If its weights were trained so, another method would undo that: "
+                f"{keep}, never below {rope.factor:g}. If somebody added it after training, take "
+                "the smallest factor that covers the longest text."
+            )
     else:
-        what = "YaRN leaves fast frequencies alone and slows" if name == "yarn" else "PI slows"
+        what = {
+            "yarn": "YaRN leaves fast frequencies alone and slows what never completed a turn, so "
+            "that no angle is new",
+            "longrope": "this model type takes no YaRN, but the same frequencies as LongRoPE's "
+            "factors",
+            "pi": "PI slows every frequency, so that no angle is new",
+            "ntk": "a larger base slows the slowest frequencies most",
+        }[name]
         why = (
-            f"{length:,} / {training.tokens:,} = {factor:g}: the smallest factor that covers the "
-            f"length. {what} what never completed a turn, so that no angle is new; a larger factor "
-            "changes more and gains nothing."
+            f"{length:,} / {training.tokens:,} = {more:g}: the smallest factor that covers the "
+            f"length; {what}. A larger factor changes more and gains nothing."
         )
     return Advice(method=name, factor=factor, why=why + tuning, short_texts=_short(chosen))
 
 
 def _short(method: Method) -> str:
+    if method.name == "longrope":
+        return (
+            f"Texts within the training length keep their frequencies; logits are "
+            f"{(method.logits - 1) * 100:.0f}% larger in them too."
+        )
     grown = (method.logits - 1) * 100
     return (
         f"Static settings act at every length: {method.changed} of {len(method.inv_freq)} "

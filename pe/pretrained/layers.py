@@ -117,6 +117,7 @@ def _rope(config: Any, own: Any, index: int, kind: str | None) -> Rope | None:
     return Rope(
         kind=chosen, base=float(base), head_dim=head, width=width, settings=dict(block),
         original_length=None if original is None else int(original), layout=pairing,
+        latent=getattr(config, "qk_rope_head_dim", None) is not None,
     )  # fmt: skip
 
 

@@ -17,6 +17,8 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from pe.encodings.core.frequencies import base_frequencies
+from pe.encodings.yarn import magnitude
 from pe.pretrained.rope import PAPERS, TITLES, Rope, original, turns
 
 
@@ -34,7 +36,9 @@ class Method(BaseModel):
     inv_freq: tuple[float, ...]
     """Radians per token of each frequency, for a text of ``length`` tokens."""
     attention_factor: float = 1.0
-    """On cos and sin of queries and keys, so logits grow by its square."""
+    """On cos and sin of queries and keys, so it enters logits squared."""
+    logits: float
+    """By how much logits of rotated channels grow over those of training."""
     changed: int
     """Frequencies that it changes."""
     unseen: int
@@ -44,11 +48,6 @@ class Method(BaseModel):
     short_texts: str
     """What it does to texts within the training length."""
     remark: str = ""
-
-    @property
-    def logits(self) -> float:
-        """By how much logits of rotated channels grow."""
-        return self.attention_factor**2
 
 
 def first_new(seen: Tensor, slowed: Tensor, length: int, reach: int) -> Tensor:
@@ -88,6 +87,9 @@ def method(
     if rope is not None and inv_freq is None:
         spectrum = rope.spectrum(length)
         inv_freq, attention_factor = spectrum.inv_freq, float(spectrum.magnitude)
+        logits = rope.logits(length)
+    else:
+        logits = attention_factor**2
     assert inv_freq is not None
     seen = now.spectrum(trained).inv_freq
     new = first_new(seen, inv_freq, trained, reach or length)
@@ -95,6 +97,7 @@ def method(
     return Method(
         name=name, title=title, paper=paper, rope=rope, inv_freq=tuple(inv_freq.tolist()),
         attention_factor=attention_factor,
+        logits=logits / now.logits(trained),
         changed=int((~torch.isclose(seen, inv_freq, rtol=1e-9, atol=0.0)).sum()),
         unseen=unseen, first_unseen=int(new.min()) if unseen else None,
         short_texts=short_texts, remark=remark,
@@ -113,7 +116,7 @@ def list_methods(now: Rope, trained: int, length: int) -> list[Method]:
     """
     common: dict[str, Any] = {"now": now, "trained": trained, "length": length}
     as_it_is = method(
-        "as_it_is", "as it is", "2104.09864", rope=now, short_texts=NEVER, **common
+        "as_it_is", "as it is", PAPERS[now.kind], rope=now, short_texts=NEVER, **common
     )  # fmt: skip
     window = method(
         "window", f"window of {trained:,}", "2309.17453", rope=now, reach=trained,
@@ -131,6 +134,8 @@ def with_settings(now: Rope, kind: str, original: int, **settings: Any) -> Rope:
         key: value for key, value in now.settings.items()
         if key not in _OF_SCALINGS and value is not None
     }  # fmt: skip
+    if now.width != now.head_dim and now.kind == "default":
+        kept.setdefault("partial_rotary_factor", now.width / now.head_dim)
     block: dict[str, Any] = {"rope_type": kind, "rope_theta": now.base} | kept | settings
     return now.model_copy(
         update={
@@ -166,35 +171,51 @@ def _of_plain(now: Rope, trained: int, length: int, common: dict[str, Any]) -> l
     if now.kind == "proportional":  # transformers' p-RoPE takes a factor, and nothing else
         linear = with_settings(now, "proportional", trained, factor=factor)
         return [method("pi", "PI", "2306.15595", rope=linear, short_texts=EVERY, **common)]
-    yarn = with_settings(
-        now, "yarn", trained, factor=factor, original_max_position_embeddings=trained
-    )
-    dynamic = yarn.spectrum()
-    methods = [
-        method(
-            "yarn", "YaRN, static", "2309.00071", rope=yarn, short_texts=EVERY, **common,
-            remark="what transformers and vLLM have: factor acts at every length",
-        ),
-        method(
-            "yarn_dynamic", "YaRN, dynamic", "2309.00071", inv_freq=dynamic.inv_freq,
-            attention_factor=float(dynamic.magnitude), short_texts=NEVER, **common,
-            remark="neither transformers nor vLLM has it; pe.encoding('yarn', dynamic=True) does",
-        ),
-    ]  # fmt: skip
-    if now.width >= 4:
-        raised = now.base * factor ** (now.width / (now.width - 2))
+    methods = []
+    if now.width % 2 == 0:  # of an odd width the last frequency has no channel to pair with
+        yarn = with_settings(
+            now, "yarn", trained, factor=factor, original_max_position_embeddings=trained
+        )
+        extended = yarn.spectrum()
+        slower = (base_frequencies(now.width, now.base).inv_freq / extended.inv_freq).tolist()
+        longrope = with_settings(
+            now, "longrope", trained, factor=factor, original_max_position_embeddings=trained,
+            short_factor=[1.0] * len(slower), long_factor=slower,
+        )  # fmt: skip
         methods += [
             method(
-                "ntk", "NTK, static", "2309.00071", short_texts=EVERY, **common,
-                rope=with_settings(now, "default", trained, rope_theta=raised),
-                remark="slows the last frequency by the whole factor, those before it by less",
+                "yarn", "YaRN, static", "2309.00071", rope=yarn, short_texts=EVERY, **common,
+                remark="what transformers and vLLM have: the factor acts at every length",
             ),
             method(
-                "dynamic_ntk", "NTK, dynamic", "2309.00071", short_texts=NEVER, **common,
-                rope=with_settings(now, "dynamic", trained, factor=1.0),
-                remark="cached keys keep the frequencies of a shorter text in transformers",
+                "yarn_dynamic", "YaRN, dynamic", "2309.00071", inv_freq=extended.inv_freq,
+                attention_factor=float(extended.magnitude), short_texts=NEVER, **common,
+                remark="neither transformers nor vLLM has it; pe.encoding('yarn', dynamic=True) "
+                "does",
+            ),
+            method(
+                "longrope", "LongRoPE, YaRN's factors", "2402.13753", rope=longrope, **common,
+                short_texts="larger logits only",
+                remark="factors act in texts beyond the training length only; keys cached before "
+                "a text crosses it keep the other frequencies. pe.search_longrope finds better "
+                "factors",
             ),
         ]  # fmt: skip
+        if now.width >= 4:
+            raised = now.base * factor ** (now.width / (now.width - 2))
+            methods += [
+                method(
+                    "ntk", "NTK, static", "2309.00071", short_texts=EVERY, **common,
+                    rope=with_settings(now, "default", trained, rope_theta=raised),
+                    remark="slows the last frequency by the whole factor, those before it by less",
+                ),
+                method(
+                    "dynamic_ntk", "NTK, dynamic", "2309.00071", short_texts=NEVER, **common,
+                    rope=with_settings(now, "dynamic", trained, factor=1.0),
+                    remark="transformers keeps cached keys rotated as for a shorter text; vLLM "
+                    "computes one base for the longest text, which is NTK, static",
+                ),
+            ]  # fmt: skip
     methods.append(method("pi", "PI", "2306.15595", rope=linear, short_texts=EVERY, **common))
     base = safe_base(now, trained, factor)
     if base is not None:
@@ -212,17 +233,20 @@ def _scaled_further(now: Rope, trained: int, length: int, common: dict[str, Any]
     """The scaling that the weights were trained with, by as much more as ``length`` asks for."""
     if now.kind in ("longrope", "dynamic"):  # its factors are a search's; it grows by itself
         return []
-    more = length / trained
+    more, settings = length / trained, dict(now.settings)
     if now.kind == "ntk_alpha":
         change = {"alpha": float(now.settings["alpha"]) * more}
     elif now.kind == "yarn":
         change = {"factor": length / original(now)}
+        chosen = settings.get("attention_factor")
+        if chosen is not None and abs(chosen - magnitude(now.factor)) < 1e-6:
+            del settings["attention_factor"]  # it is what follows from the factor: let it follow
     else:
         change = {"factor": now.factor * more}
     return [
         method(
             "further", f"{TITLES[now.kind]}, larger factor", PAPERS[now.kind],
-            rope=now.model_copy(update={"settings": now.settings | change}), short_texts=EVERY,
+            rope=now.model_copy(update={"settings": settings | change}), short_texts=EVERY,
             remark="the scaling that the configuration has, with a larger factor", **common,
         )
     ]  # fmt: skip

@@ -38,7 +38,7 @@ def find_mistakes(
     if rope is not None:
         found += [
             *_below_trained(source.config, rope), *_mismatch(raw, rope),
-            *_temperature_twice(source.config, rope), *_dynamic(raw, rope),
+            *_temperature_twice(rope), *_dynamic(raw, rope),
             *_truncate(source.config, rope),
         ]  # fmt: skip
     found += _windowed(source.config, layers)
@@ -69,22 +69,35 @@ def _base_lost(raw: Mapping[str, Any], rope: Rope, config: Any) -> Found:
     written = written or any("rope_theta" in block for block in blocks(raw).values())
     if written or getattr(config, "rotary_dim", None):
         return []
+    default = f"the base is transformers' default, {rope.base:g}"
+    if blocks(raw):
+        return [
+            (
+                "base lost",
+                f"the file has a block of rotary settings and no rope_theta, so {default}. "
+                "Replacing rope_parameters drops the base that was in it, and a model trained with "
+                "another base reads almost nothing right; take it from the original config.json",
+            )
+        ]
     return [
-        (
-            "base lost",
-            f"the file states no rope_theta, so the base is transformers' default, {rope.base:g}. "
-            "A model trained with another base reads almost nothing right; compare with the "
-            "original config.json (replacing rope_parameters drops the base that was in it)",
-        )
+        ("base not stated", f"the file has no rope_theta, so {default}; check that it is meant")
     ]
 
 
-def _below_trained(config: Any, rope: Rope) -> Found:
-    default = type(config)()
-    block = getattr(default, "rope_parameters", None) or {}
+def trained_factor(config: Any, rope: Rope) -> float | None:
+    """The factor of the same scaling that the released model of this type was trained with.
+
+    transformers' default configuration of a type is that of its first release.
+    """
+    block = getattr(type(config)(), "rope_parameters", None) or {}
     block = next((v for v in block.values() if isinstance(v, Mapping)), block)
     factor = block.get("factor")
-    if factor is None or not rope.scaled or rope.kind != kind_of(block) or rope.factor >= factor:
+    return None if factor is None or rope.kind != kind_of(block) else float(factor)
+
+
+def _below_trained(config: Any, rope: Rope) -> Found:
+    factor = trained_factor(config, rope)
+    if factor is None or not rope.scaled or rope.factor >= factor:
         return []
     return [
         (
@@ -112,11 +125,10 @@ def _mismatch(raw: Mapping[str, Any], rope: Rope) -> Found:
     ]
 
 
-def _temperature_twice(config: Any, rope: Rope) -> Found:
+def _temperature_twice(rope: Rope) -> Found:
     settings, found = rope.settings, []
     chosen = settings.get("attention_factor")
     all_dim = settings.get("mscale_all_dim")
-    latent = getattr(config, "qk_rope_head_dim", None) is not None
     if rope.kind == "yarn" and chosen is not None and settings.get("mscale"):
         found.append(
             (
@@ -125,7 +137,7 @@ def _temperature_twice(config: Any, rope: Rope) -> Found:
                 "attention_factor and ignores mscale, other programs multiply the two",
             )
         )
-    if rope.kind == "yarn" and latent and chosen is not None and all_dim and chosen != 1:
+    if rope.kind == "yarn" and rope.latent and chosen is not None and all_dim and chosen != 1:
         found.append(
             (
                 "attention_factor twice",
@@ -178,8 +190,7 @@ def _windowed(config: Any, layers: Sequence[Layer]) -> Found:
         return []
     rope = scaled[0].rope
     assert rope is not None
-    default = getattr(type(config)(), "rope_parameters", None) or {}
-    if "factor" in default:  # its makers trained so
+    if rope.kind == "llama3" or trained_factor(config, rope) is not None:  # trained so
         return []
     return [
         (

@@ -29,7 +29,7 @@ def picture(e: Explanation) -> Figure:
     above.plot(index, [f.turns for f in turned], color=INK)
     above.axhline(1, color=FAINT, linewidth=1)
     above.set_yscale("log")
-    above.set_ylabel(f"turns in {e.training.tokens:,} tokens")
+    above.set_ylabel(f"turns in {e.span:,} tokens")
     if never := e.never_completed:
         for axes in (above, below):
             axes.axvspan(never[0] - 0.5, never[-1] + 0.5, color=FAINT, alpha=0.15, linewidth=0)
@@ -37,7 +37,7 @@ def picture(e: Explanation) -> Figure:
             "never completed a turn", (never[0], above.get_ylim()[1]), fontsize=9, color=FAINT,
             va="top", xytext=(4, -2), textcoords="offset points",
         )  # fmt: skip
-    seen = torch.tensor([f.radians for f in turned], dtype=torch.float64) * e.training.tokens
+    seen = torch.tensor([f.radians for f in turned], dtype=torch.float64) * e.span
     for number, method in enumerate(e.methods):
         if method.name == "window":
             continue

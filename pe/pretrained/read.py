@@ -77,6 +77,7 @@ def _from_path(path: Path) -> Source:
 
 
 def _from_raw(name: str, raw: Mapping[str, Any]) -> Source:
+    from huggingface_hub.errors import StrictDataclassError
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kind = raw.get("model_type")
@@ -96,7 +97,7 @@ def _from_raw(name: str, raw: Mapping[str, Any]) -> Source:
     with quiet():
         try:
             whole = CONFIG_MAPPING[kind].from_dict(json.loads(json.dumps(raw)))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, StrictDataclassError) as error:
             reason = " ".join(str(error).split())
             raise ValueError(
                 f"{name}: transformers cannot read it as {kind!r}: {reason}"
@@ -133,22 +134,20 @@ def _decoder(name: str, whole: Any) -> Source:
         )
     if whole.is_encoder_decoder or config.is_encoder_decoder:
         raise ValueError(f"{name}: {whole.model_type!r} is an encoder-decoder; expected a decoder")
-    generates = any(
-        whole.model_type in mapping
-        for mapping in (
-            auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-            auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-            auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
-        )
-    )
-    part_of_one = type(config).base_config_key == "text_config" or kind.endswith("_text")
+    decoders = {
+        *auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        *auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        *auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+    }
+    stem = kind.removesuffix("_model").removesuffix("_text")
+    part_of_one = type(config).base_config_key == "text_config" or stem in decoders
     reads_both_ways = kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(
         config, "is_decoder", False
     )
-    if not (generates or part_of_one) or reads_both_ways:
+    if not (whole.model_type in decoders or part_of_one) or reads_both_ways:
         raise ValueError(
-            f"{name}: {kind!r} is an encoder or a part of another kind; expected a decoder, which "
-            "reads from left to right"
+            f"{name}: {whole.model_type!r} is no decoder of text, which reads from left to right; "
+            "an encoder, or a model of images or sound, is not explained"
         )
     if getattr(config, "num_hidden_layers", None) is None:
         raise ValueError(f"{name}: the layers of model type {kind!r} are not known to pe explain")

@@ -40,7 +40,7 @@ class Frequency(BaseModel):
     wavelength: float
     """Tokens of a full turn; inf for a frequency of 0."""
     turns: float
-    """Full turns in the training length."""
+    """Full turns in the training length, or in the window where there is one."""
 
     @property
     def completed(self) -> bool:
@@ -89,6 +89,11 @@ class Explanation(BaseModel):
     """By method, why there are none."""
     warnings: tuple[Warning, ...]
     notes: tuple[str, ...]
+
+    @property
+    def span(self) -> int:
+        """Tokens between which distances occurred in training: its length, or the window."""
+        return min(self.reach or self.training.tokens, self.training.tokens)
 
     @property
     def never_completed(self) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from pe.encodings.llama3 import Llama3
 from pe.encodings.longrope import LongRoPE
 from pe.encodings.ntk import NTK
 from pe.encodings.pi import PI
-from pe.encodings.yarn import YaRN
+from pe.encodings.yarn import YaRN, magnitude
 
 Layout = Literal["half", "interleaved"]
 
@@ -44,6 +44,8 @@ class Rope(BaseModel):
     settings: dict[str, Any]
     """The block of the configuration, the base included."""
     layout: Layout = "half"
+    latent: bool = False
+    """Multi-head latent attention, whose logits ``mscale_all_dim`` scales as a whole."""
 
     @property
     def scaled(self) -> bool:
@@ -74,6 +76,14 @@ class Rope(BaseModel):
         changed: Frequencies = transform(spectrum, tokens)
         return changed
 
+    def logits(self, length: int | None = None) -> float:
+        """By how much the scaling multiplies logits of rotated channels at ``length`` tokens."""
+        settings = self.settings
+        growth = float(self.spectrum(length).magnitude) ** 2
+        if self.latent and self.kind == "yarn" and settings.get("mscale_all_dim"):
+            growth *= magnitude(self.factor, float(settings["mscale_all_dim"])) ** 2
+        return growth
+
     def _proportional(self) -> Frequencies:
         """p-RoPE (arXiv:2410.06205): RoPE's fastest frequencies over the head's width, then 0."""
         spectrum = base_frequencies(self.head_dim, self.base)
@@ -97,10 +107,10 @@ def _yarn(rope: Rope) -> YaRN:
 
 def _longrope(rope: Rope) -> LongRoPE:
     settings = rope.settings
-    magnitude = settings.get("attention_factor")
+    chosen = settings.get("attention_factor")
     return LongRoPE(
         original(rope), max(rope.factor, 1.0), settings["long_factor"], settings["short_factor"],
-        magnitude="su" if magnitude is None else magnitude,
+        magnitude="su" if chosen is None else chosen,
     )  # fmt: skip
 
 

@@ -19,6 +19,9 @@ from pe.pretrained.methods import Method
 from pe.pretrained.read import Source, quiet
 from pe.pretrained.rope import Rope
 
+ROUNDING = 1e-5
+"""Relative differences up to this are float32's, in which transformers computes frequencies."""
+
 
 class Settings(BaseModel):
     """A method as configuration."""
@@ -51,6 +54,8 @@ def settings_for(
     if method.rope is None:
         return method.remark
     config, rope = source.config, method.rope
+    if not hasattr(config, "rope_parameters"):
+        return f"transformers' {type(config).__name__} has no rotary settings, its base is in code"
     block = dict(rope.settings)
     keys = nested_keys(config)
     parameters: dict[str, Any] = block
@@ -58,55 +63,83 @@ def settings_for(
         parameters = {
             key: block if key == layer_type else config.rope_parameters[key] for key in keys
         }
-    root: dict[str, Any] = {}
-    if rope.kind != "dynamic":  # transformers' dynamic counts from it
-        root["max_position_embeddings"] = max(length, int(config.max_position_embeddings))
+    # transformers' dynamic scaling counts from max_position_embeddings
+    root: dict[str, Any] = {"max_position_embeddings": length}
+    if rope.kind == "dynamic":
+        root["max_position_embeddings"] = rope.original_length
+    if not config.is_heterogeneous and getattr(config, "head_dim", 0) is None:
+        root["head_dim"] = rope.head_dim  # left out, transformers cannot compute YaRN
     if "original_max_position_embeddings" in block and hasattr(
         config, "original_max_position_embeddings"
     ):
         root["original_max_position_embeddings"] = block["original_max_position_embeddings"]
     settings = root | {"rope_parameters": parameters}
-    computed = _computed(config, settings, rope, layer_type, length)
-    if isinstance(computed, str):
-        return computed
+    try:
+        built = _built(config, settings)
+        difference = _difference(built, rope, layer_type, length)
+    except ValueError as error:
+        return str(error)
     return Settings(
         method=method.name, transformers=_inside(source, settings),
-        older=_older(source, root, block, keys, layer_type),
-        vllm=_vllm(source, root, parameters, rope, length), difference=computed,
+        older=_older(source, root, block, built, length),
+        vllm=_vllm(source, parameters, rope, length), difference=difference,
     )  # fmt: skip
 
 
-def _computed(
-    config: Any, settings: dict[str, Any], rope: Rope, layer_type: str | None, length: int
-) -> float | str:
-    """How far transformers' frequencies under ``settings`` are from ours; a line if it refuses."""
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+def _built(config: Any, settings: dict[str, Any]) -> Any:
+    """The configuration with these settings, as transformers reads it.
 
-    name = type(config).__name__
+    Raises:
+        ValueError: it refuses them.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+
     whole = json.loads(json.dumps(config.to_dict(), default=str))
+    for name in ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"):
+        whole.pop(name, None)
     with quiet():
         try:
-            built = type(config).from_dict(whole | json.loads(json.dumps(settings)))
-        except (KeyError, TypeError, ValueError) as error:
-            return f"transformers' {name} refuses it: {' '.join(str(error).split())}"
-        ropes = [layer.rope for layer in read_layers(built) if layer.rope is not None]
-        again = next((one for one in ropes if one.kind == rope.kind), None)
-        if again is None:
-            return f"transformers' {name} takes {rope.kind!r} for something else"
-        if rope.kind not in ROPE_INIT_FUNCTIONS:  # plain RoPE is in each model's own class
-            theirs, attention = again.spectrum(length).inv_freq, 1.0
-        else:
-            for_type = {"layer_type": layer_type} if nested_keys(built) else {}
+            return type(config).from_dict(whole | json.loads(json.dumps(settings)))
+        except (KeyError, TypeError, ValueError, RuntimeError, StrictDataclassError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(
+                f"transformers' {type(config).__name__} refuses it: {reason}"
+            ) from error
+
+
+def _difference(built: Any, rope: Rope, layer_type: str | None, length: int) -> float:
+    """How far transformers' frequencies are from ours.
+
+    Raises:
+        ValueError: too far, or it takes the settings for something else.
+    """
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    name = type(built).__name__
+    ropes = [layer.rope for layer in read_layers(built) if layer.rope is not None]
+    again = next((one for one in ropes if (one.kind, one.base) == (rope.kind, rope.base)), None)
+    if again is None:
+        raise ValueError(f"transformers' {name} takes {rope.kind!r} for something else")
+    if rope.kind not in ROPE_INIT_FUNCTIONS:  # plain RoPE is in each model's own class
+        theirs, attention = again.spectrum(length).inv_freq, 1.0
+    else:
+        for_type = {"layer_type": layer_type} if nested_keys(built) else {}
+        if built.is_heterogeneous:
+            built.allow_global_per_layer_attribute_access = True
+        with quiet():
             theirs, attention = ROPE_INIT_FUNCTIONS[rope.kind](
                 built, torch.device("cpu"), seq_len=length, **for_type
             )
     ours = rope.spectrum(length)
-    theirs = theirs.double()
     if theirs.shape != ours.inv_freq.shape:
-        return f"transformers' {name} rotates another number of channels with it"
-    size = ours.inv_freq.abs().clamp(min=1e-30)
-    gap = ((theirs - ours.inv_freq).abs() / size).where(ours.inv_freq > 0, theirs.abs())
-    return max(float(gap.max()), abs(float(attention) - float(ours.magnitude)))
+        raise ValueError(f"transformers' {name} rotates another number of channels with them")
+    gap = torch.where(
+        ours.inv_freq > 0, (theirs.double() - ours.inv_freq).abs() / ours.inv_freq, theirs.abs()
+    )
+    largest = max(float(gap.max()), abs(float(attention) - float(ours.magnitude)))
+    if largest > ROUNDING:
+        raise ValueError(f"transformers' {name} computes other frequencies with them")
+    return largest
 
 
 def _inside(source: Source, settings: dict[str, Any]) -> dict[str, Any]:
@@ -117,31 +150,35 @@ def _inside(source: Source, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _older(
-    source: Source,
-    root: dict[str, Any],
-    block: dict[str, Any],
-    keys: list[str],
-    layer_type: str | None,
+    source: Source, root: dict[str, Any], block: dict[str, Any], built: Any, length: int
 ) -> dict[str, Any] | None:
-    scaling = {
-        key: value for key, value in block.items()
-        if key not in ("rope_theta", "partial_rotary_factor")
-    }  # fmt: skip
-    older = dict(root) | {"rope_theta": block["rope_theta"]}
+    """The form before transformers 5, where it still leads to the same layers; otherwise None."""
+    apart = ("rope_theta", "partial_rotary_factor")
+    scaling = {key: value for key, value in block.items() if key not in apart}
+    older = root | {key: block[key] for key in apart if key in block}
+    local = (built.rope_parameters.get("sliding_attention") or {}).get("rope_theta")
+    if nested_keys(built) and local is not None:  # the Gemma 3 family's second base
+        older["rope_local_base_freq"] = local
     if scaling.get("rope_type") != "default":
         older["rope_scaling"] = scaling
-    if not keys:
-        return _inside(source, older)
-    # Types with a block per layer type were rare before: the Gemma 3 family had two bases.
-    local = source.config.rope_parameters.get("sliding_attention")
-    if layer_type != "full_attention" or local is None or "gemma3" not in source.config.model_type:
+    try:
+        again = read_layers(_built(source.config, older))
+    except ValueError:  # this type has settings per layer type only
         return None
-    return _inside(source, older | {"rope_local_base_freq": local["rope_theta"]})
+    pairs = zip(read_layers(built), again, strict=True)
+    same = all(_alike(one.rope, other.rope, length) for one, other in pairs)
+    return _inside(source, older) if same else None
 
 
-def _vllm(
-    source: Source, root: dict[str, Any], parameters: dict[str, Any], rope: Rope, length: int
-) -> str | None:
+def _alike(one: Rope | None, other: Rope | None, length: int) -> bool:
+    if one is None or other is None:
+        return one is other
+    ours, theirs = one.spectrum(length), other.spectrum(length)
+    same = torch.equal(ours.inv_freq, theirs.inv_freq)
+    return same and float(ours.magnitude) == float(theirs.magnitude)
+
+
+def _vllm(source: Source, parameters: dict[str, Any], rope: Rope, length: int) -> str | None:
     if rope.kind == "dynamic":  # vLLM computes one base for the longest text and keeps it
         return None
     overrides: dict[str, Any] = {"rope_parameters": parameters}

@@ -27,9 +27,15 @@ class Head(NamedTuple):
 
 
 class Words(NamedTuple):
-    """A paragraph, or an item that begins with a dash."""
+    """A paragraph."""
 
     text: str
+
+
+class Items(NamedTuple):
+    """A list."""
+
+    lines: Sequence[str]
 
 
 class Rows(NamedTuple):
@@ -46,7 +52,7 @@ class Code(NamedTuple):
     text: str
 
 
-Piece = Head | Words | Rows | Code
+Piece = Head | Words | Items | Rows | Code
 
 
 def text(explanation: Explanation) -> str:
@@ -63,14 +69,18 @@ def _plain(piece: Piece) -> str:
     if isinstance(piece, Head):
         return f"{piece.text}\n{'-' * len(piece.text)}"
     if isinstance(piece, Words):
-        indent = "  " if piece.text.startswith("- ") else ""
-        return textwrap.fill(
-            piece.text, COLUMNS, subsequent_indent=indent, break_long_words=False,
-            break_on_hyphens=False,
-        )  # fmt: skip
+        return _wrapped(piece.text)
+    if isinstance(piece, Items):
+        return "\n".join(_wrapped(f"- {line}", "  ") for line in piece.lines)
     if isinstance(piece, Rows):
         return _table(piece, "simple")
     return piece.text
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(
+        text, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _marked(piece: Piece) -> str:
@@ -78,6 +88,8 @@ def _marked(piece: Piece) -> str:
         return f"## {piece.text}"
     if isinstance(piece, Words):
         return piece.text
+    if isinstance(piece, Items):
+        return "\n".join(f"- {line}" for line in piece.lines)
     if isinstance(piece, Rows):
         return _table(piece, "pipe")
     return f"```{piece.language}\n{piece.text}\n```"
@@ -105,7 +117,7 @@ def _pieces(e: Explanation) -> list[Piece]:
             ("method", "arXiv", "slower", "new angles from", "logits ×", "short texts"),
             [_method(e, method) for method in e.methods],
         ),
-        *(Words(f"- {m.title}: {m.remark}.") for m in e.methods if m.remark),
+        Items([f"{method.title}: {method.remark}." for method in e.methods if method.remark]),
         *_warnings(e),
         Head("What to do"),
         Words(e.advice.why),
@@ -149,10 +161,9 @@ def _kind(kind: Kind) -> list[str]:
 def _pairing(e: Explanation) -> str:
     if e.main.layout == "half":
         return (
-            "Channel i is rotated with channel i + d/2 (half-split), as in Llama's files for "
-            "transformers. Weights in Meta's original files and in gguf files of this architecture "
-            "may be interleaved; with the wrong pairing the first tokens look right and the text "
-            "then falls apart."
+            "Channel i is rotated with channel i + d/2 (half-split). Other files of the same model "
+            "may pair 2i with 2i + 1, as Meta's original Llama weights and some gguf files do; "
+            "with the wrong pairing the first tokens look right and the text then falls apart."
         )
     return (
         "Channel 2i is rotated with channel 2i + 1 (interleaved). Code that pairs i with i + d/2 "
@@ -189,7 +200,7 @@ def _angles(e: Explanation) -> str:
         if e.reach is not None
         else f"but none reaches a new angle within {e.length:,} tokens."
     )
-    return f"{begin} {count}never completed a turn in training, {where}"
+    return f"{begin} {count}never completed a turn in {e.span:,} tokens, {where}"
 
 
 def _method(e: Explanation, method: Method) -> list[str]:
@@ -206,7 +217,8 @@ def _method(e: Explanation, method: Method) -> list[str]:
 def _warnings(e: Explanation) -> list[Piece]:
     if not e.warnings:
         return []
-    return [Head("Mistakes"), *(Words(f"- {w.name}: {w.text}.") for w in e.warnings)]
+    lines = [f"{warning.name}: {warning.text}." for warning in e.warnings]
+    return [Head("Mistakes to check"), Items(lines)]
 
 
 def settings_of(e: Explanation, name: str) -> str:
@@ -237,7 +249,7 @@ def _blocks(e: Explanation, name: str) -> list[Piece]:
     ]
     if settings.older is not None:
         pieces += [
-            Words("Before transformers 5:"),
+            Words("The same before transformers 5 (newer versions still read it):"),
             Code("json", json.dumps(settings.older, indent=2)),
         ]
     if settings.vllm is not None:
