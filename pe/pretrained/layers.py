@@ -163,9 +163,8 @@ def _head_dim(config: Any) -> int:
 
 
 def _width(config: Any, head: int, block: Mapping[str, Any], kind: str) -> int:
-    width = getattr(config, "rotary_dim", None)
-    if width and block.get("partial_rotary_factor") is None:
-        return int(width)
+    if not hasattr(config, "rope_parameters"):  # GPT-J and CodeGen
+        return int(config.rotary_dim)
     share = block.get("partial_rotary_factor")
     share = 1.0 if share is None else float(share)
     if kind == "proportional":
