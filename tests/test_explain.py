@@ -3,7 +3,9 @@
 import copy
 import json
 import math
+import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -495,7 +497,7 @@ def test_paths_that_are_no_configuration_are_refused(tmp_path):
 def test_without_the_gguf_package_the_message_says_how_to_install_it(tmp_path, monkeypatch):
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(ValueError, match="pip install gguf"):
+    with pytest.raises(ValueError, match="pip install 'gguf"):
         pe.explain(tmp_path)
 
 
@@ -530,3 +532,25 @@ def test_the_picture_shows_every_method_but_the_window(tmp_path):
     assert titles == {method.title for method in explanation.methods if method.name != "window"}
     assert explanation.save_figure(tmp_path / "a.svg").read_text().startswith("<?xml")
     assert explanation.save_figure(tmp_path / "a.png").stat().st_size > 1000
+
+
+def test_the_page_shows_what_the_command_prints_and_its_python_runs(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[1] / "book" / "explain.md").read_text("utf-8")
+    monkeypatch.chdir(tmp_path)
+    shown = re.search(r"^:caption: config\.json\n\n(.*?)^```$", page, re.M | re.S)
+    Path("config.json").write_text(shown[1])
+    console = re.search(r"^```console\n\$ pe (.*?)\n(.*?)^```$", page, re.M | re.S)
+    assert main(console[1].split()) == 0
+    printed = [line.rstrip() for line in capsys.readouterr().out.rstrip().splitlines()]
+    assert printed == console[2].rstrip().splitlines()
+    names = {}
+    for block in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S):
+        exec(block, names)
+    assert names["explanation"].advice.factor == 4.0
+
+
+def test_the_page_names_every_mistake():
+    page = (Path(__file__).parents[1] / "book" / "explain.md").read_text("utf-8")
+    text = (Path(pe.__file__).parent / "pretrained" / "mistakes.py").read_text("utf-8")
+    for name in re.findall(r'^ +\(?\n? *"([a-z_ ]+)",$', text, re.M):
+        assert f"| {name} |" in page, name

@@ -51,7 +51,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
         from gguf import GGUFReader
     except ImportError as error:
         raise ValueError(
-            f"{path}: reading gguf files needs the gguf package: pip install gguf"
+            f"{path}: reading gguf files needs the gguf package: pip install 'gguf>=0.17'"
         ) from error
     try:
         reader = GGUFReader(str(path))

@@ -14,7 +14,7 @@ from pe.pretrained.read import Source, blocks
 from pe.pretrained.rope import Rope, kind_of
 
 
-class Warning(BaseModel):
+class Mistake(BaseModel):
     """Something in the configuration that is wrong, or that is easily taken wrongly."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -29,7 +29,7 @@ _WITH_ORIGINAL = ("yarn", "longrope", "llama3")
 
 def find_mistakes(
     source: Source, layers: Sequence[Layer], rope: Rope | None, trained: TrainingLength
-) -> list[Warning]:
+) -> list[Mistake]:
     """All warnings about a configuration, those about the file itself first."""
     raw = source.raw or {}
     found = []
@@ -42,7 +42,7 @@ def find_mistakes(
             *_truncate(source.config, rope),
         ]  # fmt: skip
     found += _windowed(source.config, layers)
-    return [Warning(name=name, text=text) for name, text in found]
+    return [Mistake(name=name, text=text) for name, text in found]
 
 
 Found = list[tuple[str, str]]

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from pe.pretrained.layers import Layer
 from pe.pretrained.length import TrainingLength
 from pe.pretrained.methods import Method
-from pe.pretrained.mistakes import Warning
+from pe.pretrained.mistakes import Mistake
 from pe.pretrained.rope import Rope
 from pe.pretrained.settings import Settings
 
@@ -87,7 +87,7 @@ class Explanation(BaseModel):
     """By method."""
     no_settings: dict[str, str]
     """By method, why there are none."""
-    warnings: tuple[Warning, ...]
+    warnings: tuple[Mistake, ...]
     notes: tuple[str, ...]
 
     @property

@@ -35,6 +35,8 @@ class Settings(BaseModel):
     """The same before transformers 5; None where there was no such setting."""
     vllm: str | None
     """A command line; None where vLLM computes something else under the same name."""
+    llama_cpp: str | None
+    """llama.cpp's options for a gguf file; None for another source, or where it has none."""
     difference: float
     """The largest relative difference between transformers' frequencies under these settings and
     those of this package; float32 rounds by about 1e-7."""
@@ -82,7 +84,8 @@ def settings_for(
     return Settings(
         method=method.name, transformers=_inside(source, settings),
         older=_older(source, root, block, built, length),
-        vllm=_vllm(source, parameters, rope, length), difference=difference,
+        vllm=_vllm(source, parameters, rope, length),
+        llama_cpp=_llama_cpp(source, rope, length), difference=difference,
     )  # fmt: skip
 
 
@@ -186,3 +189,17 @@ def _vllm(source: Source, parameters: dict[str, Any], rope: Rope, length: int) -
         overrides["max_position_embeddings"] = length
     text = json.dumps(_inside(source, overrides))
     return f"vllm serve MODEL --hf-overrides '{text}' --max-model-len {length}"
+
+
+def _llama_cpp(source: Source, rope: Rope, length: int) -> str | None:
+    if not source.name.endswith(".gguf"):
+        return None
+    options = {
+        "yarn": f"--rope-scaling yarn --rope-scale {rope.factor:g} "
+        f"--yarn-orig-ctx {rope.original_length}",
+        "linear": f"--rope-scaling linear --rope-scale {rope.factor:g}",
+        "default": f"--rope-freq-base {rope.base:g}",
+    }
+    if rope.kind not in options:
+        return None
+    return f"llama-server -m {source.name} -c {length} {options[rope.kind]}"

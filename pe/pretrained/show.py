@@ -254,4 +254,6 @@ def _blocks(e: Explanation, name: str) -> list[Piece]:
         ]
     if settings.vllm is not None:
         pieces += [Words("vLLM 0.11.1 and later:"), Code("bash", settings.vllm)]
+    if settings.llama_cpp is not None:
+        pieces += [Words("llama.cpp:"), Code("bash", settings.llama_cpp)]
     return pieces
