@@ -4,8 +4,6 @@ A law's function gets a `Subject` and a `Measure`. It returns when the law holds
 when it does not, `NotApplicable` when the encoding's traits do not promise it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -53,13 +51,13 @@ class Measure:
 
     def equal(self, what: str, got: Tensor, want: Tensor) -> None:
         """Every bit."""
-        if got.dtype != want.dtype or not torch.equal(got, want):
-            if got.shape == want.shape and got.dtype == want.dtype:
-                self.error = float((got.double() - want.double()).abs().max())
-                raise Broken(f"{what}: not the same bits, off by {self.error:.2g}")
+        if (got.dtype, got.shape) != (want.dtype, want.shape):
             raise Broken(
                 f"{what}: {got.dtype} {tuple(got.shape)}, expected {want.dtype} {tuple(want.shape)}"
             )
+        if not torch.equal(got, want):
+            self.error = float((got.double() - want.double()).abs().max())
+            raise Broken(f"{what}: not the same bits, off by {self.error:.2g}")
 
 
 Test = Callable[["Subject", Measure], None]

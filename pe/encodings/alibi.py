@@ -9,8 +9,6 @@ costs one product for each query, key and head. Any position. Keys ahead of a qu
 encoder the penalty is one-sided.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

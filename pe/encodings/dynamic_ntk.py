@@ -11,8 +11,6 @@ alpha is computed in each call, for each row, from that row alone. All keys must
 when the sequence grows, so they are cached unrotated.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -13,8 +13,6 @@ the training length where that is less, since no row of a shorter training would
 threshold. Costs 32 multiplications and additions per head, query and key, in each layer.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

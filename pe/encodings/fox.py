@@ -12,8 +12,6 @@ b is C_i - C_j with C the running sum of ln f. The sum is taken in float64 and h
 of float32 numbers, so that far into a sequence neighbours still differ by what their gates say.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

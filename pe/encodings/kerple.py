@@ -9,8 +9,6 @@ at most 2; that code overwrites what is stored, here the value is clamped on its
 formula and the gradient is stopped only where it would lead further out. Any position.
 """
 
-from __future__ import annotations
-
 from math import inf
 
 import torch

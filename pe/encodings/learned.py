@@ -7,8 +7,6 @@ table_size x d numbers. There is nothing for a position outside the table, so it
 larger than the training length would only hold rows that were never trained.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding

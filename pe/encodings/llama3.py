@@ -10,8 +10,6 @@ low = high, as Llama 4 Scout has it, the ramp is a step: what made fewer rotatio
 Learns nothing; no cost at run time. s = 1 is RoPE.
 """
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor

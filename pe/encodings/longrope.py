@@ -10,8 +10,6 @@ long rows get YaRN's and short ones RoPE's own frequencies. Keys are cached unro
 of them are rotated again when a sequence grows beyond L0.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -10,8 +10,6 @@ the embeddings once; in evaluation too, as in the authors' code. Learns nothing;
 Drawn from torch's global generator, so that a seed and a checkpoint fix what is drawn.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -11,8 +11,6 @@ is 1/theta exactly. x-transformers multiplies the table by a learned number that
 1/sqrt(d) instead of scaling the tokens (``learned_scale``, with ``scale_embeddings`` off).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad

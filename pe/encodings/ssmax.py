@@ -10,8 +10,6 @@ One multiplication per query channel; any position.
 s starts where s ln(n) is 1 on average over a training sequence of L0 tokens: as plain softmax.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

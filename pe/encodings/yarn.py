@@ -11,8 +11,6 @@ in the pair's index. m sits on queries and keys, so logits grow by m^2. Learns n
 run time. s = 1 is RoPE. With ``dynamic`` s is L / L0 for a row of L tokens, at least 1.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

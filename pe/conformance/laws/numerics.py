@@ -1,42 +1,26 @@
 """Types, rounding, loading and saving, and paths that compute the same function."""
 
-from __future__ import annotations
-
 import copy
 import tempfile
 
 import torch
-from torch import Tensor
 
 from pe.attention import BACKENDS
 from pe.conformance.law import Broken, Measure, NotApplicable, law
 from pe.conformance.subject import (
     FAR,
-    SIZES,
     Inputs,
     Subject,
     attended,
+    hooks,
     inputs,
     learned,
     same_draw,
     scores,
     tokens,
 )
-from pe.encodings import Encoding, encoding
-from pe.encodings.core.forms import NONE, matrix
-
-
-def hooks(enc: Encoding, given: Inputs, positions: Tensor) -> dict[str, Tensor]:
-    """What each hook gives, by name."""
-    with same_draw():
-        where = enc.prepare(positions, positions, given.q.dtype)
-    q, k = enc.rotate(given.q, given.k, where.q_positions, where.k_positions, where.tables)
-    state = enc.key_state(given.x)
-    bias = enc.bias(given.q, given.k, where.q_positions, where.k_positions, state)
-    found = {"queries": q, "keys": k, "embeddings": enc.embed(given.x, where.q_positions)}
-    factor = enc.logit_scale(where.q_positions)
-    more = {"key state": state, "bias": bias, "logit scale": factor}
-    return found | {key: value for key, value in more.items() if value is not None}
+from pe.encodings import encoding
+from pe.encodings.core.forms import matrix
 
 
 # sgl-project/sglang-jax#1472, huggingface/candle#3520: positions and phases in bfloat16.
@@ -101,11 +85,10 @@ def cast(subject: Subject, measure: Measure) -> None:
 def meta(subject: Subject, measure: Measure) -> None:
     """Built on the meta device and then loaded, every constant is right."""
     here = subject.build()
-    given = {"original_length": subject.length} | SIZES | subject.options
     with torch.device("meta"):
-        enc = encoding(subject.spec, **given)
-    stray = [name for name, t in enc.named_parameters() if not t.is_meta]
-    stray += [name for name, t in enc.named_buffers() if not t.is_meta]
+        enc = encoding(subject.spec, **subject.arguments)
+    tensors = [*enc.named_parameters(), *enc.named_buffers()]
+    stray = [name for name, tensor in tensors if not tensor.is_meta]
     if stray:
         raise Broken(f"not on the meta device: {', '.join(stray)}")
     enc.eval().to_empty(device="cpu")
@@ -155,12 +138,10 @@ def form(subject: Subject, measure: Measure) -> None:
         raise NotApplicable("its tokens do not stand where they are counted")
     given, positions = inputs(length), torch.arange(length)
     state = enc.key_state(given.x)
-    made = enc.bias_form(length, positions.device, state)
-    if made.kind == NONE:
-        raise NotApplicable("it has no bias")
     want = enc.bias(given.q, given.k, positions, positions, state)
     assert want is not None
-    got = matrix(made, length, given.q, given.k).expand_as(want)
+    form = enc.bias_form(length, positions.device, state)
+    got = matrix(form, length, given.q, given.k).expand_as(want)
     seen = torch.ones(length, length, dtype=torch.bool).tril()
     got, want = (
         (x - x.diagonal(dim1=-2, dim2=-1)[..., None]).masked_fill(~seen, 0.0) for x in (got, want)

@@ -1,7 +1,5 @@
 """What shifted positions change, and which positions are refused."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch
@@ -26,12 +24,8 @@ def shift(subject: Subject, measure: Measure) -> None:
     last = torch.tensor([FARTHEST]) if enc.length_dependent else torch.tensor([]).long()
 
     def at(positions: torch.Tensor) -> torch.Tensor:
-        n = len(positions)
-        these = given._replace(
-            q=given.q[:, :, : n + len(last)], k=given.k[:, :, : n + len(last)],
-            x=given.x[:, : n + len(last)],
-        )  # fmt: skip
-        return scores(enc, these, torch.cat((positions, last)))[:, :, :n, :n]
+        n, positions = len(positions), torch.cat((positions, last))
+        return scores(enc, given.tokens(slice(len(positions))), positions)[:, :, :n, :n]
 
     here = at(reach)
     for amount in SHIFTS:

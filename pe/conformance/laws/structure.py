@@ -1,17 +1,15 @@
 """Shapes, axes, heads, sequences of a batch, and sums of encodings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pe.conformance.law import Broken, Measure, NotApplicable, law
-from pe.conformance.subject import SIZES, Inputs, Subject, inputs, same_draw, scores, tokens
+from pe.conformance.subject import SIZES, Inputs, Subject, hooks, inputs, same_draw, scores, tokens
 from pe.encodings import Encoding, FrequencyTransform, list_encodings
 from pe.encodings.core.composite import Composite
-from pe.encodings.core.registry import lookup, options_of, part_classes, takes
+from pe.encodings.core.registry import lookup, part_classes, takes, takes_option
 
 
 @law
@@ -19,35 +17,29 @@ def contract(subject: Subject, measure: Measure) -> None:
     """Hooks keep shapes and types, and the traits say what the hooks do."""
     enc, length = subject.enc, subject.lengths(1, 9)[-1]
     positions = torch.arange(length)
+    heads = SIZES["num_heads"]
     for dtype in (torch.float32, torch.bfloat16):
         given = inputs(length).to(dtype)
-        with same_draw():
-            where = enc.prepare(positions, positions, dtype)
-        embedded = enc.embed(given.x, where.q_positions)
-        if embedded.shape != given.x.shape or embedded.dtype != dtype:
-            raise Broken(f"embed gives {embedded.dtype} {tuple(embedded.shape)} for {dtype} "
-                         f"{tuple(given.x.shape)}")  # fmt: skip
-        q, k = enc.rotate(given.q, given.k, where.q_positions, where.k_positions, where.tables)
-        if (q.dtype, k.dtype) != (dtype, dtype):
-            raise Broken(f"rotate gives {q.dtype} and {k.dtype} for {dtype}")
-        if q.shape[:-1] != given.q.shape[:-1] or k.shape[:-1] != given.k.shape[:-1]:
-            raise Broken(f"rotate gives {tuple(q.shape)} and {tuple(k.shape)}")
+        got = hooks(enc, given, positions)
+        embedded, q, k = got["embeddings"], got["queries"], got["keys"]
+        types = dict.fromkeys(got, dtype) | {"key state": torch.float32, "bias": torch.float32}
+        for name in got.keys() - {"logit scale"}:
+            if got[name].dtype != types[name]:
+                raise Broken(f"{name} gives {got[name].dtype} for {dtype}, not {types[name]}")
+        shapes = {
+            "embeddings": given.x.shape, "queries": given.q.shape[:-1], "keys": given.k.shape[:-1],
+            "key state": (2, heads, length),
+        }  # fmt: skip
+        for name in shapes.keys() & got.keys():
+            shape, start = tuple(got[name].shape), tuple(shapes[name])
+            if shape[: len(start)] != start:
+                raise Broken(f"{name}: shape {shape}, expected {start} at its beginning")
         if q.shape[-1] != k.shape[-1]:
             raise Broken(f"rotate gives queries {q.shape[-1]} wide and keys {k.shape[-1]} wide")
-        state = enc.key_state(given.x)
-        if state is not None and (
-            state.dtype != torch.float32 or state.shape[:3] != (2, SIZES["num_heads"], length)
-        ):
-            raise Broken(f"key_state gives {state.dtype} {tuple(state.shape)}, "
-                         "expected float32 (B, H, T, S)")  # fmt: skip
-        bias = enc.bias(given.q, given.k, where.q_positions, where.k_positions, state)
-        if bias is not None:
-            if bias.dtype != torch.float32:
-                raise Broken(f"bias gives {bias.dtype} for {dtype}, expected float32")
-            bias.expand(2, SIZES["num_heads"], length, length)
-        factor = enc.logit_scale(where.q_positions)
-        if factor is not None:
-            factor.expand(2, SIZES["num_heads"], length)
+        if "bias" in got:
+            got["bias"].expand(2, heads, length, length)
+        if "logit scale" in got:
+            got["logit scale"].expand(2, heads, length)
     if not torch.equal(embedded, given.x) and not enc.embeds:
         raise Broken("embed changes the embeddings, and the trait `embeds` is False")
     moved = not (torch.equal(q, given.q) and torch.equal(k, given.k))
@@ -72,7 +64,8 @@ def heads(subject: Subject, measure: Measure) -> None:
         mixed.q[:, mine], mixed.k[:, g] = given.q[:, mine], given.k[:, g]
         measure.close(f"key head {g}, others changed", scores(enc, mixed, positions)[:, mine],
                       here[:, mine], 1e-5, 1e-5)  # fmt: skip
-    twins = _twins(given)
+    # All heads with the content of the first: does the encoding treat them alike?
+    twins = given._replace(q=given.q[:, :1].expand_as(given.q), k=given.k[:, :1].expand_as(given.k))
     answers = scores(enc, twins, positions)
     if torch.allclose(answers, answers[:, :1].expand_as(answers), atol=1e-6):  # equal heads
         order = torch.arange(keys).flip(0)
@@ -104,15 +97,6 @@ def time(subject: Subject, measure: Measure) -> None:
                 raise Broken(f"a {name} is rotated by the same angle at two positions")
     if not rotating:
         raise Broken("no layer rotates")
-
-
-def _twins(given: Inputs) -> Inputs:
-    """All heads with the content of the first."""
-
-    def equal_heads(x: Tensor) -> Tensor:
-        return x[:, :1].expand_as(x)
-
-    return given._replace(q=equal_heads(given.q), k=equal_heads(given.k))
 
 
 @law
@@ -166,8 +150,7 @@ def _without(subject: Subject, name: str) -> Subject:
     if not rotary:
         kept.insert(0, "rope")  # which the transform had implied
     spec = "+".join(kept)
-    known = {option for part in part_classes(spec).values() for option in options_of(part)}
-    options = {key: value for key, value in subject.options.items() if key in known}
+    options = {key: v for key, v in subject.options.items() if takes_option(spec, key)}
     return Subject(spec, options | {"original_length": subject.length})
 
 

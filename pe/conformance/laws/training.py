@@ -1,7 +1,5 @@
 """Gradients are finite at any size of queries and keys, and those of the formula."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -49,10 +49,11 @@ def is_path(spec: str) -> bool:
     return base not in names() and Path(base).expanduser().exists()
 
 
-def open_corpus(spec: str) -> tuple[Corpus, Budget]:
+def open_corpus(spec: str, separator: str = "") -> tuple[Corpus, Budget]:
     """Return the corpus that ``spec`` names, or the path it gives, and the budget after an ``@``.
 
-    Raises ValueError for a name that is neither known nor a path.
+    Raises ValueError for a name that is neither known nor a path, and for a ``separator`` of
+    documents where no .txt file is read.
     """
     from pe.data.corpora.local import LocalCorpus
 
@@ -66,10 +67,14 @@ def open_corpus(spec: str) -> tuple[Corpus, Budget]:
             raise ValueError(f"corpus {spec!r} asks for nothing: give a budget of at least 1")
         budget = Budget(documents=amount) if match["docs"] else Budget(tokens=amount)
     if base in CORPORA:
+        if separator:
+            raise ValueError(
+                f"separator: {separator!r} has no effect on corpus {base!r}; it is for .txt files"
+            )
         return CORPORA[base](), budget
     path = Path(base).expanduser()
     if path.exists():
-        return LocalCorpus(path, name=base), budget
+        return LocalCorpus(path, base, separator), budget
     raise ValueError(
         f"unknown corpus {base!r}{nearest(base, known)}: it is not one of {', '.join(known)}, "
         f"and no file or directory was found at {path.absolute()}"

@@ -120,17 +120,17 @@ class PythonPackages(Corpus):
     def _documents(self, package: Package, wheel: Path) -> Iterator[Document]:
         with zipfile.ZipFile(wheel) as archive:
             documents = list(self._joined(package, archive))
-        total = sum(len(d.text.encode()) for d in documents)
+        total = sum(len(text.encode()) for _, text in documents)
         kept = 0.0
-        for document in documents:  # every document in turn adds its share of one kept document
+        for name, text in documents:  # every document in turn adds its share of one kept document
             kept += min(1.0, CAP / max(total, 1))
             if kept >= 1.0 - 1e-9:
                 kept -= 1.0
-                yield document
+                yield Document(name, text)
             else:
                 self.skipped[f"beyond {CAP // 10**6} MB of one package"] += 1
 
-    def _joined(self, package: Package, archive: zipfile.ZipFile) -> Iterator[Document]:
+    def _joined(self, package: Package, archive: zipfile.ZipFile) -> Iterator[tuple[str, str]]:
         pieces: list[str] = []
         size, first = 0, ""
         for name in sorted(self._sources(archive), key=_reading_order):
@@ -141,10 +141,10 @@ class PythonPackages(Corpus):
             pieces.append(f"# {name}\n{text.rstrip()}\n\n")
             size += len(pieces[-1].encode())
             if size >= LONG:
-                yield Document(f"{package.name}/{first}", "".join(pieces))
+                yield f"{package.name}/{first}", "".join(pieces)
                 pieces, size, first = [], 0, ""
         if pieces:
-            yield Document(f"{package.name}/{first}", "".join(pieces))
+            yield f"{package.name}/{first}", "".join(pieces)
 
     @staticmethod
     def _sources(archive: zipfile.ZipFile) -> list[str]:

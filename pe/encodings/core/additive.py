@@ -6,8 +6,6 @@ Each layer adds to a residual stream, so what is added here reaches all layers, 
 and values all carry it. d is the width of the embeddings.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

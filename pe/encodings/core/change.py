@@ -4,8 +4,6 @@ Options belong to parts: RoPE's theta stays when YaRN is put on it, YaRN's facto
 is taken off. Parts that rotate queries and keys hand theta and its like to each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checks of options, shared by the encodings: each returns the value or says what is wrong."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Keeping a learned number inside an interval without trapping it on the edge."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

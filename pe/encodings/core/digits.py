@@ -3,8 +3,6 @@
 P(p)_j = floor(p / B^(d-1-j)) mod B           normalised: 2 P / (B-1) - 1
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -6,8 +6,6 @@ One function of the distance is all that such an encoding defines; the dense mat
 step and any kernel follow from it.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

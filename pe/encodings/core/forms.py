@@ -6,8 +6,6 @@ An encoding whose bias follows from one number per key (`KeyBias`), one per dist
 here is float32 or float64, whatever the queries are.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
