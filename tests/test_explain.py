@@ -454,6 +454,19 @@ def test_a_length_within_the_training_length_is_refused(length):
         pe.explain(LLAMA, length)
 
 
+def test_a_factor_that_is_larger_than_a_length_needs_is_named_with_the_one_that_covers_it():
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    with pytest.raises(ValueError, match="factor 2 covers it"):
+        pe.explain(QWEN3 | {"rope_scaling": scaling}, 65536)
+
+
+def test_a_dynamic_configuration_needs_nothing():
+    dynamic = LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 1.0}}
+    explanation = pe.explain(dynamic, 16384)
+    assert explanation.advice.method is None
+    assert "by itself" in explanation.advice.why
+
+
 def test_something_else_than_a_model_is_refused():
     with pytest.raises(ValueError, match="expected a path"):
         pe.explain(3)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from transformers import AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -197,3 +198,49 @@ def test_layers_of_a_type_cover_the_model(kind):
     config, layers = decoders()[0][kind]
     assert len(layers) == config.num_hidden_layers
     assert all(layer.position in ("rotation", "none") for layer in layers)
+
+
+SMALL = {
+    "hidden_size": 32, "intermediate_size": 32, "intermediate_size_mlp": 32, "head_dim": 8,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 8, "vocab_size": 32,
+    "sliding_window": 8, "attention_chunk_size": 8, "moe_intermediate_size": 16, "num_experts": 2,
+    "num_local_experts": 2, "n_routed_experts": 2, "num_experts_per_tok": 1, "num_dense_layers": 1,
+    "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["smollm3", "llama4_text", "cohere2", "exaone4", "kolibri1", "afmoe", "flint", "granite_swa"],
+)
+def test_layers_that_rotate_are_those_of_a_tiny_model(kind, monkeypatch):
+    """Of types that rotate some layers only: which layers call the rotation."""
+    small = {k: v for k, v in SMALL.items() if hasattr(CONFIG_MAPPING[kind](), k)}
+    config = CONFIG_MAPPING[kind](**small)
+    config._attn_implementation = "eager"
+    model = AutoModelForCausalLM.from_config(config).eval()
+    called, here = set(), [-1]
+    module = importlib.import_module(type(model).__module__)
+    names = [n for n in vars(module) if n.startswith("apply_rotary")]
+    assert names
+
+    def counted(function):
+        def call(*args, **kwargs):
+            called.add(here[0])
+            return function(*args, **kwargs)
+
+        return call
+
+    for name in names:
+        monkeypatch.setattr(module, name, counted(getattr(module, name)))
+    for index, layer in enumerate(model.model.layers):
+        layer.register_forward_pre_hook(lambda *_, index=index: here.__setitem__(0, index))
+        for part in layer.modules():  # some keep the function as an attribute
+            for name in names:
+                if name in vars(part):
+                    setattr(part, name, counted(getattr(part, name)))
+    with torch.no_grad():
+        model(torch.arange(3, 23)[None])
+    layers = read_layers(config)
+    assert called == {index for index, layer in enumerate(layers) if layer.rope}
+    assert called

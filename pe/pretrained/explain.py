@@ -45,10 +45,7 @@ def explain(path_or_model: str | Path | Any, length: int | None = None) -> Expla
         raise ValueError(f"{source.name}: {error}") from error
     now = main.rope
     if length is not None and length <= training.tokens:
-        raise ValueError(
-            f"length {length:,}: within the training length {training.tokens:,} ({training.how}), "
-            "so nothing has to change; ask for more, or leave it out"
-        )
+        raise ValueError(_nothing_to_do(now, training, length))
     tokens = length or 4 * training.tokens
     methods = list_methods(now, training.tokens, tokens)
     if main.reach is not None and main.reach <= training.tokens:
@@ -64,7 +61,6 @@ def explain(path_or_model: str | Path | Any, length: int | None = None) -> Expla
             settings[method.name] = result
         else:
             without[method.name] = result
-    note = families.NOTES.get(source.config.model_type)
     return Explanation(
         name=source.name, model_type=source.config.model_type, kinds=kinds_of(layers), main=now,
         layer_type=layer_type, reach=main.reach, training=training,
@@ -74,8 +70,22 @@ def explain(path_or_model: str | Path | Any, length: int | None = None) -> Expla
         advice=_advice(source, main, layers, training, tokens, methods, settings, without),
         settings=settings, no_settings=without,
         warnings=tuple(find_mistakes(source, layers, now, training)),
-        notes=(*((note,) if note else ()), *source.remarks),
+        notes=(*_notes(source.config, now), *source.remarks),
     )  # fmt: skip
+
+
+def _nothing_to_do(now: Rope, training: TrainingLength, length: int) -> str:
+    """Why a length needs no change, in one line."""
+    why = (
+        f"length {length:,}: within the training length {training.tokens:,} ({training.how}), so "
+        "nothing has to change"
+    )
+    if now.kind == "yarn" and training.original < length < training.tokens:
+        return (
+            f"{why}; if YaRN was added after training, factor {length / training.original:g} "
+            "covers it and costs short texts less"
+        )
+    return f"{why}; ask for more, or leave it out"
 
 
 def _main(source: Source, layers: Sequence[Layer]) -> Layer:
@@ -106,6 +116,16 @@ def _layer_type(source: Source, main: Layer) -> str | None:
     named = [key for key in keys if key.removesuffix("_attention") == main.attention]
     bases = {key: (source.config.rope_parameters[key] or {}).get("rope_theta") for key in keys}
     return next(key for key in named or keys if bases[key] == main.rope.base)
+
+
+def _notes(config: Any, now: Rope) -> list[str]:
+    notes = [families.NOTES[config.model_type]] if config.model_type in families.NOTES else []
+    if now.settings.get("mrope_section"):
+        notes.append(
+            "positions have three axes, time, height and width (M-RoPE), each with its share of "
+            "the frequencies; for text all three are the token's number, as everything below has it"
+        )
+    return notes
 
 
 def _frequencies(now: Rope, span: int) -> tuple[Frequency, ...]:
@@ -166,7 +186,12 @@ def _advice(
     wanted = ("further",) if rope.scaled else ("yarn", "longrope", "pi", "ntk")
     name = next((name for name in wanted if name in settings), None)
     if name is None:
-        if rope.kind == "longrope":
+        if rope.kind == "dynamic":
+            why = (
+                f"The configuration scales dynamically: beyond {training.original:,} tokens the "
+                "base grows with the text by itself. Static YaRN instead would leave no new angle."
+            )
+        elif rope.kind == "longrope":
             why = (
                 f"The configuration has LongRoPE, whose factors were found for "
                 f"{training.tokens:,} tokens; more needs new factors (pe.search_longrope) or "

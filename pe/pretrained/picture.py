@@ -53,7 +53,7 @@ def picture(e: Explanation) -> Figure:
     below.set_ylabel(f"largest angle at {e.length:,}\nover that of training")
     below.set_xlabel("frequency, the fastest first")
     below.legend(fontsize=8.5, ncols=2)
-    above.set_title(f"{e.model_type}: {len(e.frequencies)} frequencies, base {e.main.base:g}",
+    above.set_title(f"{e.model_type}: {len(e.frequencies)} frequencies, base {e.main.base:,.0f}",
                     fontsize=10.5, loc="left")  # fmt: skip
     return figure
 

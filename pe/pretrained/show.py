@@ -152,10 +152,14 @@ def _kind(kind: Kind) -> list[str]:
     base = frequencies = "–"
     if rope is not None:
         position = TITLES[rope.kind] + (f" × {rope.factor:g}" if rope.scaled else "")
-        base = f"{rope.base:g}"
+        base = _number(rope.base)
         frequencies = f"{(rope.width + 1) // 2} over {rope.width} of {rope.head_dim} channels"
     extra = "; ".join(filter(None, (does.temperature, "learned sink" if does.sink else "")))
     return [ranges(kind.layers), attention, position, base, frequencies, extra or "–"]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.6g}"
 
 
 def _pairing(e: Explanation) -> str:
