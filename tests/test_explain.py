@@ -403,6 +403,14 @@ def test_a_factor_that_does_not_fit_the_lengths_is_named():
     assert "factor and lengths disagree" in warned(short)
 
 
+def test_a_truncate_that_transformers_does_not_read_is_named():
+    block = OLMO3["rope_scaling"] | {"truncate": False}
+    assert "truncate is not read" in warned(OLMO3 | {"rope_scaling": block})
+    untouched = pe.explain(OLMO3).main.spectrum().inv_freq
+    assert torch.equal(pe.explain(OLMO3 | {"rope_scaling": block}).main.spectrum().inv_freq,
+                       untouched)  # fmt: skip
+
+
 def test_the_pairing_is_named_in_the_text():
     assert "half-split" in pe.explain(LLAMA).text()
     glm = {"model_type": "glm", "num_hidden_layers": 1, "max_position_embeddings": 8192,

@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from pe.pretrained import families
+from pe.pretrained.advice import advise
 from pe.pretrained.layers import Layer, nested_keys, read_layers
 from pe.pretrained.length import TrainingLength, training_length
 from pe.pretrained.methods import Method, list_methods
-from pe.pretrained.mistakes import find_mistakes, trained_factor
+from pe.pretrained.mistakes import find_mistakes
 from pe.pretrained.read import Source, read
-from pe.pretrained.report import Advice, Explanation, Frequency, kinds_of
+from pe.pretrained.report import Explanation, Frequency, kinds_of
 from pe.pretrained.rope import Rope, turns
 from pe.pretrained.settings import Settings, settings_for
-
-UNTUNED = 4.0
-"""Beyond this factor no published result does without further training."""
 
 
 def explain(path_or_model: str | Path | Any, length: int | None = None) -> Explanation:
@@ -67,7 +65,7 @@ def explain(path_or_model: str | Path | Any, length: int | None = None) -> Expla
         frequencies=_frequencies(now, min(main.reach or training.tokens, training.tokens)),
         length=tokens, asked=length is not None,
         methods=tuple(methods),
-        advice=_advice(source, main, layers, training, tokens, methods, settings, without),
+        advice=advise(source.config, main, layers, training, tokens, methods, without),
         settings=settings, no_settings=without,
         warnings=tuple(find_mistakes(source, layers, now, training)),
         notes=(*_notes(source.config, now), *source.remarks),
@@ -144,103 +142,4 @@ def _frequencies(now: Rope, span: int) -> tuple[Frequency, ...]:
 def _as_it_is_in_a_window(method: Method) -> Method:
     return method.model_copy(
         update={"unseen": 0, "first_unseen": None, "remark": "distances stay inside the window"}
-    )
-
-
-def _advice(
-    source: Source,
-    main: Layer,
-    layers: Sequence[Layer],
-    training: TrainingLength,
-    length: int,
-    methods: Sequence[Method],
-    settings: dict[str, Settings],
-    without: dict[str, str],
-) -> Advice:
-    assert main.rope is not None
-    rope, more = main.rope, length / training.tokens
-    if main.reach is not None and main.reach <= training.tokens:
-        free = any(layer.position == "none" for layer in layers)
-        return Advice(
-            method=None, factor=None, short_texts="nothing changes",
-            why=f"Every layer that rotates sees {main.reach:,} tokens at most, so no angle is new "
-            "at any length: leave the rotary settings alone and raise max_position_embeddings."
-            + (
-                " What limits such a model is its layers without rotation, which no rotary "
-                "setting reaches."
-                if free
-                else " What lies before the windows is not read at all."
-            ),
-        )  # fmt: skip
-    if methods[0].unseen == 0:
-        return Advice(
-            method=None, factor=None, short_texts="nothing changes",
-            why=f"As it is, no frequency meets a new angle within {length:,} tokens.",
-        )  # fmt: skip
-    tuning = (
-        f" {more:g} times the training length is much without further training: YaRN's own models "
-        "of 16 and 32 times were trained on (arXiv:2309.00071)."
-        if more > UNTUNED
-        else ""
-    )
-    wanted = ("further",) if rope.scaled else ("yarn", "longrope", "pi", "ntk")
-    name = next((name for name in wanted if name in settings), None)
-    if name is None:
-        if rope.kind == "dynamic":
-            why = (
-                f"The configuration scales dynamically: beyond {training.original:,} tokens the "
-                "base grows with the text by itself. Static YaRN instead would leave no new angle."
-            )
-        elif rope.kind == "longrope":
-            why = (
-                f"The configuration has LongRoPE, whose factors were found for "
-                f"{training.tokens:,} tokens; more needs new factors (pe.search_longrope) or "
-                "training. A window keeps what there is."
-            )
-        else:
-            refused = next((without[name] for name in wanted if name in without), "")
-            why = f"No settings extend it: {refused}."
-        return Advice(method=None, factor=None, short_texts="nothing changes", why=why)
-    chosen = next(method for method in methods if method.name == name)
-    assert chosen.rope is not None
-    factor = chosen.rope.factor if chosen.rope.scaled else more
-    if name == "further":
-        already = f"The configuration scales already ({rope.kind}, factor {rope.factor:g})"
-        keep = f"keep the method and raise the factor to {factor:g}"
-        if trained_factor(source.config, rope) is not None:
-            why = f"{already}, and its makers trained the weights so: {keep}, never lower it."
-        else:
-            why = (
-                f"{already}. If its weights were trained so, another method would undo that: "
-                f"{keep}, never below {rope.factor:g}. If somebody added it after training, take "
-                "the smallest factor that covers the longest text."
-            )
-    else:
-        what = {
-            "yarn": "YaRN leaves fast frequencies alone and slows what never completed a turn, so "
-            "that no angle is new",
-            "longrope": "this model type takes no YaRN, but the same frequencies as LongRoPE's "
-            "factors",
-            "pi": "PI slows every frequency, so that no angle is new",
-            "ntk": "a larger base slows the slowest frequencies most",
-        }[name]
-        why = (
-            f"{length:,} / {training.tokens:,} = {more:g}: the smallest factor that covers the "
-            f"length; {what}. A larger factor changes more and gains nothing."
-        )
-    return Advice(method=name, factor=factor, why=why + tuning, short_texts=_short(chosen))
-
-
-def _short(method: Method) -> str:
-    if method.name == "longrope":
-        return (
-            f"Texts within the training length keep their frequencies; logits are "
-            f"{(method.logits - 1) * 100:.0f}% larger in them too."
-        )
-    grown = (method.logits - 1) * 100
-    return (
-        f"Static settings act at every length: {method.changed} of {len(method.inv_freq)} "
-        f"frequencies are slower in short prompts too"
-        + (f", and logits are {grown:.0f}% larger" if grown >= 0.5 else "")
-        + ". Where short prompts matter, serve them from a second copy with the original settings."
     )

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pe.pretrained.rope import Layout
+
 INTERLEAVED = frozenset(
     {
         "axk2", "bailing_hybrid", "blt_global_transformer", "blt_local_decoder", "codegen",
@@ -76,7 +78,7 @@ def rotates(config: Any, index: int, layer_type: str | None) -> bool:
     return True
 
 
-def layout(config: Any) -> str:
+def layout(config: Any) -> Layout:
     """``half`` or ``interleaved``: which channels of a head are rotated as one pair."""
     chosen = getattr(config, "rope_interleave", None)
     if chosen is not None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from pe.pretrained import families
-from pe.pretrained.rope import Layout, Rope, check_block, kind_of
+from pe.pretrained.rope import Rope, check_block, kind_of
 
 Position = Literal["rotation", "none", "alibi", "content bias", "recurrent", "other"]
 
@@ -37,21 +37,17 @@ def read_layers(config: Any) -> list[Layer]:
     Raises:
         ValueError: the rotary settings cannot be computed with.
     """
-    count = config.num_hidden_layers
-    types = _layer_types(config, count)
-    settings = [
-        (kind, _own_config(config, index), families.rotates(config, index, kind))
-        for index, kind in enumerate(types)
-    ]
-    return [_layer(config, own, index, kind, turned)
-            for index, (kind, own, turned) in enumerate(settings)]  # fmt: skip
+    types = getattr(config, "layer_types", None) or [None] * config.num_hidden_layers
+    return [_layer(config, index, types[index]) for index in range(config.num_hidden_layers)]
 
 
-def _layer(config: Any, own: Any, index: int, kind: str | None, turned: bool) -> Layer:
+def _layer(config: Any, index: int, kind: str | None) -> Layer:
     if kind in RECURRENT:
         return Layer(position="recurrent", attention="")
+    # where layers differ in their shapes, each has a configuration
+    own = config.per_layer_config[index] if config.is_heterogeneous else config
     reach = _reach(own, kind)
-    rope = _rope(config, own, index, kind) if turned else None
+    rope = _rope(config, own, index, kind) if families.rotates(config, index, kind) else None
     name = (kind or ("sliding" if reach else "full")).removesuffix("_attention")
     return Layer(
         position="rotation" if rope else _without_rotation(config), attention=name, reach=reach,
@@ -67,16 +63,6 @@ def _without_rotation(config: Any) -> Position:
         return "content bias"
     learned = getattr(config, "position_embedding_type", None) == "absolute"
     return "other" if learned else "none"
-
-
-def _layer_types(config: Any, count: int) -> list[str | None]:
-    types = getattr(config, "layer_types", None)
-    return [None] * count if types is None else list(types)[:count]
-
-
-def _own_config(config: Any, index: int) -> Any:
-    """The layer's own configuration, where they differ in their shapes."""
-    return config.per_layer_config[index] if config.is_heterogeneous else config
 
 
 def _reach(config: Any, kind: str | None) -> int | None:
@@ -113,10 +99,11 @@ def _rope(config: Any, own: Any, index: int, kind: str | None) -> Rope | None:
         original = longest
     if chosen in ("yarn", "longrope") and block.get("factor") is None and original and longest:
         block = dict(block) | {"factor": max(longest / original, 1.0)}
-    pairing: Layout = "interleaved" if families.layout(config) == "interleaved" else "half"
+    if nested_keys(config) and block.get("truncate") is False:
+        block = dict(block) | {"truncate": True}  # transformers does not look for it there
     return Rope(
         kind=chosen, base=float(base), head_dim=head, width=width, settings=dict(block),
-        original_length=None if original is None else int(original), layout=pairing,
+        original_length=None if original is None else int(original), layout=families.layout(config),
         latent=getattr(config, "qk_rope_head_dim", None) is not None,
     )  # fmt: skip
 

@@ -166,9 +166,8 @@ def _dynamic(raw: Mapping[str, Any], rope: Rope) -> Found:
 
 
 def _truncate(config: Any, rope: Rope) -> Found:
-    if rope.kind != "yarn" or rope.settings.get("truncate") is not False:
-        return []
-    if not nested_keys(config):
+    inside = [config.rope_parameters[key] or {} for key in nested_keys(config)]
+    if rope.kind != "yarn" or all(block.get("truncate") is not False for block in inside):
         return []
     return [
         (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
+from pe.pretrained.advice import Advice
 from pe.pretrained.layers import Layer
 from pe.pretrained.length import TrainingLength
 from pe.pretrained.methods import Method
@@ -46,19 +47,6 @@ class Frequency(BaseModel):
     def completed(self) -> bool:
         """Whether training showed every angle of it."""
         return self.turns >= 1
-
-
-class Advice(BaseModel):
-    """What to do to read ``length`` tokens, and why."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    method: str | None
-    """The name of a method; None: nothing has to change, or nothing can be done by settings."""
-    factor: float | None
-    why: str
-    short_texts: str
-    """What it costs on texts within the training length."""
 
 
 class Explanation(BaseModel):

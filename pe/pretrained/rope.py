@@ -146,9 +146,13 @@ OLD_NAMES = {"su": "longrope", "mrope": "default"}
 """Names of `rope_type` in older configurations."""
 
 NEEDS = {
-    "linear": ("factor",), "dynamic": ("factor",), "yarn": (), "llama3":
-    ("factor", "low_freq_factor", "high_freq_factor"), "longrope": ("short_factor", "long_factor"),
-}  # fmt: skip
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": (),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
+}
+"""What a block of settings of each type has to state."""
 
 
 def original(rope: Rope) -> int:
