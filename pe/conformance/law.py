@@ -43,11 +43,11 @@ class Measure:
             raise Broken(f"{what}: not finite")
         allowed = atol + rtol * want.detach().double().abs()
         worst = int((error / allowed).argmax())
-        found, limit = float(error.flatten()[worst]), float(allowed.flatten()[worst])
-        if self.allowed == 0 or found / limit > self.error / self.allowed:
-            self.error, self.allowed = found, limit
-        if found > limit:
-            raise Broken(f"{what}: off by {found:.2g}, allowed {limit:.1g}")
+        off, limit = float(error.flatten()[worst]), float(allowed.flatten()[worst])
+        if self.allowed == 0 or off / limit > self.error / self.allowed:
+            self.error, self.allowed = off, limit
+        if off > limit:
+            raise Broken(f"{what}: off by {off:.2g}, allowed {limit:.1g}")
 
     def equal(self, what: str, got: Tensor, want: Tensor) -> None:
         """Every bit."""

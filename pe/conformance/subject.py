@@ -72,8 +72,8 @@ class Subject:
 
     def layers(self) -> list[Encoding]:
         """Those of a model: one for each layer, or one for all."""
-        given = {k: v for k, v in self.arguments.items() if k != "layer_index"}
-        return [nudged(enc) for enc in layer_encodings(self.spec, self.depth, **given)]
+        arguments = {k: v for k, v in self.arguments.items() if k != "layer_index"}
+        return [nudged(enc) for enc in layer_encodings(self.spec, self.depth, **arguments)]
 
     def model(self, **more: Any) -> PEForCausalLM:
         """A small decoder with wide weights, so that its logits show what an encoding does."""
@@ -165,35 +165,35 @@ def same_draw(seed: int = 0) -> Iterator[None]:
         yield
 
 
-def hooks(enc: Encoding, given: Inputs, positions: Tensor) -> dict[str, Tensor]:
+def hooks(enc: Encoding, case: Inputs, positions: Tensor) -> dict[str, Tensor]:
     """What each hook gives, by name."""
     with same_draw():
-        where = enc.prepare(positions, positions, given.q.dtype)
-    q, k = enc.rotate(given.q, given.k, where.q_positions, where.k_positions, where.tables)
-    state = enc.key_state(given.x)
+        where = enc.prepare(positions, positions, case.q.dtype)
+    q, k = enc.rotate(case.q, case.k, where.q_positions, where.k_positions, where.tables)
+    state = enc.key_state(case.x)
     results = {
-        "embeddings": enc.embed(given.x, where.q_positions), "queries": q, "keys": k,
+        "embeddings": enc.embed(case.x, where.q_positions), "queries": q, "keys": k,
         "key state": state, "logit scale": enc.logit_scale(where.q_positions),
-        "bias": enc.bias(given.q, given.k, where.q_positions, where.k_positions, state),
+        "bias": enc.bias(case.q, case.k, where.q_positions, where.k_positions, state),
     }  # fmt: skip
     return {name: value for name, value in results.items() if value is not None}
 
 
 def scores(
-    enc: Encoding, given: Inputs, k_positions: Tensor, q_positions: Tensor | None = None
+    enc: Encoding, case: Inputs, k_positions: Tensor, q_positions: Tensor | None = None
 ) -> Tensor:
     """All that an encoding does to logits, (B, H, Tq, Tk); 0 where a query may not look."""
-    q, k = given.q, given.k
+    q, k = case.q, case.k
     if q_positions is None:
         q_positions = k_positions
     with same_draw():
         where = enc.prepare(q_positions, k_positions, q.dtype)
-    bias = enc.bias(q, k, where.q_positions, where.k_positions, enc.key_state(given.x))
+    bias = enc.bias(q, k, where.q_positions, where.k_positions, enc.key_state(case.x))
     factor = enc.logit_scale(where.q_positions)
     q, k = enc.rotate(q, k, where.q_positions, where.k_positions, where.tables)
     wide = torch.promote_types(q.dtype, torch.float32)
     keys = k.to(wide).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    logits = scaled(q.to(wide), factor) @ keys.transpose(-1, -2) / math.sqrt(given.q.shape[-1])
+    logits = scaled(q.to(wide), factor) @ keys.transpose(-1, -2) / math.sqrt(case.q.shape[-1])
     if bias is not None:
         logits = logits + bias
     causal = lower_right_causal(logits.shape[-2], logits.shape[-1], logits.device)
@@ -202,7 +202,7 @@ def scores(
 
 def attended(
     enc: Encoding,
-    given: Inputs,
+    case: Inputs,
     k_positions: Tensor,
     q_positions: Tensor | None = None,
     backend: str = "dense",
@@ -213,5 +213,5 @@ def attended(
         q_positions = k_positions
     with same_draw():
         return attend(
-            enc, given.q, given.k, given.v, q_positions, k_positions, mask, backend, given.x
+            enc, case.q, case.k, case.v, q_positions, k_positions, mask, backend, case.x
         )  # fmt: skip

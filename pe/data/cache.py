@@ -1,7 +1,7 @@
 """Cache entries: directories that are complete and undamaged, or not used at all.
 
 An entry is written in a temporary directory, sealed with the size and CRC-32 of every file, and
-renamed into place; a reader checks the seal before anything is read. A lock file a key makes two
+renamed into place; a reader checks the seal before anything is read. A lock file per key makes two
 processes at once do the work once.
 """
 
@@ -92,9 +92,9 @@ def damage(directory: Path) -> str | None:
         expected: dict[str, list[int]] = seal["files"]
         for name, (size, crc) in expected.items():
             path = directory / name
-            found = path.stat().st_size
-            if found != size:
-                return f"{name} has {found:,} bytes, not {size:,}"
+            actual = path.stat().st_size
+            if actual != size:
+                return f"{name} has {actual:,} bytes, not {size:,}"
             if _crc(path) != crc:
                 return f"the content of {name} changed"
     except FileNotFoundError as error:
@@ -162,7 +162,7 @@ def progress_bar(name: str, total: int | None, on_progress: OnProgress | None = 
 
     file = None if on_progress is None else _Lines(on_progress)
     return tqdm(
-        desc=name, total=total, unit="B", unit_scale=True, delay=1, file=file,
+        desc=name, total=total, unit="B", unit_scale=True, file=file, delay=file is None,
         disable=None if file is None else False,
     )  # fmt: skip
 

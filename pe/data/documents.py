@@ -32,6 +32,8 @@ PIECE = 1 << 18
 """Bytes of a longer text that are in memory at once."""
 _END = re.compile(r"\S(?=[ \n])")
 _NEAR, _CANDIDATES = 1 << 16, 64
+CONTEXT = 200
+"""Characters on either side of a place where a text may be cut, which show whether it may."""
 Joins = Callable[[str, int], bool]
 
 
@@ -78,7 +80,8 @@ class Documents:
                 left -= len(data)
                 text += decode(data, final=not left)
                 if left:
-                    ends = [m.end() for m in _END.finditer(text, max(len(text) - _NEAR, 0))]
+                    within = max(len(text) - _NEAR, 0), max(len(text) - CONTEXT, 0)
+                    ends = [match.end() for match in _END.finditer(text, *within)]
                     place = next((p for p in ends[: -_CANDIDATES - 1 : -1] if joins(text, p)), 0)
                     if place:
                         yield text[:place]

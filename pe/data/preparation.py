@@ -1,7 +1,7 @@
 """From the name of a corpus to memory-mapped tokens, through the cache.
 
 Two keys keep this quick and safe. What a corpus looks like from outside (paths, sizes, times; the
-row of the hub table) leads to the fingerprint of the content that was found there last time, so
+row of the hub table) leads to the fingerprint of the content that it had last time, so
 an unchanged gigabyte is not read again. The tokens' own key is that fingerprint with the
 tokenizer and the code version.
 """
@@ -90,7 +90,7 @@ def prepare(
             with locked(root, directory.name):
                 if not usable(directory):
                     with building(directory) as work:
-                        write_shards(documents, split, plan, work, on_progress)
+                        write_shards(documents, split, plan, content, work, on_progress)
             notes = documents.notes + _moved(documents.given, split)
             write_json(pointer, {"fingerprint": content, "notes": notes})
             return read_shards(directory, corpus, content, plan.name, notes)

@@ -1,4 +1,4 @@
-"""Token files: one memory-mapped array a split, the starts and names of its documents.
+"""Token files: one memory-mapped array per split, the starts and names of its documents.
 
 A split is one long row of token numbers. Every document is followed by an end token, which
 belongs to it; ``starts`` holds the offset of every document's first token.
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from pe.data import tokenizer as tokenizers_
 from pe.data.cache import OnProgress, progress_bar
-from pe.data.documents import Documents, Joins
+from pe.data.documents import CONTEXT, Documents, Joins
 from pe.data.splits import SPLITS, TRAIN
 from pe.data.tokenizer import TokenizerPlan
 
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from tqdm import tqdm
     from transformers import PreTrainedTokenizerFast
 
+_RECORDED = (
+    "tokenizer_fingerprint", "tokenizer_trained", "vocab_size", "end_token", "end_id",
+)  # fmt: skip
 ENCODE_BYTES = 2_000_000
 """Text handed to the tokenizer at once: enough for every core, little enough for memory, of which
 it takes a hundred times as much."""
-CONTEXT = 200
-"""Characters on either side of a place where a long text may be cut, which show whether it may."""
 
 
 @dataclass
@@ -122,10 +123,14 @@ def write_shards(
     documents: Documents,
     split: npt.NDArray[np.int8],
     plan: TokenizerPlan,
+    fingerprint: str,
     directory: Path,
     on_progress: OnProgress | None = None,
 ) -> None:
-    """Train or read the tokenizer and write every split's tokens into ``directory``."""
+    """Train or read the tokenizer and write every split's tokens into ``directory``.
+
+    ``fingerprint`` is that of the documents and their split, by which `read_shards` knows them.
+    """
     trained: Tokenizer | None = None
     if plan.source is None:
         with progress_bar("training the tokenizer", None, on_progress) as bar:
@@ -163,6 +168,7 @@ def write_shards(
         names = "\n".join(documents.names[i] for i in members)
         (directory / f"{name}.names.txt").write_bytes(names.encode("utf-8", "replace"))
     meta = {
+        "fingerprint": fingerprint,
         "dtype": dtype.name,
         "end_token": end_token,
         "end_id": end_id,
@@ -232,8 +238,17 @@ def _batches(
 def read_shards(
     directory: Path, corpus: str, fingerprint: str, tokenizer: str, notes: list[str]
 ) -> TokenData:
-    """Map an undamaged cache entry; nothing is read but the starts and the names."""
+    """Map an undamaged cache entry; nothing is read but the starts and the names.
+
+    Raises:
+        ValueError: the entry was written for another text and came here under this one's name.
+    """
     meta = json.loads((directory / "meta.json").read_text())
+    if meta.get("fingerprint", fingerprint) != fingerprint:  # entries before 2026-11-29 have none
+        raise ValueError(
+            f"{directory} holds tokens of the text {meta['fingerprint']}, not of {corpus} "
+            f"({fingerprint}); remove the folder, and they are made again"
+        )
 
     def split(name: str) -> Split:
         names = (directory / f"{name}.names.txt").read_bytes().decode("utf-8")
@@ -247,14 +262,10 @@ def read_shards(
         train=split("train"),
         validation=split("validation"),
         test=split("test"),
+        **{name: meta[name] for name in _RECORDED},
         corpus=corpus,
         fingerprint=fingerprint,
         tokenizer_name=tokenizer,
-        tokenizer_fingerprint=meta["tokenizer_fingerprint"],
-        tokenizer_trained=meta["tokenizer_trained"],
-        vocab_size=meta["vocab_size"],
-        end_token=meta["end_token"],
-        end_id=meta["end_id"],
         directory=directory,
         notes=notes,
     )

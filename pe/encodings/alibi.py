@@ -38,7 +38,7 @@ class ALiBi(DistanceBias):
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        self.num_heads = int(at_least("num_heads", num_heads, 1))
+        self.num_heads = at_least("num_heads", num_heads, 1)
         self.register_exact_buffers()
 
     def exact_buffers(self) -> dict[str, Tensor]:

@@ -48,11 +48,11 @@ class CLEX(FrequencyTransform):
         time_base: float | None = None,
     ) -> None:
         super().__init__()
-        self.original_length = int(at_least("original_length", original_length, 1))
-        self.max_factor = int(at_least("max_factor", max_factor, 1))
-        self.width = int(at_least("width", width, 1))
+        self.original_length = at_least("original_length", original_length, 1)
+        self.max_factor = at_least("max_factor", max_factor, 1)
+        self.width = at_least("width", width, 1)
         self.act = choice("act", act, ACTIVATIONS)
-        self.steps = int(at_least("steps", steps, 1))
+        self.steps = at_least("steps", steps, 1)
         self.time_base = None if time_base is None else positive("time_base", time_base)
         self.reach = self.max_positions = self.max_factor * self.original_length
 

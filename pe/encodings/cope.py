@@ -51,7 +51,7 @@ class CoPE(Encoding):
                 raise ValueError("cope needs to know how far to count: give npos")
             npos = original_length + 1
         self.head_dim = head_dim
-        self.npos, self.divide = int(at_least("npos", npos, 2)), divide
+        self.npos, self.divide = at_least("npos", npos, 2), divide
         self.table = nn.Parameter(torch.zeros(self.npos, head_dim))
 
     @torch.no_grad()

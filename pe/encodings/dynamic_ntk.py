@@ -28,7 +28,7 @@ class DynamicNTK(FrequencyTransform):
 
     def __init__(self, original_length: int, factor: float = 1.0) -> None:
         super().__init__()
-        self.original_length = int(at_least("original_length", original_length, 1))
+        self.original_length = at_least("original_length", original_length, 1)
         self.factor = at_least("factor", factor, 1.0)
 
     def attach(self, frequencies: Frequencies) -> None:

@@ -51,7 +51,7 @@ class FIRE(Encoding):
             threshold = min(AUTHORS_THRESHOLD, original_length or AUTHORS_THRESHOLD)
         self.threshold = positive("threshold", threshold)
         self.initial_c, self.eps = positive("c", c), positive("eps", eps)
-        width = int(at_least("mlp_width", mlp_width, 1))
+        width = at_least("mlp_width", mlp_width, 1)
         self.c = nn.Parameter(torch.empty(1))
         self.multiplier = nn.Parameter(torch.empty(1))
         # Bare parameters: transformers draws every nn.Linear it finds by another rule.

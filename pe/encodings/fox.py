@@ -136,5 +136,5 @@ def running_sum(x: Tensor) -> Tensor:
     if length > CHUNK:
         before = running_sum(sums[..., :-1, -1])
         sums = sums + pad(before, (1, 0))[..., None]
-    found: Tensor = sums.flatten(-2)[..., :length]
-    return found
+    total: Tensor = sums.flatten(-2)[..., :length]
+    return total

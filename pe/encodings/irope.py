@@ -57,7 +57,7 @@ class IRoPE(RoPE):
             raise ValueError("norm_eps: without qk_norm it has no effect; leave it out")
         floor_scale = 8192 if floor_scale is UNSET else floor_scale
         norm_eps = 1e-5 if norm_eps is UNSET else norm_eps
-        self.floor_scale = int(at_least("floor_scale", floor_scale, 1))
+        self.floor_scale = at_least("floor_scale", floor_scale, 1)
         self.attn_scale = at_least("attn_scale", attn_scale, 0.0)
         self.norm_eps = at_least("norm_eps", norm_eps, 0.0) if qk_norm else None
         if not self.rotating:

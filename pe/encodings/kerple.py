@@ -56,7 +56,6 @@ class KerpleLog(Kerple):
         return -p * torch.log1p(a * distance)
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
-        """A closed form."""
         return by_logarithm(*self.bounded())
 
 
@@ -69,6 +68,5 @@ class KerplePower(Kerple):
         return -a * distance.to(p.dtype) ** p
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
-        """A closed form."""
         p, a = self.bounded(most_p=2.0)
         return by_power(a, p)

@@ -53,9 +53,8 @@ class RoPE(Encoding):
         self.rotary_dim = rotary_width(head_dim, rotary_fraction)
         self.transforms = nn.ModuleList(sorted(transforms, key=lambda t: not t.stretches))
         self.length_dependent = any(t.length_dependent for t in transforms)
-        self.relative = (
-            type(self).relative and not self.length_dependent
-        )  # shifted positions are a longer sequence
+        # Shifted positions are a longer sequence.
+        self.relative = type(self).relative and not self.length_dependent
         self.max_positions, self.limited_by = tightest(transforms)
         for transform in transforms:
             transform.attach(base_frequencies(self.rotary_dim, self.theta))

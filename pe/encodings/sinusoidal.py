@@ -39,7 +39,7 @@ class Sinusoidal(Additive):
         scale_embeddings: bool = True,
         learned_scale: bool = False,
     ) -> None:
-        super().__init__(int(at_least("hidden_size", hidden_size, 2)), scale_embeddings)
+        super().__init__(at_least("hidden_size", hidden_size, 2), scale_embeddings)
         self.theta = positive("theta", theta)
         self.layout = choice("layout", layout, LAYOUTS)
         self.grid = choice("grid", grid, GRIDS)

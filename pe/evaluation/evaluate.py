@@ -54,9 +54,9 @@ def evaluate(run: Run, *, quiet: bool = False, float32_residual: bool = False) -
         except RunError as error:  # they are gone: the run itself can be judged all the same
             progress.show(f"not evaluated before training: {error}", last=True)
     with run.lock():
-        found = _evaluate(run, data, progress, float32_residual)
-        run.write_evaluation(found)
-    return found
+        evaluation = _evaluate(run, data, progress, float32_residual)
+        run.write_evaluation(evaluation)
+    return evaluation
 
 
 def _evaluate(
@@ -68,7 +68,7 @@ def _evaluate(
     begun, recipe, model = time.perf_counter(), run.recipe, load_model(run)
     check_evaluation(recipe, data, model)
     scorer = Scorer(model, data, recipe, float32_residual=float32_residual)
-    found = {
+    record = {
         "schema": SCHEMA_VERSION,
         "created": now(),
         "code": code(),
@@ -80,9 +80,9 @@ def _evaluate(
         **_measure(scorer, log),
     }
     if recipe.fit_temperature:
-        found["tempered"] = _tempered(scorer, log)
+        record["tempered"] = _tempered(scorer, log)
     devices.free_memory(model.device)
-    return found | {"seconds": round(time.perf_counter() - begun, 2)}
+    return record | {"seconds": round(time.perf_counter() - begun, 2)}
 
 
 def _measure(
@@ -108,6 +108,6 @@ def _tempered(scorer: Scorer, log: Log) -> dict[str, Any]:
         return {"fit": None, "reason": "no evaluation length is beyond the training context"}
     log("fitting a temperature on validation text")
     fits = fit_temperatures(scorer, longer)
-    found = {"fit": fits[longer[0]], "fits": {str(n): fit for n, fit in fits.items()}}
+    record = {"fit": fits[longer[0]], "fits": {str(n): fit for n, fit in fits.items()}}
     values = {n: fit["value"] for n, fit in fits.items()}
-    return found | {"reason": None} | _measure(scorer, log, values)
+    return record | {"reason": None} | _measure(scorer, log, values)

@@ -24,7 +24,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, valida
 from pe._errors import explain
 from pe.runs import Folder, Run, root
 from pe.speed.record import SpeedRun
-from pe.study.plan import StudyFolder, check_recipe, load_plan
+from pe.study.plan import StudyFolder, check_run, load_plan
 
 # papermill adds these names itself when it is asked to (--inject-paths).
 INJECTED_BY_PAPERMILL = ("PAPERMILL_INPUT_PATH", "PAPERMILL_OUTPUT_PATH")
@@ -132,7 +132,6 @@ def configure(
             value of another type than its parameter's.
     """
     from pe.recipes.named import recipe as named_recipe
-    from pe.training.start import check_source
 
     _refuse_strange_study(study)
     fields = {"pe": pe, "pe_options": pe_options or {}, "seed": seed} | _given(
@@ -141,9 +140,7 @@ def configure(
     )  # fmt: skip
     chosen = named_recipe(recipe, **(fields | _others(overrides, "train")))
     run = Run(root() / study / chosen.run_name(), recipe=chosen)
-    check_recipe(chosen, recorded=run.exists())
-    if run.exists():
-        check_source(run)
+    check_run(run)
     return run
 
 
@@ -179,7 +176,7 @@ def configure_conversion(
     """
     from pe.encodings.core.change import changed_options
     from pe.recipes.recipe import Recipe
-    from pe.training.start import check_source, parent_of, start_of
+    from pe.training.start import parent_of, start_of
 
     _refuse_strange_study(study)
     if not run:
@@ -220,12 +217,10 @@ def configure_conversion(
         context_length=context_length, batch_size=batch_size, softmax_scale=softmax_scale,
     )  # fmt: skip
     chosen = Recipe.from_dict(fields | others)
-    check_recipe(chosen, recorded=True)  # of its corpus, the run before has a record
     converted = Run(folder / chosen.run_name(), recipe=chosen)
+    check_run(converted)
     if not converted.exists():  # a record can be shown where the weights are not at hand
         start_of(chosen, folder)
-    else:
-        check_source(converted)
     return converted
 
 

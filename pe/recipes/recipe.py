@@ -32,7 +32,7 @@ NEW_FIELD_DEFAULTS = {
     "joint_norm": "", "softmax_scale": 0.0, "start_from": "", "start_step": 0,
     "start_state": "weights", "retrieval_share": 0.0,
     "deterministic": False, "encoding_rate": 1.0, "embedding_std": 0.02,
-    "first_token": False, "retrieval_tasks": (),
+    "first_token": False, "retrieval_tasks": (), "separator": "",
 }  # fmt: skip
 """Fields that came later, with the value that all runs before them had: left out of the hash where
 they have it, so that those runs keep their names."""
@@ -109,6 +109,9 @@ class Recipe:
 
     corpus: str = "stdlib"
     """Name of a corpus, or a path to .txt, .jsonl, .parquet files."""
+    separator: str = ""
+    """What lies between the documents of a .txt file: ``"<|endoftext|>"``, or ``"blank-lines"`` for
+    one blank line or more; empty: a file is one document."""
     tokenizer: str = "bpe"
     """``"bpe"`` trains a byte-level BPE on the training split; otherwise a tokenizer's path."""
     vocab_size: Count

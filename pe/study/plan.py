@@ -51,7 +51,7 @@ from pe.recipes.named import recipe as named_recipe
 from pe.recipes.recipe import Recipe
 from pe.runs import Folder, Run, root
 from pe.study.zero_shot import Distinct, Natural, YamlPart, ZeroShot
-from pe.training.start import RETRAINED
+from pe.training.start import RETRAINED, check_source
 
 FOLDER = shipped("studies")
 OWN_SHARES = ("warmup_steps", "decay_steps", "checkpoint_every", "validate_every")
@@ -238,7 +238,7 @@ def load_plan(study: str, *, mini: bool = False, check: bool = False) -> list[Pl
     Args:
         study: a name or a path. mini: the miniature that the file describes, recorded as the
             study ``NAME-mini``. check: also encodings, their options, corpora and tokenizers
-            (`check_recipe`), which imports torch.
+            (`check_run`), which imports torch.
 
     Raises:
         ValueError: a file that is not a study; one line per mistake, with its place in the file.
@@ -287,19 +287,18 @@ def load_plans(studies: Sequence[str], *, mini: bool = False, check: bool = Fals
     return list(plans.values())
 
 
-def check_recipe(recipe: Recipe, *, recorded: bool = False) -> None:
-    """Refuse what training would refuse only later.
-
-    Args:
-        recorded: the run has a record, which can be shown where its corpus is not at hand.
+def check_run(run: Run) -> None:
+    """Refuse what training would refuse only later. A record is shown also without its corpus.
 
     Raises:
         ValueError: the encoding, its options, the corpus or the tokenizer.
+        RunError: the run is recorded, and its encoding has another source now.
     """
     from pe.data.corpora import open_corpus
     from pe.data.tokenizer import plan_tokenizer
     from pe.encodings import check
 
+    recipe = run.recipe
     check(
         recipe.pe,
         recipe.pe_options,
@@ -309,10 +308,12 @@ def check_recipe(recipe: Recipe, *, recorded: bool = False) -> None:
         num_kv_heads=recipe.num_key_value_heads,
         hidden_size=recipe.hidden_size,
     )
-    if not recorded:
-        open_corpus(recipe.corpus)
-        if recipe.tokenizer == "bpe":
-            plan_tokenizer(recipe.tokenizer, recipe.vocab_size)
+    if run.exists():
+        check_source(run)
+        return
+    open_corpus(recipe.corpus, recipe.separator)
+    if recipe.tokenizer == "bpe":
+        plan_tokenizer(recipe.tokenizer, recipe.vocab_size)
 
 
 class _Seed:
@@ -345,7 +346,7 @@ class _Seed:
                 for one in self._run(label, entry):
                     self.planned[one.label] = one
                     if check:
-                        check_recipe(one.recipe, recorded=one.run().exists())
+                        check_run(one.run())
             except ValueError as error:
                 if label not in self.planned:
                     broken.add(label)

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 from pe.runs import root
 from pe.study.devices import MUTEX, mutex_of, visible_gpus, workers_here
 from pe.study.parents import with_retrained_parents
-from pe.study.plan import Planned, check_recipe
+from pe.study.plan import Planned, check_run
 from pe.study.worker import execute
-from pe.training.start import check_source, start_of
+from pe.training.start import start_of
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -75,11 +75,9 @@ def run_study(
         return
     for planned in todo:
         if not planned.zero_shot:
-            check_recipe(planned.recipe, recorded=planned.run().exists())
+            check_run(planned.run())
         if "/" in planned.recipe.start_from and not planned.parent:  # nothing here will make it
             start_of(planned.recipe, planned.run().directory.parent)
-        if not planned.zero_shot and planned.run().exists():
-            check_source(planned.run())
     with connect(address, workers) as (client, devices):
         queue = _Queue(client, devices, todo, retries=retries, notebooks=notebooks)
         while queue.advance():

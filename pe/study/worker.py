@@ -89,7 +89,7 @@ def _retrain(run: Run) -> None:
 
     first, r = Run(run.directory.parent.parent / run.name), run.recipe
     check_source(first)
-    data = prepare(r.corpus, r.vocab_size, r.tokenizer)
+    data = prepare(r.corpus, r.vocab_size, r.tokenizer, separator=r.separator)
     check_text(data, first.read()["data"], run.name, "it cannot be retrained without that text")
     if run.exists() and run.read()["status"] == "complete":  # some of its weights are gone, too
         with run.lock():

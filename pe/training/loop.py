@@ -131,8 +131,8 @@ def _check_edited(run: Run, recorded: Mapping[str, Any]) -> None:
     r = run.recipe
     if is_path(r.corpus):
         check_text(
-            prepare(r.corpus, r.vocab_size, r.tokenizer), recorded, str(run.directory),
-            "choose another study to train on what is there now",
+            prepare(r.corpus, r.vocab_size, r.tokenizer, separator=r.separator), recorded,
+            str(run.directory), "choose another study to train on what is there now",
         )  # fmt: skip
 
 
@@ -202,7 +202,10 @@ class Trainer:
         r = self.recipe
         self.progress.show(f"preparing {r.corpus}", last=True)
         with self.accelerator.main_process_first():
-            self.data = data = prepare(r.corpus, r.vocab_size, r.tokenizer)
+            self.data = data = prepare(
+                r.corpus, r.vocab_size, r.tokenizer, separator=r.separator,
+                on_progress=self.progress.show,
+            )  # fmt: skip
         model = self._initial_model()
         self.config = model.config
         check_evaluation(r, data, model)

@@ -19,11 +19,11 @@ def future(subject: Subject, measure: Measure) -> None:
     """Changing a token changes no output before it."""
     length = subject.lengths(2, 12)[-1]
     changed = length // 2
-    given, other = inputs(length), inputs(length, seed=40)
-    for x, y, axis in zip(given, other, (2, 2, 2, 1), strict=True):
+    case, other = inputs(length), inputs(length, seed=40)
+    for x, y, axis in zip(case, other, (2, 2, 2, 1), strict=True):
         y.narrow(axis, 0, changed).copy_(x.narrow(axis, 0, changed))
     positions = torch.arange(length)
-    before = attended(subject.enc, given, positions)[:, :, :changed]
+    before = attended(subject.enc, case, positions)[:, :, :changed]
     after = attended(subject.enc, other, positions)[:, :, :changed]
     measure.close(f"outputs before token {changed}", after, before, 1e-6, 1e-6)
 
@@ -33,10 +33,10 @@ def decode(subject: Subject, measure: Measure) -> None:
     """The last queries alone give the end of the whole, at lengths around L."""
     n = subject.length
     for length in subject.lengths(n - 1, n, n + 1, 2 * n):
-        given, positions = inputs(length), torch.arange(length)
-        whole = attended(subject.enc, given, positions)
+        case, positions = inputs(length), torch.arange(length)
+        whole = attended(subject.enc, case, positions)
         for queries in (1, 3):
-            step = attended(subject.enc, given.last(queries), positions, positions[-queries:])
+            step = attended(subject.enc, case.last(queries), positions, positions[-queries:])
             measure.close(f"{queries} of {length} tokens", step, whole[:, :, -queries:],
                           1e-5, 1e-5)  # fmt: skip
 

@@ -33,15 +33,15 @@ def _hidden_in_attend(subject: Subject, measure: Measure, count: int) -> None:
     """The same by a mask of keys, the positions of hidden ones being anything."""
     length = count + 5
     shown = torch.tensor([i for i in range(length) if i not in (0, 2, 3, 5, length - 1)])
-    given, positions = inputs(length), torch.zeros(length, dtype=torch.long)
+    case, positions = inputs(length), torch.zeros(length, dtype=torch.long)
     positions[shown] = torch.arange(count)
     if subject.enc.max_positions is None:
         positions[[2, -1]] = 7 * length
     mask = torch.ones(length, length, dtype=torch.bool).tril()
     mask[:, [i for i in range(length) if i not in shown.tolist()]] = False
     for backend in BACKENDS:
-        whole = attended(subject.enc, given, positions, None, backend, mask)[:, :, shown]
-        alone = attended(subject.enc, given.tokens(shown), torch.arange(count), None, backend)
+        whole = attended(subject.enc, case, positions, None, backend, mask)[:, :, shown]
+        alone = attended(subject.enc, case.tokens(shown), torch.arange(count), None, backend)
         measure.close(f"attend, {backend}", whole, alone, 2e-5, 1e-4)
 
 
@@ -55,16 +55,16 @@ def documents(subject: Subject, measure: Measure) -> None:
     names = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     positions = torch.cat([torch.arange(size) for size in sizes])
     model, ids = subject.model(), tokens(2, len(names))
-    given, mask = inputs(len(names)), (names[:, None] == names).tril()
+    case, mask = inputs(len(names)), (names[:, None] == names).tril()
     with torch.no_grad():
         whole = model(ids, document_ids=names.expand(2, -1), position_ids=positions).logits
-    shared = attended(subject.enc, given, positions, None, "sdpa", mask)
+    shared = attended(subject.enc, case, positions, None, "sdpa", mask)
     for name, size in enumerate(sizes):
         mine = names == name
         with torch.no_grad():
             alone = model(ids[:, mine], use_cache=False).logits
         measure.close(f"document of {size} tokens", whole[:, mine], alone, 2e-4, 1e-4)
-        want = attended(subject.enc, given.tokens(mine), torch.arange(size), None, "sdpa")
+        want = attended(subject.enc, case.tokens(mine), torch.arange(size), None, "sdpa")
         measure.close(f"attend, document of {size}", shared[:, :, mine], want, 2e-5, 1e-4)
 
 
@@ -77,10 +77,10 @@ def blind(subject: Subject, measure: Measure) -> None:
     unseen = ~mask.any(-1).expand(2, 4, length)
     positions = torch.arange(length)
     for backend in BACKENDS:
-        given = Inputs(*(x.requires_grad_() for x in inputs(length)))
-        out = attended(subject.enc, given, positions, None, backend, mask)
+        case = Inputs(*(x.requires_grad_() for x in inputs(length)))
+        out = attended(subject.enc, case, positions, None, backend, mask)
         if not out.isfinite().all() or out[unseen].any():
             raise Broken(f"{backend}: a query that sees nothing gets {out[unseen].flatten()[:3]}")
-        slopes = torch.autograd.grad(out.sum(), [*given], allow_unused=True)
+        slopes = torch.autograd.grad(out.sum(), [*case], allow_unused=True)
         if not all(slope.isfinite().all() for slope in slopes if slope is not None):
             raise Broken(f"{backend}: a gradient is not finite")

@@ -41,11 +41,17 @@ def names() -> list[str]:
     return sorted(CORPORA)
 
 
+def _parts(spec: str) -> tuple[str, re.Match[str] | None]:
+    """The corpus without its budget, and the budget, unless the whole is a path that exists."""
+    match = _BUDGET.fullmatch(spec)
+    if match is None or Path(spec).expanduser().exists():
+        return spec, None
+    return match["base"], match
+
+
 def is_path(spec: str) -> bool:
     """Whether ``spec`` means files that are on this machine, and not a corpus with a name."""
-    base = spec
-    if (match := _BUDGET.fullmatch(spec)) and not Path(spec).expanduser().exists():
-        base = match["base"]
+    base, _ = _parts(spec)
     return base not in names() and Path(base).expanduser().exists()
 
 
@@ -58,10 +64,8 @@ def open_corpus(spec: str, separator: str = "") -> tuple[Corpus, Budget]:
     from pe.data.corpora.local import LocalCorpus
 
     known = names()
-    base, budget = spec, Budget()
-    match = _BUDGET.fullmatch(spec)
-    if match and not Path(spec).expanduser().exists():
-        base = match["base"]
+    budget, (base, match) = Budget(), _parts(spec)
+    if match:
         amount = int(float(match["number"]) * _UNITS[match["unit"]])
         if amount < 1:
             raise ValueError(f"corpus {spec!r} asks for nothing: give a budget of at least 1")

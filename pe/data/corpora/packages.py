@@ -73,7 +73,7 @@ def read_list(path: Path = LIST) -> list[Package]:
     Raises:
         ValueError: a line that is not ``name==version --hash=sha256:...  # licence; split``.
     """
-    found = []
+    packages = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
@@ -83,8 +83,8 @@ def read_list(path: Path = LIST) -> list[Package]:
                 f"{path}, line {number}: expected 'name==version --hash=sha256:...  # licence; "
                 f"split' with a split of {', '.join(SPLITS)}; got {line!r}"
             )
-        found.append(Package(**match.groupdict()))
-    return found
+        packages.append(Package(**match.groupdict()))
+    return packages
 
 
 @register("python-packages")
@@ -104,10 +104,6 @@ class PythonPackages(Corpus):
         """The list and everything that decides what a wheel becomes."""
         rules = [SUFFIXES, LONG, CAP, LONGEST_LINE, LEAST_LINE, COPIED]
         return ["packages", [vars(package) for package in self.packages], rules]
-
-    def licences(self) -> dict[str, str]:
-        """``name version`` -> licence, for a record of what the text is made of."""
-        return {f"{p.name} {p.version}": p.licence for p in self.packages}
 
     def parts(self) -> Iterable[tuple[str | None, Iterator[Document]]]:
         """One part per package; those held out first."""

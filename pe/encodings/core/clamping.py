@@ -23,7 +23,5 @@ class Clamp(torch.autograd.Function):
         return gradient.masked_fill(outward, 0.0), None, None
 
 
-def clamped(x: Tensor, low: float, high: float) -> Tensor:
-    """``x`` in [low, high]. torch's own clamp gives what lies outside no gradient ever again."""
-    result: Tensor = Clamp.apply(x, low, high)
-    return result
+clamped = Clamp.apply
+"""``x`` in [low, high]. torch's own clamp gives what lies outside no gradient ever again."""

@@ -190,18 +190,21 @@ def encoding(
         ValueError: unknown names, unknown options (the nearest is named), wrong values, or parts
             that cannot be combined.
     """
-    parts = _parts(
-        spec,
-        {
-            "head_dim": head_dim,
-            "num_heads": num_heads,
-            "num_kv_heads": num_kv_heads or num_heads,
-            "hidden_size": hidden_size or head_dim * num_heads,
-            "original_length": original_length,
-            "layer_index": layer_index,
-        },
-        options,
-    )
+    arguments = {
+        "head_dim": head_dim,
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads or num_heads,
+        "hidden_size": hidden_size or head_dim * num_heads,
+        "original_length": original_length,
+        "layer_index": layer_index,
+    } | options
+    classes = part_classes(spec)
+    encodings, transforms = _split(classes)
+    _refuse_unknown_options(spec, list(classes.values()), options)
+    changes = [_build(name, c, arguments) for name, c in transforms.items()]
+    if changes:
+        arguments["transforms"] = changes
+    parts = [_build(name, c, arguments) for name, c in encodings.items()]
     return parts[0] if len(parts) == 1 else Composite(parts)
 
 
@@ -246,17 +249,6 @@ def _split(
 ) -> tuple[dict[str, type[Encoding]], dict[str, type[FrequencyTransform]]]:
     encodings = {n: c for n, c in classes.items() if issubclass(c, Encoding)}
     return encodings, {n: c for n, c in classes.items() if issubclass(c, FrequencyTransform)}
-
-
-def _parts(spec: str, context: dict[str, Any], options: dict[str, Any]) -> list[Encoding]:
-    classes = part_classes(spec)
-    encodings, transforms = _split(classes)
-    _refuse_unknown_options(spec, list(classes.values()), options)
-    arguments = context | options
-    changes = [_build(name, c, arguments) for name, c in transforms.items()]
-    if changes:
-        arguments["transforms"] = changes
-    return [_build(name, c, arguments) for name, c in encodings.items()]
 
 
 def check(spec: str, options: dict[str, Any] | None = None, **context: int) -> None:
@@ -325,17 +317,17 @@ def _refuse_unknown_options(spec: str, parts: list[Part], options: dict[str, Any
             )
 
 
-def _build(name: str, part: Part, given: dict[str, Any]) -> Any:
+def _build(name: str, part: Part, arguments: dict[str, Any]) -> Any:
     hints = typing.get_type_hints(part.__init__)
-    parameters = {key: p for key, p in _parameters(part).items() if key in given}
+    parameters = {key: p for key, p in _parameters(part).items() if key in arguments}
     for key, parameter in parameters.items():
-        value = given[key]
+        value = arguments[key]
         if key in CONTEXT and value is None:
             if parameter.default is parameter.empty:
                 raise ValueError(f"{name!r} needs {key}")
         elif key != "transforms" and not _fits(value, hints.get(key)):
             raise ValueError(f"{name!r}: option {key}: expected {_word(hints[key])}, got {value!r}")
-    return part(**{key: given[key] for key in parameters})
+    return part(**{key: arguments[key] for key in parameters})
 
 
 def _fits(value: Any, hint: Any) -> bool:

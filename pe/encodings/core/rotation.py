@@ -6,7 +6,7 @@
 An operator is one node to torch.compile and differentiable in ``x`` (and ``shift``) alone. It is
 defined here by operations of torch; `pe.attention.available` registers kernels for CUDA devices.
 Encodings call it where `takes_operator` says so, and elsewhere the formula itself, which a compiler
-can fuse with what stands around it.
+can fuse with what is around it.
 """
 
 from collections.abc import Iterable
