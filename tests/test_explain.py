@@ -109,6 +109,10 @@ def test_layers_without_rotation_are_seen():
     assert (none.layers, none.does.position, none.does.rope) == ((3, 7), "none", None)
 
 
+def test_a_flag_that_says_the_opposite_of_its_name_is_explained():
+    assert any("no_rope_layers has 1" in note for note in pe.explain(SMOLLM3).notes)
+
+
 def test_windows_and_sinks_are_seen():
     windowed, full = pe.explain(GPT_OSS).kinds
     assert (windowed.does.attention, windowed.does.reach) == ("sliding", 128)

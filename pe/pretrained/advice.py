@@ -94,7 +94,7 @@ def _in_windows(reach: int, layers: Sequence[Layer]) -> str:
     limit = (
         "What limits such a model is its layers without rotation, which no rotary setting reaches."
         if any(layer.position == "none" for layer in layers)
-        else "What lies before the windows is not read at all."
+        else "Text before a window reaches a token through the layers below only."
     )
     return (
         f"Every layer that rotates sees {reach:,} tokens at most, so no angle is new at any "

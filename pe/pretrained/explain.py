@@ -118,6 +118,11 @@ def _layer_type(source: Source, main: Layer) -> str | None:
 
 def _notes(config: Any, now: Rope) -> list[str]:
     notes = [families.NOTES[config.model_type]] if config.model_type in families.NOTES else []
+    if getattr(config, "no_rope_layers", None):
+        notes.append(
+            "no_rope_layers has 1 where a layer does rotate and 0 where it does not, against its "
+            "name"
+        )
     if now.settings.get("mrope_section"):
         notes.append(
             "positions have three axes, time, height and width (M-RoPE), each with its share of "
