@@ -451,6 +451,18 @@ def test_the_pairing_is_named_in_the_text():
         (LLAMA | {"rope_scaling": {"type": "yarn", "factor": 4.0,
                                    "original_max_position_embeddings": 8192}}, "is more than"),
         (PHI35 | {"rope_scaling": PHI35["rope_scaling"] | {"long_factor": [1.0]}}, "48"),
+        (PHI35 | {"rope_scaling": PHI35["rope_scaling"] | {"long_factor": [0.0] * 48}},
+         "long_factor, pair 0"),
+        (LLAMA | {"rope_theta": 1.0}, "expected more than 1"),
+        (LLAMA | {"rope_theta": "x"}, "expected a number"),
+        (LLAMA | {"partial_rotary_factor": 3.0}, "at most 1"),
+        (LLAMA | {"max_position_embeddings": -5}, "expected 1 or more"),
+        (LLAMA | {"rope_scaling": {"type": "axial"}}, "axes of an image"),
+        (LLAMA | {"rope_scaling": {"type": "yarn", "factor": 4.0,
+                                   "original_max_position_embeddings": 0}}, "above 0"),
+        (LLAMA | {"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": 1, "beta_slow": 9}},
+         "configuration: beta_fast"),
+        ({"model_type": "pe"}, "a model of this package"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(configuration, message):

@@ -39,6 +39,7 @@ def explain(path_or_model: str | Path | Any, length: int | None = None) -> Expla
         main = _main(source, layers)
         assert main.rope is not None
         training = training_length(source.config, source.raw, main.rope)
+        main.rope.spectrum(training.tokens)  # refuses settings that cannot be computed with
     except ValueError as error:
         raise ValueError(f"{source.name}: {error}") from error
     now = main.rope

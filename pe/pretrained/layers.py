@@ -85,6 +85,8 @@ def _rope(config: Any, own: Any, index: int, kind: str | None) -> Rope | None:
         block = dict(block) | {"rope_theta": bases[index]}
     check_block(block)
     chosen = kind_of(block)
+    if chosen == "axial":
+        raise ValueError("rope_type 'axial': rotation by the two axes of an image is not explained")
     if chosen == "dynamic" and block.get("alpha"):
         chosen = "ntk_alpha"
     base = block.get("rope_theta")

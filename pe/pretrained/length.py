@@ -46,6 +46,8 @@ def training_length(
             "length is not known; add it to a copy of the file"
         )
     longest = int(longest)
+    if longest < 1:
+        raise ValueError(f"max_position_embeddings {longest}: expected 1 or more")
     aliases = type(config).attribute_map
     names = {name for name, meant in aliases.items() if meant == "max_position_embeddings"}
     names |= {"max_position_embeddings", aliases.get("max_position_embeddings", "")}

@@ -17,6 +17,8 @@ from pe._errors import nearest
 from pe.pretrained.gguf_file import read_gguf
 from pe.pretrained.rope import check_block, kind_of
 
+OWN = "a model of this package; its encoding is config.pe, with config.pe_options"
+
 
 class Source(NamedTuple):
     """A configuration, and where it came from."""
@@ -81,6 +83,8 @@ def _from_raw(name: str, raw: Mapping[str, Any]) -> Source:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kind = raw.get("model_type")
+    if kind == "pe":
+        raise ValueError(f"{name}: {OWN}")
     if kind is None:
         raise ValueError(f"{name}: no model_type in it, so it is no model's config.json")
     if kind not in CONFIG_MAPPING:
@@ -129,9 +133,7 @@ def _decoder(name: str, whole: Any) -> Source:
     config = whole.get_text_config(decoder=True)
     kind = config.model_type
     if kind == "pe":
-        raise ValueError(
-            f"{name}: a model of this package; its encoding is config.pe, with config.pe_options"
-        )
+        raise ValueError(f"{name}: {OWN}")
     if whole.is_encoder_decoder or config.is_encoder_decoder:
         raise ValueError(f"{name}: {whole.model_type!r} is an encoder-decoder; expected a decoder")
     decoders = {

@@ -72,6 +72,7 @@ class Rope(BaseModel):
         transform = self.transform()
         if transform is None:
             return spectrum
+        transform.attach(spectrum)  # refuses what does not fit these frequencies
         tokens = None if length is None else torch.tensor(length)
         changed: Frequencies = transform(spectrum, tokens)
         return changed
@@ -180,6 +181,12 @@ def kind_of(block: Mapping[str, Any]) -> str:
     return kind
 
 
+_NUMBERS = (
+    "factor", "attention_factor", "rope_theta", "beta_fast", "beta_slow", "partial_rotary_factor",
+    "original_max_position_embeddings",
+)  # fmt: skip
+
+
 def check_block(block: Mapping[str, Any]) -> None:
     """Raise ValueError for a block of settings that cannot be computed with."""
     kind = kind_of(block)
@@ -188,7 +195,7 @@ def check_block(block: Mapping[str, Any]) -> None:
         missing = []  # Hunyuan's
     if missing:
         raise ValueError(f"rope_type {kind!r} needs {', '.join(missing)}")
-    for name in ("factor", "attention_factor", "rope_theta", "beta_fast", "beta_slow"):
+    for name in _NUMBERS:
         value = block.get(name)
         if value is None:
             continue
@@ -196,6 +203,12 @@ def check_block(block: Mapping[str, Any]) -> None:
             raise ValueError(f"{name}: expected a number, got {value!r}")
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
+    base = block.get("rope_theta")
+    if base is not None and base <= 1:
+        raise ValueError(f"rope_theta {base}: expected more than 1, so that frequencies fall")
+    share = block.get("partial_rotary_factor")
+    if share is not None and not 0 < share <= 1:
+        raise ValueError(f"partial_rotary_factor {share}: expected more than 0 and at most 1")
     if kind in NEEDS and (factor := block.get("factor")) is not None and factor < 1:
         raise ValueError(
             f"factor {factor}: expected 1 or more; factors lengthen the context, and "
