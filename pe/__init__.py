@@ -35,9 +35,10 @@ _HOMES = {
     "extend": "pe.evaluation.extension",
     "runs": "pe.runs",
     "figures": "pe.figures",
+    "tasks": "pe.tasks",
 }
 
-_MODULES = {"runs", "figures"}
+_MODULES = {"runs", "figures", "tasks"}
 
 __all__ = ["__version__", *_HOMES]
 
@@ -54,7 +55,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from pe import figures, runs
+    from pe import figures, runs, tasks
     from pe.attention import attend
     from pe.encodings import encoding, list_encodings
     from pe.evaluation.evaluate import evaluate

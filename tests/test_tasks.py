@@ -1,0 +1,224 @@
+"""What holds for every task: each is looked up by name, and every choice of an option is tried."""
+
+from __future__ import annotations
+
+import itertools
+import typing
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import pe
+from pe.tasks import IGNORE, Task, score
+
+EXAMPLES = 300
+
+
+def variants() -> Iterator[tuple[str, dict[str, str]]]:
+    """Each task with every combination of those options that are a choice between words."""
+    for name in pe.tasks.names():
+        fields = pe.tasks.task_class(name).model_fields
+        words = {
+            option: typing.get_args(field.annotation)
+            for option, field in fields.items()
+            if typing.get_origin(field.annotation) is typing.Literal
+        }
+        for choice in itertools.product(*words.values()):
+            yield name, dict(zip(words, choice, strict=True))
+
+
+CASES = list(variants())
+IDS = ["-".join([name, *options.values()]) for name, options in CASES]
+
+
+@pytest.fixture(params=CASES, ids=IDS, scope="module")
+def task(request: pytest.FixtureRequest) -> Task:
+    name, options = request.param
+    return pe.tasks.task(name, **options)
+
+
+def test_an_example_follows_from_seed_index_split_and_length_alone(task: Task) -> None:
+    for split in task.splits:
+        length = task.lengths(split)[0]
+        first = task.example(3, 5, split, length)
+        task.example(9, 1, split)
+        again = task.example(3, 5, split, length)
+        in_batch = task.batch(3, 4, 3, split, length)
+        width = len(first.tokens)
+        for one, other, row in zip(first, again, in_batch, strict=False):
+            assert np.array_equal(one, other)
+            assert np.array_equal(one, row[1, :width])
+        assert (in_batch.targets[1, width:] == IGNORE).all()
+
+
+def test_seeds_indices_and_splits_give_other_examples(task: Task) -> None:
+    length = max(task.lengths(split)[0] for split in task.splits)
+    places = [(0, 0, "train"), (1, 0, "train"), (0, 1, "train"), (0, 0, "id")]
+    drawn = [
+        tuple(tuple(task.example(s, i + 10 * k, split, length).tokens) for k in range(8))
+        for s, i, split in places
+    ]
+    assert len(set(drawn)) == len(places)
+
+
+def test_tokens_are_in_the_vocabulary_and_targets_among_the_answers(task: Task) -> None:
+    assert len(set(task.symbols)) == task.vocab_size
+    assert not any(" " in symbol or not symbol for symbol in task.symbols)
+    assert len(set(task.answers)) == len(task.answers) == round(1 / task.chance)
+    for split in task.splits:
+        for index in range(20):
+            tokens, targets = task.example(1, index, split)
+            assert tokens.dtype == targets.dtype == np.int64
+            assert tokens.shape == targets.shape == (len(tokens),)
+            assert 0 <= tokens.min() <= tokens.max() < task.vocab_size
+            assert set(targets[targets != IGNORE]) <= set(task.answers)
+            assert (targets != IGNORE).any()
+
+
+def test_lengths_are_those_of_the_split(task: Task) -> None:
+    for split in task.splits:
+        low, high = task.lengths(split)
+        batch = task.batch(0, 0, 100, split)
+        assert low <= batch.lengths.min() <= batch.lengths.max() <= high
+        assert high - low < 2 or len(set(batch.lengths)) > 1
+        assert batch.tokens.shape[1] <= task.longest(split)
+        for length in {low, high}:
+            assert len(task.example(0, 0, split, length).tokens) <= task.max_tokens(length)
+
+
+def test_uniform_guesses_reach_chance(task: Task) -> None:
+    random = np.random.default_rng(0)
+    for split in task.splits:
+        batch = task.batch(0, 0, EXAMPLES, split)
+        guesses = random.choice(task.answers, batch.targets.shape)
+        result = score(guesses, batch.targets)
+        spread = np.sqrt(task.chance * (1 - task.chance) / result.tokens)
+        assert abs(result.token - task.chance) < 4.5 * spread
+        each = task.chance ** (batch.targets != IGNORE).sum(axis=1)
+        assert task.chance_exact(batch) == pytest.approx(each.mean())
+        spread = np.sqrt((each * (1 - each)).sum()) / EXAMPLES
+        assert abs(result.exact - each.mean()) < 4.5 * spread + 1e-9
+
+
+def test_baselines_reach_the_score_they_state(task: Task) -> None:
+    assert task.baselines()
+    for split in task.splits:
+        batch = task.batch(0, 0, EXAMPLES, split)
+        asked = batch.targets != IGNORE
+        for baseline in task.baselines():
+            right = np.zeros(EXAMPLES)
+            for row, targets in enumerate(batch.targets):
+                (places,) = asked[row].nonzero()
+                answers = baseline.guess(batch.tokens[row], places)
+                right[row] = (answers == targets[places]).sum()
+            stated = baseline.score[split]
+            error = (right.sum() - stated * asked.sum()) / asked.sum()
+            # Tokens of one example are not independent: the spread is that of whole examples.
+            apart = right - stated * asked.sum(axis=1)
+            spread = np.sqrt((apart**2).sum()) / asked.sum()
+            assert abs(error) < 4.5 * spread + 1e-9, (baseline.name, split)
+            if split == "id":
+                measured = task.score_of(baseline.guess, split, EXAMPLES)
+                assert (measured.tokens_right, measured.examples) == (right.sum(), EXAMPLES)
+
+
+def test_baselines_look_at_nothing_behind_the_position(task: Task) -> None:
+    random = np.random.default_rng(0)
+    for index, baseline in itertools.product(range(5), task.baselines()):
+        tokens, targets = task.example(0, index, "id")
+        (places,) = (targets != IGNORE).nonzero()
+        for number in (0, len(places) // 2):
+            other = tokens.copy()
+            behind = slice(places[number] + 1, None)
+            other[behind] = random.integers(0, task.vocab_size, len(other[behind]))
+            one, two = baseline.guess(tokens, places), baseline.guess(other, places)
+            assert np.array_equal(one[: number + 1], two[: number + 1])
+
+
+def test_every_task_says_what_it_is(task: Task) -> None:
+    about = pe.tasks.about(task.name)
+    assert about.title
+    assert about.source
+    assert about.paper is None or len(about.paper) == 10
+    assert set(about.options) == set(type(task).model_fields)
+    assert {"train_lengths", "ood_lengths"} <= set(about.options)
+    example = task.example(0, 0, length=task.lengths("train")[0])
+    assert len(task.text(example).split()) == 2 * len(example.tokens) + 1
+    for baseline in task.baselines():
+        assert set(baseline.score) == set(task.splits)
+        assert baseline.meaning.endswith(".")
+
+
+def test_wrong_settings_get_one_sentence() -> None:
+    for options, message in [
+        ({"kk": 1}, "unknown option of the task 'k_back' 'kk' (did you mean 'k'?)"),
+        ({"k": 0}, "k: expected 1 or more, got 0"),
+        ({"k": 2.5}, "k: expected a whole number, got 2.5"),
+        ({"k": 64}, "k = 64 reaches back farther than a length of 64"),
+        ({"read": "cop"}, "unknown read 'cop' (did you mean 'copy'?)"),
+        ({"train_lengths": (9, 4)}, "train_lengths: expected (shortest, longest), from 1 on"),
+        ({"train_lengths": (0, 4)}, "train_lengths: expected (shortest, longest), from 1 on"),
+    ]:
+        with pytest.raises(ValueError, match=".") as raised:
+            pe.tasks.task("k_back", **options)
+        assert str(raised.value).startswith(message)
+        assert "\n" not in str(raised.value)
+    with pytest.raises(ValueError, match="did you mean 'k_back'"):
+        pe.tasks.task("kback")
+    task = pe.tasks.task("pattern")
+    with pytest.raises(ValueError, match="unknown split 'oot'.*'ood'"):
+        task.example(0, 0, "oot")
+    with pytest.raises(ValueError, match="pattern needs a length of 5 or more, got 2"):
+        task.example(0, 0, length=2)
+    with pytest.raises(ValueError, match="pattern needs a length of 5 or more"):
+        pe.tasks.task("pattern", train_lengths=(2, 64))
+    with pytest.raises(ValueError, match="seed: expected a whole number from 0"):
+        task.example(-1, 0)
+    with pytest.raises(ValueError, match="reaches back farther than a length of 2"):
+        pe.tasks.task("k_back").example(0, 0, length=2)
+
+
+def test_a_name_is_registered_once() -> None:
+    with pytest.raises(ValueError, match="two tasks are called 'k_back'"):
+        pe.tasks.register("k_back", title="", paper=None, source="")(pe.tasks.task_class("match"))
+
+
+def test_scores_count_tokens_and_whole_examples() -> None:
+    targets = np.array([[IGNORE, 1, 2], [3, IGNORE, IGNORE]])
+    result = score(np.array([[0, 1, 1], [3, 0, 0]]), targets)
+    assert result == (2, 3, 1, 2)
+    assert (result.token, result.exact) == (2 / 3, 1 / 2)
+    interval = result.exact_interval()
+    assert 0 < interval.low < 0.5 < interval.high < 1
+    with pytest.raises(ValueError, match="expected the same"):
+        score(targets[:, :2], targets)
+    with pytest.raises(ValueError, match="at least one per example"):
+        score(targets, np.array([[IGNORE, IGNORE, IGNORE], [1, 2, 3]]))
+
+
+def test_the_four_of_the_comparison_app_are_what_its_code_makes() -> None:
+    tokens, targets = pe.tasks.task("modular_sum").example(0, 1)
+    assert targets[-1] == tokens.sum() % 10
+    tokens, targets = pe.tasks.task("modular_sum", read="running").example(0, 1)
+    assert list(targets[:3]) == [0, tokens[0] % 10, (tokens[0] + tokens[1]) % 10]
+    task = pe.tasks.task("k_back", read="match", k=2, items=3)
+    tokens, targets = task.example(0, 1)
+    assert list(targets[:2] - 3) == [0, 0]
+    assert all((targets[t] == 4) == (tokens[t] == tokens[t - 2]) for t in range(2, 64))
+
+    task = pe.tasks.task("pattern")
+    places: dict[str, set[int]] = {"train": set(), "id": set()}
+    for split, index in itertools.product(places, range(300)):
+        tokens, targets = task.example(0, index, split)
+        found = [t for t in range(63) if tokens[t] == 48 and tokens[t + 1] == 49]
+        assert (targets[-1] == 51) == bool(found) == (48 in tokens) == (49 in tokens)
+        places[split] |= set(found)
+    assert places == {"train": set(range(2, 10)), "id": set(range(54, 62))}
+
+    apart = set()
+    for index in range(800):
+        tokens, targets = pe.tasks.task("match").example(0, index)
+        assert (targets[-1] == 51) == (tokens[0] == tokens[-1])
+        apart.add(int(tokens[-1] - tokens[0]) % 50)
+    assert apart == set(range(49))
