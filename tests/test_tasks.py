@@ -98,7 +98,7 @@ def test_uniform_guesses_reach_chance(task: Task) -> None:
         each = task.chance ** (batch.targets != IGNORE).sum(axis=1)
         assert task.chance_exact(batch) == pytest.approx(each.mean())
         spread = np.sqrt((each * (1 - each)).sum()) / EXAMPLES
-        assert abs(result.exact - each.mean()) < 4.5 * spread + 1e-9
+        assert abs(result.exact - each.mean()) < 4.5 * spread + 3 / EXAMPLES  # a few are luck
 
 
 def test_baselines_reach_the_score_they_state(task: Task) -> None:
@@ -112,11 +112,15 @@ def test_baselines_reach_the_score_they_state(task: Task) -> None:
                 (places,) = asked[row].nonzero()
                 answers = baseline.guess(batch.tokens[row], places)
                 right[row] = (answers == targets[places]).sum()
+            if not baseline.score:  # measured with other options
+                continue
             stated = baseline.score[split]
             error = (right.sum() - stated * asked.sum()) / asked.sum()
             # Tokens of one example are not independent: the spread is that of whole examples.
             apart = right - stated * asked.sum(axis=1)
             spread = np.sqrt((apart**2).sum()) / asked.sum()
+            if (right > 0).sum() < 20:  # too few to see the spread: take the largest possible
+                spread = np.sqrt(stated * (1 - stated) / EXAMPLES)
             assert abs(error) < 4.5 * spread + 1e-9, (baseline.name, split)
             if split == "id":
                 measured = task.score_of(baseline.guess, split, EXAMPLES)
@@ -145,9 +149,10 @@ def test_every_task_says_what_it_is(task: Task) -> None:
     assert {"train_lengths", "ood_lengths"} <= set(about.options)
     example = task.example(0, 0, length=task.lengths("train")[0])
     assert len(task.text(example).split()) == 2 * len(example.tokens) + 1
-    for baseline in task.baselines():
-        assert set(baseline.score) == set(task.splits)
-        assert baseline.meaning.endswith(".")
+    scores = [baseline.score for baseline in task.baselines()]
+    assert any(scores)
+    assert all(set(score) in (set(), set(task.splits)) for score in scores)
+    assert all(baseline.meaning.endswith(".") for baseline in task.baselines())
 
 
 def test_wrong_settings_get_one_sentence() -> None:
@@ -222,3 +227,59 @@ def test_the_four_of_the_comparison_app_are_what_its_code_makes() -> None:
         assert (targets[-1] == 51) == (tokens[0] == tokens[-1])
         apart.add(int(tokens[-1] - tokens[0]) % 50)
     assert apart == set(range(49))
+
+
+def test_kazemnejad_s_tasks_answer_what_they_ask() -> None:
+    def halves(name: str, index: int, **options: str) -> tuple[list[str], list[str]]:
+        task = pe.tasks.task(name, **options)
+        read, said = task.text(task.example(0, index)).split(" -> ")
+        asked = said.split().count("_") + 1
+        return read.split()[:asked], said.split()[asked - 1 :]
+
+    for index in range(30):
+        prompt, answer = halves("addition", index)
+        a, b = "".join(prompt).rstrip("=").split("+")
+        assert "".join(answer) == f"{int(a) + int(b)}</s>"
+        assert str(int(a)) == a
+        assert str(int(b)) == b
+        prompt, answer = halves("summation", index)
+        assert answer == [str(sum(map(int, prompt[::2])) % 10)]
+        prompt, answer = halves("parity", index)
+        assert answer == ["no" if prompt.count("1") % 2 else "yes"]
+        prompt, answer = halves("sorting", index)
+        assert answer == [*map(str, sorted(map(int, prompt[:-1]))), "</s>"]
+        prompt, answer = halves("sorting", index, kind="numbers")
+        read, said = ("".join(x[:-1]).rstrip(",").split(",") for x in (prompt, answer))
+        assert said == sorted(read, key=int)
+        assert all(10 <= int(x) <= 9999 for x in read)
+
+    x = ["0", "1", "2"]
+    for name, kind, wanted in [
+        ("copy", "random", x),
+        ("copy", "random_twice", [*x, "NEXT", *x]),
+        ("copy", "repeat_twice", [*x, *x]),
+        ("reverse", "once", x[::-1]),
+        ("reverse", "twice", [*x[::-1], "NEXT", *x[::-1]]),
+        ("reverse", "then_copy", [*x[::-1], "NEXT", *x]),
+    ]:
+        task = pe.tasks.task(name, kind=kind)
+        assert [task.symbols[i] for i in task.answer(np.arange(3))] == wanted  # type: ignore[attr-defined]
+    prompt, answer = halves("copy", 0, kind="repeat")
+    assert answer == [*prompt[:-1], "</s>"]
+    assert len(set(answer)) == 2
+    prompt, answer = halves("copy", 0, kind="replace")
+    assert prompt[0] != prompt[1]
+    assert set(prompt[3:-1]) == {prompt[0]}
+    assert answer == [*[prompt[1]] * (len(prompt) - 4), "</s>"]
+
+
+def test_pairs_of_summands_are_uniform_over_the_grid() -> None:
+    task = pe.tasks.task("addition", train_lengths=(1, 3), ood_lengths=(4, 4))
+    counts: dict[tuple[int, int], int] = {}
+    for index in range(1800):
+        read = "".join(task.text(task.example(0, index)).split(" -> ")[0].split())
+        a, _, rest = read.partition("+")
+        pair = len(a), len(rest.partition("=")[0])
+        counts[pair] = counts.get(pair, 0) + 1
+    assert sorted(counts) == list(itertools.product(range(1, 4), repeat=2))
+    assert all(abs(count - 200) < 60 for count in counts.values())

@@ -13,7 +13,7 @@ only: what is no answer of the task is never predicted, and chance is one in ``l
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -139,6 +139,10 @@ class Task(BaseModel, ABC):
     def chance(self) -> float:
         """Token accuracy of uniform guesses among the answers."""
         return 1 / len(self.answers)
+
+    def if_default(self, measured: Mapping[str, float], **options: Any) -> Mapping[str, float]:
+        """Scores that were measured with default options but these; empty where others differ."""
+        return measured if self == type(self)(**options) else {}
 
     def lengths(self, split: str) -> tuple[int, int]:
         """Shortest and longest length of a split, both included.

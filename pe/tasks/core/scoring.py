@@ -80,7 +80,8 @@ class Baseline(NamedTuple):
     """One sentence."""
     guess: Guess
     score: Mapping[str, float]
-    """Token accuracy by split, in the limit of many examples."""
+    """Token accuracy by split, in the limit of many examples. Empty where no formula is known and
+    options differ from those that it was measured with; `Task.score_of` measures it."""
 
 
 def constant(answer: int) -> Guess:
