@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import json
 import typing
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import pe
-from pe.tasks import IGNORE, Task, score
+from pe.tasks import IGNORE, Batch, Task, score
+from pe.tasks.counting import value_of
 
+GOLDEN = Path(__file__).parent / "golden"
 EXAMPLES = 300
+
+
+def golden(name: str) -> dict[str, Any]:
+    examples: dict[str, Any] = json.loads((GOLDEN / f"{name}.json").read_text())
+    return examples
 
 
 def variants() -> Iterator[tuple[str, dict[str, str]]]:
@@ -26,6 +37,11 @@ def variants() -> Iterator[tuple[str, dict[str, str]]]:
         }
         for choice in itertools.product(*words.values()):
             yield name, dict(zip(words, choice, strict=True))
+
+
+@functools.cache
+def batch_of(task: Task, split: str) -> Batch:
+    return task.batch(0, 0, EXAMPLES, split)
 
 
 CASES = list(variants())
@@ -53,7 +69,7 @@ def test_an_example_follows_from_seed_index_split_and_length_alone(task: Task) -
 
 
 def test_seeds_indices_and_splits_give_other_examples(task: Task) -> None:
-    length = max(task.lengths(split)[0] for split in task.splits)
+    length = task.lengths("train")[1]
     places = [(0, 0, "train"), (1, 0, "train"), (0, 1, "train"), (0, 0, "id")]
     drawn = [
         tuple(tuple(task.example(s, i + 10 * k, split, length).tokens) for k in range(8))
@@ -79,7 +95,7 @@ def test_tokens_are_in_the_vocabulary_and_targets_among_the_answers(task: Task) 
 def test_lengths_are_those_of_the_split(task: Task) -> None:
     for split in task.splits:
         low, high = task.lengths(split)
-        batch = task.batch(0, 0, 100, split)
+        batch = batch_of(task, split)
         assert low <= batch.lengths.min() <= batch.lengths.max() <= high
         assert high - low < 2 or len(set(batch.lengths)) > 1
         assert batch.tokens.shape[1] <= task.longest(split)
@@ -90,7 +106,7 @@ def test_lengths_are_those_of_the_split(task: Task) -> None:
 def test_uniform_guesses_reach_chance(task: Task) -> None:
     random = np.random.default_rng(0)
     for split in task.splits:
-        batch = task.batch(0, 0, EXAMPLES, split)
+        batch = batch_of(task, split)
         guesses = random.choice(task.answers, batch.targets.shape)
         result = score(guesses, batch.targets)
         spread = np.sqrt(task.chance * (1 - task.chance) / result.tokens)
@@ -104,7 +120,7 @@ def test_uniform_guesses_reach_chance(task: Task) -> None:
 def test_baselines_reach_the_score_they_state(task: Task) -> None:
     assert task.baselines()
     for split in task.splits:
-        batch = task.batch(0, 0, EXAMPLES, split)
+        batch = batch_of(task, split)
         asked = batch.targets != IGNORE
         for baseline in task.baselines():
             right = np.zeros(EXAMPLES)
@@ -283,3 +299,107 @@ def test_pairs_of_summands_are_uniform_over_the_grid() -> None:
         counts[pair] = counts.get(pair, 0) + 1
     assert sorted(counts) == list(itertools.product(range(1, 4), repeat=2))
     assert all(abs(count - 200) < 60 for count in counts.values())
+
+
+def test_counting_agrees_with_the_authors_generator() -> None:
+    for variables, examples in golden("tasks_cope_counting")["examples"].items():
+        task = pe.tasks.task("counting", variables=int(variables))
+        for example in examples:
+            words = example["context"].split()
+            assert set(words) <= set(task.symbols)
+            assert value_of(words, example["question"].split()[1]) == int(example["answer"])
+
+    stated = golden("tasks_cope_counting")["default_stats_3vars_512steps"]
+    task = pe.tasks.task("counting", block=4096)
+    batch = task.batch(0, 0, 1000)
+    answers = batch.targets[batch.targets != IGNORE]
+    tokens = (batch.targets != IGNORE).argmax(axis=1) - 1  # without "print a"
+    assert abs(tokens.mean() - stated["mean_tokens"]) < 4 * 157 * np.sqrt(1 / 1000 + 1 / 2000)
+    expected = np.array(stated["answer_hist"]) / 2000
+    spread = np.sqrt(expected * (1 - expected) * (1 / 1000 + 1 / 2000))
+    assert (abs(np.bincount(answers, minlength=11) / 1000 - expected) < 4 * spread).all()
+    assert abs((tokens > 512).mean() - stated["frac_over_512"]) < 4 * 0.0131
+
+
+def test_counting_cuts_at_the_left_in_training_only() -> None:
+    whole, cut = pe.tasks.task("counting", block=4096), pe.tasks.task("counting")
+    tokens, targets = whole.example(0, 0, length=512)
+    assert len(tokens) > 512
+    assert np.array_equal(cut.example(0, 0, length=512).tokens, tokens[-512:])
+    assert len(cut.example(0, 0, "ood", 1024).tokens) > 1024
+    assert targets[-1] == cut.example(0, 0, length=512).targets[-1]
+
+
+def test_flip_flop_reads_the_bit_that_was_written_last() -> None:
+    task = pe.tasks.task("flip_flop")
+    for split, ignored in [("id", 0.8), ("ood_sparse", 0.98), ("ood_dense", 0.1)]:
+        skipped = 0
+        for index in range(40):
+            tokens, targets = task.example(0, index, split)
+            assert len(tokens) == 511
+            assert (tokens[0], tokens[-1]) == (2, 3)
+            stored = None
+            for place in range(0, 511, 2):
+                if tokens[place] == 2:
+                    stored = tokens[place + 1]
+                assert targets[place] == (stored if tokens[place] == 3 else IGNORE)
+            assert (targets[1::2] == IGNORE).all()
+            skipped += int((tokens[::2] == 4).sum())
+        assert abs(skipped / (40 * 254) - ignored) < 0.02
+    with pytest.raises(ValueError, match="expected even lengths"):
+        pe.tasks.task("flip_flop", train_lengths=(511, 511))
+
+
+def test_selective_copy_drops_the_blanks() -> None:
+    task = pe.tasks.task("selective_copy", copied=5)
+    for split, blanks in [("train", 128), ("ood_dense", 64), ("ood_sparse", 256)]:
+        tokens, targets = task.example(0, 0, split)
+        separator = int((tokens == 17).argmax())
+        assert separator == blanks + 5
+        read = tokens[:separator]
+        assert list(read[read != 16]) == list(targets[separator:])
+
+
+def test_indirect_indexing_points_at_its_answer() -> None:
+    task = pe.tasks.task("indirect_indexing")
+    shifts = set()
+    for index in range(400):
+        read, said = task.text(task.example(0, index)).split(" -> ")
+        letters, letter, shift, _ = "".join(read.split()).split(",")
+        assert letters[letters.index(letter) + int(shift)] == said.split()[-1]
+        assert letters.index(letter) + int(shift) >= 0
+        assert len(set(letters)) == len(letters)
+        shifts.add(int(shift))
+    assert shifts == set(range(-15, 16))
+    with pytest.raises(ValueError, match="52 letters, too few for a length of 53"):
+        task.example(0, 0, length=53)
+
+
+def test_recall_asks_for_each_key_once() -> None:
+    task = pe.tasks.task("associative_recall")
+    first = 0
+    for index in range(200):
+        tokens, targets = task.example(0, index)
+        told = dict(zip(tokens[:16:2], tokens[1:16:2], strict=True))
+        (places,) = (targets != IGNORE).nonzero()
+        assert {int(k) for k in tokens[places]} == {int(k) for k in told}
+        assert all(told[tokens[p]] == targets[p] for p in places)
+        assert places.min() >= 16
+        assert not places.any() or not (places % 2).any()
+        first += 16 in places
+    # Of 24 even distances the first is drawn most often: 1 / 3.76 of the weight, eight draws.
+    assert first > 150
+    with pytest.raises(ValueError, match="an even number of at least 32"):
+        pe.tasks.task("associative_recall", train_lengths=(30, 64))
+    with pytest.raises(ValueError, match="too few keys"):
+        pe.tasks.task("associative_recall", vocabulary=16)
+
+
+def test_kth_item_counts_from_one() -> None:
+    task = pe.tasks.task("kth_item")
+    for index in range(50):
+        read, said = task.text(task.example(0, index)).split(" -> ")
+        items, number = (part.split() for part in read.split("?"))
+        assert said.split()[-1] == items[int("".join(number)) - 1]
+    with pytest.raises(ValueError, match="a list of 40 needs as many, got 30"):
+        pe.tasks.task("kth_item", items=30)

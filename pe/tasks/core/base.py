@@ -13,7 +13,7 @@ only: what is no answer of the task is never predicted, and chance is one in ``l
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -143,6 +143,17 @@ class Task(BaseModel, ABC):
     def if_default(self, measured: Mapping[str, float], **options: Any) -> Mapping[str, float]:
         """Scores that were measured with default options but these; empty where others differ."""
         return measured if self == type(self)(**options) else {}
+
+    def pooled(
+        self, right: Callable[[int], float], asked: Callable[[int], float] = lambda length: 1
+    ) -> dict[str, float]:
+        """Token accuracy by split from right answers and questions per example of each length."""
+        share = {}
+        for split in self.splits:
+            low, high = self.lengths(split)
+            lengths = range(low, high + 1)
+            share[split] = float(sum(map(right, lengths)) / sum(map(asked, lengths)))
+        return share
 
     def lengths(self, split: str) -> tuple[int, int]:
         """Shortest and longest length of a split, both included.
