@@ -15,6 +15,8 @@ import pytest
 
 import pe
 from pe.tasks import IGNORE, Batch, Task, score
+from pe.tasks.core.chomsky import Chomsky
+from pe.tasks.core.draws import Draws
 from pe.tasks.counting import value_of
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -403,3 +405,67 @@ def test_kth_item_counts_from_one() -> None:
         assert said.split()[-1] == items[int("".join(number)) - 1]
     with pytest.raises(ValueError, match="a list of 40 needs as many, got 30"):
         pe.tasks.task("kth_item", items=30)
+
+
+CHOMSKY = golden("tasks_chomsky")["tasks"]
+
+
+@pytest.mark.parametrize("name", CHOMSKY)
+def test_the_fifteen_tasks_agree_with_the_authors_code(name: str) -> None:
+    task, expected = pe.tasks.task(name), CHOMSKY[name]
+    assert isinstance(task, Chomsky)
+    assert len(task.answers) == expected["output_size"]
+    assert len(task.written) == expected["input_size"]
+    for example in expected["examples"]:
+        question = np.array(example["input"])
+        answer = task.solution(question)
+        assert list(answer) == np.ravel(example["output"]).tolist()
+        size = expected["output_length"][str(example["length"])]
+        assert len(answer) == size
+        assert len(question) + size <= task.max_tokens(example["length"])
+        drawn = task.question(Draws(0, 0, 0), example["length"])
+        assert len(drawn) == len(question)
+        assert 0 <= drawn.min() <= drawn.max() < expected["input_size"]
+        assert len(task.solution(drawn)) == size
+
+
+def test_every_task_of_the_fifteen_is_here() -> None:
+    here = {n for n in pe.tasks.names() if issubclass(pe.tasks.task_class(n), Chomsky)}
+    assert here == set(CHOMSKY)
+    assert len(here) == 15
+
+
+def test_symbols_of_the_fifteen_are_as_frequent_as_in_the_authors_examples() -> None:
+    """At length 20: where symbols are drawn by rules, the rules are the same."""
+    for name, expected in CHOMSKY.items():
+        task = pe.tasks.task(name)
+        assert isinstance(task, Chomsky)
+        theirs = [e["input"] for e in expected["examples"] if e["length"] == 20]
+        ours = [task.question(Draws(0, i, 0), 20) for i in range(200)]
+        size = expected["input_size"]
+        their = np.array([np.bincount(x, minlength=size) for x in theirs])
+        our = np.array([np.bincount(x, minlength=size) for x in ours])
+        spread = our.std(axis=0) / np.sqrt(len(theirs)) + 0.1
+        assert (abs(their.mean(axis=0) - our.mean(axis=0)) < 4 * spread).all(), name
+
+
+def test_short_lengths_of_the_fifteen_have_an_answer() -> None:
+    for name in CHOMSKY:
+        for length in (1, 2, 3, 4):
+            example = pe.tasks.task(name).example(0, 0, length=length)
+            assert (example.targets != IGNORE).any()
+    assert list(pe.tasks.task("binary_multiplication").example(0, 0, length=2).targets[2:]) == [
+        0,
+        2,
+    ]
+    assert pe.tasks.task("missing_duplicate_string").example(0, 0, length=1).targets[-1] == 1
+
+
+def test_what_follows_the_end_of_an_answer_is_not_asked_for() -> None:
+    task = pe.tasks.task("stack_manipulation")
+    for index in range(20):
+        _, targets = task.example(0, index, length=9)
+        asked = targets[targets != IGNORE]
+        assert asked[-1] == 2
+        assert not (asked[:-1] == 2).any()
+        assert np.array_equal(targets[9 : 9 + len(asked)], asked)

@@ -72,13 +72,11 @@ class Copying(Task):
         self, name: str, meaning: str, guess: Guess, share: float, ends: int, marks: int = 0
     ) -> Baseline:
         """A baseline that is right at a share of the symbols, and at the end or not."""
-        score = {}
-        for split in self.splits:
-            low, high = self.lengths(split)
-            answers = [len(self.answer(np.arange(n))) for n in range(low, high + 1)]
-            symbols = sum(answers) - marks * len(answers)
-            right = share * symbols + ends * len(answers)
-            score[split] = right / sum(n + 1 for n in answers)
+
+        def size(length: int) -> int:
+            return len(self.answer(np.arange(length)))
+
+        score = self.pooled(lambda n: share * (size(n) - marks) + ends, lambda n: size(n) + 1)
         return Baseline(name, meaning, guess, score)
 
 

@@ -13,6 +13,8 @@ Longer strings, 41..52 letters, are out of distribution; the paper has no such s
 from __future__ import annotations
 
 import string
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -83,19 +85,14 @@ class IndirectIndexing(Task):
         def first(tokens: Int, places: Int) -> Int:
             return tokens[:1]
 
-        scores: dict[str, dict[str, float]] = {"same": {}, "neighbour": {}, "first": {}}
-        for split in self.splits:
-            low, high = self.lengths(split)
-            shares = []
-            for length in range(low, high + 1):
-                place, shift = self._pairs(length)
-                at, last = place + shift, place == length - 1
-                beside = np.where(last, shift == 0, shift == 1)
-                shares.append([(shift == 0).mean(), beside.mean(), (at == 0).mean()])
-            for name, share in zip(scores, np.mean(shares, axis=0), strict=True):
-                scores[name][split] = float(share)
+        def share(right: Callable[[Int, Int, int], Any]) -> dict[str, float]:
+            return self.pooled(lambda n: float(np.mean(right(*self._pairs(n), n))))
+
+        here = share(lambda place, shift, n: shift == 0)
+        beside = share(lambda place, shift, n: shift == np.where(place == n - 1, 0, 1))
+        begin = share(lambda place, shift, n: place + shift == 0)
         return (
-            Baseline("same", "The letter that is asked about.", same, scores["same"]),
-            Baseline("neighbour", "The letter to its right.", neighbour, scores["neighbour"]),
-            Baseline("first", "The first letter of the string.", first, scores["first"]),
+            Baseline("same", "The letter that is asked about.", same, here),
+            Baseline("neighbour", "The letter to its right.", neighbour, beside),
+            Baseline("first", "The first letter of the string.", first, begin),
         )

@@ -77,9 +77,5 @@ class KBack(Task):
                 Baseline("here", "The item at the position.", back(0), even),
                 Baseline("neighbour", "The item before the position.", back(1), same),
             )
-        share = {}
-        for split in self.splits:
-            low, high = self.lengths(split)
-            lengths = np.arange(low, high + 1)
-            share[split] = 1 - float((lengths - self.k).sum() / lengths.sum()) / self.items
+        share = self.pooled(lambda n: n - (n - self.k) / self.items, lambda n: n)
         return (Baseline("no", "Nothing matches.", constant(self.items), share),)

@@ -56,25 +56,15 @@ class ModularSum(Task):
         def last(tokens: Int, places: Int) -> Int:
             return tokens[places] % self.modulus
 
-        zero = {split: self._share(split, with_last=False) for split in self.splits}
-        same = {split: self._share(split, with_last=True) for split in self.splits}
+        one = residues(0, self.numbers, self.modulus)
+        if self.read == "final":  # it is the last number if the others add up to 0
+            zero = self.pooled(lambda n: sum_of(one, n)[0])
+            same = self.pooled(lambda n: sum_of(one, n - 1)[0])
+        else:  # the number at the position has no part in the sum
+            sums = np.array([sum_of(one, count) for count in range(self.longest())])
+            zero = self.pooled(lambda n: float(np.sum(sums[:n, 0])), lambda n: n)
+            same = self.pooled(lambda n: float(np.sum(sums[:n] @ one)), lambda n: n)
         return (
             Baseline("zero", "The sum is always 0.", constant(0), zero),
             Baseline("last number", "The sum is the number at the position.", last, same),
         )
-
-    def _share(self, split: str, with_last: bool) -> float:
-        """How often the sum is 0, or is the last number: one number less or more has to be 0."""
-        one = residues(0, self.numbers, self.modulus)
-        low, high = self.lengths(split)
-        right = tokens = 0.0
-        for length in range(low, high + 1):
-            if self.read == "final":
-                right += sum_of(one, length - with_last)[0]
-                tokens += 1
-            else:
-                for before in range(length):  # independent of the number at the position
-                    sums = sum_of(one, before)
-                    right += float(sums @ one) if with_last else sums[0]
-                tokens += length
-        return right / tokens

@@ -46,11 +46,8 @@ class Parity(Task):
         def last(tokens: Int, places: Int) -> Int:
             return np.where(tokens[places - 1] == 0, YES, NO)
 
-        half = dict.fromkeys(self.splits, 0.5)
-        one_bit = {}
-        for split in self.splits:
-            low, high = self.lengths(split)
-            one_bit[split] = 0.5 + 0.5 * (low == 1) / (high - low + 1)
+        half = self.pooled(lambda n: 0.5)
+        one_bit = self.pooled(lambda n: 1 if n == 1 else 0.5)
         return (
             Baseline("yes", "It is always even.", constant(YES), half),
             Baseline("last bit", "It is even if the last bit is 0.", last, one_bit),

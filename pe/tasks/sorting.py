@@ -62,36 +62,23 @@ class Sorting(Task):
             shown: Int = read[np.minimum(places - places[0], len(read) - 1)]
             return shown
 
-        ends = {split: self._share_of_ends(split) for split in self.splits}
-        copied = {split: self._share_in_place(split) for split in self.splits}
+        # A comma and the digits of a number; nothing but itself of a symbol.
+        size = 1 + (2 * 90 + 3 * 900 + 4 * 9000) / (HIGH - LOW) if self.kind == "numbers" else 1
+        ends = self.pooled(lambda n: 1, lambda n: n * size + 1)
         return (
             Baseline("the end", "It ends here.", constant(self.vocab_size - 2), ends),
             Baseline(
                 "unsorted",
                 "The items as they were read.",
                 unsorted,
-                copied
+                self.pooled(lambda n: self._stay(n) + 1, lambda n: n + 1)
                 if self.kind == "symbols"
                 else self.if_default(UNSORTED_NUMBERS, kind="numbers"),
             ),
         )
 
-    def _share_of_ends(self, split: str) -> float:
-        each = 1.0
-        if self.kind == "numbers":
-            each = 1 + (2 * 90 + 3 * 900 + 4 * 9000) / (HIGH - LOW)  # a comma and the digits
-        low, high = self.lengths(split)
-        lengths = np.arange(low, high + 1)
-        return float(len(lengths) / (lengths * each + 1).sum())
-
-    def _share_in_place(self, split: str) -> float:
-        """Symbols that are where they belong: P(x_i is of rank i), for all i, and the end."""
-        low, high = self.lengths(split)
-        right = sum(self._in_place(n) + 1 for n in range(low, high + 1))
-        return right / sum(n + 1 for n in range(low, high + 1))
-
-    def _in_place(self, count: int) -> float:
-        """Expected number of symbols that stay where they are.
+    def _stay(self, count: int) -> float:
+        """Expected number of symbols that sorting leaves where they are.
 
         A symbol v of which there are e others covers e + 1 of the n sorted places, and was at each
         of the n places with the same probability: it stays with probability (e + 1) / n. Each of
