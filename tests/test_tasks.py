@@ -68,6 +68,7 @@ def test_an_example_follows_from_seed_index_split_and_length_alone(task: Task) -
             assert np.array_equal(one, other)
             assert np.array_equal(one, row[1, :width])
         assert (in_batch.targets[1, width:] == IGNORE).all()
+        assert in_batch.sizes[1] == width
 
 
 def test_seeds_indices_and_splits_give_other_examples(task: Task) -> None:

@@ -62,7 +62,7 @@ def test_a_larger_base_trades_positions_for_tokens() -> None:
     assert position_inversion(large, 32, 64) > position_inversion(small, 32, 64) + 0.05
 
 
-def test_a_penalty_by_distance_inverts_nothing_and_no_encoding_tells_no_positions_apart() -> None:
+def test_a_penalty_by_distance_inverts_nothing_and_nope_confuses_all_positions() -> None:
     alibi, nope = one_head("alibi"), one_head("nope")
     assert position_inversion(alibi, 32, 1024) == token_inversion(alibi, 32, 1024) == 0
     assert position_inversion(nope, 32, 1024) == token_inversion(nope, 32, 1024) == 0

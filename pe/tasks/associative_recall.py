@@ -12,6 +12,8 @@ vocabulary of 512, theirs is 8,192: ``vocabulary`` changes it.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 from pydantic import Field, model_validator
 
@@ -35,9 +37,9 @@ class AssociativeRecall(Task):
     Lengths are in tokens and even, and at least four times the pairs.
     """
 
-    pairs: int = Field(8, ge=1)
-    vocabulary: int = Field(512, ge=4, multiple_of=2)
-    power: float = Field(0.01, gt=0)
+    pairs: Annotated[int, Field(ge=1)] = 8
+    vocabulary: Annotated[int, Field(ge=4, multiple_of=2)] = 512
+    power: Annotated[float, Field(gt=0)] = 0.01
     train_lengths: Lengths = (64, 64)
     ood_lengths: Lengths = (256, 256)
 

@@ -19,7 +19,7 @@ replace some thousands of T5 tokens. The first three kinds are counting, the oth
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -35,7 +35,7 @@ SOURCE = "McGill-NLP/length-generalization @40f8a445"
 class Copying(Task):
     """What copy and reverse share. ``items``: how many symbols there are."""
 
-    items: int = Field(100, ge=2)
+    items: Annotated[int, Field(ge=2)] = 100
     train_lengths: Lengths = (2, 20)
     ood_lengths: Lengths = (21, 40)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -75,8 +75,8 @@ class Counting(Task):
     """Options: ``variables``, how many (1, 3 and 5 in the paper); ``block``, in tokens."""
 
     shortest: ClassVar[int] = 3
-    variables: int = Field(3, ge=1, le=26)
-    block: int = Field(512, ge=8)
+    variables: Annotated[int, Field(ge=1, le=26)] = 3
+    block: Annotated[int, Field(ge=8)] = 512
     train_lengths: Lengths = (3, 512)
     ood_lengths: Lengths = (513, 1024)
 

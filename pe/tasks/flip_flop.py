@@ -12,7 +12,7 @@ after r are scored. An automaton of two states solves it.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -34,9 +34,9 @@ class FlipFlop(Task):
 
     splits: ClassVar[tuple[str, ...]] = ("train", "id", "ood_sparse", "ood_dense")
     shortest: ClassVar[int] = 4
-    ignored: float = Field(0.8, ge=0, le=1)
-    sparse: float = Field(0.98, ge=0, le=1)
-    dense: float = Field(0.1, ge=0, le=1)
+    ignored: Annotated[float, Field(ge=0, le=1)] = 0.8
+    sparse: Annotated[float, Field(ge=0, le=1)] = 0.98
+    dense: Annotated[float, Field(ge=0, le=1)] = 0.1
     train_lengths: Lengths = (512, 512)
     ood_lengths: Lengths = (512, 512)
 

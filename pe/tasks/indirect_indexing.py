@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -38,7 +38,7 @@ COMMA, PLUS, MINUS = LETTERS + 10, LETTERS + 11, LETTERS + 12
 class IndirectIndexing(Task):
     """Options: ``farthest`` shift. Lengths are letters, at most 52."""
 
-    farthest: int = Field(15, ge=1)
+    farthest: Annotated[int, Field(ge=1)] = 15
     train_lengths: Lengths = (20, 40)
     ood_lengths: Lengths = (41, LETTERS)
 

@@ -11,7 +11,7 @@ distance and nothing else.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -29,8 +29,8 @@ class KBack(Task):
     """Options: ``read`` copy or match; the distance ``k``; how many ``items`` there are."""
 
     read: Literal["copy", "match"] = "copy"
-    k: int = Field(3, ge=1)
-    items: int = Field(50, ge=2)
+    k: Annotated[int, Field(ge=1)] = 3
+    items: Annotated[int, Field(ge=2)] = 50
     train_lengths: Lengths = (64, 64)
     ood_lengths: Lengths = (128, 128)
 

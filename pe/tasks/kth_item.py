@@ -10,6 +10,8 @@ is there helps nobody. n uniform in 5..20, then 21..40; 64 items. The form is ou
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 from pydantic import Field, model_validator
 
@@ -24,7 +26,7 @@ from pe.tasks.core.scoring import Baseline
 class KthItem(Task):
     """Options: ``items``, how many there are to choose from."""
 
-    items: int = Field(64, ge=2)
+    items: Annotated[int, Field(ge=2)] = 64
     train_lengths: Lengths = (5, 20)
     ood_lengths: Lengths = (21, 40)
 

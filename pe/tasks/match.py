@@ -11,7 +11,7 @@ below it. The README names no form of the answer.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -29,7 +29,7 @@ class Match(Task):
     """Options: ``items``, how many symbols there are."""
 
     shortest: ClassVar[int] = 3
-    items: int = Field(50, ge=2)
+    items: Annotated[int, Field(ge=2)] = 50
     train_lengths: Lengths = (64, 64)
     ood_lengths: Lengths = (256, 256)
 

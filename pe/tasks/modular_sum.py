@@ -11,7 +11,7 @@ matter, so positions are of use only for counting; all its encodings stayed at c
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -30,8 +30,8 @@ class ModularSum(Task):
     """Options: ``read`` final or running; numbers below ``numbers``, summed modulo ``modulus``."""
 
     read: Literal["final", "running"] = "final"
-    numbers: int = Field(20, ge=2)
-    modulus: int = Field(10, ge=2)
+    numbers: Annotated[int, Field(ge=2)] = 20
+    modulus: Annotated[int, Field(ge=2)] = 10
     train_lengths: Lengths = (64, 64)
     ood_lengths: Lengths = (256, 256)
 

@@ -13,7 +13,7 @@ needs no order. The README names no form of the answer.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -31,7 +31,7 @@ class Pattern(Task):
     """Options: ``items`` of the background."""
 
     shortest: ClassVar[int] = 5
-    items: int = Field(48, ge=1)
+    items: Annotated[int, Field(ge=1)] = 48
     train_lengths: Lengths = (64, 64)
     ood_lengths: Lengths = (256, 256)
 

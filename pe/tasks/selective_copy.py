@@ -10,7 +10,7 @@ symbols and 128 blanks in random places; out of distribution the same symbols wi
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -34,8 +34,8 @@ class SelectiveCopy(Task):
     """
 
     splits: ClassVar[tuple[str, ...]] = ("train", "id", "ood_dense", "ood_sparse")
-    copied: int = Field(128, ge=1)
-    items: int = Field(16, ge=2)
+    copied: Annotated[int, Field(ge=1)] = 128
+    items: Annotated[int, Field(ge=2)] = 16
     train_lengths: Lengths = (128, 128)
     ood_lengths: Lengths = (64, 256)
 

@@ -11,7 +11,7 @@ and fixed; so is that of token ids to a model. Their paper draws numbers from 0 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -31,7 +31,7 @@ class Sorting(Task):
     """Options: ``kind``; ``items``, how many symbols there are, of the kind symbols."""
 
     kind: Literal["symbols", "numbers"] = "symbols"
-    items: int = Field(50, ge=2)
+    items: Annotated[int, Field(ge=2)] = 50
     train_lengths: Lengths = (1, 8)
     ood_lengths: Lengths = (9, 16)
 

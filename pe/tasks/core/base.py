@@ -53,6 +53,8 @@ class Batch(NamedTuple):
     """(B, T) token ids, `IGNORE` where nothing is asked."""
     lengths: Int
     """(B,) the length of each, as the task counts it."""
+    sizes: Int
+    """(B,) how many tokens of each row are no padding."""
 
 
 def read_last(tokens: Int, answer: int) -> Example:
@@ -215,7 +217,8 @@ class Task(BaseModel, ABC):
         for row, (example, _) in enumerate(drawn):
             tokens[row, : len(example.tokens)] = example.tokens
             targets[row, : len(example.targets)] = example.targets
-        return Batch(tokens, targets, np.array([length for _, length in drawn]))
+        lengths = np.array([length for _, length in drawn])
+        return Batch(tokens, targets, lengths, np.array([len(e.tokens) for e, _ in drawn]))
 
     def chance_exact(self, batch: Batch) -> float:
         """Expected share of exact matches of uniform guesses at these examples."""
