@@ -20,7 +20,7 @@ from pe.tasks.core.draws import Draws
 from pe.tasks.counting import value_of
 
 GOLDEN = Path(__file__).parent / "golden"
-EXAMPLES = 300
+EXAMPLES = 200
 
 
 def golden(name: str) -> dict[str, Any]:

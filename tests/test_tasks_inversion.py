@@ -47,13 +47,13 @@ def test_logits_are_those_of_attention(name: str) -> None:
 def test_rope_loses_positions_and_tokens_with_length() -> None:
     enc = one_head("rope")
     for measure in (position_inversion, token_inversion):
-        short, longer, long = (measure(enc, 32, n) for n in (4, 128, 2**20))
+        short, longer, long = (measure(enc, 32, n, samples=2000) for n in (4, 128, 2**20))
         assert short < 0.25 < longer < long < 0.55
         assert long > 0.45
     for measure in (position_aliasing, token_aliasing):
-        short, long = (measure(enc, 32, n) for n in (8, 2048))
-        assert short < 0.1
-        assert long > 0.7
+        short, long = (measure(enc, 32, n, samples=100) for n in (8, 2048))
+        assert short < 0.15
+        assert long > 0.6
 
 
 def test_a_larger_base_trades_positions_for_tokens() -> None:
