@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import functools
 import itertools
 import json
@@ -201,6 +202,11 @@ def test_wrong_settings_get_one_sentence() -> None:
         task.example(-1, 0)
     with pytest.raises(ValueError, match="reaches back farther than a length of 2"):
         pe.tasks.task("k_back").example(0, 0, length=2)
+
+
+def test_what_the_package_shows_is_what_it_does() -> None:
+    assert doctest.testmod(pe.tasks).failed == 0
+    assert doctest.testmod(pe.tasks).attempted > 2
 
 
 def test_a_name_is_registered_once() -> None:

@@ -161,3 +161,10 @@ def test_no_members_and_impossible_models_are_refused() -> None:
         Many(copying(), "rope", [])
     with pytest.raises(ValueError, match="unknown encoding 'rop'"):
         Many(copying(), "rop", MEMBERS)
+    for options, message in [
+        ({"step": 3}, "unknown option 'step' .did you mean 'steps'"),
+        ({"steps": -1}, "steps: expected 0 or more, got -1"),
+        ({"precision": "float16"}, "unknown precision 'float16' .did you mean 'bfloat16'"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Settings(**options)

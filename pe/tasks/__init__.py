@@ -4,7 +4,7 @@
 >>> task = pe.tasks.task("k_back", k=2)
 >>> example = task.example(seed=0, index=0, length=5)
 >>> task.text(example)
-'5 44 2 44 36 -> _ _ 5 44 2'
+'9 8 49 6 3 -> _ _ 9 8 49'
 
 Each task has a generator that is a pure function of (seed, index), a chance level, trivial
 strategies with their scores, and lengths in and out of distribution. No torch is needed to make

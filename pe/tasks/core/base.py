@@ -17,10 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, model_validator
+from pydantic import AfterValidator, Field, StrictInt, model_validator
 
 from pe._errors import unknown
 from pe.tasks.core.draws import Draws, Int
+from pe.tasks.core.options import Options
 from pe.tasks.core.scoring import IGNORE, Baseline, Guess, Score, score
 
 
@@ -83,7 +84,7 @@ def slots(question: Int, answer: Int, blank: int, asked: int) -> Example:
     return Example(tokens, targets)
 
 
-class Task(BaseModel, ABC):
+class Task(Options, ABC):
     """Base class. A subclass is a task: its fields are the options, `make` is the definition.
 
     Class attributes:
@@ -92,7 +93,6 @@ class Task(BaseModel, ABC):
         shortest: the least length that the task can have.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     name: ClassVar[str] = ""
     splits: ClassVar[tuple[str, ...]] = ("train", "id", "ood")
     shortest: ClassVar[int] = 1

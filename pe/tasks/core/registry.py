@@ -8,9 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from pydantic import ValidationError
-
-from pe._errors import explain, unknown
+from pe._errors import unknown
 from pe.tasks.core.base import Task
 
 T = TypeVar("T", bound=type[Task])
@@ -48,6 +46,7 @@ def register(name: str, *, title: str, paper: str | None, source: str) -> Callab
             raise ValueError(f"two tasks are called {name!r}: {_REGISTRY[name]} and {cls}")
         _REGISTRY[name] = cls
         cls.name = name
+        cls.called = f"option of the task {name!r}"
         _ABOUT[name] = About(title, paper, source, _options(cls))
         return cls
 
@@ -93,9 +92,4 @@ def task(name: str, **options: Any) -> Task:
     Raises:
         ValueError: an unknown name or option (the nearest is named), or a wrong value.
     """
-    cls = task_class(name)
-    try:
-        return cls(**options)
-    except ValidationError as error:
-        lines = explain(error, f"option of the task {name!r}", cls.model_fields)
-        raise ValueError("; ".join(lines)) from None
+    return task_class(name)(**options)

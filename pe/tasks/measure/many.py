@@ -17,11 +17,11 @@ M models, B examples, T tokens, A answers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.functional import cross_entropy
@@ -32,19 +32,18 @@ from pe.model import PEConfig, PEForCausalLM
 from pe.model.initialize import draw_weights
 from pe.model.rng import seed_step
 from pe.tasks.core.base import Batch, Task
+from pe.tasks.core.options import Options
 from pe.tasks.core.scoring import IGNORE, Score, score
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 
 
-class Settings(BaseModel):
+class Settings(Options):
     """Sizes of the models and how they are trained; defaults are those of the comparison app.
 
     Its model has a feed-forward block of two matrices of width 512, here it is SwiGLU's three of
     352, which is as many numbers; and it has dropout 0.1, here there is none.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     layers: Annotated[int, Field(ge=1)] = 2
     width: Annotated[int, Field(ge=1)] = 128
@@ -56,7 +55,7 @@ class Settings(BaseModel):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     clip: Annotated[float, Field(gt=0)] = 1.0
     """Largest norm of a model's gradient."""
-    precision: Annotated[str, Field(pattern="^(float32|bfloat16|auto)$")] = "float32"
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
     """As in a recipe: ``auto`` is bfloat16 on CUDA."""
 
 
