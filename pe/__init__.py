@@ -11,43 +11,34 @@ from typing import TYPE_CHECKING, Any
 
 from pe._version import __version__
 
-_HOMES = {
-    "list_encodings": "pe.encodings",
-    "encoding": "pe.encodings",
-    "attend": "pe.attention",
-    "PEConfig": "pe.model",
-    "PEModel": "pe.model",
-    "PEForCausalLM": "pe.model",
-    "Recipe": "pe.recipes.recipe",
-    "RECIPES": "pe.recipes.named",
-    "recipe": "pe.recipes.named",
-    "convert": "pe.model.convert",
-    "train": "pe.training.loop",
-    "evaluate": "pe.evaluation.evaluate",
-    "evaluate_start": "pe.evaluation.start",
-    "search_longrope": "pe.evaluation.longrope.search",
-    "sample": "pe.evaluation.sample",
-    "configure": "pe.notebooks.parameters",
-    "configure_conversion": "pe.notebooks.parameters",
-    "configure_study": "pe.notebooks.parameters",
-    "load_plan": "pe.study.plan",
-    "run_study": "pe.study.queue",
-    "extend": "pe.evaluation.extension",
-    "runs": "pe.runs",
-    "figures": "pe.figures",
-    "tasks": "pe.tasks",
+_NAMES = {
+    "pe.encodings": ("list_encodings", "encoding"),
+    "pe.attention": ("attend",),
+    "pe.model": ("PEConfig", "PEModel", "PEForCausalLM"),
+    "pe.model.convert": ("convert",),
+    "pe.recipes": ("Recipe", "RECIPES", "recipe"),
+    "pe.training.loop": ("train",),
+    "pe.evaluation.evaluate": ("evaluate",),
+    "pe.evaluation.start": ("evaluate_start",),
+    "pe.evaluation.longrope.search": ("search_longrope",),
+    "pe.evaluation.sample": ("sample",),
+    "pe.evaluation.extension": ("extend",),
+    "pe.notebooks.parameters": ("configure", "configure_conversion", "configure_study"),
+    "pe.study.plan": ("load_plan",),
+    "pe.study.queue": ("run_study",),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = ("runs", "figures", "tasks")
 
-_MODULES = {"runs", "figures", "tasks"}
-
-__all__ = ["__version__", *_HOMES]
+__all__ = ["__version__", *_HOMES, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"pe.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'pe' has no attribute {name!r}")
-    module = importlib.import_module(_HOMES[name])
-    return module if name in _MODULES else getattr(module, name)
+    return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

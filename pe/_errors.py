@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 def nearest(value: object, choices: Iterable[str]) -> str:
     """Return ``" (did you mean 'rope'?)"`` for the closest choice, or ``""`` if none is close."""
-    found = difflib.get_close_matches(str(value).lower(), list(choices), n=1, cutoff=0.5)
-    return f" (did you mean {found[0]!r}?)" if found else ""
+    matches = difflib.get_close_matches(str(value).lower(), list(choices), n=1, cutoff=0.5)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
 def unknown(kind: str, value: object, choices: Iterable[str]) -> ValueError:
@@ -23,6 +23,11 @@ def unknown(kind: str, value: object, choices: Iterable[str]) -> ValueError:
     return ValueError(
         f"unknown {kind} {value!r}{nearest(value, names)}; choose from: {', '.join(names)}"
     )
+
+
+def one_line(error: BaseException) -> str:
+    """Type and message of an error, without line breaks."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 _EXPECTED = {

@@ -1,9 +1,16 @@
-"""Files that other processes read while they are written: whole or not at all."""
+"""Files that come with the package, and files that are written whole or not at all."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+
+def shipped(folder: str) -> Path:
+    """``notebooks`` or ``studies``: the copy in an installed package, or those of the checkout."""
+    package = Path(__file__).resolve().parent
+    copy = package / "shipped" / folder
+    return copy if copy.is_dir() else package.parent / folder
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -1,5 +1,8 @@
 """The ``pe`` command, also ``python -m pe``.
 
+    pe list                              every encoding, its family and its paper
+    pe train pope --steps 2000           train and evaluate one, without a notebook
+    pe runs local                        what is recorded
     pe check yarn -o factor=8.0          run the laws that an encoding's traits promise
     pe check my_module:MyEncoding
     pe study scaffold --dry-run          the runs of a study, and what they would take
@@ -15,14 +18,13 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 app = typer.Typer(
     help="Positional encodings: check, train, measure.", no_args_is_help=True,
-    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+    rich_markup_mode=None, pretty_exceptions_enable=False,
 )  # fmt: skip
 
 
@@ -36,12 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _one_line(command: str) -> Iterator[None]:
-    """Wrong input, a RunError among it, ends the command with one line and status 2."""
+def _checked(command: str) -> Iterator[None]:
+    """Wrong input, a RunError among it, ends the command with a line per mistake and status 2."""
     try:
         yield
     except ValueError as error:
-        print(f"pe {command}: {' '.join(str(error).split())}", file=sys.stderr)
+        for line in str(error).splitlines():
+            print(f"pe {command}: {line}", file=sys.stderr)
         raise typer.Exit(2) from error
 
 
@@ -56,6 +59,89 @@ def option_value(text: str) -> tuple[str, Any]:
         return key, ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return key, value
+
+
+def _print_table(columns: Sequence[str], lines: Sequence[Sequence[Any]]) -> None:
+    from tabulate import tabulate
+
+    print(tabulate(lines, headers=columns, disable_numparse=True))
+
+
+@app.command("list")
+def list_() -> None:
+    """List every encoding: its name, title, what it acts on, and its paper on arXiv."""
+    from pe.encodings import FAMILIES, about, list_encodings
+
+    names = {name: about(name) for name in list_encodings()}
+    order = sorted(names, key=lambda name: (FAMILIES.index(names[name].family), name))
+    lines = [(name, names[name].title, names[name].family, names[name].paper) for name in order]
+    _print_table(("name", "title", "acts on", "arXiv"), lines)
+
+
+@app.command()
+def train(
+    encoding: Annotated[str, typer.Argument(help="a name, names joined by +, or module:Class")],
+    option: Annotated[
+        list[str] | None,
+        typer.Option("-o", "--option", metavar="KEY=VALUE", help="of the encoding; repeatable"),
+    ] = None,
+    recipe: Annotated[str, typer.Option(help="demo, tiny, small, medium, large, paper")] = "auto",
+    study: Annotated[str, typer.Option(help="folder of the record, below runs/")] = "local",
+    seed: Annotated[int, typer.Option(help="draws initial weights and the order of text")] = 0,
+    steps: Annotated[int | None, typer.Option(help="optimizer steps")] = None,
+    corpus: Annotated[str | None, typer.Option(help="a name, or a path of text files")] = None,
+    context_length: Annotated[int | None, typer.Option(help="tokens in a window")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="windows in a step")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="peak learning rate")] = None,
+    override: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="any other recipe field; repeatable"),
+    ] = None,
+) -> None:
+    """Train one encoding and evaluate it, as notebooks/train.ipynb does.
+
+    The same command goes on with a run that was stopped, and shows one that is complete. Status 0:
+    done; 1: the loss became infinite; 2: wrong input; 130: stopped.
+    """
+    sys.path.insert(0, os.getcwd())
+    with _checked("train"):
+        from pe.notebooks.parameters import configure
+        from pe.results import outcome
+        from pe.study.plan import Planned
+
+        run = configure(
+            encoding, recipe, study, seed, steps, corpus, context_length, batch_size,
+            learning_rate, dict(map(option_value, option or [])),
+            dict(map(option_value, override or [])),
+        )  # fmt: skip
+        from pe.evaluation.evaluate import evaluate
+        from pe.training import loop, metrics
+
+        try:
+            evaluate(loop.train(run))
+        except (loop.Interrupted, metrics.NonFiniteLoss) as error:
+            print(f"pe train: {error}", file=sys.stderr)
+            raise typer.Exit(130 if isinstance(error, loop.Interrupted) else 1) from error
+        print(f"{outcome.text([Planned(encoding, run.recipe, study)])}\n\n{run.directory}")
+
+
+@app.command()
+def runs(
+    study: Annotated[str | None, typer.Argument(help="a folder below runs/; default: all")] = None,
+) -> None:
+    """List recorded runs: status, steps, validation loss and perplexity in and beyond training."""
+    with _checked("runs"):
+        from pe.runs import load
+
+        table = load(study=study)
+        at = [f"ppl@{n}x" for n in (1, 2, 4, 8, 16) if f"ppl@{n}x" in table]
+        columns = ["study", "run", "status", "steps", "validation_loss", *at]
+        lines = table[columns].astype(object).where(table[columns].notna(), None)
+        _print_table(columns, [[_short(cell) for cell in line] for line in lines.to_numpy()])
+
+
+def _short(cell: object) -> object:
+    return f"{cell:.4g}" if isinstance(cell, float) else cell
 
 
 @app.command()
@@ -74,7 +160,7 @@ def check(
     Status 0: all hold; 1: one is broken; 2: wrong input.
     """
     sys.path.insert(0, os.getcwd())  # a console script does not look for modules where it is called
-    with _one_line("check"):
+    with _checked("check"):
         from pe.conformance import check_laws
 
         report = check_laws(encoding, dict(map(option_value, option or [])), law or [])
@@ -98,16 +184,19 @@ def study(
 ) -> None:
     """Carry out studies, one after the other as one list, each run once.
 
-    ``scaffold-seeds:0,1 extend scaffold-seeds`` leaves the other seeds to the end. Status 0: all
-    runs are done; 1: some failed; 2: wrong input; 130: Ctrl-C.
+    ``scaffold-seeds:0,1 extend scaffold-seeds`` leaves the other seeds to the end. Everything is
+    checked before the first run. Results are printed at the end. Status 0: all runs are done; 1:
+    some failed; 2: wrong input, a line for each mistake; 130: Ctrl-C.
     """
+    from pe.results import outcome
     from pe.study.devices import workers_here
+    from pe.study.plan import load_plans
     from pe.study.queue import StudyFailed, run_study
-    from pe.study.several import load_plans
     from pe.study.show import live, text
 
-    with _one_line("study"):
-        plan = load_plans(studies, mini=mini)
+    failure: StudyFailed | None = None
+    with _checked("study"):
+        plan = load_plans(studies, mini=mini, check=True)
         count = 1 if address else workers_here(workers)  # at an address: not known
         if dry_run:
             print(text(plan, workers=count))
@@ -118,12 +207,14 @@ def study(
                 on_progress=live(plan, count),
             )  # fmt: skip
         except StudyFailed as error:
-            print(f"{error}\n\n{text(plan)}", file=sys.stderr)
-            raise typer.Exit(1) from error
+            failure = error
         except KeyboardInterrupt:
             print("stopped; the same command goes on", file=sys.stderr)
             raise typer.Exit(130) from None
-    print(text(plan))
+    print(outcome.text(plan).replace("<br>", " "), text(plan), sep="\n\n")
+    if failure:
+        print(f"pe study: {failure}", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -139,46 +230,28 @@ def speed(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="what the same bits twice cost")
     ] = False,
-    name: Annotated[str, typer.Option(help="folder below runs/speed/")] = "",
+    name: Annotated[str | None, typer.Option(help="folder below runs/speed/")] = None,
     minutes: Annotated[float, typer.Option(help="no cell begins after so long; 0: no limit")] = 0.0,
-    resume: Annotated[Path | None, typer.Option(help="a speed.json to go on with")] = None,
 ) -> None:
     """Measure speed and memory of encodings and of other libraries' models, in a checkout.
 
     What is not given is as the machine allows. The record, runs/speed/NAME/speed.json, is written
-    after each cell, the most telling ones first. x-transformers is measured where it can be
-    imported.
+    after each cell, the most telling ones first; the same command goes on with it. x-transformers
+    is measured where it can be imported.
     """
+    from pe.notebooks.parameters import configure_speed
     from pe.speed import rig
-    from pe.speed.record import Settings, SpeedRun, default_name, speed_run
 
-    with _one_line("speed"):
-        settings: dict[str, Any] = {
-            "recipe": recipe, "tokens": tokens, "modes": modes and _words(modes),
-            "lengths": lengths and [int(word) for word in _words(lengths)],
-            "encodings": encodings and _words(encodings),
-            "peers": () if peers in ("", "none") else peers and _words(peers),
-            "repeats": repeats, "compiled": compiled, "deterministic": deterministic or None,
-        }  # fmt: skip
-        given = {key: value for key, value in settings.items() if value is not None}
-        measuring, start = rig("measure"), None
-        if resume is None:
-            chosen = rig("plan").settings(**given)
-            run = speed_run(name or default_name(chosen.recipe))
-            if run.exists():
-                raise ValueError(f"{run.file} exists; --resume it, or give another --name")
-        elif given:
-            raise ValueError(f"--resume has the record's settings; leave out {', '.join(given)}")
-        else:
-            start = SpeedRun(resume.parent).read()
-            run = speed_run(name or start["run"])
-            chosen = Settings.from_dict(start["settings"])
+    options = {
+        "recipe": recipe, "tokens": tokens, "lengths": lengths, "modes": modes,
+        "encodings": encodings, "peers": peers, "repeats": repeats, "compiled": compiled,
+        "deterministic": deterministic or None,
+    }  # fmt: skip
+    asked: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+    with _checked("speed"):
+        run, measuring = configure_speed(name=name, **asked), rig("measure")
         record = measuring.measure(
-            run, chosen, minutes=minutes, start=start,
+            run, run.settings, minutes=minutes,
             on_row=lambda row, speed: print(measuring.line(row, speed), flush=True),
         )  # fmt: skip
     print(f"{record['status']}: {run.file}")
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]

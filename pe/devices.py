@@ -71,19 +71,15 @@ def tokens_per_batch(device: torch.device) -> int:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given; a CPU always has."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    elif device.type == "mps":
-        torch.mps.synchronize()
+    """Wait until the device has finished its queue; a CPU has none."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def free_memory(device: torch.device) -> None:
     """Hand unused memory back to the device, for other processes."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    elif device.type == "mps":
-        torch.mps.empty_cache()
+    if device.type != "cpu":
+        torch.accelerator.empty_cache()
 
 
 def peak_memory(device: torch.device) -> float | None:

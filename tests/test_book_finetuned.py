@@ -22,7 +22,7 @@ import book_records  # noqa: E402
 from book_pictures import record_figures  # noqa: E402
 from book_studies import Studies  # noqa: E402
 
-from pe.results import finetuned  # noqa: E402
+from pe.results import finetuned, markdown  # noqa: E402
 
 PAGE = (ROOT / "book" / "finetuned.md").read_text("utf-8")
 PLAN = load_plan("extend")
@@ -180,21 +180,20 @@ def test_the_table_is_the_three_records_of_each_run(everything: Studies) -> None
 
 
 def test_methods_are_compared_with_the_control_window_by_window(everything: Studies) -> None:
-    rows = finetuned.fine_tuned(list(everything.rows("extend").values()))
-    lines = finetuned.against_control(rows).splitlines()
-    assert len(lines) == 2 + 8
-    assert "−1.0%<br>−1.0 to −1.0" in lines[2]  # PI's losses are all 0.01 lower
-    same = [finetuned.FineTuned(rows[0].row, "again", {}, {}, rows[0].trained)]
-    assert "≈ |" in finetuned.against_control([rows[0], *same])
-    with pytest.raises(ValueError, match="the control 'rope' is not recorded"):
-        finetuned.against_control(rows[1:])
+    rows = everything.rows("extend")
+    text = markdown.table(list(rows.values()), ["ppl"], base=rows["rope"], tokens=True)
+    heads, *lines = book_records.lines(text)
+    assert heads[2:] == [f"{n:,}" for n in LENGTHS]
+    assert len(lines) == 8
+    assert lines[0][2] == "**−1.0%<br>−1.0 to −1.0**"  # PI's losses are all 0.01 lower
 
 
 def test_hidden_numbers_have_the_tokens_of_context_as_heads(everything: Studies) -> None:
-    rows = finetuned.fine_tuned(list(everything.rows("extend").values()))
-    head, _, first, *_ = finetuned.retrieved(rows, "needle").splitlines()
-    assert "1,024" in head
-    assert re.search(r"\d+% \(\d+–\d+\)", first)
+    rows = list(everything.rows("extend").values())
+    heads, first, *_ = book_records.lines(markdown.table(rows, ["needle"], tokens=True))
+    assert heads[2] == "1,024"
+    assert re.search(r"\d+%<br>\(\d+–\d+\)$", first[4])
+    assert re.search(r"\d+%<br>\(\d+–\d+\)<br>cut: \d+%$", first[5])
 
 
 def test_what_is_missing_is_all_at_first_and_then_only_what_is_not_there(
@@ -219,8 +218,10 @@ def test_the_settings_are_those_of_the_plan() -> None:
     text = book_plans.settings("extend")
     assert "400 steps of 16 windows of 4,096 tokens, 26,214,400 in all" in text
     assert RUNS[0].recipe.start_from in text
-    with pytest.raises(ValueError, match="the runs of scaffold differ in steps"):
-        book_plans.settings("scaffold")
+    lines = dict(book_records.lines(book_plans.settings("scaffold")))
+    steps = [part.partition(" steps")[0] for part in lines["trained for"].split("; or ")]
+    assert steps == ["8,000", "3,000", "500"], "where runs differ, all ways are named"
+    assert lines["begins with"].startswith("nothing; or `")
 
 
 def test_a_search_shows_what_it_began_with_and_what_it_found(everything: Studies) -> None:

@@ -1,4 +1,4 @@
-"""The page of two budgets holds for the runs that are there, and for those still to come."""
+"""The page of several seeds holds for the runs that are there, and for those still to come."""
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ import book_plans  # noqa: E402
 import book_records  # noqa: E402
 import book_tables  # noqa: E402
 from book_numbers import look_up  # noqa: E402
-from book_pictures import record_figures  # noqa: E402
 from book_studies import Studies  # noqa: E402
 
 PAGE = (ROOT / "book" / "seeds.md").read_text("utf-8")
 PLAN = load_plan("scaffold-seeds")
-BASELINES = ["nope", "rope", "yarn", "pope"]
 
 
 def complete(runs: Path) -> None:
@@ -85,15 +83,6 @@ def test_every_number_and_table_of_the_page_can_be_made(studies: Studies) -> Non
     for words, options in tables:
         assert words == "scaffold-seeds"
         assert "RoPE" in table(studies, options) or options.get("against") == "rope"
-    rows = [studies.rows(name) for name in ("scaffold", "scaffold-seeds")]
-    wanted = [{name: found[name] for name in BASELINES} for found in rows]
-    for words, options in directives("two-budgets"):
-        assert words == "scaffold scaffold-seeds"
-        text = book_tables.two_budgets(wanted[0], wanted[1], options["quantity"])
-        assert text.count("\n|") == 6
-    runs, draw = record_figures(studies)["scaffold-budgets"]
-    assert len(runs) == 4 + sum(len(row.runs) for row in wanted[1].values())
-    assert draw().axes
 
 
 def test_what_is_missing_is_said_and_nothing_once_all_is_there(studies: Studies) -> None:

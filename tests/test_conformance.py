@@ -150,7 +150,7 @@ def test_the_plug_in_runs_laws_as_tests(pytester: pytest.Pytester) -> None:
     assert done.ret == 1
     shown = done.stdout.str()
     assert "FAILED mine:HalfBias::contract" in shown
-    assert "bias gives torch.bfloat16 for torch.bfloat16, expected float32" in shown
+    assert "bias gives torch.bfloat16 for torch.bfloat16, not torch.float32" in shown
     done.assert_outcomes(failed=1, passed=1, skipped=1)
     assert "not applicable: relative" in shown
     good = run("--pe", "yarn", "--pe-option", "factor=8.0", "-k", "base")

@@ -108,6 +108,19 @@ def test_changed_content_and_another_vocabulary_are_other_entries(
     assert sum(encoded) == 120
 
 
+def test_tokens_of_another_text_under_this_ones_name_are_refused(
+    corpus: Path, tmp_path: Path
+) -> None:
+    text, cache = corpus.read_text(), tmp_path / "cache"
+    first = prepare(str(corpus), 264, cache=cache)
+    corpus.write_text(text.replace("text 7", "text 8", 1))
+    second = prepare(str(corpus), 264, cache=cache)
+    shutil.rmtree(second.directory)
+    first.directory.rename(second.directory)
+    with pytest.raises(ValueError, match=f"holds tokens of the text {first.fingerprint}, not of"):
+        prepare(str(corpus), 264, cache=cache)
+
+
 @pytest.mark.parametrize(
     "harm",
     [

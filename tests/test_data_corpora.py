@@ -166,15 +166,6 @@ def test_an_unreadable_file_is_reported_by_name(
         read(str(tmp_path / name), tmp_path / "work")
 
 
-def test_zst_without_a_library_names_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_zst(tmp_path / "a.jsonl.zst", TEXTS)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="pip install zstandard"):
-        read(str(tmp_path / "a.jsonl.zst"), tmp_path / "work")
-
-
 def test_an_unknown_corpus_names_the_nearest_and_the_path_it_looked_for(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"did you mean 'fineweb-edu'\?.*no file or directory"):
         open_corpus("finweb-edu")

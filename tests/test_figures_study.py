@@ -32,7 +32,6 @@ DRAW: dict[str, Callable[[], Figure]] = {
     "training": lambda: figures_study.training(ROWS),
     "by_position": lambda: figures_study.by_position(ROWS),
     "needle": lambda: figures_retrieval.retrieval(ROWS, "needle"),
-    "by_factor": lambda: figures_extension.by_factor(RECORD, 1024, BASE),
     "by_length": lambda: figures_extension.by_length(RECORD, 1024, BASE),
 }
 
@@ -47,7 +46,7 @@ def words(text: str) -> set[str]:
     return {"".join(element.itertext()).strip() for element in found}
 
 
-@pytest.mark.parametrize("name", ["needle", "by_factor"])
+@pytest.mark.parametrize("name", ["needle", "by_length"])
 def test_the_same_records_give_the_same_bytes(name: str, drawn: dict[str, str]) -> None:
     assert figures.svg(DRAW[name]()) == drawn[name]
 
@@ -86,10 +85,11 @@ def test_converted_runs_begin_where_the_parent_was() -> None:
 def test_heat_maps_show_the_recorded_shares() -> None:
     names = ["1x", "2x", "4x"]
     depths, shares = figures_retrieval.shares(BY_LABEL["pope"], "needle", names)
-    counts = quantities.counts(BY_LABEL["pope"].runs[0], "needle", 2)
+    counts = quantities.answers(BY_LABEL["pope"].runs[0], "needle@2x")
     assert counts is not None
+    assert counts.right is not None
     assert shares.shape == (len(depths), 3)
-    assert (shares[:, 1] * 10).round().astype(int).tolist() == counts["exact"]
+    assert (shares[:, 1] * 10).round().astype(int).tolist() == list(counts.right)
     figure = figures_retrieval.retrieval(ROWS, "needle")
     assert len(figure.axes) == len(ROWS) + 1  # and the bar
     low, high = figure.axes[0].get_ylim()
@@ -101,7 +101,7 @@ def test_heat_maps_show_the_recorded_shares() -> None:
 
 
 def test_every_method_is_on_the_extension_curves(drawn: dict[str, str]) -> None:
-    assert {"PI", "NTK", "Dynamic NTK", "YaRN", "Llama 3"} <= words(drawn["by_factor"])
+    assert {"PI", "NTK", "Dynamic NTK", "YaRN", "Llama 3"} <= words(drawn["by_length"])
     assert "YaRN + Resonance" in words(drawn["by_length"])
     assert "factor = length" in words(drawn["by_length"])
 

@@ -39,7 +39,7 @@ def test_the_package_itself_brings_nothing() -> None:
         ("import pe.runs", {"torch", "transformers", "pandas", "datasets"}),
         ("import pe; pe.runs.root()", {"torch", "transformers", "pandas", "datasets"}),
         ("import pe.figures", {"torch", "transformers"}),
-        ("import pe.results.markdown, pe.results.budgets", {"torch", "transformers"}),
+        ("import pe.results.markdown, pe.results.rows", {"torch", "transformers"}),
         ("import pe.recipes.recipe, pe.recipes.named", {"torch", "transformers", "pandas"}),
         ("import pe; pe.recipe('demo').config_hash()", {"torch", "transformers", "pandas"}),
         ("import pe.data", {"torch", "transformers", "datasets"}),

@@ -19,8 +19,7 @@ from pe.encodings.longrope import LongRoPE
 from pe.evaluation.load import load_model
 from pe.evaluation.longrope import search as longrope_search
 from pe.evaluation.longrope.evolution import Candidate, Evolution, Scored, rises, seeds
-from pe.evaluation.longrope.fitness import Fitness
-from pe.evaluation.longrope.search import search_longrope
+from pe.evaluation.longrope.search import Fitness, search_longrope
 from pe.evaluation.scorer import Scorer
 from pe.runs import Run, RunError
 

@@ -16,18 +16,30 @@ from transformers import PreTrainedTokenizerFast
 import pe
 import pe.data
 from pe.data.batches import Batches
-from pe.data.needles import DIGITS, NEEDLE_TASKS, VARIANTS, NeedleMix, NeedleText, Prompt
-from pe.data.retrieval import FILLER, NAMES
+from pe.data.needles import (
+    EARLIER_TASKS,
+    FILLER,
+    NAMES,
+    NEEDLE_TASKS,
+    VARIANTS,
+    NeedleMix,
+    NeedleTask,
+    NeedleText,
+    Prompt,
+    even_depth,
+)
 from pe.data.shards import Split
 from pe.data.tokenizer import END, PAD, train_bpe
-from pe.evaluation import needles
 from pe.evaluation.covers import covers
+from pe.evaluation.retrieval import SEED, evaluate_retrieval, hits, prompts
 from pe.evaluation.scorer import Scorer
 from pe.model import PEConfig, PEForCausalLM
 from pe.runs import Run
 from pe.training.build import model_for
 
 LENGTH = 400
+DIGITS = 7
+TASKS = (*NEEDLE_TASKS.values(), *EARLIER_TASKS)
 
 
 @pytest.fixture(scope="module")
@@ -46,17 +58,17 @@ def split(tokenizer: PreTrainedTokenizerFast) -> Split:
     return Split(ids, np.zeros(1, dtype=np.int64), ["a"])
 
 
-@pytest.mark.parametrize("name", NEEDLE_TASKS)
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: f"{task.name}{task.digits}")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_prompt_states_what_it_asks_and_its_controls_do_not(
-    name: str, variant: str, tokenizer: Any, split: Split
+    task: NeedleTask, variant: str, tokenizer: Any, split: Split
 ) -> None:
-    task, text = NEEDLE_TASKS[name], NeedleText(name, tokenizer)
+    text = NeedleText(task, tokenizer)
     haystack = np.asarray(split.tokens[:LENGTH], dtype=np.int64)
     for index in range(4):
         prompt = text.build(7, index, LENGTH, haystack, variant=variant)
         assert prompt.ids.shape == (LENGTH,)
-        asked = prompt.digits.reshape(-1, DIGITS)
+        asked = prompt.digits.reshape(-1, task.digits)
         assert len(asked) == task.queries * task.values
         assert np.array_equal(prompt.ids[prompt.places], text.digit_ids[prompt.digits])
         assert prompt.places[-1] == LENGTH - 1
@@ -67,7 +79,36 @@ def test_a_prompt_states_what_it_asks_and_its_controls_do_not(
         assert stated == [each if variant == "found" else 0] * len(asked)
         hidden = task.keys * task.values
         gone = task.queries * task.values if variant == "removed" else 0
-        assert np.isin(prompt.ids[:first], text.digit_ids).sum() == (hidden - gone) * DIGITS * each
+        number = np.isin(prompt.ids[:first], text.digit_ids).sum()
+        assert number == (hidden - gone) * task.digits * each
+
+
+@pytest.mark.parametrize("name", ["passkey", "multikey", "multiquery"])
+def test_depths_tell_which_numbers_lie_in_the_last_part_of_a_text(
+    name: str, tokenizer: Any, split: Split
+) -> None:
+    """A little too many, by the tokens of needles, question and answer."""
+    task, text, length, last, count = (
+        NEEDLE_TASKS[name],
+        NeedleText(name, tokenizer),
+        4000,
+        2000,
+        60,
+    )
+    haystack = np.asarray(split.tokens[:length], dtype=np.int64)
+    told = [depth >= 1 - last / length for depth in task.earliest(SEED, count)]
+    inside = []
+    for index in range(count):
+        depth = even_depth(index, count)
+        prompt = text.build(SEED, index, length, haystack, depth=depth)
+        body = prompt.ids[: prompt.places[0]].tolist()
+        asked = text.digit_ids[prompt.digits.reshape(-1, DIGITS)].tolist()
+        firsts = [
+            next(i for i in range(len(body)) if body[i : i + DIGITS] == number) for number in asked
+        ]
+        inside.append(min(firsts) >= length - last)
+    assert not [i for i in range(count) if inside[i] and not told[i]]
+    assert sum(told) - sum(inside) <= 0.05 * count
 
 
 def test_numbers_of_one_name_are_asked_in_the_order_of_the_text(
@@ -186,20 +227,20 @@ class Oracle(torch.nn.Module):
 @pytest.mark.parametrize("name", NEEDLE_TASKS)
 def test_hits_are_looked_up_where_the_answers_are(name: str, tokenizer: Any, split: Split) -> None:
     text = NeedleText(name, tokenizer)
-    made = needles.prompts(text, split, LENGTH, 6)
+    made = prompts(text, split, LENGTH, 6)
     numbers = NEEDLE_TASKS[name].queries * NEEDLE_TASKS[name].values
     oracle = Oracle(len(tokenizer))
     oracle.learn(made)
     scorer = scorer_of(oracle, tokenizer, split, [LENGTH])
     scorer.tokens_per_batch = 4 * LENGTH
-    right = needles.hits(scorer, made, text.digit_ids)
-    assert right.shape == (6, numbers, DIGITS)
+    right = hits(scorer, made, text.digit_ids)
+    assert right.shape == (2, 6, numbers * DIGITS)
     assert right.all()
     digits = text.digit_ids[made[0].digits[-1]]
     oracle.wrong = 1
     scorer.tokens_per_batch = 6 * LENGTH
-    right = needles.hits(scorer, made, text.digit_ids)
-    missed = int(not right[0, -1, -1])
+    right = hits(scorer, made, text.digit_ids)[0]
+    missed = int(not right[0, -1])
     assert (~right).sum() == missed == int(digits != text.digit_ids[0]), "ties go to the digit 0"
 
 
@@ -213,7 +254,7 @@ def test_a_record_keeps_each_prompt_and_says_where_there_is_no_value(
     )  # fmt: skip
     model = PEForCausalLM(config).eval()
     scorer = scorer_of(model, tokenizer, split, [LENGTH, 2 * LENGTH])
-    found = needles.evaluate_needles(scorer, ["multikey"], 10)
+    found = evaluate_retrieval(scorer, ["multikey"], 10)["needles"]
     cell, beyond = (found["tasks"]["multikey"][str(n)] for n in (LENGTH, 2 * LENGTH))
     assert len(cell["prompts"]) == 10
     assert set(cell["prompts"]) <= {"0", "1"}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
+import os
 import random
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +20,13 @@ import jupytext
 import nbformat
 import papermill
 import pytest
+import yaml
 from notebook_tools import shown
+from study_rows import row
 
 import pe
 from pe.notebooks import page
-from pe.notebooks.parameters import configure, configure_conversion, parameters, parameters_cell
+from pe.notebooks.parameters import LAUNCHERS, configure, configure_conversion, parameters
 from pe.recipes.named import recipe
 from pe.runs import Run
 
@@ -68,20 +74,16 @@ def test_a_notebook_is_stripped_marked_and_has_one_parameters_cell(path: Path) -
 def test_the_parameters_cell_is_the_signature_of_its_function(kind: str) -> None:
     path = HERE / f"{kind}.ipynb"
     notebook = nbformat.read(path, as_version=4)
-    (cell,) = tagged(notebook, "parameters")
-    assert cell.source == parameters_cell(kind), (
-        "replace it by pe.notebooks.parameters.parameters_cell(kind)"
-    )
     (call,) = [c.source for c in notebook.cells if " = configure" in c.source]
     assert re.findall(r"^    (\w+)=\1,$", call, re.M) == list(parameters(kind))
-    known = papermill.inspect_notebook(path)
-    assert list(known) == list(parameters(kind))
+    assert list(assigned := papermill.inspect_notebook(path)) == list(parameters(kind))
+    hints = typing.get_type_hints(LAUNCHERS[kind])
     for name, parameter in parameters(kind).items():
-        found = known[name]
-        assert found["inferred_type_name"] == parameter.type.__name__
-        assert found["help"] == parameter.help
-        assert found["default"] == repr(parameter.default).replace("'", '"')
-        assert len(parameter.help) > 10
+        hint = next(t for t in (*typing.get_args(hints[name]), hints[name]) if t is not type(None))
+        plain = "dict" if "dict" in (str(hints[name])) else hint.__name__
+        assert assigned[name]["inferred_type_name"] == plain
+        assert ast.literal_eval(assigned[name]["default"]) == parameter.default
+        assert len(assigned[name]["help"]) > 10
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.name)
@@ -146,6 +148,21 @@ def test_the_notebook_trains_records_and_then_shows_without_training_again(place
     again = shown(TRAIN, **values(place, pe="pope"))
     assert {n: (run.directory / n).read_bytes() for n in before} == before
     assert "weights of this run are not" in again
+
+
+def test_jupyter_alone_carries_the_notebook_out_and_papermill_can_repeat_it(place: Path) -> None:
+    chosen = values(place, pe="alibi")
+    nb = nbformat.read(TRAIN, as_version=4)
+    (cell,) = tagged(nb, "parameters")
+    cell.source += "".join(f"\n{name} = {value!r}" for name, value in chosen.items())
+    nbformat.write(nb, place / "mine.ipynb")
+    command = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", "mine.ipynb"]
+    subprocess.run(command, cwd=place, check=True, capture_output=True)
+    run = configure(**chosen)
+    assert run.read()["status"] == "complete"
+    *words, line = shlex.split(run.read()["command"])
+    assert words == ["papermill", "notebooks/train.ipynb", "-y"]
+    assert configure(**yaml.safe_load(line)).directory == run.directory
 
 
 def test_the_convert_notebook_goes_on_from_a_run_and_shows_before_and_after(place: Path) -> None:
@@ -260,3 +277,39 @@ def test_only_runs_that_differ_fairly_are_drawn_beside_a_run(
     with pytest.warns(UserWarning, match="left out, damaged: .*cope"):
         found = page.comparable(run)
     assert [r.directory for r in found] == [run.directory, here.directory, there.directory]
+
+
+def test_a_page_shows_hidden_numbers_as_a_figure_and_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = row(tmp_path, "rope", right=7).runs[0]
+    run = Run(tmp_path / "made-up" / one.name)
+    text = page.retrieval([run], run).data
+    assert "70%<br>(48–85)" in text
+    assert "passkey" in text
+    svg = (run.directory / "retrieval.svg").read_text()
+    assert "needle" in svg
+    assert "prompts answered" in svg
+    assert "SVG" in capsys.readouterr().out
+    evaluation = run.evaluation()
+    assert evaluation is not None
+    run.write_evaluation(evaluation | {"retrieval": None})
+    assert "asks for no hidden numbers" in page.retrieval([run], run).data
+
+
+def test_paths_and_snippets_of_a_page_work_wherever_the_runs_are(
+    place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = configure(recipe="demo", pe="pope")
+    run.fail("")
+    assert page.shown(run) == f"runs/local/{run.name}"
+    assert Path(page.shown(run)).is_dir()
+    monkeypatch.chdir(tmp_path)
+    assert page.shown(run) == f"$PE_RUNS/local/{run.name}"
+    assert Path(os.path.expandvars(page.shown(run))).is_dir()
+    text = page.record(run).data
+    (line,) = [line for line in text.splitlines() if line.startswith("folder = ")]
+    names: dict[str, Any] = {"pe": pe}
+    exec(f"import pe.runs\n{line}", names)
+    assert names["folder"] == run.checkpoint
+    shutil.rmtree(run.directory)

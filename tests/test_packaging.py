@@ -246,8 +246,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("wheel")
     source = base / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
+    for name in ("notebooks", "studies"):
+        shutil.copytree(ROOT / name, source / name)
     shutil.copytree(ROOT / "pe", source / "pe", ignore=shutil.ignore_patterns("__pycache__"))
     (source / "tests").mkdir()
     (source / "tests" / "__init__.py").touch()
@@ -265,7 +267,26 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None
         for pattern in ("*.py", "*.txt", "py.typed")
         for path in (source / "pe").rglob(pattern)
     }
+    wanted |= {
+        f"pe/shipped/{path.relative_to(source)}"
+        for path in (*source.glob("notebooks/*.ipynb"), *source.glob("studies/*.yaml"))
+    }
     assert packed == wanted
+
+
+def test_the_installed_package_knows_its_studies_in_an_empty_folder(
+    wheel: Path, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    code = "import pe; print(pe.__file__, len(pe.load_plan('scaffold')))"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+    (tmp_path / "empty").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path / "empty", env=environment, text=True,
+        capture_output=True,
+    )  # fmt: skip
+    assert done.stdout.split() == [str(tmp_path / "site/pe/__init__.py"), "10"], done.stderr
 
 
 def test_the_installed_package_checks_an_encoding_of_anybodys(wheel: Path, tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ import pytest
 from click.testing import CliRunner
 from papermill_stub import FAILS, write_stub
 
-from pe.notebooks.papermill import command_line
-from pe.notebooks.papermill.command_line import FLAGS, OUTPUT, TWO_VALUES, positional
+from pe.notebooks.papermill import entry
+from pe.notebooks.papermill.document import OUTPUT, RunOutput
+from pe.notebooks.papermill.entry import FLAGS, TWO_VALUES, positional
 
 
 def test_the_installed_papermill_has_the_options_we_know() -> None:
@@ -66,7 +67,7 @@ def test_paths_are_those_that_papermill_understands(
 def test_only_the_papermill_command_is_touched(
     argv: list[str], original: list[str], expected: bool
 ) -> None:
-    assert command_line.is_papermill(argv, original) is expected
+    assert entry.is_papermill(argv, original) is expected
 
 
 def test_an_output_is_added_to_our_notebooks_where_none_was_typed(
@@ -82,7 +83,7 @@ def test_an_output_is_added_to_our_notebooks_where_none_was_typed(
 
     def added(*words: str) -> list[str]:
         argv = ["papermill", *words]
-        command_line.prepare(argv)
+        entry.prepare(argv)
         return argv[1 + len(words) :]
 
     assert added("nb.ipynb", "-p", "pe", "pope") == [OUTPUT]
@@ -99,5 +100,5 @@ def test_an_output_is_added_to_our_notebooks_where_none_was_typed(
 
 
 def test_what_papermill_only_prepares_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    command_line.RunOutput().write("{}", OUTPUT)
+    RunOutput().write("{}", OUTPUT)
     assert capsys.readouterr().out == "{}\n"

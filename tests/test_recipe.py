@@ -29,7 +29,7 @@ OTHER: dict[str, Any] = {
     "start_state": "all", "keep_states": (40, 60),
     "keep_steps": (40, 60), "retrieval_share": 0.02, "retrieval_samples": 5,
     "fit_temperature": True, "deterministic": True, "encoding_rate": 3.0, "embedding_std": 0.5,
-    "first_token": True, "retrieval_tasks": ("multikey",),
+    "first_token": True, "retrieval_tasks": ("multikey",), "separator": "blank-lines",
 }  # fmt: skip
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,25 +17,27 @@ from transformers import PreTrainedTokenizerFast
 
 import pe
 from pe.data.batches import Batches
-from pe.data.retrieval import (
-    DIGITS,
+from pe.data.needles import (
+    DEPTHS,
+    EARLIER_TASKS,
     FILLER,
     NAMES,
-    TASKS,
-    Item,
-    RetrievalMix,
-    RetrievalText,
-    draw_item,
+    VARIANTS,
+    NeedleMix,
+    NeedleTask,
+    NeedleText,
 )
 from pe.data.shards import Split
 from pe.data.tokenizer import END, PAD, train_bpe
-from pe.evaluation.retrieval import DEPTHS, evaluate_retrieval, prompts, score
+from pe.evaluation.retrieval import evaluate_retrieval, hits, prompts
 from pe.evaluation.scorer import Scorer
 from pe.model import PEForCausalLM
 from pe.model.config import PEConfig
 from pe.runs import Run
 
 LENGTH = 160
+DIGITS = 5
+NEEDLE = EARLIER_TASKS[1]
 
 
 @pytest.fixture(scope="module")
@@ -54,77 +58,62 @@ def split(tokenizer: PreTrainedTokenizerFast) -> Split:
     return Split(np.concatenate(ids).astype(np.uint16), starts, ["a", "b", "c"])
 
 
-def item(depth: float = 0.5) -> Item:
-    return Item(np.array([4, 0, 7, 7, 1]), "Lima", depth)
+def digest(arrays: Iterable[np.ndarray]) -> str:
+    whole = hashlib.sha256()
+    for array in arrays:
+        whole.update(np.ascontiguousarray(array, dtype=np.int64).tobytes())
+    return whole.hexdigest()[:16]
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("length", [80, 161, 400])
-def test_prompt_and_answer_are_exactly_as_long_as_asked(
-    task: str, length: int, tokenizer: Any, split: Split
-) -> None:
-    text = RetrievalText(task, tokenizer)
-    haystack = np.asarray(split.tokens[:length], dtype=np.int64)
-    for depth in (0.0, 0.3, 1.0):
-        row = text.build(item(depth), length, haystack)
-        assert row.shape == (length,)
-        assert row[-DIGITS:].tolist() == text.digit_ids[[4, 0, 7, 7, 1]].tolist()
-        body = tokenizer.decode(row)
-        assert body.count("40771") == (3 if task == "passkey" else 2)
-        question = "The pass key is " if task == "passkey" else "The special number of Lima is "
-        assert body.endswith(f"\n{'What is the pass key? ' * (task == 'passkey')}{question}40771")
-
-
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", EARLIER_TASKS, ids=lambda task: task.name)
 def test_depth_is_the_share_of_the_haystack_before_the_needle(
-    task: str, tokenizer: Any, split: Split
+    task: NeedleTask, tokenizer: Any, split: Split
 ) -> None:
-    text = RetrievalText(task, tokenizer)
+    text = NeedleText(task, tokenizer)
     haystack = np.asarray(split.tokens[:LENGTH], dtype=np.int64)
-    needle = text.needle(item())
-    room = LENGTH - len(needle) - len(text.question(item())) - DIGITS
+    before = []
     for depth in (0.0, 0.5, 1.0):
-        row = text.build(item(depth), LENGTH, haystack)
-        at = round(depth * room)
-        assert row[at : at + len(needle)].tolist() == needle.tolist()
-        if task == "needle":
-            kept = np.concatenate((row[:at], row[at + len(needle) : room + len(needle)]))
-            assert kept.tolist() == haystack[:room].tolist()
+        row, plain = (
+            text.build(3, 5, LENGTH, haystack, depth=depth, variant=variant).ids
+            for variant in ("found", "removed")
+        )
+        before.append(int(np.argmax(row != plain)))
+    assert before[0] == 0
+    assert before[1] == round(before[2] / 2)
+    assert before[2] >= LENGTH - text.shortest()
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_controls_hold_no_trace_of_the_answer(task: str, tokenizer: Any, split: Split) -> None:
-    text = RetrievalText(task, tokenizer)
-    found, keys = prompts(text, split, LENGTH, 2, "found")
-    removed, _ = prompts(text, split, LENGTH, 2, "removed")
-    another, same = prompts(text, split, LENGTH, 2, "another")
-    assert np.array_equal(keys, same)
-    assert found.shape == removed.shape == another.shape == (2 * len(DEPTHS), LENGTH)
-    for row, without, wrong, key in zip(found, removed, another, keys, strict=True):
-        answer = "".join(map(str, key))
-        assert tokenizer.decode(row[:-DIGITS]).count(answer) >= 1
-        assert not np.isin(text.digit_ids, without[:-DIGITS]).any()
-        stated = [t for t in wrong[:-DIGITS] if t in text.digit_ids][:DIGITS]
-        assert all(a != b for a, b in zip(stated, text.digit_ids[key], strict=True))
-        assert np.array_equal(row[-DIGITS:], wrong[-DIGITS:])
+# Runs of the first studies were trained and judged with these; a record can only be repeated while
+# the texts stay the same to the last token.
+PINNED = {
+    "windows": "9293b1fb86c99556",
+    "passkey": "1867cdf195d37f8d",
+    "passkey removed": "03c5a9d8cd70cc15",
+    "passkey another": "2a16f06823aea367",
+    "needle": "c83fe8d685204fb7",
+    "needle removed": "70bdd8186cf50173",
+    "needle another": "a6dd92f8fb135177",
+}
 
 
-def test_items_are_a_fixed_function_of_seed_and_index() -> None:
-    first = draw_item(3, 5)
-    assert (first.key.tolist(), first.name, round(first.depth, 6)) == PINNED
-    assert draw_item(3, 5, 0.25)[:2][1] == first.name
-    keys = np.stack([draw_item(0, i).key for i in range(2000)])
-    assert np.abs(np.bincount(keys.ravel(), minlength=10) / keys.size - 0.1).max() < 0.02
-
-
-PINNED = ([1, 9, 0, 7, 6], "Madrid", 0.09952)
+def test_texts_of_the_first_studies_are_what_they_were(tokenizer: Any, split: Split) -> None:
+    mix = NeedleMix(Batches(split, 100, 8, seed=1), 0.25, tokenizer, ())
+    texts = {"windows": digest(array for step in range(40) for array in mix.at(step))}
+    for task in EARLIER_TASKS:
+        for variant in VARIANTS:
+            made = prompts(NeedleText(task, tokenizer), split, LENGTH, 22, variant)
+            name = task.name if variant == "found" else f"{task.name} {variant}"
+            texts[name] = digest(
+                [np.stack([getattr(p, a) for p in made]) for a in ("ids", "digits")]
+            )
+    assert texts == PINNED
 
 
 def test_a_mix_replaces_its_share_and_leaves_the_other_windows_alone(
     tokenizer: Any, split: Split
 ) -> None:
     plain = Batches(split, 100, 8, seed=1)
-    mix = RetrievalMix(plain, 0.25, tokenizer)
+    mix = NeedleMix(plain, 0.25, tokenizer, ())
     replaced = 0
     for step in range(40):
         a, b = plain.at(step), mix.at(step)
@@ -144,18 +133,13 @@ def test_a_mix_replaces_its_share_and_leaves_the_other_windows_alone(
 
 
 def test_what_does_not_fit_is_refused(tokenizer: Any, split: Split) -> None:
-    with pytest.raises(ValueError, match=r"unknown retrieval task 'nedle'.*'needle'"):
-        RetrievalText("nedle", tokenizer)
-    text = RetrievalText("passkey", tokenizer)
-    with pytest.raises(ValueError, match="has no room for its needle"):
-        text.build(item(), 20, np.arange(20))
     with pytest.raises(ValueError, match="context_length is 20; retrieval texts need"):
-        RetrievalMix(Batches(split, 20, 2, seed=0), 0.5, tokenizer)
+        NeedleMix(Batches(split, 20, 2, seed=0), 0.5, tokenizer, ())
     with pytest.raises(ValueError, match="no test document has 9,999 tokens"):
-        prompts(text, split, 9999, 1, "found")
+        prompts(NeedleText("passkey", tokenizer), split, 9999, 11)
     pairs = PreTrainedTokenizerFast(tokenizer_object=_pairs_of_digits())
     with pytest.raises(ValueError, match="makes each digit one token"):
-        RetrievalText("needle", pairs)
+        NeedleText("multikey", pairs)
 
 
 def _pairs_of_digits() -> Any:
@@ -200,15 +184,15 @@ def scorer_of(model: Any, tokenizer: Any, split: Split) -> Scorer:
 def test_a_model_that_reads_the_needle_scores_and_fails_both_controls(
     tokenizer: Any, split: Split
 ) -> None:
-    text = RetrievalText("needle", tokenizer)
+    text = NeedleText(NEEDLE, tokenizer)
 
     def read(ids: list[int]) -> list[int]:
         stated = [t for t in ids[: -DIGITS + 1] if t in text.digit_ids][:DIGITS]
         return stated if len(stated) == DIGITS else [0] * DIGITS
 
     reader: Any = Reader(read)
-    found = evaluate_retrieval(scorer_of(reader, tokenizer, split))
-    for cell in found["tasks"]["needle"].values():
+    found = evaluate_retrieval(scorer_of(reader, tokenizer, split), (), 3 * len(DEPTHS))
+    for cell in found["retrieval"]["tasks"]["needle"].values():
         assert cell["exact"] == cell["greedy"] == [3] * len(DEPTHS)
         assert cell["digits"] == [3 * DIGITS] * len(DEPTHS)
         assert cell["controls"]["another"] == {"exact": 0, "greedy": 0, "digits": 0}
@@ -217,29 +201,29 @@ def test_a_model_that_reads_the_needle_scores_and_fails_both_controls(
 
 
 def test_counts_are_of_the_right_things(tokenizer: Any, split: Split) -> None:
-    text = RetrievalText("needle", tokenizer)
-    rows, keys = prompts(text, split, LENGTH, 4, "found")
+    text = NeedleText(NEEDLE, tokenizer)
+    made = prompts(text, split, LENGTH, 44)
     seven: Any = Reader(lambda ids: [int(text.digit_ids[7])] * DIGITS)
-    right = score(scorer_of(seven, tokenizer, split), rows, keys, text.digit_ids)
-    assert right["digits"].tolist() == (keys == 7).tolist()
-    assert not right["exact"].any()
+    right = hits(scorer_of(seven, tokenizer, split), made, text.digit_ids)[0]
+    assert right.tolist() == [(p.digits == 7).tolist() for p in made]
     # A model that would rather say something else than a digit is right among digits only.
-    best = {tuple(row[:-1]): row[-DIGITS:].tolist() for row in rows}
+    best = {tuple(row[:-1]): row[-DIGITS:].tolist() for row in (p.ids for p in made)}
     talkative: Any = Reader(lambda ids: best[tuple(ids)])
     talkative.lm_head = lambda hidden: (
         hidden + 2 * torch.nn.functional.one_hot(torch.tensor(int(tokenizer.eos_token_id)), 400)
     )
-    right = score(scorer_of(talkative, tokenizer, split), rows, keys, text.digit_ids)
-    assert right["exact"].all()
-    assert not right["greedy"].any()
+    right, greedy = hits(scorer_of(talkative, tokenizer, split), made, text.digit_ids)
+    assert right.all()
+    assert not greedy.any()
 
 
 def test_greedy_scores_are_those_of_greedy_decoding(tokenizer: Any, split: Split) -> None:
     torch.manual_seed(0)
     config = PEConfig(vocab_size=400, hidden_size=64, num_hidden_layers=2, intermediate_size=128)
     model = PEForCausalLM(config)
-    text = RetrievalText("needle", tokenizer)
-    rows, keys = prompts(text, split, 64, 1, "found")
+    text = NeedleText(NEEDLE, tokenizer)
+    made = prompts(text, split, 64, 11)
+    rows = np.stack([p.ids for p in made])
     learnt = torch.from_numpy(rows[:6])  # by heart; the others it cannot know
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     for _ in range(40):
@@ -249,7 +233,7 @@ def test_greedy_scores_are_those_of_greedy_decoding(tokenizer: Any, split: Split
         optimizer.step()
         optimizer.zero_grad()
     model.eval()
-    greedy = score(scorer_of(model, tokenizer, split), rows, keys, text.digit_ids)["greedy"]
+    greedy = hits(scorer_of(model, tokenizer, split), made, text.digit_ids)[1].all(-1)
     prompt = torch.from_numpy(rows[:, :-DIGITS])
     out = model.generate(
         prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=DIGITS, do_sample=False,

@@ -163,7 +163,7 @@ def test_a_peer_is_measured_where_it_is_installed_and_whole(
     given = SMALL | {"peers": None, "lengths": (16,), "encodings": ("rope",)}
     monkeypatch.delitem(sys.modules, "x_transformers", raising=False)
     if importlib.util.find_spec("x_transformers") is None:
-        assert settings(**given).systems == ("nope", "rope", "transformers/rope")
+        assert settings(**given).systems == ["nope", "rope", "transformers/rope"]
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "x_transformers.py").write_text("import nothing_of_that_name\n")
     with pytest.raises(ValueError, match="x-transformers is installed and cannot be imported"):

@@ -9,7 +9,7 @@ import speed_records
 import torch
 
 from pe.speed import rig, tables
-from pe.speed.families import FAMILIES
+from pe.speed.names import members
 from pe.speed.record import Speed
 
 cells, plan = rig("cell"), rig("plan")
@@ -23,7 +23,7 @@ GIVEN: dict[str, Any] = {
 
 def test_both_are_planned_side_by_side() -> None:
     assert "cope@64" in all_encodings()
-    assert [c.system for c in order(settings(**GIVEN))] == ["nope", "cope", "cope@64"]
+    assert [c.system for c in order(settings(**GIVEN))] == ["nope", "cope@64", "cope"]
     assert not plan.same_graph_as_rope("cope@64")
     with pytest.raises(ValueError, match="unknown encoding 'cope@63'"):
         settings(**(GIVEN | {"encodings": ("cope@63",)}))
@@ -47,16 +47,18 @@ def test_each_counts_as_far_as_its_name_says(
 
 
 def test_the_second_is_shown_beside_the_first() -> None:
-    family, missing = FAMILIES["cope"], "*Not asked of this record: CoPE, counting to 64.*"
+    family, missing = "cope", "*Not asked of this record: CoPE, counting to 64.*"
     record = speed_records.record()
-    assert tables.of_family(Speed(record), family).endswith(missing)
+    assert tables.costs(Speed(record), members(family)).endswith(missing)
     assert "counting" not in tables.overview(Speed(record))
     record["settings"]["systems"].append("cope@64")
     for length, rate in speed_records.NOPE.items():
         record["cells"].append(speed_records.row("cope@64", length, 0.1 * rate))
     found = Speed(record)
-    shown = tables.of_family(found, family)
+    shown = speed_records.squeezed(tables.costs(found, members(family)))
     assert missing not in shown
     rows = [row.split(" | ")[0] for row in shown.splitlines()[2:]]
     assert rows == ["| CoPE", "| CoPE, counting to 64"]
-    assert "| CoPE, counting to 64 | 180 k (0.10) | 80.0 k (0.10) |" in tables.overview(found)
+    assert "| CoPE, counting to 64 | 180 k (0.10) | 80.0 k (0.10) |" in speed_records.squeezed(
+        tables.overview(found)
+    )

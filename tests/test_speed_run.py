@@ -135,14 +135,14 @@ def test_a_killed_run_loses_the_cell_it_was_at(
 def test_another_machine_or_other_settings_want_another_name(own_runs: Path) -> None:
     run = speed_run("h100")
     run.write(speed_records.record(study="speed"))
-    chosen = Settings.from_dict(run.read()["settings"])
+    chosen = Settings.model_validate(run.read()["settings"])
     assert measure(run, chosen) == run.read()  # complete: it can be shown anywhere
     values = copy.deepcopy(run.read())
     values["cells"] = values["cells"][:3]
     run.write(values)
     with pytest.raises(runs.RunError, match="measured on NVIDIA H100 80GB HBM3 and this is"):
         measure(run, chosen)
-    other = Settings.from_dict(chosen.to_dict() | {"tokens": 1, "repeats": 2})
+    other = Settings.model_validate(chosen.model_dump() | {"tokens": 1, "repeats": 2})
     with pytest.raises(runs.RunError, match="other tokens, repeats"):
         measure(run, other)
 
@@ -195,13 +195,11 @@ def test_the_command_measures_prints_and_resumes(
     assert record["sessions"][0]["hardware"]["device"] == "cpu"
     assert record["sessions"][0]["versions"]["torch"]
 
-    assert command(words) == 2  # never over a record
-    assert "--resume it, or give another --name" in capsys.readouterr().err
+    assert command([*words, "--peers", "none"]) == 2
+    assert "was begun with other systems" in capsys.readouterr().err
     record["cells"] = record["cells"][:2]
     file.write_text(json.dumps(record))
-    assert command(["--resume", str(file), "--tokens", "64"]) == 2
-    assert "leave out tokens" in capsys.readouterr().err
-    assert command(["--resume", str(file)]) == 0
+    assert command([*words, "--peers", "transformers/rope"]) == 0
     again = json.loads(file.read_text())
     assert len(again["sessions"]) == 2
     assert {(r["system"], r["mode"]) for r in again["cells"]} == {

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import speed_records
+from speed_records import squeezed
 
 from pe import figures
+from pe.encodings import FAMILIES
 from pe.figures import speed as figures_speed
-from pe.speed import rig, tables
-from pe.speed.families import FAMILIES, PEERS, counterpart, title
+from pe.speed import tables
+from pe.speed.names import PEERS, all_encodings, counterpart, members, title
 from pe.speed.record import TIME_UP, Speed
 
 
@@ -26,44 +28,50 @@ def test_what_time_did_not_allow_is_named_once_and_fills_no_rows() -> None:
             row |= {"tokens_per_second": None, "reason": TIME_UP}
     found = Speed(record)
     assert tables.known_lengths(found, "train") == [n for n in found.lengths("train") if n != 16384]
-    shown = tables.overview(found)
+    shown = squeezed(tables.overview(found))
     assert "| CoPE |" not in shown
     assert "16,384" not in shown
     assert "*Not measured, since time was up: CoPE.*" in shown
     assert "CoPE" not in tables.details(found, "train", 1024)
-    assert "CoPE" not in tables.of_family(found, FAMILIES["cope"])
-    assert "| CoPE |" in tables.overview(speed())
+    assert "CoPE" not in tables.costs(found, members("cope"))
+    assert "| CoPE |" in squeezed(tables.overview(speed()))
 
 
-def test_every_encoding_belongs_to_one_family_and_has_a_name() -> None:
-    members = [m for family in FAMILIES.values() for m in family.members]
-    assert sorted(members) == sorted(rig("plan").all_encodings())
-    assert len({title(m) for m in members}) == len(members)
-    assert {counterpart(peer) for peer in PEERS} <= set(members)
+def test_every_encoding_belongs_to_a_family_and_has_a_name() -> None:
+    found = members(",".join(FAMILIES[:-1]))
+    assert sorted(found) == sorted(all_encodings())
+    assert len({title(m) for m in found}) == len(found)
+    assert {counterpart(peer) for peer in PEERS} <= set(found)
     assert title("x-transformers/dynamic") == "x-transformers: dynamic bias"
+    assert members("cope,rope+alibi") == ["cope", "rope+alibi", "cope@64"]
+    with pytest.raises(ValueError, match="unknown family 'biass'.*'bias'"):
+        members("biass")
 
 
 def test_tables_hold_the_numbers_and_the_reasons() -> None:
     found = speed()
-    lines = tables.overview(found).splitlines()
+    lines = squeezed(tables.overview(found)).splitlines()
     assert lines[0] == "| encoding | 1,024 tokens | 16,384 tokens |"
     assert "| NoPE | 1.80 M | 800 k |" in lines
     assert "| FIRE | 1.44 M (0.80) | out of memory |" in lines
-    assert lines.index("| RoPE | 1.76 M (0.98) | 792 k (0.99) |") == 3  # by family, NoPE first
+    assert "| RoPE | 1.76 M (0.98) | 792 k (0.99) |" in lines
+    order = [line.split(" | ")[0].removeprefix("| ") for line in lines[2:-2]]
+    assert order[0] == "NoPE"  # by family
+    assert order.index("RoPE") < order.index("ALiBi")
     assert lines[-1] == "| x-transformers: ALiBi | 540 k (0.30) | 80.0 k (0.10) |"
-    text = tables.details(found, "train", 16384)
+    text = squeezed(tables.details(found, "train", 16384))
     assert f"| FIRE | {speed_records.SHORT} | – |" in text
     assert "| T5 | torch SDPA | 712 k | 0.890 | 12.00 | 40.0% | 705 k | 719 k | 4 | 11.0 |" in text
-    assert "| x-transformers: ALiBi | ALiBi | 3.23× (540 k) | 9.50× (80.0 k) |" in tables.peers(
-        found
+    assert "| x-transformers: ALiBi | ALiBi | 3.23× (540 k) | 9.50× (80.0 k) |" in squeezed(
+        tables.peers(found)
     )
-    assert "| training | 1,024 | 2 | 1.78 M | 1.80 M | 1.82 M |" in tables.drift(found)
-    family = tables.of_family(found, FAMILIES["distance"])
+    assert "| training | 1,024 | 2 | 1.78 M | 1.80 M | 1.82 M |" in squeezed(tables.drift(found))
+    family = squeezed(tables.costs(found, members("bias")))
     assert "| ALiBi | torch SDPA | 0.97 · 12.0 GiB | 0.95 · 12.0 GiB |" in family
-    assert "| 1.80 M/s · 12.0 GiB | 800 k/s · 12.0 GiB |" in tables.of_family(
-        found, FAMILIES["none"]
+    assert "| 1.80 M/s · 12.0 GiB | 800 k/s · 12.0 GiB |" in squeezed(
+        tables.costs(found, members("none"))
     )
-    assert tables.of_family(found, FAMILIES["additive"]) == ""
+    assert tables.costs(found, members("embeddings")) == ""
 
 
 def test_a_peer_with_a_smaller_batch_says_so() -> None:
@@ -104,16 +112,15 @@ def test_a_gpu_is_shown_before_a_cpu_and_the_newest_first() -> None:
     assert tables.best([Speed(speed_records.record(sessions=[], cells=[]))]) is None
 
 
-def test_the_figure_has_a_line_for_each_family_that_was_measured() -> None:
+def test_the_figure_has_a_line_for_each_encoding_that_costs_something_else() -> None:
     figure = figures_speed.training(speed())
     rates, memory = figure.axes
     labels = [line.get_label() for line in rates.lines]
     assert labels == [
-        "NoPE", "RoPE (rotation)", "ALiBi (bias by distance)", "FIRE", "FoX", "CoPE",
-        "PoPE", "transformers: RoPE",
+        "NoPE", "RoPE", "FIRE", "CoPE", "transformers: RoPE",
     ]  # fmt: skip
     assert list(rates.lines[1].get_ydata()) == pytest.approx([0.98 * 1.8e6, 0.99 * 8e5])
-    assert list(memory.lines[3].get_ydata())[:1] == [12.0]
+    assert list(memory.lines[2].get_ydata())[:1] == [12.0]
     assert figures.svg(figure) == figures.svg(figures_speed.training(speed()))
 
     record = speed_records.record()
@@ -133,7 +140,7 @@ def test_what_the_same_bits_cost_stands_over_the_usual_record_of_the_same_machin
     other = copy.deepcopy(usual)
     other["sessions"][0]["hardware"]["name"] = "another card"
     other["sessions"][0]["created"] = "2027-01-01T00:00:00+00:00"
-    text = tables.deterministic([Speed(r) for r in (usual, same, other)])
+    text = squeezed(tables.deterministic([Speed(r) for r in (usual, same, other)]))
     assert "| NoPE | 0.75 (1.35 M) | 0.75 (600 k) |" in text
     assert "`runs/speed/h100-deterministic` over `runs/speed/h100`" in text
     assert tables.deterministic([Speed(usual), Speed(other)]) == ""

@@ -321,9 +321,9 @@ def test_evaluating_a_converted_run_prepares_its_text_once(
     run = train(child(shared, trained), quiet=True)
     prepared: list[str] = []
 
-    def counted(corpus: str, *rest: Any) -> Any:
+    def counted(corpus: str, *rest: Any, **more: Any) -> Any:
         prepared.append(corpus)
-        return prepare(corpus, *rest)
+        return prepare(corpus, *rest, **more)
 
     monkeypatch.setattr("pe.evaluation.scorer.prepare", counted)
     monkeypatch.setattr("pe.evaluation.start.prepare", counted)

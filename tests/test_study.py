@@ -16,11 +16,13 @@ import pytest
 import yaml
 from study_tools import CHAIN, by_label, run_in_this_process, trained_steps, write
 
+from pe import cli
 from pe.notebooks.parameters import configure
+from pe.recipes.command import notebook_command, notebook_parameters
 from pe.study import load_plan, run_study
 from pe.study.queue import StudyFailed
 from pe.study.show import rows, text
-from pe.study.worker import execute, notebook_command, notebook_parameters
+from pe.study.worker import execute
 
 STUDIES = Path(__file__).parents[1] / "studies"
 # ---------------------------------------------------------------- plans
@@ -99,7 +101,7 @@ def test_a_sweep_is_a_run_for_each_rate_and_multiple(tmp_path: Path) -> None:
         ({"a": {"pe": "rope", "set": {"steps": "many"}}}, "expected steps, a fraction"),
         (
             {"b": {"pe": "nope", "start": {"run": "a", "at": 3}}, "a": {"pe": "rope"}},
-            "starts from 'a'; the runs above it are: none",
+            "starts from 'a'; expected STUDY/RUN or one of: none",
         ),
         ({"a": {"pe": "rope"}, "b": {"pe": "rope"}}, "two runs have the same recipe"),
         (
@@ -129,6 +131,36 @@ def test_every_mistake_of_a_study_has_a_line_with_its_place(tmp_path: Path) -> N
         load_plan(write(tmp_path, wrong))
 
 
+@pytest.mark.parametrize("words", [["--dry-run"], ["--workers", "1"]])
+def test_everything_is_checked_before_the_first_run_with_a_line_for_each_mistake(
+    tmp_path: Path, own_runs: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    runs = {
+        "good": {"pe": "rope"},
+        "encoding": {"pe": "rpoe"},
+        "option": {"pe": "yarn", "pe_options": {"factr": 2.0}},
+        "corpus": {"pe": "rope", "set": {"corpus": "stdlb"}},
+        "field": {"pe": "rope", "set": {"stepz": 3}},
+    }
+    assert cli.main(["study", write(tmp_path, runs), *words]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    lines = [line.partition("small.yaml: ")[2] for line in printed.err.splitlines()]
+    assert [line.partition(": ")[0] for line in lines] == [f"runs.{label}" for label in runs][1:]
+    for line, word in zip(lines, ("'rope'", "'factor'", "'stdlib'", "'steps'"), strict=True):
+        assert f"did you mean {word}" in line
+    assert not own_runs.exists()
+
+
+def test_a_study_from_python_checks_its_runs_before_the_first(
+    tmp_path: Path, own_runs: Path
+) -> None:
+    plan = load_plan(write(tmp_path, {"rope": {"pe": "rope"}, "wrong": {"pe": "rpoe"}}))
+    with pytest.raises(ValueError, match="did you mean 'rope'"):
+        run_study(plan, notebooks=False)
+    assert not own_runs.exists()
+
+
 def test_an_unknown_study_names_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"unknown study 'scafold' \(did you mean 'scaffold'\?\)"):
         load_plan("scafold")
@@ -150,8 +182,9 @@ def test_the_notebook_command_of_a_run_means_exactly_that_run(own_runs: Path, st
 
 
 def test_a_study_runs_in_order_a_failure_skips_what_starts_from_it_and_nothing_runs_twice(
-    tmp_path: Path, own_runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path: Path, own_runs: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     run_in_this_process(monkeypatch)
     runs = CHAIN | {
         "broken": {"pe": "pope", "set": {"learning_rate": 1e30}},
@@ -179,6 +212,14 @@ def test_a_study_runs_in_order_a_failure_skips_what_starts_from_it_and_nothing_r
     run_study(good, address="tcp://127.0.0.1:9", notebooks=False)  # nothing to do: not even asked
     assert [p.run().directory.joinpath("run.json").stat().st_mtime_ns for p in good] == stamps
     assert "2 of 4 runs done" in text(plan)
+    capsys.readouterr()
+    assert (
+        cli.main(["study", str(tmp_path / "small.yaml"), "--retries", "0", "--no-notebooks"]) == 1
+    )
+    printed = capsys.readouterr()
+    assert "small: perplexity behind contexts" in printed.out, "what there is comes first"
+    assert "2 of 4 runs are not done and not in these tables" in printed.out
+    assert "pe study: 2 of 4 runs failed" in printed.err
 
 
 @pytest.fixture

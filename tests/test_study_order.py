@@ -17,8 +17,8 @@ from study_tools import CHAIN, run_in_this_process, write
 from pe.study import load_plan, run_study
 from pe.study.devices import MUTEX, mutex_of, wait_for_device
 from pe.study.parents import with_retrained_parents
+from pe.study.plan import load_plans
 from pe.study.queue import StudyFailed
-from pe.study.several import load_plans
 
 
 def begun(

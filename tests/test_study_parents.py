@@ -56,7 +56,7 @@ def test_a_study_without_weights_goes_on_and_leaves_its_records_alone(
     shutil.rmtree(late.directory)
     before = contents(own_runs)
     listed = by_label(with_retrained_parents(list(plan.values())))
-    assert list(listed) == ["rope", "dropped", "pope", "rope, again", "late", "third"]
+    assert list(listed) == ["rope", "dropped", "pope", "rope, retrained", "late", "third"]
     assert "4 of 5 runs done; 1 to retrain for lost weights" in text(list(plan.values()))
 
     seen: list[dict[str, str]] = []
@@ -84,12 +84,12 @@ def test_a_study_without_weights_goes_on_and_leaves_its_records_alone(
     # The parent's parent, too: only it has its weights by now, in the scratch place.
     shutil.rmtree(third.directory)
     left = [p.label for p in with_retrained_parents(list(plan.values())) if not p.done()]
-    assert left == ["dropped, again", "third"]
+    assert left == ["dropped, retrained", "third"]
     shutil.rmtree(again.directory)
     listed = by_label(with_retrained_parents(list(plan.values())))
-    assert list(listed)[-3:] == ["rope, again", "dropped, again", "third"]
-    assert listed["dropped, again"].parent == listed["rope, again"].name
-    for label in ("rope, again", "dropped, again"):
+    assert list(listed)[-3:] == ["rope, retrained", "dropped, retrained", "third"]
+    assert listed["dropped, retrained"].parent == listed["rope, retrained"].name
+    for label in ("rope, retrained", "dropped, retrained"):
         _retrain(listed[label].run())
     carry_out([plan["third"]])
     assert (third.checkpoint / "model.safetensors").read_bytes() == wanted[third.name]
@@ -110,9 +110,9 @@ def test_a_parent_is_not_trained_again_for_runs_that_are_trained(
     assert not plan[1].done()
     assert with_retrained_parents(plan) == plan
     child.fail("stopped", status="interrupted")
-    assert [p.label for p in with_retrained_parents(plan)] == ["rope", "rope, again", "dropped"]
+    assert [p.label for p in with_retrained_parents(plan)] == ["rope", "rope, retrained", "dropped"]
     shown = study_page.plan(StudyFolder(plan, workers=2)).data
-    assert "1 more are retrained, because their weights are lost" in shown
+    assert "1 to retrain for lost weights" in shown
     assert [row.name for row in rows(plan)][1] == f".parents/{plan[0].name}"
 
 
@@ -123,7 +123,7 @@ def test_what_was_trained_again_must_hold_all_weights_that_are_asked_for(
     pe.evaluate(pe.train(plan[0].run(), quiet=True), quiet=True)
     lose_weights(own_runs)
     again = with_retrained_parents(plan)[1]
-    assert (again.label, again.recipe.keep_states) == ("rope, again", (3, 6))
+    assert (again.label, again.recipe.keep_states) == ("rope, retrained", (3, 6))
     assert again.recipe.run_name() == plan[0].name
     _retrain(again.run())
     assert again.done()
@@ -148,7 +148,7 @@ def test_another_text_is_no_second_training(tmp_path: Path, own_runs: Path) -> N
 
 
 def row(name: str, seconds: float | None, parent: str | None = None) -> Row:
-    return Row(name, 0, name, "planned", 0, 1, 1, None, None, seconds, parent)
+    return Row(name, 0, name, "", "planned", 0, 1, 1, None, None, seconds, parent)
 
 
 def test_the_time_left_counts_workers_and_what_waits_for_what() -> None:

@@ -82,22 +82,6 @@ def test_a_name_leads_to_the_page_of_its_run(tmp_path: Path) -> None:
     assert lines[1][:4] == ["rope", "[0](/page)", "50%<br>(30–70)", "–"]
 
 
-def test_the_reach_of_a_model_ends_where_it_finds_less_than_half(tmp_path: Path) -> None:
-    one = row(tmp_path, "rope")
-    evaluation = one.runs[0].evaluation()
-    assert evaluation is not None
-    evaluation["retrieval"]["depths"] = [0.0, 0.5, 0.75, 1.0]
-    for task, right in (("needle", [9, 5, 6, 10]), ("passkey", [9, 9, 9, 3])):
-        cell = evaluation["retrieval"]["tasks"][task]["256"]
-        for kind in ("exact", "greedy", "digits"):
-            cell[kind] = right
-    evaluation["retrieval"]["samples"] = 10
-    book_records.Run(tmp_path / "made-up" / one.runs[0].name).write_evaluation(evaluation)
-    assert results.measure(one, "needle_reach@1x").value == 64  # from depth 0.75 on
-    assert results.measure(one, "passkey_reach@1x").value == 0  # not even the very end
-    assert results.write(results.measure(one, "needle_reach@2x"), "needle_reach@2x") == "–"
-
-
 def test_a_mean_stands_beside_means_of_the_same_seeds_only(tmp_path: Path) -> None:
     seeds = [row(tmp_path, "rope", 0.1 * s, seed=s).runs[0] for s in range(3)]
     rope = results.Row("rope", "RoPE", "rope", tuple(seeds))

@@ -14,10 +14,10 @@ from tiny_training import assert_same_weights, lines, write_corpus
 import pe
 from pe.notebooks import page
 from pe.notebooks.parameters import configure
+from pe.recipes.command import notebook_parameters
 from pe.results.rows import grouped
 from pe.runs import Run, RunError
 from pe.study import load_plan, run_study
-from pe.study.worker import notebook_parameters
 
 
 def test_the_budgets_study_has_four_budgets_of_each_encoding() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,10 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
+from tiny_training import tiny
 
 import pe
 from pe import devices
+from pe.notebooks.parameters import configure
 from pe.recipes.named import recipe
+from pe.runs import Run
 from pe.runs import provenance as record
 from pe.training import progress
 from pe.training.build import attention_path, build_model, parameter_counts
@@ -128,9 +133,24 @@ def test_the_recorded_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/home/me/.venv/bin/study", "--seed", "3"])
     assert record.command() == "study --seed 3"
     monkeypatch.setattr(sys, "argv", ["/x/ipykernel_launcher.py", "-f", "/tmp/kernel-1.json"])
-    assert record.command() == "a notebook"
+    assert record.command() is None
     monkeypatch.setenv("PE_COMMAND", "papermill notebooks/train.ipynb -p pe pope")
     assert record.command() == "papermill notebooks/train.ipynb -p pe pope"
+
+
+def test_a_notebook_carried_out_by_hand_records_the_papermill_command_of_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PE_COMMAND", raising=False)
+    monkeypatch.setattr(sys, "argv", ["/x/ipykernel_launcher.py", "-f", "/tmp/kernel-1.json"])
+    recipe = tiny(tmp_path, pe="pope", seed=3)
+    run = Run(tmp_path / "mine" / recipe.run_name(), recipe)
+    run.start()
+    *words, values = shlex.split(run.read()["command"])
+    assert words == ["papermill", "notebooks/train.ipynb", "-y"]
+    monkeypatch.setenv("PE_RUNS", str(tmp_path))
+    monkeypatch.setattr("pe.notebooks.parameters.check_run", lambda run: None)
+    assert configure(**yaml.safe_load(values)).directory == run.directory
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_training import spoiled, tiny, train_tiny
+from tiny_training import spoiled, tiny, train_tiny, with_step
 
-from pe.runs import Run
-from pe.training import checkpoint
+import pe
+from pe.runs import Run, RunError
+from pe.training import checkpoint, trackers
 from pe.training.loop import train
 from pe.training.metrics import NonFiniteLoss
+from pe.training.start import start_of
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -130,3 +133,93 @@ def test_windows_that_do_not_divide_are_refused_before_any_work(
     run = Run(tmp_path / "other", tiny(shared / "corpus", micro_batch_size=4))
     with pytest.raises(ValueError, match="micro_batch_size 4 does not divide the 2 windows"):
         train(run, quiet=True)
+
+
+def test_a_full_disk_is_one_line_and_the_same_command_goes_on(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path / "study" / "run", tiny(shared / "corpus", steps=12, warmup_steps=0))
+    save = checkpoint.Accelerator.save_state
+
+    def full(self: Any, folder: str) -> Any:
+        if "step-000010" in folder:
+            raise OSError(errno.ENOSPC, "No space left on device", folder)
+        return save(self, folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.Accelerator, "save_state", full)
+        with pytest.raises(
+            RunError, match=r"step-000010 cannot be written \(OSError.* No space"
+        ) as e:
+            train(run, quiet=True)
+    assert "MiB are free there); make room" in str(e.value)
+    assert "\n" not in str(e.value)
+    assert run.record.reason == f"RunError: {e.value}"
+    assert "Traceback" in run.traceback.read_text()
+    assert "No space left on device" in run.traceback.read_text()
+    record = train(run, quiet=True).record
+    assert (record.status, [s.step for s in record.sessions]) == ("complete", [0, 5])
+    assert not run.traceback.exists()
+
+
+def test_a_failure_that_cannot_be_recorded_is_still_the_failure_that_is_raised(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    def broken(trainer: Any, batch: Any, usual: Any) -> Any:
+        monkeypatch.setattr("pe.runs.write_atomically", full)
+        raise ZeroDivisionError("the cause")
+
+    with pytest.raises(ZeroDivisionError, match="the cause") as error:
+        train_tiny(tmp_path, shared, with_step(broken))
+    assert "could not be recorded: " in error.value.__notes__[0]
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_what_to_do(
+    shared: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    run = Run(tmp_path / "file" / "study" / "run", tiny(shared / "corpus"))
+    with pytest.raises(
+        RunError, match=r"study/run cannot be written .*, or set PE_RUNS to another"
+    ):
+        train(run, quiet=True)
+
+
+def test_damaged_weights_are_named_with_what_to_do(shared: Path, tmp_path: Path) -> None:
+    run = train_tiny(tmp_path, shared, keep_steps=[5])
+    after = tiny(shared / "corpus", pe="nope", start_from=run.name)
+    for weights, work in (
+        (run.checkpoint, lambda: pe.evaluate(run, quiet=True)),
+        (run.checkpoint, lambda: train(Run(tmp_path / "after", after), quiet=True)),
+    ):
+        (weights / "model.safetensors").write_bytes(b"torn")
+        with pytest.raises(
+            RunError, match=f"{weights} cannot be read .*; train that run once more"
+        ):
+            work()
+    state = run.directory / "checkpoints" / "kept" / "step-000005" / "state.json"
+    state.write_text("{")
+    early = tiny(shared / "corpus", pe="nope", start_from=run.name, start_step=5)
+    with pytest.raises(RunError, match=f"{state} is damaged .*; delete {state.parent}"):
+        start_of(early, tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:.log_with=")  # it is not installed where the tests run
+def test_a_tracker_that_cannot_be_opened_is_one_line(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offline(*arguments: Any, **options: Any) -> None:
+        raise ConnectionError("no network\nat all")
+
+    monkeypatch.setenv("PE_TRACKERS", "tensorboard")
+    monkeypatch.setattr(trackers, "get_available_trackers", lambda: ["tensorboard"])
+    monkeypatch.setattr(checkpoint.Accelerator, "init_trackers", offline)
+    run = Run(tmp_path / "study" / "run", tiny(shared / "corpus"))
+    says = r"PE_TRACKERS=tensorboard cannot be opened \(ConnectionError: no network at all\)"
+    with pytest.raises(RunError, match=says):
+        train(run, quiet=True)
+    assert run.record.status == "failed"
+    assert "no network\nat all" in run.traceback.read_text()

@@ -1,6 +1,23 @@
 #!/bin/bash
-# The steps of a lease, on the lent machine: lease.sh setup|warm|go|wait (README.md).
-# WORK holds everything; LEASE the scripts, code.tar.gz, commit, study and wheels that travelled.
+# The steps of a lease: lease.sh pack here, then setup|warm|go|wait on the lent machine (README.md).
+# WORK holds everything there; LEASE is the folder that travels.
+if [ "$1" = pack ]; then # LEASE, CORPUS, STUDY, PE_CACHE, PYTHON; in the root of the repository
+  set -e
+  mkdir -p "$LEASE/whl"
+  cp benchmarks/lease/*.py benchmarks/lease/lease.sh "$LEASE/"
+  git archive --format=tar.gz -o "$LEASE/code.tar.gz" HEAD pe studies
+  git rev-parse HEAD >"$LEASE/commit"
+  echo "$STUDY" >"$LEASE/study"
+  pinned=$(grep -iE '^(pydantic|pydantic-core|annotated-types|filelock|typing-inspection)==' \
+    requirements-lock.txt | cut -d' ' -f1)
+  $PYTHON -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 \
+    --implementation cp --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
+    --platform manylinux2014_x86_64 -d "$LEASE/whl" $pinned
+  [ -d "$LEASE.parts" ] || $PYTHON benchmarks/lease/tokens.py pack "$PE_CACHE" "$CORPUS" 16384 \
+    "$LEASE.parts" 38
+  du -sb "$LEASE" "$LEASE.parts"/*
+  exit
+fi
 export WORK=${WORK:-/tmp/lease} PYTHON=${PYTHON:-python3}
 mkdir -p "$WORK/work" "$WORK/parts"
 export PYTHONPATH=$WORK/code:$WORK/site PE_CACHE=$WORK/cache TORCHINDUCTOR_CACHE_DIR=$WORK/inductor

@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import os
-import shlex
 import shutil
 import threading
 import time
@@ -106,8 +104,7 @@ def one(planned: Planned, queue: Queue, gpu: int | None) -> bool:
     }  # fmt: skip
     run = Run(directory, recipe=planned.recipe)
     began = time.monotonic()
-    words = ["python", "-m", "pe.study.worker", json.dumps(task)]
-    environment = {"PE_COMMAND": shlex.join(words)}
+    environment = {}
     if gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
     name = f"{planned.study}/{planned.label}"

@@ -1,11 +1,12 @@
 """Put tokens that were made on another machine into the cache, under the name of their corpus.
 
-    python tokens.py pack CACHE CORPUS VOCAB PARTS COUNT   here: compress, cut into COUNT parts
-    python tokens.py place PARTS CORPUS VOCAB              there: join and unpack
+    python tokens.py pack CACHE CORPUS VOCAB PARTS MB   here: compress, cut into parts of MB
+    python tokens.py place PARTS CORPUS VOCAB           there: join and unpack
 
-What `pe.data` finds is checked against the seal of the entry, file by file, so the tokens are
-those that were made. The corpus stays behind: a folder of empty files with its names represents it
-there. A corpus with a name of its own, such as python-packages, needs no folder.
+What `pe.data` finds there is compared with what was packed here, down to the tokenizer, and a
+difference ends the lease before it has cost anything. The corpus stays behind: a folder of empty
+files with its names represents it there. A corpus with a name of its own, such as python-packages,
+needs no folder.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pe.data.preparation import prepare
 from pe.data.tokenizer import plan_tokenizer
 
 
-def pack(cache: str, corpus: str, vocab: str, parts: str, count: str) -> None:
+def pack(cache: str, corpus: str, vocab: str, parts: str, megabytes: str) -> None:
     """Tokens of ``corpus`` in ``cache`` -> ``parts``/0 ... , with a list of what they are."""
     data = prepare(corpus, int(vocab), cache=cache)
     folder = Path(parts)
@@ -34,14 +35,14 @@ def pack(cache: str, corpus: str, vocab: str, parts: str, count: str) -> None:
         f"xz -T0 --block-size=60MiB {filters} -c > {whole}",
         shell=True, check=True,
     )  # fmt: skip
-    content, size = whole.read_bytes(), -(-whole.stat().st_size // int(count))
-    for number in range(int(count)):
+    content, size = whole.read_bytes(), int(megabytes) * 1_000_000
+    for number in range(-(-len(content) // size)):
         part = folder / str(number)
         part.mkdir(exist_ok=True)
         (part / f"tokens.{number}").write_bytes(content[number * size : (number + 1) * size])
     whole.unlink()
     names = sorted(p.name for p in Path(corpus).iterdir()) if is_path(corpus) else []
-    about = {"fingerprint": data.fingerprint, "notes": data.notes, "files": names}
+    about = {"summary": data.summary(), "notes": data.notes, "files": names}
     (folder / "0" / "about.json").write_text(json.dumps(about))
 
 
@@ -60,16 +61,18 @@ def place(parts: str, corpus: str, vocab: str) -> None:
             out.write(part.read_bytes())
     with tarfile.open(whole, "r:xz") as archive:  # no xz program is needed
         archive.extractall(root / "tokens", filter="data")
+        made = root / "tokens" / archive.getnames()[0]
     # The key names the version of tokenizers, which may be another one on this machine.
-    made = next(p for p in (root / "tokens").iterdir() if (p / "seal.json").exists())
-    key = key_of(about["fingerprint"], plan_tokenizer("bpe", int(vocab)).identity)
-    made.rename(root / "tokens" / key)
+    fingerprint = about["summary"]["fingerprint"]
+    made.rename(root / "tokens" / key_of(fingerprint, plan_tokenizer("bpe", int(vocab)).identity))
     source, budget = open_corpus(corpus)
     seen = key_of(source.identity(), budget.tokens, budget.documents)
-    known = {"fingerprint": about["fingerprint"], "notes": about["notes"]}
+    known = {"fingerprint": fingerprint, "notes": about["notes"]}
     write_json(root / "seen" / f"{seen}.json", known)
-    data = prepare(corpus, int(vocab))
-    print(json.dumps(data.summary()))
+    there = prepare(corpus, int(vocab)).summary()
+    print(json.dumps(there))
+    if there != about["summary"]:
+        raise SystemExit(f"these are not the tokens that were packed: {about['summary']}")
 
 
 if __name__ == "__main__":

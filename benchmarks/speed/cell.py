@@ -1,4 +1,4 @@
-"""One measurement: build a system, compile it, warm it up, time it, and forget it again.
+"""One measurement: build a system, compile it, warm it up, time it, and free it.
 
 Memory is what a steady step needs above what was allocated before the model was built: weights,
 gradients, optimizer, activations. Where nothing can be measured the row has the reason. Only what a
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import pe
 from pe.devices import autocast, deterministic, free_memory, synchronize
 from pe.recipes.recipe import Recipe
-from pe.speed.families import library, spelled
+from pe.speed.names import library, spelled
 from pe.speed.record import Settings
 from pe.training.build import build_optimizer, parameter_counts
 from pe.training.metrics import flops_per_token, peak_flops
@@ -49,12 +49,12 @@ def measure_cell(cell: Cell, chosen: Settings, device: torch.device) -> dict[str
     A peer's batch is halved until it fits; that of our encodings is not.
     """
     begun = time.perf_counter()
-    batch, reason, found = cell.batch, None, dict(NOTHING)
+    batch, reason, values = cell.batch, None, dict(NOTHING)
     while True:
         free(device)
         try:
             with deterministic(chosen.deterministic):
-                found, reason = _measured(cell, batch, chosen, device), None
+                values, reason = _measured(cell, batch, chosen, device), None
         except torch.OutOfMemoryError as error:
             reason = _shortage(error, batch)
         except ValueError as error:
@@ -65,7 +65,7 @@ def measure_cell(cell: Cell, chosen: Settings, device: torch.device) -> dict[str
         if reason is None or not library(cell.system) or batch == 1:
             break
         batch //= 2
-    row = cell._asdict() | {"batch": batch} | found | {"reason": reason}
+    row = cell._asdict() | {"batch": batch} | values | {"reason": reason}
     return row | {"seconds": round(time.perf_counter() - begun, 2)}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pe.runs import SCHEMA_VERSION, RunError
 from pe.runs.provenance import code, command, hardware, now, versions
-from pe.speed.families import library
+from pe.speed.names import library
 from pe.speed.record import TIME_UP, Settings, Speed, SpeedRun
 
 from .cell import NOTHING, measure_cell
@@ -31,14 +31,12 @@ def measure(
     chosen: Settings,
     *,
     minutes: float = 0.0,
-    start: dict[str, Any] | None = None,
     on_row: OnRow | None = None,
 ) -> dict[str, Any]:
     """Measure what is not in the record yet, and return the record.
 
     Args:
         minutes: no cell is begun after so long; 0: no limit.
-        start: a record to go on with; default: that of ``run``, if there is one.
         on_row: called with each row and the record so far.
 
     Raises:
@@ -48,9 +46,7 @@ def measure(
 
     deadline = time.monotonic() + 60 * minutes if minutes else float("inf")
     device = devices.choose()
-    if start is None and run.exists():
-        start = run.read()
-    record = _begun(run, chosen, start)
+    record = _begun(run, chosen)
     todo = left(record, chosen)
     if not todo:
         return record
@@ -76,14 +72,15 @@ def measure(
         gc.unfreeze()
 
 
-def _begun(run: SpeedRun, chosen: Settings, start: dict[str, Any] | None) -> dict[str, Any]:
-    if start is None:
+def _begun(run: SpeedRun, chosen: Settings) -> dict[str, Any]:
+    if not run.exists():
         return {
             "schema": SCHEMA_VERSION, "study": run.study, "run": run.name, "status": "running",
-            "settings": chosen.to_dict(), "sessions": [], "cells": [],
+            "settings": chosen.model_dump(), "sessions": [], "cells": [],
         }  # fmt: skip
-    began = Settings.from_dict(start["settings"]).to_dict()
-    differ = [k for k, v in chosen.to_dict().items() if began[k] != v]
+    start = run.read()
+    began = Settings.model_validate(start["settings"]).model_dump()
+    differ = [k for k, v in chosen.model_dump().items() if began[k] != v]
     if differ:
         raise RunError(
             f"{run.study}/{run.name} was begun with other {', '.join(differ)}; go on with its own "
@@ -95,11 +92,11 @@ def _begun(run: SpeedRun, chosen: Settings, start: dict[str, Any] | None) -> dic
             f"{run.study}/{run.name} was measured on {before} and this is {machine}; give the "
             "measurements of another machine another name"
         )
-    return start | {"run": run.name}
+    return start
 
 
 def left(record: dict[str, Any], chosen: Settings) -> list[Cell]:
-    """Cells to be measured: without a row, or whose row says no more than that time was up."""
+    """Cells to be measured: without a row, or whose row says that time was up."""
     done = {
         (row["system"], row["mode"], row["length"])
         for row in record["cells"]
@@ -118,13 +115,13 @@ def _session() -> dict[str, Any]:
 
 def _more_versions() -> dict[str, str]:
     """Of what only a speed run depends on, where it is installed."""
-    found = {}
+    installed = {}
     for package in ("triton", "x-transformers"):
         try:
-            found[package] = importlib.metadata.version(package)
+            installed[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def _with_nope(cell: Cell, record: dict[str, Any], since: dict[tuple[str, int], int]) -> list[Cell]:

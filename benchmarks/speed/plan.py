@@ -22,13 +22,11 @@ from typing import NamedTuple
 from pe._errors import unknown
 from pe.recipes.named import recipe as named_recipe
 from pe.recipes.recipe import Recipe
-from pe.speed.families import OPTIONS, PEERS, SUMS, library, spelled
+from pe.speed.names import PEERS, all_encodings, family_of, library, spelled
 from pe.speed.record import MAIN, MODES, SMALL, Settings
 
-FIRST = (
-    "nope", "rope", "alibi", "kerple_log", "t5", "sandwich", "pope", "xpos", "fope", "fire", "fox",
-    "cope", "cope@64",
-)  # fmt: skip
+FIRST = ("none", "rotary", "bias")
+"""Families whose members cost something else than each other."""
 
 
 class Cell(NamedTuple):
@@ -54,7 +52,7 @@ def settings(
     """Settings with the machine's defaults where nothing is given. NoPE is always measured.
 
     Args:
-        encodings: () for all of them, `SUMS` and `OPTIONS`. compiled: None: on CUDA only.
+        encodings: () for all that `pe.speed.names` lists. compiled: None: on CUDA only.
         peers: None for those that can be imported.
 
     Raises:
@@ -85,22 +83,15 @@ def settings(
         if peer not in PEERS:
             raise unknown("peer", peer, PEERS)
     return Settings(
-        sizes.name,
-        tokens,
-        tuple(dict.fromkeys(lengths)),
-        tuple(mode for mode in MODES if mode in (modes or MODES)),
-        (*names, *chosen),
-        repeats or (5 if cuda else 2),
-        cuda if compiled is None else compiled,
-        deterministic,
+        recipe=sizes.name,
+        tokens=tokens,
+        lengths=list(dict.fromkeys(lengths)),
+        modes=[mode for mode in MODES if mode in (modes or MODES)],
+        systems=[*names, *(peer for peer in PEERS if peer in chosen)],
+        repeats=repeats or (5 if cuda else 2),
+        compiled=cuda if compiled is None else compiled,
+        deterministic=deterministic,
     )
-
-
-def all_encodings() -> list[str]:
-    """Every name of the registry, `SUMS` and `OPTIONS`."""
-    from pe.encodings import list_encodings
-
-    return [*list_encodings(), *SUMS, *OPTIONS]
 
 
 def importable() -> tuple[str, ...]:
@@ -129,11 +120,11 @@ def order(chosen: Settings) -> list[Cell]:
     lengths = chosen.lengths
     main = [n for n in lengths if n in MAIN] or list(lengths[:1])
     rest = [n for n in lengths if n not in main]
-    systems = _by_interest(chosen.systems)
-    ours = [s for s in systems if s in FIRST]
-    early = [s for s in systems if s in FIRST or library(s)]
+    systems = sorted(chosen.systems, key=_interest)  # stable: otherwise in the order given
+    ours = [s for s in systems if _interest(s) <= 2]
+    early = [s for s in systems if _interest(s) <= 3]
     late = [s for s in systems if s not in early]
-    found: list[Cell] = []
+    planned: list[Cell] = []
 
     def add(mode: str, who: Iterable[str], at: Iterable[int]) -> None:
         if mode not in chosen.modes:
@@ -141,7 +132,7 @@ def order(chosen: Settings) -> list[Cell]:
         for length in at:
             batch = 1 if mode == "small" else chosen.tokens // length
             cells = [Cell(system, mode, length, batch) for system in who]
-            found.extend(cell for cell in cells if cell not in found)
+            planned.extend(cell for cell in cells if cell not in planned)
 
     add("train", ours, main)
     add("train", early, main[:1])
@@ -154,19 +145,18 @@ def order(chosen: Settings) -> list[Cell]:
     add("prefill", early, rest)
     add("prefill", late, lengths)
     add("small", late, [SMALL])
-    return found
+    return planned
 
 
-def _by_interest(systems: Sequence[str]) -> list[str]:
-    """NoPE, the named ones, peers, other encodings, and last those with RoPE's own graph."""
-    same = {s for s in systems if not library(s) and same_graph_as_rope(s)}
-
-    def rank(system: str) -> tuple[int, int]:
-        if system in FIRST:
-            return 0, FIRST.index(system)
-        return (1, PEERS.index(system)) if library(system) else (3 if system in same else 2, 0)
-
-    return sorted(systems, key=rank)  # stable: otherwise in the order given
+def _interest(system: str) -> int:
+    """0 and 1: NoPE and RoPE; 2: others of `FIRST`; 3: peers; 4: the rest; 5: RoPE's own graph."""
+    if library(system):
+        return 3
+    if system in ("nope", "rope"):
+        return int(system == "rope")
+    if same_graph_as_rope(system):
+        return 5
+    return 2 if family_of(system) in FIRST else 4
 
 
 def same_graph_as_rope(system: str) -> bool:
@@ -175,9 +165,9 @@ def same_graph_as_rope(system: str) -> bool:
     from pe.encodings.core.registry import part_classes
 
     spec, _ = spelled(system)
-    given = {name.strip() for name in spec.split("+")}
+    names = {name.strip() for name in spec.split("+")}
     return all(
-        issubclass(c, FrequencyTransform) for n, c in part_classes(spec).items() if n in given
+        issubclass(c, FrequencyTransform) for n, c in part_classes(spec).items() if n in names
     )
 
 

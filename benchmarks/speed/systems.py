@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from pe.attention import choose
 from pe.recipes.recipe import Recipe
-from pe.speed.families import library
+from pe.speed.names import library
 from pe.training.build import build_config, build_model
 
 # x-transformers 2.31. Its T5 bias, dynamic bias and CoPE refuse flash attention.

@@ -26,7 +26,7 @@ from pe.results import quantities
 from pe.results.markdown import cropped, pipe
 from pe.results.rows import Row, common_seeds, measure, write
 from pe.speed import tables
-from pe.speed.families import library, spelled, title
+from pe.speed.names import library, spelled, title
 from pe.speed.record import MAIN, Speed
 
 MULTIPLES = (1, 2, 4, 16)
@@ -160,9 +160,9 @@ class EveryEncoding(Block):
         found: dict[str, Row] = {}
         for study in studies:
             if study in self.book.studies.runs:  # otherwise nothing of it is recorded yet
-                for label, row in self.book.studies.rows(study).items():
+                for row in self.book.studies.rows(study).values():
                     if not row.runs[0].read().get("parent"):
-                        found.setdefault(label, row)
+                        found.setdefault(row.pe, row)
         return found
 
     def base(self) -> tuple[Row | None, Mapping[str, Mapping[str, Any]]]:

@@ -24,10 +24,10 @@ from pe.encodings import list_encodings, lookup
 from pe.figures import reach as figures_reach
 from pe.figures import study as figures_study
 from pe.results.markdown import table
-from pe.results.quantities import perplexity, vocabulary, whole
-from pe.results.rows import Row, comparable, predicted
+from pe.results.quantities import perplexity, value, vocabulary, whole
+from pe.results.rows import Row, ceilings, comparable, predicted
 
-BUDGETS = (("every", "scaffold-seeds"), ("demo-every", "demo"))
+BUDGETS = (("every", "every"), ("demo-every", "demo"))
 """A study of every encoding, and the one whose rows stand beside; the larger budget first."""
 BESIDE = ("nope", "rope", "yarn", "pope")
 
@@ -50,12 +50,18 @@ def found(studies: Studies, stem: str) -> dict[str, tuple[list[Row], list[Row]]]
     for study, other in BUDGETS:
         if study not in studies.runs or other not in studies.runs:
             continue
-        trained = studies.rows(study).values()
-        own = [row for row in trained if names & set(row.runs[0].read()["pe"].split("+"))]
-        there = studies.rows(other)
+        trained = list(studies.rows(study).values())
+        longer = ceilings(trained)
+        own = [row for row in trained if names & set(row.pe.split("+")) and row not in longer]
         if own:
-            rows[study] = own, [there[name] for name in BESIDE if name in there]
+            there = [row for row in _beside(studies, other) if row not in own]
+            rows[study] = own, [*there, *longer]
     return rows
+
+
+def _beside(studies: Studies, study: str) -> list[Row]:
+    rows = studies.rows(study)
+    return [rows[name] for name in BESIDE if name in rows]
 
 
 def acts(pe: str) -> str:
@@ -74,9 +80,8 @@ def figures_of(studies: Studies) -> Figures:
     for study, other in BUDGETS:
         if study not in studies.runs or other not in studies.runs:
             continue
-        there = studies.rows(other)
-        rows = [there[name] for name in BESIDE if name in there]
-        rows = comparable([*rows, *studies.rows(study).values()])
+        rows = _beside(studies, other)
+        rows = comparable([*rows, *(r for r in studies.rows(study).values() if r not in rows)])
         places = {row.label: acts(row.runs[0].read()["pe"]) for row in rows}
         made_of: list[Any] = [run for row in rows for run in row.runs]
         drawn[f"{study}-reach"] = made_of, functools.partial(figures_reach.reach, rows, places)
@@ -118,12 +123,14 @@ def _of_budget(
         f"{whole(recipe['steps'])} steps of {recipe['batch_size']} windows of "
         f"{whole(recipe['context_length'])} tokens on {on}"
     )
+    asked = any(value(run, "multikey@1x")[0] is not None for row in own for run in row.runs)
+    columns = ["ppl", "multikey@1x", "multikey@4x"] if asked else ["ppl"]
     small = "" if machine["device"] != "cpu" else " So small a model says little of a large one."
     return (
         f"```{{picture}} {study}-{stem}\n"
         f":alt: Perplexity by context length of {titles}, with {others}.\n\n"
         f"{titles} beside {others}: {budget}.\n```\n\n"
-        f"````{{container}} pe-results\n{table([*own, *beside], ['ppl'], pages)}\n````\n\n"
+        f"````{{container}} pe-results\n{table([*own, *beside], columns, pages)}\n````\n\n"
         f"{_scatter([*own, *beside])}{small}"
     )
 
@@ -132,6 +139,8 @@ def _scatter(rows: Sequence[Row]) -> str:
     """How far the next seed of RoPE may lie: what one seed of another encoding is held against."""
     seeds = {row.seeds for row in comparable(rows)}
     known = next((row for row in rows if row.label == "rope" and len(row.runs) > 1), None)
+    if all(len(row.runs) == 1 for row in rows):
+        return "One seed each, which ranks nothing."
     if known is None or len(seeds) > 1 or len(next(iter(seeds))) > 1:
         return "Values of several seeds are means with a 95% interval."
     found, limit = predicted(known, "ppl@1x"), vocabulary(known.runs[0])

@@ -5,14 +5,14 @@
     [STUDY/]ROW vs ROW.QUANTITY                {record}`scaffold/rope vs yarn.ppl@1x`
     [STUDY/]SUBJECT#SEED.QUANTITY              {record}`rope#0.ppl@1x`, beside rows of that seed
 
-SUBJECT is an encoding (a mean over its seeds), `study`, or one of `best`, `worst`, `order`, which
-give names instead of numbers: an order says between which neighbours no difference is shown, and a
-best or worst that is not apart from the next is an error. `ppl@longest` is the perplexity at the
-longest evaluated length. Unknown keys raise ValueError with the nearest valid one.
+SUBJECT is an encoding (a mean over its seeds), `study`, or `order`, which gives the names of all
+rows, best first, and says between which neighbours a difference is shown. `ppl@longest` is the
+perplexity at the longest evaluated length. Unknown keys raise ValueError with the nearest one.
 
 In a study with a YAML in studies/, SUBJECT is a row's name there (`scaffold/rope-dropped-at-10`),
 and QUANTITY any of `pe.results.rows`, `title`, `recipe.FIELD`, `before` (the validation loss of a
-converted model before its first step) or `extension.yarn@4.ppl@4x`. `vs` gives words: "lower by
+converted model before its first step), `cut.needle@4x` (what it would be if the row read the last
+training length alone) or `extension.yarn@4.ppl@4x`. `vs` gives words: "lower by
 8.1% (3.3 to 13%)", or "no difference shown" (`pe.results.rows.difference`).
 """
 
@@ -24,11 +24,10 @@ from typing import Any
 from book_studies import Studies
 
 from pe._errors import unknown
-from pe.results import budgets, extensions, quantities
+from pe.evaluation.retrieval import control_prompts
+from pe.results import extensions, quantities
 from pe.results.quantities import GUESSING, duration, multiples, significant, whole
-from pe.results.rows import Row, measure, write, write_difference
-
-_RANKS = ("best", "worst", "order")
+from pe.results.rows import Row, cut, measure, order, write, write_difference
 
 
 def look_up(studies: Studies, text: str) -> str:
@@ -59,7 +58,7 @@ def _study(studies: Studies, name: str | None) -> str:
 def _row(rows: dict[str, Row], subject: str) -> Row:
     name, _, seed = subject.partition("#")
     if name not in rows:
-        raise unknown("subject", name, [*rows, "study", *_RANKS])
+        raise unknown("subject", name, [*rows, "study", "order"])
     if seed and seed not in map(str, rows[name].seeds):
         raise ValueError(f"{name} has no run of seed {seed!r}; it has {rows[name].seeds}")
     return rows[name].of([int(seed)]) if seed else rows[name]
@@ -101,6 +100,11 @@ def _of_row(row: Row, quantity: str) -> tuple[Any, str]:
         return len(row.runs), str(len(row.runs))
     if quantity == "title":
         return row.title, row.title
+    if kind == "cut":
+        value = cut(row, rest)
+        if value is None:
+            raise ValueError(f"{row.label}.{quantity} has no value")
+        return value, quantities.write(value, rest, quantities.vocabulary(run))
     cell = measure(row, quantity)
     if cell.value is None:
         raise ValueError(f"{row.label}.{quantity} has no value: {cell.reason}")
@@ -136,22 +140,10 @@ def _text(studies: Studies, key: str) -> str:
         if quantity in ("wall_time", "evaluation_time"):
             return duration(value)
         return whole(value) if isinstance(value, int | float) else str(value)
-    if subject in _RANKS:
-        return _ranked(list(studies.rows(study).values()), subject, quantity)
-    return _of_row(_row(studies.rows(study), subject), quantity)[1]
-
-
-def _ranked(rows: list[Row], subject: str, quantity: str) -> str:
-    """Names of rows by a quantity. One seed ranks runs and not methods, so it is refused."""
-    order = budgets.order([r for r in rows if measure(r, quantity).value is not None], quantity)
-    if order.seeds < 2:
-        raise ValueError(f"{subject}: rows of one seed each are not ranked")
     if subject == "order":
-        return str(order)
-    end, next_to = (0, 0) if subject == "best" else (-1, -1)
-    if not order.shown[next_to]:
-        raise ValueError(f"{subject}: no difference is shown to the next, in {order}")
-    return order.rows[end].title
+        rows = studies.rows(study).values()
+        return order([row for row in rows if measure(row, quantity).value is not None], quantity)
+    return _of_row(_row(studies.rows(study), subject), quantity)[1]
 
 
 def _known(studies: Studies, study: str, quantity: str) -> str:
@@ -207,6 +199,8 @@ def _facts(studies: Studies, study: str) -> dict[str, Any]:
 
 def _prompts(evaluation: dict[str, Any]) -> int | None:
     """How often each retrieval task is asked at one length."""
+    if needles := evaluation.get("needles"):
+        return int(needles["count"])
     asked = evaluation.get("retrieval")
     return asked and asked["samples"] * len(asked["depths"])
 
@@ -220,6 +214,11 @@ def _controls(evaluations: list[dict[str, Any]]) -> dict[str, int]:
                 for control in (cell["controls"] or {}).values():
                     hits += control["exact"]
                     asked += _prompts(evaluation) or 0
+        needles = evaluation.get("needles") or {"tasks": {}, "count": 0}
+        for lengths in needles["tasks"].values():
+            for cell in lengths.values():
+                hits += sum((cell["controls"] or {}).values())
+                asked += len(cell["controls"] or {}) * control_prompts(needles["count"])
     return {"control_hits": hits, "control_prompts": asked}
 
 

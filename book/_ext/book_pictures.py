@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,6 @@ from matplotlib.figure import Figure
 from sphinx.errors import ExtensionError
 
 from pe import figures
-from pe.figures import budgets as figures_budgets
 from pe.figures import extension as figures_extension
 from pe.figures import finetuned as figures_finetuned
 from pe.figures import retrieval as figures_retrieval
@@ -58,19 +58,7 @@ def record_figures(studies: Studies) -> Figures:
     for study, runs in studies.runs.items():
         if study not in (studies.reference, LOCAL) and results.planned(study):
             found |= _study_figures(studies, study, runs)
-            if f"{study}-seeds" in studies.runs:
-                found[f"{study}-budgets"] = _of_budgets(studies, study, f"{study}-seeds")
     return found
-
-
-def _of_budgets(studies: Studies, *names: str) -> tuple[list[Snapshot], Callable[[], Figure]]:
-    """The runs of two studies that began with weights of their own, in one figure."""
-    rows = {
-        name: [row for row in studies.rows(name).values() if not row.converted] for name in names
-    }
-    drawn = {run.name for found in rows.values() for row in found for run in row.runs}
-    runs = [run for name in names for run in studies.runs[name] if run.name in drawn]
-    return runs, partial(figures_budgets.perplexity, rows)
 
 
 def _study_figures(studies: Studies, study: str, runs: list[Snapshot]) -> Figures:
@@ -87,8 +75,14 @@ def _study_figures(studies: Studies, study: str, runs: list[Snapshot]) -> Figure
         if asked:
             draw_it = partial(figures_retrieval.retrieval, asked, task)
             found[f"{study}-{task}"] = (of_asked, draw_it)
+    evaluated = [run.evaluation() or {} for run in runs]
+    tasks = {
+        task for entry in evaluated for task in (entry.get("needles") or {"tasks": ()})["tasks"]
+    }
+    for task in sorted(tasks):
+        found[f"{study}-{task}"] = runs, partial(figures_study.answered, rows, task)
     tuned = finetuned.fine_tuned(rows)
-    if tuned:
+    if tuned and any(one.row.label == finetuned.CONTROL for one in tuned):
         drawn = {run.name for row in tuned for run in row.row.runs}
         made_of = [run for run in runs if run.name in drawn]
         found[f"{study}-fine-tuned"] = (made_of, partial(figures_finetuned.by_length, tuned))
@@ -98,15 +92,17 @@ def _study_figures(studies: Studies, study: str, runs: list[Snapshot]) -> Figure
         if record is None:
             continue
         length, base = run.read()["recipe"]["context_length"], extensions.trained(run)
-        for name, figure in (
-            ("factor", figures_extension.by_factor),
-            ("length", figures_extension.by_length),
-        ):
-            made_of = [r for r in runs if r.name == run.name]
-            found[f"{study}-{row.label}-extension-by-{name}"] = (
-                made_of, partial(figure, record, length, base),
-            )  # fmt: skip
+        made_of = [r for r in runs if r.name == run.name]
+        draw_it = partial(figures_extension.by_length, record, length, base)
+        found[f"{study}-{row.label}-extension-by-length"] = made_of, draw_it
     return found
+
+
+def shown(book: Path, figures: Figures) -> Figures:
+    """Those that a page shows, and those of the reader's own runs: the others cost time."""
+    pages = [path.read_text("utf-8") for path in book.rglob("*.md") if "runs" not in path.parts]
+    names = set(re.findall(r"\{picture\} (\S+)", "\n".join(pages)))
+    return {n: figure for n, figure in figures.items() if n in names or n.startswith(f"{LOCAL}-")}
 
 
 def draw(root: Path, book: Path, wanted: Figures) -> None:

@@ -13,13 +13,12 @@ from typing import Any, ClassVar
 
 from book_directives import Block, Made
 from book_studies import Snapshot, Studies
-from book_tables import _listed, titles
+from book_tables import titles
 from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
 
 from pe._errors import unknown
-from pe.results import budgets
 from pe.results.markdown import pipe
 from pe.results.quantities import duration, label, whole
 from pe.results.rows import Row
@@ -53,25 +52,31 @@ def there(studies: Studies, text: str) -> list[Snapshot]:
 
 
 def settings(study: str) -> str:
-    """A Markdown table of what all runs of a plan have in common."""
+    """A Markdown table of how the runs of a plan are trained; where they differ, all ways."""
     recipes = [planned.recipe for planned in load_plan(study) if not planned.zero_shot]
-    r = recipes[0]
-    shared = ("steps", "batch_size", "context_length", "learning_rate", "min_learning_rate")
-    for name in (*shared, "start_from", "start_step", "evaluation_lengths"):
-        if len({getattr(recipe, name) for recipe in recipes}) > 1:
-            raise ValueError(f"the runs of {study} differ in {name}")
     seeds = ", ".join(map(str, sorted({recipe.seed for recipe in recipes})))
     lines = {
-        "begins with": f"`{r.start_from}`, step {r.start_step:,}" if r.start_from else "nothing",
-        "trained for": f"{whole(r.steps)} steps of {r.batch_size} windows of "
-        f"{whole(r.context_length)} tokens, {whole(r.steps * r.batch_size * r.context_length)} "
-        "in all",
-        "learning rate": f"{r.learning_rate:g} → {r.min_learning_rate:g}, {r.warmup_steps} steps "
-        "of warmup",
-        "evaluated at": ", ".join(map(whole, r.evaluation_lengths)) + " tokens",
-        "runs": f"{len(recipes)}, with seed {seeds}",
-    }  # fmt: skip
-    return pipe(["", ""], list(map(list, lines.items())), 2)
+        "model": lambda r: f"{r.num_hidden_layers} layers of width {r.hidden_size}",
+        "text": lambda r: f"`{r.corpus}`",
+        "begins with": lambda r: (
+            f"`{r.start_from}`, step {r.start_step:,}" if r.start_from else "nothing"
+        ),
+        "trained for": lambda r: (
+            f"{whole(r.steps)} steps of {r.batch_size} windows of {whole(r.context_length)} "
+            f"tokens, {whole(r.steps * r.batch_size * r.context_length)} in all"
+            if r.steps
+            else "no step"
+        ),
+        "learning rate": lambda r: (
+            f"{r.learning_rate:g} → {r.min_learning_rate:g}, {r.warmup_steps} steps of warmup"
+        ),
+        "evaluated at": lambda r: ", ".join(map(whole, r.evaluation_lengths)) + " tokens",
+        "runs": lambda r: f"{len(recipes)}, with seed {seeds}",
+    }
+    found = [
+        [name, "; or ".join(dict.fromkeys(map(text, recipes)))] for name, text in lines.items()
+    ]
+    return pipe(["", ""], found, 2)
 
 
 def missing_runs(
@@ -85,7 +90,10 @@ def missing_runs(
     runs = [run for row in rows.values() for run in row.runs]
     plan = [planned for planned in plan if not planned.zero_shot]
     names = titles(study)
-    absent = budgets.missing(plan, runs)
+    absent: dict[str, list[int]] = {}
+    for planned in plan:
+        if planned.name not in {run.name for run in runs}:
+            absent.setdefault(planned.label, []).append(planned.recipe.seed)
     count = sum(len(seeds) for seeds in absent.values())
     again = sum("retrained" in (run.read().get("parent") or {}) for run in runs)
     said = ""
@@ -108,6 +116,10 @@ def missing_runs(
         f"```bash\npython -m pe.study {study}\n```"
     )
     return "\n".join(lines)
+
+
+def _listed(words: list[str]) -> str:
+    return " and ".join([", ".join(words[:-1])] * (len(words) > 1) + words[-1:])
 
 
 def _by_method(cells: Sequence[str]) -> list[str]:

@@ -31,7 +31,8 @@ from sphinx.util.docutils import SphinxRole
 from pe import figures, runs
 from pe._errors import unknown
 from pe.figures import speed as figures_speed
-from pe.speed import families, record, tables
+from pe.speed import record, tables
+from pe.speed.names import members
 from pe.speed.record import Speed, SpeedRun
 
 log = logging.getLogger(__name__)
@@ -148,16 +149,14 @@ class SpeedBlock(Block):
         return self.markdown("`````{tab-set}\n" + "\n".join(tabs) + "\n`````")
 
     def family(self, name: str) -> list[nodes.Node]:
-        found = families.family(name)
-        text = tables.of_family(self.book.speeds.best, found) if self.book.speeds.best else ""
+        asked = members(name)
+        text = tables.costs(self.book.speeds.best, asked) if self.book.speeds.best else ""
         return self.table(text) if text else self.markdown(NOTHING)
 
     def peers(self, mode: str = "train") -> list[nodes.Node]:
         """Of the record that the page shows, or else of the newest one that has peers."""
         best = self.book.speeds.best
-        there = [
-            speed for speed in self.book.speeds.all if tables.peers(speed, mode).count("\n") > 1
-        ]
+        there = [speed for speed in self.book.speeds.all if tables.peers(speed, mode)]
         shown = best if best in there else tables.best(there)
         if shown is None:
             return self.markdown(NOTHING)
@@ -172,7 +171,7 @@ class SpeedBlock(Block):
 
     def drift(self) -> list[nodes.Node]:
         text = tables.drift(self.book.speeds.best) if self.book.speeds.best else ""
-        return self.table(text) if text.count("\n") > 1 else self.markdown(NOTHING)
+        return self.table(text) if text else self.markdown(NOTHING)
 
 
 class SpeedRatio(SphinxRole):

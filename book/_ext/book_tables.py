@@ -2,7 +2,6 @@
 
 | ```{study-table} scaffold    rows of a study by columns of choice (`StudyTable`)
 | ```{local-runs}              the reader's own runs, or how to get some
-| ```{two-budgets} A B         the order of the same rows in two studies, and what differs
 | ```{extension} scaffold/rope a run extended without training, by method and factor
 | ```{fine-tuned} extend       runs extended and trained on, by method and length
 | ```{searches} scaffold-seeds/rope   what each search for LongRoPE's factors found
@@ -22,9 +21,9 @@ from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
 
 from pe._errors import unknown
-from pe.results import budgets, extensions, finetuned, quantities, rows, sweeps
-from pe.results.markdown import pipe, table
-from pe.results.quantities import label, whole
+from pe.results import extensions, finetuned, rows, sweeps
+from pe.results.markdown import table
+from pe.results.quantities import label
 from pe.results.rows import Row
 from pe.study.plan import load_plan
 
@@ -37,6 +36,7 @@ class StudyTable(Made):
     | :beside:  a study whose rows come first: the same budget, other encodings
     | :against: a row to show differences to, on the seeds of both
     | :each:    a line for each seed by itself
+    | :tokens:  lengths in tokens
     """
 
     option_spec: ClassVar[dict[str, Any]] = {
@@ -45,11 +45,14 @@ class StudyTable(Made):
         "beside": directives.unchanged_required,
         "against": directives.unchanged_required,
         "each": directives.flag,
+        "tokens": directives.flag,
     }
 
     def text(self) -> str:
         study, _, wanted = self.arguments[0].partition("/")
         studies = self.book.studies
+        if study not in studies.runs and rows.planned(study):
+            return f"No run of the study `{study}` is recorded yet."
         found = dict(studies.rows(study))
         if wanted:
             found = {wanted: studies.row(study, wanted)}
@@ -63,13 +66,15 @@ class StudyTable(Made):
             self.book.pages(found.values()),
             against=self.options.get("against"),
             each="each" in self.options,
+            tokens="tokens" in self.options,
         )
 
 
 def titles(study: str) -> dict[str, str]:
     """By name, the title of each planned row of a study; none for a study without a plan."""
     plan = load_plan(study) if rows.planned(study) else []
-    return {p.label: rows.named(p.recipe.to_dict())[0] for p in plan if not p.zero_shot}
+    recipes = {p.label: p.recipe.to_dict() for p in plan if not p.zero_shot}
+    return dict(zip(recipes, rows.titled(list(recipes.values())), strict=True)) if plan else {}
 
 
 def study_table(
@@ -81,12 +86,14 @@ def study_table(
     *,
     against: str | None = None,
     each: bool = False,
+    tokens: bool = False,
 ) -> str:
     """The Markdown of rows, and the names of those that are planned and have no run yet.
 
     Args:
         planned: titles of all rows of the plan. wanted: names of rows; none: all.
         against: a row to show differences to. each: a line for each seed by itself.
+        tokens: lengths in tokens.
     """
     known = {name: row.title for name, row in found.items()} | dict(planned)
     for name in [*wanted, *([against] if against else [])]:
@@ -95,7 +102,7 @@ def study_table(
     names = wanted or list(dict.fromkeys([*found, *planned]))
     shown = [found[name] for name in names if name in found]
     base = found.get(against) if against else None
-    text = table(shown, tuple(columns), pages, base=base, each=each)
+    text = table(shown, tuple(columns), pages, base=base, each=each, tokens=tokens)
     absent = [known[name] for name in names if name not in found]
     return f"{text}\n\nNo run yet: {'; '.join(absent)}." if absent else text
 
@@ -143,76 +150,6 @@ class LocalRuns(Block):
         return result
 
 
-class TwoBudgets(Made):
-    """`two_budgets` of two studies, of the rows named that both have."""
-
-    required_arguments = 2
-    classes: ClassVar[list[str]] = ["pe-results", "wrap"]
-    option_spec: ClassVar[dict[str, Any]] = {
-        "quantity": directives.unchanged_required,
-        "rows": directives.unchanged,
-    }
-
-    def text(self) -> str:
-        first, second = (self.book.studies.rows(study) for study in self.arguments)
-        wanted = self.words("rows") or list(first)
-        for name in wanted:
-            if name not in first:
-                raise unknown("row", name, first)
-        both = [name for name in wanted if name in second]
-        return two_budgets(
-            {name: first[name] for name in both},
-            {name: second[name] for name in both},
-            self.options.get("quantity", "ppl"),
-        )
-
-
-def two_budgets(first: Mapping[str, Row], second: Mapping[str, Row], quantity: str) -> str:
-    """The order of the same rows in two studies at every length, and which pairs change places."""
-    studies = (first, second)
-    steps = [
-        whole(max(row.runs[0].read()["recipe"]["steps"] for row in found.values()))
-        for found in studies
-    ]
-    heads = ["context", *(f"{n} steps, {_seeds(r)}" for n, r in zip(steps, studies, strict=True))]
-    lines: list[list[str]] = []
-    same: list[str] = []
-    other: list[str] = []
-    for name in quantities.expand([quantity], [r for row in first.values() for r in row.runs]):
-        orders = [budgets.order(list(found.values()), name) for found in studies]
-        pairs = budgets.swapped(*orders, name)
-        title = quantities.title(name)
-        (other if pairs else same).append(title)
-        changes = []
-        for a, b in pairs:
-            shown = [
-                n
-                for n, found in zip(steps, studies, strict=True)
-                if budgets.significantly_different(found[a], found[b], name)
-            ]
-            where = {0: "neither", 1: f"{shown[0]} steps only" if shown else "", 2: "both"}
-            names = f"{first[a].title} and {first[b].title}"
-            changes.append(f"{names} (a difference shown at {where[len(shown)]})")
-        at = quantities.at(name)
-        sign = ">" if at and at.is_share else r"\<"
-        texts = [str(order).replace("<", sign) for order in orders]
-        lines.append([title, *texts, "; ".join(changes) or "none"])
-    words = [f"No two change places at {_listed(same)}."] if same else []
-    words += [f"Some do at {_listed(other)}." if same else "Some change places at every length."]
-    words = words if other else ["No two change places at any length."]
-    return pipe([*heads, "change places"], lines, 4) + "\n\n" + " ".join(words)
-
-
-def _listed(words: list[str]) -> str:
-    return " and ".join([", ".join(words[:-1])] * (len(words) > 1) + words[-1:])
-
-
-def _seeds(found: Mapping[str, Row]) -> str:
-    counts = sorted({len(row.runs) for row in found.values()})
-    seeds = " to ".join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))
-    return f"{seeds} seed" + ("" if counts[-1] == 1 else "s")
-
-
 class Extension(Made):
     """A row's run extended without training."""
 
@@ -228,9 +165,7 @@ class Extension(Made):
 
 
 class FineTuned(Made):
-    """A study's runs: ``:show:`` perplexity, control, needle or passkey."""
-
-    option_spec: ClassVar[dict[str, Any]] = {"show": directives.unchanged}
+    """`finetuned.table` of a study's runs."""
 
     def text(self) -> str:
         studies, study = self.book.studies, self.arguments[0]
@@ -238,14 +173,7 @@ class FineTuned(Made):
         tuned = finetuned.fine_tuned(found)
         if not tuned:
             return f"No run of the study `{study}` is recorded yet."
-        shown = self.options.get("show", "perplexity")
-        if shown == "perplexity":
-            return finetuned.table(tuned, self.book.pages(found))
-        if shown == "control":
-            return finetuned.against_control(tuned)
-        if shown in quantities.TASKS:
-            return finetuned.retrieved(tuned, shown)
-        raise unknown("table", shown, ["perplexity", "control", *quantities.TASKS])
+        return finetuned.table(tuned, self.book.pages(found))
 
 
 class Searches(Made):
@@ -264,7 +192,6 @@ def setup(app: Sphinx) -> None:
     app.add_directive("study-table", StudyTable)
     app.add_directive("sweep-table", SweepTable)
     app.add_directive("local-runs", LocalRuns)
-    app.add_directive("two-budgets", TwoBudgets)
     app.add_directive("extension", Extension)
     app.add_directive("fine-tuned", FineTuned)
     app.add_directive("searches", Searches)

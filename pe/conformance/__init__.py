@@ -8,24 +8,7 @@
 True
 """
 
-from __future__ import annotations
-
 from pe.conformance import laws
 from pe.conformance.law import LAWS, Broken, Law, Measure, NotApplicable, law
 from pe.conformance.report import Finding, Report, check_laws, hold
 from pe.conformance.subject import Subject
-
-__all__ = [
-    "LAWS",
-    "Broken",
-    "Finding",
-    "Law",
-    "Measure",
-    "NotApplicable",
-    "Report",
-    "Subject",
-    "check_laws",
-    "hold",
-    "law",
-    "laws",
-]

@@ -4,8 +4,6 @@ A law's function gets a `Subject` and a `Measure`. It returns when the law holds
 when it does not, `NotApplicable` when the encoding's traits do not promise it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -45,21 +43,21 @@ class Measure:
             raise Broken(f"{what}: not finite")
         allowed = atol + rtol * want.detach().double().abs()
         worst = int((error / allowed).argmax())
-        found, limit = float(error.flatten()[worst]), float(allowed.flatten()[worst])
-        if self.allowed == 0 or found / limit > self.error / self.allowed:
-            self.error, self.allowed = found, limit
-        if found > limit:
-            raise Broken(f"{what}: off by {found:.2g}, allowed {limit:.1g}")
+        off, limit = float(error.flatten()[worst]), float(allowed.flatten()[worst])
+        if self.allowed == 0 or off / limit > self.error / self.allowed:
+            self.error, self.allowed = off, limit
+        if off > limit:
+            raise Broken(f"{what}: off by {off:.2g}, allowed {limit:.1g}")
 
     def equal(self, what: str, got: Tensor, want: Tensor) -> None:
         """Every bit."""
-        if got.dtype != want.dtype or not torch.equal(got, want):
-            if got.shape == want.shape and got.dtype == want.dtype:
-                self.error = float((got.double() - want.double()).abs().max())
-                raise Broken(f"{what}: not the same bits, off by {self.error:.2g}")
+        if (got.dtype, got.shape) != (want.dtype, want.shape):
             raise Broken(
                 f"{what}: {got.dtype} {tuple(got.shape)}, expected {want.dtype} {tuple(want.shape)}"
             )
+        if not torch.equal(got, want):
+            self.error = float((got.double() - want.double()).abs().max())
+            raise Broken(f"{what}: not the same bits, off by {self.error:.2g}")
 
 
 Test = Callable[["Subject", Measure], None]

@@ -44,6 +44,11 @@ class Inputs(NamedTuple):
         """Some rows of the batch."""
         return Inputs(*(t[chosen] for t in self))
 
+    def tokens(self, chosen: slice | Tensor) -> Inputs:
+        """Some of the tokens."""
+        q, k, v = (t[:, :, chosen] for t in (self.q, self.k, self.v))
+        return Inputs(q, k, v, self.x[:, chosen])
+
     def last(self, queries: int) -> Inputs:
         """The last queries of these, with all keys."""
         return self._replace(q=self.q[:, :, -queries:])
@@ -55,6 +60,7 @@ class Subject:
     def __init__(self, spec: str, options: dict[str, Any] | None = None) -> None:
         self.spec, self.options = spec, dict(options or {})
         self.length: int = self.options.get("original_length") or LENGTH
+        self.arguments = {"original_length": self.length} | SIZES | self.options
         self.enc = self.build()
         self.parts = part_classes(spec)
         schedule = any(takes(part, "layer_index") for part in self.parts.values())
@@ -62,14 +68,12 @@ class Subject:
 
     def build(self) -> Encoding:
         """A fresh one, not in training; its learned numbers are drawn, then moved a little."""
-        given = {"original_length": self.length} | SIZES | self.options
-        return nudged(encoding(self.spec, **given)).eval()
+        return nudged(encoding(self.spec, **self.arguments)).eval()
 
     def layers(self) -> list[Encoding]:
         """Those of a model: one for each layer, or one for all."""
-        given = {"original_length": self.length} | SIZES | self.options
-        given.pop("layer_index", None)
-        return [nudged(enc) for enc in layer_encodings(self.spec, self.depth, **given)]
+        arguments = {k: v for k, v in self.arguments.items() if k != "layer_index"}
+        return [nudged(enc) for enc in layer_encodings(self.spec, self.depth, **arguments)]
 
     def model(self, **more: Any) -> PEForCausalLM:
         """A small decoder with wide weights, so that its logits show what an encoding does."""
@@ -90,6 +94,14 @@ class Subject:
             nudged(enc, draw=False)  # type: ignore[arg-type]
         model.eval()
         return model
+
+    def cached_model(self) -> PEForCausalLM:
+        """A model that gives the same step by step through a cache as all at once.
+
+        Keys that deeper layers computed at earlier lengths stay what they were, so with several
+        layers a length-dependent encoding is not promised to agree.
+        """
+        return self.model(num_hidden_layers=1 if self.enc.length_dependent else self.depth)
 
     def reach(self, positions: Sequence[int]) -> Tensor:
         """Those positions that the encoding accepts."""
@@ -153,42 +165,53 @@ def same_draw(seed: int = 0) -> Iterator[None]:
         yield
 
 
+def hooks(enc: Encoding, case: Inputs, positions: Tensor) -> dict[str, Tensor]:
+    """What each hook gives, by name."""
+    with same_draw():
+        where = enc.prepare(positions, positions, case.q.dtype)
+    q, k = enc.rotate(case.q, case.k, where.q_positions, where.k_positions, where.tables)
+    state = enc.key_state(case.x)
+    results = {
+        "embeddings": enc.embed(case.x, where.q_positions), "queries": q, "keys": k,
+        "key state": state, "logit scale": enc.logit_scale(where.q_positions),
+        "bias": enc.bias(case.q, case.k, where.q_positions, where.k_positions, state),
+    }  # fmt: skip
+    return {name: value for name, value in results.items() if value is not None}
+
+
 def scores(
-    enc: Encoding, given: Inputs, k_positions: Tensor, q_positions: Tensor | None = None
+    enc: Encoding, case: Inputs, k_positions: Tensor, q_positions: Tensor | None = None
 ) -> Tensor:
     """All that an encoding does to logits, (B, H, Tq, Tk); 0 where a query may not look."""
-    q, k = given.q, given.k
+    q, k = case.q, case.k
     if q_positions is None:
         q_positions = k_positions
     with same_draw():
         where = enc.prepare(q_positions, k_positions, q.dtype)
-    bias = enc.bias(q, k, where.q_positions, where.k_positions, enc.key_state(given.x))
+    bias = enc.bias(q, k, where.q_positions, where.k_positions, enc.key_state(case.x))
     factor = enc.logit_scale(where.q_positions)
     q, k = enc.rotate(q, k, where.q_positions, where.k_positions, where.tables)
     wide = torch.promote_types(q.dtype, torch.float32)
     keys = k.to(wide).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    logits = scaled(q.to(wide), factor) @ keys.transpose(-1, -2) / math.sqrt(given.q.shape[-1])
+    logits = scaled(q.to(wide), factor) @ keys.transpose(-1, -2) / math.sqrt(case.q.shape[-1])
     if bias is not None:
         logits = logits + bias
-    return logits.masked_fill(~_causal(logits), 0.0)
-
-
-def _causal(logits: Tensor) -> Tensor:
-    return lower_right_causal(logits.shape[-2], logits.shape[-1], logits.device)
+    causal = lower_right_causal(logits.shape[-2], logits.shape[-1], logits.device)
+    return logits.masked_fill(~causal, 0.0)
 
 
 def attended(
     enc: Encoding,
-    given: Inputs,
+    case: Inputs,
     k_positions: Tensor,
     q_positions: Tensor | None = None,
     backend: str = "dense",
+    mask: Tensor | None = None,
 ) -> Tensor:
     """`pe.attend` with the layer's input, and the same draw each time."""
     if q_positions is None:
         q_positions = k_positions
     with same_draw():
         return attend(
-            enc, given.q, given.k, given.v, q_positions, k_positions,
-            backend=backend, layer_input=given.x,
+            enc, case.q, case.k, case.v, q_positions, k_positions, mask, backend, case.x
         )  # fmt: skip

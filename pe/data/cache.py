@@ -1,26 +1,32 @@
 """Cache entries: directories that are complete and undamaged, or not used at all.
 
 An entry is written in a temporary directory, sealed with the size and CRC-32 of every file, and
-renamed into place; a reader checks the seal before anything is read. A lock file a key makes two
+renamed into place; a reader checks the seal before anything is read. A lock file per key makes two
 processes at once do the work once.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
 import os
 import secrets
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pe._files import write_atomically
 
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
 log = logging.getLogger("pe.data")
+OnProgress = Callable[[str], None]
 
 FORMAT = 2
 """Version of everything that decides the bytes of an entry: reading, splitting, tokenising,
@@ -86,9 +92,9 @@ def damage(directory: Path) -> str | None:
         expected: dict[str, list[int]] = seal["files"]
         for name, (size, crc) in expected.items():
             path = directory / name
-            found = path.stat().st_size
-            if found != size:
-                return f"{name} has {found:,} bytes, not {size:,}"
+            actual = path.stat().st_size
+            if actual != size:
+                return f"{name} has {actual:,} bytes, not {size:,}"
             if _crc(path) != crc:
                 return f"the content of {name} changed"
     except FileNotFoundError as error:
@@ -148,3 +154,27 @@ def read_json(path: Path) -> dict[str, object] | None:
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def progress_bar(name: str, total: int | None, on_progress: OnProgress | None = None) -> tqdm:
+    """A bar of bytes on a terminal, or as lines of text for ``on_progress``."""
+    from tqdm import tqdm
+
+    file = None if on_progress is None else _Lines(on_progress)
+    return tqdm(
+        desc=name, total=total, unit="B", unit_scale=True, file=file, delay=file is None,
+        disable=None if file is None else False,
+    )  # fmt: skip
+
+
+class _Lines(io.StringIO):
+    """Hands on what a bar writes."""
+
+    def __init__(self, on_progress: OnProgress) -> None:
+        super().__init__()
+        self.on_progress = on_progress
+
+    def write(self, text: str) -> int:
+        if line := text.strip():
+            self.on_progress(line)
+        return len(text)

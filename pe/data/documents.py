@@ -2,28 +2,39 @@
 
 A corpus may be compressed or come over a network, and splitting needs every document's length
 and digest before the first token is made. So all text goes once to ``text.bin`` (UTF-8), and
-every later step reads it from there, in any order and in bounded memory.
+every later step reads it from there, in any order. Texts are written and read in pieces, so that
+memory grows with the number of documents (some 200 bytes each) and not with their length.
 """
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
 
-from pe.data.cache import log
+from pe.data.cache import OnProgress, log, progress_bar
 from pe.data.corpora import BYTES_PER_TOKEN, HELD_OUT_SHARE, Budget, Corpus
-from pe.data.splits import SPLITS
+from pe.data.splits import SPLITS, TEST, TRAIN, VALIDATION
 
 Array = npt.NDArray[np.int64]
 _PRIORITY = {"test": 3, "validation": 2, "train": 1, None: 0}
-REPORT_EVERY = 100_000_000
+PIECE = 1 << 18
+"""Bytes of a longer text that are in memory at once."""
+_END = re.compile(r"\S(?=[ \n])")
+_NEAR, _CANDIDATES = 1 << 16, 64
+CONTEXT = 200
+"""Characters on either side of a place where a text may be cut, which show whether it may."""
+Joins = Callable[[str, int], bool]
 
 
 @dataclass
@@ -51,13 +62,36 @@ class Documents:
 
     def texts(self, indices: Array) -> Iterator[str]:
         """Yield the documents with these indices; one is in memory at a time."""
+        return ("".join(self.pieces(i)) for i in indices)
+
+    def pieces(self, index: int, joins: Joins = lambda text, place: True) -> Iterator[str]:
+        """Yield a document in pieces of about `PIECE` bytes.
+
+        A piece ends with a word, before a space or a line end. No word-splitting rule of a byte
+        level tokenizer looks across such a place, so the words of the pieces are those of the
+        whole. ``joins(text, place)`` may be stricter; a text without such places is one piece.
+        """
+        left = int(self.offsets[index + 1] - self.offsets[index])
+        decode, text = codecs.getincrementaldecoder("utf-8")().decode, ""
         with (self.directory / "text.bin").open("rb") as stream:
-            for i in indices:
-                stream.seek(self.offsets[i])
-                yield stream.read(int(self.offsets[i + 1] - self.offsets[i])).decode("utf-8")
+            stream.seek(self.offsets[index])
+            while left:
+                data = stream.read(min(PIECE, left))
+                left -= len(data)
+                text += decode(data, final=not left)
+                if left:
+                    within = max(len(text) - _NEAR, 0), max(len(text) - CONTEXT, 0)
+                    ends = [match.end() for match in _END.finditer(text, *within)]
+                    place = next((p for p in ends[: -_CANDIDATES - 1 : -1] if joins(text, p)), 0)
+                    if place:
+                        yield text[:place]
+                        text = text[place:]
+        yield text
 
 
-def read_documents(corpus: Corpus, budget: Budget, directory: Path) -> Documents:
+def read_documents(
+    corpus: Corpus, budget: Budget, directory: Path, on_progress: OnProgress | None = None
+) -> Documents:
     """Read ``corpus`` into ``directory``; exact duplicates are kept once.
 
     A text that a divided corpus has in several splits stays in the test split, else in the
@@ -65,15 +99,15 @@ def read_documents(corpus: Corpus, budget: Budget, directory: Path) -> Documents
     is left.
     """
     kept: dict[bytes, int] = {}  # digest -> position among the texts written
-    offsets = [0]
-    digests: list[bytes] = []
-    given: list[int] = []
+    offsets, given, digests = array("q", [0]), array("b"), bytearray()
     names: list[str] = []
     dropped: list[int] = []
     skipped = corpus.skipped
-    end, reported = 0, 0
     used: dict[str | None, list[int]] = {}  # split -> [bytes, documents]
-    with (directory / "text.bin").open("wb") as out:
+    with (
+        (directory / "text.bin").open("wb") as out,
+        progress_bar(f"reading {corpus.name}", None, on_progress) as bar,
+    ):
         for split, stream in corpus.parts():
             held_out = split in ("validation", "test")
             limit = budget.share(HELD_OUT_SHARE) if held_out else budget
@@ -81,11 +115,18 @@ def read_documents(corpus: Corpus, budget: Budget, directory: Path) -> Documents
             if _reached(limit, spent):
                 continue
             for document in stream:
-                data = document.text.encode("utf-8", "replace")
-                if not data.strip():
+                end = offsets[-1]
+                if out.tell() > end:  # write over a text that was left out
+                    out.seek(end)
+                try:
+                    size, digest, blank = _write(document.text, out)
+                except UnicodeDecodeError:
+                    skipped["not UTF-8"] += 1
+                    continue
+                bar.update(size)
+                if blank:
                     skipped["empty"] += 1
                     continue
-                digest = hashlib.sha256(data).digest()[:16]
                 before = kept.get(digest)
                 if before is not None:
                     skipped["exact duplicate of another"] += 1
@@ -94,34 +135,41 @@ def read_documents(corpus: Corpus, budget: Budget, directory: Path) -> Documents
                         continue
                     dropped.append(before)
                 kept[digest] = len(names)
-                out.write(data)
-                end += len(data)
-                offsets.append(end)
-                digests.append(digest)
+                offsets.append(end + size)
+                digests += digest
                 given.append(SPLITS.index(split) if split else -1)
                 names.append(document.name.replace("\n", " ").replace("\r", " "))
-                spent[0] += len(data)
+                spent[0] += size
                 spent[1] += 1
-                if end - reported >= REPORT_EVERY:
-                    reported = end
-                    log.info("read %s: %d MB of text so far", corpus.name, end // 10**6)
                 if _reached(limit, spent):
                     break
+        out.truncate(offsets[-1])
     if not names:
-        raise ValueError(f"corpus {corpus.name!r} holds no text ({_notes(skipped) or 'no files'})")
+        reasons = ", ".join(f"{count} {reason}" for reason, count in skipped.items())
+        raise ValueError(f"corpus {corpus.name!r} holds no text ({reasons or 'no files'})")
     documents = Documents(
         directory,
         np.array(offsets, dtype=np.int64),
-        np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, 16),
+        np.frombuffer(digests, dtype=np.uint8).reshape(-1, 16),
         np.array(given, dtype=np.int8),
         names,
         [f"{n:,} documents left out: {reason}" for reason, n in skipped.items()],
     )
     if dropped:
         documents = _without(documents, dropped)
-    if len(documents) < len(SPLITS) and not (documents.given >= 0).any():
-        documents = _cut(documents)
-    return documents
+    return _cut_where_needed(documents)
+
+
+def _write(text: str | Iterable[str], out: IO[bytes]) -> tuple[int, bytes, bool]:
+    """Append a text; return its bytes, the first 16 of its SHA-256, and whether it is blank."""
+    size, digest, blank = 0, hashlib.sha256(), True
+    for piece in (text,) if isinstance(text, str) else text:
+        data = piece.encode("utf-8", "replace")
+        out.write(data)
+        digest.update(data)
+        size += len(data)
+        blank = blank and not data.strip()
+    return size, digest.digest()[:16], blank
 
 
 def _reached(limit: Budget, spent: list[int]) -> bool:
@@ -130,86 +178,89 @@ def _reached(limit: Budget, spent: list[int]) -> bool:
     )
 
 
-def _notes(skipped: dict[str, int]) -> str:
-    return ", ".join(f"{count} {reason}" for reason, count in skipped.items())
-
-
 def _without(documents: Documents, dropped: list[int]) -> Documents:
     """Rewrite the text file without the documents at these positions."""
     keep = np.setdiff1d(np.arange(len(documents)), dropped)
-    directory = documents.directory
-    with (directory / "kept.bin").open("wb") as out:
-        for text in documents.texts(keep):
-            out.write(text.encode("utf-8"))
-    (directory / "kept.bin").replace(directory / "text.bin")
-    return Documents(
-        directory,
-        np.concatenate([[0], np.cumsum(documents.sizes[keep])]),
-        documents.digests[keep],
-        documents.given[keep],
-        [documents.names[i] for i in keep],
-        documents.notes,
+    text = documents.directory / "text.bin"
+    with text.with_name("kept.bin").open("wb") as out:
+        for index in keep:
+            _write(documents.pieces(index), out)
+    text.with_name("kept.bin").replace(text)
+    return replace(
+        documents,
+        offsets=np.concatenate([[0], np.cumsum(documents.sizes[keep])]),
+        digests=documents.digests[keep],
+        given=documents.given[keep],
+        names=[documents.names[i] for i in keep],
     )
 
 
-def _cut(documents: Documents) -> Documents:
-    """Cut the longest of one or two documents into three parts, at line ends.
+def _cut_where_needed(documents: Documents) -> Documents:
+    """Cut one document into parts where there are too few to split by document.
 
-    With fewer documents than splits there is no splitting by document; a single text file is
-    too common to refuse, so its first 90% train and the note says what was done.
+    A single text file is too common to refuse: its first 90% train. One file for training and one
+    that is held out are so, too: the latter becomes validation and test.
     """
-    longest = int(np.argmax(documents.sizes))
-    text = (documents.directory / "text.bin").read_bytes()
-    start, stop = (int(x) for x in documents.offsets[longest : longest + 2])
-    marks = [start]
-    for share in (0.90, 0.95):
-        line_end = text.find(b"\n", start + int((stop - start) * share), stop)
-        if line_end < 0 or line_end + 1 >= stop:
+    train, validation, test = (np.count_nonzero(documents.given == i) for i in range(len(SPLITS)))
+    if (documents.given < 0).all() and len(documents) < len(SPLITS):
+        longest = int(np.argmax(documents.sizes))
+        return _cut(documents, longest, (0.90, 0.95), (TRAIN, VALIDATION, TEST))
+    if train == 1 and validation + test == 1:
+        held_out = int(np.argmax(documents.given))
+        return _cut(documents, held_out, (0.5,), (VALIDATION, TEST))
+    return documents
+
+
+def _cut(
+    documents: Documents, index: int, shares: Sequence[float], splits: Sequence[int]
+) -> Documents:
+    """Cut a document at the line ends that follow these shares of it, into parts of ``splits``."""
+    start, stop = (int(x) for x in documents.offsets[index : index + 2])
+    names = ["training" if split == TRAIN else SPLITS[split] for split in splits]
+    parts = f"{', '.join(names[:-1])} and {names[-1]} parts"
+    more = "give more documents, or files named train, validation and test"
+    marks, digests = [start], []
+    with (documents.directory / "text.bin").open("rb") as text:
+        for share in shares:
+            text.seek(start + int((stop - start) * share))
+            text.readline()
+            marks.append(text.tell())
+        if marks[-1] >= stop:
             raise ValueError(
-                f"the corpus is {len(documents)} document(s) and {documents.names[longest]!r} "
-                "has too few lines to be cut into training, validation and test parts; give "
-                "more documents, or files named train, validation and test"
+                f"the corpus is {len(documents)} document(s) and {documents.names[index]!r} has "
+                f"too few lines to be cut into {parts}; {more}"
             )
-        marks.append(line_end + 1)
-    marks.append(stop)
-    bounds = sorted({*map(int, documents.offsets), *marks})
-    pieces = [text[a:b] for a, b in itertools.pairwise(bounds)]
-    names: list[str] = []
-    given: list[int] = []
-    for a in bounds[:-1]:
-        inside = start <= a < stop
-        part = marks.index(a) if inside else 0
-        owner = int(np.searchsorted(documents.offsets, a, side="right")) - 1
-        names.append(documents.names[owner] + (f"#{SPLITS[part]}" if inside else ""))
-        given.append(part)
-    if len(set(pieces)) < len(pieces) or marks[1] == marks[2]:
-        raise ValueError(
-            f"{documents.names[longest]!r} cannot be cut into distinct training, validation and "
-            "test parts; give more documents"
-        )
+        marks.append(stop)
+        for a, b in itertools.pairwise(marks):
+            text.seek(a)
+            digest = hashlib.sha256()
+            for at in range(a, b, PIECE):
+                digest.update(text.read(min(PIECE, b - at)))
+            digests.append(np.frombuffer(digest.digest()[:16], np.uint8))
+    old = np.delete(documents.digests, index, axis=0)
+    if len(np.unique(np.concatenate([old, digests]), axis=0)) < len(old) + len(digests):
+        raise ValueError(f"{documents.names[index]!r} cannot be cut into distinct {parts}; {more}")
     note = (
-        f"{documents.names[longest]} was cut into training, validation and test parts, as "
-        f"{len(documents)} document(s) cannot be split by document"
+        f"{documents.names[index]} was cut into {parts}, as {len(documents)} document(s) cannot be "
+        "split by document"
     )
     log.warning(note)
-    return Documents(
-        documents.directory,
-        np.array(bounds, dtype=np.int64),
-        np.stack([np.frombuffer(hashlib.sha256(p).digest()[:16], np.uint8) for p in pieces]),
-        np.array(given, dtype=np.int8),
-        names,
-        [*documents.notes, note],
+    given = np.where(documents.given < 0, TRAIN, documents.given)
+    names = [f"{documents.names[index]}#{SPLITS[split]}" for split in splits]
+    return replace(
+        documents,
+        offsets=np.insert(documents.offsets, index + 1, marks[1:-1]),
+        digests=np.insert(old, [index] * len(digests), digests, axis=0),
+        given=np.insert(np.delete(given, index), [index] * len(splits), splits).astype(np.int8),
+        names=[*documents.names[:index], *names, *documents.names[index + 1 :]],
+        notes=[*documents.notes, note],
     )
 
 
 def save_index(documents: Documents) -> None:
     """Write the index beside text.bin, for a corpus that is kept."""
-    np.savez(
-        documents.directory / "index.npz",
-        offsets=documents.offsets,
-        digests=documents.digests,
-        given=documents.given,
-    )
+    arrays = {name: getattr(documents, name) for name in ("offsets", "digests", "given")}
+    np.savez(documents.directory / "index.npz", **arrays)
     more = {"names": documents.names, "notes": documents.notes}
     (documents.directory / "names.json").write_text(json.dumps(more))
 
@@ -218,11 +269,4 @@ def load_documents(directory: Path) -> Documents:
     """Read back what `save_index` wrote."""
     more = json.loads((directory / "names.json").read_text())
     with np.load(directory / "index.npz") as index:
-        return Documents(
-            directory,
-            index["offsets"],
-            index["digests"],
-            index["given"],
-            more["names"],
-            more["notes"],
-        )
+        return Documents(directory, **index, **more)

@@ -3,24 +3,29 @@
 All formats treat the same content in the same way: a byte-order mark at the head of a file is not
 text; blank lines, empty texts and nulls are empty documents, which the reader of the corpus counts
 and leaves out; a text that is no string is an error that names the file and the record. Line ends
-inside a text stay as they are.
+inside a text stay as they are. No reader holds more of a file in memory than one record.
 """
 
 from __future__ import annotations
 
 import codecs
 import gzip
-import importlib
-import importlib.util
+import io
 import json
 import lzma
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-Rows = Iterator[tuple[str | None, str | None]]
+Rows = Iterator[tuple[str | None, str | Iterable[str] | None]]
 
 TEXT_COLUMNS = ("text", "content")
+BLOCK = 1 << 20
+BLANK_LINES = "blank-lines"
+"""The separator that stands for one blank line or more."""
+LONGEST = 256_000_000
+"""Bytes between two separators, at most."""
 
 
 def _text_column(columns: list[str], path: Path) -> str:
@@ -34,26 +39,50 @@ def _text_column(columns: list[str], path: Path) -> str:
 
 
 def read_txt(path: Path) -> Rows:
-    """One document, newlines as they are."""
+    """One document, in pieces."""
+
+    def pieces() -> Iterator[str]:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            while piece := stream.read(BLOCK):
+                yield piece
+
+    yield None, pieces()
+
+
+def read_separated(path: Path, separator: str) -> Rows:
+    """The texts between separators, without the line ends next to these.
+
+    Raises:
+        ValueError: `LONGEST` bytes without a separator.
+    """
+    between = rb"\n(?:[ \t\r]*\n)+" if separator == BLANK_LINES else re.escape(separator.encode())
+    pattern, rest = re.compile(between), b""
+    with path.open("rb") as stream:
+        if stream.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
+            stream.seek(0)
+        while block := stream.read(BLOCK):
+            *texts, rest = pattern.split(rest + block)
+            yield from filter(None, map(_separated, texts))
+            if len(rest) > LONGEST:
+                raise ValueError(
+                    f"{path} has {len(rest) // 10**6} MB of text without the separator "
+                    f"{separator!r}; give the one that it has, or none to read the file as one text"
+                )
+    yield from filter(None, [_separated(rest)])
+
+
+def _separated(text: bytes) -> tuple[None, str | None] | None:
     try:
-        yield None, path.read_bytes().decode("utf-8-sig")
+        return (None, text.decode("utf-8").strip("\r\n")) if text.strip() else None
     except UnicodeDecodeError:
-        yield None, None
+        return None, None
 
 
 def _open_zst(path: Path) -> IO[bytes]:
-    """Open a .zst file with whichever library is at hand."""
-    if importlib.util.find_spec("zstandard"):
-        stream: IO[bytes] = importlib.import_module("zstandard").open(path, "rb")
-        return stream
-    if importlib.util.find_spec("pyarrow"):
-        arrow = importlib.import_module("pyarrow")
-        if arrow.Codec.is_available("zstd"):
-            stream = arrow.input_stream(str(path), compression="zstd")
-            return stream
-    raise ValueError(
-        f"{path} is compressed with zstd: install a reader with `pip install zstandard`"
-    )
+    import pyarrow
+
+    # pyarrow's streams have no fast iteration of lines.
+    return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"), BLOCK)
 
 
 def _jsonl(opener: Callable[[Path], Any]) -> Callable[[Path], Rows]:
@@ -61,28 +90,15 @@ def _jsonl(opener: Callable[[Path], Any]) -> Callable[[Path], Rows]:
         number = 0
         try:
             with opener(path) as stream:
-                for number, line in enumerate(_lines(stream), 1):
+                for number, line in enumerate(stream, 1):
                     if number == 1:
                         line = line.removeprefix(codecs.BOM_UTF8)
                     if line.strip():
                         yield _record(line, path, number)
-        except (EOFError, OSError, lzma.LZMAError, gzip.BadGzipFile) as error:
+        except (EOFError, OSError, lzma.LZMAError) as error:
             raise ValueError(f"{path} is damaged after line {number}: {error}") from error
 
     return read
-
-
-def _lines(stream: IO[bytes], block: int = 1 << 22) -> Iterator[bytes]:
-    """Split a byte stream at newlines only; pyarrow's streams have no fast iteration of lines."""
-    rest: list[bytes] = []
-    while chunk := stream.read(block):
-        first, *others = chunk.split(b"\n")
-        rest.append(first)
-        for piece in others:
-            yield b"".join(rest)
-            rest = [piece]
-    if last := b"".join(rest):
-        yield last
 
 
 def _record(line: bytes, path: Path, number: int) -> tuple[str | None, str | None]:
@@ -112,19 +128,19 @@ def _text(value: object, where: str) -> str:
 
 
 def read_parquet(path: Path) -> Rows:
-    """One document a row, a few hundred rows in memory at once."""
-    if not importlib.util.find_spec("pyarrow"):
-        raise ValueError(f"{path} is parquet: install a reader with `pip install pyarrow`")
-    parquet = importlib.import_module("pyarrow.parquet")
+    """One document per row."""
+    from pyarrow import ArrowException, parquet
+
     try:
-        file = parquet.ParquetFile(path)
-    except Exception as error:  # pyarrow's own exception types, OSError for a truncated file
+        # A buffer, because else a column of a row group, often the whole file, is read at once.
+        file = parquet.ParquetFile(path, buffer_size=BLOCK, pre_buffer=False)
+    except (ArrowException, OSError) as error:
         raise ValueError(f"{path} is not a readable parquet file: {error}") from error
     columns = [_text_column(file.schema_arrow.names, path)]
     if "id" in file.schema_arrow.names:
         columns.append("id")
     number = 0
-    for batch in file.iter_batches(batch_size=256, columns=columns):
+    for batch in file.iter_batches(batch_size=64, columns=columns):
         rows = batch.to_pydict()
         names = rows.get("id", [None] * batch.num_rows)
         for name, text in zip(names, rows[columns[0]], strict=True):

@@ -8,27 +8,44 @@ nothing. Numbers have seven digits, each a token; a guess is right once in ten f
 in ten million for a number. ``passkey`` (arXiv:2305.16300) states one number twice in filler.
 
 The same builder makes evaluation prompts and training windows (`NeedleMix`). In training the whole
-puzzle has a random length and stands at a random place of the window, so that neither the position
-of the question nor its distance from the needles is always the same.
+puzzle has a random length and a random place in the window, so that neither the position of the
+question nor its distance from the needles is always the same.
+
+`EARLIER_TASKS` are those of the first studies, whose recipes name no tasks: one number of five
+digits, and training texts that fill their window. They are kept so that those runs can be repeated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from pe._errors import unknown
 from pe.data.batches import Batch, Batches
-from pe.data.retrieval import FILLER, NAMES, Tokenizer, digit_tokens
 
 Int = npt.NDArray[np.int64]
-DIGITS = 7
+DEPTHS = tuple(round(0.1 * i, 1) for i in range(11))
+"""A recipe asks for so many prompts at each; evaluation of `EARLIER_TASKS` hides numbers there."""
+NAMES = tuple(
+    "Oslo Lima Cairo Delhi Paris Quito Tokyo Sydney Geneva Lisbon Madrid Vienna Warsaw Athens "
+    "Boston Denver Dublin Havana London Moscow Munich Naples Ottawa Prague Venice Zurich".split()
+)
+FILLER = (
+    "The river runs slowly past the mill. The miller sleeps until noon. Clouds gather and drift "
+    "away again. Nobody has come up the road today.\n"
+)
 VARIANTS = ("found", "removed", "another")
 """The prompt itself, and two controls: asked needles left out, or stating other numbers."""
+
+
+def _raw(seed: int, index: int, count: int) -> npt.NDArray[np.uint64]:
+    """Raw Philox output: fixed for good, which NumPy does not promise of its distributions."""
+    key = np.array([seed, index], dtype=np.uint64)  # a list of both sizes would become float
+    return np.random.Philox(key=key).random_raw(count)
 
 
 @dataclass(frozen=True)
@@ -42,10 +59,52 @@ class NeedleTask:
     """Numbers per name, each in a needle of its own; they are asked in the order of the text."""
     queries: int
     """Names that are asked for, one after another."""
+    digits: int = 7
     stated: str = "\nThe special number of {name} is {number}.\n"
     asked: str = "\nThe special number of {name} is "
     filler: bool = False
     """The haystack is a few sentences, repeated, in place of real text."""
+    earlier: bool = False
+    """One of `EARLIER_TASKS`."""
+
+    def draw(
+        self, seed: int, index: int, depth: float | None
+    ) -> tuple[list[str], list[int], Int, np.ndarray]:
+        """What prompt ``index`` hides, from (seed, index) alone.
+
+        Args:
+            depth: of the first needle that is asked for; None: drawn as the others are.
+
+        Returns:
+            Names, keys in the order in which they are asked, numbers (K, V, digits), and depths
+            (K, V), ascending: a name's numbers are asked in the order of the text.
+        """
+        hidden = self.keys * self.values
+        if self.earlier:
+            *digits, name, place = _raw(seed, index, self.digits + 2)
+            drawn, shares = np.array(digits), np.array([place])
+            names, asked = [NAMES[int(name % len(NAMES))]], [0]
+        else:
+            counts = (len(NAMES), self.keys, hidden * self.digits, hidden)
+            raw = np.split(_raw(seed, index, sum(counts)), np.cumsum(counts)[:-1])
+            drawn, shares = raw[2:]
+            names = [NAMES[i] for i in np.argsort(raw[0], kind="stable")[: self.keys]]
+            asked = np.argsort(raw[1], kind="stable")[: self.queries].tolist()
+        numbers = (drawn % 10).astype(np.int64).reshape(self.keys, self.values, self.digits)
+        depths = (shares.astype(np.float64) / 2.0**64).reshape(self.keys, self.values)
+        if depth is not None:
+            depths[asked[0], 0] = depth
+        return names, asked, numbers, np.sort(depths, axis=1)
+
+    def earliest(self, seed: int, count: int) -> list[float]:
+        """The depth of the earliest needle that is asked for, of each prompt of an evaluation."""
+        drawn = (self.draw(seed, i, even_depth(i, count)) for i in range(count))
+        return [float(depths[asked].min()) for _, asked, _, depths in drawn]
+
+
+def even_depth(index: int, count: int) -> float:
+    """The depth of the first needle asked for, in prompt ``index`` of ``count``."""
+    return (index + 0.5) / count
 
 
 NEEDLE_TASKS = {
@@ -71,6 +130,16 @@ NEEDLE_TASKS = {
         NeedleTask("multiquery", keys=4, values=1, queries=4),
     )
 }
+EARLIER_TASKS = (
+    replace(NEEDLE_TASKS["passkey"], digits=5, earlier=True),
+    NeedleTask("needle", keys=1, values=1, queries=1, digits=5, earlier=True),
+)
+
+
+class Tokenizer(Protocol):
+    """What is asked of a tokenizer: text -> {"input_ids": [...]}"""
+
+    def __call__(self, text: str, *, add_special_tokens: bool) -> Any: ...
 
 
 class Prompt(NamedTuple):
@@ -87,17 +156,27 @@ class Prompt(NamedTuple):
 class NeedleText:
     """Builds the texts of one task with one tokenizer.
 
+    ``digit_ids``, (10,), are the tokens of the digits.
+
     Raises:
         ValueError: an unknown task, or a tokenizer that does not make each digit one token.
     """
 
-    def __init__(self, task: str, tokenizer: Tokenizer) -> None:
-        if task not in NEEDLE_TASKS:
-            raise unknown("retrieval task", task, NEEDLE_TASKS)
-        self.task = NEEDLE_TASKS[task]
-        self.digit_ids = digit_tokens(tokenizer)
+    def __init__(self, task: str | NeedleTask, tokenizer: Tokenizer) -> None:
+        if isinstance(task, str):
+            if task not in NEEDLE_TASKS:
+                raise unknown("retrieval task", task, NEEDLE_TASKS)
+            task = NEEDLE_TASKS[task]
+        self.task = task
         self._tokenizer = tokenizer
         self._known: dict[str, Int] = {}
+        digits = [self._text(str(digit)) for digit in range(10)]
+        if any(len(ids) != 1 for ids in digits) or len({int(ids[0]) for ids in digits}) < 10:
+            raise ValueError(
+                "retrieval needs a tokenizer that makes each digit one token; the tokenizer 'bpe' "
+                "does"
+            )
+        self.digit_ids = np.concatenate(digits)
 
     def _text(self, text: str) -> Int:
         if text not in self._known:
@@ -119,13 +198,13 @@ class NeedleText:
         for index, number in enumerate(numbers):
             if index:
                 parts.append(self._text(", "))
-            places.append(sum(map(len, parts)) + np.arange(DIGITS))
+            places.append(sum(map(len, parts)) + np.arange(self.task.digits))
             parts.append(self.digit_ids[number])
         return np.concatenate(parts), np.concatenate(places)
 
     def shortest(self) -> int:
         """Tokens that needles, questions and answers take at most: no text can be shorter."""
-        task, zeros = self.task, np.zeros((self.task.values, DIGITS), dtype=np.int64)
+        task, zeros = self.task, np.zeros((self.task.values, self.task.digits), dtype=np.int64)
         needle = max(len(self._needle(name, zeros[0])) for name in NAMES)
         question = max(len(self._question(name, zeros)[0]) for name in NAMES)
         return task.keys * task.values * needle + task.queries * question
@@ -154,10 +233,7 @@ class NeedleText:
         if variant not in VARIANTS:
             raise unknown("variant", variant, VARIANTS)
         task = self.task
-        names, asked, numbers, depths = self._draw(seed, index)
-        if depth is not None:
-            depths[asked[0], 0] = depth
-        depths = np.sort(depths, axis=1)  # a name's numbers are asked in the order of the text
+        names, asked, numbers, depths = task.draw(seed, index, depth)
         questions = [self._question(names[key], numbers[key]) for key in asked]
         stated = numbers.copy()
         if variant == "another":  # every digit differs
@@ -194,29 +270,25 @@ class NeedleText:
         digits = np.concatenate([numbers[key].ravel() for key in asked])
         return Prompt(np.concatenate(parts), np.concatenate(places), digits)
 
-    def _draw(self, seed: int, index: int) -> tuple[list[str], list[int], Int, np.ndarray]:
-        """Names, keys that are asked in this order, numbers (K, V, DIGITS), depths (K, V)."""
-        task = self.task
-        hidden = task.keys * task.values
-        key = np.array([seed, index], dtype=np.uint64)
-        counts = (len(NAMES), task.keys, hidden * DIGITS, hidden)
-        raw = np.split(np.random.Philox(key=key).random_raw(sum(counts)), np.cumsum(counts)[:-1])
-        names = [NAMES[i] for i in np.argsort(raw[0], kind="stable")[: task.keys]]
-        asked = np.argsort(raw[1], kind="stable")[: task.queries].tolist()
-        numbers = (raw[2] % 10).astype(np.int64).reshape(task.keys, task.values, DIGITS)
-        depths = (raw[3].astype(np.float64) / 2.0**64).reshape(task.keys, task.values)
-        return names, asked, numbers, depths
+
+def texts_of(tasks: Sequence[str], tokenizer: Tokenizer) -> list[NeedleText]:
+    """The texts of a recipe's ``retrieval_tasks``; `EARLIER_TASKS` where it names none."""
+    return [NeedleText(task, tokenizer) for task in tasks or EARLIER_TASKS]
 
 
-# Second halves of Philox keys: prompts of an evaluation count from 0, training from far above.
-_TRAINING, _CHOICES = 3 * 2**61, 2**63 + 2**62
+# Second halves of Philox keys of (training texts, choices): evaluation prompts count from 0,
+# these from far above. The second row is that of EARLIER_TASKS.
+_KEYS, _EARLIER_KEYS = (3 * 2**61, 2**63 + 2**62), (2**62, 2**63)
 
 
 class NeedleMix(Batches):
     """`Batches` in which a share of the windows holds a retrieval text of one of the tasks.
 
-    Which windows, which task, how long the text is and where it stands follows from (seed, row)
+    Which windows, which task, how long the text is and where it begins follows from (seed, row)
     alone. What lies before and after it, and its haystack, is the window's own text.
+
+    Args:
+        tasks: as a recipe names them; none: `EARLIER_TASKS`, whose texts fill the window.
 
     Raises:
         ValueError: an unknown task, a share outside 0 to 1, or a context length without room.
@@ -230,8 +302,8 @@ class NeedleMix(Batches):
         super().__init__(
             plain.split, plain.context_length, plain.batch_size, plain.seed, plain.first_token
         )
-        self.share = share
-        self.texts = [NeedleText(task, tokenizer) for task in tasks]
+        self.share, self.fill = share, not tasks
+        self.texts = texts_of(tasks, tokenizer)
         self._shortest = [text.shortest() for text in self.texts]
         if plain.context_length + 1 < max(self._shortest):
             raise ValueError(
@@ -243,18 +315,18 @@ class NeedleMix(Batches):
         """The windows of a batch, some of them replaced."""
         batch = super().windows_of(step, rows)
         numbers = (step * self.batch_size + np.arange(self.batch_size))[rows]
+        training, choices = _EARLIER_KEYS if self.fill else _KEYS
         for row, number in enumerate(numbers):
-            key = np.array([self.seed, _CHOICES + int(number)], dtype=np.uint64)
-            raw = np.random.Philox(key=key).random_raw(4)
+            raw = _raw(self.seed, choices + int(number), 4)
             if float(raw[0]) / 2.0**64 >= self.share:
                 continue
             which = int(raw[1] % len(self.texts))
             window = np.append(batch.input_ids[row], batch.targets[row, -1])
             longest, least = len(window), self._shortest[which]
-            length = least + int(raw[2] % (longest - least + 1))
+            length = longest if self.fill else least + int(raw[2] % (longest - least + 1))
             begin = int(raw[3] % (longest - length + 1))
             made = self.texts[which].build(
-                self.seed, _TRAINING + int(number), length, window[begin : begin + length]
+                self.seed, training + int(number), length, window[begin : begin + length]
             )
             window[begin : begin + length] = made.ids
             batch.input_ids[row], batch.targets[row] = window[:-1], window[1:]

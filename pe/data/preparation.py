@@ -1,7 +1,7 @@
 """From the name of a corpus to memory-mapped tokens, through the cache.
 
 Two keys keep this quick and safe. What a corpus looks like from outside (paths, sizes, times; the
-row of the hub table) leads to the fingerprint of the content that was found there last time, so
+row of the hub table) leads to the fingerprint of the content that it had last time, so
 an unchanged gigabyte is not read again. The tokens' own key is that fingerprint with the
 tokenizer and the code version.
 """
@@ -9,11 +9,16 @@ tokenizer and the code version.
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from pe.data.cache import (
+    OnProgress,
     building,
     cache_root,
     key_of,
@@ -26,12 +31,18 @@ from pe.data.cache import (
 from pe.data.corpora import Budget, Corpus, open_corpus
 from pe.data.documents import Documents, load_documents, read_documents, save_index
 from pe.data.shards import TokenData, read_shards, write_shards
-from pe.data.splits import assign, fingerprint
+from pe.data.splits import SPLITS, assign, fingerprint
 from pe.data.tokenizer import plan_tokenizer
 
 
 def prepare(
-    corpus: str, vocab_size: int, tokenizer: str = "bpe", cache: str | Path | None = None
+    corpus: str,
+    vocab_size: int,
+    tokenizer: str = "bpe",
+    cache: str | Path | None = None,
+    *,
+    separator: str = "",
+    on_progress: OnProgress | None = None,
 ) -> TokenData:
     """Return the tokens of ``corpus``, made on the first call and mapped from the cache later.
 
@@ -41,10 +52,13 @@ def prepare(
     tokenizer: "bpe" trains one on the training split; else a tokenizer.json, a directory that
     transformers can read, or owner/name on the hub.
     cache: default $PE_CACHE, else ~/.cache/pe.
+    separator: what lies between the documents of a .txt file, for example ``<|endoftext|>``, or
+    ``blank-lines``; "": a file is one document.
+    on_progress: gets lines of text while the work is done; default: a bar on a terminal.
     Raises ValueError for an unknown corpus or tokenizer, an unreadable file, too few documents.
     """
     plan = plan_tokenizer(tokenizer, vocab_size)
-    source, budget = open_corpus(corpus)
+    source, budget = open_corpus(corpus, separator)
     root = cache_root(cache)
     seen = key_of(source.identity(), budget.tokens, budget.documents)
     pointer = root / "seen" / f"{seen}.json"
@@ -69,31 +83,44 @@ def prepare(
         # Another process may have done the work while this one waited.
         if pointer.exists() and (ready := from_cache()) is not None:
             return ready
-        with _documents(source, budget, root, seen) as documents:
+        with _documents(source, budget, root, seen, on_progress) as documents:
             split = assign(documents.sizes, documents.digests, documents.given)
             content = fingerprint(documents.digests, split)
             directory = entry(content)
             with locked(root, directory.name):
                 if not usable(directory):
                     with building(directory) as work:
-                        write_shards(documents, split, plan, work)
-            write_json(pointer, {"fingerprint": content, "notes": documents.notes})
-            return read_shards(directory, corpus, content, plan.name, documents.notes)
+                        write_shards(documents, split, plan, content, work, on_progress)
+            notes = documents.notes + _moved(documents.given, split)
+            write_json(pointer, {"fingerprint": content, "notes": notes})
+            return read_shards(directory, corpus, content, plan.name, notes)
+
+
+def _moved(given: npt.NDArray[np.int8], split: npt.NDArray[np.int8]) -> list[str]:
+    """Say which documents of a divided corpus fill a split that it lacks."""
+    moved = np.flatnonzero((given >= 0) & (given != split))
+    moves = Counter((SPLITS[given[i]], SPLITS[split[i]]) for i in moved)
+    return [
+        f"{count:,} {old} documents are the {new} split, which is missing"
+        for (old, new), count in moves.items()
+    ]
 
 
 @contextmanager
-def _documents(source: Corpus, budget: Budget, root: Path, seen: str) -> Iterator[Documents]:
+def _documents(
+    source: Corpus, budget: Budget, root: Path, seen: str, on_progress: OnProgress | None
+) -> Iterator[Documents]:
     """Yield the documents: read into a directory that goes away, or that the cache keeps."""
     if source.keep:
         directory = root / "documents" / seen
         with locked(root, f"documents-{seen}"):
             if not usable(directory):
                 with building(directory) as work:
-                    save_index(read_documents(source, budget, work))
+                    save_index(read_documents(source, budget, work, on_progress))
         yield load_documents(directory)
         return
     work = scratch(root, "reading-")
     try:
-        yield read_documents(source, budget, work)
+        yield read_documents(source, budget, work, on_progress)
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Token files: one memory-mapped array a split, the starts and names of its documents.
+"""Token files: one memory-mapped array per split, the starts and names of its documents.
 
 A split is one long row of token numbers. Every document is followed by an end token, which
 belongs to it; ``starts`` holds the offset of every document's first token.
@@ -7,9 +7,11 @@ belongs to it; ``starts`` holds the offset of every document's first token.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +19,22 @@ import numpy as np
 import numpy.typing as npt
 
 from pe.data import tokenizer as tokenizers_
-from pe.data.cache import log
-from pe.data.documents import Documents
+from pe.data.cache import OnProgress, progress_bar
+from pe.data.documents import CONTEXT, Documents, Joins
 from pe.data.splits import SPLITS, TRAIN
 from pe.data.tokenizer import TokenizerPlan
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from tqdm import tqdm
     from transformers import PreTrainedTokenizerFast
 
-ENCODE_BYTES = 16_000_000
-"""Text handed to the tokenizer at once: enough for every core, little enough for memory."""
+_RECORDED = (
+    "tokenizer_fingerprint", "tokenizer_trained", "vocab_size", "end_token", "end_id",
+)  # fmt: skip
+ENCODE_BYTES = 2_000_000
+"""Text handed to the tokenizer at once: enough for every core, little enough for memory, of which
+it takes a hundred times as much."""
 
 
 @dataclass
@@ -113,14 +120,22 @@ class TokenData:
 
 
 def write_shards(
-    documents: Documents, split: npt.NDArray[np.int8], plan: TokenizerPlan, directory: Path
+    documents: Documents,
+    split: npt.NDArray[np.int8],
+    plan: TokenizerPlan,
+    fingerprint: str,
+    directory: Path,
+    on_progress: OnProgress | None = None,
 ) -> None:
-    """Train or read the tokenizer and write every split's tokens into ``directory``."""
+    """Train or read the tokenizer and write every split's tokens into ``directory``.
+
+    ``fingerprint`` is that of the documents and their split, by which `read_shards` knows them.
+    """
     trained: Tokenizer | None = None
     if plan.source is None:
-        chosen = _training_sample(documents, np.flatnonzero(split == TRAIN))
-        log.info("training the tokenizer on %s documents", f"{len(chosen):,}")
-        trained = tokenizers_.train_bpe(documents.texts(chosen), plan.vocab_size)
+        with progress_bar("training the tokenizer", None, on_progress) as bar:
+            texts = _training_sample(documents, np.flatnonzero(split == TRAIN), bar)
+            trained = tokenizers_.train_bpe(texts, plan.vocab_size)
         end_token = tokenizers_.END
         encoder = trained
     else:
@@ -135,18 +150,25 @@ def write_shards(
     dtype = np.dtype(np.uint16 if plan.vocab_size <= 2**16 else np.uint32)
     for index, name in enumerate(SPLITS):
         members = np.flatnonzero(split == index)
-        log.info("tokenising %s documents for %s", f"{len(members):,}", name)
-        starts, position = [], 0
-        with (directory / f"{name}.bin").open("wb") as out:
-            for batch in _batches(documents, members):
-                for ids in encode(encoder, batch):
-                    starts.append(position)
-                    position += len(ids) + 1
-                    np.array([*ids, end_id], dtype=dtype).tofile(out)
-        np.save(directory / f"{name}.starts.npy", np.array(starts, dtype=np.int64))
+        total = int(documents.sizes[members].sum())
+        starts, position = array("q", [0]), 0
+        with (
+            (directory / f"{name}.bin").open("wb") as out,
+            progress_bar(f"tokenising for {name}", total, on_progress) as bar,
+        ):
+            for batch in _batches(documents, members, _joins(encoder)):
+                pieces, last = zip(*batch, strict=True)
+                for ids, ends in zip(encode(encoder, list(pieces)), last, strict=True):
+                    np.array([*ids, end_id] if ends else ids, dtype=dtype).tofile(out)
+                    position += len(ids) + ends
+                    if ends:
+                        starts.append(position)
+                bar.update(sum(map(len, pieces)))
+        np.save(directory / f"{name}.starts.npy", np.array(starts[:-1], dtype=np.int64))
         names = "\n".join(documents.names[i] for i in members)
         (directory / f"{name}.names.txt").write_bytes(names.encode("utf-8", "replace"))
     meta = {
+        "fingerprint": fingerprint,
         "dtype": dtype.name,
         "end_token": end_token,
         "end_id": end_id,
@@ -164,21 +186,51 @@ def encode(encoder: Tokenizer, texts: list[str]) -> Iterator[list[int]]:
         yield encoding.ids
 
 
-def _training_sample(documents: Documents, members: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the training documents, or every k-th if they are too much text for BPE training."""
-    total = int(documents.sizes[members].sum())
-    return members[:: -(-total // tokenizers_.TRAINING_BYTES)]
+def _training_sample(
+    documents: Documents, members: npt.NDArray[np.int64], bar: tqdm
+) -> Iterator[str]:
+    """Yield the training documents, or every k-th if they are too much text for BPE training.
+
+    Of a document that is too much by itself, every k-th piece.
+    """
+    step = -(-int(documents.sizes[members].sum()) // tokenizers_.TRAINING_BYTES)
+    for i in members[::step]:
+        thinned = step if documents.sizes[i] > tokenizers_.TRAINING_BYTES else 1
+        for piece in islice(documents.pieces(i), 0, None, thinned):
+            bar.update(len(piece))
+            yield piece
 
 
-def _batches(documents: Documents, members: npt.NDArray[np.int64]) -> Iterable[list[str]]:
-    batch: list[str] = []
+def _joins(encoder: Tokenizer) -> Joins:
+    """Whether the tokens of a text are those before a place and those after it."""
+
+    def ids(text: str) -> list[int]:
+        return encoder.encode(text, add_special_tokens=False).ids
+
+    def joins(text: str, place: int) -> bool:
+        before, after = text[max(place - CONTEXT, 0) : place], text[place : place + CONTEXT]
+        return ids(before + after) == ids(before) + ids(after)
+
+    return joins
+
+
+def _batches(
+    documents: Documents, members: npt.NDArray[np.int64], joins: Joins
+) -> Iterator[list[tuple[str, bool]]]:
+    """Yield pieces of text, and whether each is the last of its document."""
+    batch: list[tuple[str, bool]] = []
     size = 0
-    for i, text in zip(members, documents.texts(members), strict=True):
-        batch.append(text)
-        size += int(documents.sizes[i])
-        if size >= ENCODE_BYTES:
-            yield batch
-            batch, size = [], 0
+    for i in members:
+        pieces = documents.pieces(i, joins)
+        piece: str | None = next(pieces)
+        while piece is not None:
+            following = next(pieces, None)
+            batch.append((piece, following is None))
+            size += len(piece)
+            if size >= ENCODE_BYTES:
+                yield batch
+                batch, size = [], 0
+            piece = following
     if batch:
         yield batch
 
@@ -186,8 +238,17 @@ def _batches(documents: Documents, members: npt.NDArray[np.int64]) -> Iterable[l
 def read_shards(
     directory: Path, corpus: str, fingerprint: str, tokenizer: str, notes: list[str]
 ) -> TokenData:
-    """Map an undamaged cache entry; nothing is read but the starts and the names."""
+    """Map an undamaged cache entry; nothing is read but the starts and the names.
+
+    Raises:
+        ValueError: the entry was written for another text and came here under this one's name.
+    """
     meta = json.loads((directory / "meta.json").read_text())
+    if meta.get("fingerprint", fingerprint) != fingerprint:  # entries before 2026-11-29 have none
+        raise ValueError(
+            f"{directory} holds tokens of the text {meta['fingerprint']}, not of {corpus} "
+            f"({fingerprint}); remove the folder, and they are made again"
+        )
 
     def split(name: str) -> Split:
         names = (directory / f"{name}.names.txt").read_bytes().decode("utf-8")
@@ -201,14 +262,10 @@ def read_shards(
         train=split("train"),
         validation=split("validation"),
         test=split("test"),
+        **{name: meta[name] for name in _RECORDED},
         corpus=corpus,
         fingerprint=fingerprint,
         tokenizer_name=tokenizer,
-        tokenizer_fingerprint=meta["tokenizer_fingerprint"],
-        tokenizer_trained=meta["tokenizer_trained"],
-        vocab_size=meta["vocab_size"],
-        end_token=meta["end_token"],
-        end_id=meta["end_id"],
         directory=directory,
         notes=notes,
     )

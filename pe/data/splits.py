@@ -31,13 +31,17 @@ def assign(
     """Return the index into SPLITS of every document.
 
     sizes: (N,) bytes; digests: (N, 16) uint8, distinct; given: (N,) index into SPLITS or -1.
-    Splits that a corpus brings are kept; those it lacks are taken from its training documents.
+    Splits that a corpus brings are kept. Those it lacks are taken from its training documents, or,
+    if there is one only, are half of the other held-out split.
     Raises ValueError when there are too few documents.
     """
     split = np.where(given < 0, TRAIN, given).astype(np.int8)
-    for wanted in (TEST, VALIDATION):
+    for wanted, other in ((TEST, VALIDATION), (VALIDATION, TEST)):
         if not (split == wanted).any():
             _take(wanted, split, sizes, digests)
+        if not (split == wanted).any():
+            by_size = np.argsort(sizes, kind="stable")  # so that both get long documents
+            split[by_size[split[by_size] == other][1::2]] = wanted
     for index, name in enumerate(SPLITS):
         if not (split == index).any():
             raise ValueError(

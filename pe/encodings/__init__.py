@@ -7,8 +7,6 @@
 >>> q_rotated, k_rotated = rope.rotate(q, k, torch.arange(16), torch.arange(16))
 """
 
-from __future__ import annotations
-
 from pe._errors import PositionError
 from pe.encodings.core.base import Encoding, Prepared
 from pe.encodings.core.frequencies import Frequencies, FrequencyTransform
@@ -25,22 +23,3 @@ from pe.encodings.core.registry import (
     lookup,
     register,
 )
-
-__all__ = [
-    "FAMILIES",
-    "About",
-    "Encoding",
-    "Frequencies",
-    "FrequencyTransform",
-    "PositionError",
-    "Prepared",
-    "about",
-    "check",
-    "encoding",
-    "extension_methods",
-    "in_order",
-    "layer_encodings",
-    "list_encodings",
-    "lookup",
-    "register",
-]

@@ -9,8 +9,6 @@ costs one product for each query, key and head. Any position. Keys ahead of a qu
 encoder the penalty is one-sided.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -40,7 +38,7 @@ class ALiBi(DistanceBias):
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        self.num_heads = int(at_least("num_heads", num_heads, 1))
+        self.num_heads = at_least("num_heads", num_heads, 1)
         self.register_exact_buffers()
 
     def exact_buffers(self) -> dict[str, Tensor]:

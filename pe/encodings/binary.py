@@ -8,8 +8,6 @@ below 2^d. `binary_norm` maps the unused columns in front to -1 as well, so most
 vector at every position.
 """
 
-from __future__ import annotations
-
 from pe.encodings.core.digits import Digits
 from pe.encodings.core.registry import register
 

@@ -12,8 +12,6 @@ In training mode t is drawn from 1 .. max_factor, and the n tokens of a row get 
 in the right order between 0 and n t - 1, so that short sequences teach what long ones need.
 """
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar
 
@@ -50,11 +48,11 @@ class CLEX(FrequencyTransform):
         time_base: float | None = None,
     ) -> None:
         super().__init__()
-        self.original_length = int(at_least("original_length", original_length, 1))
-        self.max_factor = int(at_least("max_factor", max_factor, 1))
-        self.width = int(at_least("width", width, 1))
+        self.original_length = at_least("original_length", original_length, 1)
+        self.max_factor = at_least("max_factor", max_factor, 1)
+        self.width = at_least("width", width, 1)
         self.act = choice("act", act, ACTIVATIONS)
-        self.steps = int(at_least("steps", steps, 1))
+        self.steps = at_least("steps", steps, 1)
         self.time_base = None if time_base is None else positive("time_base", time_base)
         self.reach = self.max_positions = self.max_factor * self.original_length
 
@@ -101,10 +99,11 @@ class CLEX(FrequencyTransform):
         base = self.time_base or frequencies.theta
         pair = torch.arange(len(start), dtype=start.dtype, device=start.device)
         origin = -2 * pair / frequencies.dim * math.log(base)
-        up, down = self.up.double(), self.down.double()
-        arguments = (start, origin, up, down, last, self.max_factor, self.steps, self.act)
-        found: Tensor = solve(*arguments)
-        return found
+        network = self.up.double(), self.down.double()
+        solution: Tensor = solve(
+            start, origin, *network, last, self.max_factor, self.steps, self.act
+        )
+        return solution
 
 
 def stretched(order: Tensor, tokens: Tensor, t: Tensor, original: int, reach: int) -> Tensor:
@@ -119,6 +118,6 @@ def stretched(order: Tensor, tokens: Tensor, t: Tensor, original: int, reach: in
     taken = inside & (inside.cumsum(0) <= tokens - 2)
     drawn = torch.zeros_like(order).scatter(0, order, taken.to(order.dtype)).cumsum(0)
     token = torch.arange(reach, device=order.device)
-    found = (torch.searchsorted(drawn, token) + 1) / squeeze.to(torch.float64)
-    found = torch.where(token < tokens - 1, found, (tokens * t // squeeze - 1).to(found.dtype))
-    return torch.where((token == 0) | (t == 1), token.to(found.dtype), found)
+    moved = (torch.searchsorted(drawn, token) + 1) / squeeze.to(torch.float64)
+    moved = torch.where(token < tokens - 1, moved, (tokens * t // squeeze - 1).to(moved.dtype))
+    return torch.where((token == 0) | (t == 1), token.to(moved.dtype), moved)

@@ -16,8 +16,6 @@ depends on the logits of all keys in between; `pe.attention.kernels.cope.forward
 query to the left and counts as it goes.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -53,7 +51,7 @@ class CoPE(Encoding):
                 raise ValueError("cope needs to know how far to count: give npos")
             npos = original_length + 1
         self.head_dim = head_dim
-        self.npos, self.divide = int(at_least("npos", npos, 2)), divide
+        self.npos, self.divide = at_least("npos", npos, 2), divide
         self.table = nn.Parameter(torch.zeros(self.npos, head_dim))
 
     @torch.no_grad()
@@ -91,19 +89,9 @@ class CoPE(Encoding):
         q_positions: Tensor,
         k_positions: Tensor,
         state: Tensor | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
         """(B, H, Tq, Tk), float32; float64 where the queries are."""
-        return self.masked_bias(q, k, q_positions, k_positions, state, None)
-
-    def masked_bias(
-        self,
-        q: Tensor,
-        k: Tensor,
-        q_positions: Tensor,
-        k_positions: Tensor,
-        state: Tensor | None,
-        mask: Tensor | None,
-    ) -> Tensor:
         self.refuse_misfit(q, k, q_positions)
         wide = torch.promote_types(q.dtype, torch.float32)
         queries, keys = q.to(wide), k.to(wide)
@@ -119,6 +107,8 @@ class CoPE(Encoding):
 
         with torch.autocast(q.device.type, enabled=False):
             return by_query_rows(block, q_length, k_length, HELD * q.shape[0] * q.shape[1])
+
+    masked_bias = bias
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
         reachable = self.table[: length + 2]  # a gate is at most 1

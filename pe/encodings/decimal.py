@@ -8,8 +8,6 @@ below 10^d. `decimal_norm` maps the unused columns in front to -1 as well, so mo
 vector at every position.
 """
 
-from __future__ import annotations
-
 from pe.encodings.core.digits import Digits
 from pe.encodings.core.registry import register
 

@@ -11,8 +11,6 @@ alpha is computed in each call, for each row, from that row alone. All keys must
 when the sequence grows, so they are cached unrotated.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -30,7 +28,7 @@ class DynamicNTK(FrequencyTransform):
 
     def __init__(self, original_length: int, factor: float = 1.0) -> None:
         super().__init__()
-        self.original_length = int(at_least("original_length", original_length, 1))
+        self.original_length = at_least("original_length", original_length, 1)
         self.factor = at_least("factor", factor, 1.0)
 
     def attach(self, frequencies: Frequencies) -> None:

@@ -13,8 +13,6 @@ the training length where that is less, since no row of a shorter training would
 threshold. Costs 32 multiplications and additions per head, query and key, in each layer.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -53,7 +51,7 @@ class FIRE(Encoding):
             threshold = min(AUTHORS_THRESHOLD, original_length or AUTHORS_THRESHOLD)
         self.threshold = positive("threshold", threshold)
         self.initial_c, self.eps = positive("c", c), positive("eps", eps)
-        width = int(at_least("mlp_width", mlp_width, 1))
+        width = at_least("mlp_width", mlp_width, 1)
         self.c = nn.Parameter(torch.empty(1))
         self.multiplier = nn.Parameter(torch.empty(1))
         # Bare parameters: transformers draws every nn.Linear it finds by another rule.

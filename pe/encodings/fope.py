@@ -12,8 +12,6 @@ pairs C = S = 1, which doubles their part of every logit: ``dropped="ones"``. Pa
 their code, or interleaved. Any position; one small matrix product a layer.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -22,12 +20,12 @@ from torch.nn.functional import pad
 
 from pe.encodings.core.checks import UNSET, at_least, choice
 from pe.encodings.core.frequencies import Frequencies, phase_tables
-from pe.encodings.core.per_head import PerHeadRoPE
 from pe.encodings.core.registry import register
+from pe.encodings.rope import RoPE
 
 
 @register("fope", title="FoPE", paper="2412.17739", family="rotary")
-class FoPE(PerHeadRoPE):
+class FoPE(RoPE):
     """Fourier position embedding.
 
     Options: ``gain`` of the noise (0.3, 0.4, 0.6 in the authors' three sizes), ``dropped``
@@ -52,7 +50,6 @@ class FoPE(PerHeadRoPE):
         self.slowest = 2 * math.pi / at_least("original_length", original_length, 7)
         self.keep_zero = keep_zero
         super().__init__(head_dim, theta=theta, layout=layout)
-        self.relative = False  # which RoPE decides for an instance
         self.num_kv_heads = num_kv_heads
         self.gain = at_least("gain", gain, 0.0)
         if keep_zero and dropped is not UNSET:

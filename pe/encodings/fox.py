@@ -12,8 +12,6 @@ b is C_i - C_j with C the running sum of ln f. The sum is taken in float64 and h
 of float32 numbers, so that far into a sequence neighbours still differ by what their gates say.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -138,5 +136,5 @@ def running_sum(x: Tensor) -> Tensor:
     if length > CHUNK:
         before = running_sum(sums[..., :-1, -1])
         sums = sums + pad(before, (1, 0))[..., None]
-    found: Tensor = sums.flatten(-2)[..., :length]
-    return found
+    total: Tensor = sums.flatten(-2)[..., :length]
+    return total

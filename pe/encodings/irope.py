@@ -11,17 +11,14 @@ Llama 4 normalises after rotating. A rotation keeps lengths, so the order makes 
 except that before it a transform's magnitude (YaRN's m) is not normalised away.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pe.encodings.core.base import Lengths, Prepared
 from pe.encodings.core.checks import UNSET, at_least
-from pe.encodings.core.frequencies import FrequencyTransform
+from pe.encodings.core.frequencies import Frequencies, FrequencyTransform
 from pe.encodings.core.registry import register
 from pe.encodings.rope import RoPE
 
@@ -60,37 +57,17 @@ class IRoPE(RoPE):
             raise ValueError("norm_eps: without qk_norm it has no effect; leave it out")
         floor_scale = 8192 if floor_scale is UNSET else floor_scale
         norm_eps = 1e-5 if norm_eps is UNSET else norm_eps
-        self.floor_scale = int(at_least("floor_scale", floor_scale, 1))
+        self.floor_scale = at_least("floor_scale", floor_scale, 1)
         self.attn_scale = at_least("attn_scale", attn_scale, 0.0)
         self.norm_eps = at_least("norm_eps", norm_eps, 0.0) if qk_norm else None
         if not self.rotating:
             self.relative = attn_scale == 0
 
-    def prepare(
-        self,
-        q_positions: Tensor,
-        k_positions: Tensor,
-        dtype: torch.dtype = torch.float32,
-        lengths: Lengths | None = None,
-    ) -> Prepared:
-        if self.rotating:
-            return super().prepare(q_positions, k_positions, dtype, lengths)
-        return Prepared(q_positions, k_positions)
+    def select_frequencies(self, spectrum: Frequencies) -> Frequencies:
+        return spectrum if self.rotating else spectrum._replace(inv_freq=spectrum.inv_freq[:0])
 
-    def rotate(
-        self,
-        q: Tensor,
-        k: Tensor,
-        q_positions: Tensor,
-        k_positions: Tensor,
-        tables: Any = None,
-    ) -> tuple[Tensor, Tensor]:
-        if not self.rotating:
-            self.refuse_misfit(q, k, q_positions, k_positions)
-            return q, k
-        unit_q, unit_k = self._normalised(q), self._normalised(k)
-        rotated_q, rotated_k = super().rotate(unit_q, unit_k, q_positions, k_positions, tables)
-        return rotated_q.to(q.dtype), rotated_k.to(k.dtype)
+    def _rotate(self, x: Tensor, tables: Any) -> Tensor:
+        return super()._rotate(self._normalised(x), tables).to(x.dtype) if self.rotating else x
 
     def _normalised(self, x: Tensor) -> Tensor:
         if self.norm_eps is None:

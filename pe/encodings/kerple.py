@@ -9,8 +9,6 @@ at most 2; that code overwrites what is stored, here the value is clamped on its
 formula and the gradient is stopped only where it would lead further out. Any position.
 """
 
-from __future__ import annotations
-
 from math import inf
 
 import torch
@@ -58,7 +56,6 @@ class KerpleLog(Kerple):
         return -p * torch.log1p(a * distance)
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
-        """A closed form."""
         return by_logarithm(*self.bounded())
 
 
@@ -71,6 +68,5 @@ class KerplePower(Kerple):
         return -a * distance.to(p.dtype) ** p
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
-        """A closed form."""
         p, a = self.bounded(most_p=2.0)
         return by_power(a, p)

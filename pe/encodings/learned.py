@@ -7,8 +7,6 @@ table_size x d numbers. There is nothing for a position outside the table, so it
 larger than the training length would only hold rows that were never trained.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
@@ -34,7 +32,7 @@ class Learned(Additive):
         size = original_length if table_size is None else table_size
         if size is None:
             raise ValueError("'learned' needs original_length, or the option table_size")
-        self.max_positions = int(at_least("table_size", size, 1))
+        self.max_positions = at_least("table_size", size, 1)
         self.std = positive("std", std)
         self.table = nn.Parameter(torch.empty(self.max_positions, hidden_size))
         self.reset_parameters()

@@ -10,8 +10,6 @@ low = high, as Llama 4 Scout has it, the ramp is a step: what made fewer rotatio
 Learns nothing; no cost at run time. s = 1 is RoPE.
 """
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor
@@ -33,7 +31,7 @@ class Llama3(FrequencyTransform):
         high_freq_factor: float = 4.0,
     ) -> None:
         super().__init__()
-        self.original_length = int(at_least("original_length", original_length, 1))
+        self.original_length = at_least("original_length", original_length, 1)
         self.factor = at_least("factor", factor, 1.0)
         self.low = positive("low_freq_factor", low_freq_factor)
         self.high = positive("high_freq_factor", high_freq_factor)

@@ -10,8 +10,6 @@ long rows get YaRN's and short ones RoPE's own frequencies. Keys are cached unro
 of them are rotated again when a sequence grows beyond L0.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -72,7 +70,7 @@ class LongRoPE(FrequencyTransform):
         exempt: int = 0,
     ) -> None:
         super().__init__()
-        self.original_length = int(at_least("original_length", original_length, 1))
+        self.original_length = at_least("original_length", original_length, 1)
         follows = dynamic or isinstance(magnitude, str)
         if factor is UNSET and (long_factor or short_factor) and follows:
             raise ValueError(
@@ -83,15 +81,23 @@ class LongRoPE(FrequencyTransform):
         self.factor = factor = at_least("factor", 4.0 if factor is UNSET else factor, 1.0)
         if dynamic and factor == 1:
             raise ValueError("factor 1: with dynamic=True factors grow up to it; use more than 1")
-        self.given = {"long_factor": long_factor, "short_factor": short_factor}
+        self.chosen = {"long_factor": long_factor, "short_factor": short_factor}
         self.factors: tuple[Sequence[float], Sequence[float]] | None = None
         self.magnitude = magnitude_of(magnitude, factor, self.original_length)
         self.dynamic = dynamic
-        self.exempt = int(at_least("exempt", exempt, 0))
+        self.exempt = at_least("exempt", exempt, 0)
 
     def attach(self, frequencies: Frequencies) -> None:
-        for name, factors in self.given.items():
-            _checked(name, factors, frequencies.dim // 2)
+        pairs = frequencies.dim // 2
+        for name, factors in self.chosen.items():
+            if factors is not None and len(factors) != pairs:
+                raise ValueError(
+                    f"{name}: expected a factor for each of {pairs} pairs, got {len(factors)}"
+                )
+            for index, factor in enumerate(factors or ()):
+                if isinstance(factor, bool) or not isinstance(factor, int | float):
+                    raise ValueError(f"{name}: expected numbers, got {factor!r} for pair {index}")
+                positive(f"{name}, pair {index}", factor)
         self.factors = self._factors(frequencies)
 
     def forward(self, frequencies: Frequencies, length: Tensor | None = None) -> Frequencies:
@@ -99,7 +105,7 @@ class LongRoPE(FrequencyTransform):
         if length is None:
             length = torch.tensor(self.original_length, device=inv_freq.device)
         factors = self.factors or self._factors(frequencies)
-        long, short = (inv_freq.new_tensor(given) for given in factors)
+        long, short = (inv_freq.new_tensor(each) for each in factors)
         if self.dynamic:
             excess = length.to(torch.float64) / self.original_length - 1
             long = 1 + (long - 1) * excess / (self.factor - 1)
@@ -111,18 +117,7 @@ class LongRoPE(FrequencyTransform):
     def _factors(self, frequencies: Frequencies) -> tuple[Sequence[float], Sequence[float]]:
         """lambda of long and of short rows for a spectrum of this width."""
         dim, theta = frequencies.dim, frequencies.theta
-        long, short = self.given["long_factor"], self.given["short_factor"]
+        long, short = self.chosen["long_factor"], self.chosen["short_factor"]
         if long is None:
             long = yarn_factors(dim, theta, self.original_length, self.factor)
         return long, short or [1.0] * (dim // 2)
-
-
-def _checked(name: str, factors: Sequence[float] | None, pairs: int) -> None:
-    if factors is None:
-        return
-    if len(factors) != pairs:
-        raise ValueError(f"{name}: expected a factor for each of {pairs} pairs, got {len(factors)}")
-    for index, factor in enumerate(factors):
-        if isinstance(factor, bool) or not isinstance(factor, int | float):
-            raise ValueError(f"{name}: expected numbers, got {factor!r} for pair {index}")
-        positive(f"{name}, pair {index}", factor)

@@ -9,19 +9,17 @@ of their key. Pairing half, or interleaved. Learns nothing; any position; phase 
 RoPE's.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from pe.encodings.core.checks import at_least, positive
 from pe.encodings.core.frequencies import Frequencies, cos_sin
-from pe.encodings.core.per_head import PerHeadRoPE
 from pe.encodings.core.registry import register
+from pe.encodings.rope import RoPE
 
 
 @register("multiscale_rope", title="Multiscale RoPE", paper="2104.09864", family="rotary")
-class MultiscaleRoPE(PerHeadRoPE):
+class MultiscaleRoPE(RoPE):
     """Head 0 rotates by the smallest base, the last head by the largest."""
 
     num_kv_heads: int

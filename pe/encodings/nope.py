@@ -7,8 +7,6 @@ Haviv et al. 2022 (arXiv:2203.16634), Kazemnejad et al. 2023 (arXiv:2305.19466).
 Learns nothing, costs nothing, has no longest position.
 """
 
-from __future__ import annotations
-
 from pe.encodings.core.base import Encoding
 from pe.encodings.core.registry import register
 

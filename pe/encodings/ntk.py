@@ -7,8 +7,6 @@ width, not the head's. Learns nothing; no cost at run time. Pairs between the en
 alpha, so a sequence alpha times longer still leads some of them to new angles. alpha = 1 is RoPE.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -9,8 +9,6 @@ any position; costs what RoPE costs, since a pair of frequency 0 is multiplied b
 Frequency transforms act on the full spectrum before its end is cut off.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

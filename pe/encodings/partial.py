@@ -8,8 +8,6 @@ fewer frequencies in between. Of the pairings, `half` pairs channel i with i + r
 `interleaved` 2i with 2i + 1 (GPT-J). Learns nothing; any position; fewer multiply-adds than RoPE.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pe.encodings.core.frequencies import FrequencyTransform

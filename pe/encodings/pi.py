@@ -6,8 +6,6 @@ Chen, Wong, Chen, Tian 2023 (arXiv:2306.15595). Learns nothing; no cost at run t
 tokens come s times closer in every pair. s = 1 is RoPE.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from pe.encodings.core.checks import at_least

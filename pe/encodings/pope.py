@@ -11,8 +11,6 @@ delta starts at 0, on its bound. A plain clamp would give an entry that steps ov
 gradient ever again; here a gradient that points back inside always passes.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -65,12 +63,7 @@ class PoPE(Encoding):
             self.delta.uniform_(-2 * math.pi, 0.0, generator=generator)
 
     def rotate(
-        self,
-        q: Tensor,
-        k: Tensor,
-        q_positions: Tensor,
-        k_positions: Tensor,
-        tables: Any = None,
+        self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, tables: Any = None
     ) -> tuple[Tensor, Tensor]:
         self.refuse_misfit(q, k, q_positions, k_positions)
         q_tables = phase_tables(q_positions, self.inv_freq, q.dtype)

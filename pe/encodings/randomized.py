@@ -10,8 +10,6 @@ the embeddings once; in evaluation too, as in the authors' code. Learns nothing;
 Drawn from torch's global generator, so that a seed and a checkpoint fix what is drawn.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -34,7 +32,7 @@ class Randomized(Encoding):
             if original_length is None:
                 raise ValueError("'randomized' needs original_length, or the option max_position")
             max_position = 16 * original_length
-        self.max_position = int(at_least("max_position", max_position, original_length or 1))
+        self.max_position = at_least("max_position", max_position, original_length or 1)
         self.max_positions = self.max_position
 
     def prepare(

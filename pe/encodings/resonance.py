@@ -10,8 +10,6 @@ model all its angles in training; one of a longer wavelength is changed by less 
 Tables repeat bit by bit, at any position, since positions are reduced before anything is rounded.
 """
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar
 

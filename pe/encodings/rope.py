@@ -11,15 +11,13 @@ Pairing: ``half`` pairs channel i with i + d/2 (Llama, GPT-NeoX), ``interleaved`
 and key projections, and a wrong one with the same weights, silently.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pe.encodings.core.base import Encoding, Lengths, Prepared
+from pe.encodings.core.base import Encoding, Lengths, Prepared, tightest
 from pe.encodings.core.checks import choice, positive, rotary_width
 from pe.encodings.core.frequencies import (
     Frequencies,
@@ -55,22 +53,12 @@ class RoPE(Encoding):
         self.rotary_dim = rotary_width(head_dim, rotary_fraction)
         self.transforms = nn.ModuleList(sorted(transforms, key=lambda t: not t.stretches))
         self.length_dependent = any(t.length_dependent for t in transforms)
-        self.relative = not self.length_dependent  # shifted positions are a longer sequence
-        limits = [t.max_positions for t in transforms if t.max_positions is not None]
-        self.max_positions = min(limits, default=None)
+        # Shifted positions are a longer sequence.
+        self.relative = type(self).relative and not self.length_dependent
+        self.max_positions, self.limited_by = tightest(transforms)
         for transform in transforms:
             transform.attach(base_frequencies(self.rotary_dim, self.theta))
         self.register_exact_buffers()
-
-    @property
-    def limited_by(self) -> str:
-        for transform in self.transforms:
-            if (
-                transform.max_positions is not None
-                and transform.max_positions == self.max_positions
-            ):
-                return str(transform.name or type(transform).__name__)
-        return super().limited_by
 
     def frequencies(self, length: Tensor | None = None) -> Frequencies:
         """The spectrum after all transforms, float64, on the device of ``length`` (or the CPU).
@@ -130,16 +118,11 @@ class RoPE(Encoding):
         return Prepared(q_positions, k_positions, (q_tables, k_tables))
 
     def rotate(
-        self,
-        q: Tensor,
-        k: Tensor,
-        q_positions: Tensor,
-        k_positions: Tensor,
-        tables: Any = None,
+        self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, tables: Any = None
     ) -> tuple[Tensor, Tensor]:
         self.refuse_misfit(q, k, q_positions, k_positions)
         q_tables, k_tables = tables or self.prepare(q_positions, k_positions, q.dtype).tables
-        return self._rotate(q, *q_tables), self._rotate(k, *k_tables)
+        return self._rotate(q, q_tables), self._rotate(k, k_tables)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         for transform in self.transforms:
@@ -148,7 +131,7 @@ class RoPE(Encoding):
     def _tables(
         self, positions: Tensor, spectrum: Frequencies, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """cos and sin, (1 or B, 1, T, d/2)."""
+        """cos and sin, (1 or B, 1, T, d/2); a subclass may have K for 1, each key head's own."""
         where = positions if spectrum.warp is None else spectrum.warp[positions]
         cos, sin = phase_tables(where, spectrum.inv_freq, dtype, spectrum.period)
         m = spectrum.magnitude
@@ -165,7 +148,10 @@ class RoPE(Encoding):
             cos, sin = torch.where(first, plain[0], cos), torch.where(first, plain[1], sin)
         return cos, sin
 
-    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _rotate(self, x: Tensor, tables: Any) -> Tensor:
+        cos, sin = tables
+        if cos.shape[1] not in (1, x.shape[1]):  # the queries of a group rotate as their key does
+            cos, sin = (t.repeat_interleave(x.shape[1] // t.shape[1], dim=1) for t in tables)
         half = self.layout == "half"
         if takes_operator(x, cos, sin):
             by_operator: Tensor = rotate(x, cos, sin, half, False)

@@ -8,8 +8,6 @@ nothing. Any position. ``centred=False`` is the plain inner product: r = 0 .. W/
 subtracted.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -8,8 +8,6 @@ multiplied by sqrt(d) first, as Vaswani et al. 2017 do (arXiv:1706.03762). Learn
 position. Position 0 is the zero vector.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -11,8 +11,6 @@ is 1/theta exactly. x-transformers multiplies the table by a learned number that
 1/sqrt(d) instead of scaling the tokens (``learned_scale``, with ``scale_embeddings`` off).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -41,7 +39,7 @@ class Sinusoidal(Additive):
         scale_embeddings: bool = True,
         learned_scale: bool = False,
     ) -> None:
-        super().__init__(int(at_least("hidden_size", hidden_size, 2)), scale_embeddings)
+        super().__init__(at_least("hidden_size", hidden_size, 2), scale_embeddings)
         self.theta = positive("theta", theta)
         self.layout = choice("layout", layout, LAYOUTS)
         self.grid = choice("grid", grid, GRIDS)

@@ -10,8 +10,6 @@ One multiplication per query channel; any position.
 s starts where s ln(n) is 1 on average over a training sequence of L0 tokens: as plain softmax.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -39,7 +37,7 @@ class SSMax(Encoding):
     ) -> None:
         super().__init__()
         if s_init is None:
-            length = int(at_least("original_length", original_length, 2))
+            length = at_least("original_length", original_length, 2)
             s_init = length / math.lgamma(length + 1)  # 1 / mean of ln 1 .. ln L0
         self.s_init = s_init
         self.s = nn.Parameter(torch.empty(num_heads))

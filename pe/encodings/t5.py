@@ -10,8 +10,6 @@ head, drawn from Normal(0, 1/hidden) like transformers does; one table for the w
 position. T5 does not divide its logits by sqrt(d); here they are.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -44,10 +42,10 @@ class T5(DistanceBias):
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.num_buckets = int(at_least("num_buckets", num_buckets, 2))
-        self.max_distance = int(at_least("max_distance", max_distance, self.num_buckets // 2 + 1))
+        self.num_buckets = at_least("num_buckets", num_buckets, 2)
+        self.max_distance = at_least("max_distance", max_distance, self.num_buckets // 2 + 1)
+        self.constant_beyond = int(bucket_starts(num_buckets, max_distance)[-1])
         self.std = hidden_size**-0.5
-        self.last_start = int(bucket_starts(self.num_buckets, self.max_distance)[-1])
         self.table = nn.Parameter(torch.zeros(self.num_buckets, num_heads))
         self.register_exact_buffers()
         self.reset_parameters()
@@ -62,11 +60,6 @@ class T5(DistanceBias):
     def buckets(self, distance: Tensor) -> Tensor:
         """Integer distances of any shape -> the row of the table for each."""
         return torch.bucketize(distance, self.starts, right=True) - 1
-
-    @property
-    def constant_beyond(self) -> int:
-        """Where the last bucket begins."""
-        return self.last_start
 
     def distance_bias(self, distance: Tensor) -> Tensor:
         return at_least_float32(self.table).T[:, self.buckets(distance)]

@@ -13,8 +13,6 @@ float64). A longer sequence is cut into chunks of that many positions, each with
 and keys become as many times wider.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -113,38 +111,25 @@ class XPos(RoPE):
         first = k_positions.amin(-1, keepdim=True)
         spans = k_positions.amax(-1, keepdim=True) + 1 - first
         chunks = max(-(-_span(spans, k_positions.shape[-1], width) // width), 1)
-        last = chunks - 1
         # torchscale's centre of a row that begins at 0: -floor(-L/2)
         middle = first + (spans + 1) // 2
+        of_q, of_k = (
+            ((p - middle) / width + chunks / 2).floor().clamp(0, chunks - 1)
+            for p in (q_positions, k_positions)
+        )
         q_tables, k_tables = [], []
         for index in range(chunks):
-            centre = middle + (index - last / 2) * width
+            centre = middle + (index - (chunks - 1) / 2) * width
             # A key belongs to one chunk. A query looks at its own and at those before it. What
             # the clamps change is masked; they keep it finite.
-            ahead, behind = q_positions - centre, k_positions - centre
-            q_in, k_in = ahead >= -width / 2, (behind >= -width / 2) & (behind < width / 2)
-            if index == 0:
-                q_in, k_in = torch.ones_like(q_in), behind < width / 2
-            if index == last:
-                k_in = behind >= -width / 2 if index else torch.ones_like(k_in)
-            q_factor = powers(ahead.clamp(min=-width / 2), self.rate, q_phase[0].dtype)
-            k_factor = powers(behind.clamp(max=width / 2), -self.rate, k_phase[0].dtype)
-            q_tables.append(_times(q_phase, q_factor * q_in[..., None]))
-            k_tables.append(_times(k_phase, k_factor * k_in[..., None]))
+            ahead = (q_positions - centre).clamp(min=-width / 2)
+            behind = (k_positions - centre).clamp(max=width / 2)
+            q_factor = powers(ahead, self.rate, q_phase[0].dtype) * (of_q >= index)[..., None]
+            k_factor = powers(behind, -self.rate, k_phase[0].dtype) * (of_k == index)[..., None]
+            q_tables.append(_times(q_phase, q_factor))
+            k_tables.append(_times(k_phase, k_factor))
         return Prepared(q_positions, k_positions, (q_tables, k_tables))
 
-    def rotate(
-        self,
-        q: Tensor,
-        k: Tensor,
-        q_positions: Tensor,
-        k_positions: Tensor,
-        tables: Any = None,
-    ) -> tuple[Tensor, Tensor]:
-        self.refuse_misfit(q, k, q_positions, k_positions)
-        q_tables, k_tables = tables or self.prepare(q_positions, k_positions, q.dtype).tables
-        return self._rotate_each(q, q_tables), self._rotate_each(k, k_tables)
-
-    def _rotate_each(self, x: Tensor, tables: list[Table]) -> Tensor:
-        rotated = [self._rotate(x, cos, sin) for cos, sin in tables]
+    def _rotate(self, x: Tensor, tables: Any) -> Tensor:
+        rotated = [super(XPos, self)._rotate(x, table) for table in tables]
         return rotated[0] if len(rotated) == 1 else torch.cat(rotated, dim=-1)

@@ -11,8 +11,6 @@ in the pair's index. m sits on queries and keys, so logits grow by m^2. Learns n
 run time. s = 1 is RoPE. With ``dynamic`` s is L / L0 for a row of L tokens, at least 1.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -42,14 +40,14 @@ def _refuse_unused(
     attention_factor: float | None, mscale: float | None, mscale_all_dim: float | None
 ) -> None:
     """Raise ValueError for weights of m that would have no effect."""
-    given = {"mscale": mscale, "mscale_all_dim": mscale_all_dim}
-    for name, value in given.items():
+    weights = {"mscale": mscale, "mscale_all_dim": mscale_all_dim}
+    for name, value in weights.items():
         if value is None:
             continue
         if attention_factor is not None:
             raise ValueError(f"{name}: attention_factor is m itself; leave one of the two out")
         positive(name, value)
-    missing = [name for name, value in given.items() if value is None]
+    missing = [name for name, value in weights.items() if value is None]
     if len(missing) == 1:
         raise ValueError(
             f"{missing[0]}: mscale and mscale_all_dim have an effect together only; give both, or "
@@ -80,7 +78,7 @@ class YaRN(FrequencyTransform):
         dynamic: bool = False,
     ) -> None:
         super().__init__()
-        self.original_length = int(at_least("original_length", original_length, 1))
+        self.original_length = at_least("original_length", original_length, 1)
         if dynamic and factor is not UNSET:
             raise ValueError(
                 f"factor {factor}: with dynamic=True it follows from the length of the sequence; "
@@ -122,11 +120,11 @@ class YaRN(FrequencyTransform):
         low, high = self.ramp_bounds(dim, theta)
         index = torch.arange(dim // 2, dtype=torch.float64, device=inv_freq.device)
         keep = 1 - ((index - low) / (high - low)).clamp(0, 1)
-        factor, own = self.extension(length, inv_freq)
+        factor, m = self.extension(length, inv_freq)
         slowed = keep * inv_freq + (1 - keep) * inv_freq / factor
         # the sum of two parts may differ from the whole in the last bit
         slowed = torch.where(factor > 1, slowed, inv_freq)
-        return frequencies._replace(inv_freq=slowed, magnitude=magnitude * own)
+        return frequencies._replace(inv_freq=slowed, magnitude=magnitude * m)
 
     def extension(self, length: Tensor | None, like: Tensor) -> tuple[Tensor, float | Tensor]:
         """s, () or (B, 1), and m, for rows of these lengths."""

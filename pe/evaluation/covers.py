@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pe.data.retrieval import DEPTHS
+from pe.data.needles import DEPTHS
 from pe.recipes.recipe import Recipe
 
 

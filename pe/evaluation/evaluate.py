@@ -8,10 +8,9 @@ from typing import Any
 
 from pe import devices
 from pe.data import TokenData
-from pe.data.retrieval import DEPTHS
+from pe.data.needles import DEPTHS
 from pe.evaluation.covers import covers
 from pe.evaluation.load import load_model
-from pe.evaluation.needles import evaluate_needles
 from pe.evaluation.retrieval import evaluate_retrieval
 from pe.evaluation.scorer import Log, Scorer, text_of
 from pe.evaluation.start import evaluate_start
@@ -20,6 +19,7 @@ from pe.runs import SCHEMA_VERSION, Run, RunError
 from pe.runs.provenance import code, now
 from pe.training.build import check_evaluation, lengths_beyond
 from pe.training.progress import Progress
+from pe.training.start import check_source
 
 
 def evaluate(run: Run, *, quiet: bool = False, float32_residual: bool = False) -> dict[str, Any]:
@@ -36,10 +36,11 @@ def evaluate(run: Run, *, quiet: bool = False, float32_residual: bool = False) -
 
     Raises:
         RunError: the run is not trained, its checkpoint is not on this machine, or the corpus is no
-            longer what it was trained on.
+            longer what it was trained on, or the source of its encoding is not.
         ValueError: the recipe has no lengths, or lengths for which the text is too short.
     """
     recipe = run.recipe
+    check_source(run)
     known = run.evaluation()
     if known is not None and covers(known, recipe, float32_residual):
         return known
@@ -53,9 +54,9 @@ def evaluate(run: Run, *, quiet: bool = False, float32_residual: bool = False) -
         except RunError as error:  # they are gone: the run itself can be judged all the same
             progress.show(f"not evaluated before training: {error}", last=True)
     with run.lock():
-        found = _evaluate(run, data, progress, float32_residual)
-        run.write_evaluation(found)
-    return found
+        evaluation = _evaluate(run, data, progress, float32_residual)
+        run.write_evaluation(evaluation)
+    return evaluation
 
 
 def _evaluate(
@@ -67,7 +68,7 @@ def _evaluate(
     begun, recipe, model = time.perf_counter(), run.recipe, load_model(run)
     check_evaluation(recipe, data, model)
     scorer = Scorer(model, data, recipe, float32_residual=float32_residual)
-    found = {
+    record = {
         "schema": SCHEMA_VERSION,
         "created": now(),
         "code": code(),
@@ -79,26 +80,22 @@ def _evaluate(
         **_measure(scorer, log),
     }
     if recipe.fit_temperature:
-        found["tempered"] = _tempered(scorer, log)
+        record["tempered"] = _tempered(scorer, log)
     devices.free_memory(model.device)
-    return found | {"seconds": round(time.perf_counter() - begun, 2)}
+    return record | {"seconds": round(time.perf_counter() - begun, 2)}
 
 
 def _measure(
     scorer: Scorer, log: Log, temperatures: Mapping[int, float] | None = None
 ) -> dict[str, Any]:
     """Perplexities, loss by position and, where the recipe asks for it, retrieval."""
-    found = scorer.perplexities(temperatures, log)
+    parts = scorer.perplexities(temperatures, log)
     recipe = scorer.recipe
     if recipe.retrieval_samples:
         log("looking for hidden numbers")
-        if recipe.retrieval_tasks:
-            found["needles"] = evaluate_needles(
-                scorer, recipe.retrieval_tasks, recipe.retrieval_samples * len(DEPTHS), temperatures
-            )
-        else:
-            found["retrieval"] = evaluate_retrieval(scorer, temperatures)
-    return found
+        count = recipe.retrieval_samples * len(DEPTHS)
+        parts |= evaluate_retrieval(scorer, recipe.retrieval_tasks, count, temperatures)
+    return parts
 
 
 def _tempered(scorer: Scorer, log: Log) -> dict[str, Any]:
@@ -111,6 +108,6 @@ def _tempered(scorer: Scorer, log: Log) -> dict[str, Any]:
         return {"fit": None, "reason": "no evaluation length is beyond the training context"}
     log("fitting a temperature on validation text")
     fits = fit_temperatures(scorer, longer)
-    found = {"fit": fits[longer[0]], "fits": {str(n): fit for n, fit in fits.items()}}
+    record = {"fit": fits[longer[0]], "fits": {str(n): fit for n, fit in fits.items()}}
     values = {n: fit["value"] for n, fit in fits.items()}
-    return found | {"reason": None} | _measure(scorer, log, values)
+    return record | {"reason": None} | _measure(scorer, log, values)

@@ -59,11 +59,11 @@ def extend(
     lengths = sorted(recipe.evaluation_lengths)
     progress = Progress(enabled=not quiet)
     with run.lock():
-        found = run.part("extension") or {
+        table = run.part("extension") or {
             "schema": SCHEMA_VERSION, "lengths": lengths, "target_tokens": recipe.target_tokens,
             "windows": 0, "cells": {},
         }  # fmt: skip
-        if (found["lengths"], found["target_tokens"]) != (lengths, recipe.target_tokens):
+        if (table["lengths"], table["target_tokens"]) != (lengths, recipe.target_tokens):
             raise RunError(
                 f"{run.directory / 'extension.json'} is of other lengths or targets than the "
                 "recipe's; remove it to measure again"
@@ -72,15 +72,15 @@ def extend(
         model = load_model(source)
         second = {} if source is run else {"retrained": retraining(source)}
         scorer = Scorer(model, data, recipe)
-        found["windows"] = len(scorer.ends)
-        for name, method, given in _cells(methods or extension_methods(), factors, options or {}):
-            known = found["cells"].get(name, {"options": {}})["options"]
-            if name in found["cells"] and all(known.get(k) == v for k, v in given.items()):
+        table["windows"] = len(scorer.ends)
+        for name, method, chosen in _cells(methods or extension_methods(), factors, options or {}):
+            known = table["cells"].get(name, {"options": {}})["options"]
+            if name in table["cells"] and all(known.get(k) == v for k, v in chosen.items()):
                 continue
             progress.show(f"extending by {name}", last=True)
-            begun, new = time.perf_counter(), convert(model, method, **given).eval()
+            begun, new = time.perf_counter(), convert(model, method, **chosen).eval()
             perplexity = scorer.of(new).perplexities()["perplexity"]
-            found["cells"][name] = {
+            table["cells"][name] = {
                 "pe": method,
                 "options": {**new.config.pe_options},
                 "created": now(),
@@ -90,8 +90,8 @@ def extend(
                 "perplexity": perplexity,
                 **second,
             }
-            run.write_part("extension", found)
-    return found
+            run.write_part("extension", table)
+    return table
 
 
 def _cells(
@@ -103,8 +103,8 @@ def _cells(
         scaled = takes_option(method, "factor")
         for factor in factors if scaled else (1.0,):
             name = f"{method}@{factor:g}"
-            given = {"factor": float(factor)} if scaled else {}
-            cells.append((name, method, {**given, **options.get(name, {})}))
+            chosen = {"factor": float(factor)} if scaled else {}
+            cells.append((name, method, {**chosen, **options.get(name, {})}))
     for name in options:
         if name not in (names := [cell[0] for cell in cells]):
             raise unknown("cell in options", name, names)

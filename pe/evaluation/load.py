@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from pathlib import Path
 
-import pe.model  # noqa: F401  (registers the model with transformers' Auto classes)
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
 from pe import devices
-from pe._quiet import quiet_libraries
 from pe.model import PEForCausalLM
 from pe.runs import Run, RunError
-from pe.training.start import retrained_copy
+from pe.training.build import read_model
+from pe.training.start import check_source, retrained_copy
 
 
-def _checkpoint(run: Run) -> str:
+def _checkpoint(run: Run) -> Path:
     if not (run.checkpoint / "config.json").exists():
         raise RunError(
             f"{run.checkpoint} is not on this machine (weights are not kept in git); train the run "
             "again to have it"
         )
-    return str(run.checkpoint)
+    return run.checkpoint
 
 
 def holder(run: Run) -> Run:
@@ -30,10 +31,14 @@ def holder(run: Run) -> Run:
 
 
 def load_model(run: Run) -> PEForCausalLM:
-    """The trained model in evaluation mode, on the device of `pe.devices.choose`."""
-    with quiet_libraries():
-        model: PEForCausalLM = AutoModelForCausalLM.from_pretrained(_checkpoint(run))
-    return model.to(devices.choose()).eval()  # type: ignore[no-any-return]
+    """The trained model in evaluation mode, on the device of `pe.devices.choose`.
+
+    Raises:
+        RunError: the weights are not here, cannot be read, or the source of the encoding has
+            changed since they were trained.
+    """
+    check_source(run)
+    return read_model(_checkpoint(run)).to(devices.choose()).eval()  # type: ignore[no-any-return]
 
 
 def load_tokenizer(run: Run) -> PreTrainedTokenizerBase:

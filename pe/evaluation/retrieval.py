@@ -1,21 +1,19 @@
-"""Can the model find a number that the text hides? Exact match by length and depth.
+"""Can the model find numbers that the text hides? Exact match, by length.
 
-Every prompt with its answer is exactly L tokens. Scores are teacher-forced: one forward pass gives
-the logits of all digits of the answer. Three are recorded for each cell of the grid, as counts:
-
-    exact    all digits right, the choice being among the ten digits   (chance 1e-5)
-    greedy   all digits right, the choice being the whole vocabulary; the same as greedy decoding,
-             since a continuation is judged only as long as it is right
-    digits   single digits right, among the ten                        (chance 0.1 each)
+Every prompt with its answers is exactly L tokens, its haystack is held-out text, and all models get
+the same prompts (`pe.data.needles`). Scores are teacher-forced: one forward pass gives the logits
+of all digits of all answers, and a prompt is right where every digit of every answer is. The choice
+is among the ten digits (a guess is right once in ten for each), or, as ``greedy``, the whole
+vocabulary; that is the same as greedy decoding, since a continuation is judged only as long as it
+is right.
 
 Two controls take the answer out of the text: the needle ``removed``, and a needle that states
-``another`` key. A model that still scores there is not reading. Haystacks are held-out text; all
-models get the same prompts.
+``another`` number. A model that still scores there is not reading.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,99 +21,129 @@ import torch
 from torch import Tensor
 
 from pe._errors import PositionError
-from pe.data.retrieval import DEPTHS, DIGITS, TASKS, Item, RetrievalText, draw_item
+from pe.data.needles import DEPTHS, VARIANTS, NeedleText, Prompt, even_depth, texts_of
 from pe.data.shards import Split
 from pe.evaluation.scorer import Scorer, no_value
 
-SEED = 20_231_111
+SEED, EARLIER_SEED = 20_240_404, 20_231_111
 """Of the prompts: the same for every model and every training seed."""
-VARIANTS = ("found", "removed", "another")
+CONTROLS = 0.2
+"""Prompts of each control, as a share of the prompts."""
 
 
 def prompts(
-    text: RetrievalText, split: Split, length: int, samples: int, variant: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids (depths x samples, length) and the digits to be found (depths x samples, 5).
+    text: NeedleText, split: Split, length: int, count: int, variant: str = "found"
+) -> list[Prompt]:
+    """``count`` prompts of ``length`` tokens; the first needle asked for lies at even depths.
+
+    Each haystack begins with a document, one document after another. The earlier tasks have as many
+    prompts at each of `DEPTHS`, one depth after the other.
 
     Raises:
-        ValueError: no document of ``split`` has as many tokens as ``length``.
+        ValueError: no document of ``split`` has ``length`` tokens, or no room in ``length``.
     """
-    places = haystack_starts(split, length)
-    rows, keys = [], []
-    for d, depth in enumerate(DEPTHS):
-        for s in range(samples):
-            index = d * samples + s
-            item = draw_item(SEED, index, depth)
-            start = places[index % len(places)]
-            haystack = np.asarray(split.tokens[start : start + length], dtype=np.int64)
-            if variant == "removed":
-                row = text.without_needle(item, length, haystack)
-            elif variant == "another":  # every digit differs
-                other = Item((item.key + 1 + index % 9) % 10, item.name, depth)
-                row = text.build(item, length, haystack, hidden=other)
-            else:
-                row = text.build(item, length, haystack)
-            rows.append(row)
-            keys.append(item.key)
-    return np.stack(rows), np.stack(keys)
-
-
-def haystack_starts(split: Split, length: int) -> np.ndarray:
-    """Where haystacks begin: each inside one document, one document after another."""
     documents = np.flatnonzero(split.lengths >= length)
     if not len(documents):
         raise ValueError(
             f"no test document has {length:,} tokens; use a corpus with longer documents or "
             "shorter evaluation_lengths"
         )
-    return np.asarray(split.starts[documents])
+    earlier = text.task.earlier
+    each = count // len(DEPTHS)
+    made = []
+    for index in range(count):
+        depth = DEPTHS[index // each] if earlier else even_depth(index, count)
+        start = int(split.starts[documents[index % len(documents)]])
+        haystack = np.asarray(split.tokens[start : start + length], dtype=np.int64)
+        seed = EARLIER_SEED if earlier else SEED
+        made.append(text.build(seed, index, length, haystack, depth=depth, variant=variant))
+    return made
 
 
-def score(
-    scorer: Scorer, rows: np.ndarray, keys: np.ndarray, digit_ids: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Right or wrong for each prompt: ``exact`` and ``greedy`` (N,), ``digits`` (N, 5)."""
+def hits(scorer: Scorer, made: Sequence[Prompt], digit_ids: np.ndarray) -> np.ndarray:
+    """Right or wrong for each digit of all answers: bool (2, prompts, digits).
 
-    def answers(hidden: Tensor, some: slice) -> Tensor:
-        """The best among the digits and the best of the vocabulary, (n, 2, 5) token ids."""
+    First with the choice among the ten digits, then with the whole vocabulary.
+    """
+    # The token at place t is predicted from those before it, at t - 1.
+    places = np.stack([p.places for p in made]) - 1
+
+    def best(hidden: Tensor, some: slice) -> Tensor:
+        at = torch.from_numpy(places[some]).to(hidden.device)[..., None]
         choices = torch.from_numpy(digit_ids).to(hidden.device)
-        logits = scorer.model.lm_head(hidden[:, -DIGITS:]).float()
+        states = hidden.gather(1, at.expand(-1, -1, hidden.shape[-1]))
+        logits: Tensor = scorer.model.lm_head(states).float()
         return torch.stack((choices[logits[..., choices].argmax(-1)], logits.argmax(-1)), 1)
 
-    right = scorer.apply(rows, answers) == digit_ids[keys][:, None]
-    digits, free = right[:, 0], right[:, 1]
-    return {"exact": digits.all(-1), "greedy": free.all(-1), "digits": digits}
+    answers = digit_ids[np.stack([p.digits for p in made])]
+    right: np.ndarray = scorer.apply(np.stack([p.ids for p in made]), best) == answers[:, None]
+    return right.swapaxes(0, 1)
 
 
 def evaluate_retrieval(
-    scorer: Scorer, temperatures: Mapping[int, float] | None = None
+    scorer: Scorer,
+    tasks: Sequence[str],
+    count: int,
+    temperatures: Mapping[int, float] | None = None,
 ) -> dict[str, Any]:
-    """The ``retrieval`` part of evaluation.json: counts by task, length, depth.
+    """A part of evaluation.json: ``{"needles": ...}`` of each task and length.
 
-    As many prompts in each cell as the scorer's recipe says; controls are pooled over the depths.
-    ``temperatures`` as in `Scorer.perplexities`.
+    ``prompts`` is a string with 1 for each prompt that is wholly right and 0 for the others, in
+    their order, which is the same for every model; ``numbers`` and ``digits`` are the shares of
+    numbers and digits that are right; ``controls`` counts prompts that are right without a cause.
+
+    Without tasks it is ``{"retrieval": ...}``, the record of the earlier ones: counts by depth.
     """
-    samples, tasks = scorer.recipe.retrieval_samples, {}
-    for task in TASKS:
-        text, cells = RetrievalText(task, scorer.data.tokenizer), {}
+    results: dict[str, Any] = {}
+    for text in texts_of(tasks, scorer.data.tokenizer):
+        cells = results[text.task.name] = {}
         for length in scorer.lengths:
-            with scorer.temperature((temperatures or {}).get(length)):
-                cells[str(length)] = _length(scorer, text, length, samples)
-        tasks[task] = cells
-    return {"samples": samples, "depths": list(DEPTHS), "digits": DIGITS, "tasks": tasks}
+            try:
+                with scorer.temperature((temperatures or {}).get(length)):
+                    measure = _cell if tasks else _cell_by_depth
+                    cells[str(length)] = measure(scorer, text, length, count)
+            except PositionError as error:
+                names = ("prompts",) if tasks else ("exact", "greedy", "digits", "controls")
+                cells[str(length)] = dict.fromkeys(names) | {"reason": no_value(error)}
+    digits = text.task.digits
+    if tasks:
+        return {"needles": {"count": count, "seed": SEED, "digits": digits, "tasks": results}}
+    samples = count // len(DEPTHS)
+    depths = list(DEPTHS)
+    return {"retrieval": {"samples": samples, "depths": depths, "digits": digits, "tasks": results}}
 
 
-def _length(scorer: Scorer, text: RetrievalText, length: int, samples: int) -> dict[str, Any]:
-    cell: dict[str, Any] = {"exact": None, "greedy": None, "digits": None, "controls": None}
-    try:
-        for variant in VARIANTS:
-            rows, keys = prompts(text, scorer.split, length, samples, variant)
-            right = score(scorer, rows, keys, text.digit_ids)
-            by_depth = {k: v.reshape(len(DEPTHS), -1).sum(-1).tolist() for k, v in right.items()}
-            if variant == "found":
-                cell |= by_depth | {"controls": {}}
-            else:
-                cell["controls"][variant] = {name: sum(c) for name, c in by_depth.items()}
-    except PositionError as error:
-        return cell | {"reason": no_value(error)}
-    return cell | {"reason": None}
+def control_prompts(count: int) -> int:
+    """Prompts of each control beside ``count`` prompts."""
+    return max(1, round(CONTROLS * count))
+
+
+def _right(
+    scorer: Scorer, text: NeedleText, length: int, count: int, variant: str = "found"
+) -> np.ndarray:
+    return hits(scorer, prompts(text, scorer.split, length, count, variant), text.digit_ids)
+
+
+def _cell(scorer: Scorer, text: NeedleText, length: int, count: int) -> dict[str, Any]:
+    digits = _right(scorer, text, length, count)[0]
+    numbers = digits.reshape(count, -1, text.task.digits).all(-1)
+    controls = {v: _right(scorer, text, length, control_prompts(count), v)[0] for v in VARIANTS[1:]}
+    return {
+        "prompts": "".join(str(int(all(row))) for row in numbers),
+        "numbers": round(float(numbers.mean()), 6),
+        "digits": round(float(digits.mean()), 6),
+        "controls": {variant: int(right.all(-1).sum()) for variant, right in controls.items()},
+        "reason": None,
+    }
+
+
+def _cell_by_depth(scorer: Scorer, text: NeedleText, length: int, count: int) -> dict[str, Any]:
+    counts: dict[str, dict[str, list[int]]] = {}
+    for variant in VARIANTS:
+        digits, free = _right(scorer, text, length, count, variant)
+        right = {"exact": digits.all(-1), "greedy": free.all(-1), "digits": digits}
+        counts[variant] = {
+            name: hit.reshape(len(DEPTHS), -1).sum(-1).tolist() for name, hit in right.items()
+        }
+    controls = {v: {name: sum(c) for name, c in counts[v].items()} for v in VARIANTS[1:]}
+    return counts["found"] | {"controls": controls, "reason": None}

@@ -47,7 +47,7 @@ def text_of(run: Run) -> TokenData:
         RunError: the text or the tokenizer is no longer what the run was trained on.
     """
     r, recorded = run.recipe, run.read()["data"]
-    data = prepare(r.corpus, r.vocab_size, r.tokenizer)
+    data = prepare(r.corpus, r.vocab_size, r.tokenizer, separator=r.separator)
     check_text(data, recorded, str(run.directory), "train it again in another study")
     return data
 
@@ -113,7 +113,7 @@ class Scorer:
         Raises:
             PositionError: the encoding has fewer than T positions.
         """
-        inner, device, found = self.model.model, self.model.device, []
+        inner, device, results = self.model.model, self.model.device, []
         size, before = max(1, self.tokens_per_batch // texts.shape[1]), inner.float32_residual
         inner.float32_residual = self.float32_residual
         try:
@@ -124,10 +124,10 @@ class Scorer:
                     ids[:, 0] = self.data.end_id
                 with devices.autocast(self.recipe.precision, device), same_draws(device):
                     hidden = inner(input_ids=ids, use_cache=False).last_hidden_state
-                    found.append(read(hidden, some).cpu().numpy())
+                    results.append(read(hidden, some).cpu().numpy())
         finally:
             inner.float32_residual = before
-        return np.concatenate(found)
+        return np.concatenate(results)
 
     def losses(self, length: int) -> np.ndarray:
         """Loss of every target of every window: float64 (windows, length), nats.

@@ -35,7 +35,7 @@ def evaluate_start(
         The ``conversion`` part of run.json: ``before`` and ``converted``, cells by length.
 
     Raises:
-        RunError: the run began with weights of its own, or those it began with are not on this
+        RunError: the run began with new weights, or those it began with are not on this
             machine, or the corpus is no longer what they were trained on.
     """
     recipe = run.recipe
@@ -50,18 +50,20 @@ def evaluate_start(
         return known
     start = start_of(recipe, run.directory.parent)
     if start is None:
-        raise RunError(f"{run.directory} began with weights of its own")
-    data = data or prepare(recipe.corpus, recipe.vocab_size, recipe.tokenizer)
+        raise RunError(f"{run.directory} began with new weights")
+    data = data or prepare(
+        recipe.corpus, recipe.vocab_size, recipe.tokenizer, separator=recipe.separator
+    )
     check_text(data, start.data, start.parent.name, "evaluate where its text is")
     with quiet_libraries():
         before: PEForCausalLM = PEForCausalLM.from_pretrained(start.weights, dtype=torch.float32)
     converted = start_model(start, recipe, build_config(recipe, data.vocab_size))
-    progress, found, device = Progress(enabled=not quiet), {}, devices.choose()
+    progress, cells, device = Progress(enabled=not quiet), {}, devices.choose()
     for name, model in (("before", before), ("converted", converted)):
         progress.show(f"evaluating the weights {name}", last=True)
         scorer = Scorer(model.to(device).eval(), data, recipe)
-        found[name] = scorer.perplexities()["perplexity"]
-    conversion = {"created": now(), **wanted, "windows": len(scorer.ends), **found}
+        cells[name] = scorer.perplexities()["perplexity"]
+    conversion = {"created": now(), **wanted, "windows": len(scorer.ends), **cells}
     with run.lock():
         run.update(conversion=conversion)
     return conversion

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from pe.figures.style import FAINT
 
@@ -36,7 +37,7 @@ def log_perplexity(axes: Axes, limit: int | None = None) -> None:
     subs = (1.0,) if high / low > 1e3 else (1, 2, 5) if high / low > 4 else range(1, 10)
     axes.yaxis.set_major_locator(LogLocator(subs=subs))
     axes.yaxis.set_major_formatter(PLAIN)
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def mark(axes: Axes, x: float, text: str = "") -> None:
@@ -47,6 +48,12 @@ def mark(axes: Axes, x: float, text: str = "") -> None:
             text, (x, 1), xycoords=("data", "axes fraction"), xytext=(4, -3),
             textcoords="offset points", va="top", color=FAINT, fontsize=8.5,
         )  # fmt: skip
+
+
+BASELINE: dict[str, Any] = {"color": FAINT, "linewidth": 1.1, "zorder": 1.5}
+"""Of lines that other lines are held against."""
+CUT: dict[str, Any] = BASELINE | {"linestyle": (0, (3, 2)), "label": "cut to the training length"}
+GUESS: dict[str, Any] = BASELINE | {"linestyle": (0, (1, 1.5)), "label": "uniform guessing"}
 
 
 def legend(figure: Figure, handles: Sequence[Artist], columns: int = 3) -> None:

@@ -1,15 +1,15 @@
-"""Curves of a run extended without training: by factor, and by length."""
+"""Curves of a run extended without training, by length."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pe.figures.axes import (
+    CUT,
     LENGTHS,
     PERPLEXITY,
     labels,
@@ -18,15 +18,9 @@ from pe.figures.axes import (
     numbers,
     powers_of_two,
 )
-from pe.figures.style import FAINT, INK, colour, marker, style
-from pe.results.extensions import Extended, at_its_length, extended
+from pe.figures.style import INK, colour, marker, style
+from pe.results.extensions import extended
 from pe.results.quantities import label
-
-Base = Mapping[float, float]
-
-
-def _methods(cells: Sequence[Extended]) -> dict[str, list[Extended]]:
-    return {pe: list(found) for pe, found in itertools.groupby(cells, key=lambda cell: cell.pe)}
 
 
 def _look(pe: str) -> dict[str, Any]:
@@ -38,40 +32,15 @@ def _look(pe: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _finish(figure: Figure, axes: Axes, x: str) -> Figure:
-    labels(figure, x, PERPLEXITY)
-    legend(figure, axes.get_legend_handles_labels()[0], columns=4)
-    return figure
-
-
 @style()
-def by_factor(record: Mapping[str, Any], context_length: int, base: Base) -> Figure:
-    """A panel for each length beyond the training's: perplexity there by factor of the method."""
-    cells = extended(record, context_length)
-    lengths = [m for m in sorted(base) if m > 1]
-    figure = Figure(figsize=(5.8, 5.6), layout="constrained")
-    grid = figure.subplots(-(-len(lengths) // 2), 2, squeeze=False, sharex=True, sharey=True)
-    for axes, length in zip(grid.flat, lengths, strict=False):
-        for pe, members in _methods(cells).items():
-            if len(members) > 1:  # one without a factor is a point on no axis
-                values = [c.perplexity.get(length) for c in members]
-                axes.plot([c.factor for c in members], numbers(values), **_look(pe))
-        look = {"color": FAINT, "linewidth": 1.2}
-        axes.axhline(base[length], label="as trained", **look)
-        cut = "cut to the training length"
-        axes.axhline(base[1.0], linestyle=(0, (2, 2)), label=cut, **look)
-        axes.set_title(f"text of {length:g}× the training length", fontsize=10)
-        axes.tick_params(labelbottom=True)
-        powers_of_two(axes, sorted({c.factor for c in cells if c.factor and len(cells) > 1}))
-        log_perplexity(axes)
-    for axes in list(grid.flat)[len(lengths) :]:
-        axes.remove()
-    return _finish(figure, grid.flat[0], "factor")
+def by_length(
+    record: Mapping[str, Any], context_length: int, base: Mapping[float, float]
+) -> Figure:
+    """Left: each length read with the factor that equals it. Right: the largest factor, always.
 
-
-@style()
-def by_length(record: Mapping[str, Any], context_length: int, base: Base) -> Figure:
-    """Left: each length read with the factor that equals it. Right: the largest factor, always."""
+    Args:
+        base: perplexities of the run itself, by multiples of the training length.
+    """
     cells = extended(record, context_length)
     lengths = sorted(base)
     largest = max((c.factor for c in cells if c.factor), default=None)
@@ -79,8 +48,10 @@ def by_length(record: Mapping[str, Any], context_length: int, base: Base) -> Fig
     left, right = figure.subplots(1, 2, sharey=True)
     for axes in (left, right):
         axes.plot(lengths, [base[m] for m in lengths], color=INK, linewidth=1.2, label="as trained")
-    for pe, members in _methods(cells).items():
-        chosen = {m: c for m in lengths for c in at_its_length(members, m)}
+        axes.plot(lengths, [base.get(min(m, 1.0)) for m in lengths], **CUT)
+    for pe, group in itertools.groupby(cells, key=lambda cell: cell.pe):
+        members = list(group)
+        chosen = {m: c for m in lengths for c in members if c.factor in (None, m)}
         values = [chosen[m].perplexity.get(m) if m in chosen else None for m in lengths]
         if members[0].factor is not None and 1.0 in base:
             values[lengths.index(1.0)] = base[1.0]  # a factor of 1 is the run itself
@@ -93,4 +64,6 @@ def by_length(record: Mapping[str, Any], context_length: int, base: Base) -> Fig
     for axes in (left, right):
         powers_of_two(axes, lengths)
         log_perplexity(axes)
-    return _finish(figure, left, LENGTHS)
+    labels(figure, LENGTHS, PERPLEXITY)
+    legend(figure, left.get_legend_handles_labels()[0], columns=4)
+    return figure

@@ -10,7 +10,8 @@ from matplotlib.ticker import FuncFormatter
 
 from pe.figures.axes import PERPLEXITY, labels, legend, log_perplexity, mark, numbers, powers_of_two
 from pe.figures.style import FAINT, colour, marker, style
-from pe.results.finetuned import CONTROL, FineTuned, windows
+from pe.results.finetuned import CONTROL, FineTuned
+from pe.results.quantities import trained_length
 
 PALE = (0, (4, 1.6))
 
@@ -21,7 +22,7 @@ def by_length(rows: Sequence[FineTuned]) -> Figure:
 
     The control, longer windows and no other frequencies, is in every panel, pale.
     """
-    length = windows(rows)
+    length = trained_length(rows[0].row.runs)
     control = next((row for row in rows if row.row.label == CONTROL), None)
     shown = [row for row in rows if row is not control] or list(rows)
     across = min(3, len(shown))

@@ -12,9 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from pe.figures.axes import PLAIN, legend
+from pe.figures.axes import BASELINE, CUT, GUESS, PLAIN, legend
 from pe.figures.style import FAINT, style
-from pe.results.rows import Row, measure
+from pe.results.quantities import vocabulary
+from pe.results.rows import Row, ceilings, measure
 
 PLACES = {
     "none": "#858585",
@@ -44,8 +45,12 @@ def reach(rows: Sequence[Row], places: Mapping[str, str], far: int = 16) -> Figu
 
     Args:
         places: by a row's label, where it acts: a key of `PLACES`.
+
+    Thin lines are baselines: RoPE, or else the first row, reading no more than the training length;
+    rows trained on longer windows, at that length; and uniform guessing, where a row gets there.
     """
-    found = ordered(rows, far)
+    longer = ceilings(rows)
+    found = ordered([row for row in rows if row not in longer], far)
     figure = Figure(figsize=(5.6, 0.95 + 0.2 * len(found)), layout="constrained")
     axes = figure.subplots()
     for height, (row, near, there) in enumerate(found):
@@ -63,8 +68,15 @@ def reach(rows: Sequence[Row], places: Mapping[str, str], far: int = 16) -> Figu
     axes.xaxis.set_major_formatter(PLAIN)
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("perplexity")
+    read = next((item for item in found if item[0].label == "rope"), found[0])
+    lines = [axes.axvline(read[1], **(CUT | {"label": f"{read[0].title}, {CUT['label']}"}))]
+    for row, at, _ in ordered(longer, far):
+        lines.append(axes.axvline(at, **(BASELINE | {"label": row.title})))
+    limit = vocabulary(found[0][0].runs[0])
+    if axes.get_xlim()[1] > limit:
+        lines.append(axes.axvline(limit, **GUESS))
     shown = {places[row.label] for row, *_ in found}
-    lines = [
+    lines += [
         Line2D([], [], marker="o", linestyle="none", color=FAINT, label="1×"),
         Line2D([], [], marker="D", linestyle="none", color=FAINT, markerfacecolor="none",
                label=f"{far}×"),

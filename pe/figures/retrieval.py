@@ -8,54 +8,57 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.collections import PatchCollection
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import PercentFormatter
 
-from pe.figures.axes import labels
-from pe.figures.style import INK, SEQUENTIAL, style
-from pe.results.quantities import counts, multiples, part
-from pe.results.rows import Row
+from pe.figures.axes import LENGTHS, labels, legend, mark, numbers, powers_of_two
+from pe.figures.style import INK, SEQUENTIAL, colour, marker, style
+from pe.results.intervals import Interval
+from pe.results.quantities import answers, multiples
+from pe.results.rows import Row, measure
 
 
-def shares(
-    row: Row, task: str, names: Sequence[str], tempered: bool = False
-) -> tuple[list[float], np.ndarray]:
+def shares(row: Row, task: str, names: Sequence[str]) -> tuple[list[float], np.ndarray]:
     """Depths, and exact matches as shares (depths, lengths), NaN where there is none."""
-    depths: list[float] = []
-    columns: list[list[list[float]]] = []
-    for run in row.runs:
-        found = part(run, tempered).get("retrieval")
-        if found is None:
-            continue
-        depths = found["depths"]
-        each = []
-        for name in names:
-            cell = counts(run, task, float(name[:-1]), tempered=tempered)
-            exact = (cell or {}).get("exact")
-            each.append([np.nan] * len(depths) if exact is None else exact)
-        columns.append(each)
-        samples = found["samples"]
-    if not columns:
+    found = [[answers(run, f"{task}@{name}") for name in names] for run in row.runs]
+    first = next((cell for cells in found for cell in cells if cell), None)
+    if first is None:
         return [], np.zeros((0, 0))
-    return depths, np.asarray(np.mean(columns, axis=0).T / samples)
+    none = [np.nan] * len(first.depths)
+    right = [[(cell and cell.right) or none for cell in cells] for cells in found if any(cells)]
+    return list(first.depths), np.asarray(np.mean(right, axis=0).T / first.samples)
 
 
 @style()
-def retrieval(rows: Sequence[Row], task: str, tempered: bool = False) -> Figure:
+def retrieval(rows: Sequence[Row], task: str) -> Figure:
     """A heat map of exact matches for each row that was asked."""
     names = multiples([run for row in rows for run in row.runs])
-    found = [(row, *shares(row, task, names, tempered)) for row in rows]
+    found = [(row, *shares(row, task, names)) for row in rows]
     asked = [(row, depths, share) for row, depths, share in found if depths]
     across = min(5, max(1, len(asked)))
     down = max(1, -(-len(asked) // across))
     figure = Figure(figsize=(6.2, 0.7 + 2.0 * down), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
     for axes, (row, depths, share) in zip(grid.flat, asked, strict=False):
-        _map(axes, depths, share, names)
+        axes.grid(visible=False)
+        shown = np.ma.masked_less_equal(np.nan_to_num(share), 0)  # nothing is drawn of nothing
+        axes.pcolormesh(
+            range(len(names)), range(len(depths)), shown, cmap=SEQUENTIAL, vmin=0, vmax=1
+        )
+        axes.set_ylim(len(depths) - 0.5, -0.5)  # the beginning of the text is at the top
+        axes.set_xticks(range(len(names)), [name.replace("x", "×") for name in names], fontsize=7)
+        last = len(depths) - 1
+        marks = sorted({0, last // 2, last})
+        axes.set_yticks(marks, [f"{depths[i]:.0%}" for i in marks], fontsize=7.5)
+        axes.tick_params(length=2)
+        if "1x" in names:
+            at = names.index("1x") - 0.5
+            axes.add_patch(
+                Rectangle((at, -0.5), 1, len(depths), fill=False, edgecolor=INK, linewidth=1)
+            )
         axes.set_title(row.title.replace(", ", ",\n"), fontsize=8.5)
     for axes in list(grid.flat)[len(asked) :]:
         axes.remove()
@@ -65,31 +68,29 @@ def retrieval(rows: Sequence[Row], task: str, tempered: bool = False) -> Figure:
         bar = figure.colorbar(colours, ax=maps, fraction=0.03, pad=0.01, aspect=40)
         bar.set_ticks([0, 0.5, 1], labels=["0%", "50%", "100%"], fontsize=8.5)
         bar.outline.set_visible(False)
-    labels(
-        figure,
-        "length, in multiples of the training length",
-        "depth of the number: 0% is the beginning",
-    )
+    labels(figure, LENGTHS, "depth of the number: 0% is the beginning")
     return figure
 
 
-def _map(axes: Axes, depths: Sequence[float], share: np.ndarray, names: Sequence[str]) -> None:
-    axes.grid(visible=False)
-    cells = [
-        Rectangle((column - 0.5, row - 0.5), 1, 1, linewidth=0, facecolor=SEQUENTIAL(value))
-        for (row, column), value in np.ndenumerate(share)
-        if value > 0
-    ]  # a cell of nothing is transparent, so it is not drawn
-    axes.add_collection(PatchCollection(cells, match_original=True))
-    axes.set_xlim(-0.5, len(names) - 0.5)
-    axes.set_ylim(len(depths) - 0.5, -0.5)  # the beginning of the text is at the top
-    axes.set_xticks(range(len(names)), [name.replace("x", "×") for name in names], fontsize=7)
-    last = len(depths) - 1
-    marks = sorted({0, last // 2, last})
-    axes.set_yticks(marks, [f"{depths[i]:.0%}" for i in marks], fontsize=7.5)
-    axes.tick_params(length=2)
-    if "1x" in names:
-        at = names.index("1x") - 0.5
-        axes.add_patch(
-            Rectangle((at, -0.5), 1, len(depths), fill=False, edgecolor=INK, linewidth=1)
-        )
+@style()
+def by_length(row: Row, tasks: Sequence[str]) -> Figure:
+    """The share of prompts that are wholly right against the length: a line for each task."""
+    names = multiples(row.runs)
+    figure = Figure(figsize=(6.2, 3.4), layout="constrained")
+    axes = figure.add_subplot()
+    for task in tasks:
+        cells = [measure(row, f"{task}@{name}") for name in names]
+        y = np.array(numbers(cell.value for cell in cells))
+        ends = [cell.interval or Interval(np.nan, np.nan, np.nan, 0) for cell in cells]
+        beside = [y - [end.low for end in ends], [end.high for end in ends] - y]
+        axes.errorbar(
+            [float(name[:-1]) for name in names], y, np.abs(beside),
+            color=colour(task), marker=marker(task), label=task, capsize=2,
+        )  # fmt: skip
+    powers_of_two(axes, [float(name[:-1]) for name in names])
+    axes.set_ylim(-0.03, 1.03)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    mark(axes, 1.0)
+    legend(figure, axes.get_legend_handles_labels()[0])
+    labels(figure, LENGTHS, "prompts answered")
+    return figure

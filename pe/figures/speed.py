@@ -1,7 +1,7 @@
 """Figures of a speed record: tokens/s and memory of a training step against the length.
 
-One line a family, drawn through the encoding that stands for it; beside them transformers' Llama.
-The number of tokens in a step is the same everywhere, so a level line is a cost that grows
+A line for each encoding that costs something else than those before it; beside them transformers'
+Llama. The number of tokens in a step is the same everywhere, so a level line is a cost that grows
 linearly with the text. Imports no torch.
 """
 
@@ -16,11 +16,13 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from pe.figures.axes import WHOLE, numbers, powers_of_two
 from pe.figures.style import FAINT, colour, marker, style
-from pe.speed.families import FAMILIES, title
+from pe.speed.names import library, title
 from pe.speed.record import Result, Speed
 from pe.speed.tables import rate
 
 LLAMA = "transformers/rope"
+DISTINCT = 0.15
+"""Encodings are drawn apart where their tokens/s differ by more at some length."""
 LEAST_RANGE = 8.0
 """Of the axes, from bottom to top."""
 
@@ -48,23 +50,29 @@ def training(speed: Speed) -> Figure:
 
 
 def _lines(speed: Speed, lengths: Sequence[int]) -> list[tuple[str, dict[str, Any]]]:
-    """System and look of each line: families that were measured at all."""
-
-    def there(system: str) -> bool:
-        return any(speed.result(system, "train", n).tokens_per_second for n in lengths)
-
-    found: list[tuple[str, dict[str, Any]]] = []
-    for family in FAMILIES.values():
-        system = next((m for m in family.members if there(m)), None)
-        if system is None:
+    """System and look of each line: NoPE, RoPE, and what costs something else than all before."""
+    drawn: dict[str, list[float | None]] = {}
+    for system in dict.fromkeys(
+        ("nope", "rope", *(row["system"] for row in speed.record["cells"]))
+    ):
+        costs = [speed.ratio(system, "train", n) for n in lengths]
+        if library(system) or not any(costs):
             continue
-        more = len(family.members) > 1 and title(system) not in family.title
-        name = title(system) + (f" ({family.title})" if more else "")
-        found.append((system, {"color": colour(system), "marker": marker(system), "label": name}))
-    if there(LLAMA):
+        if system == "rope" or all(_apart(costs, others) for others in drawn.values()):
+            drawn[system] = costs
+    looks: list[tuple[str, dict[str, Any]]] = [
+        (system, {"color": colour(system), "marker": marker(system), "label": title(system)})
+        for system in drawn
+    ]
+    if any(speed.result(LLAMA, "train", n).tokens_per_second for n in lengths):
         look = {"color": FAINT, "linestyle": (0, (4, 2)), "marker": ".", "label": title(LLAMA)}
-        found.append((LLAMA, look))
-    return found
+        looks.append((LLAMA, look))
+    return looks
+
+
+def _apart(costs: Sequence[float | None], others: Sequence[float | None]) -> bool:
+    pairs = zip(costs, others, strict=True)
+    return any(one and other and abs(one / other - 1) > DISTINCT for one, other in pairs)
 
 
 def _axes(axes: Axes, lengths: Sequence[int], label: str, plain: bool) -> None:

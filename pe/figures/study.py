@@ -2,12 +2,17 @@
 
 Of a study whose runs start from one another, a panel for each encoding and the runs converted from
 it: in the encoding's colour, with dashes and markers that tell them apart; runs that neither began
-elsewhere nor were converted are grey in every panel, for comparison. All other runs share a panel.
-Lines are the means that tables show, and bands are their intervals.
+elsewhere nor were converted are grey in every panel, for comparison. Other runs share a panel, or
+have one each where they are many. Lines are the means that tables show, bands their intervals.
+
+Thin grey lines are baselines: the first row of a panel, RoPE if there is one, reading no more than
+the training length; runs of the study that were trained on longer windows; and a model that gives
+every token of the vocabulary the same chance, where a curve gets that far.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,9 +20,17 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import (
+    FixedLocator,
+    MaxNLocator,
+    NullLocator,
+    PercentFormatter,
+)
 
 from pe.figures.axes import (
+    BASELINE,
+    CUT,
+    GUESS,
     LENGTHS,
     PERPLEXITY,
     PLAIN,
@@ -30,8 +43,8 @@ from pe.figures.axes import (
     powers_of_two,
 )
 from pe.figures.style import FAINT, INK, colour, marker, style
-from pe.results.quantities import RunLike, label, multiples, vocabulary
-from pe.results.rows import Row, grouped, measure
+from pe.results.quantities import RunLike, label, multiples, rescaled, trained_length, vocabulary
+from pe.results.rows import Row, ceilings, cut, grouped, measure
 
 _DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
 _MARKERS = ("o", "v", "s", "D")
@@ -39,11 +52,18 @@ _PALE: dict[str, Any] = {"linestyle": (0, (3, 2)), "linewidth": 1.1, "alpha": 0.
 Draw = Callable[[Axes, Row, dict[str, Any]], None]
 
 
-def families(rows: Sequence[Row]) -> list[tuple[str, list[Row], list[Row]]]:
-    """(title, rows in colour, rows in grey) of each panel; one panel if no run was converted."""
+MANY = 8
+"""More rows than that have a panel each: more lines hide each other."""
+
+
+def families(
+    rows: Sequence[Row], highlight: str | None = None
+) -> list[tuple[str, list[Row], list[Row]]]:
+    """(title, rows in colour, rows in grey) of each panel."""
     parents = list(dict.fromkeys(row.origin for row in rows if row.converted))
     if not parents:
-        return [("", list(rows), [])]
+        each = len(rows) > MANY and highlight is None
+        return [(row.title, [row], []) for row in rows] if each else [("", list(rows), [])]
     alone = [row for row in rows if row.origin not in parents]
     return [(label(p), [row for row in rows if row.origin == p], alone) for p in parents]
 
@@ -86,19 +106,27 @@ def _panels(
     y: str,
     draw: Draw,
     same: dict[str, Any],
-    more: Sequence[Line2D] = (),
+    baselines: Callable[[Axes, Row], list[Line2D]] = lambda axes, row: [],
     highlight: str | None = None,
 ) -> tuple[Figure, list[Axes]]:
-    found = families(rows)
-    columns = 1 if len(found) == 1 else 2
+    """Panels of lines.
+
+    Args:
+        baselines: draws those of a panel whose rows are held against that row, and returns them.
+    """
+    found = families(rows, highlight)
+    each = len(found) > MANY
+    columns = 5 if each else min(2, len(found))
     lines = -(-len(found) // columns)
-    figure = Figure(figsize=(5.6, 3.7 if lines == 1 else 0.4 + 2.4 * lines), layout="constrained")
+    height = 0.6 + 1.1 * lines if each else 3.7 if lines == 1 else 0.4 + 2.4 * lines
+    figure = Figure(figsize=(6.4 if each else 5.6, height), layout="constrained")
     grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
     panels = list(grid.flat)
     names: dict[str, Line2D] = {}  # the same dashes in every panel, so they are named once
+    held: dict[str, Line2D] = {}
     for axes, (title, strong, grey) in zip(panels, found, strict=False):
         looks = _looks(strong, highlight)
-        if title:
+        if title and not each:
             looks = [_look(i, row, grey=False) | same for i, row in enumerate(strong)]
         for row, look, pale in [
             *((row, _look(0, row, grey=True) | same, True) for row in grey),
@@ -108,46 +136,81 @@ def _panels(
             name = row.title if pale or not title else "trained throughout"
             name = row.title.rpartition(", ")[2] if row.converted and title else name
             shown = look | {"color": INK} if title and not pale else look
-            names.setdefault(name, Line2D([], [], label=name, **shown))
-        axes.set_title(title, fontsize=10.5)
-        axes.tick_params(labelbottom=True)
+            if not each:  # a panel of one row has its name above
+                names.setdefault(name, Line2D([], [], label=name, **shown))
+        first = next((row for row in strong if row.label == "rope"), strong[0])
+        held |= {str(line.get_label()): line for line in baselines(axes, first)}
+        axes.set_title(title, fontsize=8 if each else 10.5)
+        below = not each or panels.index(axes) + columns >= len(found)
+        axes.tick_params(labelbottom=below, labelsize=7 if each else None)
     for axes in panels[len(found) :]:
         axes.remove()
-    legend(figure, [*names.values(), *more], columns=3 if found[0][0] else 4)
+    legend(figure, [*names.values(), *held.values()])
     labels(figure, x, y)
     return figure, panels[: len(found)]
 
 
-@style()
-def perplexity(rows: Sequence[Row], tempered: bool = True, highlight: str | None = None) -> Figure:
-    """Perplexity of the same targets by context length; pale dashes: with a fitted temperature."""
-    runs = [run for row in rows for run in row.runs]
+def _by_length(
+    rows: Sequence[Row], kind: str, y: str, tempered: bool, highlight: str | None = None
+) -> tuple[Figure, list[Axes]]:
+    """Lines of a quantity by length, and baselines."""
+    longer = ceilings(rows)
+    own = [row for row in rows if row not in longer]
+    runs = [run for row in own for run in row.runs]
     names = multiples(runs)
     x = [float(name[:-1]) for name in names]
 
     def draw(axes: Axes, row: Row, look: dict[str, Any]) -> None:
-        cells = [measure(row, f"ppl@{name}") for name in names]
+        cells = [measure(row, f"{kind}@{name}") for name in names]
         axes.plot(x, numbers(cell.value for cell in cells), label=row.title, **look)
         ends = [cell.interval for cell in cells]
-        if any(ends) and len(rows) < 8:  # more bands than that hide each other
+        if any(ends) and len(own) < MANY:  # more bands than that hide each other
             axes.fill_between(
                 x, numbers(e.low if e else None for e in ends),
                 numbers(e.high if e else None for e in ends),
                 color=look["color"], alpha=0.14, linewidth=0, zorder=look["zorder"],
             )  # fmt: skip
         if tempered:
-            values = [measure(row, f"tempered.ppl@{name}").value for name in names]
+            values = [measure(row, f"tempered.{kind}@{name}").value for name in names]
             axes.plot(x, numbers(values), **(look | _PALE))
 
-    more = [Line2D([], [], label="with a fitted temperature", color=INK, **_PALE)]
-    figure, panels = _panels(
-        rows, LENGTHS, PERPLEXITY, draw, {"linestyle": "-"}, more if tempered else (), highlight
-    )
+    def baselines(axes: Axes, first: Row) -> list[Line2D]:
+        lines = axes.plot(x, numbers(cut(first, f"{kind}@{name}") for name in names), **CUT)
+        length = trained_length(runs)
+        for row in longer:
+            there = [rescaled(f"{kind}@{name}", row.runs[0], length) for name in names]
+            values = numbers(measure(row, name).value for name in there)
+            lines += axes.plot(x, values, **(BASELINE | {"label": row.title}))
+        if kind == "ppl" and axes.dataLim.y1 > (limit := vocabulary(first.runs[0])):
+            lines.append(axes.axhline(limit, **GUESS))
+        if tempered:
+            lines.append(Line2D([], [], label="with a fitted temperature", color=INK, **_PALE))
+        return lines
+
+    figure, panels = _panels(own, LENGTHS, y, draw, {"linestyle": "-"}, baselines, highlight)
     for axes in panels:
         if x:  # nothing evaluated yet: logarithmic axes need at least one value
             powers_of_two(axes, x)
-            log_perplexity(axes, vocabulary(runs[0]))
             mark(axes, 1.0, "" if len(panels) > 1 else "trained up to here")
+    return figure, panels if x else []
+
+
+@style()
+def perplexity(rows: Sequence[Row], tempered: bool = True, highlight: str | None = None) -> Figure:
+    """Perplexity of the same targets by context length; pale dashes: with a fitted temperature."""
+    figure, panels = _by_length(rows, "ppl", PERPLEXITY, tempered, highlight)
+    for axes in panels:
+        log_perplexity(axes, vocabulary(rows[0].runs[0]))
+    return figure
+
+
+@style()
+def answered(rows: Sequence[Row], task: str) -> Figure:
+    """The share of prompts of a retrieval task that are answered, by length."""
+    figure, panels = _by_length(rows, task, "prompts answered", tempered=False)
+    for axes in panels:
+        axes.set_ylim(-0.03, 1.03)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     return figure
 
 
@@ -211,28 +274,43 @@ def _ends(rows: Sequence[Row]) -> tuple[float, float]:
 @style()
 def by_position(rows: Sequence[Row], highlight: str | None = None) -> Figure:
     """Mean loss of the token at each position of the longest windows, in bins."""
-    trained: set[int] = set()
+
+    def curve(row: Row) -> tuple[np.ndarray, np.ndarray]:
+        """Edges of the bins, and losses, the mean over seeds; of length 0 without a record."""
+        found = [(run.evaluation() or {}).get("loss_by_position") for run in row.runs]
+        each = [numbers(one["nll"]) for one in found if one]
+        edges: list[float] = next((one["edges"] for one in found if one), [])
+        return np.asarray(edges, dtype=float), np.mean(each, axis=0) if each else np.zeros(0)
 
     def draw(axes: Axes, row: Row, look: dict[str, Any]) -> None:
-        curves = [(run.evaluation() or {}).get("loss_by_position") for run in row.runs]
-        found = [curve for curve in curves if curve]
-        if not found:
-            return
-        trained.update(run.read()["recipe"]["context_length"] for run in row.runs)
-        edges = np.asarray(found[0]["edges"], dtype=float)
-        each = [numbers(curve["nll"]) for curve in found]
-        line = {key: look[key] for key in ("color", "linewidth", "zorder", "linestyle")}
-        axes.stairs(np.mean(each, axis=0), edges, baseline=None, label=row.title, **line)
+        edges, losses = curve(row)
+        if len(losses):
+            line = {key: look[key] for key in ("color", "linewidth", "zorder", "linestyle")}
+            axes.stairs(losses, edges, baseline=None, label=row.title, **line)
+
+    longer = ceilings(rows)
+    length = trained_length(run for row in rows for run in row.runs)
+
+    def baselines(axes: Axes, first: Row) -> list[Line2D]:
+        for row in longer:
+            draw(axes, row, BASELINE | {"linestyle": "-"})
+        lines = [Line2D([], [], **(BASELINE | {"label": row.title})) for row in longer]
+        edges, losses = curve(first)
+        inside = losses[: int((edges[1:] <= length).sum())]
+        if len(inside):  # the last bin that was trained on
+            lines += axes.plot([length, edges[-1]], [inside[-1]] * 2, **CUT)
+        if axes.dataLim.y1 > (limit := math.log(vocabulary(first.runs[0]))):
+            lines.append(axes.axhline(limit, **GUESS))
+        return lines
 
     figure, panels = _panels(
-        rows, "position in the window, tokens", "loss, nats per token", draw, {"marker": None},
-        highlight=highlight,
+        [row for row in rows if row not in longer], "position in the window, tokens",
+        "loss, nats per token", draw, {"marker": None}, baselines, highlight=highlight,
     )  # fmt: skip
     for axes in panels:
-        for length in trained:
-            mark(axes, float(length), "" if len(panels) > 1 else "trained up to here")
+        mark(axes, float(length), "" if len(panels) > 1 else "trained up to here")
         axes.xaxis.set_major_formatter(WHOLE)
-        axes.xaxis.set_major_locator(MaxNLocator(4))
+        axes.xaxis.set_major_locator(MaxNLocator(4 if len(panels) <= MANY else 2))
     return figure
 
 

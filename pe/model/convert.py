@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from pe.encodings import Encoding, FrequencyTransform
 from pe.encodings.core.change import changed_options
 from pe.model.decoder import PEForCausalLM, PEModel
-from pe.model.initialize import draw_encodings
+from pe.model.initialize import draw_encodings, outside_encodings
 
 Model = TypeVar("Model", PEModel, PEForCausalLM)
 
@@ -85,18 +85,10 @@ def convert(
 def _fill(new: nn.Module, old: nn.Module, seed: int) -> None:
     """Copy what both models have; draw what only the new encoding has. New norms stay at 1."""
     draw_encodings(new, seed)
-    before = dict(_own(old)) | dict(_shared(old))
-    for key, parameter in (*_own(new), *_shared(new)):
+    before = dict(outside_encodings(old)) | dict(_shared(old))
+    for key, parameter in (*outside_encodings(new), *_shared(new)):
         if key in before and before[key].shape == parameter.shape:
             parameter.copy_(before[key])
-
-
-def _own(model: nn.Module) -> Iterator[tuple[Any, Tensor]]:
-    """Parameters outside the encodings, by name."""
-    inside = {id(p) for m in model.modules() if isinstance(m, Encoding) for p in m.parameters()}
-    for name, parameter in model.named_parameters():
-        if id(parameter) not in inside:
-            yield name, parameter
 
 
 def _shared(model: nn.Module) -> Iterator[tuple[Any, Tensor]]:

@@ -10,6 +10,7 @@ has been imported. Its layers are in `pe.model.layers`. B batch, T tokens, V voc
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -28,8 +29,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from pe._errors import PositionError, unknown
 from pe.attention.documents import document_lengths
 from pe.attention.masks import positions_of, visible
-from pe.encodings import Encoding, Prepared, layer_encodings
-from pe.encodings.core.base import Lengths
+from pe.encodings import Encoding, layer_encodings
 from pe.model.config import PEConfig
 from pe.model.layers import Block
 from pe.model.loss import IGNORE, summed_loss
@@ -42,11 +42,6 @@ CACHE_FIELD = (
 TOLERATED = frozenset(
     {"cache_position", "return_dict", "output_attentions", "output_hidden_states",
      "token_type_ids", "is_first_iteration"}
-)  # fmt: skip
-
-ARGUMENTS = (
-    "input_ids", "attention_mask", "position_ids", "past_key_values", "cache", "inputs_embeds",
-    "use_cache", "document_ids",
 )  # fmt: skip
 
 
@@ -62,7 +57,7 @@ class PEPreTrainedModel(PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, Encoding):
             # Loading builds the module on the meta device and leaves its constants unwritten.
-            module.reset_buffers()
+            module.register_exact_buffers()
             loaded = [getattr(p, "_is_hf_initialized", False) for p in module.parameters()]
             if not all(loaded):
                 module.reset_parameters()
@@ -93,12 +88,6 @@ class PEModel(PEPreTrainedModel):
         """Whether the encoding allows a cache (`Encoding.cacheable`)."""
         return self.encodings[0].cacheable  # type: ignore[return-value]
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.embed_tokens = value  # type: ignore[assignment]
-
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -121,7 +110,8 @@ class PEModel(PEPreTrainedModel):
         """
         for name in kwargs:
             if name not in TOLERATED:
-                raise unknown("argument", name, ARGUMENTS)
+                known = list(inspect.signature(PEModel.forward).parameters)[1:-1]
+                raise unknown("argument", name, known)
             if name in ("output_attentions", "output_hidden_states") and kwargs[name]:
                 raise ValueError(f"{name}: this model returns its last hidden state only")
         if (input_ids is None) == (inputs_embeds is None):
@@ -155,40 +145,28 @@ class PEModel(PEPreTrainedModel):
         else:
             seen = mask.sum(-1)
         temperature = self._temperature(seen)
-        lengths = None
+        lengths = {}
         if document_ids is not None and self.encodings[0].length_dependent:
             assert mask is not None
-            lengths = document_lengths(mask, positions, k_positions)
+            lengths = {"lengths": document_lengths(mask, positions, k_positions)}
         plain = mask is None and position_ids is None and past == 0
         for index, layer in enumerate(self.layers):
             enc: Encoding = self.encodings[index % len(self.encodings)]  # type: ignore[assignment]
             if index < len(self.encodings) or enc.random:
-                where = self._prepare(
-                    enc, positions, k_positions, x.dtype, cache is not None, lengths
-                )
+                # Keys that are cached rotated are not rotated twice.
+                rotated = cache is not None and not enc.raw_keys
+                where = enc.prepare(
+                    positions, positions if rotated else k_positions, x.dtype,
+                    **(lengths if enc.length_dependent else {}),
+                )  # fmt: skip
                 # Positions that the encoding moved are no longer counted.
                 where = where._replace(counted=plain and where.q_positions is positions)
+                where = where._replace(k_positions=k_positions) if rotated else where
             if index == 0:
                 x = enc.embed(x, where.q_positions)
             x = layer(x, enc, where, mask, cache, temperature)
         output: dict[str, Any] = {"last_hidden_state": self.norm(x), CACHE_FIELD: cache}
         return BaseModelOutputWithPast(**output)
-
-    @staticmethod
-    def _prepare(
-        enc: Encoding,
-        positions: Tensor,
-        k_positions: Tensor,
-        dtype: torch.dtype,
-        cached: bool,
-        lengths: Lengths | None,
-    ) -> Prepared:
-        """What `enc` makes of the positions; keys that are cached rotated are not rotated twice."""
-        if enc.length_dependent and lengths is not None:
-            return enc.prepare(positions, k_positions, dtype, lengths)
-        if enc.raw_keys or not cached:
-            return enc.prepare(positions, k_positions, dtype)
-        return enc.prepare(positions, positions, dtype)._replace(k_positions=k_positions)
 
     def _temperature(self, seen: Tensor) -> Tensor | None:
         """Factor of each query's logits by the number of tokens it sees, (1 or B, 1, T)."""
@@ -248,22 +226,16 @@ class PEForCausalLM(PEPreTrainedModel, GenerationMixin):
             inputs: as `PEModel.forward` takes them.
         """
         if use_cache is None:  # a cache is of use where decoding may go on
-            uncached = (
-                labels,
-                shift_labels,
-                inputs.get("position_ids"),
-                inputs.get("document_ids"),
-            )
-            use_cache = not self.training and all(x is None for x in uncached)
-            use_cache = use_cache and self.model.cacheable
+            uncached = labels, shift_labels, inputs.get("position_ids"), inputs.get("document_ids")
+            goes_on = not self.training and all(x is None for x in uncached)
+            use_cache = goes_on and self.model.cacheable
         out = self.model(input_ids=input_ids, use_cache=use_cache, **inputs)
         hidden = out.last_hidden_state
         result: dict[str, Any] = {CACHE_FIELD: out.get(CACHE_FIELD)}
         if shift_labels is None:
-            kept = (
-                slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            )
-            result["logits"] = self.lm_head(hidden[:, kept])
+            if isinstance(logits_to_keep, int):
+                logits_to_keep = slice(-logits_to_keep, None)  # type: ignore[assignment]
+            result["logits"] = self.lm_head(hidden[:, logits_to_keep])
         if labels is not None:
             ignored = labels.new_full((labels.shape[0], 1), IGNORE)
             shift_labels = torch.cat((labels[:, 1:], ignored), dim=1)

@@ -4,15 +4,14 @@ Each parameter has its own generator, seeded by (seed, name). So RoPE and PoPE s
 same projections, whatever the encoding adds, and comparisons between encodings are paired.
 """
 
-from __future__ import annotations
-
-import hashlib
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 
 from pe.encodings import Encoding
+from pe.model.rng import seed_of
 
 RESIDUAL = ("o_proj.weight", "down_proj.weight")
 EMBEDDING = "embed_tokens.weight"
@@ -20,8 +19,13 @@ EMBEDDING = "embed_tokens.weight"
 
 def generator_for(seed: int, name: str) -> torch.Generator:
     """A CPU generator that depends on the seed and the name only."""
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    return torch.Generator(device="cpu").manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return torch.Generator(device="cpu").manual_seed(seed_of(seed, name))
+
+
+def outside_encodings(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Parameters that belong to no encoding, by name."""
+    inside = {id(p) for m in model.modules() if isinstance(m, Encoding) for p in m.parameters()}
+    return (item for item in model.named_parameters() if id(item[1]) not in inside)
 
 
 @torch.no_grad()
@@ -33,10 +37,7 @@ def draw_weights(
     Token embeddings get ``embedding_std`` if it is given: the same draws, scaled.
     """
     layers = sum(1 for name, _ in model.named_parameters() if name.endswith("o_proj.weight"))
-    inside = {id(p) for m in model.modules() if isinstance(m, Encoding) for p in m.parameters()}
-    for name, parameter in model.named_parameters():
-        if id(parameter) in inside:
-            continue
+    for name, parameter in outside_encodings(model):
         if parameter.dim() < 2:
             parameter.fill_(1.0)
             continue

@@ -6,8 +6,6 @@ No encoding is known by name here (`pe.encodings.Encoding`). B batch, T tokens, 
 heads, D head_dim.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -29,25 +27,20 @@ class Attention(nn.Module):
         super().__init__()
         self.layer_index, self.num_layers = layer_index, config.num_hidden_layers
         self.head_dim = config.head_dim
-        queries, kv = (
-            heads * config.head_dim
-            for heads in (config.num_attention_heads, config.num_key_value_heads)
-        )
+        queries = config.num_attention_heads * config.head_dim
+        kv = config.num_key_value_heads * config.head_dim
         self.widths = [queries, kv, kv]
         # One product instead of three reads the layer's input once.
         self.qkv_proj = nn.Linear(config.hidden_size, queries + 2 * kv, bias=False)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
-        self.q_norm: nn.Module = nn.Identity()
-        self.k_norm: nn.Module = nn.Identity()
-        if config.qk_norm:
-            self.q_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
-            self.k_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
-        self.joint_q_norm: nn.Module = nn.Identity()
-        self.joint_k_norm: nn.Module = nn.Identity()
-        if "q" in config.joint_norm:
-            self.joint_q_norm = nn.RMSNorm(queries, eps=config.rms_norm_eps)
-        if "k" in config.joint_norm:
-            self.joint_k_norm = nn.RMSNorm(kv, eps=config.rms_norm_eps)
+
+        def norm(wanted: bool, width: int) -> nn.Module:
+            return nn.RMSNorm(width, eps=config.rms_norm_eps) if wanted else nn.Identity()
+
+        self.q_norm = norm(config.qk_norm, config.head_dim)
+        self.k_norm = norm(config.qk_norm, config.head_dim)
+        self.joint_q_norm = norm("q" in config.joint_norm, queries)
+        self.joint_k_norm = norm("k" in config.joint_norm, kv)
         self.scale = config.softmax_scale or 1.0 / math.sqrt(self.head_dim)
         eager = config._attn_implementation == "eager"
         self.backend = checked("dense" if eager else config.attention_backend)
@@ -83,9 +76,7 @@ class Attention(nn.Module):
             state = self._kept(cache, state)
         if cache is not None and enc.raw_keys:
             k, v = cache.update(k, v, self.layer_index)
-        bias = bias_of(
-            enc, q, k, q_positions, k_positions, state, mask, counted, self.backend
-        )  # fmt: skip
+        bias = bias_of(enc, q, k, q_positions, k_positions, state, mask, counted, self.backend)
         factor = enc.logit_scale(q_positions)
         if enc.raw_keys or cache is None:
             q, k = enc.rotate(q, k, q_positions, k_positions, tables)

@@ -6,8 +6,6 @@ seeds it the same way for each call of the model and puts it back: measuring twi
 batches, gives the same numbers, and how often a run is validated does not change what it learns.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 from collections.abc import Iterator
@@ -15,10 +13,15 @@ from collections.abc import Iterator
 import torch
 
 
+def seed_of(*parts: object) -> int:
+    """A seed that depends on these and nothing else."""
+    digest = hashlib.sha256(":".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
 def seed_step(seed: int, step: int, process: int) -> None:
     """Seed torch for one training step of one process."""
-    digest = hashlib.sha256(f"{seed}:{step}:{process}".encode()).digest()
-    torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    torch.manual_seed(seed_of(seed, step, process))
 
 
 @contextlib.contextmanager

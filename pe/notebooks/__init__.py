@@ -1,1 +1,1 @@
-"""What stands between papermill and this repository's notebooks."""
+"""Notebooks: their parameters, what their pages show, and papermill's engine for them."""

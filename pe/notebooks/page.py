@@ -1,7 +1,7 @@
 """What the notebooks show: each function takes a run and returns something Jupyter displays.
 
-Nothing here computes a result; it reads records. Paths are shown from the folder that holds
-``runs/``, so that an executed notebook does not reveal the machine it came from.
+Nothing here computes a result; it reads records. Paths are shown from the working folder or from
+``$PE_RUNS``, so that an executed notebook does not reveal the machine it came from.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pe import runs as records
-from pe.results import markdown, quantities
+from pe.results import markdown, outcome, quantities
 from pe.results.rows import grouped
-from pe.runs import Run, RunError
+from pe.runs import Folder, Run, RunError
 from pe.study.devices import wait_for_device
 from pe.training.start import parent_of
 
@@ -31,9 +32,12 @@ _FREE = (
 )  # fmt: skip
 
 
-def shown(run: Run) -> str:
-    """``runs/local/pope-s0-1a2b3c4d``: a run's folder without the machine's part of the path."""
-    return f"{run.directory.parent.parent.name}/{run.study}/{run.name}"
+def shown(run: Folder) -> str:
+    """``runs/local/pope-s0-1a2b3c4d``, or ``$PE_RUNS/local/...`` outside the working folder."""
+    here = Path.cwd()
+    if run.directory.is_relative_to(here):
+        return run.directory.relative_to(here).as_posix()
+    return f"$PE_RUNS/{run.study}/{run.name}"
 
 
 def plan(run: Run) -> Markdown:
@@ -64,9 +68,9 @@ def plan(run: Run) -> Markdown:
         "recipe, seed": f"{r.name}, {r.seed}",
         "recorded in": f"`{shown(run)}`",
     }
-    table = "| | |\n|---|---|\n" + "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+    table = markdown.pipe(["", ""], [[key, value] for key, value in rows.items()], 2)
     formulas = "\n\n".join(_formula(part) for part in r.pe.split("+"))
-    return _markdown(f"{table}\n\n{formulas}")
+    return show(f"{table}\n\n{formulas}")
 
 
 def trained(run: Run) -> Markdown:
@@ -75,10 +79,10 @@ def trained(run: Run) -> Markdown:
     t, model, machine = record["training"] or {}, record["model"] or {}, record["hardware"]
     if record["status"] != "complete":
         by = f" by {record['signal']}" if record.get("signal") else ""
-        return _markdown(f"**{record['status']}{by}**: {record['reason']}")
+        return show(f"**{record['status']}{by}**: {record['reason']}")
     mfu = f", MFU {t['mfu']:.1%}" if t["mfu"] is not None else ""
     if not t["steps"]:
-        return _markdown(
+        return show(
             f"No training: the weights of `{record['parent']['run']}` under another encoding. "
             f"Validation loss {t['validation_loss']:.3f}."
         )
@@ -90,7 +94,7 @@ def trained(run: Run) -> Markdown:
             f"{mfu} on {machine['name']}"
         )
     notes = "".join(f"\n\n*{note}*" for note in record.get("notes", []))
-    return _markdown(
+    return show(
         f"Trained {model['parameters']:,} parameters ({model['encoding_parameters']:,} of them the "
         f"encoding's) for {t['steps']:,} steps{pace}. "
         f"Final training loss {t['final_loss']:.3f}, validation loss {t['validation_loss']:.3f}."
@@ -101,13 +105,13 @@ def trained(run: Run) -> Markdown:
 def family(run: Run) -> list[Run]:
     """``run``, the run it started from, and the complete runs that started where it did."""
     parent = parent_of(run.recipe.start_from, run.directory.parent)
-    found = [run, parent]
-    for other in records.find(run.directory.parent.parent, run.study):
-        record = other.read()
-        twin = record.get("parent") == run.read().get("parent") and other.name != run.name
-        if record["status"] == "complete" and twin:
-            found.append(other)
-    return found
+    others = [other for other in records.find(run.records, run.study) if other.name != run.name]
+    start = run.read().get("parent")
+    return [
+        run,
+        parent,
+        *(o for o in others if o.record.status == "complete" and o.read().get("parent") == start),
+    ]
 
 
 def conversion(run: Run) -> Markdown:
@@ -120,7 +124,7 @@ def conversion(run: Run) -> Markdown:
     try:
         cells = pe.evaluate_start(run, quiet=True)
     except RunError as error:
-        return _markdown(f"What the change did by itself is not recorded: {error}.")
+        return show(f"What the change did by itself is not recorded: {error}.")
     r, last = run.recipe, pe.evaluate(run, quiet=True)["perplexity"]
     old = quantities.label(parent_of(r.start_from, run.directory.parent).recipe.pe)
     rows = {
@@ -130,16 +134,10 @@ def conversion(run: Run) -> Markdown:
     }
     lengths, limit = [str(n) for n in cells["lengths"]], quantities.vocabulary(run)
     lines = [
-        [
-            name,
-            *(
-                found[n]["reason"] or quantities.perplexity(found[n]["value"], limit)
-                for n in lengths
-            ),
-        ]
-        for name, found in rows.items()
+        [name, *(at[n]["reason"] or quantities.perplexity(at[n]["value"], limit) for n in lengths)]
+        for name, at in rows.items()
     ]
-    return _markdown(markdown.pipe(["weights", *(f"{int(n):,}" for n in lengths)], lines))
+    return show(markdown.pipe(["weights", *(f"{int(n):,}" for n in lengths)], lines))
 
 
 def comparable(run: Run) -> list[Run]:
@@ -149,9 +147,10 @@ def comparable(run: Run) -> list[Run]:
     experiment in both studies only one is taken. A damaged record is named in a warning.
     """
     fields, text = _setting(run), _fingerprint(run)
-    found: dict[str, Run] = {run.name: run}
-    for study in dict.fromkeys((run.study, REFERENCE)):
-        for other in records.find(run.directory.parent.parent, study):
+    runs: dict[str, Run] = {run.name: run}
+    both = dict.fromkeys((run.study, REFERENCE))
+    for study in (name for name in both if (run.records / name).is_dir()):
+        for other in records.find(run.records, study):
             try:
                 complete = other.read()["status"] == "complete"
                 fair = _setting(other) == fields and _fingerprint(other) == text
@@ -159,8 +158,8 @@ def comparable(run: Run) -> list[Run]:
                 warnings.warn(f"left out, damaged: {error}", stacklevel=2)
                 continue
             if complete and fair:
-                found.setdefault(other.name, other)
-    return list(found.values())
+                runs.setdefault(other.name, other)
+    return list(runs.values())
 
 
 def keep(figure: Figure, run: Run, name: str) -> SVG:
@@ -174,7 +173,21 @@ def keep(figure: Figure, run: Run, name: str) -> SVG:
 
 def perplexities(runs: Sequence[Run]) -> Markdown:
     """Perplexity of the same target tokens with growing contexts, one row per configuration."""
-    return _markdown(markdown.table(grouped(runs), ["ppl"]))
+    return show(markdown.table(grouped(runs), ["ppl"]))
+
+
+def retrieval(runs: Sequence[Run], run: Run) -> Markdown:
+    """The share of prompts whose hidden numbers are found: a figure of ``run``, a table of all."""
+    from IPython.display import display
+
+    from pe.figures.retrieval import by_length
+
+    tasks = outcome.tasks([run])
+    if not tasks:
+        return show("The recipe asks for no hidden numbers (`retrieval_samples: 0`).")
+    (own,) = grouped([run])
+    display(keep(by_length(own, tasks), run, "retrieval.svg"))
+    return show(markdown.table(grouped(runs), tasks))
 
 
 def sample(run: Run, prompt: str = "", tokens: int = 64) -> Markdown:
@@ -184,11 +197,9 @@ def sample(run: Run, prompt: str = "", tokens: int = 64) -> Markdown:
     try:
         text = pe.sample(run, prompt, tokens)
     except RunError:
-        return _markdown(
-            "The weights of this run are not on this machine: records travel, they do not."
-        )
+        return show("The weights of this run are not on this machine: records travel, they do not.")
     fence = "`" * 4
-    return _markdown(f"{fence}text\n{text}\n{fence}")
+    return show(f"{fence}text\n{text}\n{fence}")
 
 
 def record(run: Run) -> Markdown:
@@ -196,21 +207,23 @@ def record(run: Run) -> Markdown:
     files = {
         "run.json": "recipe, status, versions, hardware, data, cost",
         "metrics.jsonl": "one line per logged step",
-        "evaluation.json": "perplexity by length, loss by position",
+        "evaluation.json": "perplexity by length, loss by position, hidden numbers",
         "loss.svg": "the first figure above",
         "perplexity.svg": "the second",
+        "retrieval.svg": "the third",
         "train.ipynb": "this page, executed (written by papermill)",
         "checkpoint": "weights and tokenizer in Hugging Face format (not in git)",
     }
-    there = [f"| `{n}` | {what} |" for n, what in files.items() if (run.directory / n).exists()]
-    return _markdown(
-        f"`{shown(run)}` holds\n\n| file | |\n|---|---|\n" + "\n".join(there) + "\n\n"
+    there = [[f"`{n}`", what] for n, what in files.items() if (run.directory / n).exists()]
+    return show(
+        f"`{shown(run)}` holds\n\n{markdown.pipe(['file', ''], there, 2)}\n\n"
         "```python\n"
         "import pe.model  # registers the architecture with transformers\n"
+        "import pe.runs\n"
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        f'model = AutoModelForCausalLM.from_pretrained("{shown(run)}/checkpoint")\n'
-        f'tokenizer = AutoTokenizer.from_pretrained("{shown(run)}/checkpoint")\n\n'
-        "import pe.runs\n\n"
+        f'folder = pe.runs.root() / "{run.study}/{run.name}/checkpoint"\n'
+        "model = AutoModelForCausalLM.from_pretrained(folder)\n"
+        "tokenizer = AutoTokenizer.from_pretrained(folder)\n\n"
         f'pe.runs.load(study="{run.study}")  # every record of the study, one row per run\n'
         "```"
     )
@@ -229,13 +242,14 @@ def _formula(name: str) -> str:
     """Title, paper and formula of an encoding, as its file has them."""
     from pe.encodings import about, lookup
 
-    shown = about(name)
-    paper = f" ([arXiv:{shown.paper}](https://arxiv.org/abs/{shown.paper}))" if shown.paper else ""
+    known = about(name)
+    paper = f" ([arXiv:{known.paper}](https://arxiv.org/abs/{known.paper}))" if known.paper else ""
     text = inspect.getdoc(inspect.getmodule(lookup(name))) or inspect.getdoc(lookup(name)) or name
-    return f"**{shown.title}**{paper}\n\n```text\n{text}\n```"
+    return f"**{known.title}**{paper}\n\n```text\n{text}\n```"
 
 
-def _markdown(text: str) -> Markdown:
+def show(text: str) -> Markdown:
+    """Markdown, as Jupyter displays it."""
     from IPython.display import Markdown
 
     return Markdown(text)

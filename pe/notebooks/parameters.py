@@ -1,12 +1,11 @@
-"""From a notebook's parameters to a run: one function per notebook, used by all who name its run.
+"""From a notebook's parameters to a run: one function per notebook, which everything calls.
 
 The first code cell of ``notebooks/train.ipynb`` calls `configure`, that of ``convert.ipynb`` calls
 `configure_conversion`, that of ``study.ipynb`` `configure_study`, that of ``speed.ipynb``
 `configure_speed`, and so does the papermill engine before any kernel starts, so that both mean the
 same folder and a mistake stops the command early.
-The signature of the function is the only list of parameters: names, types, bounds, defaults and
-help of the notebook's ``parameters`` cell are rendered from it (`parameters_cell`), and a test
-compares them. None means the default that the help names, so that 0 can be asked for.
+The notebook's ``parameters`` cell has the names, types and defaults of the function, which a test
+compares, and says what each means. None is the default that it names, so that 0 can be asked for.
 Imports torch only where the recipe ``auto`` or an encoding needs it.
 """
 
@@ -16,20 +15,16 @@ import functools
 import inspect
 import os
 import re
-import typing
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, validate_call
 
 from pe._errors import explain
 from pe.runs import Folder, Run, root
 from pe.speed.record import SpeedRun
-from pe.study.plan import StudyFolder, load_plan
-
-if TYPE_CHECKING:
-    from pe.recipes.recipe import Recipe
+from pe.study.plan import StudyFolder, check_run, load_plan
 
 # papermill adds these names itself when it is asked to (--inject-paths).
 INJECTED_BY_PAPERMILL = ("PAPERMILL_INPUT_PATH", "PAPERMILL_OUTPUT_PATH")
@@ -49,12 +44,6 @@ def _number(value: Any) -> Any:
         return value
 
 
-def _switch(value: Any) -> bool:
-    if value not in (0, 1):
-        raise ValueError(f"expected True or False, 1 or 0, got {value!r}")
-    return bool(value)
-
-
 def _mapping(value: Any) -> Any:
     """A text that is a dictionary in JSON or YAML."""
     import yaml
@@ -69,18 +58,8 @@ Whole = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
 Count = Annotated[int, BeforeValidator(_whole), Field(gt=0)]
 Number = Annotated[float, BeforeValidator(_number), Field(ge=0)]
 Positive = Annotated[float, BeforeValidator(_number), Field(gt=0)]
-Switch = Annotated[bool, BeforeValidator(_switch)]
+Switch = Annotated[bool, Field(strict=False)]
 Options = Annotated[dict[str, Any], BeforeValidator(_mapping)]
-
-
-class Parameter(NamedTuple):
-    """One parameter of a notebook."""
-
-    name: str
-    type: type
-    default: Any
-    help: str
-
 
 P = ParamSpec("P")
 F = TypeVar("F", bound=Folder)
@@ -128,94 +107,68 @@ def _explained(error: ValidationError, names: list[str]) -> str:
 
 @_launcher
 def configure(
-    pe: Annotated[str, "positional encoding: nope, rope, yarn, pope ... or a sum, rope+alibi"]
-    = "rope",
-    recipe: Annotated[str, "demo, tiny, small, medium, large, paper (auto: as the machine allows)"]
-    = "auto",
-    study: Annotated[str, "folder below runs/ that holds the record"] = "local",
-    seed: Annotated[Whole, "draws the initial weights and the order of the text"] = 0,
-    steps: Annotated[Count | None, "optimizer steps (None: as the recipe says)"] = None,
-    corpus: Annotated[
-        str | None, "a corpus by name, or a path of text files (None: as the recipe says)"
-    ] = None,
-    context_length: Annotated[
-        Count | None, "tokens in a training window (None: as the recipe says)"
-    ] = None,
-    batch_size: Annotated[
-        Count | None, "windows in an optimizer step (None: as the recipe says)"
-    ] = None,
-    learning_rate: Annotated[
-        Positive | None, "peak learning rate (None: as the recipe says)"
-    ] = None,
-    pe_options: Annotated[Options | None, 'options of the encoding: {"factor": 8.0}'] = None,
-    overrides: Annotated[Options | None, 'any other recipe field: {"qk_norm": True}'] = None,
-) -> Run:  # fmt: skip
-    """Return the run that these parameters describe. Writes nothing.
+    pe: str = "rope",
+    recipe: str = "auto",
+    study: str = "local",
+    seed: Whole = 0,
+    steps: Whole | None = None,
+    corpus: str | None = None,
+    context_length: Count | None = None,
+    batch_size: Count | None = None,
+    learning_rate: Positive | None = None,
+    pe_options: Options | None = None,
+    overrides: Options | None = None,
+) -> Run:
+    """Return the run that the parameters of train.ipynb describe. Writes nothing.
 
     Its directory is ``runs.root() / study / recipe.run_name()``; its recipe is set.
+
+    Args:
+        recipe: a name of `pe.RECIPES`; auto: as the machine allows. What is None is as it says.
+        overrides: fields of the recipe that have no parameter.
 
     Raises:
         ValueError: an unknown encoding, recipe, corpus or field (the nearest is named), or a
             value of another type than its parameter's.
     """
-    from pe.data.corpora import open_corpus
-    from pe.data.tokenizer import plan_tokenizer
     from pe.recipes.named import recipe as named_recipe
 
     _refuse_strange_study(study)
-    fields = {"pe": pe, "pe_options": pe_options or {}, "seed": seed}
-    optional = {
-        "steps": steps, "corpus": corpus, "context_length": context_length,
-        "batch_size": batch_size, "learning_rate": learning_rate,
-    }  # fmt: skip
-    fields |= {name: value for name, value in optional.items() if value is not None}
+    fields = {"pe": pe, "pe_options": pe_options or {}, "seed": seed} | _given(
+        steps=steps, corpus=corpus, context_length=context_length, batch_size=batch_size,
+        learning_rate=learning_rate,
+    )  # fmt: skip
     chosen = named_recipe(recipe, **(fields | _others(overrides, "train")))
-    _check_encoding(chosen)
     run = Run(root() / study / chosen.run_name(), recipe=chosen)
-    if not run.exists():  # a record can be shown where its corpus is not at hand
-        open_corpus(chosen.corpus)
-        if chosen.tokenizer == "bpe":
-            plan_tokenizer(chosen.tokenizer, chosen.vocab_size)
+    check_run(run)
     return run
 
 
 @_launcher
 def configure_conversion(
-    run: Annotated[
-        str | None, "the run to start from: its name in the study, or STUDY/NAME"
-    ] = None,
-    step: Annotated[
-        Count | None, "the step of that run whose weights are taken (None: its last)"
-    ] = None,
-    pe: Annotated[str, "the new encoding: nope drops the old one, yarn extends RoPE ..."] = "nope",
-    study: Annotated[str, "folder below runs/ that holds the record"] = "local",
-    steps: Annotated[
-        Count | None, "optimizer steps to train on (None: as many as that run had left)"
-    ] = None,
-    learning_rate: Annotated[
-        Positive | None, "peak learning rate (None: a third of that run's)"
-    ] = None,
-    min_learning_rate: Annotated[
-        Number | None, "at the end of the cosine (None: a tenth of the peak)"
-    ] = None,
-    warmup_steps: Annotated[
-        Whole | None, "steps to reach the peak (None: 3% of the steps)"
-    ] = None,
-    context_length: Annotated[Count | None, "tokens in a training window (None: as that run)"]
-    = None,
-    batch_size: Annotated[Count | None, "windows in an optimizer step (None: as that run)"] = None,
-    joint_norm: Annotated[
-        str | None, "RMSNorm over all heads of q, k or qk (None: as that run)"
-    ] = None,
-    softmax_scale: Annotated[
-        Number | None, "factor of the logits, 0 for 1/sqrt(head_dim) (None: as that run)"
-    ] = None,
-    pe_options: Annotated[Options | None, 'options of the encoding: {"factor": 4.0}'] = None,
-    overrides: Annotated[Options | None, 'any other recipe field: {"weight_decay": 0.0}'] = None,
-) -> Run:  # fmt: skip
+    run: str | None = None,
+    step: Count | None = None,
+    pe: str = "nope",
+    study: str = "local",
+    steps: Count | None = None,
+    learning_rate: Positive | None = None,
+    min_learning_rate: Number | None = None,
+    warmup_steps: Whole | None = None,
+    context_length: Count | None = None,
+    batch_size: Count | None = None,
+    joint_norm: str | None = None,
+    softmax_scale: Number | None = None,
+    pe_options: Options | None = None,
+    overrides: Options | None = None,
+) -> Run:
     """Return the run that goes on from another one under a new encoding. Writes nothing.
 
-    Everything that is not given is as in the run it starts from: text, sizes, seed, evaluation.
+    What is None is as in the run it starts from, as are text, sizes, seed and evaluation; but the
+    peak of the learning rate is a third of that run's and falls to a tenth, after a warmup of 3%.
+
+    Args:
+        run: its name in the study, or STUDY/NAME. step: whose weights are taken; None: its last.
+        steps: to train on; None: as many as that run had left.
 
     Raises:
         ValueError: as `configure`; or the encoding cannot follow the old one.
@@ -225,9 +178,6 @@ def configure_conversion(
     from pe.recipes.recipe import Recipe
     from pe.training.start import parent_of, start_of
 
-    def kept(value: Any, otherwise: Any) -> Any:
-        return otherwise if value is None else value
-
     _refuse_strange_study(study)
     if not run:
         raise ValueError("run: which run shall be converted? -p run NAME, a folder of runs/STUDY/")
@@ -235,13 +185,13 @@ def configure_conversion(
     folder = root() / study
     parent = parent_of(run, folder)
     old = parent.recipe
-    last = kept(step, old.steps)
-    more = kept(steps, old.steps - last)
+    last = old.steps if step is None else step
+    more = old.steps - last if steps is None else steps
     if more <= 0:
         raise ValueError(f"steps: how many? {parent.name} is at its end after step {last}")
-    peak = kept(learning_rate, float(f"{old.learning_rate / 3:.6g}"))
-    length = kept(context_length, old.context_length)
-    trained = None if length == old.context_length else old.context_length
+    peak = float(f"{old.learning_rate / 3:.6g}") if learning_rate is None else learning_rate
+    stretched = context_length not in (None, old.context_length)
+    trained = old.context_length if stretched else None
     if parent.directory.parent == folder:
         start = parent.name
     else:
@@ -250,43 +200,39 @@ def configure_conversion(
     fields = old.to_dict() | {
         "pe": pe,
         "pe_options": changed_options(old.pe, old.pe_options, pe, pe_options or {}, trained),
-        "joint_norm": kept(joint_norm, old.joint_norm),
-        "softmax_scale": kept(softmax_scale, old.softmax_scale),
         "start_from": start,
         "start_step": last,
         "start_state": "weights",
         "steps": more,
         "learning_rate": peak,
-        "min_learning_rate": kept(min_learning_rate, float(f"{peak / 10:.6g}")),
-        "warmup_steps": kept(warmup_steps, round(0.03 * more)),
+        "min_learning_rate": float(f"{peak / 10:.6g}"),
+        "warmup_steps": round(0.03 * more),
         "schedule": "cosine",
         "decay_steps": 0,
-        "context_length": length,
-        "batch_size": kept(batch_size, old.batch_size),
         "keep_steps": [],
         "keep_states": [],
     }
+    fields |= _given(
+        min_learning_rate=min_learning_rate, warmup_steps=warmup_steps, joint_norm=joint_norm,
+        context_length=context_length, batch_size=batch_size, softmax_scale=softmax_scale,
+    )  # fmt: skip
     chosen = Recipe.from_dict(fields | others)
-    _check_encoding(chosen)
-    found = Run(folder / chosen.run_name(), recipe=chosen)
-    if not found.exists():  # a record can be shown where the weights are not at hand
+    converted = Run(folder / chosen.run_name(), recipe=chosen)
+    check_run(converted)
+    if not converted.exists():  # a record can be shown where the weights are not at hand
         start_of(chosen, folder)
-    return found
+    return converted
 
 
 @_launcher
 def configure_study(
-    study: Annotated[
-        str | None, "a study by name (studies/NAME.yaml), or the path of a YAML file"
-    ] = None,
-    mini: Annotated[Switch, "the study in miniature, for a CPU (1 or 0)"] = False,
-    dry_run: Annotated[Switch, "only list the runs and what they would take (1 or 0)"] = False,
-    address: Annotated[
-        str | None, "a Dask scheduler or a scheduler file (None: workers here)"
-    ] = None,
-    workers: Annotated[Count | None, "workers to start here (None: one per GPU)"] = None,
-    retries: Annotated[Whole, "how often a run that fails is tried again"] = 1,
-) -> StudyFolder:  # fmt: skip
+    study: str | None = None,
+    mini: Switch = False,
+    dry_run: Switch = False,
+    address: str | None = None,
+    workers: Count | None = None,
+    retries: Whole = 1,
+) -> StudyFolder:
     """Return the folder and the plan of the study that these parameters describe. Writes nothing.
 
     Raises:
@@ -296,33 +242,25 @@ def configure_study(
         raise ValueError("study: which one? -p study scaffold, or the path of a YAML file")
     if workers and address:
         raise ValueError("workers: those at the address are there already; give one of the two")
-    plan = load_plan(study, mini=mini)
+    plan = load_plan(study, mini=mini, check=True)
     _refuse_strange_study(plan[0].study)
     return StudyFolder(plan, dry_run=dry_run, workers=1 if address else workers)
 
 
 @_launcher
 def configure_speed(
-    name: Annotated[
-        str | None, "folder below runs/speed/ (None: after the machine and the recipe)"
-    ] = None,
-    recipe: Annotated[str, "whose sizes the models have (auto: as the machine allows)"] = "auto",
-    encodings: Annotated[
-        str | None, "encodings, with commas: rope,fire,rope+alibi (None: all)"
-    ] = None,
-    lengths: Annotated[
-        str | None, "tokens in a window, with commas (None: as the machine allows)"
-    ] = None,
-    modes: Annotated[str | None, "of train,prefill,small (None: all three)"] = None,
-    peers: Annotated[
-        str | None, "other libraries: transformers/rope,... or none (None: those installed)"
-    ] = None,
-    tokens: Annotated[Count | None, "tokens in a step (None: as the machine allows)"] = None,
-    repeats: Annotated[
-        Count | None, "how often each cell is timed (None: as the machine allows)"
-    ] = None,
-    minutes: Annotated[Positive | None, "nothing is begun after so many (None: no limit)"] = None,
-) -> SpeedRun:  # fmt: skip
+    name: str | None = None,
+    recipe: str = "auto",
+    encodings: str | None = None,
+    lengths: str | None = None,
+    modes: str | None = None,
+    peers: str | None = None,
+    tokens: Count | None = None,
+    repeats: Count | None = None,
+    minutes: Positive | None = None,
+    compiled: Switch | None = None,
+    deterministic: Switch = False,
+) -> SpeedRun:
     """Return the folder and settings of the speed run that these parameters describe.
 
     Writes nothing.
@@ -344,6 +282,8 @@ def configure_speed(
         encodings=_words(encodings),
         peers=() if peers == "none" else _words(peers) or None,
         repeats=repeats or 0,
+        compiled=compiled,
+        deterministic=deterministic,
     )
     if name:
         _refuse_strange_study(name)
@@ -354,6 +294,10 @@ def configure_speed(
 
 def _words(text: str | None) -> list[str]:
     return [word.strip() for word in (text or "").split(",") if word.strip()]
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _refuse_strange_study(study: str) -> None:
@@ -369,20 +313,6 @@ def _others(overrides: Mapping[str, Any] | None, kind: str) -> dict[str, Any]:
         if name in parameters(kind):
             raise ValueError(f"overrides: {name} has a parameter of its own; give it there")
     return dict(overrides or {})
-
-
-def _check_encoding(recipe: Recipe) -> None:
-    from pe.encodings import check
-
-    check(
-        recipe.pe,
-        recipe.pe_options,
-        original_length=recipe.context_length,
-        head_dim=recipe.head_dim,
-        num_heads=recipe.num_attention_heads,
-        num_kv_heads=recipe.num_key_value_heads,
-        hidden_size=recipe.hidden_size,
-    )
 
 
 # What a notebook says it is (its metadata: {"pe": {"run": "train"}}) and who names its run.
@@ -406,30 +336,6 @@ def launch(kind: str, values: Mapping[str, Any], also: Iterable[str] = ()) -> Fo
     return LAUNCHERS[kind](**{k: v for k, v in values.items() if k not in others})
 
 
-@functools.cache
-def parameters(kind: str = "train") -> Mapping[str, Parameter]:
-    """Parameters of a kind of notebook, read from the signature of its launcher."""
-    function = LAUNCHERS[kind]
-    hints = typing.get_type_hints(function, include_extras=True)
-    found = {}
-    for name, argument in inspect.signature(function).parameters.items():
-        help_text = next(m for m in hints[name].__metadata__ if isinstance(m, str))
-        found[name] = Parameter(name, _plain(hints[name]), argument.default, help_text)
-    return found
-
-
-def _plain(hint: Any) -> type:
-    """``int`` of ``Annotated[int, ...] | None``."""
-    while typing.get_origin(hint) not in (None, dict):
-        hint = typing.get_args(hint)[0]
-    plain: type = typing.get_origin(hint) or hint
-    return plain
-
-
-def parameters_cell(kind: str = "train") -> str:
-    """Source of the notebook's ``parameters`` cell: one ``name: type = default  # help`` each."""
-    lines = []
-    for p in parameters(kind).values():
-        default = f'"{p.default}"' if isinstance(p.default, str) else repr(p.default)
-        lines.append(f"{p.name}: {p.type.__name__} = {default}  # {p.help}")
-    return "\n".join(lines)
+def parameters(kind: str = "train") -> Mapping[str, inspect.Parameter]:
+    """Parameters of a kind of notebook: names, types and defaults."""
+    return inspect.signature(LAUNCHERS[kind]).parameters

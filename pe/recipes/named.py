@@ -30,7 +30,6 @@ DEMO = Recipe(
     min_learning_rate=4e-4,
     warmup_steps=48,
     checkpoint_every=120,
-    log_every=10,
     validate_every=120,
     evaluation_lengths=(256, 512, 1024, 2048, 4096),
     target_tokens=128,
@@ -54,11 +53,8 @@ TINY = Recipe(
     min_learning_rate=1e-4,
     warmup_steps=50,
     checkpoint_every=250,
-    log_every=10,
     validate_every=250,
     evaluation_lengths=(1024, 2048, 4096, 8192, 16384),
-    target_tokens=256,
-    evaluation_windows=64,
 )
 
 

@@ -32,7 +32,7 @@ NEW_FIELD_DEFAULTS = {
     "joint_norm": "", "softmax_scale": 0.0, "start_from": "", "start_step": 0,
     "start_state": "weights", "retrieval_share": 0.0,
     "deterministic": False, "encoding_rate": 1.0, "embedding_std": 0.02,
-    "first_token": False, "retrieval_tasks": (),
+    "first_token": False, "retrieval_tasks": (), "separator": "",
 }  # fmt: skip
 """Fields that came later, with the value that all runs before them had: left out of the hash where
 they have it, so that those runs keep their names."""
@@ -48,10 +48,9 @@ Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
-Counts = Annotated[
-    tuple[Count, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)
-]
-"""Whole numbers above 0; a list, as JSON has it, becomes a tuple."""
+FROM_LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+"""A list, as JSON has it, becomes a tuple."""
+Counts = Annotated[tuple[Count, ...], FROM_LIST]
 
 Class = TypeVar("Class", bound=type)
 
@@ -110,6 +109,9 @@ class Recipe:
 
     corpus: str = "stdlib"
     """Name of a corpus, or a path to .txt, .jsonl, .parquet files."""
+    separator: str = ""
+    """What lies between the documents of a .txt file: ``"<|endoftext|>"``, or ``"blank-lines"`` for
+    one blank line or more; empty: a file is one document."""
     tokenizer: str = "bpe"
     """``"bpe"`` trains a byte-level BPE on the training split; otherwise a tokenizer's path."""
     vocab_size: Count
@@ -120,10 +122,8 @@ class Recipe:
     mask_documents: bool = False
     """Forbid attention from one document into another inside a window."""
     retrieval_share: Share = 0.0
-    """Share of the training windows that hide a number and ask for it (`pe.data.retrieval`)."""
-    retrieval_tasks: Annotated[
-        tuple[str, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)
-    ] = ()
+    """Share of the training windows that hide a number and ask for it (`pe.data.needles`)."""
+    retrieval_tasks: Annotated[tuple[str, ...], FROM_LIST] = ()
     """Tasks of `pe.data.needles`, for training windows whose texts vary in length and place, and
     for evaluation with the hits of each prompt. Empty: the needle and passkey of older records."""
     first_token: bool = False

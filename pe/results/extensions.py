@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,11 +68,6 @@ def value(record: Mapping[str, Any], context_length: int, name: str, multiple: f
         reason = cells[name].reasons.get(multiple) or NOT_EVALUATED
         raise ValueError(f"{name} has no perplexity at {multiple:g}x: {reason}")
     return found
-
-
-def at_its_length(cells: Sequence[Extended], multiple: float) -> list[Extended]:
-    """Cells as one would use them: the factor is the multiple to be read, or there is none."""
-    return [c for c in cells if c.factor in (None, multiple)]
 
 
 def table(run: RunLike, record: Mapping[str, Any]) -> str:

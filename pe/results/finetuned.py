@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pe.results import quantities
-from pe.results.markdown import gap_text, pipe
-from pe.results.quantities import RunLike, label
-from pe.results.rows import NO_DIFFERENCE, Row, difference, measure, write
+from pe.results.markdown import pipe
+from pe.results.quantities import label
+from pe.results.rows import Row, measure
 
 CONTROL = "rope"
 """The row that got longer windows and no other frequencies."""
@@ -37,15 +37,14 @@ def fine_tuned(rows: Sequence[Row]) -> list[FineTuned]:
     """Those rows whose runs have all recorded all three, in their order."""
     found = []
     for row in rows:
-        if recorded(row.runs):
-            before, extended = (
-                _mean([run.read()["conversion"][name] for run in row.runs])
-                for name in ("before", "converted")
-            )
-            length = row.runs[0].read()["recipe"]["context_length"]
+        records = [run.read() for run in row.runs]
+        elsewhere = ["/" in (record["recipe"].get("start_from") or "") for record in records]
+        if all(elsewhere) and all(record.get("conversion") for record in records):
+            before = _mean([record["conversion"]["before"] for record in records])
+            extended = _mean([record["conversion"]["converted"] for record in records])
+            length = quantities.trained_length(row.runs)
             trained = {n: measure(row, f"ppl@{n / length:g}x").value for n in before}
-            title = label(row.pe)
-            title += " (control)" if row.label == CONTROL else ""
+            title = label(row.pe) + (" (control)" if row.label == CONTROL else "")
             found.append(FineTuned(row, title, before, extended, trained))
     return found
 
@@ -57,11 +56,6 @@ def _mean(cells: Sequence[Mapping[str, Any]]) -> dict[int, float | None]:
         lost = any(loss is None for loss in losses)
         found[int(at)] = None if lost else math.exp(statistics.fmean(losses))
     return dict(sorted(found.items()))
-
-
-def windows(rows: Sequence[FineTuned]) -> int:
-    """Tokens of the windows they were trained on."""
-    return int(rows[0].row.runs[0].read()["recipe"]["context_length"])
 
 
 def table(rows: Sequence[FineTuned], pages: Mapping[str, str]) -> str:
@@ -88,33 +82,6 @@ def table(rows: Sequence[FineTuned], pages: Mapping[str, str]) -> str:
     return pipe(heads, lines, 2)
 
 
-def against_control(rows: Sequence[FineTuned]) -> str:
-    """By how much each differs from the control after training, at each length; the same windows.
-
-    Raises:
-        ValueError: the control is not among them.
-    """
-    control = next((row for row in rows if row.row.label == CONTROL), None)
-    if control is None:
-        raise ValueError(f"the control {CONTROL!r} is not recorded")
-    lengths, length = list(rows[0].trained), windows(rows)
-    lines = []
-    for row in rows:
-        if row is not control:
-            gaps = [difference(row.row, control.row, f"ppl@{n / length:g}x") for n in lengths]
-            texts = ["≈" if gap.verdict == NO_DIFFERENCE else gap_text(gap) for gap in gaps]
-            lines.append([row.title, *texts])
-    return pipe(["method", *(f"{n:,}" for n in lengths)], lines)
-
-
-def retrieved(rows: Sequence[FineTuned], task: str) -> str:
-    """The share of prompts answered exactly after training, by tokens of context."""
-    lengths, length = list(rows[0].trained), windows(rows)
-    names = [f"{task}@{n / length:g}x" for n in lengths]
-    lines = [[row.title, *(write(measure(row.row, n), n) for n in names)] for row in rows]
-    return pipe(["method", *(f"{n:,}" for n in lengths)], lines)
-
-
 def searches(records: Mapping[float, Mapping[str, Any]]) -> str:
     """What each search for LongRoPE's factors began with, found, and took."""
     heads = ["factor", "candidates", "YaRN's factors", "found", "seconds"]
@@ -126,13 +93,3 @@ def searches(records: Mapping[float, Mapping[str, Any]]) -> str:
         candidates, seconds = f"{len(record['history']):,}", f"{record['seconds']:,.0f}"
         lines.append([f"{factor:g}", candidates, *texts, seconds])
     return pipe(heads, lines, 0)
-
-
-def recorded(runs: Sequence[RunLike]) -> bool:
-    """Whether all of these runs began with one of another study, and all three are recorded."""
-    return all(
-        "/" in (run.read()["recipe"].get("start_from") or "")
-        and run.read().get("conversion")
-        and run.evaluation()
-        for run in runs
-    )

@@ -1,16 +1,5 @@
 """How sure a measurement is: 95% intervals of shares and means, and tests of differences.
 
-    mean_interval   a mean over seeds or windows, Student's t
-    prediction      where one more seed would lie: wider by the factor sqrt(n + 1)
-    wilson          a share of right answers, from counts
-    newcombe        the difference of two shares, from their Wilson intervals
-    paired          two runs on the same windows, or two methods on the same seeds: the mean of the
-                    differences, whose interval is narrower than that of either mean
-    p_of_mean       Student's test that a mean is zero
-    mcnemar         exact test of two models that answered the same prompts
-    fisher          exact test of two shares of which prompts are not matched
-    holm            p values of several tests, made larger so that all hold together
-
 Windows of one corpus and prompts of one model are treated as independent; an interval over windows
 or prompts says nothing about another seed. Imports no torch.
 """

@@ -14,10 +14,14 @@ from pe.results.rows import (
     LEVEL,
     Difference,
     Row,
+    ceilings,
     common_seeds,
     comparable,
+    cut,
     difference,
     measure,
+    p_value,
+    same_targets,
     write,
 )
 
@@ -38,34 +42,44 @@ def table(
     *,
     base: Row | None = None,
     each: bool = False,
+    tokens: bool = False,
 ) -> str:
     """A table with a line for each row, compared on the seeds that all rows have.
 
-    Where some have more seeds, their means follow below, in italics. With lengths beyond that of
-    training a last line says what a model that reads only the last tokens of a text reaches: the
-    same everywhere, for the targets are the same.
+    Where some have more seeds, their means follow below, in italics. Two baselines come with
+    lengths beyond that of training: what a model that reads only the last tokens of a text reaches
+    (a line of perplexities, the same everywhere, for the targets are the same; in cells of shares a
+    second number, `pe.results.rows.cut`), and the `ceilings`, at the same tokens as the other rows.
 
     Args:
         columns: quantities; ``ppl`` and the like stand for all lengths. Default: perplexities, and
             those of `pe.results.quantities.COLUMNS` that any run has recorded.
         links: by a run's name, the address of its page.
         base: a row to show differences to, instead of values; bold where they hold after Holm's
-            correction over the whole table.
+            correction over the whole table. Of several seeds where any row has them, else of the
+            same prompts (with the p of McNemar's test) or windows: that is about these runs alone.
         each: a line for each seed by itself.
+        tokens: lengths in tokens, not in multiples of the training length.
     """
-    runs = [run for row in rows for run in row.runs]
+    longer = [row.label for row in ceilings(rows)]
+    runs = [run for row in rows if row.label not in longer for run in row.runs]
+    length = quantities.trained_length(runs)
     names = expand(columns or ("ppl", *_recorded(runs)), runs)
+    heads = ["run", "seeds", *quantities.titles(names, length if tokens else None)]
     first = next((name for name in names if name.startswith("ppl@")), None)
-    heads = ["run", "seeds", *(quantities.title(name) for name in names)]
     if first and columns == ():
         heads[2 + names.index(first)] = f"perplexity at {quantities.title(first)}"
     if base is not None:
         return pipe(heads, _against(rows, base, names, links or {}), 2)
     shown = [one for row in rows for one in row.each()] if each else comparable(rows)
-    lines = [_line(row, names, links or {}) for row in shown]
-    cut = cropped(shown, names)
-    if cut:
-        lines.append(cut)
+    own = [row for row in shown if row.label not in longer]
+    lines = [_line(row, names, links or {}) for row in own]
+    baseline = cropped(own, names)
+    if baseline:
+        lines.append(baseline)
+    for row in (row for row in shown if row.label in longer):
+        there = [quantities.rescaled(name, row.runs[0], length) for name in names]
+        lines.append(_line(row, there, links or {}))
     if not each and len(shown) == len(rows):
         more = [row for row, one in zip(rows, shown, strict=True) if len(row.runs) > len(one.runs)]
         for row in more:
@@ -81,7 +95,16 @@ def _recorded(runs: Sequence[RunLike]) -> list[str]:
 
 
 def _line(row: Row, names: Sequence[str], links: Mapping[str, str]) -> list[str]:
-    return [*_name(row, links), *(write(measure(row, name), name, "<br>") for name in names)]
+    return [*_name(row, links), *(_cell(row, name) for name in names)]
+
+
+def _cell(row: Row, name: str) -> str:
+    """A value; below a share of prompts that of the same row with texts cut to its length."""
+    text, where = write(measure(row, name), name, "<br>"), quantities.at(name)
+    if where is None or not where.is_share or where.multiple <= 1 or text == "–":
+        return text
+    share = cut(row, name)
+    return text if share is None else f"{text}<br>cut: {quantities.share(share)}"
 
 
 def _name(row: Row, links: Mapping[str, str]) -> list[str]:
@@ -99,14 +122,11 @@ def cropped(rows: Sequence[Row], names: Sequence[str]) -> list[str] | None:
     None if no column is a perplexity beyond the training length.
     """
     row = next((row for row in rows if row.label == "rope"), rows[0]) if rows else None
-    at = [quantities.at(name) for name in names]
-    reached = [a is not None and a == (False, "ppl", a.multiple) and a.multiple >= 1 for a in at]
-    if row is None or sum(reached) < 2:
-        return None
-    value = write(measure(row, "ppl@1x"), "ppl@1x", "<br>")
-    if value == "–":
+    reached = [row and name.startswith("ppl@") and cut(row, name) is not None for name in names]
+    if row is None or sum(map(bool, reached)) < 2:
         return None
     title, seeds = _name(row, {})
+    value = write(measure(row, "ppl@1x"), "ppl@1x", "<br>")
     return [f"{title}, {CROPPED}", seeds, *(value if long else "–" for long in reached)]
 
 
@@ -114,25 +134,35 @@ def _against(
     rows: Sequence[Row], base: Row, names: Sequence[str], links: Mapping[str, str]
 ) -> list[list[str]]:
     """Lines of differences to ``base``, each on the seeds that the two have in common."""
+    length = quantities.trained_length(run for row in rows for run in row.runs)
+
+    def known(row: Row, name: str) -> bool:
+        at = quantities.at(name)
+        if at and at.is_perplexity and not same_targets([row, base]):
+            return False
+        return measure(row, quantities.rescaled(name, row.runs[0], length)).value is not None
+
+    others = [row for row in rows if row.label != base.label]
     found = {
         (row.label, name): difference(row, base, name)
-        for row in rows
+        for row in others
         for name in names
-        if row.label != base.label
+        if known(row, name) and known(base, name)
     }
-    tested = [key for key, gap in found.items() if gap.over == "seeds"]
+    over = {gap.over for gap in found.values()}
+    kind = next((kind for kind in ("seeds", "prompts", "windows") if kind in over), "")
+    tested = [key for key, gap in found.items() if gap.over == kind]
     adjusted = holm([p for key in tested if (p := found[key].p) is not None])
     bold = {key for key, p in zip(tested, adjusted, strict=True) if p < LEVEL}
     lines = []
-    for row in rows:
-        if row.label != base.label:
-            texts = []
-            for name in names:
-                gap = found[row.label, name]
-                if gap.over != "seeds":  # an interval over windows or prompts is of another kind
-                    gap = replace(gap, interval=None)
-                texts.append(gap_text(gap, (row.label, name) in bold))
-            lines.append([*_name(row.of(common_seeds([row, base])), links), *texts])
+    for row in others:
+        line = _name(row.of(common_seeds([row, base])), links)
+        for name in names:
+            gap = found.get((row.label, name))
+            if gap and gap.over != kind:  # an interval over windows says nothing of seeds
+                gap = replace(gap, interval=None)
+            line.append(gap_text(gap, (row.label, name) in bold) if gap else "–")
+        lines.append(line)
     return lines
 
 
@@ -141,6 +171,8 @@ def gap_text(gap: Difference, bold: bool = False) -> str:
     if gap.guessing:
         return GUESSING
     line = gap.text(gap.value) + gap.unit
-    if gap.interval is not None:
+    if gap.interval is not None and gap.over == "prompts":
+        line += f"<br>{p_value(gap.p)}"
+    elif gap.interval is not None:
         line += f"<br>{gap.text(gap.interval.low)} to {gap.text(gap.interval.high)}"
     return f"**{line}**" if bold else line

@@ -1,9 +1,7 @@
 """What is measured of a run: how its value is found in the record, and how it is written.
 
     ppl@4x                     perplexity of the same target tokens behind 4 training lengths
-    needle@4x, passkey@4x      exact matches at that length, the prompts of all depths together
-    needle_reach@4x            how many tokens before the end a number may lie, to be found more
-                               often than not at that depth and at all later ones
+    passkey@4x, multikey@4x ...   share of the prompts of that length that are wholly right
     tempered.ppl@4x ...        the same with the fitted temperature
     c                          that temperature
     final_loss, mfu ...        a key of `QUANTITIES`: measured once per run
@@ -14,6 +12,7 @@ nothing, so it is written `GUESSING`. Imports no torch, but for `label`.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,10 +26,11 @@ if TYPE_CHECKING:
 
 NOT_RECORDED, NOT_EVALUATED = "not recorded", "not evaluated"
 GUESSING, AT_BOUND = "worse than guessing", "at its bound"
-TASKS = ("needle", "passkey")
+TASKS = ("needle", "passkey", "multikey", "multivalue", "multiquery")
+"""Of `pe.evaluation.retrieval`, the first two, and of `pe.data.needles`."""
 TEMPERATURES = (-0.5, 1.5)
 """Between which a temperature was searched for, in records that do not say it."""
-_AT = re.compile(r"(tempered\.)?(ppl|(?:needle|passkey)(?:_reach)?)@(\d+(?:\.\d+)?)x")
+_AT = re.compile(rf"(tempered\.)?(ppl|{'|'.join(TASKS)})@(\d+(?:\.\d+)?)x")
 
 
 class RunLike(Protocol):
@@ -52,15 +52,31 @@ class At(NamedTuple):
     kind: str
     multiple: float
 
+    def __str__(self) -> str:
+        return f"{'tempered.' if self.tempered else ''}{self.kind}@{self.multiple:g}x"
+
     @property
     def is_share(self) -> bool:
         """Whether it is a share of prompts, of which more is better."""
-        return self.kind in TASKS
+        return not self.is_perplexity
 
     @property
     def is_perplexity(self) -> bool:
         """Whether it is a perplexity: averaged and compared in nats."""
         return self.kind == "ppl"
+
+
+class Answers(NamedTuple):
+    """How a model did at one retrieval task and length, prompt by prompt or depth by depth."""
+
+    depths: Sequence[float]
+    """Share of the text before the number; of several that are asked for, the earliest."""
+    samples: int
+    """Prompts per depth."""
+    right: Sequence[int] | None
+    """Prompts per depth that are wholly right."""
+    reason: str
+    """Why there are none."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +161,8 @@ QUANTITIES: dict[str, Quantity] = {
     "tokens": Quantity("tokens", _of("training", "tokens"), whole),
     "mfu": Quantity("MFU", _of("training", "mfu"), "{:.1%}".format),
     "passes": Quantity("passes", _of("training", "passes"), _TWO),
+    "learning_rate": Quantity("peak rate", _of("recipe", "learning_rate"), "{:g}".format),
+    "encoding_rate": Quantity("own parameters", _of("recipe", "encoding_rate"), "× {:g}".format),
 }
 COLUMNS = ("final_loss", "validation_loss", "tokens_per_second", "peak_memory", "parameters")
 """What a table shows beside perplexities unless it is told otherwise."""
@@ -178,19 +196,10 @@ def value(run: RunLike, quantity: str) -> tuple[float | None, str]:
     if where.is_perplexity:
         cell = part(run, where.tempered).get("perplexity", {}).get(tokens(run, where.multiple))
         return (None, NOT_EVALUATED) if cell is None else (cell["value"], cell["reason"] or "")
-    task = where.kind.removesuffix("_reach")
-    cell = counts(run, task, where.multiple, tempered=where.tempered)
-    if cell is None or cell["exact"] is None:
-        return None, NOT_EVALUATED if cell is None else cell["reason"]
-    asked = part(run, where.tempered)["retrieval"]
-    if where.is_share:
-        return sum(cell["exact"]) / (len(cell["exact"]) * asked["samples"]), ""
-    reach = 0.0
-    for depth, right in reversed(list(zip(asked["depths"], cell["exact"], strict=True))):
-        if 2 * right <= asked["samples"]:
-            break
-        reach = (1 - depth) * int(tokens(run, where.multiple))
-    return reach, ""
+    found = answers(run, quantity)
+    if found is None or found.right is None:
+        return None, NOT_EVALUATED if found is None else found.reason
+    return sum(found.right) / (len(found.right) * found.samples), ""
 
 
 def _temperature(run: RunLike) -> tuple[float | None, str]:
@@ -216,18 +225,45 @@ def tokens(run: RunLike, multiple: float) -> str:
     return str(round(multiple * run.read()["recipe"]["context_length"]))
 
 
+def trained_length(runs: Iterable[RunLike]) -> int:
+    """The shortest training length of these runs, in tokens; 0 of no runs."""
+    return min((run.read()["recipe"]["context_length"] for run in runs), default=0)
+
+
+def rescaled(quantity: str, run: RunLike, length: int) -> str:
+    """A quantity at multiples of ``length`` tokens, at those of the run's own training length."""
+    where = at(quantity)
+    own = run.read()["recipe"]["context_length"]
+    return str(where._replace(multiple=where.multiple * length / own)) if where else quantity
+
+
 def vocabulary(run: RunLike) -> int:
     """How many tokens a guess has to choose from: a perplexity above it is worse than guessing."""
     return int(run.read()["recipe"]["vocab_size"])
 
 
-def counts(
-    run: RunLike, task: str, multiple: float, *, tempered: bool = False
-) -> dict[str, Any] | None:
-    """The recorded counts of a retrieval task at a multiple of the training length."""
-    tasks = (part(run, tempered).get("retrieval") or {}).get("tasks", {})
-    found: dict[str, Any] | None = tasks.get(task, {}).get(tokens(run, multiple))
-    return found
+def answers(run: RunLike, quantity: str) -> Answers | None:
+    """What is recorded of a retrieval task at a multiple of the training length."""
+    where = at(quantity)
+    assert where is not None
+    length = tokens(run, where.multiple)
+    for name in ("needles", "retrieval"):
+        found = part(run, where.tempered).get(name) or {"tasks": {}}
+        cell = found["tasks"].get(where.kind, {}).get(length)
+        if cell and name == "needles":
+            right = None if cell["prompts"] is None else [int(hit) for hit in cell["prompts"]]
+            depths = _earliest(where.kind, found["seed"], found["count"])
+            return Answers(depths, 1, right, cell["reason"] or "")
+        if cell:
+            return Answers(found["depths"], found["samples"], cell["exact"], cell["reason"] or "")
+    return None
+
+
+@functools.cache
+def _earliest(task: str, seed: int, count: int) -> list[float]:
+    from pe.data.needles import NEEDLE_TASKS
+
+    return NEEDLE_TASKS[task].earliest(seed, count)
 
 
 def windows(run: RunLike, quantity: str) -> list[float]:
@@ -270,6 +306,20 @@ def title(quantity: str) -> str:
     return quantity if quantity == "c" else QUANTITIES[quantity].title
 
 
+def titles(names: Sequence[str], length: int | None = None) -> list[str]:
+    """Headings: ``4×``, ``multikey 4×`` beside another task, ``4,096`` with the length."""
+    places = [at(name) for name in names]
+    several = len({(place.tempered, place.kind) for place in places if place}) > 1
+    found = []
+    for name, place in zip(names, places, strict=True):
+        text = whole(place.multiple * length) if place and length else title(name)
+        if place and several:
+            kind = "perplexity" if place.is_perplexity else place.kind
+            text = f"{'fitted ' if place.tempered else ''}{kind} {text}"
+        found.append(text)
+    return found
+
+
 def write(number: float, quantity: str, limit: int | None = None) -> str:
     """One value of a quantity as text. ``limit``: the vocabulary's size, for perplexities."""
     where = at(quantity)
@@ -277,7 +327,5 @@ def write(number: float, quantity: str, limit: int | None = None) -> str:
         return _TWO(number) if quantity == "c" else QUANTITIES[quantity].write(number)
     if where.is_share:
         return share(number)
-    if where.is_perplexity:
-        assert limit is not None
-        return perplexity(number, limit)
-    return whole(number)
+    assert limit is not None
+    return perplexity(number, limit)

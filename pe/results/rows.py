@@ -17,6 +17,7 @@ Imports no torch but for titles.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -35,8 +36,6 @@ NO_DIFFERENCE = "no difference shown"
 LEVEL = 0.05
 """A difference is shown where p is below."""
 # Fields that change neither the weights nor what a perplexity means.
-_LATER = json.loads(json.dumps(NEW_FIELD_DEFAULTS))
-"""As records have them: lists for tuples."""
 _NO_DIFFERENCE = (
     "name", "checkpoint_every", "keep_steps", "keep_states", "log_every", "validate_every",
     "evaluation_lengths",
@@ -123,17 +122,18 @@ def grouped(runs: Iterable[RunLike]) -> list[Row]:
 
     members: dict[str, list[RunLike]] = {}
     for run in runs:
-        members.setdefault(json.dumps(_setting(run), sort_keys=True), []).append(run)
+        setting = json.dumps(_setting(run.read()["recipe"]), sort_keys=True)
+        members.setdefault(setting, []).append(run)
     found = [_row(str(of[0].read()["pe"]), of) for of in members.values()]
     order = in_order(row.pe for row in found)
     return sorted(_told_apart(found), key=lambda row: (order.index(row.pe), row.title))
 
 
-def _setting(run: RunLike) -> dict[str, Any]:
-    """The recipe without its seed and what changes no result."""
+def _setting(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe without its seed and what changes no result."""
     recipe = {
         key: value
-        for key, value in run.read()["recipe"].items()
+        for key, value in recipe.items()
         if key not in (*_NO_DIFFERENCE, "seed")
         and not (key in NEW_FIELD_DEFAULTS and value == NEW_FIELD_DEFAULTS[key])
     }
@@ -143,18 +143,52 @@ def _setting(run: RunLike) -> dict[str, Any]:
 
 
 def _told_apart(found: Sequence[Row]) -> list[Row]:
-    """Rows of one title get those recipe fields behind it in which they differ.
+    """The rows with titles that differ; where recipes do not tell two apart, their names do."""
+    titles = titled([row.runs[0].read()["recipe"] for row in found])
+    return [
+        replace(row, title=title if titles.count(title) == 1 else f"{title} ({row.label})")
+        for row, title in zip(found, titles, strict=True)
+    ]
 
-    ``RoPE (steps 100)`` and ``RoPE (steps 500)``.
+
+def titled(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Titles for readers; equal ones get those recipe fields behind them in which they differ.
+
+    ``RoPE (steps 100)``, ``RoPE (steps 500)`` and ``RoPE, trained on 4,096 tokens``.
     """
-    settings = [_setting(row.runs[0]) for row in found]
+    titles, lengths = [named(r)[0] for r in recipes], [r["context_length"] for r in recipes]
+    for i, length in enumerate(lengths):
+        titles[i] += f", trained on {length:,} tokens" if length > min(lengths) else ""
+    settings = [_setting(recipe) for recipe in recipes]
+    settings = [setting | setting.pop("pe_options", {}) for setting in settings]
     result = []
-    for row, own in zip(found, settings, strict=True):
-        rivals = [r for r, other in zip(settings, found, strict=True) if other.title == row.title]
+    for title, own in zip(titles, settings, strict=True):
+        rivals = [r for r, other in zip(settings, titles, strict=True) if other == title]
         differs = [k for k in own if any(r.get(k) != own[k] for r in rivals)]
-        more = ", ".join(f"{key} {own[key]}" for key in differs)
-        result.append(replace(row, title=f"{row.title} ({more})") if more else row)
+        if "learning_rate" in differs and "min_learning_rate" in differs:
+            differs.remove("min_learning_rate")  # it follows the other
+        texts = [f"{own[k]:g}" if isinstance(own[k], float) else str(own[k]) for k in differs]
+        more = ", ".join(map(" ".join, zip(differs, texts, strict=True)))
+        result.append(f"{title} ({more})" if more else title)
     return result
+
+
+def ceilings(found: Sequence[Row]) -> list[Row]:
+    """Rows trained on longer windows than another row of that encoding, with as many tokens.
+
+    At the longer length they say what more context is worth.
+    """
+
+    def tokens(row: Row) -> tuple[Any, ...]:
+        r = row.runs[0].read()["recipe"]
+        trained = r["steps"] * r["batch_size"] * r["context_length"]
+        return r["pe"], r.get("corpus"), r["hidden_size"], r["num_hidden_layers"], trained
+
+    alike: dict[tuple[Any, ...], list[RunLike]] = {}
+    for row in found:
+        alike.setdefault(tokens(row), []).extend(row.runs)
+    length = quantities.trained_length
+    return [row for row in found if length(row.runs) > length(alike[tokens(row)])]
 
 
 def _row(name: str, members: Sequence[RunLike]) -> Row:
@@ -172,8 +206,10 @@ def named(recipe: Mapping[str, Any]) -> tuple[str, str]:
     origin, title = recipe["pe"], label(recipe["pe"])
     if recipe.get("start_from") and recipe.get("start_state") != "all":  # that is a branch
         origin = _encoding_of(recipe["start_from"])
-        change = "dropped" if recipe["pe"] == "nope" else f"as {title}"
-        title = f"{label(origin)}, {change} at {recipe.get('start_step', 0):,}"
+        step = f"{recipe.get('start_step', 0):,}"
+        change = f"dropped at {step}" if recipe["pe"] == "nope" else f"as {title} at {step}"
+        change = f"trained on from {step}" if recipe["pe"] == origin else change
+        title = f"{label(origin)}, {change}"
     elif recipe.get("start_from"):
         title += f", {recipe['start_step'] + recipe['steps']:,} steps"
     return title, origin
@@ -225,18 +261,39 @@ def measure(row: Row, quantity: str) -> Cell:
     return Cell(statistics.fmean(values), intervals.mean_interval(values))
 
 
+def cut(row: Row, quantity: str) -> float | None:
+    """What a row would have if it read the last training length of a text alone: costs nothing.
+
+    A perplexity of the same targets is that at 1x. A share of prompts is that at 1x times the share
+    of prompts whose numbers all lie in that last part: whose depth is at least 1 - 1/multiple. This
+    leaves out the tokens of needles behind that depth, of question and answer, and so is a little
+    too high.
+
+    Returns:
+        None below the training length, and where a value is missing.
+    """
+    where = quantities.at(quantity)
+    if where is None or where.multiple < 1:
+        return None
+    near = measure(row, str(where._replace(multiple=1.0, tempered=False))).value
+    if near is None or where.is_perplexity:
+        return near
+    asked = quantities.answers(row.runs[0], quantity)
+    if asked is None:
+        return None
+    inside = [depth >= 1 - 1 / where.multiple for depth in asked.depths]
+    return near * sum(inside) / len(inside)
+
+
 def _asked(row: Row, quantity: str) -> tuple[int, int]:
     """Right answers and prompts of a share, of all depths and seeds together."""
-    where = quantities.at(quantity)
-    assert where is not None
     right = asked = 0
     for run in row.runs:
-        cell = quantities.counts(run, where.kind, where.multiple, tempered=where.tempered)
-        if cell is None or cell["exact"] is None:
+        found = quantities.answers(run, quantity)
+        if found is None or found.right is None:
             raise ValueError(f"{quantity} is not recorded for {row.label}")
-        right += sum(cell["exact"])
-        samples = quantities.part(run, where.tempered)["retrieval"]["samples"]
-        asked += len(cell["exact"]) * samples
+        right += sum(found.right)
+        asked += len(found.right) * found.samples
     return right, asked
 
 
@@ -256,17 +313,33 @@ def predicted(row: Row, quantity: str) -> Interval:
     Raises:
         ValueError: fewer than two seeds, or one without a value.
     """
-    values = []
-    for run in row.runs:
-        value, reason = quantities.value(run, quantity)
-        if value is None:
-            raise ValueError(f"{row.label}.{quantity} has no value: {reason}")
-        values.append(value)
+    values = [_recorded(row, run, quantity) for run in row.runs]
     where = quantities.at(quantity)
     if where and where.is_perplexity:
         nats = intervals.prediction([math.log(value) for value in values])
         return Interval(math.exp(nats.value), math.exp(nats.low), math.exp(nats.high), nats.n)
     return intervals.prediction(values)
+
+
+def order(found: Sequence[Row], quantity: str) -> str:
+    """Titles of rows by ``quantity``, best first: ``PoPE < RoPE ≈ YaRN``.
+
+    ``<`` says that a difference between the two is shown, ``≈`` that none is.
+
+    Raises:
+        ValueError: a row of a single seed, which ranks runs and not methods, or without a value.
+    """
+    if min(len(row.runs) for row in found) < 2:
+        raise ValueError("rows of one seed each are not ranked")
+    where = quantities.at(quantity)
+    sign = -1 if where and where.is_share else 1
+    # A row without a value goes anywhere: `difference` names it.
+    ranked = sorted(found, key=lambda row: (sign * (measure(row, quantity).value or 0), row.title))
+    text = ranked[0].title
+    for one, other in itertools.pairwise(ranked):
+        shown = difference(one, other, quantity).verdict != NO_DIFFERENCE
+        text += (" < " if shown else " ≈ ") + other.title
+    return text
 
 
 @dataclass(frozen=True)
@@ -283,7 +356,6 @@ class Difference:
     interval: Interval | None
     p: float | None
     over: str
-    n: int
     guessing: bool = False
     """One of the two perplexities is above the size of the vocabulary."""
 
@@ -313,35 +385,55 @@ class Difference:
 def difference(first: Row, second: Row, quantity: str) -> Difference:
     """How ``first`` differs from ``second`` on the seeds that both have.
 
+    Where they were trained on windows of different lengths, ``quantity`` is at a multiple of the
+    shorter one.
     Over several seeds: the paired differences, of shares with an interval and a p no smaller than
     over prompts. Of one seed: perplexities over the same windows, shares over the same prompts by
-    McNemar's exact test. Records keep only how many prompts were right at each depth; where that
-    does not say which of them, by Fisher's test, which takes the prompts for unrelated.
+    McNemar's exact test. Records of ``needle`` keep only how many prompts were right at each depth;
+    where that does not say which, by Fisher's test, which takes the prompts for unrelated.
 
     Raises:
-        ValueError: no seed in common, or a quantity that is not recorded.
+        ValueError: no seed in common, a quantity that is not recorded, or perplexities of other
+            windows.
     """
     common = common_seeds([first, second])
     if not common:
         raise ValueError(f"{first.label} and {second.label} have no seed in common")
     one, other = first.of(common), second.of(common)
-    where, n = quantities.at(quantity), len(common)
-    values = [[_recorded(row, run, quantity) for run in row.runs] for row in (one, other)]
+    where = quantities.at(quantity)
+    shorter = quantities.trained_length([*one.runs, *other.runs])
+    both = [(row, quantities.rescaled(quantity, row.runs[0], shorter)) for row in (one, other)]
+    values = [[_recorded(row, run, name) for run in row.runs] for row, name in both]
     if where and where.is_share:
-        return _of_shares(one, other, quantity, intervals.paired(*values))
+        return _of_shares(both, quantity, intervals.paired(*values))
     guessing, over = False, "seeds"
     if where and where.is_perplexity:
+        if not same_targets([one, other]):
+            raise ValueError(f"{quantity}: {one.label} and {other.label} have other windows")
         guessing = max(map(max, values)) > quantities.vocabulary(one.runs[0])
         values = [[math.log(value) for value in seeds] for seeds in values]
-        if n == 1:
+        if len(common) == 1:
             over = "windows"
-            values = [quantities.windows(row.runs[0], quantity) for row in (one, other)]
+            values = [quantities.windows(row.runs[0], name) for row, name in both]
     gaps = intervals.paired(*values)
     if len(gaps) < 2:
-        return Difference(quantity, gaps[0], None, None, "", n)
+        return Difference(quantity, gaps[0], None, None, "")
     interval = intervals.mean_interval(gaps)
     p = intervals.p_of_mean(gaps)
-    return Difference(quantity, interval.value, interval, p, over, n, guessing)
+    return Difference(quantity, interval.value, interval, p, over, guessing)
+
+
+def same_targets(found: Sequence[Row]) -> bool:
+    """Whether their perplexities are of the same tokens: of one text, with equal longest lengths.
+
+    Windows are drawn from the documents that have room for the longest evaluated length.
+    """
+    settings = set()
+    for run in (run for row in found for run in row.runs):
+        evaluation, data = run.evaluation() or {"lengths": [0]}, run.read()["data"] or {}
+        targets = evaluation.get("target_tokens"), evaluation.get("windows")
+        settings.add((data.get("fingerprint"), max(evaluation["lengths"]), *targets))
+    return len(settings) == 1
 
 
 def _recorded(row: Row, run: RunLike, quantity: str) -> float:
@@ -351,37 +443,27 @@ def _recorded(row: Row, run: RunLike, quantity: str) -> float:
     return value
 
 
-def _of_shares(one: Row, other: Row, quantity: str, gaps: Sequence[float]) -> Difference:
-    counts = [_asked(row, quantity) for row in (one, other)]
+def _of_shares(both: Sequence[tuple[Row, str]], quantity: str, gaps: Sequence[float]) -> Difference:
+    counts = [_asked(row, name) for row, name in both]
     prompts = intervals.newcombe(*(intervals.wilson(*found) for found in counts))
-    discordant = _discordant(one, other, quantity)
+    discordant = _discordant(both)
     over = "prompts" if discordant else ""
     p = intervals.mcnemar(*discordant) if discordant else intervals.fisher(*counts)
     if len(gaps) < 2:
-        return Difference(quantity, prompts.value, prompts, p, over, 1)
+        return Difference(quantity, prompts.value, prompts, p, over)
     p = max(p, intervals.p_of_mean(gaps))
-    interval = _over_seeds(gaps, prompts)
-    low, high = max(-1.0, interval.low), interval.high
-    return Difference(
-        quantity, interval.value, replace(interval, low=low, high=high), p, "seeds", len(gaps)
-    )
+    found = _over_seeds(gaps, prompts)
+    return Difference(quantity, found.value, replace(found, low=max(-1.0, found.low)), p, "seeds")
 
 
-def _discordant(one: Row, other: Row, quantity: str) -> tuple[int, int] | None:
+def _discordant(both: Sequence[tuple[Row, str]]) -> tuple[int, int] | None:
     """Prompts that only one of the two answered, over all seeds; None where counts do not say."""
-    where = quantities.at(quantity)
-    assert where is not None
     total = [0, 0]
-    for runs in zip(one.runs, other.runs, strict=True):
-        cells = [
-            quantities.counts(run, where.kind, where.multiple, tempered=where.tempered)
-            for run in runs
-        ]
-        asked = [quantities.part(run, where.tempered)["retrieval"] for run in runs]
-        if asked[0]["depths"] != asked[1]["depths"] or asked[0]["samples"] != asked[1]["samples"]:
+    cells = [[quantities.answers(run, name) for run in row.runs] for row, name in both]
+    for first, second in zip(*cells, strict=True):
+        if first is None or second is None or first[:2] != second[:2]:
             return None  # they were asked other prompts
-        first, second = (cell["exact"] for cell in cells if cell is not None)
-        found = intervals.discordant(first, second, asked[0]["samples"])
+        found = intervals.discordant(first.right or (), second.right or (), first.samples)
         if found is None:
             return None
         total = [a + b for a, b in zip(total, found, strict=True)]
@@ -423,9 +505,8 @@ def write_difference(first: Row, second: Row, quantity: str) -> str:
         size, low, high = (f"{100 * x:.2g}" for x in (abs(math.expm1(found.value)), *ends))
         return f"{found.verdict} by {size}% ({low} to {high}%)"
     size = found.text(abs(found.value)).removeprefix("+")
-    if found.over == "prompts":
-        return f"{found.verdict} by {size}{found.unit} (paired prompts, {p_value(found.p)})"
-    return f"{found.verdict} by {size}{found.unit}"
+    test = f" (paired prompts, {p_value(found.p)})" if found.over == "prompts" else ""
+    return f"{found.verdict} by {size}{found.unit}{test}"
 
 
 def p_value(p: float | None) -> str:

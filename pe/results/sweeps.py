@@ -79,13 +79,8 @@ def table(runs: Sequence[RunLike], links: Mapping[str, str] | None = None) -> st
                 name = f"[{name}]({links[run.name]})"
             shown = f"**{loss(run):.3f}**" if best else f"{loss(run):.3f}"
             note = f" ({sweep.edge} rate)" if best and sweep.edge else ""
-            cells = [_perplexity(run, multiple_of) for multiple_of in multiples]
+            found = [quantities.value(run, f"ppl@{at}")[0] for at in multiples]
+            limit = quantities.vocabulary(run)
+            cells = [quantities.perplexity(v, limit) if v else NOT_EVALUATED for v in found]
             lines.append([name, f"{rate:g}", f"× {multiple:g}", shown + note, *cells])
     return pipe([*heads, *multiples], lines)
-
-
-def _perplexity(run: RunLike, multiple: str) -> str:
-    found, _ = quantities.value(run, f"ppl@{multiple}")
-    if found is None:
-        return NOT_EVALUATED
-    return quantities.perplexity(found, quantities.vocabulary(run))

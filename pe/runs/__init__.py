@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from pe._errors import explain
+from pe._errors import explain, one_line, unknown
 from pe._files import write_atomically
 from pe.runs import provenance
 from pe.runs.models import MODELS, Record, RunRecord, Session, Status
@@ -42,6 +43,9 @@ METRIC_COLUMNS = (
     "step", "loss", "grad_norm", "lr", "tokens", "tokens_per_second", "mfu", "seconds",
     "validation_loss",
 )  # fmt: skip
+
+
+RESTORE = "restore the file, from git if it is there, or delete its folder and train once more"
 
 
 class RunError(ValueError):
@@ -65,6 +69,27 @@ class RunBusy(RunError):
         return type(self), (self.directory, self.holder)
 
 
+@contextlib.contextmanager
+def writing(path: Path, errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
+    """Write ``path``, or below it.
+
+    Args:
+        errors: what the writer raises where it cannot write.
+
+    Raises:
+        RunError: it could not be written, as on a full disk; says what to do.
+    """
+    try:
+        yield
+    except errors as error:
+        there = next(folder for folder in (path, *path.parents) if folder.is_dir())
+        raise RunError(
+            f"{path} cannot be written ({one_line(error)}; "
+            f"{shutil.disk_usage(there).free / 2**20:,.0f} MiB are free there); make room or "
+            "change its permissions, and the same command goes on, or set PE_RUNS to another folder"
+        ) from error
+
+
 def root() -> Path:
     """Where records live: ``$PE_RUNS``, else ``runs/`` of the checkout, else ``./runs``."""
     if os.environ.get("PE_RUNS"):
@@ -75,7 +100,7 @@ def root() -> Path:
     return Path.cwd() / "runs"
 
 
-def _validated(name: str, value: Any, path: Path) -> Record:
+def _validate(name: str, value: Any, path: Path) -> None:
     version = value.get("schema") if isinstance(value, dict) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise RunError(
@@ -83,34 +108,26 @@ def _validated(name: str, value: Any, path: Path) -> Record:
             f"{SCHEMA_VERSION}; update pe to read it"
         )
     try:
-        return MODELS[name].model_validate(value)
+        MODELS[name].model_validate(value)
     except ValidationError as error:
         first, *others = explain(error, "field", MODELS[name].model_fields)
         more = f" (and {len(others)} more)" if others else ""
         raise RunError(f"{path}: {first}{more}") from None
 
 
-def _read_json(name: str, path: Path) -> Record:
+def _read_json(name: str, path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(), parse_constant=_refuse_constant)
     except FileNotFoundError:
         raise RunError(f"{path}: there is no such record") from None
     except (OSError, ValueError) as error:  # not UTF-8, not JSON, not a number
-        raise RunError(f"{path}: damaged record ({error})") from error
-    return _validated(name, value, path)
+        raise RunError(f"{path}: damaged record ({error}); {RESTORE}") from error
+    _validate(name, value, path)
+    return value  # type: ignore[no-any-return]
 
 
 def _refuse_constant(word: str) -> None:
     raise ValueError(f"{word} is no number")
-
-
-def _write_json(name: str, path: Path, value: Mapping[str, Any]) -> None:
-    _validated(name, value, path)
-    try:
-        text = json.dumps(value, indent=1, allow_nan=False)
-    except ValueError as error:  # NaN or infinity in a free part, such as the recipe
-        raise RunError(f"{path}: not written, a value in it is no number ({error})") from error
-    write_atomically(path, text + "\n")
 
 
 class Folder:
@@ -148,29 +165,39 @@ class Folder:
     def part(self, name: str, suffix: str = "") -> dict[str, Any] | None:
         """A file of the record, ``<name><suffix>.json``, validated; None if there is none."""
         path = self.directory / f"{name}{suffix}.json"
-        return _read_json(name, path).json_values() if path.exists() else None
+        return _read_json(name, path) if path.exists() else None
 
     def write_part(self, name: str, value: Mapping[str, Any], suffix: str = "") -> None:
         """Validate and replace ``<name><suffix>.json``."""
-        _write_json(name, self.directory / f"{name}{suffix}.json", value)
+        path = self.directory / f"{name}{suffix}.json"
+        _validate(name, value, path)
+        try:
+            text = json.dumps(value, indent=1, allow_nan=False)
+        except ValueError as error:  # NaN or infinity in a free part, such as the recipe
+            raise RunError(f"{path}: not written, a value in it is no number ({error})") from error
+        with writing(path):
+            write_atomically(path, text + "\n")
 
     @contextlib.contextmanager
     def lock(self, name: str = ".lock") -> Iterator[None]:
-        """Hold the folder; a second process gets RunBusy. A dead process holds nothing."""
+        """Hold the folder; a second process gets RunBusy. A dead process holds nothing.
+
+        Raises:
+            RunError: the folder cannot be written.
+        """
         from filelock import FileLock, Timeout
 
-        self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / name
-        lock = FileLock(path)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise RunBusy(self.directory, path.read_text().strip() or "another process") from None
-        try:
-            path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+        with contextlib.ExitStack() as held:
+            with writing(self.directory):
+                self.directory.mkdir(parents=True, exist_ok=True)
+                try:
+                    held.enter_context(FileLock(path).acquire(timeout=0))
+                except Timeout:
+                    holder = path.read_text().strip() or "another process"
+                    raise RunBusy(self.directory, holder) from None
+                path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
             yield
-        finally:
-            lock.release()
 
     def busy(self, name: str = ".lock") -> RunBusy | None:
         """The refusal that `lock` would meet, or None. Creates nothing."""
@@ -204,6 +231,11 @@ class Run(Folder):
         """The trained model in Hugging Face format (git-ignored)."""
         return self.directory / "checkpoint"
 
+    @property
+    def traceback(self) -> Path:
+        """Where Python was when the run failed, in full; run.json has the reason in one line."""
+        return self.directory / "traceback.txt"
+
     def exists(self) -> bool:
         """Whether a record has been written."""
         return (self.directory / "run.json").exists()
@@ -211,13 +243,11 @@ class Run(Folder):
     @property
     def record(self) -> RunRecord:
         """run.json, as it is now. RunError names the file if it is missing or damaged."""
-        record = _read_json("run", self.directory / "run.json")
-        assert isinstance(record, RunRecord)
-        return record
+        return RunRecord.model_validate(self.read())
 
     def read(self) -> dict[str, Any]:
         """`record` as plain values of JSON."""
-        return self.record.json_values()
+        return _read_json("run", self.directory / "run.json")
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Validate and replace run.json."""
@@ -232,8 +262,11 @@ class Run(Folder):
     def start(self) -> None:
         """Write the record of a run that has done nothing yet, or goes on in this process."""
         self.write(self._started())
+        self.traceback.unlink(missing_ok=True)
 
     def _started(self) -> dict[str, Any]:
+        from pe.recipes.command import notebook_command, notebook_parameters
+
         recipe = self.recipe
         record: dict[str, Any] = {
             "schema": SCHEMA_VERSION,
@@ -247,7 +280,8 @@ class Run(Folder):
             "config_hash": recipe.config_hash(),
             "created": provenance.now(),
             "finished": None,
-            "command": provenance.command(),
+            "command": provenance.command()
+            or notebook_command(notebook_parameters(recipe, self.study)),
             "code": provenance.code(),
             "versions": provenance.versions(),
             "hardware": provenance.hardware(),
@@ -260,6 +294,8 @@ class Run(Folder):
             old = self.record
             record["created"] = old.created
             record["sessions"] = [s.model_dump(exclude_unset=True) for s in old.all_sessions()]
+            if old.sources:
+                record["sources"] = old.sources
         return record
 
     def begin_session(self, step: int) -> None:
@@ -306,7 +342,7 @@ class Run(Folder):
         try:
             texts = path.read_text().split("\n")
         except (OSError, UnicodeDecodeError) as error:
-            raise RunError(f"{path}: damaged record ({error})") from error
+            raise RunError(f"{path}: damaged record ({error}); {RESTORE}") from error
         torn = texts.pop()
         if torn and not drop_torn_end:
             texts.append(torn)
@@ -317,7 +353,7 @@ class Run(Folder):
                 if not isinstance(line["step"], int):
                     raise TypeError("step is not a whole number")
             except (ValueError, TypeError, KeyError) as error:
-                raise RunError(f"{path}: line {number} is damaged ({error})") from error
+                raise RunError(f"{path}: line {number} is damaged ({error}); {RESTORE}") from error
             lines.append(line)
         return lines
 
@@ -332,11 +368,17 @@ def find(path: str | Path | None = None, study: str | None = None) -> list[Run]:
     """All runs below ``path`` (default `root`), in order of folder name.
 
     A folder that holds any file of a record counts, so that a lost run.json is noticed.
+
+    Raises:
+        RunError: no such folder, or no such study in it; the nearest name is given.
     """
     base = Path(path) if path is not None else root()
     if not base.is_dir():
         raise RunError(f"{base}: there is no such folder of runs")
-    folders = {found.parent for name in FILES for found in base.glob(f"{study or '*'}/*/{name}")}
+    if study is not None and not any(folder.is_dir() for folder in base.glob(study)):
+        known = sorted(p.name for p in base.iterdir() if p.is_dir() and not p.name.startswith("."))
+        raise RunError(f"{unknown('study', study, known)} (in {base})")
+    folders = {file.parent for name in FILES for file in base.glob(f"{study or '*'}/*/{name}")}
     return [Run(folder) for folder in sorted(folders)]
 
 
@@ -346,8 +388,8 @@ def load(path: str | Path | None = None, study: str | None = None) -> pandas.Dat
     Columns: study, run, pe, seed, status, recipe, config_hash, steps, tokens, parameters,
     tokens_per_second, mfu, peak_memory_gib, wall_seconds, final_loss, validation_loss,
     context_length, start_from and start_step (the run a converted one began with, and its step, or
-    None), commit (every one that trained, with commas), directory, and perplexities by tokens (``ppl@512``) and by multiples of the
-    training context (``ppl@2x``).
+    None), commit (every one that trained, with commas), directory, and perplexities by tokens
+    (``ppl@512``) and by multiples of the training context (``ppl@2x``).
 
     Raises:
         RunError: names the path of every damaged record; none is skipped.

@@ -1,15 +1,16 @@
 """The files of a record, field by field: the docstring of a field is its documentation.
 
 JSON is validated against these models when it is read and when it is written; the tables in the
-book are generated from them (`fields`). A field that came later has a
-default, so that older records load; a field that a record lacks stays absent when it is dumped.
+book are generated from them (`fields`). A field that came later has a default, so that older
+records load. What several files hold is described once: with its type, or by the docstring of its
+part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -18,6 +19,12 @@ Tokens = Annotated[str, StringConstraints(pattern=r"^[0-9]+$")]
 """A context length in tokens, as a key of JSON."""
 Status = Literal["running", "complete", "failed", "interrupted"]
 Mode = Literal["train", "prefill", "small"]
+
+Created = Annotated[str, Field(description="When it began. ISO 8601, UTC.")]
+Seconds = Annotated[float, Field(description="Wall time.")]
+Reason = Annotated[str | None, Field(description="Why there is no value; null where there is one.")]
+Lengths = Annotated[list[int], Field(description="Context lengths in tokens.")]
+TargetTokens = Annotated[int, Field(description="Tokens scored at the end of each window.")]
 
 
 class Part(BaseModel):
@@ -28,8 +35,6 @@ class Part(BaseModel):
         extra="forbid",
         frozen=True,
         allow_inf_nan=False,
-        populate_by_name=True,
-        protected_namespaces=(),
         use_attribute_docstrings=True,
     )
 
@@ -39,10 +44,6 @@ class Record(Part):
 
     format: Literal[1] = Field(alias="schema")
     """Version of this format."""
-
-    def json_values(self) -> dict[str, Any]:
-        """As the file has it: a field that it lacks is absent."""
-        return self.model_dump(by_alias=True, exclude_unset=True)
 
 
 class Code(Part):
@@ -78,6 +79,30 @@ class Hardware(Part):
     """Operating system."""
 
 
+class Process(Part):
+    """A process: when it ran, how it was started, and what it ran on."""
+
+    created: Created
+    finished: str | None
+    """When it ended. ISO 8601, UTC; null while it runs."""
+    command: str
+    """The command line that started it."""
+    code: Code
+    versions: dict[str, str]
+    """Versions of Python and of the packages that matter."""
+    hardware: Hardware
+
+
+class Computed(Part):
+    """When something was computed, on what, and for how long."""
+
+    created: Created
+    code: Code
+    hardware: str
+    """Device."""
+    seconds: Seconds
+
+
 class Cell(Part):
     """One context length."""
 
@@ -87,11 +112,25 @@ class Cell(Part):
     """Mean negative log likelihood in nats per token, token-weighted."""
     window_nll: list[float] | None
     """Mean of each window, for intervals and paired comparisons."""
-    reason: str | None
-    """Why there is no value."""
+    reason: Reason
 
 
-Cells = dict[Tokens, Cell]
+Perplexity = Annotated[
+    dict[Tokens, Cell],
+    Field(
+        description="By length: the same last target_tokens of every window, seen with `length` "
+        "tokens up to the last target's predecessor."
+    ),
+]
+
+
+class Scored(Part):
+    """Which text was scored."""
+
+    lengths: Lengths
+    target_tokens: TargetTokens
+    windows: int
+    """Windows, each inside one test document."""
 
 
 # ---------------------------------------------------------------- run.json
@@ -100,12 +139,10 @@ Cells = dict[Tokens, Cell]
 class Session(Part):
     """One process that trained."""
 
-    created: str
-    """When it began. ISO 8601, UTC."""
+    created: Created
     step: int
     """Optimizer steps that had been taken before it."""
     code: Code
-    """The code that ran in it."""
     hardware: Hardware | None = None
     """The machine. Null in sessions older than this list."""
 
@@ -189,7 +226,7 @@ class Retrained(Part):
 
 
 class Parent(Part):
-    """The run whose weights this one began with."""
+    """The run whose weights this one began with, if it did."""
 
     study: str
     """Its study."""
@@ -207,30 +244,23 @@ class Parent(Part):
     """Only where its weights were lost: the training that made them a second time."""
 
 
-class Conversion(Part):
-    """Perplexity of the same targets before the run was trained."""
+class Conversion(Scored):
+    """Perplexity of the same targets before a run with a parent was trained."""
 
-    created: str
-    """ISO 8601, UTC."""
-    lengths: list[int]
-    """Context lengths in tokens."""
-    target_tokens: int
-    """Tokens scored at the end of each window."""
+    created: Created
     windows_wanted: int
-    """Windows asked for."""
-    windows: int
-    """Windows that the corpus has."""
-    before: Cells
+    """Windows asked for; the corpus may have fewer."""
+    before: dict[Tokens, Cell]
     """The weights under the encoding they were trained with, by length in tokens."""
-    converted: Cells
+    converted: dict[Tokens, Cell]
     """The same weights under this run's encoding, by length in tokens."""
 
 
-class RunRecord(Record):
+class RunRecord(Process, Record):
     """What was run, on what, and what came of it."""
 
     study: str
-    """Folder the run belongs to."""
+    """Folder that the run belongs to."""
     run: str
     """Folder of the run: encoding, seed, configuration hash."""
     status: Status
@@ -248,30 +278,17 @@ class RunRecord(Record):
     config_hash: Hash
     """First 8 hex digits of the SHA-256 of the recipe without its name and the fields that say how
     it is judged, logged and saved."""
-    created: str
-    """When the run was started first. ISO 8601, UTC."""
-    finished: str | None
-    """When it ended. ISO 8601, UTC; null while it runs."""
-    command: str
-    """The command line that started it."""
-    code: Code
-    """The code that ran in the last session."""
-    versions: dict[str, str]
-    """Versions of Python and of the packages that matter."""
-    hardware: Hardware
-    """The machine of the last session."""
+    sources: dict[str, str] = {}
+    """By module, SHA-256 (16 digits) of all in it that decides the encoding's result
+    (`pe.encodings.core.source`). Not in older records."""
     sessions: list[Session] = []
-    """The processes whose steps led to the result, in order. Not in older records."""
+    """The processes whose steps led to the result, in order; command, code and machine above are
+    those of the last one. Not in older records."""
     data: Data | None
-    """The text."""
     model: Model | None
-    """The model."""
     training: Training | None
-    """What training did."""
     parent: Parent | None = None
-    """Only of a run that began with another run's weights: that run."""
     conversion: Conversion | None = None
-    """Only of a run with a parent: perplexity of the same targets before it was trained."""
     notes: list[str] = []
     """What was struck out of the record later, and why."""
 
@@ -291,6 +308,11 @@ class RunRecord(Record):
 # ---------------------------------------------------------------- evaluation.json
 
 
+WindowPerplexity = Annotated[
+    dict[Tokens, Cell], Field(description="By length: all tokens of the window but the first.")
+]
+
+
 class LossByPosition(Part):
     """Mean loss along the window, at the longest length that has a value."""
 
@@ -303,44 +325,39 @@ class LossByPosition(Part):
     """Nats per token in each bin."""
 
 
-class Answers(Part):
-    """Prompts, or single digits, that were answered right, over all depths."""
+Number = TypeVar("Number")
 
-    exact: int
+
+class Answers(Part, Generic[Number]):
+    """Prompts, or single digits, that were answered right."""
+
+    exact: Number
     """Prompts with all digits right, chosen among the ten digits."""
-    greedy: int
+    greedy: Number
     """Prompts with all digits right, chosen from the whole vocabulary."""
-    digits: int
+    digits: Number
     """Single digits right, chosen among the ten."""
 
 
 class Controls(Part):
-    """The same prompts where the answer cannot be read."""
+    """The same prompts where the answer cannot be read, over all depths."""
 
-    removed: Answers
+    removed: Answers[int]
     """The needle removed."""
-    another: Answers
+    another: Answers[int]
     """The needle stating another number."""
 
 
-class RetrievalCell(Part):
-    """One length of prompt and answer, in tokens."""
+class RetrievalCell(Answers[list[int] | None]):
+    """One length of prompt and answer, in tokens: counts by depth, null where there are none."""
 
-    exact: list[int] | None
-    """Prompts with all digits right, chosen among the ten digits, by depth; null where the model
-    cannot be run."""
-    greedy: list[int] | None
-    """Prompts with all digits right, chosen from the whole vocabulary, by depth."""
-    digits: list[int] | None
-    """Single digits right, chosen among the ten, by depth."""
     controls: Controls | None
-    """The same prompts where the answer cannot be read, over all depths."""
-    reason: str | None
-    """Why there is no value."""
+    reason: Reason
 
 
 class Retrieval(Part):
-    """Numbers hidden in test text: how many prompts (or single digits) were answered right."""
+    """Numbers hidden in test text: how many prompts (or single digits) were answered right. Only
+    where the recipe asks for it."""
 
     samples: int
     """Prompts for each length and depth."""
@@ -364,12 +381,11 @@ class NeedleCell(Part):
     """Share of the digits that are right, each chosen among the ten; chance 0.1."""
     controls: dict[str, int] | None = None
     """Prompts that are right where the answer cannot be read: ``removed`` and ``another``."""
-    reason: str | None
-    """Why there is no value."""
+    reason: Reason
 
 
 class Needles(Part):
-    """Numbers of seven digits hidden in test text, among others, with the hits of each prompt."""
+    """The same for recipes with retrieval_tasks: numbers of seven digits, hits of each prompt."""
 
     count: int
     """Prompts for each task and length."""
@@ -384,17 +400,11 @@ class Needles(Part):
 class Measures(Part):
     """How a model does by context length."""
 
-    perplexity: Cells
-    """By length: the same last target_tokens of every window, seen with `length` tokens up to the
-    last target's predecessor."""
-    window_perplexity: Cells
-    """By length: all tokens of the window but the first."""
+    perplexity: Perplexity
+    window_perplexity: WindowPerplexity
     loss_by_position: LossByPosition
-    """Mean loss along the window, at the longest length that has a value."""
     retrieval: Retrieval | None = None
-    """Only where the recipe asks for it: hidden numbers, and how many were answered right."""
     needles: Needles | None = None
-    """The same for recipes that name their retrieval_tasks."""
 
 
 class Fit(Part):
@@ -418,7 +428,8 @@ class Fit(Part):
 
 
 class Tempered(Part):
-    """The same measurements with a length temperature fitted on validation text."""
+    """The same measurements with a length temperature fitted on validation text, where the recipe
+    asks for it."""
 
     fit: Fit | None
     """That of the shortest length; null where no length lies beyond the training context."""
@@ -427,16 +438,11 @@ class Tempered(Part):
     records, which used one fit over all lengths."""
     reason: str | None
     """Why there is no fit."""
-    perplexity: Cells = {}
-    """As `perplexity` above."""
-    window_perplexity: Cells = {}
-    """As `window_perplexity` above."""
+    perplexity: Perplexity = {}
+    window_perplexity: WindowPerplexity = {}
     loss_by_position: LossByPosition | None = None
-    """As `loss_by_position` above."""
     retrieval: Retrieval | None = None
-    """As `retrieval` above."""
     needles: Needles | None = None
-    """As `needles` above."""
 
 
 class Precision(Part):
@@ -448,64 +454,42 @@ class Precision(Part):
     """Type of the residual stream."""
 
 
-class Evaluation(Measures, Record):
+class Evaluation(Measures, Scored, Record):
     """How a trained model does at context lengths it may never have seen."""
 
-    created: str
-    """ISO 8601, UTC."""
+    created: Created
     code: Code | None = None
     """The code that evaluated. Not in older records."""
-    lengths: list[int]
-    """Context lengths in tokens."""
-    target_tokens: int
-    """Tokens scored at the end of each window."""
-    windows: int
-    """Windows, each inside one test document."""
     windows_wanted: int | None = None
     """Windows that the recipe asked for; the corpus may have fewer. Not in the oldest records."""
     precision: Precision | None = None
     """Types of matrix products and of the residual stream. Not in older records: those of the
     recipe, the residual stream as the products."""
-    seconds: float
-    """Wall time of the evaluation."""
+    seconds: Seconds
     tempered: Tempered | None = None
-    """Only where the recipe asks for it: the same measurements with a fitted length temperature."""
 
 
 # ---------------------------------------------------------------- extension.json
 
 
-class ExtensionCell(Part):
+class ExtensionCell(Computed):
     """One conversion."""
 
     pe: str
     """Encoding the model was converted to."""
     options: dict[str, Any]
     """Its options."""
-    created: str
-    """ISO 8601, UTC."""
-    seconds: float
-    """Wall time."""
-    code: Code
-    """The code that ran."""
-    hardware: str
-    """Device."""
     retrained: Retrained | None = None
     """Only where the run's weights were lost and this is measured on those of a second training."""
-    perplexity: Cells
-    """By length: the same last target_tokens of every window, seen with `length` tokens up to the
-    last target's predecessor."""
+    perplexity: Perplexity
 
 
-class Extension(Record):
-    """A trained rotary model extended without training, by method and factor."""
+class Extension(Scored, Record):
+    """A trained rotary model extended without training, by method and factor.
 
-    lengths: list[int]
-    """Context lengths in tokens."""
-    target_tokens: int
-    """Tokens scored at the end of each window."""
-    windows: int
-    """Windows, each inside one test document; those of evaluation.json."""
+    The windows are those of evaluation.json.
+    """
+
     cells: dict[str, ExtensionCell]
     """By method and factor, such as yarn@4."""
 
@@ -545,27 +529,17 @@ class SearchSettings(Part):
     """Windows asked for."""
     length: int
     """Tokens of a window."""
-    target_tokens: int
-    """Tokens scored at the end of each window."""
+    target_tokens: TargetTokens
     windows_found: int
     """Windows that the corpus has, each inside one validation document."""
     data: str
     """Fingerprint of the texts."""
 
 
-class Search(Record):
+class Search(Computed, Record):
     """A search for LongRoPE's factors: every candidate and its loss."""
 
-    created: str
-    """ISO 8601, UTC."""
-    code: Code
-    """The code when the search began."""
-    hardware: str
-    """Device when the search began."""
-    seconds: float
-    """Wall time of all evaluations."""
     settings: SearchSettings
-    """What the search was asked for, and what follows from that."""
     history: list[Candidate]
     """Every candidate in the order of evaluation."""
     best: Candidate | None
@@ -582,8 +556,7 @@ class SpeedSettings(Part):
     """Recipe whose sizes the models have."""
     tokens: int
     """Tokens in a step: batch times length."""
-    lengths: list[int]
-    """Lengths of a window, in tokens."""
+    lengths: Lengths
     modes: list[Mode]
     """train: a full training step; prefill: one forward pass without gradients; small: a training
     step of one short window."""
@@ -597,21 +570,9 @@ class SpeedSettings(Part):
     """Whether torch takes deterministic algorithms only. Absent: false."""
 
 
-class SpeedSession(Part):
+class SpeedSession(Process):
     """A process that measured."""
 
-    created: str
-    """When it began. ISO 8601, UTC."""
-    finished: str | None
-    """When its last cell was done. ISO 8601, UTC."""
-    command: str
-    """The command line."""
-    code: Code
-    """The code that ran."""
-    versions: dict[str, str]
-    """Versions of Python and of the packages that matter."""
-    hardware: Hardware
-    """The machine."""
     helpers: int
     """Processes that compiled at the same time before cells were measured; first steps are theirs
     then."""
@@ -666,13 +627,12 @@ class SpeedRecord(Record):
     """Speed and memory of encodings and of other libraries' models, on one machine."""
 
     study: str
-    """Folder the run belongs to."""
+    """Folder that the run belongs to."""
     run: str
     """Folder of the run."""
     status: Literal["running", "complete", "stopped"]
     """running (or killed), complete, or stopped before its end."""
     settings: SpeedSettings
-    """What was to be measured."""
     sessions: list[SpeedSession]
     """The processes that measured, in order."""
     cells: list[SpeedCell]
@@ -697,7 +657,8 @@ def fields(name: str) -> list[tuple[str, str, str]]:
 def _fields(part: type[Part], prefix: str, told: set[type]) -> Iterator[tuple[str, str, str]]:
     for name, field in part.model_fields.items():
         path, inner = prefix + (field.alias or name), _part_of(field.annotation)
-        yield path, _kind(field.annotation), " ".join((field.description or "").split())
+        meaning = field.description or (inner and inner[0].__doc__) or ""
+        yield path, _kind(field.annotation), " ".join(meaning.split())
         if inner and inner[0] not in told:
             told.add(inner[0])
             yield from _fields(inner[0], f"{path}{inner[1]}.", told)

@@ -25,12 +25,15 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def command() -> str:
-    """The command line; papermill hands its own down, since a kernel's says nothing."""
+def command() -> str | None:
+    """The command line, or what papermill or a study handed down as such.
+
+    None in the kernel of a notebook that somebody carries out by hand, whose line says nothing.
+    """
     if os.environ.get("PE_COMMAND"):
         return os.environ["PE_COMMAND"]
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    return shlex.join(words) if words[0] != "ipykernel_launcher.py" else "a notebook"
+    return None if words[0] == "ipykernel_launcher.py" else shlex.join(words)
 
 
 def code() -> dict[str, Any]:
@@ -67,23 +70,23 @@ def _git(top: Path, *arguments: str) -> str | None:
 
 def _hash_of_files(package: Path) -> str:
     """SHA-256 (16 digits) of names and contents of the package's Python files."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         content = path.read_bytes()
-        found.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode())
-        found.update(content)
-    return found.hexdigest()[:16]
+        digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()[:16]
 
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the installed packages among `PACKAGES`."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            installed[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue  # not every place that trains has papermill
-    return found
+    return installed
 
 
 def hardware() -> dict[str, Any]:

@@ -12,13 +12,15 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pe.runs import Folder, RunError, root
+from pe.runs.models import Mode
+from pe.runs.models import SpeedSettings as Settings
 
-MODES = ("train", "prefill", "small")
+MODES: tuple[Mode, ...] = get_args(Mode)
 SMALL = 128
 """Tokens in the one window of the mode ``small``."""
 MAIN = (1024, 16384)
@@ -28,38 +30,12 @@ TIME_UP = "not measured: time was up"
 MISSING = "not measured"
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Everything that decides what is measured; the rig's `settings` fills in what is not given."""
-
-    recipe: str
-    tokens: int
-    lengths: tuple[int, ...]
-    modes: tuple[str, ...]
-    systems: tuple[str, ...]
-    repeats: int
-    compiled: bool
-    deterministic: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """As the record keeps it."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Settings:
-        """Back from the record."""
-        given: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
-        }
-        return cls(**given)
-
-
 class SpeedRun(Folder):
     """The folder of a speed run. Its record is speed.json."""
 
     notebook = "speed.ipynb"
     settings: Settings | None = None
-    """What it is to measure; None where only the record is read."""
+    """What it is to measure, as the rig's `settings` says; None where only the record is read."""
 
     @property
     def file(self) -> Path:
@@ -71,10 +47,10 @@ class SpeedRun(Folder):
 
     def read(self) -> dict[str, Any]:
         """speed.json, validated. RunError names the file if it is missing or damaged."""
-        found = self.part("speed")
-        if found is None:
+        record = self.part("speed")
+        if record is None:
             raise RunError(f"{self.file}: there is no such record")
-        return found
+        return record
 
     def write(self, record: dict[str, Any]) -> None:
         """Validate and replace speed.json."""

@@ -1,12 +1,13 @@
-"""A speed record as Markdown. Every number is computed here, from the record. Imports no torch."""
+"""A speed record as Markdown. Every number is computed here, from the record."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from pe.results.markdown import pipe
 from pe.results.quantities import significant
-from pe.speed.families import FAMILIES, Family, counterpart, library, title
-from pe.speed.record import MISSING, TIME_UP, Speed
+from pe.speed.names import counterpart, library, spelled, title
+from pe.speed.record import MISSING, TIME_UP, Result, Speed
 
 COMMAND = "pe speed --minutes 14 --name h100"
 ON_CPU = "CPU, small: no speeds to compare with a GPU's."
@@ -61,7 +62,7 @@ def _side_by_side(speed: Speed) -> int:
 
 
 def drift(speed: Speed) -> str:
-    """How far the rounds of NoPE lie apart, one line per mode and length."""
+    """How far the rounds of NoPE lie apart, one line per mode and length; "" if there are none."""
     lines = []
     for mode in speed.settings["modes"]:
         for length in speed.lengths(mode):
@@ -70,36 +71,50 @@ def drift(speed: Speed) -> str:
                 continue
             least, most = result.spread
             rounds = sum(row["tokens_per_second"] is not None for row in result.rows)
+            median = result.tokens_per_second or 0.0
             lines.append(
-                f"| {MODES[mode]} | {length:,} | {rounds} | {rate(least)} | "
-                f"{rate(result.tokens_per_second or 0.0)} | {rate(most)} |"
+                [MODES[mode], f"{length:,}", str(rounds), *map(rate, (least, median, most))]
             )
-    heads = [
-        "| | tokens | rounds | least | median | most |",
-        "| :-- | --: | --: | --: | --: | --: |",
-    ]
-    return "\n".join([*heads, *lines])
+    return pipe(["", "tokens", "rounds", "least", "median", "most"], lines) if lines else ""
+
+
+def _by_length(
+    speed: Speed,
+    mode: str,
+    heads: Sequence[str],
+    lines: Mapping[str, Sequence[str]],
+    cell: Callable[[str, int, Result], str],
+) -> str:
+    """A line for each system: its first cells, and a text for each length; "" without systems.
+
+    Args:
+        lines: by system, the cells below ``heads``. cell: the text of a result that was measured.
+    """
+    lengths = known_lengths(speed, mode, lines)
+
+    def text(system: str, length: int) -> str:
+        result = speed.result(system, mode, length)
+        return short(result.reason) if result.reason else cell(system, length, result)
+
+    body = [[*first, *(text(system, n) for n in lengths)] for system, first in lines.items()]
+    return pipe([*heads, *(f"{n:,} tokens" for n in lengths)], body, len(heads)) if lines else ""
+
+
+def _titles(systems: Sequence[str]) -> dict[str, list[str]]:
+    return {system: [title(system)] for system in systems}
 
 
 def overview(speed: Speed, mode: str = "train") -> str:
     """Systems by lengths: tokens/s, and in brackets the ratio to NoPE; then who is missing."""
-    lengths = known_lengths(speed, mode)
-    heads = ["encoding", *(f"{n:,} tokens" for n in lengths)]
-    lines = [_line(heads), _line([":--", *("--:" for _ in lengths)])]
-    for system in shown(speed, mode):
-        cells = []
-        for length in lengths:
-            result = speed.result(system, mode, length)
-            if result.tokens_per_second is None:
-                cells.append(short(str(result.reason)))
-                continue
-            ratio = None if system == "nope" else speed.ratio(system, mode, length)
-            tail = "" if ratio is None else f" ({ratio:.2f})"
-            cells.append(rate(result.tokens_per_second) + tail)
-        lines.append(_line([title(system), *cells]))
+
+    def cell(system: str, length: int, result: Result) -> str:
+        ratio = None if system == "nope" else speed.ratio(system, mode, length)
+        return _rate(result) + ("" if ratio is None else f" ({ratio:.2f})")
+
+    table = _by_length(speed, mode, ["encoding"], _titles(shown(speed, mode)), cell)
     absent = [title(s) for s in _all(speed, mode) if s not in shown(speed, mode)]
     note = f"\n\n*Not measured, since time was up: {', '.join(absent)}.*" if absent else ""
-    return "\n".join(lines) + note
+    return table + note
 
 
 def details(speed: Speed, mode: str, length: int) -> str:
@@ -108,113 +123,106 @@ def details(speed: Speed, mode: str, length: int) -> str:
         "encoding", "attention", "tokens/s", "of NoPE", "memory, GiB", "MFU", "least", "most",
         "batch", "first step, s",
     ]  # fmt: skip
-    lines = [_line(heads), _line([":--", ":--", *("--:" for _ in heads[2:])])]
+    lines = []
     for system in shown(speed, mode):
         result = speed.result(system, mode, length)
         if result.reason in (MISSING, TIME_UP):
             continue
-        if result.tokens_per_second is None or result.spread is None:
-            reason = str(result.reason).replace("|", "\\|")
-            lines.append(_line([title(system), reason, *("–" for _ in heads[2:])]))
+        if result.spread is None:
+            lines.append([title(system), str(result.reason), *("–" for _ in heads[2:])])
             continue
-        ratio = speed.ratio(system, mode, length)
         usual = result["compiled"] == speed.settings["compiled"]
         lines.append(
-            _line(
-                [
-                    title(system),
-                    str(result["path"]) + ("" if usual else ", not compiled"),
-                    rate(result.tokens_per_second),
-                    _or_dash(ratio, "{:.3f}"),
-                    _or_dash(result["peak_memory_gib"], "{:.2f}"),
-                    _or_dash(result["mfu"], "{:.1%}"),
-                    *(rate(x) for x in result.spread),
-                    str(result["batch"]),
-                    _or_dash(result["first_step_seconds"], "{:.1f}"),
-                ]
-            )
+            [
+                title(system),
+                str(result["path"]) + ("" if usual else ", not compiled"),
+                _rate(result),
+                _or_dash(speed.ratio(system, mode, length), "{:.3f}"),
+                _or_dash(result["peak_memory_gib"], "{:.2f}"),
+                _or_dash(result["mfu"], "{:.1%}"),
+                *(rate(x) for x in result.spread),
+                str(result["batch"]),
+                _or_dash(result["first_step_seconds"], "{:.1f}"),
+            ]
         )
-    return "\n".join(lines)
+    return pipe(heads, lines, 2) if lines else ""
 
 
 def short(reason: str) -> str:
     """Why there is no number, for a narrow cell."""
     if reason in (MISSING, TIME_UP):
         return MISSING
-    for word in ("out of memory", "failed"):
-        if reason.startswith(word):
-            return word
-    return "refused"
+    return next(
+        (word for word in ("out of memory", "failed") if reason.startswith(word)), "refused"
+    )
 
 
 def _or_dash(value: float | None, form: str) -> str:
     return "–" if value is None else form.format(value)
 
 
-def of_family(speed: Speed, family: Family) -> str:
-    """What a family's members cost in training: path, speed over NoPE's and memory, by length."""
-    lengths = known_lengths(speed, "train")
-    there = set(shown(speed, "train"))
-    members = [m for m in family.members if m in there]
-    heads = ["encoding", "attention", *(f"{n:,} tokens" for n in lengths)]
-    lines = [_line(heads), _line([":--", ":--", *("--:" for _ in lengths)])]
-    for system in members:
-        results = [speed.result(system, "train", n) for n in lengths]
-        path = next((str(r["path"]) for r in results if r["path"]), "–")
-        cells = []
-        for length, result in zip(lengths, results, strict=True):
-            if result.tokens_per_second is None:
-                cells.append(short(str(result.reason)))
-                continue
-            ratio = speed.ratio(system, "train", length)
-            memory = result["peak_memory_gib"]
-            text = f"{rate(result.tokens_per_second)}/s"
-            if ratio is not None and system != "nope":
-                text = f"{ratio:.2f}"
-            cells.append(text + ("" if memory is None else f" · {memory:.1f} GiB"))
-        lines.append(_line([title(system), path, *cells]))
-    absent = [title(m) for m in family.members if m not in speed.settings["systems"]]
+def _rate(result: Result) -> str:
+    return rate(result.tokens_per_second or 0.0)
+
+
+def costs(speed: Speed, asked: Sequence[str]) -> str:
+    """What encodings cost in training: path, speed over NoPE's and memory, by length."""
+
+    def path(system: str) -> str:
+        results = (speed.result(system, "train", n) for n in speed.lengths("train"))
+        return next((str(r["path"]) for r in results if r["path"]), "–")
+
+    def cell(system: str, length: int, result: Result) -> str:
+        ratio = None if system == "nope" else speed.ratio(system, "train", length)
+        memory = result["peak_memory_gib"]
+        text = f"{_rate(result)}/s" if ratio is None else f"{ratio:.2f}"
+        return text + ("" if memory is None else f" · {memory:.1f} GiB")
+
+    lines = {s: [title(s), path(s)] for s in shown(speed, "train") if s in asked}
+    table = _by_length(speed, "train", ["encoding", "attention"], lines, cell)
+    absent = [title(m) for m in asked if m not in speed.settings["systems"]]
     note = f"\n\n*Not asked of this record: {', '.join(absent)}.*" if absent else ""
-    return "\n".join(lines) + note if members else ""
+    return table + note if table else ""
 
 
 def peers(speed: Speed, mode: str = "train") -> str:
     """How many times as fast ours are as other libraries' models with the same method."""
+
+    def cell(peer: str, length: int, result: Result) -> str:
+        ratio = speed.ratio(counterpart(peer), mode, length, to=peer)
+        if ratio is None:
+            return f"{_rate(result)} beside none of ours"
+        batch = speed.settings["tokens"] // length
+        note = "" if result["batch"] == batch else f", batch {result['batch']}"
+        times = f"{ratio:.2f}" if ratio < 10 else f"{ratio:.3g}"
+        return f"{times}× ({_rate(result)}{note})"
+
     there = [s for s in shown(speed, mode) if library(s)]
-    lengths = [n for n in speed.lengths(mode) if any(_known(speed, s, mode, n) for s in there)]
-    lines = [_line(["other library", "ours", *(f"{n:,} tokens" for n in lengths)])]
-    lines.append(_line([":--", ":--", *("--:" for _ in lengths)]))
-    for peer in there:
-        own = counterpart(peer)
-        cells = []
-        for length in lengths:
-            result = speed.result(peer, mode, length)
-            ratio = speed.ratio(own, mode, length, to=peer)
-            if result.tokens_per_second is None:
-                cells.append(short(str(result.reason)))
-            elif ratio is None:
-                cells.append(f"{rate(result.tokens_per_second)} beside none of ours")
-            else:
-                batch = speed.settings["tokens"] // length
-                note = "" if result["batch"] == batch else f", batch {result['batch']}"
-                times = f"{ratio:.2f}" if ratio < 10 else f"{ratio:.3g}"
-                cells.append(f"{times}× ({rate(result.tokens_per_second)}{note})")
-        lines.append(_line([title(peer), title(own), *cells]))
-    return "\n".join(lines)
+    lines = {peer: [title(peer), title(counterpart(peer))] for peer in there}
+    return _by_length(speed, mode, ["other library", "ours"], lines, cell)
 
 
 def deterministic(speeds: Sequence[Speed]) -> str:
     """What the same bits twice cost: tokens/s in training over those of the usual algorithms.
 
-    Of the newest record that was made with `pe.devices.deterministic`, beside the newest without,
-    of the same sizes on the same kind of machine; empty if there is no such pair.
+    Of the `best` record that was made with `pe.devices.deterministic`, beside the best without, of
+    the same sizes on the same kind of machine; empty if there is no such pair.
     """
-    newest = sorted(speeds, key=lambda s: str(s.record["sessions"][0]["created"]), reverse=True)
-    for same in (s for s in newest if s.settings.get("deterministic")):
-        for usual in (s for s in newest if not s.settings.get("deterministic")):
-            if _alike(same, usual):
-                return _beside(same, usual)
-    return ""
+    same = best([s for s in speeds if s.settings.get("deterministic")])
+    usual = best(
+        [s for s in speeds if same and not s.settings.get("deterministic") and _alike(s, same)]
+    )
+    if same is None or usual is None:
+        return ""
+
+    def cell(system: str, length: int, result: Result) -> str:
+        other = usual.result(system, "train", length).tokens_per_second
+        ratio = f"{(result.tokens_per_second or 0.0) / other:.2f} " if other else ""
+        return f"{ratio}({_rate(result)})"
+
+    table = _by_length(same, "train", ["encoding"], _titles(shown(same, "train")), cell)
+    names = [f"`runs/{s.record['study']}/{s.record['run']}`" for s in (same, usual)]
+    return f"{table}\n\n*Records: {names[0]} over {names[1]}.*"
 
 
 def _alike(one: Speed, other: Speed) -> bool:
@@ -222,24 +230,6 @@ def _alike(one: Speed, other: Speed) -> bool:
     return one.hardware["name"] == other.hardware["name"] and all(
         one.settings[key] == other.settings[key] for key in keys
     )
-
-
-def _beside(same: Speed, usual: Speed) -> str:
-    lengths = known_lengths(same, "train")
-    lines = [_line(["encoding", *(f"{n:,} tokens" for n in lengths)])]
-    lines.append(_line([":--", *("--:" for _ in lengths)]))
-    for system in shown(same, "train"):
-        cells = []
-        for length in lengths:
-            rates = [s.result(system, "train", length).tokens_per_second for s in (same, usual)]
-            if rates[0] is None:
-                cells.append(short(str(same.result(system, "train", length).reason)))
-            else:
-                ratio = f"{rates[0] / rates[1]:.2f} " if rates[1] else ""
-                cells.append(f"{ratio}({rate(rates[0])})")
-        lines.append(_line([title(system), *cells]))
-    names = [f"`runs/{s.record['study']}/{s.record['run']}`" for s in (same, usual)]
-    return "\n".join(lines) + f"\n\n*Records: {names[0]} over {names[1]}.*"
 
 
 def best(speeds: Sequence[Speed]) -> Speed | None:
@@ -254,13 +244,10 @@ def best(speeds: Sequence[Speed]) -> Speed | None:
     return max(begun, key=worth, default=None)
 
 
-def known_lengths(speed: Speed, mode: str) -> list[int]:
+def known_lengths(speed: Speed, mode: str, systems: Iterable[str] | None = None) -> list[int]:
     """Lengths at which anything was tried, not only left out because time was up."""
-    return [
-        n
-        for n in speed.lengths(mode)
-        if any(_known(speed, s, mode, n) for s in speed.systems(mode))
-    ]
+    names = list(speed.systems(mode) if systems is None else systems)
+    return [n for n in speed.lengths(mode) if any(_known(speed, s, mode, n) for s in names)]
 
 
 def _known(speed: Speed, system: str, mode: str, length: int) -> bool:
@@ -275,12 +262,10 @@ def shown(speed: Speed, mode: str) -> list[str]:
 
 def _all(speed: Speed, mode: str) -> list[str]:
     """Systems of a mode: ours by family, then the peers."""
+    from pe.encodings import in_order
+
     there = list(speed.systems(mode))
-    place = [member for family in FAMILIES.values() for member in family.members]
     own = [s for s in there if not library(s)]
-    own.sort(key=lambda s: place.index(s) if s in place else len(place))
+    order = in_order(spelled(s)[0] for s in own)
+    own.sort(key=lambda s: order.index(spelled(s)[0]))
     return own + [s for s in there if library(s)]
-
-
-def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

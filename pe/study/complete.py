@@ -1,24 +1,23 @@
-"""Whether a run has all that a study asks of it. Imports no torch."""
+"""Whether a run has all that a study asks of it."""
 
 from __future__ import annotations
 
 from pe.evaluation.covers import covers
 from pe.runs import Run
-from pe.training.start import folder_of, is_retrained_copy
+from pe.training.start import folder_of, is_retrained_copy, source_changes
 
 
 def complete(run: Run) -> bool:
-    """Trained and evaluated as its recipe asks; of a retrained parent, its weights are there."""
+    """Trained and evaluated as its recipe asks; of a retrained parent, all weights are there.
+
+    A run whose encoding has another source now is not complete; to train it says why (RunError).
+    """
     if not run.exists() or run.read()["status"] != "complete":
         return False
-    if is_retrained_copy(run):
-        return _all_weights(run)
-    evaluation = run.evaluation()
-    return evaluation is not None and covers(evaluation, run.recipe)
-
-
-def _all_weights(run: Run) -> bool:
-    """The last weights, and all that the recipe keeps on the way."""
+    if not is_retrained_copy(run):
+        evaluation = run.evaluation()
+        covered = evaluation is not None and covers(evaluation, run.recipe)
+        return covered and not source_changes(run)
     kept = run.directory / "checkpoints"
     states = [folder_of(kept, step) for step in run.recipe.keep_states]
     return (

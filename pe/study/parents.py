@@ -11,11 +11,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pe.recipes.recipe import Recipe
-from pe.runs import Run, root
+from pe.runs import root
 from pe.study.plan import Planned
-from pe.training.start import has_weights, parent_missing_weights, retrained_copy
+from pe.training.start import parent_missing_weights
 
 
 def with_retrained_parents(plan: Sequence[Planned]) -> list[Planned]:
@@ -24,63 +25,41 @@ def with_retrained_parents(plan: Sequence[Planned]) -> list[Planned]:
     Those are parents of runs that have yet to be trained, and their parents, of this
     study or another one. They are not validated: that is in their records.
     """
-    needs = _Needs()
+    retrained: dict[str, Planned] = {}
+    here = {f"{planned.study}/{planned.name}": planned.name for planned in plan}
+    labels = {planned.name: planned.label for planned in plan}
+
+    def parent_of(recipe: Recipe, study: Path) -> str | None:
+        """The retrained run that ``recipe`` starts from; it keeps the weights asked for."""
+        parent = parent_missing_weights(recipe, study)
+        if parent is None:
+            return None
+        label = f"{labels.get(parent.name, parent.read()['pe'])}, retrained"
+        kept = dataclasses.replace(parent.recipe, validate_every=0)
+        second = Planned(label, kept, parent.study, retrained=True)
+        kept = retrained.get(second.name, second).recipe
+        field = "keep_states" if recipe.start_state == "all" else "keep_steps"
+        if field == "keep_states" or 0 < recipe.start_step < kept.steps:
+            steps: Any = tuple(sorted({*getattr(kept, field), recipe.start_step}))
+            kept = dataclasses.replace(kept, **{field: steps})
+        second = dataclasses.replace(second, recipe=kept)
+        if not second.done():
+            second = dataclasses.replace(second, parent=parent_of(kept, parent.directory.parent))
+        retrained[second.name] = second
+        return second.name
+
+    started = {}
     for planned in plan:
         if not planned.past_its_start():
-            needs.collect(planned.recipe, _folder(planned))
-    labels = {planned.name: planned.label for planned in plan}
-    here = {f"{planned.study}/{planned.name}": planned.name for planned in plan}
-    found: dict[str, Planned] = {}
+            started[planned.name] = parent_of(planned.recipe, root() / planned.study)
+    listed: dict[str, Planned] = {}
 
     def add(planned: Planned) -> None:
-        parent = (
-            None
-            if planned.past_its_start()
-            else parent_missing_weights(planned.recipe, _folder(planned))
-        )
-        if parent is not None:
-            recipe, label = needs.recipe(parent), labels.get(parent.name, parent.read()["pe"])
-            second = Planned(f"{label}, again", recipe, parent.study, again=True)
-            if second.name not in found:
-                add(second)
-            planned = dataclasses.replace(planned, parent=second.name)
-        elif planned.recipe.start_from in here:  # of another study that is carried out with this
-            planned = dataclasses.replace(planned, parent=here[planned.recipe.start_from])
-        found[planned.name] = planned
+        if planned.parent in retrained:
+            add(retrained[planned.parent])
+        listed[planned.name] = planned
 
     for planned in plan:
-        add(planned)
-    return list(found.values())
-
-
-class _Needs:
-    """Which steps of which lost parents are asked for."""
-
-    def __init__(self) -> None:
-        self.steps: dict[Path, set[int]] = {}
-        self.states: dict[Path, set[int]] = {}
-
-    def collect(self, recipe: Recipe, folder: Path) -> None:
-        parent = parent_missing_weights(recipe, folder)
-        if parent is None:
-            return
-        kind = self.states if recipe.start_state == "all" else self.steps
-        kind.setdefault(parent.directory, set()).add(recipe.start_step)
-        if not has_weights(retrained_copy(parent), recipe):
-            self.collect(parent.recipe, parent.directory.parent)
-
-    def recipe(self, parent: Run) -> Recipe:
-        """The parent's recorded recipe, keeping what is asked for: it has the same hash."""
-        r = parent.recipe
-        steps = {s for s in self.steps.get(parent.directory, ()) if 0 < s < r.steps}
-        states = self.states.get(parent.directory, set())
-        return dataclasses.replace(
-            r,
-            keep_steps=tuple(sorted({*r.keep_steps, *steps})),
-            keep_states=tuple(sorted({*r.keep_states, *states})),
-            validate_every=0,
-        )
-
-
-def _folder(planned: Planned) -> Path:
-    return root() / planned.study
+        parent = started.get(planned.name) or here.get(planned.recipe.start_from, planned.parent)
+        add(dataclasses.replace(planned, parent=parent))
+    return list(listed.values())

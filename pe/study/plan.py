@@ -36,6 +36,7 @@ named ``t5@0.003,x10``, and `pe.results.sweeps` finds the best. This module impo
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -45,13 +46,14 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator, ValidationError
 
 from pe._errors import explain, unknown
+from pe._files import shipped
 from pe.recipes.named import recipe as named_recipe
 from pe.recipes.recipe import Recipe
 from pe.runs import Folder, Run, root
 from pe.study.zero_shot import Distinct, Natural, YamlPart, ZeroShot
-from pe.training.start import RETRAINED
+from pe.training.start import RETRAINED, check_source
 
-FOLDER = Path(__file__).resolve().parents[2] / "studies"
+FOLDER = shipped("studies")
 OWN_SHARES = ("warmup_steps", "decay_steps", "checkpoint_every", "validate_every")
 
 
@@ -101,14 +103,12 @@ class RunEntry(YamlPart):
         for field, values in swept.items():
             if values and field in self.set:
                 raise ValueError(f"{field}: in set and in a sweep; leave one of them out")
-        none: list[float | None] = [None]
-        for rate in swept["learning_rate"] or none:
-            for multiple in swept["encoding_rate"] or none:
-                chosen = {"learning_rate": rate, "encoding_rate": multiple}
-                more = {k: v for k, v in chosen.items() if v is not None}
-                name = f"{label}@{rate:g}" if rate else label
-                name += f",x{multiple:g}" if multiple else ""
-                yield name, self.model_copy(update={"set": self.set | more})
+        for rate, multiple in itertools.product(*(v or (None,) for v in swept.values())):
+            name = f"{label}@{rate:g}" if rate else label
+            name += f",x{multiple:g}" if multiple else ""
+            chosen = {"learning_rate": rate, "encoding_rate": multiple}
+            more = {field: value for field, value in chosen.items() if value is not None}
+            yield name, self.model_copy(update={"set": self.set | more})
 
 
 class MiniEntry(YamlPart):
@@ -157,9 +157,9 @@ class Planned:
     recipe: Recipe
     study: str
     parent: str | None = None
-    """Name of the run that has to be done before it: of this study, or one to train again."""
-    again: bool = False
-    """A complete run that is trained once more for its lost weights (`pe.study.parents`)."""
+    """Name of the run that has to be done before it: of this study, or one to retrain."""
+    retrained: bool = False
+    """A complete run that is retrained for its lost weights (`pe.study.parents`)."""
     zero_shot: ZeroShot | None = None
     """Nothing to train: what the recipe starts from is measured, extended by other encodings."""
 
@@ -169,7 +169,7 @@ class Planned:
         if self.zero_shot:
             return f"extension of {self.recipe.start_from}"
         name = self.recipe.run_name()
-        return f"{RETRAINED}/{name}" if self.again else name
+        return f"{RETRAINED}/{name}" if self.retrained else name
 
     def run(self) -> Run:
         """The run's folder and record, with this recipe; of a zero-shot task, those it extends."""
@@ -178,7 +178,7 @@ class Planned:
         return Run(root() / self.study / self.name, recipe=self.recipe)
 
     def done(self) -> bool:
-        """Trained and evaluated as its recipe asks; of one trained again, the weights are there."""
+        """Trained and evaluated as its recipe asks; of one retrained, the weights are there."""
         from pe.study.complete import complete
 
         if self.zero_shot:
@@ -186,7 +186,7 @@ class Planned:
         return complete(self.run())
 
     def past_its_start(self) -> bool:
-        """Whether the weights that it starts from are needed no more."""
+        """Whether the weights that it starts from are no longer needed."""
         if self.zero_shot:
             return self.done()
         return self.run().exists() and self.run().record.status == "complete"
@@ -209,34 +209,36 @@ class StudyFolder(Folder):
 
     @property
     def workers(self) -> int:
-        """How many share the work; 1 where that is not known. None was: as many as GPUs."""
+        """How many share the work: as asked for, or one per GPU; 1 where that is not known."""
         from pe.study.devices import workers_here
 
         return workers_here(self._workers)
 
 
 def study_file(study: str) -> Path:
-    """The YAML of a study by name (studies/NAME.yaml) or path. ValueError if there is none."""
+    """The YAML of a study by path, or by name: in ./studies, or one that comes with the package.
+
+    Raises:
+        ValueError: there is none.
+    """
     path = Path(study)
     if path.suffix in (".yaml", ".yml"):
         if not path.exists():
             raise ValueError(f"study file {study!r} does not exist")
         return path
-    folder = FOLDER
-    if not folder.is_dir():  # an installed package: the studies of the folder one works in
-        folder = Path.cwd() / "studies"
-    known = sorted(p.stem for p in folder.glob("*.yaml"))
+    known = {p.stem: p for folder in (FOLDER, Path("studies")) for p in folder.glob("*.yaml")}
     if study not in known:
-        raise unknown("study", study, known)
-    return folder / f"{study}.yaml"
+        raise unknown("study", study, sorted(known))
+    return known[study]
 
 
-def load_plan(study: str, *, mini: bool = False) -> list[Planned]:
+def load_plan(study: str, *, mini: bool = False, check: bool = False) -> list[Planned]:
     """The runs of a study in the order of the file, parents before the runs that start from them.
 
     Args:
         study: a name or a path. mini: the miniature that the file describes, recorded as the
-            study ``NAME-mini``.
+            study ``NAME-mini``. check: also encodings, their options, corpora and tokenizers
+            (`check_run`), which imports torch.
 
     Raises:
         ValueError: a file that is not a study; one line per mistake, with its place in the file.
@@ -250,7 +252,7 @@ def load_plan(study: str, *, mini: bool = False) -> list[Planned]:
         return [
             planned
             for seed in file.seeds
-            for planned in _Seed(f"{path.stem}-mini" if mini else path.stem, file, seed).plan()
+            for planned in _Seed(f"{path.stem}-mini" if mini else path.stem, file, seed).plan(check)
         ]
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is no YAML: {error}") from error
@@ -258,6 +260,60 @@ def load_plan(study: str, *, mini: bool = False) -> list[Planned]:
         raise ValueError("\n".join(f"{path}: {line}" for line in explain(error, "key"))) from None
     except ValueError as error:
         raise ValueError("\n".join(f"{path}: {line}" for line in str(error).split("\n"))) from error
+
+
+def load_plans(studies: Sequence[str], *, mini: bool = False, check: bool = False) -> list[Planned]:
+    """The runs of studies one after the other, each run once, where it is named first.
+
+    Args:
+        studies: as `load_plan` takes them. ``NAME:0,1`` are the runs of seeds 0 and 1 only.
+
+    Raises:
+        ValueError: an unknown study, or seeds that it does not have.
+    """
+    plans: dict[tuple[str, str], Planned] = {}
+    for study in studies:
+        name, _, seeds = study.rpartition(":")
+        chosen = re.fullmatch(r"\d+(,\d+)*", seeds) if name else None
+        plan = load_plan(name if chosen else study, mini=mini, check=check)
+        if chosen:
+            wanted = {int(seed) for seed in seeds.split(",")}
+            known = sorted({planned.recipe.seed for planned in plan})
+            if not wanted <= set(known):
+                raise ValueError(f"{study}: the seeds of {name} are {', '.join(map(str, known))}")
+            plan = [planned for planned in plan if planned.recipe.seed in wanted]
+        for planned in plan:
+            plans.setdefault((planned.study, planned.name), planned)
+    return list(plans.values())
+
+
+def check_run(run: Run) -> None:
+    """Refuse what training would refuse only later. A record is shown also without its corpus.
+
+    Raises:
+        ValueError: the encoding, its options, the corpus or the tokenizer.
+        RunError: the run is recorded, and its encoding has another source now.
+    """
+    from pe.data.corpora import open_corpus
+    from pe.data.tokenizer import plan_tokenizer
+    from pe.encodings import check
+
+    recipe = run.recipe
+    check(
+        recipe.pe,
+        recipe.pe_options,
+        original_length=recipe.context_length,
+        head_dim=recipe.head_dim,
+        num_heads=recipe.num_attention_heads,
+        num_kv_heads=recipe.num_key_value_heads,
+        hidden_size=recipe.hidden_size,
+    )
+    if run.exists():
+        check_source(run)
+        return
+    open_corpus(recipe.corpus, recipe.separator)
+    if recipe.tokenizer == "bpe":
+        plan_tokenizer(recipe.tokenizer, recipe.vocab_size)
 
 
 class _Seed:
@@ -276,7 +332,7 @@ class _Seed:
             if entry.start:
                 self.kept.setdefault(entry.start.run, []).append(entry.start.at)
 
-    def plan(self) -> list[Planned]:
+    def plan(self, check: bool) -> list[Planned]:
         """All of them, and the zero-shot task after the run that it extends."""
         mistakes: list[str] = []
         broken: set[str] = set()
@@ -289,8 +345,11 @@ class _Seed:
             try:
                 for one in self._run(label, entry):
                     self.planned[one.label] = one
+                    if check:
+                        check_run(one.run())
             except ValueError as error:
-                broken.add(label)
+                if label not in self.planned:
+                    broken.add(label)
                 mistakes.append(f"runs.{label}: {error}")
         plan = list(self.planned.values())
         names = [p.name for p in plan]
@@ -299,19 +358,19 @@ class _Seed:
             for p in plan
             if names.index(p.name) != plan.index(p)
         ]
+        if self.file.zero_shot and self.file.zero_shot.run not in broken:
+            try:
+                task = self._zero_shot(self.file.zero_shot)
+                of_this = task.recipe.start_from.startswith(f"{self.study}/")
+                plan = [*plan, task] if of_this else [task, *plan]
+            except ValueError as error:
+                mistakes.append(f"zero_shot: {error}")
         if mistakes:
             raise ValueError("\n".join(mistakes))
-        if self.file.zero_shot is None:
-            return plan
-        try:
-            task = self._zero_shot(self.file.zero_shot)
-        except ValueError as error:
-            raise ValueError(f"zero_shot: {error}") from error
-        of_this = task.recipe.start_from.startswith(f"{self.study}/")
-        return [*plan, task] if of_this else [task, *plan]
+        return plan
 
     def _entries(self, mistakes: list[str]) -> Iterator[tuple[str, RunEntry]]:
-        """The runs of the file, sweeps spelled out."""
+        """The runs of the file, one for each rate of a sweep."""
         for label, entry in self.file.runs.items():
             try:
                 yield from entry.sweep(label, self.file.rates)
@@ -330,7 +389,7 @@ class _Seed:
         fields["keep_steps"] = tuple(
             _steps("keep_steps", at, steps) for at in fields.get("keep_steps", base.keep_steps)
         )
-        if not steps:  # nothing is trained: what it says about training has nothing to act on
+        if not steps:  # nothing is trained, so these would have no effect
             fields |= {"retrieval_share": 0.0, "checkpoint_every": base.checkpoint_every}
         fields |= {"pe": entry.pe, "pe_options": entry.pe_options, "seed": self.seed}
         if entry.start:
@@ -347,32 +406,25 @@ class _Seed:
         }
         decays = {name: _steps("decay_steps", decay, end) for name, end in ends.items()}
         if ends:
-            states = {end - decays[name] for name, end in ends.items()}
-            fields["keep_states"] = tuple(sorted(states))
-        recipe = named_recipe(base.name, **fields)
-        _check_plateau(recipe, ends, decays)
-        planned = Planned(label, recipe, self.study, parent)
-        return [
-            planned,
-            *(
-                Planned(name, _branch(recipe, end, decays[name]), self.study, planned.name)
-                for name, end in ends.items()
-            ),
+            fields["keep_states"] = tuple(
+                sorted({end - decays[name] for name, end in ends.items()})
+            )
+        run = Planned(label, named_recipe(base.name, **fields), self.study, parent)
+        branches = [
+            Planned(name, _branch(run.recipe, name, end, decays[name]), self.study, run.name)
+            for name, end in ends.items()
         ]
+        return [run, *branches]
 
     def _start(self, start: StartEntry) -> tuple[str | None, dict[str, Any]]:
         """The run of this study to wait for, if it is one of it, and the recipe's fields."""
-        source, of = self.planned.get(start.run), self.base.steps
-        if source is None:
-            if "/" not in start.run:
-                known = ", ".join(self.planned) or "none"
-                raise ValueError(f"starts from {start.run!r}; the runs above it are: {known}")
-            source = self._elsewhere(start.run)
-            of = source.recipe.steps
+        source = self._source(start.run)
+        ours = source.study == self.study
+        of = self.base.steps if ours else source.recipe.steps
         at = _at(start.at, of, source.recipe.steps)
         if not 0 < at <= source.recipe.steps:
             raise ValueError(f"starts at step {at}, which {start.run!r} has not")
-        if source.study == self.study:
+        if ours:
             return source.name, {"start_from": source.name, "start_step": at}
         kept = (*source.recipe.keep_steps, *source.recipe.keep_states, source.recipe.steps)
         if at not in kept:
@@ -380,8 +432,13 @@ class _Seed:
             raise ValueError(f"starts at step {at} of {start.run!r}, which keeps {steps}")
         return None, {"start_from": f"{source.study}/{source.name}", "start_step": at}
 
-    def _elsewhere(self, name: str) -> Planned:
-        """A run of another study with this seed, by ``STUDY/LABEL``."""
+    def _source(self, name: str) -> Planned:
+        """A run of this study by its label, or of another one with this seed by STUDY/LABEL."""
+        if name in self.planned:
+            return self.planned[name]
+        if "/" not in name:
+            known = ", ".join(self.planned) or "none"
+            raise ValueError(f"starts from {name!r}; expected STUDY/RUN or one of: {known}")
         study, _, label = name.partition("/")
         if study not in self.elsewhere:
             self.elsewhere[study] = load_plan(study, mini=self.mini)
@@ -393,14 +450,7 @@ class _Seed:
 
     def _zero_shot(self, wanted: ZeroShot) -> Planned:
         """The task that extends the last weights of a run, of this study or of another one."""
-        source = self.planned.get(wanted.run)
-        if source is None:
-            if "/" not in wanted.run:
-                known = ", ".join(self.planned) or "none"
-                raise ValueError(
-                    f"run: expected STUDY/RUN or a run of this study ({known}), got {wanted.run!r}"
-                )
-            source = self._elsewhere(wanted.run)
+        source = self._source(wanted.run)
         recipe = dataclasses.replace(
             source.recipe, start_from=f"{source.study}/{source.name}",
             start_step=source.recipe.steps, keep_steps=(), keep_states=(),
@@ -408,20 +458,16 @@ class _Seed:
         return Planned("zero-shot", recipe, self.study, zero_shot=wanted)
 
 
-def _check_plateau(recipe: Recipe, ends: Mapping[str, int], decays: Mapping[str, int]) -> None:
-    for name, end in ends.items():
-        first, last = recipe.warmup_steps, recipe.steps - recipe.decay_steps
-        if not first <= end - decays[name] <= last or not 0 < decays[name] < end:
-            raise ValueError(
-                f"branch {name} of {end} steps would leave after step {end - decays[name]}; the "
-                f"plateau lasts from {first} to {last}"
-            )
-
-
-def _branch(recipe: Recipe, end: int, decay: int) -> Recipe:
+def _branch(recipe: Recipe, name: str, end: int, decay: int) -> Recipe:
     """The last ``decay`` steps of a run of ``end`` steps that is like ``recipe`` otherwise."""
+    leaves, first, last = end - decay, recipe.warmup_steps, recipe.steps - recipe.decay_steps
+    if not first <= leaves <= last or not 0 < decay < end:
+        raise ValueError(
+            f"branch {name} of {end} steps would leave after step {leaves}; the plateau lasts from "
+            f"{first} to {last}"
+        )
     return dataclasses.replace(
-        recipe, start_from=recipe.run_name(), start_step=end - decay, start_state="all",
+        recipe, start_from=recipe.run_name(), start_step=leaves, start_state="all",
         steps=decay, warmup_steps=0, decay_steps=decay, keep_steps=(), keep_states=(),
     )  # fmt: skip
 

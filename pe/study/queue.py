@@ -21,18 +21,17 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
 from pe.runs import root
 from pe.study.devices import MUTEX, mutex_of, visible_gpus, workers_here
 from pe.study.parents import with_retrained_parents
-from pe.study.plan import Planned
+from pe.study.plan import Planned, check_run
 from pe.study.worker import execute
 from pe.training.start import start_of
 
 if TYPE_CHECKING:
-    from distributed import Client, Future, Worker
+    from distributed import Client, Future
 
 POLL = 1.0
 
@@ -58,12 +57,14 @@ def run_study(
         retries: how often a failed run is tried again.
         notebooks: run each by the notebook command, which leaves the executed page in its folder.
         on_progress: called about once per second with run name -> state ("waiting", "running",
-            "done", "failed", "skipped"); running is what a worker carries out at this moment.
+            "done", "failed", "skipped"); running is what a worker has.
             Parents that are retrained are ``.parents/NAME``.
 
     Raises:
         StudyFailed: runs failed for good; all others are done.
+        ValueError: an encoding or a corpus that there is not; nothing has been run.
         RunError: runs start from a run of another study that is not there yet.
+        RunError: the source of an encoding is not the one that its run was trained with.
     """
     listed = with_retrained_parents(plan)
     todo = [p for p in listed if not p.done()]
@@ -73,15 +74,17 @@ def run_study(
     if not todo:
         return
     for planned in todo:
+        if not planned.zero_shot:
+            check_run(planned.run())
         if "/" in planned.recipe.start_from and not planned.parent:  # nothing here will make it
             start_of(planned.recipe, planned.run().directory.parent)
     with connect(address, workers) as (client, devices):
         queue = _Queue(client, devices, todo, retries=retries, notebooks=notebooks)
         while queue.advance():
-            states |= queue.states(_executing(client))
+            states |= queue.states()
             on_progress(states)
             time.sleep(POLL)
-        states |= queue.states(set())
+        states |= {p.name: "skipped" for p in todo} | queue.states()
         on_progress(states)
         failures = queue.failures()
     if failures:
@@ -99,51 +102,33 @@ class _Queue:
         self, client: Client, devices: Sequence[str], todo: Sequence[Planned], *,
         retries: int, notebooks: bool,
     ) -> None:  # fmt: skip
-        self.client, self.devices, self.todo = client, devices, list(todo)
+        self.client, self.devices, self.todo = client, devices, todo
         self.retries, self.notebooks = retries, notebooks
-        self.order = {planned.name: index for index, planned in enumerate(self.todo)}
-        self.sorter = TopologicalSorter(
-            {p.name: [p.parent] if p.parent in self.order else [] for p in self.todo}
-        )
-        self.sorter.prepare()
-        self.ready: list[Planned] = []
         self.futures: dict[str, Future] = {}
-        self.running: set[str] = set()
 
     def advance(self) -> bool:
-        """Note what has ended and begin what can be; False when nothing is left to wait for.
+        """Begin what can be begun; False when nothing is left to wait for.
 
         At most one run per worker at once, so that of two that share a device the first is ready
-        first. What starts from a failed run is never ready.
+        first. What starts from a failed run is never begun.
         """
-        for name in [name for name in self.running if self.futures[name].done()]:
-            self.running.remove(name)
-            if self.futures[name].status == "finished":
-                self.sorter.done(name)
-        self.ready += [self.todo[self.order[name]] for name in self.sorter.get_ready()]
-        self.ready.sort(key=lambda planned: self.order[planned.name])
+        states = self.states()
+        running = sum(state == "running" for state in states.values())
+        unfinished = {planned.name for planned in self.todo if states.get(planned.name) != "done"}
+        ready = [p for p in self.todo if p.name not in states and p.parent not in unfinished]
         threads, taken = self.client.nthreads(), self.client.processing()
         free = {worker: count - len(taken.get(worker, ())) for worker, count in threads.items()}
-        room = max(0, min(sum(threads.values()) - len(self.running), len(threads)))
-        for planned in self.ready[:room]:
+        room = max(0, min(sum(threads.values()) - running, len(threads)))
+        for planned in ready[:room]:
             worker = max(free, key=lambda name: free[name])
             free[worker] -= 1
             self.futures[planned.name] = self._submit(planned, worker)
-            self.running.add(planned.name)
-        del self.ready[:room]
-        return bool(self.ready or self.running)
+        return bool(ready or running)
 
-    def states(self, executing: set[str]) -> dict[str, str]:
-        """The state of each run that was submitted, and in the end of those skipped."""
-        found = {}
-        for name, future in self.futures.items():
-            if name in self.running:
-                found[name] = "running" if future.key in executing else "waiting"
-            else:
-                found[name] = "done" if future.status == "finished" else "failed"
-        if not self.ready and not self.running:
-            found |= {name: "skipped" for name in self.order if name not in found}
-        return found
+    def states(self) -> dict[str, str]:
+        """The state of each run that was submitted."""
+        words = {"pending": "running", "finished": "done"}
+        return {name: words.get(of.status, "failed") for name, of in self.futures.items()}
 
     def failures(self) -> list[str]:
         """One line per run that failed for good, or was skipped because of one that did."""
@@ -174,7 +159,7 @@ class _Queue:
         return self.client.submit(
             _task, task, {"PE_RUNS": str(root())}, list(self.devices),
             key=f"{planned.study}-{planned.name}", retries=self.retries,
-            priority=-self.order[planned.name], pure=False,
+            priority=-self.todo.index(planned), pure=False,
             workers=[worker] if several else None, allow_other_workers=bool(several),
         )  # fmt: skip
 
@@ -187,16 +172,6 @@ def _task(task: dict[str, Any], environment: dict[str, str], devices: list[str])
         device = devices[int(get_worker().name)]
         environment = environment | {"CUDA_VISIBLE_DEVICES": device, MUTEX: mutex_of(device)}
     return execute(task, environment)
-
-
-def _executing(client: Client) -> set[str]:
-    """Keys that workers carry out now; Dask's own "processing" counts those in their queues."""
-    found = client.run(_keys_of_worker, on_error="ignore")  # a worker that just died has none
-    return {key for keys in found.values() for key in keys}
-
-
-def _keys_of_worker(dask_worker: Worker) -> list[str]:
-    return [str(task.key) for task in dask_worker.state.executing]
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -21,19 +20,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pe.recipes.recipe import NOTEBOOK_PARAMETERS, Recipe
+from pe._files import shipped
+from pe.recipes.command import notebook_command, notebook_parameters
+from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunBusy, RunError
 from pe.study.complete import complete
 from pe.study.devices import wait_for_device
 from pe.study.zero_shot import ZeroShot, carry_out
 from pe.training.start import is_retrained_copy
 
-NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "train.ipynb"
-# Fields that keep their share of another one unless they are given (`pe.recipe`).
-FOLLOWS = {
-    "warmup_steps": "steps", "decay_steps": "steps", "min_learning_rate": "learning_rate",
-    "evaluation_lengths": "context_length", "target_tokens": "context_length",
-}  # fmt: skip
+NOTEBOOK = shipped("notebooks") / "train.ipynb"
 WAIT_FOR_LOCK = 180.0
 """Seconds that a run's folder may still be held by the process of a worker that was killed."""
 
@@ -85,15 +81,16 @@ def _retrain(run: Run) -> None:
     """Retrain a complete run beside its record, for its weights.
 
     Raises:
-        RunError: the text is no longer the one that it was trained on.
+        RunError: the text, or the source of its encoding, is no longer what it was trained with.
     """
     from pe.data import prepare
     from pe.training.loop import train
-    from pe.training.start import check_text
+    from pe.training.start import check_source, check_text
 
-    first, r = Run(run.directory.parent.parent / run.name).read(), run.recipe
-    data = prepare(r.corpus, r.vocab_size, r.tokenizer)
-    check_text(data, first["data"], run.name, "it cannot be retrained without that text")
+    first, r = Run(run.directory.parent.parent / run.name), run.recipe
+    check_source(first)
+    data = prepare(r.corpus, r.vocab_size, r.tokenizer, separator=r.separator)
+    check_text(data, first.read()["data"], run.name, "it cannot be retrained without that text")
     if run.exists() and run.read()["status"] == "complete":  # some of its weights are gone, too
         with run.lock():
             for path in run.directory.iterdir():
@@ -103,32 +100,6 @@ def _retrain(run: Run) -> None:
                     path.unlink()
     wait_for_device()
     train(run)
-
-
-def notebook_parameters(recipe: Recipe, study: str) -> dict[str, Any]:
-    """Parameters of train.ipynb that train and evaluate ``recipe``, with exactly its hash."""
-    from pe.recipes.named import RECIPES
-
-    base = RECIPES[recipe.name].to_dict()
-    new = {name for name, value in recipe.to_dict().items() if value != base[name]}
-    values: dict[str, Any] = {"recipe": recipe.name, "study": study}
-    overrides = {}
-    for name, value in recipe.to_dict().items():
-        if name in NOTEBOOK_PARAMETERS:
-            values[name] = value
-        elif name != "name" and (name in new or FOLLOWS.get(name) in new):
-            overrides[name] = value
-    values["overrides"] = overrides
-    return {key: value for key, value in values.items() if value not in ({}, "")}
-
-
-def notebook_command(parameters: Mapping[str, Any]) -> str:
-    """What one types for the same; a line that can be pasted."""
-    import yaml
-
-    # Not as JSON, whose 1e-05 is a text in YAML.
-    line = yaml.safe_dump(dict(parameters), default_flow_style=True, width=10**6).strip()
-    return shlex.join(["papermill", "notebooks/train.ipynb", "-y", line])
 
 
 def _reason(run: Run, log: Path) -> str:
@@ -171,6 +142,8 @@ def carry_out_task(task: Mapping[str, Any]) -> None:
         from pe.evaluation.evaluate import evaluate
         from pe.training.loop import train
 
+        command = notebook_command(notebook_parameters(recipe, task["study"]))
+        os.environ.setdefault("PE_COMMAND", command)
         wait_for_device()
         train(run)
         evaluate(run)

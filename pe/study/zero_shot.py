@@ -7,10 +7,9 @@
       methods: [pi, yarn, longrope]               # all, if nothing is given
       search: {iterations: 10, population: 32}    # how LongRoPE's factors are found
 
-It is one task of the study for each seed. What came of it is recorded beside that run:
-extension.json, and longrope-4x.json for each search. Where the run's weights are lost it is trained
-again first, as for a run that starts there (`pe.study.parents`). Torch is imported
-only when methods are asked for.
+It is one task of the study for each seed. Its results are recorded beside that run: extension.json,
+and longrope-4x.json for each search. Where the run's weights are lost it is retrained first, as for
+a run that starts there (`pe.study.parents`). Torch is imported only when methods are asked for.
 """
 
 from __future__ import annotations
@@ -62,11 +61,11 @@ class YamlPart(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _known_keys(cls, given: Any) -> Any:
-        for key in given if isinstance(given, Mapping) else ():
+    def _known_keys(cls, values: Any) -> Any:
+        for key in values if isinstance(values, Mapping) else ():
             if key not in cls.model_fields:
                 raise unknown("key", key, cls.model_fields)
-        return given
+        return values
 
 
 class Search(YamlPart):
@@ -100,26 +99,21 @@ class ZeroShot(YamlPart):
         ]
 
     def missing(self, run: Run) -> list[str]:
-        """Cells that the record of ``run`` lacks; LongRoPE's have to be searched ones."""
-        return self.without((run.part("extension") or {"cells": {}})["cells"])
-
-    def without(self, found: Mapping[str, Any]) -> list[str]:
-        """Cells that are not among those ``found``."""
+        """Cells that the record of ``run`` lacks; LongRoPE's factors have to be searched ones."""
+        recorded = (run.part("extension") or {"cells": {}})["cells"]
         return [
             name
             for name in self.cells()
-            if name not in found
-            or (name.startswith(f"{LONGROPE}@") and not searched(found[name]["options"]))
+            if name not in recorded
+            or (
+                name.startswith(f"{LONGROPE}@")
+                and recorded[name]["options"].get("long_factor") is None  # taken from YaRN
+            )
         ]
 
     def to_dict(self) -> dict[str, Any]:
         """As the YAML has it; `model_validate` is the inverse."""
         return self.model_dump(exclude_none=True)
-
-
-def searched(options: Mapping[str, Any]) -> bool:
-    """Whether LongRoPE's factors were found for the model, and not taken from YaRN."""
-    return options.get("long_factor") is not None
 
 
 def carry_out(run: Run, wanted: ZeroShot, *, quiet: bool = False) -> None:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from pe import devices
+from pe._errors import one_line
 from pe._quiet import quiet_libraries
 from pe.attention import path_for
 from pe.data import TokenData, evaluation_windows
-from pe.data.needles import NeedleText
-from pe.data.retrieval import TASKS, RetrievalText
+from pe.data.needles import texts_of
 from pe.encodings import Encoding
 from pe.model import PEForCausalLM
 from pe.model.config import PEConfig
 from pe.model.convert import convert
 from pe.model.initialize import draw_weights
 from pe.recipes.recipe import Recipe
+from pe.runs import RunError
 from pe.training.start import Start
 
 SIZES = (
@@ -61,14 +63,31 @@ def model_for(recipe: Recipe, data: TokenData) -> PEForCausalLM:
     return build_model(recipe, data.vocab_size, tokenizer.eos_token_id)
 
 
+def read_model(folder: Path, **options: Any) -> PEForCausalLM:
+    """The model whose weights are in ``folder``; ``options`` are those of `from_pretrained`.
+
+    Raises:
+        RunError: its files are not there or are damaged.
+    """
+    try:
+        with quiet_libraries():
+            model: PEForCausalLM = PEForCausalLM.from_pretrained(folder, **options)
+    except Exception as error:  # whatever the readers of JSON and safetensors raise
+        raise RunError(
+            f"{folder} cannot be read ({one_line(error)[:200]}); train that run once more, in "
+            "another study or after its folder is deleted"
+        ) from error
+    return model
+
+
 def start_model(start: Start, recipe: Recipe, expected: PEConfig) -> PEForCausalLM:
     """The model of ``start``, converted to the recipe's encoding, in float32.
 
     Raises:
+        RunError: its weights cannot be read.
         ValueError: the model has other sizes than ``expected``, or cannot be converted.
     """
-    with quiet_libraries():
-        model: PEForCausalLM = PEForCausalLM.from_pretrained(start.weights, dtype=torch.float32)
+    model = read_model(start.weights, dtype=torch.float32)
     for name in SIZES:
         size, wanted = getattr(model.config, name), getattr(expected, name)
         if size != wanted:
@@ -96,13 +115,13 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
     Raises:
         ValueError: there is such a rate and the encoding has no parameters.
     """
-    encoding = {id(p) for m in model.modules() if isinstance(m, Encoding) for p in m.parameters()}
+    encoding = _encoding_parameters(model)
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
     encodings: list[nn.Parameter] = []
     apart = recipe.encoding_rate != 1
     for parameter in model.parameters():
-        if id(parameter) in encoding:
+        if parameter in encoding:
             (encodings if apart else plain).append(parameter)
         else:
             (decayed if parameter.dim() >= 2 else plain).append(parameter)
@@ -144,10 +163,7 @@ def check_evaluation(recipe: Recipe, data: TokenData, model: PEForCausalLM) -> N
         evaluation_windows(data.validation, longer[-1], recipe.target_tokens, 1)
     if recipe.retrieval_samples:
         tokenizer = data.load_tokenizer()
-        if recipe.retrieval_tasks:
-            needed = max(NeedleText(t, tokenizer).shortest() for t in recipe.retrieval_tasks)
-        else:
-            needed = max(RetrievalText(task, tokenizer).shortest() for task in TASKS)
+        needed = max(text.shortest() for text in texts_of(recipe.retrieval_tasks, tokenizer))
         if lengths[0] < needed:
             raise ValueError(
                 f"evaluation_lengths: {lengths[0]} tokens have no room for a retrieval text, which "
@@ -165,8 +181,7 @@ def lengths_beyond(recipe: Recipe, model: PEForCausalLM) -> list[int]:
 def max_positions(model: PEForCausalLM) -> int | None:
     """How many positions the model's encoding has; None: any number."""
     encoding: Any = model.model.encodings[0]
-    limit: int | None = encoding.max_positions
-    return limit
+    return encoding.max_positions  # type: ignore[no-any-return]
 
 
 def attention_path(model: PEForCausalLM, recipe: Recipe, device: torch.device) -> str:
@@ -183,8 +198,11 @@ def attention_path(model: PEForCausalLM, recipe: Recipe, device: torch.device) -
 
 def parameter_counts(model: nn.Module) -> dict[str, int]:
     """All parameters (a tied head once), and those of the encoding among them."""
-    encoding = {p for m in model.modules() if isinstance(m, Encoding) for p in m.parameters()}
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
-        "encoding_parameters": sum(p.numel() for p in encoding),
+        "encoding_parameters": sum(p.numel() for p in _encoding_parameters(model)),
     }
+
+
+def _encoding_parameters(model: nn.Module) -> set[nn.Parameter]:
+    return {p for m in model.modules() if isinstance(m, Encoding) for p in m.parameters()}

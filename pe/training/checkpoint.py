@@ -13,45 +13,26 @@ whole or it is not there. Any of them loads with
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from safetensors import SafetensorError
 from torch import nn
 
+from pe._errors import one_line
 from pe._quiet import quiet_libraries
 from pe.model.config import PEConfig
-from pe.runs import RunError, write_atomically
-from pe.training.start import KEPT, checkpoints
+from pe.runs import RunError, write_atomically, writing
+from pe.training.start import KEPT, TrainState, checkpoints, read_state
 
 KEEP = 2
-
-
-@dataclass
-class TrainState:
-    """Loop counters: everything else is a pure function of the recipe and the step."""
-
-    step: int = 0
-    """Optimizer steps done."""
-    tokens: int = 0
-    seconds: float = 0.0
-    resumes: int = 0
-    data_fingerprint: str = ""
-    tokenizer_fingerprint: str = ""
-    """Empty in checkpoints from before tokenizers were fingerprinted."""
-
-    @property
-    def data(self) -> dict[str, str]:
-        """The fingerprints as `TokenData.difference` compares them."""
-        found = {"fingerprint": self.data_fingerprint}
-        if self.tokenizer_fingerprint:
-            found["tokenizer_fingerprint"] = self.tokenizer_fingerprint
-        return found
 
 
 def save(
@@ -62,21 +43,12 @@ def save(
     Args:
         keep: for good, to branch other runs from; otherwise as the last one, and older ones go.
     """
-    final = (directory / KEPT if keep else directory) / f"step-{state.step:06d}"
-    temporary = final.with_name(f".{final.name}.partial")
-    if accelerator.is_main_process:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-    accelerator.wait_for_everyone()
-    with quiet_libraries():
-        accelerator.save_state(str(temporary))
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        config.save_pretrained(temporary)
-        _publish(temporary, final, state)
-        if not keep:
-            _prune(directory)
-    accelerator.wait_for_everyone()
+    with _folder(accelerator, directory / KEPT if keep else directory, state) as folder:
+        accelerator.save_state(str(folder))
+        if accelerator.is_main_process:
+            config.save_pretrained(folder)
+    if accelerator.is_main_process and not keep:
+        _prune(directory)
 
 
 def keep_weights(
@@ -84,25 +56,40 @@ def keep_weights(
 ) -> None:
     """Write the weights to start other runs from. All processes call this together."""
     weights = accelerator.get_state_dict(model)
-    if accelerator.is_main_process:
-        final = directory / KEPT / f"step-{state.step:06d}"
-        temporary = final.with_name(f".{final.name}.partial")
-        shutil.rmtree(temporary, ignore_errors=True)
-        with quiet_libraries():
-            accelerator.unwrap_model(model).save_pretrained(temporary, state_dict=weights)
-        _publish(temporary, final, state)
-    accelerator.wait_for_everyone()
+    with _folder(accelerator, directory / KEPT, state) as folder:
+        if accelerator.is_main_process:
+            accelerator.unwrap_model(model).save_pretrained(folder, state_dict=weights)
 
 
-def _publish(temporary: Path, final: Path, state: TrainState) -> None:
-    """Complete a checkpoint, flush it to disk and give it its name."""
-    (temporary / "state.json").write_text(json.dumps(asdict(state)))
-    for path in temporary.rglob("*"):
-        if path.is_file():
-            with open(path, "rb+") as file:
-                os.fsync(file.fileno())
-    shutil.rmtree(final, ignore_errors=True)
-    os.rename(temporary, final)
+@contextlib.contextmanager
+def _folder(accelerator: Accelerator, directory: Path, state: TrainState) -> Iterator[Path]:
+    """An empty folder for a checkpoint; filled, it is flushed to disk and given its name."""
+    final = directory / f"step-{state.step:06d}"
+    temporary = final.with_name(f".{final.name}.partial")
+    with writing_weights(final):
+        if accelerator.is_main_process:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+        accelerator.wait_for_everyone()
+        yield temporary
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            (temporary / "state.json").write_text(json.dumps(asdict(state)))
+            for path in temporary.rglob("*"):
+                if path.is_file():
+                    with open(path, "rb+") as file:
+                        os.fsync(file.fileno())
+            shutil.rmtree(final, ignore_errors=True)
+            os.rename(temporary, final)
+        accelerator.wait_for_everyone()
+
+
+@contextlib.contextmanager
+def writing_weights(path: Path) -> Iterator[None]:
+    """Write weights below ``path``; RunError if they cannot be written, as on a full disk."""
+    # torch.save raises RuntimeError where there is no room.
+    with quiet_libraries(), writing(path, (OSError, RuntimeError, SafetensorError)):
+        yield
 
 
 def _prune(directory: Path) -> None:
@@ -130,7 +117,7 @@ def restore(
         state, reason = _load(accelerator, path)
         if state is not None:
             state.resumes += 1
-            if accelerator.is_main_process:  # counted even if this process is killed, too
+            if accelerator.is_main_process:  # counted even if this process is killed as well
                 write_atomically(path / "state.json", json.dumps(asdict(state)))
             return state
         damaged.append(f"{path} cannot be read ({reason})")
@@ -151,18 +138,18 @@ def begin_from(accelerator: Accelerator, path: Path) -> None:
     """
     state, reason = _load(accelerator, path)
     if state is None:
-        raise RunError(f"{path} cannot be read ({reason}); train the run it belongs to again")
+        raise RunError(f"{path} cannot be read ({reason}); train its run once more")
 
 
 def _load(accelerator: Accelerator, path: Path) -> tuple[TrainState | None, str]:
     """The state of a checkpoint loaded by all processes, or None and why it could not be."""
     state, reason = None, "another process could not read it"
     try:
-        values = json.loads((path / "state.json").read_text())
+        counters = read_state(path)
         accelerator.load_state(str(path))
-        state = TrainState(**values)
+        state = counters
     except Exception as error:  # whatever the readers of three formats raise at damaged files
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        reason = one_line(error)[:200]
     read = torch.full((), float(state is not None), device=accelerator.device)
     everyone = accelerator.reduce(read, "sum").item() == accelerator.num_processes
     return (state if everyone else None), reason

@@ -16,11 +16,13 @@ The learning rate is a function of the step alone, t of S steps, W of them warmu
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
@@ -31,11 +33,11 @@ from accelerate.utils import DataLoaderConfiguration
 from torch import Tensor
 
 from pe import devices
-from pe._quiet import quiet_libraries
-from pe.data import Batches, TokenData, is_path, prepare
+from pe._errors import one_line
+from pe.data import Batches, is_path, prepare
 from pe.data.batches import Batch
 from pe.data.needles import NeedleMix
-from pe.data.retrieval import RetrievalMix
+from pe.encodings.core.source import source_hashes
 from pe.model import PEForCausalLM
 from pe.model.loss import IGNORE
 from pe.model.rng import same_draws, seed_step
@@ -52,10 +54,9 @@ from pe.training.build import (
     set_rate,
     start_model,
 )
-from pe.training.checkpoint import TrainState
 from pe.training.metrics import Metrics, NonFiniteLoss, flops_per_token, peak_flops
 from pe.training.progress import Progress, duration
-from pe.training.start import check_text, start_of
+from pe.training.start import TrainState, check_source, check_text, start_of
 
 VALIDATION_BATCHES = 8
 
@@ -80,7 +81,8 @@ def train(
     Raises:
         RunBusy: another process holds the run's folder.
         NonFiniteLoss: the loss became NaN or infinite; names the last good checkpoint.
-        RunError: the folder holds another configuration, or no checkpoint of it can be read.
+        RunError: the folder holds another configuration or cannot be written, no checkpoint of it
+            can be read, or the source of the encoding has changed since it was trained.
         Interrupted: a SIGTERM or SIGINT arrived; a checkpoint was written first.
         ValueError: the recipe does not fit the machine or the corpus.
     """
@@ -91,6 +93,7 @@ def train(
                 f"{run.directory} holds a run of another configuration ({record['config_hash']}, "
                 f"not {run.recipe.config_hash()}); choose another folder"
             )
+        check_source(run)
         if record["status"] == "complete":
             _check_edited(run, record["data"])
             return run
@@ -99,19 +102,25 @@ def train(
         try:
             with devices.deterministic(run.recipe.deterministic):
                 (trainer or Trainer)(run, quiet).go()
-        except Interrupted as stop:
-            if main:
-                run.fail(str(stop), "interrupted", stop.signal)
-            raise
-        except KeyboardInterrupt:
-            if main:
-                run.fail("stopped before or after its steps", "interrupted", "SIGINT")
-            raise
         except BaseException as error:
             if main:
-                run.fail(f"{type(error).__name__}: {error}")
+                _record_failure(run, error)
             raise
     return run
+
+
+def _record_failure(run: Run, error: BaseException) -> None:
+    """Write why the run ended, as far as the folder can be written."""
+    try:
+        if isinstance(error, Interrupted):
+            run.fail(str(error), "interrupted", error.signal)
+        elif isinstance(error, KeyboardInterrupt):
+            run.fail("stopped before or after its steps", "interrupted", "SIGINT")
+        else:
+            run.fail(one_line(error))
+            run.traceback.write_text("".join(traceback.format_exception(error)))
+    except (OSError, RunError) as second:
+        error.add_note(f"and this could not be recorded: {second}")
 
 
 def _check_edited(run: Run, recorded: Mapping[str, Any]) -> None:
@@ -122,8 +131,8 @@ def _check_edited(run: Run, recorded: Mapping[str, Any]) -> None:
     r = run.recipe
     if is_path(r.corpus):
         check_text(
-            prepare(r.corpus, r.vocab_size, r.tokenizer), recorded, str(run.directory),
-            "choose another study to train on what is there now",
+            prepare(r.corpus, r.vocab_size, r.tokenizer, separator=r.separator), recorded,
+            str(run.directory), "choose another study to train on what is there now",
         )  # fmt: skip
 
 
@@ -143,15 +152,6 @@ def learning_rate(recipe: Recipe, step: int) -> float:
 
 class Trainer:
     """What one call of `train` holds. A subclass may do more, or something else, in `step`."""
-
-    model: Any
-    optimizer: Any
-    state: TrainState
-    """How far training is; set once the last checkpoint is loaded."""
-    data: TokenData
-    train_batches: Batches
-    validation_batches: Batches
-    metrics: Metrics
 
     def __init__(self, run: Run, quiet: bool = False) -> None:
         self.run, self.recipe = run, run.recipe
@@ -202,7 +202,10 @@ class Trainer:
         r = self.recipe
         self.progress.show(f"preparing {r.corpus}", last=True)
         with self.accelerator.main_process_first():
-            self.data = data = prepare(r.corpus, r.vocab_size, r.tokenizer)
+            self.data = data = prepare(
+                r.corpus, r.vocab_size, r.tokenizer, separator=r.separator,
+                on_progress=self.progress.show,
+            )  # fmt: skip
         model = self._initial_model()
         self.config = model.config
         check_evaluation(r, data, model)
@@ -215,13 +218,9 @@ class Trainer:
         self.model, self.optimizer = self.accelerator.prepare(model, build_optimizer(model, r))
         first = data.end_id if r.first_token else None
         self.train_batches = Batches(data.train, r.context_length, r.batch_size, r.seed, first)
-        if r.retrieval_share and r.retrieval_tasks:
+        if r.retrieval_share:
             self.train_batches = NeedleMix(
                 self.train_batches, r.retrieval_share, data.load_tokenizer(), r.retrieval_tasks
-            )
-        elif r.retrieval_share:
-            self.train_batches = RetrievalMix(
-                self.train_batches, r.retrieval_share, data.load_tokenizer()
             )
         self.validation_batches = Batches(
             data.validation, r.context_length, r.batch_size, seed=0, first_token=first
@@ -250,9 +249,7 @@ class Trainer:
         return start_model(self.start, self.recipe, model.config)
 
     def _resume(self) -> None:
-        def log(text: str) -> None:
-            self.progress.show(text, last=True)
-
+        log = functools.partial(self.progress.show, last=True)
         state = checkpoint.restore(self.accelerator, self.folder, log)
         if state is None:
             state = TrainState(
@@ -271,6 +268,8 @@ class Trainer:
         self.metrics.start_at(state.step, known)
         if self.main:
             self.run.begin_session(state.step)
+            if state.step == 0:
+                self.run.update(sources=source_hashes(self.recipe.pe))
 
     # Steps
 
@@ -347,7 +346,7 @@ class Trainer:
         return total, norm.detach()
 
     def synchronize(self) -> None:
-        """Wait until the device has done the steps it was given."""
+        """Wait until the device has finished the steps that were launched."""
         devices.synchronize(self.device)
 
     def _inputs(self, batch: Batch, some: slice) -> dict[str, Tensor]:
@@ -364,13 +363,8 @@ class Trainer:
     def _log(self, lr: float, tokens: int, seconds: float, left: float) -> None:
         """Write down and show the steps since the last time; ``left`` in seconds to the end."""
         state, steps = self.state, self.recipe.steps
-
-        def over_processes(losses: Tensor) -> Tensor:
-            return self.accelerator.reduce(losses, "mean")  # type: ignore[no-any-return]
-
-        line = self.metrics.flush(
-            state.step, lr, tokens, seconds, over_processes, self._last_good()
-        )
+        mean = functools.partial(self.accelerator.reduce, reduction="mean")
+        line = self.metrics.flush(state.step, lr, tokens, seconds, mean, self._last_good())
         state.seconds += line["seconds"]
         self.accelerator.log({k: v for k, v in line.items() if v is not None}, step=state.step)
         self.progress.show(
@@ -434,10 +428,10 @@ class Trainer:
         if not self.main:
             return
         training = self._summary(validation)
-        with quiet_libraries():
+        with checkpoint.writing_weights(self.run.checkpoint):
             model = self.accelerator.unwrap_model(self.model)
             model.save_pretrained(self.run.checkpoint, state_dict=weights)
-        self.data.load_tokenizer().save_pretrained(self.run.checkpoint)
+            self.data.load_tokenizer().save_pretrained(self.run.checkpoint)
         self.run.update(status="complete", reason=None, finished=now(), training=training)
 
     def _summary(self, validation: float) -> dict[str, Any]:

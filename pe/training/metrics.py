@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pe.runs import Run, write_atomically
+from pe.runs import Run, write_atomically, writing
 
 PEAK_BF16_TFLOPS = {
     "H100 PCIe": 756.0,
@@ -79,7 +79,8 @@ class Metrics:
         self.lines = [line for line in lines if line["step"] <= step]
         if self.writes:
             text = "".join(json.dumps(line) + "\n" for line in self.lines)
-            write_atomically(self.path, text)
+            with writing(self.path):
+                write_atomically(self.path, text)
 
     def add(self, loss: Tensor, grad_norm: Tensor) -> None:
         """Loss (summed over processes later) and gradient norm of one step, still on the device."""
@@ -136,7 +137,7 @@ class Metrics:
     def _write(self, line: dict[str, Any]) -> None:
         self.lines.append(line)
         if self.writes:
-            with open(self.path, "a") as file:
+            with writing(self.path), open(self.path, "a") as file:
                 file.write(json.dumps(line) + "\n")
 
     def mfu(self) -> float | None:

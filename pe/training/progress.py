@@ -1,7 +1,7 @@
 """Progress that reads well in a terminal, a notebook and a log file.
 
 In a Jupyter kernel one display is updated in place, so an executed notebook keeps only its last
-state; `pe.notebooks.papermill.entry` shows the same updates in papermill's terminal. Elsewhere
+state; `pe.notebooks.papermill.client` shows the same updates in papermill's terminal. Elsewhere
 lines go to standard error.
 """
 

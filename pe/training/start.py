@@ -9,7 +9,7 @@ A branch (``start_state: all``) takes the optimizer too and is the same run with
 the schedule ``wsd`` it is, to the last bit, what a shorter run would have been from its decay on.
 
 Weights are not in git, so a parent can have a complete record and no weights on this machine. A
-study then trains it again beside its record (`retrained_copy`), and what starts there says so.
+study then trains it once more beside its record (`retrained_copy`), and what starts there says so.
 Imports no torch.
 """
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,9 +34,44 @@ BRANCH_FIELDS = (
     "decay_steps", "learning_rate", "min_learning_rate",
 )  # fmt: skip
 RETRAINED = ".parents"
-"""Folder of a study in which complete runs are trained again for the sake of their weights."""
+"""Folder of a study in which complete runs are trained once more for their weights."""
 KEPT = "kept"
 """Folder below a run's checkpoints in which some stay for good."""
+
+
+@dataclass
+class TrainState:
+    """Counters of a checkpoint: all else is a pure function of the recipe and the step."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    tokens: int = 0
+    seconds: float = 0.0
+    resumes: int = 0
+    data_fingerprint: str = ""
+    tokenizer_fingerprint: str = ""
+    """Empty in checkpoints from before tokenizers were fingerprinted."""
+
+    @property
+    def data(self) -> dict[str, str]:
+        """The fingerprints as `TokenData.difference` compares them."""
+        known = {"fingerprint": self.data_fingerprint}
+        if self.tokenizer_fingerprint:
+            known["tokenizer_fingerprint"] = self.tokenizer_fingerprint
+        return known
+
+
+def read_state(checkpoint: Path) -> TrainState:
+    """The counters of a checkpoint.
+
+    Raises:
+        RunError: its state.json is damaged.
+    """
+    path = checkpoint / "state.json"
+    try:
+        return TrainState(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise RunError(f"{path} is damaged ({error}); delete {checkpoint}") from error
 
 
 def checkpoints(directory: Path) -> list[Path]:
@@ -75,6 +111,44 @@ def check_text(data: TokenData, recorded: Mapping[str, Any], who: str, advice: s
         )
 
 
+def source_changes(run: Run) -> list[str]:
+    """Modules whose part in the encoding differs from what ``run`` was trained with.
+
+    None of a run whose record is older than these hashes.
+    """
+    record = run.record
+    if not record.sources:
+        return []
+    from pe.encodings.core.source import source_hashes
+
+    old, new = record.sources, source_hashes(record.pe)
+    changed = {module for module, value in old.items() if value not in new.values()}
+    return sorted(changed | {module for module, value in new.items() if value not in old.values()})
+
+
+def check_source(run: Run) -> None:
+    """Refuse to go on with a run, to judge it or to show it, by another source of its encoding.
+
+    A run without weights starts from the beginning, with the source that there is now.
+
+    Raises:
+        RunError: the source has changed since the training; the message says what, and how to
+            train beside the old run.
+    """
+    record = run.record
+    if record.status != "complete" and not checkpoints(run.directory / "checkpoints"):
+        return
+    changed = source_changes(run)
+    if changed:
+        code = record.code
+        back = f", or go back to commit {code.commit[:7]}" if code.commit and not code.dirty else ""
+        raise RunError(
+            f"{run.directory} was trained with another source of {record.pe} ({', '.join(changed)} "
+            f"changed since); train the source of now beside it in another study, such as "
+            f"'{record.study}-2'{back}"
+        )
+
+
 class Start(NamedTuple):
     """Where a run begins."""
 
@@ -92,7 +166,7 @@ class Start(NamedTuple):
     whole: bool = False
     """A branch: optimizer and random states are there and go on."""
     retrained: Run | None = None
-    """Where the weights are, if the parent had to be trained again."""
+    """Where the weights are, if the parent had to be trained once more."""
 
     @property
     def draws_step(self) -> int:
@@ -115,7 +189,7 @@ class Start(NamedTuple):
 
 
 def retrained_copy(parent: Run) -> Run:
-    """Where ``parent`` is trained again when its weights are lost; its folder stays as it is."""
+    """Where ``parent`` is trained once more when its weights are lost; its own folder stays."""
     return Run(parent.directory.parent / RETRAINED / parent.name)
 
 
@@ -142,7 +216,7 @@ def parent_missing_weights(recipe: Recipe, study: Path) -> Run | None:
     try:
         parent = parent_of(recipe.start_from, study)
     except RunError:
-        return None  # it was never trained: nothing to train again
+        return None  # it was never trained
     complete = parent.read()["status"] == "complete"
     return parent if complete and not has_weights(parent, recipe) else None
 
@@ -157,7 +231,7 @@ def has_weights(parent: Run, recipe: Recipe) -> bool:
 
 
 def parent_of(name: str, study: Path) -> Run:
-    """The run that a recipe's ``start_from`` names; ``study`` is the folder of its own study.
+    """The run that a recipe's ``start_from`` names; ``study`` is the folder of the recipe's study.
 
     Raises:
         RunError: there is none.
@@ -186,6 +260,7 @@ def start_of(recipe: Recipe, study: Path) -> Start | None:
     record, whole = parent.read(), recipe.start_state == "all"
     if whole:
         _check_branch(recipe, parent)
+        check_source(parent)
     copy = retrained_copy(parent)
     retrained = copy if copy.exists() and not has_weights(parent, recipe) else None
     step, weights, data = _weights(retrained or parent, recipe)
@@ -213,10 +288,7 @@ def _weights(parent: Run, recipe: Recipe) -> tuple[int, Path, Mapping[str, Any]]
     if complete and step in (0, last) and not whole:
         step, weights, data = last, parent.checkpoint, record["data"]
     elif step and kept is not None:
-        weights = kept
-        state = json.loads((kept / "state.json").read_text())
-        data = {"fingerprint": state["data_fingerprint"]}
-        data |= {k: v for k, v in state.items() if k == "tokenizer_fingerprint" and v}
+        weights, data = kept, read_state(kept).data
     else:
         steps = [*kept_steps(parent.directory / "checkpoints"), *([last] if last else [])]
         listed = ", ".join(map(str, steps)) or "none"

@@ -8,8 +8,8 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 
-from pe._errors import unknown
-from pe.runs import Run
+from pe._errors import one_line, unknown
+from pe.runs import Run, RunError
 
 TRACKERS = ("tensorboard", "wandb")
 
@@ -36,11 +36,21 @@ def wanted() -> list[str]:
 
 
 def start(accelerator: Accelerator, run: Run) -> None:
-    """Open the trackers: events below <run>/trackers/, a wandb run with the run's name."""
+    """Open the trackers: events below <run>/trackers/, a wandb run with the run's name.
+
+    Raises:
+        RunError: one could not be opened, as without network or login.
+    """
     values = run.recipe.to_dict().items()
     config = {k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in values}
     options: dict[str, dict[str, Any]] = {"wandb": {"name": run.name, "group": run.study}}
-    accelerator.init_trackers("pe", config=config, init_kwargs=options)
+    try:
+        accelerator.init_trackers("pe", config=config, init_kwargs=options)
+    except Exception as error:  # whatever a service raises
+        raise RunError(
+            f"PE_TRACKERS={os.environ['PE_TRACKERS']} cannot be opened ({one_line(error)}); "
+            "log in, set WANDB_MODE=offline, or leave it out"
+        ) from error
 
 
 def finish(accelerator: Accelerator) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import nbformat
 
-from pe.notebooks.parameters import parameters_cell
+TRAIN = Path(__file__).resolve().parents[2] / "notebooks" / "train.ipynb"
 
 REPORTS = """
 import os, time
@@ -49,8 +49,8 @@ DIES = "import os; os._exit(3)"
 
 def write_stub(path: Path, body: str, mark: dict[str, Any] | None = None) -> Path:
     """Write the notebook; ``mark`` {} makes it somebody else's."""
-    parameters = nbformat.v4.new_code_cell(parameters_cell())
-    parameters.metadata["tags"] = ["parameters"]
+    cells = nbformat.read(TRAIN, as_version=4).cells
+    (parameters,) = [c for c in cells if "parameters" in c.metadata.get("tags", [])]
     nb = nbformat.v4.new_notebook(
         cells=[
             nbformat.v4.new_markdown_cell("# Stub"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from pe.speed.families import PEERS
+from pe.speed.names import PEERS
 
 # Tokens/s of NoPE, and of others over it, at 1,024 and at 16,384 tokens.
 NOPE = {1024: 1_800_000.0, 16384: 800_000.0}
@@ -67,3 +68,8 @@ def record(**changes: Any) -> dict[str, Any]:
         "cells": cells,
     }  # fmt: skip
     return values | changes
+
+
+def squeezed(text: str) -> str:
+    """A table without the spaces that align its columns."""
+    return re.sub(" +", " ", text)

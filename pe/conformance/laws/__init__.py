@@ -1,7 +1,5 @@
 """The laws by subject; importing this package defines them all, in the report's order."""
 
-from __future__ import annotations
-
 import importlib
 
 FILES = ("structure", "positions", "decoding", "hidden", "numerics", "training")

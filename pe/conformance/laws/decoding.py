@@ -19,11 +19,11 @@ def future(subject: Subject, measure: Measure) -> None:
     """Changing a token changes no output before it."""
     length = subject.lengths(2, 12)[-1]
     changed = length // 2
-    given, other = inputs(length), inputs(length, seed=40)
-    for x, y, axis in zip(given, other, (2, 2, 2, 1), strict=True):
+    case, other = inputs(length), inputs(length, seed=40)
+    for x, y, axis in zip(case, other, (2, 2, 2, 1), strict=True):
         y.narrow(axis, 0, changed).copy_(x.narrow(axis, 0, changed))
     positions = torch.arange(length)
-    before = attended(subject.enc, given, positions)[:, :, :changed]
+    before = attended(subject.enc, case, positions)[:, :, :changed]
     after = attended(subject.enc, other, positions)[:, :, :changed]
     measure.close(f"outputs before token {changed}", after, before, 1e-6, 1e-6)
 
@@ -33,10 +33,10 @@ def decode(subject: Subject, measure: Measure) -> None:
     """The last queries alone give the end of the whole, at lengths around L."""
     n = subject.length
     for length in subject.lengths(n - 1, n, n + 1, 2 * n):
-        given, positions = inputs(length), torch.arange(length)
-        whole = attended(subject.enc, given, positions)
+        case, positions = inputs(length), torch.arange(length)
+        whole = attended(subject.enc, case, positions)
         for queries in (1, 3):
-            step = attended(subject.enc, given.last(queries), positions, positions[-queries:])
+            step = attended(subject.enc, case.last(queries), positions, positions[-queries:])
             measure.close(f"{queries} of {length} tokens", step, whole[:, :, -queries:],
                           1e-5, 1e-5)  # fmt: skip
 
@@ -50,10 +50,7 @@ def cache(subject: Subject, measure: Measure) -> None:
     n = subject.length
     lengths = subject.lengths(1, n - 1, n, n + 1, 2 * n)
     longest = lengths[-1]
-    # Keys that deeper layers computed at earlier lengths stay what they were, so with several
-    # layers a length-dependent encoding is not promised to agree.
-    model = subject.model(num_hidden_layers=1 if subject.enc.length_dependent else subject.depth)
-    ids = tokens(2, longest)
+    model, ids = subject.cached_model(), tokens(2, longest)
     plans = [[1] * longest, [min(7, longest), *[1] * 3, longest], [longest - 1, 1]]
     with torch.no_grad():
         whole = {m: model(ids[:, :m], use_cache=False).logits for m in lengths}
@@ -99,21 +96,24 @@ def padding(subject: Subject, measure: Measure) -> None:
         raise NotApplicable("positions are drawn in each call")
     longest = subject.lengths(2, 2 * subject.length)[-1]
     short = min(9, longest - 1)
-    pad = longest - short
-    ids = tokens(2, longest)
-    mask = torch.ones_like(ids)
-    mask[0, :pad] = 0
-    depth = 1 if subject.enc.length_dependent else subject.depth  # as in `cache`
-    model = subject.model(num_hidden_layers=depth)
-    with torch.no_grad():
-        alone = [model(ids[:1, pad:], use_cache=False).logits[0], model(ids[1:]).logits[0]]
-        whole = model(ids, attention_mask=mask, use_cache=False).logits
-        plan = [longest - short // 2] + [1] * (short // 2)
-        steps = stepwise(model, ids, plan, mask)
-    measure.close("the padded sequence", whole[0, pad:], alone[0], 2e-4, 1e-4)
-    measure.close("the long sequence", whole[1], alone[1], 2e-4, 1e-4)
-    measure.close("the padded sequence, decoded", steps[0, -1], alone[0][-1], 2e-4, 1e-4)
-    measure.close("the long sequence, decoded", steps[1, -1], alone[1][-1], 2e-4, 1e-4)
+    mask = torch.ones(2, longest, dtype=torch.bool)
+    mask[0, : longest - short] = False
+    compare_with_alone(subject, measure, mask, prompt=longest - short // 2)
+
+
+@torch.no_grad()
+def compare_with_alone(subject: Subject, measure: Measure, mask: Tensor, prompt: int) -> None:
+    """Rows with hidden tokens, all at once and decoded after a prompt, equal the visible alone."""
+    model, ids, length = subject.cached_model(), tokens(*mask.shape), mask.shape[1]
+    steps = stepwise(model, ids, [prompt] + [1] * (length - prompt), mask.long())
+    for end in range(prompt, length + 1):
+        whole = model(ids[:, :end], attention_mask=mask[:, :end].long(), use_cache=False).logits
+        for row, shown in enumerate(mask[:, :end]):
+            alone = model(ids[row, :end][shown][None], use_cache=False).logits[0]
+            measure.close(f"row {row}", whole[row, shown], alone, 2e-4, 1e-4)
+            if shown[-1]:
+                decoded = f"row {row}, decoded up to token {end}"
+                measure.close(decoded, steps[row, end - 1], alone[-1], 2e-4, 1e-4)
 
 
 @law

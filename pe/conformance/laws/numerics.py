@@ -1,42 +1,26 @@
 """Types, rounding, loading and saving, and paths that compute the same function."""
 
-from __future__ import annotations
-
 import copy
 import tempfile
 
 import torch
-from torch import Tensor
 
 from pe.attention import BACKENDS
 from pe.conformance.law import Broken, Measure, NotApplicable, law
 from pe.conformance.subject import (
     FAR,
-    SIZES,
     Inputs,
     Subject,
     attended,
+    hooks,
     inputs,
     learned,
     same_draw,
     scores,
     tokens,
 )
-from pe.encodings import Encoding, encoding
-from pe.encodings.core.forms import NONE, matrix
-
-
-def hooks(enc: Encoding, given: Inputs, positions: Tensor) -> dict[str, Tensor]:
-    """What each hook gives, by name."""
-    with same_draw():
-        where = enc.prepare(positions, positions, given.q.dtype)
-    q, k = enc.rotate(given.q, given.k, where.q_positions, where.k_positions, where.tables)
-    state = enc.key_state(given.x)
-    bias = enc.bias(given.q, given.k, where.q_positions, where.k_positions, state)
-    found = {"queries": q, "keys": k, "embeddings": enc.embed(given.x, where.q_positions)}
-    factor = enc.logit_scale(where.q_positions)
-    more = {"key state": state, "bias": bias, "logit scale": factor}
-    return found | {key: value for key, value in more.items() if value is not None}
+from pe.encodings import encoding
+from pe.encodings.core.forms import matrix
 
 
 # sgl-project/sglang-jax#1472, huggingface/candle#3520: positions and phases in bfloat16.
@@ -44,14 +28,14 @@ def hooks(enc: Encoding, given: Inputs, positions: Tensor) -> dict[str, Tensor]:
 def precision(subject: Subject, measure: Measure) -> None:
     """float32 logits are the float64 ones, up to position 100,000."""
     enc, positions = subject.build(), subject.reach(FAR)
-    given = inputs(len(positions))
+    case = inputs(len(positions))
     double = copy.deepcopy(enc).double()
-    exact = scores(double, given.to(torch.float64), positions)
-    measure.close("logits", scores(enc, given, positions), exact, 2e-5, 1e-5)
+    exact = scores(double, case.to(torch.float64), positions)
+    measure.close("logits", scores(enc, case, positions), exact, 2e-5, 1e-5)
     with same_draw():
-        embedded = double.embed(given.x.double(), positions)
+        embedded = double.embed(case.x.double(), positions)
     with same_draw():
-        measure.close("embeddings", enc.embed(given.x, positions), embedded, 1e-5, 1e-5)
+        measure.close("embeddings", enc.embed(case.x, positions), embedded, 1e-5, 1e-5)
 
 
 # huggingface/transformers#29285.
@@ -59,10 +43,10 @@ def precision(subject: Subject, measure: Measure) -> None:
 def autocast(subject: Subject, measure: Measure) -> None:
     """Under autocast, phases and biases are still float32."""
     enc, positions = subject.build(), subject.reach(FAR)
-    given = inputs(len(positions))
-    plain = hooks(enc, given, positions)
+    case = inputs(len(positions))
+    plain = hooks(enc, case, positions)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast = hooks(enc, given, positions)
+        cast = hooks(enc, case, positions)
     for name, value in plain.items():
         if cast[name].dtype != value.dtype:
             raise Broken(f"{name}: {cast[name].dtype} under autocast, {value.dtype} without")
@@ -78,14 +62,14 @@ def cast(subject: Subject, measure: Measure) -> None:
         with torch.no_grad():  # numbers that survive the cast: only constants are at stake
             for parameter in enc.parameters():
                 parameter.copy_(parameter.to(torch.bfloat16).to(torch.float16))
-        given = inputs(len(positions)).to(dtype)
-        before = hooks(enc, given.to(torch.float32), positions)
-        logits = scores(enc, given.to(torch.float32), positions)
-        after = hooks(enc.to(dtype), given, positions)
+        case = inputs(len(positions)).to(dtype)
+        before = hooks(enc, case.to(torch.float32), positions)
+        logits = scores(enc, case.to(torch.float32), positions)
+        after = hooks(enc.to(dtype), case, positions)
         if after["keys"].shape != before["keys"].shape:  # it spreads keys by the type's range
-            for found in (before, after):
-                del found["queries"], found["keys"]
-            rounded = scores(enc, given, positions)
+            for results in (before, after):
+                del results["queries"], results["keys"]
+            rounded = scores(enc, case, positions)
             measure.close(f"logits, {dtype}", rounded.float(), logits.float(), 2e-2, 2e-2)
         for name, value in before.items():
             got = after[name]
@@ -101,11 +85,10 @@ def cast(subject: Subject, measure: Measure) -> None:
 def meta(subject: Subject, measure: Measure) -> None:
     """Built on the meta device and then loaded, every constant is right."""
     here = subject.build()
-    given = {"original_length": subject.length} | SIZES | subject.options
     with torch.device("meta"):
-        enc = encoding(subject.spec, **given)
-    stray = [name for name, t in enc.named_parameters() if not t.is_meta]
-    stray += [name for name, t in enc.named_buffers() if not t.is_meta]
+        enc = encoding(subject.spec, **subject.arguments)
+    tensors = [*enc.named_parameters(), *enc.named_buffers()]
+    stray = [name for name, tensor in tensors if not tensor.is_meta]
     if stray:
         raise Broken(f"not on the meta device: {', '.join(stray)}")
     enc.eval().to_empty(device="cpu")
@@ -153,14 +136,12 @@ def form(subject: Subject, measure: Measure) -> None:
         raise NotApplicable("it has no bias, or only a matrix")
     if enc.random:
         raise NotApplicable("its tokens do not stand where they are counted")
-    given, positions = inputs(length), torch.arange(length)
-    state = enc.key_state(given.x)
-    made = enc.bias_form(length, positions.device, state)
-    if made.kind == NONE:
-        raise NotApplicable("it has no bias")
-    want = enc.bias(given.q, given.k, positions, positions, state)
+    case, positions = inputs(length), torch.arange(length)
+    state = enc.key_state(case.x)
+    want = enc.bias(case.q, case.k, positions, positions, state)
     assert want is not None
-    got = matrix(made, length, given.q, given.k).expand_as(want)
+    form = enc.bias_form(length, positions.device, state)
+    got = matrix(form, length, case.q, case.k).expand_as(want)
     seen = torch.ones(length, length, dtype=torch.bool).tril()
     got, want = (
         (x - x.diagonal(dim1=-2, dim2=-1)[..., None]).masked_fill(~seen, 0.0) for x in (got, want)
@@ -179,19 +160,19 @@ def backends(subject: Subject, measure: Measure) -> None:
     for queries in (length, min(3, length)):
         results = []
         for backend in ("dense", *(name for name in BACKENDS if name != "dense")):
-            given = Inputs(*(x.requires_grad_() for x in inputs(length)))
-            out = attended(enc, given.last(queries), positions, positions[-queries:], backend)
-            wanted = {"queries": given.q, "keys": given.k, "values": given.v, "input": given.x}
+            case = Inputs(*(x.requires_grad_() for x in inputs(length)))
+            out = attended(enc, case.last(queries), positions, positions[-queries:], backend)
+            wanted = {"queries": case.q, "keys": case.k, "values": case.v, "input": case.x}
             direction = torch.linspace(-1, 1, out.numel()).view(out.shape)
             slopes = torch.autograd.grad(
                 (out * direction).sum(), [*wanted.values(), *own.values()], allow_unused=True
             )
             results.append((backend, out, dict(zip((*wanted, *own), slopes, strict=True))))
         (_, want, gradients), *others = results
-        for backend, out, found in others:
+        for backend, out, slopes_of in others:
             measure.close(backend, out, want, 2e-5, 1e-4)
             for name, gradient in gradients.items():
                 if gradient is not None:
-                    got = found[name]
+                    got = slopes_of[name]
                     got = torch.zeros_like(gradient) if got is None else got
                     measure.close(f"{backend}, gradient of {name}", got, gradient, 2e-4, 1e-3)

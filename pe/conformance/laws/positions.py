@@ -1,7 +1,5 @@
 """What shifted positions change, and which positions are refused."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch
@@ -20,18 +18,14 @@ def shift(subject: Subject, measure: Measure) -> None:
     """Shifting all positions by the same amount changes no logit."""
     if not subject.enc.relative:
         raise NotApplicable("absolute")
-    enc, given = subject.build().double(), inputs(len(POSITIONS) + 1).to(torch.float64)
+    enc, case = subject.build().double(), inputs(len(POSITIONS) + 1).to(torch.float64)
     reach = subject.reach(POSITIONS)
     # What depends on the length sees the largest position, so that one stays where it is.
     last = torch.tensor([FARTHEST]) if enc.length_dependent else torch.tensor([]).long()
 
     def at(positions: torch.Tensor) -> torch.Tensor:
-        n = len(positions)
-        these = given._replace(
-            q=given.q[:, :, : n + len(last)], k=given.k[:, :, : n + len(last)],
-            x=given.x[:, : n + len(last)],
-        )  # fmt: skip
-        return scores(enc, these, torch.cat((positions, last)))[:, :, :n, :n]
+        n, positions = len(positions), torch.cat((positions, last))
+        return scores(enc, case.tokens(slice(len(positions))), positions)[:, :, :n, :n]
 
     here = at(reach)
     for amount in SHIFTS:
@@ -54,10 +48,10 @@ def change(subject: Subject, measure: Measure) -> None:
         positions = positions[: len(subject.reach((positions + amount).tolist()))]
         if not len(positions):
             continue
-        given = inputs(len(positions)).to(torch.float64)
-        moved = (scores(enc, given, positions + amount) - scores(enc, given, positions)).abs().max()
+        case = inputs(len(positions)).to(torch.float64)
+        moved = (scores(enc, case, positions + amount) - scores(enc, case, positions)).abs().max()
         with same_draw():
-            embedded = enc.embed(given.x, positions + amount) - enc.embed(given.x, positions)
+            embedded = enc.embed(case.x, positions + amount) - enc.embed(case.x, positions)
         if max(float(moved), float(embedded.abs().max())) > 1e-6:
             return
     raise Broken("nothing changes when all positions are shifted: the encoding is relative")

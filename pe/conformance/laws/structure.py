@@ -1,17 +1,15 @@
 """Shapes, axes, heads, sequences of a batch, and sums of encodings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pe.conformance.law import Broken, Measure, NotApplicable, law
-from pe.conformance.subject import SIZES, Inputs, Subject, inputs, same_draw, scores, tokens
+from pe.conformance.subject import SIZES, Inputs, Subject, hooks, inputs, same_draw, scores, tokens
 from pe.encodings import Encoding, FrequencyTransform, list_encodings
 from pe.encodings.core.composite import Composite
-from pe.encodings.core.registry import lookup, options_of, part_classes, takes
+from pe.encodings.core.registry import lookup, part_classes, takes, takes_option
 
 
 @law
@@ -19,38 +17,32 @@ def contract(subject: Subject, measure: Measure) -> None:
     """Hooks keep shapes and types, and the traits say what the hooks do."""
     enc, length = subject.enc, subject.lengths(1, 9)[-1]
     positions = torch.arange(length)
+    heads = SIZES["num_heads"]
     for dtype in (torch.float32, torch.bfloat16):
-        given = inputs(length).to(dtype)
-        with same_draw():
-            where = enc.prepare(positions, positions, dtype)
-        embedded = enc.embed(given.x, where.q_positions)
-        if embedded.shape != given.x.shape or embedded.dtype != dtype:
-            raise Broken(f"embed gives {embedded.dtype} {tuple(embedded.shape)} for {dtype} "
-                         f"{tuple(given.x.shape)}")  # fmt: skip
-        q, k = enc.rotate(given.q, given.k, where.q_positions, where.k_positions, where.tables)
-        if (q.dtype, k.dtype) != (dtype, dtype):
-            raise Broken(f"rotate gives {q.dtype} and {k.dtype} for {dtype}")
-        if q.shape[:-1] != given.q.shape[:-1] or k.shape[:-1] != given.k.shape[:-1]:
-            raise Broken(f"rotate gives {tuple(q.shape)} and {tuple(k.shape)}")
+        case = inputs(length).to(dtype)
+        got = hooks(enc, case, positions)
+        embedded, q, k = got["embeddings"], got["queries"], got["keys"]
+        types = dict.fromkeys(got, dtype) | {"key state": torch.float32, "bias": torch.float32}
+        for name in got.keys() - {"logit scale"}:
+            if got[name].dtype != types[name]:
+                raise Broken(f"{name} gives {got[name].dtype} for {dtype}, not {types[name]}")
+        shapes = {
+            "embeddings": case.x.shape, "queries": case.q.shape[:-1], "keys": case.k.shape[:-1],
+            "key state": (2, heads, length),
+        }  # fmt: skip
+        for name in shapes.keys() & got.keys():
+            shape, start = tuple(got[name].shape), tuple(shapes[name])
+            if shape[: len(start)] != start:
+                raise Broken(f"{name}: shape {shape}, expected {start} at its beginning")
         if q.shape[-1] != k.shape[-1]:
             raise Broken(f"rotate gives queries {q.shape[-1]} wide and keys {k.shape[-1]} wide")
-        state = enc.key_state(given.x)
-        if state is not None and (
-            state.dtype != torch.float32 or state.shape[:3] != (2, SIZES["num_heads"], length)
-        ):
-            raise Broken(f"key_state gives {state.dtype} {tuple(state.shape)}, "
-                         "expected float32 (B, H, T, S)")  # fmt: skip
-        bias = enc.bias(given.q, given.k, where.q_positions, where.k_positions, state)
-        if bias is not None:
-            if bias.dtype != torch.float32:
-                raise Broken(f"bias gives {bias.dtype} for {dtype}, expected float32")
-            bias.expand(2, SIZES["num_heads"], length, length)
-        factor = enc.logit_scale(where.q_positions)
-        if factor is not None:
-            factor.expand(2, SIZES["num_heads"], length)
-    if not torch.equal(embedded, given.x) and not enc.embeds:
+        if "bias" in got:
+            got["bias"].expand(2, heads, length, length)
+        if "logit scale" in got:
+            got["logit scale"].expand(2, heads, length)
+    if not torch.equal(embedded, case.x) and not enc.embeds:
         raise Broken("embed changes the embeddings, and the trait `embeds` is False")
-    moved = not (torch.equal(q, given.q) and torch.equal(k, given.k))
+    moved = not (torch.equal(q, case.q) and torch.equal(k, case.k))
     if moved and not enc.rotates:
         raise Broken("rotate changes queries or keys, and the trait `rotates` is False: "
                      "the encoding would be combined with another one that rotates")  # fmt: skip
@@ -64,20 +56,21 @@ def heads(subject: Subject, measure: Measure) -> None:
     group = SIZES["num_heads"] // keys
     # As many tokens as heads, so that exchanged axes raise no error of shape.
     positions = torch.arange(*subject.lengths(1, SIZES["num_heads"])[-1:])
-    given, other = inputs(len(positions)), inputs(len(positions), seed=40)
-    here = scores(enc, given, positions)
+    case, other = inputs(len(positions)), inputs(len(positions), seed=40)
+    here = scores(enc, case, positions)
     for g in range(keys):
         mine = slice(g * group, (g + 1) * group)
-        mixed = given._replace(q=other.q.clone(), k=other.k.clone())
-        mixed.q[:, mine], mixed.k[:, g] = given.q[:, mine], given.k[:, g]
+        mixed = case._replace(q=other.q.clone(), k=other.k.clone())
+        mixed.q[:, mine], mixed.k[:, g] = case.q[:, mine], case.k[:, g]
         measure.close(f"key head {g}, others changed", scores(enc, mixed, positions)[:, mine],
                       here[:, mine], 1e-5, 1e-5)  # fmt: skip
-    twins = _twins(given)
+    # All heads with the content of the first: does the encoding treat them alike?
+    twins = case._replace(q=case.q[:, :1].expand_as(case.q), k=case.k[:, :1].expand_as(case.k))
     answers = scores(enc, twins, positions)
     if torch.allclose(answers, answers[:, :1].expand_as(answers), atol=1e-6):  # equal heads
         order = torch.arange(keys).flip(0)
         queries = torch.arange(SIZES["num_heads"]).view(keys, group)[order].flatten()
-        moved = given._replace(q=given.q[:, queries], k=given.k[:, order])
+        moved = case._replace(q=case.q[:, queries], k=case.k[:, order])
         measure.close("heads exchanged", scores(enc, moved, positions), here[:, queries],
                       1e-5, 1e-5)  # fmt: skip
 
@@ -88,9 +81,9 @@ def time(subject: Subject, measure: Measure) -> None:
     if not subject.enc.rotates:
         raise NotApplicable("does not rotate")
     positions = torch.arange(SIZES["num_heads"])
-    given = inputs(len(positions))
-    q = given.q[:, :, :1].expand_as(given.q)
-    k = given.k[:, :, :1].expand_as(given.k)
+    case = inputs(len(positions))
+    q = case.q[:, :, :1].expand_as(case.q)
+    k = case.k[:, :, :1].expand_as(case.k)
     rotating = 0  # a schedule may leave some layers unrotated
     for enc in subject.layers():
         with same_draw():
@@ -106,15 +99,6 @@ def time(subject: Subject, measure: Measure) -> None:
         raise Broken("no layer rotates")
 
 
-def _twins(given: Inputs) -> Inputs:
-    """All heads with the content of the first."""
-
-    def equal_heads(x: Tensor) -> Tensor:
-        return x[:, :1].expand_as(x)
-
-    return given._replace(q=equal_heads(given.q), k=equal_heads(given.k))
-
-
 @law
 def rows(subject: Subject, measure: Measure) -> None:
     """Positions (B, T) give each sequence what it gets alone."""
@@ -125,12 +109,12 @@ def rows(subject: Subject, measure: Measure) -> None:
     positions = torch.stack([torch.arange(length) + 50 * b for b in range(batch)])
     if enc.max_positions is not None:
         positions = positions.clamp(max=enc.max_positions - 1)
-    given = inputs(length, batch=batch)
-    whole = scores(enc, given, positions)
+    case = inputs(length, batch=batch)
+    whole = scores(enc, case, positions)
     with same_draw():
-        embedded = enc.embed(given.x, positions)
+        embedded = enc.embed(case.x, positions)
     for b in range(batch):
-        alone, at = given.rows(slice(b, b + 1)), positions[b]
+        alone, at = case.rows(slice(b, b + 1)), positions[b]
         here = slice(b, b + 1)
         measure.close(f"sequence {b}", whole[here], scores(enc, alone, at), 1e-5, 1e-5)
         measure.close(f"sequence {b}, embedded", embedded[here], enc.embed(alone.x, at), 1e-6, 1e-6)
@@ -143,7 +127,7 @@ NEUTRAL: dict[str, Any] = {"factor": 1.0, "alpha": 1.0}
 def base(subject: Subject, measure: Measure) -> None:
     """With factor 1 it equals the method it extends, up to the length L."""
     tried = 0
-    given, positions = inputs(subject.length), torch.arange(subject.length)
+    case, positions = inputs(subject.length), torch.arange(subject.length)
     for name, part in subject.parts.items():
         if not issubclass(part, FrequencyTransform):
             continue
@@ -153,8 +137,8 @@ def base(subject: Subject, measure: Measure) -> None:
             # Its other options are left at their defaults: one may ask for something at factor 1.
             neutral = Subject(subject.spec, extended.options | {option: NEUTRAL[option]}).enc
             measure.close(f"{name} with {option}={NEUTRAL[option]}",
-                          scores(neutral, given, positions),
-                          scores(extended.enc, given, positions), 1e-6, 1e-6)  # fmt: skip
+                          scores(neutral, case, positions),
+                          scores(extended.enc, case, positions), 1e-6, 1e-6)  # fmt: skip
     if not tried:
         raise NotApplicable("no part extends by a factor")
 
@@ -166,8 +150,7 @@ def _without(subject: Subject, name: str) -> Subject:
     if not rotary:
         kept.insert(0, "rope")  # which the transform had implied
     spec = "+".join(kept)
-    known = {option for part in part_classes(spec).values() for option in options_of(part)}
-    options = {key: value for key, value in subject.options.items() if key in known}
+    options = {key: v for key, v in subject.options.items() if takes_option(spec, key)}
     return Subject(spec, options | {"original_length": subject.length})
 
 
@@ -194,23 +177,23 @@ def composition(subject: Subject, measure: Measure) -> None:
             continue
         whole.enc.load_state_dict(_inside(alone.enc), strict=False)
         length = subject.lengths(1, 12)[-1]
-        given, positions = inputs(length), torch.arange(length)
-        both = scores(whole.enc, given, positions)
+        case, positions = inputs(length), torch.arange(length)
+        both = scores(whole.enc, case, positions)
         if not both.isfinite().all():
             raise Broken(f"{spec}: logits are not finite")
         if not subject.enc.random:
-            measure.close(spec, both, _added(alone.enc, other.enc, given, positions), 1e-5, 1e-5)
+            measure.close(spec, both, _added(alone.enc, other.enc, case, positions), 1e-5, 1e-5)
         with torch.no_grad():
             if not whole.model()(tokens(2, length)).logits.isfinite().all():
                 raise Broken(f"{spec}: a model's logits are not finite")
 
 
-def _added(alone: Encoding, other: Encoding, given: Inputs, positions: Tensor) -> Tensor:
+def _added(alone: Encoding, other: Encoding, case: Inputs, positions: Tensor) -> Tensor:
     """Logits of the sum, by hand: those of the part that rotates, with the other's hooks on top."""
     first, second = (other, alone) if other.rotates else (alone, other)
-    bias = second.bias(given.q, given.k, positions, positions, second.key_state(given.x))
+    bias = second.bias(case.q, case.k, positions, positions, second.key_state(case.x))
     factor = second.logit_scale(positions)
-    logits = scores(first, given, positions)
+    logits = scores(first, case, positions)
     if factor is not None:  # RoPE, the first, has no term that must not be multiplied
         logits = logits * factor[..., None]
     return logits if bias is None else logits + bias.tril()

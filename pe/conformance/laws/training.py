@@ -1,7 +1,5 @@
 """Gradients are finite at any size of queries and keys, and those of the formula."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -42,13 +40,13 @@ def gradients(subject: Subject, measure: Measure) -> None:
     names = learned(enc)
     reached: set[str] = set()
     for scale in 10 ** torch.linspace(-6, 3, 10):
-        given = Inputs(*((x * scale).requires_grad_() for x in inputs(length)))
+        case = Inputs(*((x * scale).requires_grad_() for x in inputs(length)))
         with same_draw():
-            embedded = enc.embed(given.x, positions)
-        loss = attended(enc, given, positions).square().sum() + embedded.square().sum()
-        wanted: dict[str, Tensor] = {"queries": given.q, "keys": given.k, "input": given.x, **names}
-        found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
-        for name, gradient in zip(wanted, found, strict=True):
+            embedded = enc.embed(case.x, positions)
+        loss = attended(enc, case, positions).square().sum() + embedded.square().sum()
+        wanted: dict[str, Tensor] = {"queries": case.q, "keys": case.k, "input": case.x, **names}
+        slopes = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
+        for name, gradient in zip(wanted, slopes, strict=True):
             if gradient is not None and not gradient.isfinite().all():
                 raise Broken(f"{name}: a gradient is not finite at scale {scale:.0e}")
             if gradient is not None and gradient.abs().max() > 0:
@@ -77,16 +75,16 @@ def formula(subject: Subject, measure: Measure) -> None:
 
 def _compare(enc: Encoding, positions: Tensor, measure: Measure, step: Step) -> None:
     """The slope along a random direction of each input, by autograd and by two evaluations."""
-    given = inputs(len(positions), batch=1).to(torch.float64)
+    case = inputs(len(positions), batch=1).to(torch.float64)
 
     def value() -> Tensor:
         with same_draw():
-            embedded = enc.embed(given.x, positions)
-        logits = scores(enc, given, positions)
+            embedded = enc.embed(case.x, positions)
+        logits = scores(enc, case, positions)
         return (logits * drawn(*logits.shape, seed=5)).sum() + (embedded * toward).sum()
 
-    toward = drawn(*given.x.shape, seed=6)
-    wanted = {"queries": given.q, "keys": given.k, "input": given.x} | learned(enc)
+    toward = drawn(*case.x.shape, seed=6)
+    wanted = {"queries": case.q, "keys": case.k, "input": case.x} | learned(enc)
     for tensor in wanted.values():
         tensor.requires_grad_()
     slopes = torch.autograd.grad(value(), list(wanted.values()), allow_unused=True)
@@ -98,7 +96,7 @@ def _compare(enc: Encoding, positions: Tensor, measure: Measure, step: Step) -> 
             tensor.sub_(direction, alpha=2 * step.width)
             below = value()
             tensor.add_(direction, alpha=step.width)
-            found = torch.zeros(()) if slope is None else (slope * direction).sum()
+            along = torch.zeros(()) if slope is None else (slope * direction).sum()
         difference = (above - below) / (2 * step.width)
         rounded = step.rounding * float(above.abs()) / step.width  # in a difference of large sums
-        measure.close(f"slope along {name}", found, difference, step.error + rounded, step.error)
+        measure.close(f"slope along {name}", along, difference, step.error + rounded, step.error)

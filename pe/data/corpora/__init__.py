@@ -41,35 +41,44 @@ def names() -> list[str]:
     return sorted(CORPORA)
 
 
+def _parts(spec: str) -> tuple[str, re.Match[str] | None]:
+    """The corpus without its budget, and the budget, unless the whole is a path that exists."""
+    match = _BUDGET.fullmatch(spec)
+    if match is None or Path(spec).expanduser().exists():
+        return spec, None
+    return match["base"], match
+
+
 def is_path(spec: str) -> bool:
     """Whether ``spec`` means files that are on this machine, and not a corpus with a name."""
-    base = spec
-    if (match := _BUDGET.fullmatch(spec)) and not Path(spec).expanduser().exists():
-        base = match["base"]
+    base, _ = _parts(spec)
     return base not in names() and Path(base).expanduser().exists()
 
 
-def open_corpus(spec: str) -> tuple[Corpus, Budget]:
+def open_corpus(spec: str, separator: str = "") -> tuple[Corpus, Budget]:
     """Return the corpus that ``spec`` names, or the path it gives, and the budget after an ``@``.
 
-    Raises ValueError for a name that is neither known nor a path.
+    Raises ValueError for a name that is neither known nor a path, and for a ``separator`` of
+    documents where no .txt file is read.
     """
     from pe.data.corpora.local import LocalCorpus
 
     known = names()
-    base, budget = spec, Budget()
-    match = _BUDGET.fullmatch(spec)
-    if match and not Path(spec).expanduser().exists():
-        base = match["base"]
+    budget, (base, match) = Budget(), _parts(spec)
+    if match:
         amount = int(float(match["number"]) * _UNITS[match["unit"]])
         if amount < 1:
             raise ValueError(f"corpus {spec!r} asks for nothing: give a budget of at least 1")
         budget = Budget(documents=amount) if match["docs"] else Budget(tokens=amount)
     if base in CORPORA:
+        if separator:
+            raise ValueError(
+                f"separator: {separator!r} has no effect on corpus {base!r}; it is for .txt files"
+            )
         return CORPORA[base](), budget
     path = Path(base).expanduser()
     if path.exists():
-        return LocalCorpus(path, name=base), budget
+        return LocalCorpus(path, base, separator), budget
     raise ValueError(
         f"unknown corpus {base!r}{nearest(base, known)}: it is not one of {', '.join(known)}, "
         f"and no file or directory was found at {path.absolute()}"

@@ -13,10 +13,14 @@ HELD_OUT_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Document:
-    """One text with a name that is stable between machines (a relative path, a data set's id)."""
+    """One text with a name that is stable between machines (a relative path, a data set's id).
+
+    A text that may be larger than memory comes in pieces; one that is no UTF-8 raises
+    UnicodeDecodeError where that is seen.
+    """
 
     name: str
-    text: str
+    text: str | Iterable[str]
 
 
 @dataclass(frozen=True)

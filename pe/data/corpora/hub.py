@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ class HubCorpus(Corpus):
         return ["hub", self.table.repository, self.table.config, splits, files]
 
     def parts(self) -> Iterable[tuple[str | None, Iterator[Document]]]:
-        """One part a split that the data set has; the held-out ones first."""
+        """One part per split that the data set has; the held-out ones first."""
         order = sorted(self.table.splits, key=lambda split: split in (None, "train"))
         for split in order:
             theirs = self.table.splits[split]
@@ -124,18 +125,18 @@ class HubCorpus(Corpus):
 
 def _mirror_files(name: str, table: HubTable, mirror: Path) -> dict[str, list[Path]]:
     """Group a mirror's data files by the hub's split names."""
-    found = files_under(mirror, _BUILDERS) if mirror.is_dir() else []
-    if not found:
+    files = files_under(mirror, _BUILDERS) if mirror.is_dir() else []
+    if not files:
         raise ValueError(
             f"corpus {name!r} is to be read from {mirror} (PE_HUB_DIR), but no file ending in "
             f"{', '.join(_BUILDERS)} is there"
         )
-    if len({_builder(path) for path in found}) > 1:
+    if len({_builder(path) for path in files}) > 1:
         raise ValueError(f"{mirror} mixes parquet and JSON files; keep one kind")
     if len(table.splits) == 1:
-        return {next(iter(table.splits.values())): found}
+        return {next(iter(table.splits.values())): files}
     grouped: dict[str, list[Path]] = {}
-    for path in found:
+    for path in files:
         split = split_of(path.relative_to(mirror))
         if split is None:
             raise ValueError(
@@ -150,9 +151,5 @@ def _builder(path: Path) -> str:
     return next(kind for suffix, kind in _BUILDERS.items() if path.name.endswith(suffix))
 
 
-def _register(name: str, table: HubTable) -> None:
-    register(name)(lambda: HubCorpus(name, table))
-
-
 for _name, _table in HUB.items():
-    _register(_name, _table)
+    register(_name)(partial(HubCorpus, _name, _table))

@@ -1,7 +1,8 @@
 """Local files: .txt, .jsonl (plain, .gz, .xz, .zst), .parquet, or a directory of them.
 
-A .txt file is one document; a line of .jsonl and a row of .parquet are one each, with the text
-in a column ``text`` (or ``content``) and, if there is one, a name in ``id``. A directory whose
+A .txt file is one document, or many with a separator between them; a line of .jsonl and a row of
+.parquet are one each, with the text in a column ``text`` (or ``content``) and, if there is one, a
+name in ``id``. A directory whose
 files (or folders) are all called train, val or test, with anything after a - _ . or digit, keeps
 that division; any other directory is divided by document.
 """
@@ -10,10 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from pe.data.corpora.base import Corpus, Document
-from pe.data.formats import READERS
+from pe.data.formats import READERS, read_separated
 
 _SPLIT_NAMES = {
     "train": "train",
@@ -30,8 +32,8 @@ _SPLIT = re.compile(rf"({'|'.join(_SPLIT_NAMES)})(?:[-_.0-9].*)?", re.IGNORECASE
 def files_under(root: Path, suffixes: Iterable[str]) -> list[Path]:
     """Return the files below ``root`` with one of these endings, sorted by relative path."""
     endings = tuple(suffixes)
-    found = (p for p in root.rglob("*") if p.name.endswith(endings) and p.is_file())
-    visible = (p for p in found if not any(s[0] == "." for s in p.relative_to(root).parts))
+    files = (p for p in root.rglob("*") if p.name.endswith(endings) and p.is_file())
+    visible = (p for p in files if not any(s[0] == "." for s in p.relative_to(root).parts))
     return sorted(visible, key=lambda p: p.relative_to(root).as_posix())
 
 
@@ -55,17 +57,24 @@ def stamp(file: Path) -> tuple[str, int, int, int, int]:
 
 
 class LocalCorpus(Corpus):
-    """The readable files at ``path``, in the order of their names."""
+    """The readable files at ``path``, in the order of their names.
 
-    def __init__(self, path: Path, name: str | None = None) -> None:
+    ``separator`` lies between the documents of a .txt file; "": the file is one document.
+    """
+
+    def __init__(self, path: Path, name: str | None = None, separator: str = "") -> None:
         super().__init__()
-        self.path = path
-        self.name = name or str(path)
+        self.name, self.separator = name or str(path), separator
         self.root = path if path.is_dir() else path.parent
         self.files = [path] if path.is_file() else files_under(path, READERS)
         if not self.files or not self.files[0].name.endswith(tuple(READERS)):
             where = "has none of the endings" if path.is_file() else "holds no file ending in"
             raise ValueError(f"corpus {self.name!r} {where} {', '.join(READERS)}")
+        if separator and not any(file.name.endswith(".txt") for file in self.files):
+            raise ValueError(
+                f"separator: {separator!r} has no effect on corpus {self.name!r}, which has no "
+                ".txt file; leave it out"
+            )
         splits = [split_of(file.relative_to(self.root)) for file in self.files]
         divided = "train" in splits and len(set(splits) - {None}) > 1
         if divided and None in splits:
@@ -77,21 +86,24 @@ class LocalCorpus(Corpus):
         self.splits = splits if divided else [None] * len(splits)
 
     def identity(self) -> object:
-        """What `stamp` says of every file, and the split that its name gives it."""
+        """What `stamp` says of every file, the split that its name gives it, the separator."""
         files = zip(self.files, self.splits, strict=True)
-        return ["local", [(*stamp(file), split) for file, split in files]]
+        stamps = [(*stamp(file), split) for file, split in files]
+        return ["local", stamps, *([self.separator] if self.separator else [])]
 
     def parts(self) -> Iterable[tuple[str | None, Iterator[Document]]]:
-        """One part a file."""
+        """One part per file."""
         for file, split in zip(self.files, self.splits, strict=True):
             yield split, self._documents(file)
 
     def _documents(self, file: Path) -> Iterator[Document]:
         relative = file.relative_to(self.root).as_posix()
-        reader = next(read for suffix, read in READERS.items() if file.name.endswith(suffix))
-        whole = file.name.endswith(".txt")
-        for row, (name, text) in enumerate(reader(file)):
+        read = next(read for suffix, read in READERS.items() if file.name.endswith(suffix))
+        if self.separator and file.name.endswith(".txt"):
+            read = partial(read_separated, separator=self.separator)
+        for row, (name, text) in enumerate(read(file)):
             if text is None:
                 self.skipped["not UTF-8"] += 1
             else:
+                whole = read is READERS[".txt"]
                 yield Document(name or (relative if whole else f"{relative}:{row}"), text)

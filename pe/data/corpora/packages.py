@@ -73,7 +73,7 @@ def read_list(path: Path = LIST) -> list[Package]:
     Raises:
         ValueError: a line that is not ``name==version --hash=sha256:...  # licence; split``.
     """
-    found = []
+    packages = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
@@ -83,8 +83,8 @@ def read_list(path: Path = LIST) -> list[Package]:
                 f"{path}, line {number}: expected 'name==version --hash=sha256:...  # licence; "
                 f"split' with a split of {', '.join(SPLITS)}; got {line!r}"
             )
-        found.append(Package(**match.groupdict()))
-    return found
+        packages.append(Package(**match.groupdict()))
+    return packages
 
 
 @register("python-packages")
@@ -105,10 +105,6 @@ class PythonPackages(Corpus):
         rules = [SUFFIXES, LONG, CAP, LONGEST_LINE, LEAST_LINE, COPIED]
         return ["packages", [vars(package) for package in self.packages], rules]
 
-    def licences(self) -> dict[str, str]:
-        """``name version`` -> licence, for a record of what the text is made of."""
-        return {f"{p.name} {p.version}": p.licence for p in self.packages}
-
     def parts(self) -> Iterable[tuple[str | None, Iterator[Document]]]:
         """One part per package; those held out first."""
         from tqdm.auto import tqdm
@@ -120,17 +116,17 @@ class PythonPackages(Corpus):
     def _documents(self, package: Package, wheel: Path) -> Iterator[Document]:
         with zipfile.ZipFile(wheel) as archive:
             documents = list(self._joined(package, archive))
-        total = sum(len(d.text.encode()) for d in documents)
+        total = sum(len(text.encode()) for _, text in documents)
         kept = 0.0
-        for document in documents:  # every document in turn adds its share of one kept document
+        for name, text in documents:  # every document in turn adds its share of one kept document
             kept += min(1.0, CAP / max(total, 1))
             if kept >= 1.0 - 1e-9:
                 kept -= 1.0
-                yield document
+                yield Document(name, text)
             else:
                 self.skipped[f"beyond {CAP // 10**6} MB of one package"] += 1
 
-    def _joined(self, package: Package, archive: zipfile.ZipFile) -> Iterator[Document]:
+    def _joined(self, package: Package, archive: zipfile.ZipFile) -> Iterator[tuple[str, str]]:
         pieces: list[str] = []
         size, first = 0, ""
         for name in sorted(self._sources(archive), key=_reading_order):
@@ -141,10 +137,10 @@ class PythonPackages(Corpus):
             pieces.append(f"# {name}\n{text.rstrip()}\n\n")
             size += len(pieces[-1].encode())
             if size >= LONG:
-                yield Document(f"{package.name}/{first}", "".join(pieces))
+                yield f"{package.name}/{first}", "".join(pieces)
                 pieces, size, first = [], 0, ""
         if pieces:
-            yield Document(f"{package.name}/{first}", "".join(pieces))
+            yield f"{package.name}/{first}", "".join(pieces)
 
     @staticmethod
     def _sources(archive: zipfile.ZipFile) -> list[str]:

@@ -36,7 +36,7 @@ class StandardLibrary(Corpus):
 
     def files(self) -> list[str]:
         """Return the relative paths of the sources, sorted."""
-        found = []
+        sources = []
         for folder, folders, names in os.walk(self.root):
             folders[:] = [
                 f for f in folders if f not in _NOT_LIBRARY and not f.startswith("config-")
@@ -44,13 +44,13 @@ class StandardLibrary(Corpus):
             for name in names:
                 relative = Path(folder, name).relative_to(self.root).as_posix()
                 if name.endswith(".py") and not name.startswith(_NOT_SOURCES):
-                    found.append(relative)
-        if not found:
+                    sources.append(relative)
+        if not sources:
             raise ValueError(
                 f"no Python sources under {self.root}: this Python ships its standard library "
                 "without sources, so give another corpus, for example a directory of .txt files"
             )
-        return sorted(found)
+        return sorted(sources)
 
     def identity(self) -> object:
         """Python's version and the path, size and time of every source."""

@@ -6,8 +6,6 @@ Each layer adds to a residual stream, so what is added here reaches all layers, 
 and values all carry it. d is the width of the embeddings.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -25,7 +23,7 @@ class Additive(Encoding):
 
     def __init__(self, hidden_size: int, scale_embeddings: bool) -> None:
         super().__init__()
-        self.hidden_size = int(at_least("hidden_size", hidden_size, 1))
+        self.hidden_size = at_least("hidden_size", hidden_size, 1)
         # Tokens are drawn with a spread of 0.02 and these vectors with one of about 1. Without the
         # factor a new model would see the position of a token and hardly which token it is.
         self.token_scale = math.sqrt(hidden_size) if scale_embeddings else 1.0

@@ -16,7 +16,7 @@ of shape (T,) or (B, T). Nothing is remembered from one call to the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -47,13 +47,6 @@ class Lengths(NamedTuple):
     """(1 or B, Tk) int64."""
 
 
-def sizes(name: str, x: Tensor) -> tuple[int, int]:
-    """Batch size and heads; ValueError unless ``x`` is (batch, heads, tokens, head_dim)."""
-    if x.dim() != 4:
-        raise ValueError(f"{name}: expected (batch, heads, tokens, head_dim), got {tuple(x.shape)}")
-    return x.shape[0], x.shape[1]
-
-
 def refuse_positions(name: str, positions: Tensor, batch: int | None, tokens: int) -> None:
     """Raise ValueError unless positions are (tokens,) or, of a batch, (1 or batch, tokens)."""
     shape = tuple(positions.shape)
@@ -63,6 +56,16 @@ def refuse_positions(name: str, positions: Tensor, batch: int | None, tokens: in
             f"{name}: expected ({tokens},) or ({batch}, {tokens}), one position per token, got "
             f"{shape}"
         )
+
+
+def tightest(parts: Iterable[Any]) -> tuple[int | None, str]:
+    """The smallest `max_positions` of encodings or transforms, and that part's name."""
+    limits = [
+        (p.max_positions, getattr(p, "limited_by", "") or p.name or type(p).__name__)
+        for p in parts
+        if p.max_positions is not None
+    ]
+    return min(limits, key=lambda limit: limit[0], default=(None, ""))
 
 
 class Encoding(nn.Module):
@@ -96,6 +99,7 @@ class Encoding(nn.Module):
     embeds: ClassVar[bool] = False
     alone_with: ClassVar[str | None] = None
     max_positions: int | None = None
+    limited_by: str = ""  # the part that `max_positions` comes from, where it is another class
     # Sizes that the encoding was built for, where it looks at them; others are refused.
     head_dim: int | None = None
     num_heads: int | None = None
@@ -115,21 +119,16 @@ class Encoding(nn.Module):
         """
         return not (self.random and self.embeds)
 
-    @property
-    def limited_by(self) -> str:
-        """Name of the part that `max_positions` comes from, for messages."""
-        return self.name or type(self).__name__
-
     def refuse_too_far(self, positions: Tensor) -> None:
         """Raise PositionError if a position is not below `max_positions`; on the CPU only.
 
         Elsewhere this would wait for the device, and the model looks once for all encodings.
         """
-        limit = self.max_positions
+        limit, name = tightest([self])
         if limit is None or positions.device.type != "cpu" or torch.compiler.is_compiling():
             return
         if positions.numel() and int(positions.max()) >= limit:
-            raise PositionError(int(positions.max()), limit, self.limited_by)
+            raise PositionError(int(positions.max()), limit, name)
 
     def refuse_misfit(
         self,
@@ -143,21 +142,25 @@ class Encoding(nn.Module):
         Nothing is broadcast. Positions that are None are not looked at: those of keys are more
         than the keys where a cache holds the others.
         """
-        batch, heads = sizes("q", q)
-        _, groups = sizes("k", k)
+        for name, x in (("q", q), ("k", k)):
+            if x.dim() != 4:
+                raise ValueError(
+                    f"{name}: expected (batch, heads, tokens, head_dim), got {tuple(x.shape)}"
+                )
+        (batch, heads), groups = q.shape[:2], k.shape[1]
         if k.shape[0] != batch or heads % groups or q.shape[-1] != k.shape[-1]:
             raise ValueError(
                 f"q {tuple(q.shape)} and k {tuple(k.shape)} do not fit: expected one batch size "
                 "and head_dim, and heads of q that are a multiple of those of k"
             )
-        for name, want, given in (
+        for name, want, got in (
             ("head_dim", self.head_dim, q.shape[-1]),
             ("heads of q", self.num_heads, heads),
             ("heads of k", self.num_kv_heads, groups),
         ):
-            if want is not None and want != given:
+            if want not in (None, got):
                 raise ValueError(
-                    f"{type(self).__name__} was built for {want} as {name}, got {given}; build it "
+                    f"{type(self).__name__} was built for {want} as {name}, got {got}; build it "
                     "with the sizes of the layer"
                 )
         if q_positions is not None:
@@ -189,12 +192,7 @@ class Encoding(nn.Module):
         return x
 
     def rotate(
-        self,
-        q: Tensor,
-        k: Tensor,
-        q_positions: Tensor,
-        k_positions: Tensor,
-        tables: Any = None,
+        self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, tables: Any = None
     ) -> tuple[Tensor, Tensor]:
         """(B, H, Tq, D) and (B, K, Tk, D) -> the pair whose dot products are the logits.
 
@@ -279,19 +277,16 @@ class Encoding(nn.Module):
         return {}
 
     def register_exact_buffers(self) -> None:
-        """Call once, at the end of ``__init__``."""
-        device = torch.empty(0).device  # honours `with torch.device("meta")`
+        """Compute the exact buffers, each where it is; call it once at the end of ``__init__``."""
+        default = torch.empty(0).device  # honours `with torch.device("meta")`
         for name, value in self.exact_buffers().items():
-            self.register_buffer(name, value.to(device), persistent=False)
+            here = self._buffers.get(name)
+            value = value.to(default if here is None else here.device)
+            self.register_buffer(name, value, persistent=False)
 
-    def reset_buffers(self) -> None:
-        """Compute the exact buffers again, each on the device where it is."""
-        for name, value in self.exact_buffers().items():
-            current = self._buffers[name]
-            assert current is not None
-            self._buffers[name] = value.to(current.device)
+    reset_buffers = register_exact_buffers
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
-        self.reset_buffers()
+        self.register_exact_buffers()
         return self

@@ -4,12 +4,9 @@ Options belong to parts: RoPE's theta stays when YaRN is put on it, YaRN's facto
 is taken off. Parts that rotate queries and keys hand theta and its like to each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
-from pe.encodings.core.base import Encoding
 from pe.encodings.core.frequencies import FrequencyTransform
 from pe.encodings.core.registry import Part, options_of, part_classes, takes
 
@@ -46,16 +43,12 @@ def _carries(option: str, old: Mapping[str, Part], name: str, part: Part) -> boo
     """Whether a part of the new encoding goes on with this option of the old one."""
     if option == "original_length":  # of the model rather than of its encoding
         return takes(part, option)
-    if option not in options_of(part):
-        return False
-    return any(
-        option in options_of(other) and (other_name == name or (_rotates(part) and _rotates(other)))
+    rotates = getattr(part, "rotates", False)
+    return option in options_of(part) and any(
+        option in options_of(other)
+        and (other_name == name or (rotates and getattr(other, "rotates", False)))
         for other_name, other in old.items()
     )
-
-
-def _rotates(part: Part) -> bool:
-    return issubclass(part, Encoding) and part.rotates
 
 
 def _refuse_strange_frequencies(

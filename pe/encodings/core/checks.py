@@ -1,10 +1,8 @@
 """Checks of options, shared by the encodings: each returns the value or says what is wrong."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from pe._errors import unknown
 
@@ -18,14 +16,17 @@ UNSET: Any = _Unset()
 """Default of an option that is something else than None or a number where nobody gave it."""
 
 
-def positive(name: str, value: float) -> float:
+N = TypeVar("N", int, float)
+
+
+def positive(name: str, value: N) -> N:
     """A finite number above 0."""
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
     return value
 
 
-def at_least(name: str, value: float, least: float) -> float:
+def at_least(name: str, value: N, least: float) -> N:
     """A finite number that is not below ``least``."""
     if not (math.isfinite(value) and value >= least):
         raise ValueError(f"{name}: expected a finite number of at least {least}, got {value!r}")

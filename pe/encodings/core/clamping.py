@@ -1,7 +1,5 @@
 """Keeping a learned number inside an interval without trapping it on the edge."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -31,7 +29,5 @@ class Clamp(torch.autograd.Function):
         return gradient.masked_fill(outward, 0.0), None, None
 
 
-def clamped(x: Tensor, low: float, high: float) -> Tensor:
-    """``x`` in [low, high]. torch's own clamp gives what lies outside no gradient ever again."""
-    result: Tensor = Clamp.apply(x, low, high)
-    return result
+clamped = Clamp.apply
+"""``x`` in [low, high]. torch's own clamp gives what lies outside no gradient ever again."""

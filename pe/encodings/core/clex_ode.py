@@ -1,4 +1,4 @@
-"""The differential equation of CLEX: its solution by Runge-Kutta steps, and their gradient.
+"""The differential equation of CLEX: its solution by Runge-Kutta steps, and the gradient.
 
     dz/dt = act((z + e(t)) U) D - a / (2t - 1),    e(t) = o - a/2 ln(2t - 1),    a_i = 4i / (d-2)
 
@@ -14,56 +14,37 @@ They are defined here, as loops over steps; `pe.attention.available` registers o
 on CUDA devices.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import silu
 
-ACTIVATIONS = ("tanh", "silu")
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "silu": silu}
 Field = Callable[[Tensor, float], Tensor]
-Pull = Callable[[Tensor, float, Tensor], Tensor]
-
-
-def drift(pairs: int, like: Tensor) -> Tensor:
-    """a, (F,)."""
-    return 2 * torch.arange(pairs, dtype=like.dtype, device=like.device) / (pairs - 1)
-
-
-def act(h: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """The activation and its derivative."""
-    if name == "tanh":
-        value = h.tanh()
-        return value, 1 - value * value
-    gate = h.sigmoid()
-    return h * gate, gate * (1 + h * (1 - gate))
 
 
 def field(origin: Tensor, up: Tensor, down: Tensor, name: str) -> Field:
     """v(z, t) = dz/dt."""
-    a = drift(len(origin), origin)
+    pairs = len(origin)
+    a = 2 * torch.arange(pairs, dtype=origin.dtype, device=origin.device) / (pairs - 1)
 
     def velocity(z: Tensor, t: float) -> Tensor:
         x = z + origin - a * (0.5 * math.log(2 * t - 1))
-        return act(x @ up, name)[0] @ down - a / (2 * t - 1)
+        return ACTIVATIONS[name](x @ up) @ down - a / (2 * t - 1)
 
     return velocity
 
 
-def stages(v: Field, z: Tensor, t: float, h: float) -> tuple[list[tuple[Tensor, float]], Tensor]:
-    """The (z, t) at which the four slopes of one step are taken, and z(t + h)."""
+def step(v: Field, z: Tensor, t: float, h: float) -> Tensor:
+    """z(t + h) from z(t)."""
     k1 = v(z, t)
-    at2 = z + h / 3 * k1
-    k2 = v(at2, t + h / 3)
-    at3 = z + h * (k2 - k1 / 3)
-    k3 = v(at3, t + 2 * h / 3)
-    at4 = z + h * (k1 - k2 + k3)
-    k4 = v(at4, t + h)
-    arguments = [(z, t), (at2, t + h / 3), (at3, t + 2 * h / 3), (at4, t + h)]
-    return arguments, z + h / 8 * (k1 + 3 * (k2 + k3) + k4)
+    k2 = v(z + h / 3 * k1, t + h / 3)
+    k3 = v(z + h * (k2 - k1 / 3), t + 2 * h / 3)
+    k4 = v(z + h * (k1 - k2 + k3), t + h)
+    return z + h / 8 * (k1 + 3 * (k2 + k3) + k4)
 
 
 def solve_by_steps(
@@ -74,50 +55,25 @@ def solve_by_steps(
 
     ``last``, () integer, is the largest t used; ``steps`` is the number of steps per unit of t.
     """
-    v, z, found = field(origin, up, down, activation), start.clone(), [start]
+    v, z, rows = field(origin, up, down, activation), start.clone(), [start]
     for unit in range(1, min(int(last), end)):
         for n in range(steps):
-            z = stages(v, z, unit + n / steps, 1 / steps)[1]
-        found.append(z)
-    return torch.stack(found + [z] * (end - len(found)))
+            z = step(v, z, unit + n / steps, 1 / steps)
+        rows.append(z)
+    return torch.stack(rows + [z] * (end - len(rows)))
 
 
 def gradient_by_steps(
     upstream: Tensor, start: Tensor, origin: Tensor, up: Tensor, down: Tensor, last: Tensor,
     end: int, steps: int, activation: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The gradients of U and D from that of the solution: the same steps, backward."""
-    v, z, a = field(origin, up, down, activation), start, drift(len(origin), origin)
-    d_up, d_down = torch.zeros_like(up), torch.zeros_like(down)
+    """The gradients of U and D from that of the solution."""
 
-    def pull(z: Tensor, t: float, g: Tensor) -> Tensor:
-        """The gradient of z from g, that of v(z, t); those of U and D are accumulated."""
-        x = z + origin - a * (0.5 * math.log(2 * t - 1))
-        value, slope = act(x @ up, activation)
-        inner = (down @ g) * slope
-        d_down.addr_(value, g)
-        d_up.addr_(x, inner)
-        return up @ inner
+    def solution(up: Tensor, down: Tensor) -> Tensor:
+        return solve_by_steps(start, origin, up, down, last, end, steps, activation)
 
-    h, path = 1 / steps, []
-    for number in range((min(int(last), end) - 1) * steps):
-        arguments, z = stages(v, z, 1 + number / steps, h)
-        path.append(arguments)
-    g = upstream[len(path) // steps :].sum(0)  # all rows that hold the last z
-    for number in reversed(range(len(path))):
-        g = step_backward(pull, path[number], g, h)
-        if number % steps == 0:
-            g = g + upstream[number // steps]
+    d_up, d_down = torch.func.vjp(solution, up, down)[1](upstream)
     return d_up, d_down
-
-
-def step_backward(pull: Pull, arguments: list[tuple[Tensor, float]], g: Tensor, h: float) -> Tensor:
-    """The gradient of z(t) from that of z(t + h)."""
-    g4 = pull(*arguments[3], h / 8 * g)
-    g3 = pull(*arguments[2], 3 * h / 8 * g + h * g4)
-    g2 = pull(*arguments[1], 3 * h / 8 * g - h * g4 + h * g3)
-    g1 = pull(*arguments[0], h / 8 * g + h * g4 - h / 3 * g3 + h / 3 * g2)
-    return g + g1 + g2 + g3 + g4
 
 
 solve = torch.library.custom_op("pe::clex_solve", solve_by_steps, mutates_args=())
@@ -146,8 +102,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-    found = gradient(upstream.contiguous(), *ctx.saved_tensors, ctx.end, ctx.steps, ctx.activation)
-    return None, None, *found, None, None, None, None
+    options = ctx.end, ctx.steps, ctx.activation
+    return None, None, *gradient(upstream.contiguous(), *ctx.saved_tensors, *options), *[None] * 4
 
 
 solve.register_autograd(_backward, setup_context=_save)

@@ -1,15 +1,25 @@
 """Several encodings at once: hooks chain, biases add, scales multiply."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pe.encodings.core.base import Encoding, Lengths, Prepared
+from pe.encodings.core.base import Encoding, Lengths, Prepared, tightest
 from pe.encodings.core.forms import NONE, Form
+
+ANY = ("length_dependent", "content_dependent", "random", "per_layer", "rotates", "embeds")
+"""Traits that a sum has if any of its parts has them."""
+
+
+def combined(
+    operation: Callable[[Tensor, Tensor], Tensor], terms: Iterable[Tensor | None]
+) -> Tensor | None:
+    """The terms that are there, added or multiplied; None if there is none."""
+    present = [term for term in terms if term is not None]
+    return functools.reduce(operation, present) if present else None
 
 
 class Composite(Encoding):
@@ -27,35 +37,22 @@ class Composite(Encoding):
         self._all = tuple(parts)  # a tuple, which nn.Module does not look into
         # Traits of a whole follow from its parts, so they are set on the instance.
         self.relative = all(p.relative for p in parts)
-        self.length_dependent = any(p.length_dependent for p in parts)
-        self.content_dependent = any(p.content_dependent for p in parts)
-        self.random = any(p.random for p in parts)
-        self.per_layer = any(p.per_layer for p in parts)  # type: ignore[misc]
-        self.rotates = any(p.rotates for p in parts)  # type: ignore[misc]
-        self.embeds = any(p.embeds for p in parts)  # type: ignore[misc]
+        for trait in ANY:
+            setattr(self, trait, any(getattr(p, trait) for p in parts))
         self.state_size = sum(p.state_size for p in parts)  # type: ignore[misc]
-        limits = [p.max_positions for p in parts if p.max_positions is not None]
-        self.max_positions = min(limits, default=None)
+        self.max_positions, self.limited_by = tightest(parts)
         self._refuse_moves_beyond()
 
     def _refuse_moves_beyond(self) -> None:
         """Where one part moves tokens, the others must have something for them there."""
-        limits = [(p.max_positions, p.limited_by) for p in self._all]
-        for end, mover in [limit for limit, p in zip(limits, self._all, strict=True) if p.random]:
-            for limit, name in limits:
-                if end is not None and limit is not None and limit < end:
-                    raise ValueError(
-                        f"{mover} moves tokens to positions up to {end - 1}, and the longest "
-                        f"position of {name} is {limit - 1}: give that more (learned: table_size) "
-                        "or move them less (randomized: max_position)"
-                    )
-
-    @property
-    def limited_by(self) -> str:
-        limited = (p for p in self._all if p.max_positions == self.max_positions)
-        return (
-            next(limited, self).limited_by if self.max_positions is not None else super().limited_by
-        )
+        limit, name = self.max_positions, self.limited_by
+        for end, mover in (tightest([p]) for p in self._all if p.random):
+            if end is not None and limit is not None and limit < end:
+                raise ValueError(
+                    f"{mover} moves tokens to positions up to {end - 1}, and the longest "
+                    f"position of {name} is {limit - 1}: give that more (learned: table_size) "
+                    "or move them less (randomized: max_position)"
+                )
 
     @property
     def raw_keys(self) -> bool:
@@ -84,12 +81,7 @@ class Composite(Encoding):
         return x
 
     def rotate(
-        self,
-        q: Tensor,
-        k: Tensor,
-        q_positions: Tensor,
-        k_positions: Tensor,
-        tables: Any = None,
+        self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, tables: Any = None
     ) -> tuple[Tensor, Tensor]:
         tables = tables or [None] * len(self._all)
         for part, own in zip(self._all, tables, strict=True):
@@ -108,8 +100,9 @@ class Composite(Encoding):
         k_positions: Tensor,
         state: Tensor | None = None,
     ) -> Tensor | None:
-        return self._sum(
-            part.bias(q, k, q_positions, k_positions, own) for part, own in self._states(state)
+        return combined(
+            torch.add,
+            (part.bias(q, k, q_positions, k_positions, own) for part, own in self._states(state)),
         )
 
     def masked_bias(
@@ -121,9 +114,10 @@ class Composite(Encoding):
         state: Tensor | None,
         mask: Tensor,
     ) -> Tensor | None:
-        return self._sum(
-            part.masked_bias(q, k, q_positions, k_positions, own, mask)
-            for part, own in self._states(state)
+        parts = self._states(state)
+        return combined(
+            torch.add,
+            (part.masked_bias(q, k, q_positions, k_positions, own, mask) for part, own in parts),
         )
 
     def _states(self, state: Tensor | None) -> Iterator[tuple[Encoding, Tensor | None]]:
@@ -133,11 +127,6 @@ class Composite(Encoding):
             if state is not None and part.state_size:
                 own, state = state[..., : part.state_size], state[..., part.state_size :]
             yield part, own
-
-    @staticmethod
-    def _sum(terms: Iterable[Tensor | None]) -> Tensor | None:
-        given = [t for t in terms if t is not None]
-        return None if not given else sum(given[1:], start=given[0])
 
     @property
     def biased(self) -> bool:
@@ -159,12 +148,7 @@ class Composite(Encoding):
         return next((form for form in forms if form.kind != NONE), Form())
 
     def logit_scale(self, q_positions: Tensor) -> Tensor | None:
-        scale: Tensor | None = None
-        for part in self._all:
-            factor = part.logit_scale(q_positions)
-            if factor is not None:
-                scale = factor if scale is None else scale * factor
-        return scale
+        return combined(torch.mul, (part.logit_scale(q_positions) for part in self._all))
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         for part in self.parts:

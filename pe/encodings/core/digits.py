@@ -3,8 +3,6 @@
 P(p)_j = floor(p / B^(d-1-j)) mod B           normalised: 2 P / (B-1) - 1
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch
@@ -49,6 +47,6 @@ class Digits(Additive):
         return {"powers": torch.tensor(powers[::-1], device="cpu")}
 
     def rows(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        found = digits(positions.long(), self.powers, self.base).to(dtype)
-        found = pad(found, (self.hidden_size - len(self.powers), 0))
-        return 2 * found / (self.base - 1) - 1 if self.normalised else found
+        columns = digits(positions.long(), self.powers, self.base).to(dtype)
+        columns = pad(columns, (self.hidden_size - len(self.powers), 0))
+        return 2 * columns / (self.base - 1) - 1 if self.normalised else columns

@@ -6,8 +6,6 @@ One function of the distance is all that such an encoding defines; the dense mat
 step and any kernel follow from it.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -35,16 +33,12 @@ class DistanceBias(Encoding):
         """Integer distances of any shape (...) -> (H, ...), float32 or float64."""
         raise NotImplementedError
 
-    @property
-    def constant_beyond(self) -> int | None:
-        """Distance from which on the bias is constant, or None."""
-        return None
+    constant_beyond: int | None = None
+    """Distance from which on the bias is constant, or None."""
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
-        """One number per distance."""
-        return by_distance(
-            self.distance_bias(torch.arange(length, device=device)), self.constant_beyond
-        )
+        table = self.distance_bias(torch.arange(length, device=device))
+        return by_distance(table, self.constant_beyond)
 
     def bias(
         self,

@@ -6,8 +6,6 @@ An encoding whose bias follows from one number per key (`KeyBias`), one per dist
 here is float32 or float64, whatever the queries are.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
@@ -149,10 +147,10 @@ def matrix(form: Form, length: int, q: Tensor | None = None, k: Tensor | None = 
         assert q is not None
         assert k is not None
         return _counted(form.own, q.float(), k.float())
-    place = torch.arange(length, device=form.own.device)
-    distance = (place[:, None] - place).clamp(min=0)
+    position = torch.arange(length, device=form.own.device)
+    distance = (position[:, None] - position).clamp(min=0)
     if form.kind == KEYS:
-        anchors = form.parts[0][..., 0, place // CHUNK]
+        anchors = form.parts[0][..., 0, position // CHUNK]
         inside = form.own[..., :length].double()
         total = anchors + inside
         return ((total[..., None, :] - total[..., :, None]) / LOG2E).float()

@@ -4,8 +4,6 @@ What a block needs on its way is dropped when it is done and computed again for 
 that of all intermediate results only those of one block are ever held. Nothing is approximated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -8,12 +8,12 @@ says what it goes with (`Encoding.alone_with`).
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import pkgutil
 import types
 import typing
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,7 +26,6 @@ Part = type[Encoding] | type[FrequencyTransform]
 P = TypeVar("P", bound=Part)
 
 _REGISTRY: dict[str, Part] = {}
-_ABOUT: dict[str, About] = {}
 CONTEXT = (
     "head_dim", "num_heads", "num_kv_heads", "hidden_size", "original_length", "layer_index",
 )  # fmt: skip
@@ -46,10 +45,20 @@ class About(NamedTuple):
     family: str
 
 
+_ABOUT: dict[str, About] = {}
+
 FAMILIES = (
     "none", "embeddings", "rotary", "frequencies", "bias", "scale", "positions", "other",
 )  # fmt: skip
 """What encodings act on, in the order in which tables and figures show them."""
+
+
+ONE_ONLY = {
+    "rotates": "rotate queries and keys",
+    "embeds": "change the token embeddings",  # each would scale the tokens and what the other added
+    "stretches": "stretch RoPE's frequencies",
+}
+"""Traits that only one part of a sum may have, and what two such parts would both do."""
 
 
 def register(
@@ -97,14 +106,12 @@ def about(spec: str) -> About:
     knows, is shown under its name: records name encodings that cannot be imported here.
     """
     _discover()
-    found = [
+    parts = [
         _ABOUT.get(name) or About(name.rpartition(":")[2], None, "other")
-        for name in (part.strip() for part in spec.split("+"))
+        for name in map(str.strip, spec.split("+"))
     ]
-    papers = dict.fromkeys(part.paper for part in found if part.paper)
-    return About(
-        " + ".join(part.title for part in found), ", ".join(papers) or None, found[0].family
-    )
+    papers = ", ".join(dict.fromkeys(part.paper for part in parts if part.paper))
+    return About(" + ".join(part.title for part in parts), papers or None, parts[0].family)
 
 
 def in_order(specs: Iterable[str]) -> list[str]:
@@ -126,12 +133,12 @@ def extension_methods() -> list[str]:
 
     A transform that does not stretch is there alone and put on the one that its class names.
     """
-    transforms = [(name, lookup(name)) for name in list_encodings()]
-    found = []
-    for name, part in transforms:
+    methods = []
+    for name in list_encodings():
+        part = lookup(name)
         if issubclass(part, FrequencyTransform) and not part.learns:
-            found += [name, *([f"{part.put_on}+{name}"] if part.put_on else [])]
-    return in_order(found)
+            methods += [name, *([f"{part.put_on}+{name}"] if part.put_on else [])]
+    return in_order(methods)
 
 
 def takes_option(spec: str, option: str) -> bool:
@@ -145,29 +152,17 @@ def lookup(name: str) -> Part:
     if ":" in name:
         module, _, attribute = name.partition(":")
         try:
-            found = getattr(importlib.import_module(module), attribute)
+            part = getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError) as error:
             raise ValueError(f"encoding {name!r} cannot be imported: {error}") from error
-        if not (isinstance(found, type) and issubclass(found, (Encoding, FrequencyTransform))):
+        if not (isinstance(part, type) and issubclass(part, (Encoding, FrequencyTransform))):
             raise ValueError(f"{name!r} is no subclass of pe.encodings.Encoding")
-        return found
+        return part
     if name not in _REGISTRY:
-        refusal = unknown("encoding", name, sorted(_REGISTRY))
-        if _own(name):
-            raise ValueError(f"{refusal}; a class of your own is module:Class")
-        raise refusal
+        own = "." in name or name[:1].isupper() or (name.isidentifier() and find_spec(name))
+        hint = "; a class of your own is module:Class" if own else ""
+        raise ValueError(f"{unknown('encoding', name, sorted(_REGISTRY))}{hint}")
     return _REGISTRY[name]
-
-
-def _own(name: str) -> bool:
-    """Whether a name that is not registered looks like that of a module or a class."""
-    called = name.rpartition(".")[2]
-    if "." in name or called[:1].isupper():
-        return True
-    try:
-        return called.isidentifier() and importlib.util.find_spec(called) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def encoding(
@@ -195,40 +190,42 @@ def encoding(
         ValueError: unknown names, unknown options (the nearest is named), wrong values, or parts
             that cannot be combined.
     """
-    parts = _parts(
-        spec,
-        {
-            "head_dim": head_dim,
-            "num_heads": num_heads,
-            "num_kv_heads": num_kv_heads or num_heads,
-            "hidden_size": hidden_size or head_dim * num_heads,
-            "original_length": original_length,
-            "layer_index": layer_index,
-        },
-        options,
-    )
+    arguments = {
+        "head_dim": head_dim,
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads or num_heads,
+        "hidden_size": hidden_size or head_dim * num_heads,
+        "original_length": original_length,
+        "layer_index": layer_index,
+    } | options
+    classes = part_classes(spec)
+    encodings, transforms = _split(classes)
+    _refuse_unknown_options(spec, list(classes.values()), options)
+    changes = [_build(name, c, arguments) for name, c in transforms.items()]
+    if changes:
+        arguments["transforms"] = changes
+    parts = [_build(name, c, arguments) for name, c in encodings.items()]
     return parts[0] if len(parts) == 1 else Composite(parts)
 
 
-def layer_encodings(spec: str, num_layers: int, **given: Any) -> list[Encoding]:
+def layer_encodings(spec: str, num_layers: int, **arguments: Any) -> list[Encoding]:
     """The encodings of a whole model: one for each layer, or a single one that all layers share.
 
-    ``given`` is what `encoding` takes. Where only some parts of a sum are per layer, the others
+    ``arguments`` are those of `encoding`. Where only some parts of a sum are per layer, the others
     belong to the first layer and are shared by the rest.
     """
-    first = encoding(spec, **given)
+    first = encoding(spec, **arguments)
     if not first.per_layer:
         return [first]
-    found = [first]
+    layers = [first]
     shared = [p for p in first._all if not p.per_layer] if isinstance(first, Composite) else []
     for index in range(1, num_layers):
-        layer = encoding(spec, **(given | {"layer_index": index}))
+        layer = encoding(spec, **(arguments | {"layer_index": index}))
         if shared and isinstance(layer, Composite) and isinstance(first, Composite):
             pairs = zip(first._all, layer._all, strict=True)
-            parts = [own if own.per_layer else owner for owner, own in pairs]
-            layer = Composite(parts, borrowed=shared)
-        found.append(layer)
-    return found
+            layer = Composite([new if new.per_layer else old for old, new in pairs], shared)
+        layers.append(layer)
+    return layers
 
 
 def part_classes(spec: str) -> dict[str, Part]:
@@ -237,9 +234,8 @@ def part_classes(spec: str) -> dict[str, Part]:
     if len(set(names)) < len(names):
         raise ValueError(f"{spec!r} names a part twice")
     classes = {name: lookup(name) for name in names}
-    transforms = {n: c for n, c in classes.items() if issubclass(c, FrequencyTransform)}
-    encodings = {n: c for n, c in classes.items() if issubclass(c, Encoding)}
-    _refuse_impossible(spec, encodings, transforms)
+    _refuse_impossible(spec, classes)
+    encodings, transforms = _split(classes)
     if transforms and not any(takes(c, "transforms") for c in encodings.values()):
         classes = {"rope": _REGISTRY["rope"], **classes}
     if encodings and all(c.alone_with for c in encodings.values()):
@@ -248,16 +244,11 @@ def part_classes(spec: str) -> dict[str, Part]:
     return classes
 
 
-def _parts(spec: str, context: dict[str, Any], options: dict[str, Any]) -> list[Encoding]:
-    classes = part_classes(spec)
-    transforms = {n: c for n, c in classes.items() if issubclass(c, FrequencyTransform)}
+def _split(
+    classes: dict[str, Part],
+) -> tuple[dict[str, type[Encoding]], dict[str, type[FrequencyTransform]]]:
     encodings = {n: c for n, c in classes.items() if issubclass(c, Encoding)}
-    _refuse_unknown_options(spec, [*encodings.values(), *transforms.values()], options)
-    given = context | options
-    changes = [_build(name, c, given) for name, c in transforms.items()]
-    if changes:
-        given["transforms"] = changes
-    return [_build(name, c, given) for name, c in encodings.items()]
+    return encodings, {n: c for n, c in classes.items() if issubclass(c, FrequencyTransform)}
 
 
 def check(spec: str, options: dict[str, Any] | None = None, **context: int) -> None:
@@ -276,13 +267,8 @@ def check(spec: str, options: dict[str, Any] | None = None, **context: int) -> N
 
 
 def _parameters(part: Part) -> dict[str, inspect.Parameter]:
-    signature = inspect.signature(part.__init__)
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return {
-        name: parameter
-        for name, parameter in list(signature.parameters.items())[1:]
-        if parameter.kind not in variable
-    }
+    parameters = inspect.signature(part).parameters.values()
+    return {p.name: p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
 
 def takes(part: Part, name: str) -> bool:
@@ -295,24 +281,14 @@ def options_of(part: Part) -> list[str]:
     return [n for n in _parameters(part) if n not in CONTEXT and n != "transforms"]
 
 
-def _refuse_impossible(
-    spec: str, encodings: dict[str, type[Encoding]], transforms: dict[str, Any]
-) -> None:
-    if "nope" in encodings and len(encodings) + len(transforms) > 1:
+def _refuse_impossible(spec: str, classes: dict[str, Part]) -> None:
+    if "nope" in classes and len(classes) > 1:
         raise ValueError(f"{spec!r}: nope means no encoding, so nothing can be added to it")
-    rotating = [name for name, part in encodings.items() if part.rotates]
-    if len(rotating) > 1:
-        raise ValueError(f"{spec!r}: {rotating[0]} and {rotating[1]} both rotate queries and keys")
-    embedding = [name for name, part in encodings.items() if part.embeds]
-    if len(embedding) > 1:  # each would scale the tokens, and what the other added
-        raise ValueError(
-            f"{spec!r}: {embedding[0]} and {embedding[1]} both change the token embeddings"
-        )
-    stretching = [name for name, part in transforms.items() if part.stretches]
-    if len(stretching) > 1:
-        raise ValueError(
-            f"{spec!r}: {stretching[0]} and {stretching[1]} both stretch RoPE's frequencies"
-        )
+    for trait, what in ONE_ONLY.items():
+        first, *others = [n for n, c in classes.items() if getattr(c, trait, False)] or [""]
+        if others:
+            raise ValueError(f"{spec!r}: {first} and {others[0]} both {what}")
+    encodings, transforms = _split(classes)
     learning = [name for name, part in transforms.items() if part.learns]
     rounding = [name for name, part in transforms.items() if not part.stretches]
     if learning and rounding:
@@ -320,42 +296,38 @@ def _refuse_impossible(
             f"{spec!r}: {rounding[0]} rounds the wavelengths that {learning[0]} learns, and no "
             "gradient passes a rounding"
         )
-    for name in transforms:
-        for other in rotating:
-            if not takes(encodings[other], "transforms"):
-                raise ValueError(
-                    f"{spec!r}: {name} changes RoPE's frequencies, and {other} has its own"
-                )
+    for other, part in encodings.items() if transforms else ():
+        if part.rotates and not takes(part, "transforms"):
+            name = next(iter(transforms))
+            raise ValueError(
+                f"{spec!r}: {name} changes RoPE's frequencies, and {other} has its own"
+            )
 
 
 def _refuse_unknown_options(spec: str, parts: list[Part], options: dict[str, Any]) -> None:
     known = sorted({name for part in parts for name in options_of(part)})
+    if any(takes(part, "original_length") for part in parts):
+        known.append("original_length")
     for name in options:
         if name not in known:
-            also = [n for n in ("original_length",) if any(takes(part, n) for part in parts)]
-            listed = ", ".join(known + also) or "none"
-            called = ALIASES.get(name)
-            hint = f" (it is called {called!r} here)" if called in known + also else ""
+            alias = ALIASES.get(name)
+            hint = f" (it is called {alias!r} here)" if alias in known else nearest(name, known)
             raise ValueError(
-                f"{spec!r} has no option {name!r}{hint or nearest(name, known + also)}; its "
-                f"options: {listed}"
+                f"{spec!r} has no option {name!r}{hint}; its options: {', '.join(known) or 'none'}"
             )
 
 
-def _build(name: str, part: Part, given: dict[str, Any]) -> Any:
+def _build(name: str, part: Part, arguments: dict[str, Any]) -> Any:
     hints = typing.get_type_hints(part.__init__)
-    arguments = {}
-    for key, parameter in _parameters(part).items():
-        if key in given:
-            arguments[key] = value = given[key]
-            if key in CONTEXT and value is None and parameter.default is parameter.empty:
+    parameters = {key: p for key, p in _parameters(part).items() if key in arguments}
+    for key, parameter in parameters.items():
+        value = arguments[key]
+        if key in CONTEXT and value is None:
+            if parameter.default is parameter.empty:
                 raise ValueError(f"{name!r} needs {key}")
-            unset = key in CONTEXT and value is None
-            if key != "transforms" and not unset and not _fits(value, hints.get(key)):
-                raise ValueError(
-                    f"{name!r}: option {key}: expected {_word(hints[key])}, got {value!r}"
-                )
-    return part(**arguments)
+        elif key != "transforms" and not _fits(value, hints.get(key)):
+            raise ValueError(f"{name!r}: option {key}: expected {_word(hints[key])}, got {value!r}")
+    return part(**{key: arguments[key] for key in parameters})
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -6,11 +6,10 @@
 An operator is one node to torch.compile and differentiable in ``x`` (and ``shift``) alone. It is
 defined here by operations of torch; `pe.attention.available` registers kernels for CUDA devices.
 Encodings call it where `takes_operator` says so, and elsewhere the formula itself, which a compiler
-can fuse with what stands around it.
+can fuse with what is around it.
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -86,7 +85,7 @@ def polar_form(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((magnitude * cos, magnitude * sin), dim=-1).to(x.dtype)
 
 
-def shifted(cos: Tensor, sin: Tensor, shift: list[Tensor]) -> tuple[Tensor, Tensor]:
+def shifted(cos: Tensor, sin: Tensor, shift: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     """cos and sin (1 or B, 1, T, E) of the phase plus delta; ``shift``: its own, two of (H, E)."""
     across, up = (t[:, None] for t in shift)
     return cos * across - sin * up, sin * across + cos * up
@@ -102,16 +101,13 @@ def polar_gradient_by_formula(
     gradient: Tensor, x: Tensor, cos: Tensor, sin: Tensor, shift: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """The gradients of ``x`` and of ``shift``, (2, H, E) or empty."""
-    wide = x.to(cos.dtype)
-    across, up = gradient.to(cos.dtype).chunk(2, dim=-1)
-    by_cos, by_sin = shifted(cos, sin, shift) if shift else (cos, sin)
-    slope = (across * by_cos + up * by_sin) * wide.sigmoid()
-    dx = tokens_first(x, x.shape[-1]).copy_(slope)
-    if not shift:
-        return dx, x.new_empty(0, dtype=torch.float32)
-    across, up = across * softplus(wide), up * softplus(wide)
-    by_shift = (across * cos + up * sin, up * cos - across * sin)
-    return dx, torch.stack([t.sum((0, 2)) for t in by_shift])
+
+    def form(x: Tensor, *shift: Tensor) -> Tensor:
+        return polar_form(x, *(shifted(cos, sin, shift) if shift else (cos, sin)))
+
+    dx, *dshift = torch.func.vjp(form, x, *shift)[1](gradient)
+    dx = tokens_first(x, x.shape[-1]).copy_(dx)
+    return dx, torch.stack(dshift) if shift else x.new_empty(0, dtype=torch.float32)
 
 
 polar = torch.library.custom_op("pe::polar", polar_by_formula, mutates_args=())

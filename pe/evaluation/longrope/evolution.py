@@ -1,10 +1,10 @@
 """How LongRoPE's search makes candidates: seeds, mutation, crossover. Knows nothing of models.
 
-A candidate is one factor a pair, lambda_0 .. lambda_(d/2-1), by which the pair is slowed, from 1 to
-1 + s and never falling from a pair to the next, since a slower pair has seen less of the circle
-(arXiv:2402.13753). New genes lie on a grid.
+A candidate is one factor per frequency, lambda_0 .. lambda_(d/2-1), by which it is slowed, from 1
+to 1 + s and never falling from a frequency to the next, since a slower one has seen less
+of the circle (arXiv:2402.13753). New genes lie on a grid.
 
-Every generation has a random generator of its own, seeded by (seed, generation). So what is made
+Every generation has its own random generator, seeded by (seed, generation). So what is made
 depends on the seed and on what was evaluated before, and a search that was stopped makes the same
 candidates again.
 """
@@ -54,14 +54,14 @@ def seeds(spectrum: Frequencies, factor: float, original_length: int) -> list[Ca
     yarn = YaRN(original_length, factor)
     low, high = yarn.ramp_bounds(dim, spectrum.theta)
     ramp = [min(max((i - low) / (high - low), 0.0), 1.0) for i in range(pairs)]
-    found = {
+    factors_of = {
         "pi": [factor] * pairs,
         "ntk": [factor ** (i / max(pairs - 1, 1)) for i in range(pairs)],
         "yarn": yarn_factors(dim, spectrum.theta, original_length, factor),
         "blend": [1 + r * (factor - 1) for r in ramp],
     }
     # Rounded, so that equal factors are equal to the last bit, and the factors rise.
-    return [Candidate(tuple(round(f, 9) for f in fs), name) for name, fs in found.items()]
+    return [Candidate(tuple(round(f, 9) for f in fs), name) for name, fs in factors_of.items()]
 
 
 def rises(factors: Sequence[float]) -> bool:

@@ -12,13 +12,20 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import dataclass
 from typing import Any
 
+from pe.data import TokenData
+from pe.encodings.core.frequencies import base_frequencies
 from pe.encodings.core.registry import part_classes
+from pe.encodings.longrope import LongRoPE
+from pe.encodings.rope import RoPE
 from pe.evaluation.load import holder, load_model
-from pe.evaluation.longrope.evolution import Candidate, Evolution, Factors, Scored
-from pe.evaluation.longrope.fitness import Fitness
-from pe.evaluation.scorer import text_of
+from pe.evaluation.longrope.evolution import Candidate, Evolution, Factors, Scored, seeds
+from pe.evaluation.scorer import Scorer, text_of
+from pe.model import PEForCausalLM
+from pe.model.convert import convert
+from pe.recipes.recipe import Recipe
 from pe.runs import SCHEMA_VERSION, Run, RunError
 from pe.runs.provenance import code, hardware, now
 from pe.training.progress import Progress
@@ -50,7 +57,7 @@ def search_longrope(
         spec: what the model is converted to, ``"longrope+alibi"`` for example.
 
     Returns:
-        The best factors so far, one a pair; never worse than YaRN's on the text searched on.
+        The best factors so far, one per frequency; never worse than YaRN's on the text searched on.
 
     Raises:
         RunError: the run is not complete, its checkpoint is not on this machine, or
@@ -80,6 +87,44 @@ def _check(factor: float, iterations: int, population: int, spec: str) -> None:
         )
     if "longrope" not in part_classes(spec):
         raise ValueError(f"{spec!r} has no longrope in it; try 'longrope+{spec}'")
+
+
+@dataclass
+class Fitness:
+    """A model whose factors can be exchanged, on validation text of the length searched for."""
+
+    scorer: Scorer
+    length: int
+
+    @classmethod
+    def of(
+        cls, recipe: Recipe, model: PEForCausalLM, data: TokenData, settings: dict[str, Any]
+    ) -> Fitness:
+        longer = convert(
+            model, settings["pe"], factor=settings["factor"], magnitude=settings["magnitude"]
+        ).eval()
+        length = math.ceil(settings["factor"] * _transforms(longer)[0].original_length)
+        windows = settings["windows"]
+        scorer = Scorer(longer, data, recipe, [length], split="validation", windows=windows)
+        return cls(scorer, length)
+
+    def seeds(self, factor: float) -> list[Candidate]:
+        """What the search begins with, for the spectrum that the model has."""
+        model = self.scorer.model
+        rope = next(m for m in model.modules() if isinstance(m, RoPE) and len(m.transforms))
+        spectrum = base_frequencies(rope.rotary_dim, rope.theta)
+        return seeds(spectrum, factor, _transforms(model)[0].original_length)
+
+    def nll(self, factors: Factors) -> float:
+        """Mean loss of the last targets of each window; the model's factors are exchanged."""
+        for transform in _transforms(self.scorer.model):
+            assert transform.factors is not None
+            transform.factors = (factors, transform.factors[1])
+        return self.scorer.nll(self.length)
+
+
+def _transforms(model: PEForCausalLM) -> list[LongRoPE]:
+    return [m for m in model.modules() if isinstance(m, LongRoPE)]
 
 
 class _Search:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import os
+import shutil
 import signal
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 import nbformat
 from jupyter_client.manager import KernelManager
-from jupyter_core.utils import ensure_event_loop
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 from papermill.clientwrap import PapermillNotebookClient
+from tqdm import tqdm
 from traitlets.config import Config
-
-from pe.notebooks.papermill import document
-from pe.notebooks.papermill.terminal import ProgressLine
 
 GRACE_SECONDS = 60.0
 """How long a cell may take to save and end once it has been interrupted ($PE_GRACE_SECONDS)."""
@@ -27,123 +26,112 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Client(PapermillNotebookClient):
-    """Executes one notebook; ``stop`` knows whether a signal ended it."""
+    """Executes one notebook; ``stopped_by`` is the signal that ended it, None if none did."""
 
-    def __init__(self, manager: Any, line: ProgressLine, **options: Any) -> None:
+    def __init__(self, manager: Any, quiet: bool, **options: Any) -> None:
         config = Config()
         if "transport_encryption" in KernelManager.class_trait_names():
             # Kernels that can encrypt do; without it ipykernel 7 warns at every start.
             config.KernelManager.transport_encryption = "auto"
         super().__init__(manager, config=config, **options)
-        self.line = line
-        self.stop = Stop(self)
-        self.running = False
-        self.dead = False
+        self.quiet = quiet
+        self.bar: tqdm[Any] | None = None
+        """The line of the running cell."""
+        self.heading = ""
+        self.stopped_by: signal.Signals | None = None
+        self.killed = False
 
     def execute_cell(self, cell: Any, cell_index: int, **options: Any) -> Any:
         """Execute a cell, unless a signal has asked for the end."""
         if cell.cell_type != "code":
+            titles = [line for line in cell.source.splitlines() if line.startswith("#")]
+            self.heading = titles[-1].lstrip("# ") if titles else self.heading
             return super().execute_cell(cell, cell_index, **options)
-        if self.stop.signal_name:
-            raise self._error(cell, "KeyboardInterrupt", f"stopped by {self.stop.signal_name}")
-        self.line.cell(cell_index + 1, len(self.nb.cells), document.heading(self.nb, cell_index))
-        self.running = True
+        if self.stopped_by:
+            raise _error(cell, "KeyboardInterrupt", f"stopped by {self.stopped_by.name}")
+        self.bar = tqdm(
+            total=len(self.nb.cells), initial=cell_index + 1, desc=self.heading, miniters=0,
+            bar_format="[{n_fmt}/{total_fmt}] {desc}", disable=self.quiet,
+            ncols=shutil.get_terminal_size((200, 24)).columns - 1, nrows=24,
+            mininterval=0.1 if sys.stderr.isatty() else 5.0,
+        )  # fmt: skip
         try:
             return super().execute_cell(cell, cell_index, **options)
         except DeadKernelError:
-            self.dead = True
             why = "the kernel died while it ran this cell; the machine may be out of memory"
-            if self.stop.killed:
-                why = f"stopped by {self.stop.signal_name}; the cell did not end in time"
-            raise self._error(cell, "DeadKernelError", why) from None
+            if self.killed and self.stopped_by:
+                why = f"stopped by {self.stopped_by.name}; the cell did not end in time"
+            raise _error(cell, "DeadKernelError", why) from None
         finally:
-            self.running = False
-            self.line.end_cell()
+            bar, self.bar = self.bar, None
+            with contextlib.suppress(OSError):  # a closed terminal must not stop a training run
+                bar.close()
 
     def process_message(self, msg: Any, *arguments: Any, **options: Any) -> Any:
         """Show progress reports on their way into the notebook."""
         content = msg["content"]
-        if msg["msg_type"] in ("display_data", "update_display_data") and (
-            content.get("metadata") or {}
-        ).get("pe_progress"):
-            self.line.update(content["data"].get("text/plain", ""))
+        if self.bar is not None and (content.get("metadata") or {}).get("pe_progress"):
+            # Of several lines the last one, which sums up.
+            report = content["data"].get("text/plain", "").strip().rpartition("\n")[2]
+            with contextlib.suppress(OSError):
+                self.bar.set_description_str(f"{self.heading}  {report}", refresh=False)
+                self.bar.update(0)
         return super().process_message(msg, *arguments, **options)
 
-    def _error(self, cell: Any, name: str, value: str) -> CellExecutionError:
-        """A cell's failure that the kernel itself could not report, kept in its outputs."""
-        text = f"{name}: {value}"
-        cell.outputs.append(
-            nbformat.v4.new_output("error", ename=name, evalue=value, traceback=[text])
-        )
-        return CellExecutionError(text, name, value)
+    @contextlib.contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """Handle Ctrl-C, SIGTERM and a closed terminal while cells run.
 
+        The first signal interrupts the running cell, so that training saves a checkpoint and ends;
+        the kernel is killed if it has not ended after `GRACE_SECONDS`, or at a second signal.
+        """
+        grace = float(os.environ.get("PE_GRACE_SECONDS", GRACE_SECONDS))
+        timer = threading.Timer(grace, self._kill)
+        timer.daemon = True
 
-class Stop:
-    """Ctrl-C, SIGTERM or a closed terminal while cells run.
+        def received(number: int, frame: FrameType | None) -> None:
+            if self.stopped_by:
+                self._kill()
+                return
+            self.stopped_by = signal.Signals(number)
+            note(
+                f"{self.stopped_by.name}: ending the cell, which has {grace:g} s to save; "
+                "again to end at once"
+            )
+            self._signal(signal.SIGINT)
+            timer.start()
 
-    The first interrupts the running cell, so that training saves a checkpoint and ends; the kernel
-    is killed if it has not ended after `GRACE_SECONDS`, or at a second signal.
-    """
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-        self.number = 0
-        self.killed = False
-        self._previous: dict[int, Any] = {}
-        self._timer: threading.Timer | None = None
-
-    @property
-    def signal_name(self) -> str:
-        """``"SIGTERM"``, or ``""`` when no signal has come."""
-        return signal.Signals(self.number).name if self.number else ""
-
-    def __enter__(self) -> Stop:
-        """Take over the signals, unless this process belongs to somebody else's event loop."""
-        if threading.current_thread() is threading.main_thread() and not _in_event_loop():
+        previous = {}
+        if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup asks
-                    self._previous[number] = signal.signal(number, self._received)
-        return self
+                    previous[number] = signal.signal(number, received)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
-    def __exit__(self, *_: object) -> None:
-        """Give the signals back."""
-        if self._timer:
-            self._timer.cancel()
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+    def _kill(self) -> None:
+        self.killed = self.bar is not None
+        self._signal(signal.SIGKILL)
 
-    def _received(self, number: int, frame: FrameType | None) -> None:
-        if self.signal_name:
-            self._kill()
-            return
-        self.number = number
-        grace = float(os.environ.get("PE_GRACE_SECONDS", GRACE_SECONDS))
-        self.client.line.note(
-            f"{self.signal_name}: ending the cell, which has {grace:g} s to save; "
-            "again to end at once"
-        )
-        if self.client.running:
-            # The handler runs in the thread of the event loop, between two of its steps.
-            loop = ensure_event_loop()
-            self._timer = threading.Timer(grace, self._kill, [loop])
-            self._timer.daemon = True
-            self._timer.start()
-            self._soon(loop, self.client.km.interrupt_kernel)
-
-    def _kill(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        if self.client.running:
-            self.killed = True
-            loop = loop or ensure_event_loop()
-            self._soon(loop, lambda: self.client.km.shutdown_kernel(now=True))
-
-    @staticmethod
-    def _soon(loop: asyncio.AbstractEventLoop, action: Callable[[], Any]) -> None:
-        loop.call_soon_threadsafe(lambda: asyncio.ensure_future(action()))
+    def _signal(self, number: int) -> None:
+        """Send a signal to the kernel and its processes, if it runs a cell."""
+        if self.bar is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.km.provisioner.pid, number)
 
 
-def _in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+def _error(cell: Any, name: str, value: str) -> CellExecutionError:
+    """A cell's failure that the kernel itself could not report, kept in its outputs."""
+    text = f"{name}: {value}"
+    cell.outputs.append(nbformat.v4.new_output("error", ename=name, evalue=value, traceback=[text]))
+    return CellExecutionError(text, name, value)
+
+
+def note(text: str) -> None:
+    """Print a line that stays, also where progress is not wanted."""
+    with contextlib.suppress(OSError):
+        tqdm.write(text, file=sys.stderr)

@@ -1,81 +1,75 @@
-"""What a notebook file declares: whether it is ours, and its parameters."""
+"""What a notebook file declares: whether it is ours, and its parameters. Where it is written."""
 
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-
-def read(path: str | Path) -> dict[str, Any] | None:
-    """The notebook at ``path`` as JSON, or None if there is none."""
-    try:
-        loaded = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return loaded if isinstance(loaded, dict) else None
+OUTPUT = "pe-run://notebook.ipynb"
+"""The output path of a command that names none."""
 
 
-def kind(notebook: Mapping[str, Any] | None) -> str | None:
+class RunOutput:
+    """papermill's handler for `OUTPUT`: the notebook of the run, or stdout where none is made."""
+
+    path: Path | None = None
+    """Set by the engine; None when papermill only prepares the notebook."""
+
+    def write(self, text: str, path: str) -> None:
+        """Replace the run's notebook."""
+        if self.path is None:
+            print(text)
+            return
+        from pe.runs import write_atomically
+
+        write_atomically(self.path, text)
+
+    def pretty_path(self, path: str) -> str:
+        """For papermill's log."""
+        return str(self.path or "-")
+
+
+output = RunOutput()
+
+
+def kind(notebook: Any) -> str | None:
     """``"train"`` for a notebook marked ``{"pe": {"run": "train"}}`` in its metadata, else None.
 
     The mark travels with copies, so a notebook that was moved or renamed still records itself.
     """
-    if not isinstance(notebook, Mapping):
-        return None
-    mark = (notebook.get("metadata") or {}).get("pe")
-    found = mark.get("run") if isinstance(mark, Mapping) else None
-    return found if isinstance(found, str) else None
+    mark = notebook.get("metadata", {}).get("pe") if isinstance(notebook, Mapping) else None
+    name = mark.get("run") if isinstance(mark, Mapping) else None
+    return name if isinstance(name, str) else None
 
 
-def defaults(notebook: Mapping[str, Any]) -> dict[str, Any]:
-    """Names and values of the ``parameters`` cell; values that are no literals are left out."""
-    found = {}
-    for name, value in _assignments(notebook):
-        try:
-            found[name] = ast.literal_eval(value)
-        except ValueError:
-            continue
-    return found
-
-
-def declared(notebook: Mapping[str, Any]) -> list[str]:
-    """Names that the ``parameters`` cell assigns."""
-    return [name for name, _ in _assignments(notebook)]
-
-
-def stored(notebook: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters that papermill injected into this notebook, now or in an earlier run."""
-    papermill = (notebook.get("metadata") or {}).get("papermill") or {}
-    return dict(papermill.get("parameters") or {})
-
-
-def _assignments(notebook: Mapping[str, Any]) -> list[tuple[str, ast.expr]]:
-    for cell in notebook.get("cells", []):
-        if "parameters" in (cell.get("metadata") or {}).get("tags", []):
+def declared(notebook: Any) -> dict[str, ast.expr]:
+    """Names that the ``parameters`` cell assigns, and what it assigns to them."""
+    for cell in notebook.cells:
+        if "parameters" in cell.metadata.get("tags", []):
             break
     else:
-        return []
+        return {}
     try:
-        body = ast.parse("".join(cell["source"])).body
+        body = ast.parse(cell.source).body
     except SyntaxError:
-        return []  # the kernel will report it
-    found: list[tuple[str, ast.expr]] = []
+        return {}  # the kernel will report it
+    values = {}
     for node in body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
-            found.append((node.target.id, node.value))
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            found.append((node.targets[0].id, node.value))
-    return found
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value:
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if isinstance(target, ast.Name):
+                values[target.id] = node.value
+    return values
 
 
-def heading(notebook: Mapping[str, Any], index: int) -> str:
-    """The last markdown heading above a cell: a short name for what the cell does."""
-    for cell in reversed(notebook["cells"][:index]):
-        if cell["cell_type"] == "markdown":
-            for line in reversed("".join(cell["source"]).splitlines()):
-                if line.startswith("#"):
-                    return line.lstrip("#").strip()
-    return ""
+def parameters(notebook: Any) -> dict[str, Any]:
+    """What the kernel will see: the cell's literals, overridden by what papermill injected."""
+    values = {}
+    for name, value in declared(notebook).items():
+        try:
+            values[name] = ast.literal_eval(value)
+        except ValueError:
+            continue
+    return values | dict(notebook.metadata.get("papermill", {}).get("parameters", {}))

@@ -6,41 +6,41 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import click
 import nbformat
-from nbclient.exceptions import DeadKernelError
+from nbclient.exceptions import CellExecutionError, DeadKernelError
 from papermill.engines import NotebookExecutionManager
 from papermill.log import logger
 
-from pe.notebooks.papermill import command_line, document
-from pe.notebooks.papermill.client import Client
-from pe.notebooks.papermill.terminal import ProgressLine
+from pe.notebooks.papermill import document
+from pe.notebooks.papermill.client import Client, note
 from pe.notebooks.parameters import LAUNCHERS, PLANNED, launch
-from pe.runs import Folder, Run, RunBusy, write_atomically
+from pe.runs import Folder, Run, RunBusy, RunError, write_atomically
 from pe.runs.models import RunRecord, Status
 
 LOCK = ".notebook.lock"
 
 
-class _OneLine(click.ClickException):
-    """Ends papermill's command with one line; callers of its Python function get the error."""
+class _Brief(click.ClickException):
+    """Ends papermill's command with a line per mistake; Python callers get the error."""
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Called by click."""
-        print(f"pe: {' '.join(self.message.split())}", file=file or sys.stderr)
+        for line in self.message.splitlines():
+            print(f"pe: {line}", file=file or sys.stderr)
 
 
-class Refused(_OneLine, ValueError):
+class Refused(_Brief, ValueError):
     """The notebook's parameters describe no run: the message names what is wrong."""
 
     exit_code = 2
 
 
-class Busy(RunBusy, _OneLine):
+class Busy(RunBusy, _Brief):
     """Another process is writing the run's folder."""
 
     exit_code = RunBusy.EXIT_CODE
@@ -50,11 +50,8 @@ class Busy(RunBusy, _OneLine):
         click.ClickException.__init__(self, str(busy))
 
 
-def plan(notebook: Mapping[str, Any]) -> Folder:
+def plan(notebook: Any) -> Folder:
     """The run that ``notebook`` describes, or the study.
-
-    Its parameters are the defaults of its cell, overridden by those that papermill stored in it:
-    what the kernel will see.
 
     Raises:
         Refused: a name or value that is not right.
@@ -62,9 +59,8 @@ def plan(notebook: Mapping[str, Any]) -> Folder:
     kind = document.kind(notebook)
     if kind not in LAUNCHERS:
         raise Refused(f"this version of pe knows no notebook of the kind {kind!r}")
-    values = document.defaults(notebook) | document.stored(notebook)
     try:
-        return launch(kind, values, document.declared(notebook))
+        return launch(kind, document.parameters(notebook), document.declared(notebook))
     except ValueError as error:
         raise Refused(str(error)) from error
 
@@ -78,15 +74,18 @@ def hold(run: Folder) -> Iterator[None]:
 
     Raises:
         Busy: a trainer or another notebook has the folder; nothing in it was touched.
+        Refused: it cannot be written.
     """
-    training = run.busy()
-    if training:
-        raise Busy(training)
     with contextlib.ExitStack() as stack:
         try:
+            training = run.busy()
+            if training:
+                raise training
             stack.enter_context(run.lock(LOCK))
         except RunBusy as error:
             raise Busy(error) from None
+        except RunError as error:
+            raise Refused(str(error)) from error
         yield
 
 
@@ -96,6 +95,9 @@ class Manager(NotebookExecutionManager):
     Whatever the output path is (none, ``-``, another folder), and also when a cell fails.
     """
 
+    failure: CellExecutionError | None = None
+    """Of the first cell that failed."""
+
     def __init__(self, nb: Any, copy: Path, **options: Any) -> None:
         super().__init__(nb, progress_bar=False, **options)
         self.copy = copy
@@ -104,6 +106,11 @@ class Manager(NotebookExecutionManager):
         """Write the notebook to papermill's output path and to the run's folder."""
         super().save(**changes)
         write_atomically(self.copy, nbformat.writes(self.nb))
+
+    def cell_exception(self, cell: Any, cell_index: int | None = None, **options: Any) -> None:
+        """Keep the failure for the record."""
+        super().cell_exception(cell, cell_index, **options)
+        self.failure = options["exception"]
 
 
 def execute(
@@ -125,62 +132,51 @@ def execute(
     run = plan(nb)
     with hold(run):
         before = run.record if isinstance(run, Run) and run.exists() else None
-        line = ProgressLine(quiet=progress_bar is False)
+        quiet = progress_bar is False
         copy = run.directory / run.notebook
-        command_line.output.path = copy
-        if output_path == command_line.OUTPUT:
+        document.output.path = copy
+        if output_path == document.OUTPUT:
             output_path, nb.metadata.papermill["output_path"] = None, _shown(copy)
         manager = Manager(
             nb, copy, output_path=output_path, log_output=log_output,
             autosave_cell_every=autosave_cell_every,
         )  # fmt: skip
-        client = Client(manager, line, **_client_options(kernel_name, log_output, options))
+        for name in ("input_path", "timeout", "startup_timeout"):  # papermill's names are others
+            options.pop(name, None)
+        client = Client(
+            manager, quiet, kernel_name=kernel_name, log=logger, log_output=log_output,
+            startup_timeout=options.pop("start_timeout", 60),
+            timeout=options.pop("execution_timeout", None), **options,
+        )  # fmt: skip
         manager.notebook_start()
-        reason: str | None = None
+        reason = ""
         try:
-            with client.stop:
+            with client.stoppable():
                 client.execute(env=_environment(run))
-        except DeadKernelError:
-            if not client.dead:  # it died outside of a cell, so that no cell reports it
-                reason = "the kernel died"
-                raise
         except BaseException as error:
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise
+            reason = f"{type(error).__name__}: {error}"
+            if manager.failure is None or not isinstance(error, DeadKernelError):
+                raise  # of a kernel that died in a cell, the cell says so
         finally:
-            line.end_cell()
             manager.notebook_complete()
-            failure = _failure(manager.nb)
-            reason = failure.reason if failure else reason
-            busy = failure is not None and failure.error == RunBusy.__name__
-            stopped = client.stop.signal_name if reason else ""
-            if stopped and not client.stop.killed:
-                reason = f"stopped by {stopped}"
+            failure = manager.failure
+            if failure is not None:
+                reason = f"{failure.ename}: {failure.evalue}" if failure.evalue else failure.ename
+            stopped = client.stopped_by if reason else None
+            if stopped and not client.killed:
+                reason = f"stopped by {stopped.name}"
+            busy = failure is not None and failure.ename == RunBusy.__name__
             # The record of a busy folder belongs to the process that holds it.
             if reason and isinstance(run, Run) and not busy:
-                _record_failure(run, before, reason, stopped, line)
+                _record_failure(run, before, " ".join(reason.split()), stopped)
     if stopped:
-        line.note(
-            f"stopped by {stopped}; the same command resumes. Record: {_shown(run.directory)}"
-        )
-        if client.stop.number == signal.SIGINT:
+        note(f"stopped by {stopped.name}; the same command resumes. Record: {_shown(copy.parent)}")
+        if stopped == signal.SIGINT:
             raise KeyboardInterrupt
-        raise SystemExit(128 + client.stop.number)
-    if not line.quiet:
-        line.note(f"{'Failed' if reason else 'Recorded'}: {_shown(run.directory)}")
+        raise SystemExit(128 + stopped)
+    if not quiet:
+        note(f"{'Failed' if reason else 'Recorded'}: {_shown(copy.parent)}")
     return manager.nb
-
-
-def _client_options(kernel_name: str, log_output: bool, options: dict[str, Any]) -> dict[str, Any]:
-    """papermill's words for the client's settings, and all the others as they come."""
-    options = {k: v for k, v in options.items() if k != "input_path"}
-    return options | {
-        "kernel_name": kernel_name,
-        "log": logger,
-        "log_output": log_output,
-        "startup_timeout": options.pop("start_timeout", 60),
-        "timeout": options.pop("execution_timeout", None) or options.get("timeout"),
-    }
 
 
 # glibc maps memory for every large tensor and returns it when it is freed, so each training step on
@@ -191,49 +187,34 @@ KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 
 def _environment(run: Folder) -> dict[str, str]:
     """The kernel's environment: the same folders wherever it works, and a page without chatter."""
-    environment = KEEP_MEMORY | os.environ
-    environment.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    environment.setdefault("ACCELERATE_LOG_LEVEL", "error")
-    environment.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    return environment | {PLANNED: str(run.directory), "PE_RUNS": str(run.records)}
-
-
-class _Failure(NamedTuple):
-    """The first error of a notebook."""
-
-    error: str
-    """Name of its type, as the kernel reported it."""
-    reason: str
-    """Type and message in one line."""
-
-
-def _failure(nb: Any) -> _Failure | None:
-    for cell in nb.cells:
-        if not cell.metadata.get("papermill", {}).get("exception"):
-            continue
-        for output in cell.get("outputs", []):
-            if output.output_type == "error":
-                value = " ".join(str(output.evalue).split())
-                return _Failure(output.ename, f"{output.ename}: {value}" if value else output.ename)
-        return _Failure("", "a cell failed")
-    return None
+    quiet = {
+        "TRANSFORMERS_VERBOSITY": "error",
+        "ACCELERATE_LOG_LEVEL": "error",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
+    folders = {PLANNED: str(run.directory), "PE_RUNS": str(run.records)}
+    return KEEP_MEMORY | quiet | os.environ | folders
 
 
 def _record_failure(
-    run: Run, before: RunRecord | None, reason: str, stopped: str, line: ProgressLine
+    run: Run, before: RunRecord | None, reason: str, stopped: signal.Signals | None
 ) -> None:
-    """Say in run.json that the run failed, unless the trainer did so or it was complete before."""
+    """Write into run.json that the run failed.
+
+    Not where the trainer has done so, or where the run was complete before: only showing it failed.
+    """
     if before is not None and before.status == "complete":
-        return  # only showing it failed
+        return
     wanted: Status = "interrupted" if stopped else "failed"
+    name = stopped.name if stopped else None
     try:
         now = run.record if run.exists() else None
         if now is None or now == before or now.status not in (wanted, "interrupted"):
-            run.fail(reason, wanted, stopped or None)
-        elif stopped:  # the kernel is always sent SIGINT; the record names what we were sent
-            run.update(signal=stopped)
+            run.fail(reason, wanted, name)
+        elif name:  # the kernel is always sent SIGINT; the record names what we were sent
+            run.update(signal=name)
     except (ValueError, OSError) as error:
-        line.note(f"pe: the failure could not be recorded: {error}")
+        note(f"pe: the failure could not be recorded: {error}")
 
 
 def _shown(path: Path) -> str:

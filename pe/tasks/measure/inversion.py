@@ -43,13 +43,14 @@ def logits_at(enc: Encoding, q: Tensor, k: Tensor, distances: Tensor) -> Tensor:
     Raises:
         ValueError: the encoding acts on embeddings, or not by position alone, or has several heads.
     """
+    name = enc.name or type(enc).__name__
     if enc.embeds or enc.content_dependent or enc.random or enc.state_size:
         raise ValueError(
-            f"{enc.limited_by!r} does not act on logits by position alone, and logits of single "
+            f"{name!r} does not act on logits by position alone, and logits of single "
             "keys say nothing of it"
         )
     if enc.num_heads not in (None, 1):
-        raise ValueError(f"{enc.limited_by!r} was built for {enc.num_heads} heads; expected 1")
+        raise ValueError(f"{name!r} was built for {enc.num_heads} heads; expected 1")
     samples, places = len(q), distances.shape[-1]
     farthest = int(distances.max())
     q_positions = torch.full((samples, 1), farthest)

@@ -1,4 +1,4 @@
-"""Cells over seeds, differences seed by seed, and orders that two budgets may not share."""
+"""Cells over seeds, differences seed by seed, and orders."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import book_records
 import pytest
 from study_rows import row
 
-from pe.results import budgets
 from pe.results.intervals import wilson
 from pe.results.markdown import table
-from pe.results.rows import Row, measure, write
-from pe.study import load_plan
+from pe.results.rows import Row, measure, order, write
 
 T2 = 12.706
 """Student's t at 95% for two values."""
@@ -58,37 +56,23 @@ def test_differences_are_of_the_same_seed_and_bold_only_clear_of_zero(tmp_path: 
     assert cell(near, "needle@1x") == ["1, 2", "0 points<br>−20 to +20"]
     unlike = seeds(tmp_path, "pope", {0: -0.5, 1: 1.5}, {0: 10, 1: 1})
     assert cell(unlike, "needle@1x") == ["0, 1", "0 points<br>−100 to +100"]
-    assert cell(near.each()[0], "ppl@1x") == ["1", "+22%"]
+    near_one = cell(near.each()[0], "ppl@1x")
+    assert near_one == ["1", "**+22%<br>+22 to +23**"], "of one seed, over the same windows"
     alone = seeds(tmp_path, "nope", {5: 0.0}, {5: 5})
     with pytest.raises(ValueError, match="rope have no seed in common"):
         cell(alone, "ppl@1x")
 
 
 def test_an_order_says_between_whom_a_difference_is_shown(tmp_path: Path) -> None:
-    large = [
-        seeds(tmp_path / "large", pe, {0: shift}, {0: right})
-        for pe, shift, right in (("rope", 0.0, 5), ("yarn", 0.0001, 5), ("pope", 0.5, 10))
-    ]
-    small = [
-        seeds(tmp_path / "small", pe, dict(enumerate(shifts)), {0: 5, 1: 5})
-        for pe, shifts in (("rope", (0.3, 0.1)), ("yarn", (0.1, 0.2)), ("pope", (0.6, 0.8)))
-    ]
-    first, second = budgets.order(large, "ppl@1x"), budgets.order(small, "ppl@1x")
-    assert str(first) == "rope, yarn, pope"  # one seed ranks nothing
-    assert str(second) == "yarn ≈ rope ≈ pope"
-    assert budgets.swapped(first, second, "ppl@1x") == [("rope", "yarn")]
-    assert not budgets.significantly_different(small[0], small[1], "ppl@1x")
-    most = budgets.order(large, "needle@1x")
-    assert [r.label for r in most.rows] == ["pope", "rope", "yarn"]
-    assert most.shown == (True, False)
-    equal = budgets.order(small, "needle@1x")
-    assert budgets.swapped(most, equal, "needle@1x") == []  # equal values contradict nothing
-
-
-def test_what_is_missing_is_named_with_its_seeds() -> None:
-    plan = load_plan("scaffold-seeds")
-    there = [p.run() for p in plan if p.recipe.seed == 0 or p.label == "rope"]
-    absent = budgets.missing(plan, there)
-    assert "rope" not in absent
-    assert absent["pope-dropped-at-15"] == [1, 2]
-    assert budgets.missing(plan, [p.run() for p in plan]) == {}
+    found = [
+        seeds(tmp_path, pe, dict(enumerate(shifts)), {0: right, 1: right})
+        for pe, shifts, right in (
+            ("rope", (0.3, 0.1), 5), ("yarn", (0.1, 0.2), 5), ("pope", (0.9, 0.701), 10),
+        )
+    ]  # fmt: skip
+    assert order(found, "ppl@1x") == "yarn ≈ rope < pope"
+    assert order(found, "needle@1x") == "pope < rope ≈ yarn", "of shares the highest is best"
+    with pytest.raises(ValueError, match="rows of one seed each are not ranked"):
+        order([row.of([0]) for row in found], "ppl@1x")
+    with pytest.raises(ValueError, match=r"ppl@3x of .* has no value: not evaluated"):
+        order(found, "ppl@3x")

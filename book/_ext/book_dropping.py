@@ -1,0 +1,186 @@
+"""Runs that began with a rotary model: their rotation dropped, kept, or scaled for longer texts.
+
+| ```{dropping-table} dropping    a line per row of that study
+
+What was done is read off the records: a run's own recipe, and those of the runs that it began with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from book_directives import Made
+from sphinx.application import Sphinx
+
+from pe.results import quantities
+from pe.results.markdown import CROPPED, pipe
+from pe.results.quantities import GUESSING, RunLike, label
+from pe.results.rows import Row, cut, difference, measure, same_targets, write
+
+KINDS = ("from the first step", "kept", "put on", "dropped")
+OTHER = "¹"
+THETA = 10_000.0
+"""RoPE's base where a recipe gives none."""
+COLUMNS = ("ppl@2x", "ppl@4x", "multikey@1x", "multikey@2x", "multikey@4x")
+
+
+@dataclass(frozen=True)
+class Treated:
+    """A row, and what was done to the model that it began with."""
+
+    row: Row
+    kind: str
+    """One of `KINDS`."""
+    title: str
+    theta: float | None
+    """RoPE's base in the first model of its line; None if that did not rotate."""
+    tokens: int
+    """That its weights have seen, those of the models before it included."""
+    control: Row | None = None
+    """The row of its base that kept its rotation and has the lowest validation loss."""
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """Of its first seed."""
+        found: dict[str, Any] = self.row.runs[0].read()["recipe"]
+        return found
+
+
+def treated(rows: Sequence[Row], known: Mapping[str, RunLike]) -> list[Treated]:
+    """Rows by base, by what was done, and by norm and rate.
+
+    Args:
+        known: by STUDY/NAME, all runs that these may have begun with.
+
+    Raises:
+        ValueError: a run that one of them began with is not among ``known``.
+    """
+    found = [_treated(row, known) for row in rows]
+
+    def loss(one: Treated) -> float:
+        return measure(one.row, "validation_loss").value or math.inf
+
+    kept = sorted((one for one in found if one.kind == "kept"), key=loss)
+    controls = {one.theta: one.row for one in reversed(kept)}
+    usual = kept[0].row if kept else None  # a model that never rotated has no base
+    found = [replace(one, control=controls.get(one.theta, usual)) for one in found]
+
+    def place(one: Treated) -> tuple[Any, ...]:
+        r = one.recipe
+        return (
+            one.theta or math.inf,
+            KINDS.index(one.kind),
+            r.get("joint_norm", ""),
+            one.title,
+            r["learning_rate"],
+        )
+
+    return sorted(found, key=place)
+
+
+def _treated(row: Row, known: Mapping[str, RunLike]) -> Treated:
+    line = [row.runs[0].read()]
+    while parent := line[0].get("parent"):
+        name = f"{parent['study']}/{parent['run']}"
+        if name not in known:
+            raise ValueError(f"{row.label} began with {name}, which is not recorded")
+        line.insert(0, known[name].read())
+    own, first = line[-1]["recipe"], line[0]["recipe"]
+    tokens = line[-1]["training"]["tokens"] + (line[-1].get("parent") or {"tokens": 0})["tokens"]
+    theta = None if first["pe"] == "nope" else first["pe_options"].get("theta", THETA)
+    name = label(own["pe"])
+    if len(line) == 1:
+        return Treated(row, KINDS[0], f"{name} {KINDS[0]}", theta, tokens)
+    if not own["steps"]:
+        factor = own["pe_options"].get("factor", 1.0)
+        return Treated(row, KINDS[2], f"kept, then {name} × {factor:g}", theta, tokens)
+    kind = KINDS[1] if own["pe"] == line[-2]["recipe"]["pe"] else KINDS[3]
+    return Treated(row, kind, kind, theta, tokens)
+
+
+def table(found: Sequence[Treated], links: Mapping[str, str] | None = None) -> str:
+    """A line per row; the control reading no more than the training length follows its base.
+
+    Args:
+        links: by a run's name, the address of its page.
+    """
+    titles = quantities.titles(["ppl@1x", *COLUMNS])
+    heads = ["model", "θ", "peak rate", "norm", "tokens", "validation loss", titles[0]]
+    lines = []
+    for i, one in enumerate(found):
+        page, r = (links or {}).get(one.row.runs[0].name), one.recipe
+        lines.append([
+            (f"[{one.title}]({page})" if page else one.title) + _mark(one),
+            _theta(one.theta),
+            f"{r['learning_rate']:g}" if r["steps"] else "–",
+            r.get("joint_norm") or "–",
+            f"{one.tokens / 1e6:,.0f} M",
+            *(_cell(one.row, name) for name in ("validation_loss", "ppl@1x")),
+            _against(one),
+            *(_cell(one.row, name) for name in COLUMNS),
+        ])  # fmt: skip
+        last = i + 1 == len(found) or found[i + 1].theta != one.theta
+        if last and one.control is not None and one.theta is not None:
+            shares = [(name, cut(one.control, name)) for name in ("ppl@1x", *COLUMNS)]
+            limit = quantities.vocabulary(one.control.runs[0])
+            texts = ["–" if s is None else quantities.write(s, n, limit) for n, s in shares]
+            lines.append([
+                f"kept, {CROPPED}", _theta(one.theta), *["–"] * 4, texts[0], "–", *texts[1:]
+            ])  # fmt: skip
+    text = pipe([*heads, "against kept", *titles[1:]], lines)
+    if any(_mark(one) for one in found):
+        text += (
+            f"\n\n{OTHER} Evaluated up to another length and therefore on other windows than the "
+            "kept model: perplexities of the two are not of the same text."
+        )
+    return text
+
+
+def _mark(one: Treated) -> str:
+    return "" if one.control is None or same_targets([one.row, one.control]) else OTHER
+
+
+def _theta(theta: float | None) -> str:
+    return "–" if theta is None else f"{theta:,.0f}"
+
+
+def _cell(row: Row, name: str) -> str:
+    """A value, and below it that with the fitted temperature."""
+    text = write(measure(row, name), name)
+    if quantities.at(name) is None or name.endswith("@1x"):  # where a fit changes nothing
+        return text
+    fitted = write(measure(row, f"tempered.{name}"), f"tempered.{name}")
+    return text if fitted == "–" else f"{text}<br>fitted: {fitted}"
+
+
+def _against(one: Treated) -> str:
+    """The ratio of perplexities at 1×, with the interval of the paired differences."""
+    if one.control is None or one.control.label == one.row.label:
+        return "–" if one.control is None else "1"
+    if not same_targets([one.row, one.control]):
+        return "–"
+    gap = difference(one.row, one.control, "ppl@1x")
+    if gap.guessing or gap.interval is None:
+        return GUESSING if gap.guessing else f"{math.exp(gap.value):.3f}"
+    ends = "–".join(f"{math.exp(end):.3f}" for end in (gap.interval.low, gap.interval.high))
+    return f"{math.exp(gap.value):.3f}<br>({ends})"
+
+
+class DroppingTable(Made):
+    """`table` of a study."""
+
+    def text(self) -> str:
+        study, studies = self.arguments[0], self.book.studies
+        if study not in studies.runs:
+            return f"No run of the study `{study}` is recorded yet."
+        rows = list(studies.rows(study).values())
+        known = {f"{run.study}/{run.name}": run for run in studies.complete()}
+        return table(treated(rows, known), self.book.pages(rows))
+
+
+def setup(app: Sphinx) -> None:
+    """Register with Sphinx."""
+    app.add_directive("dropping-table", DroppingTable)

@@ -1,0 +1,73 @@
+"""What is measured beside single encodings, and names for all of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pe._errors import unknown
+from pe.results.quantities import label
+
+SUMS = ("rope+alibi",)
+"""Measured beside the single encodings: a rotation and a bias in one kernel."""
+OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {"cope@64": ("cope", {"npos": 64})}
+"""Encodings measured a second time, with options: what CoPE costs depends on how far it counts."""
+PEERS = (
+    "transformers/rope", "x-transformers/nope", "x-transformers/rope", "x-transformers/alibi",
+    "x-transformers/t5", "x-transformers/pope", "x-transformers/dynamic", "x-transformers/fox",
+    "x-transformers/cope",
+)  # fmt: skip
+"""Other libraries' models of the same sizes. ``dynamic`` is an MLP on the distance, as FIRE is."""
+TITLES = {"cope@64": "CoPE, counting to 64", "dynamic": "dynamic bias"}
+"""Of what the registry does not know."""
+
+
+def all_encodings() -> list[str]:
+    """Every name of the registry, `SUMS` and `OPTIONS`."""
+    from pe.encodings import list_encodings
+
+    return [*list_encodings(), *SUMS, *OPTIONS]
+
+
+def family_of(system: str) -> str:
+    """What an encoding acts on, as it is registered."""
+    from pe.encodings import about
+
+    return about(spelled(system)[0]).family
+
+
+def members(family: str) -> list[str]:
+    """The encodings of registered families, and those that are named, with commas between.
+
+    Raises:
+        ValueError: there is neither such a family nor such an encoding.
+    """
+    from pe.encodings import FAMILIES
+
+    names, known = family.split(","), all_encodings()
+    for name in names:
+        if name not in FAMILIES and name not in known:
+            raise unknown("family", name, [*FAMILIES, *known])
+    return [s for s in known if {s, spelled(s)[0], family_of(s)} & set(names)]
+
+
+def library(system: str) -> str:
+    """``x-transformers/rope`` -> ``x-transformers``; "" for an encoding of ours."""
+    return system.partition("/")[0] if system in PEERS else ""
+
+
+def spelled(system: str) -> tuple[str, dict[str, Any]]:
+    """``cope@64`` -> ``("cope", {"npos": 64})``: what the registry calls it, and its options."""
+    return OPTIONS.get(system, (system, {}))
+
+
+def title(system: str) -> str:
+    """``alibi`` -> ``ALiBi``; ``x-transformers/t5`` -> ``x-transformers: T5``."""
+    if library(system):
+        return f"{library(system)}: {title(system.partition('/')[2])}"
+    return TITLES.get(system) or label(system)
+
+
+def counterpart(peer: str) -> str:
+    """Our encoding that does what a peer does."""
+    method = peer.partition("/")[2]
+    return {"dynamic": "fire"}.get(method, method)

@@ -1,0 +1,56 @@
+"""The commands of `pe` beside check, study and speed, which have tests of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_training import tiny, write_corpus
+
+from pe import cli
+from pe.encodings import about, list_encodings
+from pe.recipes.named import recipe as named_recipe
+from pe.runs import Run, find
+
+PARAMETERS = {"pe", "pe_options", "seed", "steps", "corpus", "context_length", "batch_size",
+              "learning_rate", "name"}  # fmt: skip
+
+
+def test_list_names_every_encoding_with_its_paper(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()[2:]}
+    assert sorted(lines) == list_encodings()
+    assert all((about(name).paper or "") in line for name, line in lines.items())
+
+
+def test_train_records_the_run_that_its_words_describe_and_runs_lists_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PE_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("PE_CACHE", str(tmp_path / "cache"))
+    write_corpus(tmp_path / "corpus")
+    recipe = tiny(tmp_path / "corpus", pe="alibi", steps=3, seed=2, warmup_steps=1)
+    words = ["train", "alibi", "--recipe", "demo", "--study", "mine", "--seed", "2"]
+    words += ["--steps", "3", "--corpus", str(tmp_path / "corpus")]
+    base = named_recipe("demo").to_dict()
+    for name, value in recipe.to_dict().items():
+        if name in ("context_length", "batch_size", "learning_rate"):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+        elif name not in PARAMETERS and value != base[name]:
+            words += ["--set", f"{name}={value}"]
+    assert cli.main(words) == 0
+    (run,) = find(study="mine")
+    assert Run(run.directory).recipe.config_hash() == recipe.config_hash()
+    assert run.evaluation() is not None
+    assert str(run.directory) in capsys.readouterr().out
+    assert cli.main(["runs", "mine"]) == 0
+    assert run.name in capsys.readouterr().out
+    assert cli.main(["runs", "mien"]) == 2
+    assert "unknown study 'mien' (did you mean 'mine'?)" in capsys.readouterr().err
+
+
+def test_wrong_words_end_train_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "ropee"]) == 2
+    assert capsys.readouterr().err.startswith("pe train: unknown encoding 'ropee' (did you mean")
+    assert cli.main(["train", "rope", "--set", "stepz=3"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
