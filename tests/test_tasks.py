@@ -160,6 +160,13 @@ def test_baselines_look_at_nothing_behind_the_position(task: Task) -> None:
             assert np.array_equal(one[: number + 1], two[: number + 1])
 
 
+def test_a_task_is_what_its_options_are(task: Task) -> None:
+    """As a record writes them, and as controls of a page are made from."""
+    written = json.loads(json.dumps(task.model_dump()))
+    assert pe.tasks.task(task.name, **written) == task
+    assert set(type(task).model_json_schema()["properties"]) == set(written)
+
+
 def test_every_task_says_what_it_is(task: Task) -> None:
     about = pe.tasks.about(task.name)
     assert about.title
@@ -196,6 +203,8 @@ def test_wrong_settings_get_one_sentence() -> None:
         task.example(0, 0, "oot")
     with pytest.raises(ValueError, match="pattern needs a length of 5 or more, got 2"):
         task.example(0, 0, length=2)
+    with pytest.raises(ValueError, match="indirect_indexing needs a length of 1 or more, got 0"):
+        pe.tasks.task("indirect_indexing").example(0, 0, length=0)
     with pytest.raises(ValueError, match="pattern needs a length of 5 or more"):
         pe.tasks.task("pattern", train_lengths=(2, 64))
     with pytest.raises(ValueError, match="seed: expected a whole number from 0"):
@@ -355,7 +364,7 @@ def test_flip_flop_reads_the_bit_that_was_written_last() -> None:
             assert (targets[1::2] == IGNORE).all()
             skipped += int((tokens[::2] == 4).sum())
         assert abs(skipped / (40 * 254) - ignored) < 0.02
-    with pytest.raises(ValueError, match="expected even lengths"):
+    with pytest.raises(ValueError, match="length 511: expected pairs"):
         pe.tasks.task("flip_flop", train_lengths=(511, 511))
 
 
@@ -382,6 +391,8 @@ def test_indirect_indexing_points_at_its_answer() -> None:
     assert shifts == set(range(-15, 16))
     with pytest.raises(ValueError, match="52 letters, too few for a length of 53"):
         task.example(0, 0, length=53)
+    with pytest.raises(ValueError, match="52 letters, too few for a length of 60"):
+        pe.tasks.task("indirect_indexing", ood_lengths=(41, 60))
 
 
 def test_recall_asks_for_each_key_once() -> None:

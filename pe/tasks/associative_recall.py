@@ -44,18 +44,17 @@ class AssociativeRecall(Task):
     ood_lengths: Lengths = (256, 256)
 
     @model_validator(mode="after")
-    def _fits(self) -> AssociativeRecall:
+    def _enough_keys(self) -> AssociativeRecall:
         if self.pairs >= self.vocabulary // 2:
             raise ValueError(f"a vocabulary of {self.vocabulary} has too few keys for {self.pairs}")
-        for length in (*self.train_lengths, *self.ood_lengths):
-            self._refuse_unfit(length)
         return self
 
-    def _refuse_unfit(self, length: int) -> None:
+    def refuse_length(self, length: int) -> None:
+        super().refuse_length(length)
         if length % 2 or length < 4 * self.pairs:
             raise ValueError(
                 f"length {length}: expected an even number of at least {4 * self.pairs}, four "
-                f"tokens per pair"
+                "tokens per pair"
             )
 
     @property
@@ -74,7 +73,6 @@ class AssociativeRecall(Task):
         return 2 * draws.integer(low // 2, high // 2 + 1)
 
     def make(self, draws: Draws, length: int, split: str) -> Example:
-        self._refuse_unfit(length)
         half, told = self.vocabulary // 2, 2 * self.pairs
         keys = 1 + draws.distinct(half - 1, self.pairs)
         values = half + draws.distinct(half, self.pairs)

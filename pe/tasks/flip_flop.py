@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Annotated, ClassVar
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from pe.tasks.core.base import Example, Lengths, Task
 from pe.tasks.core.draws import Draws
@@ -40,11 +40,10 @@ class FlipFlop(Task):
     train_lengths: Lengths = (512, 512)
     ood_lengths: Lengths = (512, 512)
 
-    @model_validator(mode="after")
-    def _pairs(self) -> FlipFlop:
-        if any(length % 2 for length in (*self.train_lengths, *self.ood_lengths)):
-            raise ValueError("flip_flop: expected even lengths, pairs of an instruction and a bit")
-        return self
+    def refuse_length(self, length: int) -> None:
+        super().refuse_length(length)
+        if length % 2:
+            raise ValueError(f"length {length}: expected pairs, an instruction and a bit each")
 
     @property
     def symbols(self) -> tuple[str, ...]:

@@ -59,9 +59,12 @@ class IndirectIndexing(Task):
         inside = (place + shift >= 0) & (place + shift < length)
         return place[inside], shift[inside]
 
-    def make(self, draws: Draws, length: int, split: str) -> Example:
+    def refuse_length(self, length: int) -> None:
+        super().refuse_length(length)
         if length > LETTERS:
             raise ValueError(f"there are {LETTERS} letters, too few for a length of {length}")
+
+    def make(self, draws: Draws, length: int, split: str) -> Example:
         letters = draws.distinct(LETTERS, length)
         places, shifts = self._pairs(length)
         chosen = draws.integer(0, len(places))

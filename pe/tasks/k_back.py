@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from pe.tasks.core.base import Example, Lengths, Task
 from pe.tasks.core.draws import Draws
@@ -34,12 +34,8 @@ class KBack(Task):
     train_lengths: Lengths = (64, 64)
     ood_lengths: Lengths = (128, 128)
 
-    @model_validator(mode="after")
-    def _reaches(self) -> KBack:
-        self._refuse_unreached(min(self.train_lengths[0], self.ood_lengths[0]))
-        return self
-
-    def _refuse_unreached(self, length: int) -> None:
+    def refuse_length(self, length: int) -> None:
+        super().refuse_length(length)
         if length <= self.k:
             raise ValueError(f"k = {self.k} reaches back farther than a length of {length}")
 
@@ -58,7 +54,6 @@ class KBack(Task):
         return length
 
     def make(self, draws: Draws, length: int, split: str) -> Example:
-        self._refuse_unreached(length)
         x = draws.integers(0, self.items, length)
         if self.read == "copy":
             targets = np.full(length, IGNORE)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from pe.tasks.addition import digits_of
 from pe.tasks.core.base import Example, Lengths, Task, read_last
@@ -30,12 +30,8 @@ class KthItem(Task):
     train_lengths: Lengths = (5, 20)
     ood_lengths: Lengths = (21, 40)
 
-    @model_validator(mode="after")
-    def _enough(self) -> KthItem:
-        self._refuse_unfit(max(self.train_lengths[1], self.ood_lengths[1]))
-        return self
-
-    def _refuse_unfit(self, length: int) -> None:
+    def refuse_length(self, length: int) -> None:
+        super().refuse_length(length)
         if length > self.items:
             raise ValueError(f"items: a list of {length} needs as many, got {self.items}")
 
@@ -51,7 +47,6 @@ class KthItem(Task):
         return length + 1 + len(str(length))
 
     def make(self, draws: Draws, length: int, split: str) -> Example:
-        self._refuse_unfit(length)
         items = draws.distinct(self.items, length)
         k = draws.integer(1, length + 1)
         digits = [self.items + 1 + digit for digit in digits_of(k)]

@@ -101,12 +101,13 @@ class Task(Options, ABC):
     ood_lengths: Lengths
 
     @model_validator(mode="after")
-    def _long_enough(self) -> Task:
-        for split in self.splits:
-            self._refuse_short(self.lengths(split)[0])
+    def _lengths_are_possible(self) -> Task:
+        for length in (*self.train_lengths, *self.ood_lengths):
+            self.refuse_length(length)
         return self
 
-    def _refuse_short(self, length: int) -> None:
+    def refuse_length(self, length: int) -> None:
+        """Raise ValueError for a length that no example can have."""
         if length < self.shortest:
             raise ValueError(f"{self.name} needs a length of {self.shortest} or more, got {length}")
 
@@ -184,7 +185,7 @@ class Task(Options, ABC):
             length: None: drawn from the lengths of the split.
 
         Raises:
-            ValueError: an unknown split, or a length that is too short for the task.
+            ValueError: an unknown split, or a length that no example can have.
         """
         return self._drawn(seed, index, split, length)[0]
 
@@ -193,7 +194,7 @@ class Task(Options, ABC):
         draws = Draws(seed, index, self.splits.index(split))
         if length is None:
             length = self.draw_length(draws, split)
-        self._refuse_short(length)
+        self.refuse_length(length)
         return self.make(draws, length, split), length
 
     def batch(
