@@ -29,7 +29,7 @@ _NAMES = {
     "pe.study.queue": ("run_study",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
-_MODULES = ("runs", "figures")
+_MODULES = ("runs", "figures", "tasks")
 
 __all__ = ["__version__", *_HOMES, *_MODULES]
 
@@ -47,7 +47,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from pe import figures, runs
+    from pe import figures, runs, tasks
     from pe.attention import attend
     from pe.encodings import encoding, list_encodings
     from pe.evaluation.evaluate import evaluate
