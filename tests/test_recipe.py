@@ -141,7 +141,7 @@ def test_from_dict_refuses_what_it_does_not_know() -> None:
         ({"keep_steps": [0]}, r"keep_steps\[0\]: expected more than 0, got 0"),
         ({"keep_states": [9, 9]}, "keep_states: 9 is there twice"),
         ({"keep_steps": [481]}, "keep_steps: 481 is no whole number from 1 to steps 480"),
-        ({"evaluation_lengths": 512}, "evaluation_lengths: expected a list, got 512"),
+        ({"evaluation_lengths": 0.5}, "evaluation_lengths: expected a list, got 0.5"),
         ({"evaluation_lengths": ["x"]}, r"lengths\[0\]: expected a whole number, got 'x'"),
         ({"beta2": 1.0}, "beta2: expected less than 1, got 1.0"),
         ({"retrieval_share": 1.5}, "retrieval_share: expected at most 1, got 1.5"),
@@ -174,6 +174,12 @@ def test_a_setting_without_effect_is_refused() -> None:
     with pytest.raises(ValueError, match="decay_steps: 10 has no effect under the schedule 'cos"):
         recipe("demo", decay_steps=10)
     assert recipe("demo", decay_steps=10, schedule="wsd").decay_steps == 10
+
+
+def test_a_single_value_is_a_list_of_one() -> None:
+    one = recipe("demo", evaluation_lengths=512, keep_steps=40, retrieval_samples=1)
+    many = recipe("demo", evaluation_lengths=[512], keep_steps=[40], retrieval_samples=1)
+    assert one == many
 
 
 def test_replacing_a_field_is_checked_like_a_new_recipe() -> None:

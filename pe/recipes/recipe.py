@@ -48,8 +48,16 @@ Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
-FROM_LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
-"""A list, as JSON has it, becomes a tuple."""
+
+
+def _tuple(value: Any) -> Any:
+    if isinstance(value, (int, str)) and not isinstance(value, bool):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value
+
+
+FROM_LIST = BeforeValidator(_tuple)
+"""A list, as JSON has it, becomes a tuple, and so does a single number or name."""
 Counts = Annotated[tuple[Count, ...], FROM_LIST]
 
 Class = TypeVar("Class", bound=type)

@@ -364,6 +364,20 @@ class Run(Folder):
         return pandas.DataFrame(self.metric_lines(), columns=list(METRIC_COLUMNS))
 
 
+def checked(run: object) -> Run:
+    """``run``, if it is one.
+
+    Raises:
+        TypeError: it is the name of an encoding, a path, or anything else.
+    """
+    if isinstance(run, Run):
+        return run
+    raise TypeError(
+        f"expected a run, got {run!r}; pe.configure('rope') makes one, pe.runs.find() lists those "
+        "that are recorded"
+    )
+
+
 def find(path: str | Path | None = None, study: str | None = None) -> list[Run]:
     """All runs below ``path`` (default `root`), in order of folder name.
 

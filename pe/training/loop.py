@@ -42,7 +42,7 @@ from pe.model import PEForCausalLM
 from pe.model.loss import IGNORE
 from pe.model.rng import same_draws, seed_step
 from pe.recipes.recipe import Recipe
-from pe.runs import Run, RunError
+from pe.runs import Run, RunError, checked
 from pe.runs.provenance import hardware, now
 from pe.training import checkpoint, trackers
 from pe.training.build import (
@@ -86,7 +86,7 @@ def train(
         Interrupted: a SIGTERM or SIGINT arrived; a checkpoint was written first.
         ValueError: the recipe does not fit the machine or the corpus.
     """
-    if run.exists():
+    if checked(run).exists():
         record = run.read()
         if record["config_hash"] != run.recipe.config_hash():
             raise RunError(
