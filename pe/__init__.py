@@ -16,6 +16,7 @@ _NAMES = {
     "pe.attention": ("attend",),
     "pe.model": ("PEConfig", "PEModel", "PEForCausalLM"),
     "pe.model.convert": ("convert",),
+    "pe.pretrained.explain": ("explain",),
     "pe.recipes": ("Recipe", "RECIPES", "recipe"),
     "pe.training.loop": ("train",),
     "pe.evaluation.evaluate": ("evaluate",),
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from pe.model import PEConfig, PEForCausalLM, PEModel
     from pe.model.convert import convert
     from pe.notebooks.parameters import configure, configure_conversion, configure_study
+    from pe.pretrained.explain import explain
     from pe.recipes.named import RECIPES, recipe
     from pe.recipes.recipe import Recipe
     from pe.study.plan import load_plan

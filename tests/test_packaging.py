@@ -123,7 +123,7 @@ def imported(folder: str) -> Iterator[tuple[str, Path]]:
 
 
 # Imported only where it is installed, behind a check, and declared nowhere on purpose.
-OPTIONAL = {"lm_eval", "wandb", "tensorboard", "pytest", "x_transformers"}
+OPTIONAL = {"gguf", "lm_eval", "wandb", "tensorboard", "pytest", "x_transformers"}
 # Used together with the package that brings it, and bound by that package's bounds.
 CARRIED = {
     "sphinx": "jupyter-book",
