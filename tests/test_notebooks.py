@@ -219,8 +219,7 @@ def test_a_mistaken_conversion_stops_before_anything_starts(
 
 def test_what_is_not_given_is_as_in_the_run_before(place: Path) -> None:
     """The rates of the scaffold study are the defaults: a third, a tenth of that, 3% of warmup."""
-    old = recipe("demo", pe="rope", steps=16000, pe_options={"theta": 500.0}, learning_rate=3e-4,
-                 dropout=0.1, retrieval_share=0.02)  # fmt: skip
+    old = recipe("demo", pe="rope", steps=16000, pe_options={"theta": 500.0}, learning_rate=3e-4)
     parent = Run(place / "runs" / "local" / old.run_name(), old)
     parent.fail("", status="interrupted")
     kept = parent.directory / "checkpoints" / "kept" / "step-010000"
@@ -238,8 +237,6 @@ def test_what_is_not_given_is_as_in_the_run_before(place: Path) -> None:
         run=parent.name, step=10000, warmup_steps=0, min_learning_rate=0.0, softmax_scale=0.0
     ).recipe  # 0 is a value, not the default
     assert (flat.warmup_steps, flat.min_learning_rate, flat.softmax_scale) == (0, 0.0, 0.0)
-    judged = configure_conversion(run=parent.name, step=10000, steps=0).recipe
-    assert (judged.dropout, judged.retrieval_share) == (0.0, 0.0), "nothing is trained"
     longer = configure_conversion(
         run=f"local/{parent.name}", step=10000, pe="yarn", study="extend", context_length=1024,
         batch_size=2, pe_options={"factor": 4.0},

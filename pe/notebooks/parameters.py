@@ -211,8 +211,6 @@ def configure_conversion(
         "decay_steps": 0,
         "keep_steps": [],
         "keep_states": [],
-        "retrieval_share": old.retrieval_share if more else 0.0,
-        "dropout": old.dropout if more else 0.0,
     }
     fields |= _given(
         min_learning_rate=min_learning_rate, warmup_steps=warmup_steps, joint_norm=joint_norm,
