@@ -86,7 +86,9 @@ class FakeRun:
 def flush(metrics: Metrics, step: int, losses: list[float], norm: float = 1.0) -> dict[str, Any]:
     for loss in losses:
         metrics.add(torch.tensor(loss), torch.tensor(norm))
-    return metrics.flush(step, 1000 * step, 0.1, 1000 * len(losses), 0.5, lambda x: x, "nothing saved")
+    return metrics.flush(
+        step, 1000 * step, 0.1, 1000 * len(losses), 0.5, lambda x: x, "nothing saved"
+    )
 
 
 def test_mfu_is_achieved_over_possible_flops(tmp_path: Path) -> None:
