@@ -393,8 +393,9 @@ def load(path: str | Path | None = None, study: str | None = None) -> pandas.Dat
     Columns: study, run, pe, seed, status, recipe, config_hash, steps, tokens, parameters,
     tokens_per_second, mfu, peak_memory_gib, wall_seconds, final_loss, validation_loss,
     context_length, start_from and start_step (the run a converted one began with, and its step, or
-    None), commit (every one that trained, with commas), directory, and perplexities by tokens
-    (``ppl@512``) and by multiples of the training context (``ppl@2x``).
+    None), commit (every one that trained, with commas), directory, and perplexities and shares of
+    prompts answered by tokens (``ppl@512``, ``passkey@512``) and by multiples of the training
+    context (``ppl@2x``).
 
     Raises:
         RunError: names the path of every damaged record; none is skipped.
@@ -435,8 +436,23 @@ def _row(run: Run) -> dict[str, Any]:
         "directory": str(run.directory),
     }
     row |= record.training.model_dump(exclude={"passes", "resumes", "best"}) if record.training else {}
-    for at, cell in evaluation.get("perplexity", {}).items():
-        row[f"ppl@{at}"] = cell["value"]
+    cells = {f"ppl@{at}": cell["value"] for at, cell in evaluation.get("perplexity", {}).items()}
+    for part in (evaluation[name] for name in ("retrieval", "needles") if evaluation.get(name)):
+        samples = part.get("samples", 1)
+        for task, lengths in part["tasks"].items():
+            cells |= {f"{task}@{at}": _share(cell, samples) for at, cell in lengths.items()}
+    for name, value in cells.items():
+        kind, _, at = name.partition("@")
+        row[name] = value
         if int(at) % length == 0:
-            row[f"ppl@{int(at) // length}x"] = cell["value"]
+            row[f"{kind}@{int(at) // length}x"] = value
     return row
+
+
+def _share(cell: Mapping[str, Any], samples: int) -> float | None:
+    """The share of a retrieval task's prompts that are wholly right; None if none was asked.
+
+    Records hold ``samples`` prompts per depth (``exact``), or each prompt's hit (``prompts``).
+    """
+    hits = cell.get("prompts", cell.get("exact"))
+    return None if hits is None else sum(map(int, hits)) / (len(hits) * samples)
