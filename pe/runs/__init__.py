@@ -40,8 +40,8 @@ COLUMNS = (
 )  # fmt: skip
 FILES = ("run.json", "metrics.jsonl", "evaluation.json")
 METRIC_COLUMNS = (
-    "step", "loss", "grad_norm", "lr", "tokens", "tokens_per_second", "mfu", "seconds",
-    "validation_loss",
+    "step", "loss", "grad_norm", "lr", "tokens", "total_tokens", "tokens_per_second", "mfu",
+    "seconds", "validation_loss", "validation_perplexity",
 )  # fmt: skip
 
 
@@ -230,6 +230,11 @@ class Run(Folder):
     def checkpoint(self) -> Path:
         """The trained model in Hugging Face format (git-ignored)."""
         return self.directory / "checkpoint"
+
+    @property
+    def best(self) -> Path:
+        """The same of the step with the least validation loss, where the recipe has keep_best."""
+        return self.directory / "best"
 
     @property
     def traceback(self) -> Path:
@@ -444,7 +449,7 @@ def _row(run: Run) -> dict[str, Any]:
         "commit": ", ".join(record.commits) or None,
         "directory": str(run.directory),
     }
-    row |= record.training.model_dump(exclude={"passes", "resumes"}) if record.training else {}
+    row |= record.training.model_dump(exclude={"passes", "resumes", "best"}) if record.training else {}
     cells = {f"ppl@{at}": cell["value"] for at, cell in evaluation.get("perplexity", {}).items()}
     for part in (evaluation[name] for name in ("retrieval", "needles") if evaluation.get(name)):
         samples = part.get("samples", 1)

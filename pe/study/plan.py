@@ -391,7 +391,8 @@ class _Seed:
             _steps("keep_steps", at, steps) for at in fields.get("keep_steps", base.keep_steps)
         )
         if not steps:  # nothing is trained, so these would have no effect
-            fields |= {"retrieval_share": 0.0, "checkpoint_every": base.checkpoint_every}
+            fields |= {"retrieval_share": 0.0, "dropout": 0.0}
+            fields |= {"checkpoint_every": base.checkpoint_every}
         fields |= {"pe": entry.pe, "pe_options": entry.pe_options, "seed": self.seed}
         if entry.start:
             parent, begins = self._start(entry.start)
