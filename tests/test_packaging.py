@@ -214,6 +214,7 @@ def test_a_mac_is_given_no_package_that_is_only_for_linux() -> None:
         ("runs/local/pope-s0-1a2b3c4d/run.json", True),
         ("runs/demo/pope-s0-1a2b3c4d/checkpoint/model.safetensors", True),
         ("runs/demo/pope-s0-1a2b3c4d/checkpoints/step-100/optimizer.pt", True),
+        ("runs/demo/pope-s0-1a2b3c4d/best/model.safetensors", True),
         ("runs/demo/pope-s0-1a2b3c4d/.lock", True),
         ("book/notebooks/train.ipynb", True),
         ("book/runs/demo/pope-s0-1a2b3c4d/train.ipynb", True),

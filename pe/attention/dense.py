@@ -26,10 +26,21 @@ def dense_attention(
     ``mask``, broadcastable to (B, H, Tq, Tk), is True where a query sees a key; None means causal
     with the queries last. A query that sees no key gets 0. Memory grows with Tq x Tk.
     """
+    weights = attention_weights(q, k, scale, bias, mask)
+    values = v.to(weights.dtype).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    with torch.autocast(q.device.type, enabled=False):
+        return (weights @ values).to(v.dtype)
+
+
+def attention_weights(
+    q: Tensor, k: Tensor, scale: float, bias: Tensor | None = None, mask: Tensor | None = None
+) -> Tensor:
+    """Probabilities (B, H, Tq, Tk) of `dense_attention`, in float32, or float64 as q is.
+
+    A row sums to 1, and to 0 where a query sees no key.
+    """
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    groups = q.shape[1] // k.shape[1]
-    keys = k.to(wide).repeat_interleave(groups, dim=1)
-    values = v.to(wide).repeat_interleave(groups, dim=1)
+    keys = k.to(wide).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     with torch.autocast(q.device.type, enabled=False):
         logits = (q.to(wide) @ keys.transpose(-1, -2)) * scale
         if bias is not None:
@@ -38,5 +49,4 @@ def dense_attention(
             mask = lower_right_causal(q.shape[-2], k.shape[-2], q.device)
         # The least number rather than -inf: a row of -inf alone would be NaN, here and backward.
         weights = logits.masked_fill(~mask, torch.finfo(wide).min).softmax(dim=-1)
-        weights = weights.masked_fill(~mask, 0.0)
-        return (weights @ values).to(v.dtype)
+        return weights.masked_fill(~mask, 0.0)

@@ -40,8 +40,8 @@ COLUMNS = (
 )  # fmt: skip
 FILES = ("run.json", "metrics.jsonl", "evaluation.json")
 METRIC_COLUMNS = (
-    "step", "loss", "grad_norm", "lr", "tokens", "tokens_per_second", "mfu", "seconds",
-    "validation_loss",
+    "step", "loss", "grad_norm", "lr", "tokens", "total_tokens", "tokens_per_second", "mfu",
+    "seconds", "validation_loss", "validation_perplexity",
 )  # fmt: skip
 
 
@@ -232,6 +232,11 @@ class Run(Folder):
         return self.directory / "checkpoint"
 
     @property
+    def best(self) -> Path:
+        """The same of the step with the least validation loss, where the recipe has keep_best."""
+        return self.directory / "best"
+
+    @property
     def traceback(self) -> Path:
         """Where Python was when the run failed, in full; run.json has the reason in one line."""
         return self.directory / "traceback.txt"
@@ -364,6 +369,20 @@ class Run(Folder):
         return pandas.DataFrame(self.metric_lines(), columns=list(METRIC_COLUMNS))
 
 
+def checked(run: object) -> Run:
+    """``run``, if it is one.
+
+    Raises:
+        TypeError: it is the name of an encoding, a path, or anything else.
+    """
+    if isinstance(run, Run):
+        return run
+    raise TypeError(
+        f"expected a run, got {run!r}; pe.configure('rope') makes one, pe.runs.find() lists those "
+        "that are recorded"
+    )
+
+
 def find(path: str | Path | None = None, study: str | None = None) -> list[Run]:
     """All runs below ``path`` (default `root`), in order of folder name.
 
@@ -430,7 +449,7 @@ def _row(run: Run) -> dict[str, Any]:
         "commit": ", ".join(record.commits) or None,
         "directory": str(run.directory),
     }
-    row |= record.training.model_dump(exclude={"passes", "resumes"}) if record.training else {}
+    row |= record.training.model_dump(exclude={"passes", "resumes", "best"}) if record.training else {}
     cells = {f"ppl@{at}": cell["value"] for at, cell in evaluation.get("perplexity", {}).items()}
     for part in (evaluation[name] for name in ("retrieval", "needles") if evaluation.get(name)):
         samples = part.get("samples", 1)

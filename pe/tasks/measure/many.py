@@ -11,6 +11,13 @@ the parameter), examples by (seed, number). AdamW (arXiv:1711.05101) with beta 0
 constant rate after a warmup, gradients clipped for each model by itself. The loss is the mean over
 the positions at which something is asked, of the cross-entropy among the task's answers, in nats.
 
+Cost, on one core of an AMD EPYC with AVX-512 (2026-11-29, 56 GFLOP/s in products of matrices): the
+default settings on ``k_back``, 0.4 million parameters at 4,096 tokens per step, take 0.27 s per
+step and 80 to 100 s for 300 steps with scoring, so four encodings one after the other took 340 s.
+Products of matrices are two thirds of it, and more models add as much each. Where calling torch is
+what takes time it is otherwise: of models of width 16 at 128 tokens, 24 take 41 ms per step and one
+takes 14 ms.
+
 M models, B examples, T tokens, A answers.
 """
 
