@@ -28,7 +28,7 @@ from pe.speed.record import Speed
 from pe.training.build import build_config
 
 HEADS = (
-    "recipe", "parameters", "layers × width", "context", "steps × tokens", "tokens", "memory",
+    "recipe", "parameters", "layers × width", "context", "steps", "tokens", "memory",
     "time", "measured on", "text",
 )  # fmt: skip
 ALIKE = (
@@ -71,7 +71,7 @@ def cost(recipe: Recipe, runs: Sequence[Snapshot], speeds: Sequence[Speed]) -> C
         return Cost(
             GIB.format(result["peak_memory_gib"]),
             duration(tokens(recipe) / result.tokens_per_second),
-            f"{speed.hardware['name']}, {whole(round(result.tokens_per_second, -3))} tokens/s",
+            speed.hardware["name"],
         )
     wanted = recipe.to_dict()
     alike = [
@@ -107,8 +107,7 @@ def table(recipes: Mapping[str, Recipe], runs: Sequence[Snapshot], speeds: Seque
         lines.append([
             f"`{name}`", millions(parameters(recipe)),
             f"{recipe.num_hidden_layers} × {recipe.hidden_size}", whole(recipe.context_length),
-            f"{whole(recipe.steps)} × {whole(recipe.batch_size * recipe.context_length)}",
-            millions(tokens(recipe)), *cost(recipe, runs, speeds), f"`{recipe.corpus}`",
+            whole(recipe.steps), millions(tokens(recipe)), *cost(recipe, runs, speeds), f"`{recipe.corpus}`",
         ])  # fmt: skip
     return pipe(HEADS, lines)
 
@@ -119,7 +118,7 @@ class Recipes(Block):
     def run(self) -> list[nodes.Node]:
         book = self.book
         text = table(RECIPES, book.studies.complete(), book.speeds.all)
-        return self.markdown(text, nodes.container(classes=["pe-results", "wrap"]))
+        return self.markdown(text, nodes.container(classes=["pe-results"]))
 
 
 def setup(app: Sphinx) -> None:
