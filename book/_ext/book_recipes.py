@@ -107,7 +107,8 @@ def table(recipes: Mapping[str, Recipe], runs: Sequence[Snapshot], speeds: Seque
         lines.append([
             f"`{name}`", millions(parameters(recipe)),
             f"{recipe.num_hidden_layers} × {recipe.hidden_size}", whole(recipe.context_length),
-            whole(recipe.steps), millions(tokens(recipe)), *cost(recipe, runs, speeds), f"`{recipe.corpus}`",
+            whole(recipe.steps), millions(tokens(recipe)), *cost(recipe, runs, speeds),
+            f"`{recipe.corpus}`",
         ])  # fmt: skip
     return pipe(HEADS, lines)
 
