@@ -28,8 +28,8 @@ from pe.speed.record import Speed
 from pe.training.build import build_config
 
 HEADS = (
-    "recipe", "parameters", "layers × width", "text", "context", "tokens per step", "steps",
-    "tokens in all", "memory", "time", "measured on",
+    "recipe", "parameters", "layers × width", "context", "steps", "tokens", "memory",
+    "time", "measured on", "text",
 )  # fmt: skip
 ALIKE = (
     "pe", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
@@ -48,7 +48,7 @@ class Cost(NamedTuple):
     where: str
 
 
-NOT_MEASURED = Cost("not measured", "not measured", "–")
+NOT_MEASURED = Cost("–", "–", "not measured")
 
 
 def parameters(recipe: Recipe) -> int:
@@ -71,7 +71,7 @@ def cost(recipe: Recipe, runs: Sequence[Snapshot], speeds: Sequence[Speed]) -> C
         return Cost(
             GIB.format(result["peak_memory_gib"]),
             duration(tokens(recipe) / result.tokens_per_second),
-            f"{speed.hardware['name']}, {whole(round(result.tokens_per_second, -3))} tokens/s",
+            speed.hardware["name"],
         )
     wanted = recipe.to_dict()
     alike = [
@@ -86,8 +86,13 @@ def cost(recipe: Recipe, runs: Sequence[Snapshot], speeds: Sequence[Speed]) -> C
     return Cost(
         GIB.format(max(one["peak_memory_gib"] for one in training)),
         duration(median(one["wall_seconds"] for one in training)),
-        f"{machine['name']}, {machine['cores']} cores, median of {len(alike)} runs",
+        f"{machine['name']}, {machine['cores']} cores",
     )
+
+
+def millions(number: int) -> str:
+    """``34.1 M``, ``1,049 M``."""
+    return f"{number / 1e6:,.{1 if number < 1e8 else 0}f} M"
 
 
 def tokens(recipe: Recipe) -> int:
@@ -100,12 +105,12 @@ def table(recipes: Mapping[str, Recipe], runs: Sequence[Snapshot], speeds: Seque
     lines = []
     for name, recipe in recipes.items():
         lines.append([
-            f"`{name}`", whole(parameters(recipe)),
-            f"{recipe.num_hidden_layers} × {recipe.hidden_size}", f"`{recipe.corpus}`",
-            whole(recipe.context_length), whole(recipe.batch_size * recipe.context_length),
-            whole(recipe.steps), whole(tokens(recipe)), *cost(recipe, runs, speeds),
+            f"`{name}`", millions(parameters(recipe)),
+            f"{recipe.num_hidden_layers} × {recipe.hidden_size}", whole(recipe.context_length),
+            whole(recipe.steps), millions(tokens(recipe)), *cost(recipe, runs, speeds),
+            f"`{recipe.corpus}`",
         ])  # fmt: skip
-    return pipe(HEADS, lines, 2)
+    return pipe(HEADS, lines)
 
 
 class Recipes(Block):
