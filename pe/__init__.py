@@ -16,6 +16,7 @@ _NAMES = {
     "pe.attention": ("attend",),
     "pe.model": ("PEConfig", "PEModel", "PEForCausalLM"),
     "pe.model.convert": ("convert",),
+    "pe.pretrained.explain": ("explain",),
     "pe.recipes": ("Recipe", "RECIPES", "recipe"),
     "pe.training.loop": ("train",),
     "pe.evaluation.evaluate": ("evaluate",),
@@ -28,7 +29,7 @@ _NAMES = {
     "pe.study.queue": ("run_study",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
-_MODULES = ("runs", "figures")
+_MODULES = ("runs", "figures", "tasks")
 
 __all__ = ["__version__", *_HOMES, *_MODULES]
 
@@ -46,7 +47,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from pe import figures, runs
+    from pe import figures, runs, tasks
     from pe.attention import attend
     from pe.encodings import encoding, list_encodings
     from pe.evaluation.evaluate import evaluate
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from pe.model import PEConfig, PEForCausalLM, PEModel
     from pe.model.convert import convert
     from pe.notebooks.parameters import configure, configure_conversion, configure_study
+    from pe.pretrained.explain import explain
     from pe.recipes.named import RECIPES, recipe
     from pe.recipes.recipe import Recipe
     from pe.study.plan import load_plan

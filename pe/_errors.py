@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
+GUIDE = 'see "Data and recipes" in the guide (book/data.md)'
+"""Where an error of a corpus or a recipe sends its reader."""
+
 
 def nearest(value: object, choices: Iterable[str]) -> str:
     """Return ``" (did you mean 'rope'?)"`` for the closest choice, or ``""`` if none is close."""

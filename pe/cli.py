@@ -7,6 +7,7 @@
     pe check my_module:MyEncoding
     pe study scaffold --dry-run          the runs of a study, and what they would take
     pe speed --minutes 14                speed and memory of every encoding on this machine
+    pe explain config.json --length 65536   what a model does about positions; settings for longer
 
 Imports no torch before a command needs it.
 """
@@ -18,6 +19,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -255,3 +257,35 @@ def speed(
             on_row=lambda row, speed: print(measuring.line(row, speed), flush=True),
         )  # fmt: skip
     print(f"{record['status']}: {run.file}")
+
+
+@app.command()
+def explain(
+    path: Annotated[Path, typer.Argument(help="a config.json, a folder with one, or a gguf file")],
+    length: Annotated[
+        int | None, typer.Option(min=1, help="tokens to be read; default: 4 × the training length")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="whose settings to print; default: the advised one")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="instead of plain text")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="everything as data")] = False,
+    picture: Annotated[Path | None, typer.Option(help="where to write a figure")] = None,
+) -> None:
+    """Explain what each layer of a model does about positions, and what to set for longer texts.
+
+    Reads a configuration or a gguf file's metadata: no weights, and no code of a checkpoint.
+    """
+    with _checked("explain"):
+        from pe.pretrained.explain import explain as explained
+        from pe.pretrained.show import settings_of
+
+        explanation = explained(path, length)
+        if method is not None:
+            print(settings_of(explanation, method))
+        elif as_json:
+            print(explanation.model_dump_json(indent=2))
+        else:
+            print(explanation.markdown() if markdown else explanation.text())
+        if picture is not None:
+            print(f"\n{explanation.save_figure(picture)}", file=sys.stderr)

@@ -116,7 +116,7 @@ def test_pictures_come_in_pairs_with_words_for_those_who_cannot_see(site: Path) 
 def test_the_public_names_are_documented() -> None:
     page = (ROOT / "book" / "api.md").read_text("utf-8")
     documented = set(re.findall(r"```\{api\} (\S+)", page))
-    modules = {"runs", "tables", "figures"}
+    modules = {"runs", "figures", "tasks"}
     internal = {"__version__", "RECIPES", "PEModel"}
     for name in set(pe.__all__) - modules - internal:
         assert f"pe.{name}" in documented, name

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import re
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import test_encodings_registry as asked
 import torch
 from tiny_training import tiny, write_corpus
 
@@ -118,10 +121,31 @@ def test_the_commands_of_adding_print_what_the_page_shows(
         "PYTHONPATH=. papermill notebooks/train.ipynb -p pe root:Root -p recipe demo",
         "PYTHONPATH=. python -m pe.study root.yaml --dry-run",
         "PYTHONPATH=. python -m pe.study root.yaml",
+        "pytest tests/test_encodings_registry.py tests/test_encodings_laws.py "
+        "tests/test_every_encoding.py",
     ]
     assert pe.configure(pe="root:Root", recipe="demo").name.startswith("root_Root-s0-")
     plan = load_plan("root.yaml")
     assert len(plan) == 9
+
+
+def test_the_example_may_be_moved_into_the_package(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the tests ask of a file in pe/encodings, the guide's own example has."""
+    (example,) = [block for block in blocks("adding") if block.file == "root.py"]
+    package = folder / "package"
+    package.mkdir()
+    (package / "root.py").write_text(example.text)
+    monkeypatch.setattr(registry, "_ABOUT", dict(registry._ABOUT))
+    monkeypatch.setattr(pe.encodings, "__path__", [*pe.encodings.__path__, str(package)])
+    monkeypatch.setitem(sys.modules, "pe.encodings.root", types.ModuleType("unused"))
+    del sys.modules["pe.encodings.root"]
+    importlib.import_module("pe.encodings.root")
+    assert "root" in pe.list_encodings()
+    asked.test_every_file_registers_what_it_defines_and_names_of_records_stay()
+    asked.test_a_file_says_what_it_takes()
+    asked.test_every_encoding_of_the_package_says_how_it_is_shown("root")
 
 
 def test_yarn_and_alibi_in_a_bare_attention_function(folder: Path) -> None:
@@ -136,6 +160,8 @@ def test_yarn_and_alibi_in_a_bare_attention_function(folder: Path) -> None:
     distance = (positions[:, None] - positions).clamp(min=0)
     slopes = 2.0 ** -torch.arange(1, 9)
     torch.testing.assert_close(bias[0], -slopes[:, None, None] * distance)
+    both_ways = (positions[:, None] - positions).abs()
+    torch.testing.assert_close(names["symmetric"][0], -slopes[:, None, None] * both_ways)
     want = pe.attend(yarn, q, k, v, positions, positions, backend="dense")
     torch.testing.assert_close(names["turned"], want)
     torch.testing.assert_close(names["step"], want[:, :, -1:])  # from cached keys

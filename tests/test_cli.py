@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_training import tiny, write_corpus
 
+import pe
 from pe import cli
 from pe.encodings import about, list_encodings
 from pe.recipes.named import recipe as named_recipe
@@ -47,6 +49,13 @@ def test_train_records_the_run_that_its_words_describe_and_runs_lists_it(
     assert run.name in capsys.readouterr().out
     assert cli.main(["runs", "mien"]) == 2
     assert "unknown study 'mien' (did you mean 'mine'?)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("act", [pe.train, pe.evaluate])
+@pytest.mark.parametrize("given", ["rope", Path("/no/where"), 3])
+def test_what_is_no_run_is_refused_with_the_way_to_one(act: Any, given: Any) -> None:
+    with pytest.raises(TypeError, match="expected a run, got .*pe.configure"):
+        act(given)
 
 
 def test_wrong_words_end_train_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -240,7 +240,7 @@ def attention_output(model: PEForCausalLM) -> Tensor:
     x, positions = golden()["hidden"], torch.arange(16)
     enc = model.model.encodings[0]
     where = enc.prepare(positions, positions)  # type: ignore[operator]
-    found: Tensor = attention_of(model)(x, enc, where, None, None, None)
+    found: Tensor = attention_of(model)(x, enc, where, None, None, None)[0]
     return found
 
 

@@ -14,6 +14,7 @@ from pe.attention.kernels.cope import far as cope_far
 from pe.attention.kernels.cope import launch as cope_launch
 from pe.attention.kernels.cope import op as cope_ops
 from pe.attention.kernels.cope import self_check as cope_check
+from pe.encodings.core.forms import by_count
 
 BLOCK = cope_launch.FORWARD.queries
 
@@ -121,7 +122,7 @@ def test_values_of_another_width_than_queries() -> None:
     q, k = torch.randn(1, 2, 140, 32), torch.randn(1, 1, 140, 32)
     v, direction = torch.randn(1, 1, 140, 16), torch.randn(1, 2, 140, 16)
     table = torch.randn(9, 32) * 32**-0.5
-    case = cope_check.Case(q, k, v, direction, table)
+    case = cope_check.Case(q, k, v, direction, by_count(table))
     out, lse, n, far = cope_launch.forward(q, k, v, table, 32**-0.5)
     found = cope_launch.backward(direction, q, k, v, out, lse, n, far, table, 32**-0.5)
     for number, (got, want) in enumerate(

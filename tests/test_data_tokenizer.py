@@ -69,7 +69,7 @@ def test_the_tokenizer_travels_with_a_model(tmp_path: Path) -> None:
     assert (loaded.eos_token, loaded.pad_token) == (END, PAD)
     assert loaded.eos_token_id == data.end_id
     padded = loaded(["a", "a b c"], padding=True)
-    assert padded["attention_mask"][0].count(0) > 0
+    assert padded["attention_mask"][0][0] == 0, "on the left, where prompts are not continued"
 
 
 def test_tokenizers_that_exist_already(tmp_path: Path) -> None:
@@ -83,6 +83,7 @@ def test_tokenizers_that_exist_already(tmp_path: Path) -> None:
         assert data.fingerprint == trained.fingerprint
         assert data.directory != trained.directory
         assert data.tokenizer.pad_token is not None
+        assert data.tokenizer.padding_side == "left"
         again = prepare(corpus, 512, str(given), cache=tmp_path / "c")
         assert again.directory == data.directory
     with pytest.raises(ValueError, match="more than vocab_size 264; set vocab_size to 296 or more"):

@@ -74,7 +74,7 @@ def recipe(shared: Path, **changes: Any) -> Recipe:
 
 
 def test_two_processes_stop_go_on_and_equal_one(shared: Path) -> None:
-    chosen = recipe(shared, micro_batch_size=1)
+    chosen = recipe(shared, micro_batch_size=1, keep_best=True)
     one, two = (Run(shared / name / chosen.run_name(), chosen) for name in ("one", "two"))
     assert codes(launch(one, shared, 1)) == [0]
 
@@ -93,6 +93,9 @@ def test_two_processes_stop_go_on_and_equal_one(shared: Path) -> None:
     assert record["training"]["resumes"] == 1
     assert record["training"]["tokens"] == single["training"]["tokens"] == 18 * 64
     assert record["model"] == single["model"]
+    best, last = two.metrics()["validation_loss"].dropna(), record["training"]["validation_loss"]
+    assert record["training"]["best"]["validation_loss"] == best.min() <= last
+    assert record["training"]["best"]["step"] == single["training"]["best"]["step"]
     assert (record["hardware"]["count"], single["hardware"]["count"]) == (2, 1)
     # One metrics file with every step once, across the end of an epoch.
     ours, theirs = lines(two), lines(one)

@@ -254,3 +254,16 @@ def test_saving_the_same_figure_again_leaves_the_file_alone(
     before = path.stat().st_mtime_ns
     figures.save(figures.loss_curves(study), path)
     assert path.stat().st_mtime_ns == before
+
+
+def test_a_legend_is_never_wider_than_its_figure() -> None:
+    from matplotlib.figure import Figure
+
+    from pe.figures.axes import legend
+
+    figure = Figure(figsize=(4, 3), layout="constrained")
+    axes = figure.add_subplot()
+    lines = [axes.plot([0, 1], label=f"cut to the training length {n}")[0] for n in range(4)]
+    legend(figure, lines)
+    (box,) = figure.legends
+    assert box.get_window_extent().width <= figure.bbox.width

@@ -43,6 +43,7 @@ def test_the_package_itself_brings_nothing() -> None:
         ("import pe.recipes.recipe, pe.recipes.named", {"torch", "transformers", "pandas"}),
         ("import pe; pe.recipe('demo').config_hash()", {"torch", "transformers", "pandas"}),
         ("import pe.data", {"torch", "transformers", "datasets"}),
+        ("import pe; pe.tasks.task('k_back').example(0, 0)", set(HEAVY)),
         ("import pe.notebooks.papermill.entry", {"torch", "transformers", "pandas"}),
         ("import pe.model", {"pandas", "datasets", "matplotlib", "papermill"}),
     ],

@@ -217,7 +217,9 @@ def test_what_has_no_form_or_no_kernel_takes_another_path(
     assert path_for(made("alibi", 2, 2, 16), cuda, torch.bfloat16, 64) == "kernel"
     assert path_for(made("alibi", 2, 2, 24), cuda, torch.bfloat16, 64, head_dim=24) == "matrix"
     assert path_for(made("alibi", 2, 2, 16), cuda, torch.float32, 1) == "matrix"
-    assert "matrix only" in str(obstacle(made("alibi+fox", 2, 2, 16), cuda, torch.bfloat16, True))
+    assert "matrix only" in str(
+        obstacle(made("alibi+fox", 2, 2, 16), cuda, torch.bfloat16, True, 16)
+    )
     q = torch.randn(1, 2, 8, 16)
     assert kernel_form(made("alibi", 2, 2, 16), q, q, None, None, True, None) is None
 

@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 import torch
 from model_tools import KINDS, LENGTH, NAMES, Largest, close, gradients, small, tokens
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import DynamicCache
 
 from pe.attention import attend
+from pe.attention.choose import compute
 from pe.conformance.subject import same_draw
+from pe.encodings import list_encodings
 from pe.model import PEConfig, PEForCausalLM, PEModel
 
 EVERY = pytest.mark.parametrize("name", NAMES)
@@ -88,6 +91,103 @@ def test_eager_equals_sdpa(name: str) -> None:
     close(*(logits for logits, _ in results))
     for key, gradient in results[0][1].items():
         close(gradient, results[1][1][key])
+
+
+@pytest.mark.parametrize("name", list_encodings())
+def test_attentions_are_the_probabilities_of_the_usual_path(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With padding, and then of a cache; values of 1 and 0 make any path give its probabilities."""
+    model, ids = small(name), tokens(2, 12)
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    cut = 8 if model.model.cacheable else 12
+
+    def calls(**more: Any) -> list[Any]:
+        cache = DynamicCache() if model.model.cacheable else None
+        results = []
+        for part in (slice(0, cut), slice(cut, 12)):
+            if part.start < part.stop:
+                with torch.no_grad(), same_draw():
+                    results.append(
+                        model(ids[:, part], attention_mask=mask[:, : part.stop],
+                              past_key_values=cache, use_cache=cache is not None, **more)
+                    )  # fmt: skip
+        return results
+
+    usual: list[Tensor] = []
+
+    def recorded(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+        usual.append(compute(q, k, torch.eye(k.shape[2]).expand(*k.shape[:3], -1), *rest))
+        return compute(q, k, v, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pe.model.layers.compute", recorded)
+        fast = calls()
+    dense = calls(output_attentions=True)
+    assert all(out.get("attentions") is None for out in fast)
+    assert [len(out.attentions) for out in dense] == [2] * len(fast)
+    for a, b in zip(fast, dense, strict=True):
+        close(b.logits, a.logits)
+    for a, b in zip(usual, [x for out in dense for x in out.attentions], strict=True):
+        close(b, a, atol=1e-5)
+
+
+def test_attentions_by_configuration_and_in_generation() -> None:
+    model, ids = small("alibi", attn_implementation="eager", output_attentions=True), tokens(1, 5)
+    assert [x.shape for x in model(ids).attentions] == [(1, 4, 5, 5)] * 2
+    out = small("alibi").generate(
+        ids, max_new_tokens=2, min_new_tokens=2, do_sample=False, output_attentions=True,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    assert [step[1].shape[2:] for step in out.attentions] == [(5, 5), (1, 6)]
+
+
+def test_dropout_acts_on_embeddings_and_on_what_blocks_add_in_training_only() -> None:
+    model, ids = small("rope", dropout=0.25), tokens(4, 20)
+    assert torch.equal(model(ids).logits, small("rope")(ids).logits)
+    zeros = []
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.register_forward_hook(
+                lambda m, given, out: zeros.append(((out == 0) & (given[0] != 0)).float().mean())
+            )
+    model.train()
+    first, second = model(ids).logits, model(ids).logits
+    assert not torch.equal(first, second)
+    assert len(zeros) == 2 * (1 + 2 * 2), "the embeddings, and attention and SwiGLU of two layers"
+    assert all(0.2 < share < 0.3 for share in zeros)
+
+
+@pytest.mark.parametrize("name", [*KINDS, "randomized"])
+def test_activation_checkpointing_changes_no_loss_and_no_gradient(name: str) -> None:
+    model, ids = small(name, dropout=0.1).train(), tokens(2, 16)
+    calls = []
+    model.model.layers[0].mlp.register_forward_hook(lambda *_: calls.append(1))
+    results = []
+    for _ in range(2):
+        model.zero_grad()
+        torch.manual_seed(3)
+        loss = model(ids, shift_labels=ids).loss
+        loss.backward()
+        results.append((loss, gradients(model)))
+        model.gradient_checkpointing_enable()
+    assert len(calls) == 3, "once, and twice with checkpointing"
+    (loss, want), (again, got) = results
+    assert torch.equal(loss, again)
+    assert want.keys() == got.keys()
+    for key, gradient in want.items():
+        torch.testing.assert_close(got[key], gradient, atol=1e-6, rtol=1e-5)
+
+
+def test_activation_checkpointing_refuses_a_cache_in_training_alone() -> None:
+    model, ids = small("rope").train(), tokens(1, 4)
+    model.gradient_checkpointing_enable()
+    with pytest.raises(ValueError, match="activation checkpointing .* pass use_cache=False"):
+        model(ids, use_cache=True)
+    with torch.no_grad():
+        assert model(ids, use_cache=True).past_key_values.get_seq_length() == 4
+    assert model.eval()(ids).past_key_values.get_seq_length() == 4
 
 
 def test_logits_to_keep() -> None:
@@ -295,6 +395,7 @@ def test_what_the_model_refuses(arguments: dict[str, Any], said: str) -> None:
         ({"hidden_size": 65}, "hidden_size 65 does not divide into 4 heads"),
         ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads 3"),
         ({"hidden_size": 20}, "head_dim 5 .* even head_dim"),
+        ({"dropout": 1.0}, "dropout: expected a probability from 0 to less than 1, got 1.0"),
         ({"pe": "rope", "pe_options": {"head_dim": 8}}, "head_dim follows from the model"),
     ],
 )

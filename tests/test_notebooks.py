@@ -150,7 +150,10 @@ def test_the_notebook_trains_records_and_then_shows_without_training_again(place
     assert "weights of this run are not" in again
 
 
-def test_jupyter_alone_carries_the_notebook_out_and_papermill_can_repeat_it(place: Path) -> None:
+def test_jupyter_alone_carries_the_notebook_out_and_papermill_can_repeat_it(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PE_COMMAND", raising=False)  # a worker in this process leaves it behind
     chosen = values(place, pe="alibi")
     nb = nbformat.read(TRAIN, as_version=4)
     (cell,) = tagged(nb, "parameters")

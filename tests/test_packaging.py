@@ -123,7 +123,7 @@ def imported(folder: str) -> Iterator[tuple[str, Path]]:
 
 
 # Imported only where it is installed, behind a check, and declared nowhere on purpose.
-OPTIONAL = {"lm_eval", "wandb", "tensorboard", "pytest", "x_transformers"}
+OPTIONAL = {"gguf", "lm_eval", "wandb", "tensorboard", "pytest", "x_transformers"}
 # Used together with the package that brings it, and bound by that package's bounds.
 CARRIED = {
     "sphinx": "jupyter-book",
@@ -214,6 +214,7 @@ def test_a_mac_is_given_no_package_that_is_only_for_linux() -> None:
         ("runs/local/pope-s0-1a2b3c4d/run.json", True),
         ("runs/demo/pope-s0-1a2b3c4d/checkpoint/model.safetensors", True),
         ("runs/demo/pope-s0-1a2b3c4d/checkpoints/step-100/optimizer.pt", True),
+        ("runs/demo/pope-s0-1a2b3c4d/best/model.safetensors", True),
         ("runs/demo/pope-s0-1a2b3c4d/.lock", True),
         ("book/notebooks/train.ipynb", True),
         ("book/runs/demo/pope-s0-1a2b3c4d/train.ipynb", True),
@@ -229,7 +230,7 @@ def test_a_mac_is_given_no_package_that_is_only_for_linux() -> None:
         ("pe_encodings.egg-info/PKG-INFO", True),
         ("runs/demo/pope-s0-1a2b3c4d/run.json", False),
         ("runs/demo/pope-s0-1a2b3c4d/train.ipynb", False),
-        ("runs/demo/perplexity.svg", False),
+        ("runs/rates/reach.svg", False),
         ("pe/training/checkpoint.py", False),
         ("book/methods/pope.md", False),
         ("notebooks/train.ipynb", False),

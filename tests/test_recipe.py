@@ -29,7 +29,8 @@ OTHER: dict[str, Any] = {
     "start_state": "all", "keep_states": (40, 60),
     "keep_steps": (40, 60), "retrieval_share": 0.02, "retrieval_samples": 5,
     "fit_temperature": True, "deterministic": True, "encoding_rate": 3.0, "embedding_std": 0.5,
-    "first_token": True, "retrieval_tasks": ("multikey",), "separator": "blank-lines",
+    "first_token": True, "retrieval_tasks": ("multikey",), "dropout": 0.1, "keep_best": True,
+    "activation_checkpointing": True, "separator": "blank-lines",
 }  # fmt: skip
 
 
@@ -51,7 +52,7 @@ def test_the_hash_changes_with_what_is_trained_and_nothing_else(name: str) -> No
     judged_or_watched = {
         "name", "evaluation_lengths", "target_tokens", "evaluation_windows", "log_every",
         "validate_every", "checkpoint_every", "keep_steps", "keep_states",
-        "retrieval_samples", "fit_temperature",
+        "retrieval_samples", "fit_temperature", "keep_best", "activation_checkpointing",
     }  # fmt: skip
     assert same == (name in judged_or_watched)
     assert set(NOT_IDENTITY) == judged_or_watched
@@ -140,8 +141,11 @@ def test_from_dict_refuses_what_it_does_not_know() -> None:
         ({"softmax_scale": -1.0}, "softmax_scale: expected 0 or more, got -1.0"),
         ({"keep_steps": [0]}, r"keep_steps\[0\]: expected more than 0, got 0"),
         ({"keep_states": [9, 9]}, "keep_states: 9 is there twice"),
+        ({"dropout": 1.0}, "dropout: expected less than 1, got 1.0"),
+        ({"steps": 0, "warmup_steps": 0, "start_from": "a", "dropout": 0.1}, "dropout: no effect"),
+        ({"keep_best": True, "validate_every": 0}, "keep_best: no effect with validate_every 0"),
         ({"keep_steps": [481]}, "keep_steps: 481 is no whole number from 1 to steps 480"),
-        ({"evaluation_lengths": 512}, "evaluation_lengths: expected a list, got 512"),
+        ({"evaluation_lengths": 0.5}, "evaluation_lengths: expected a list, got 0.5"),
         ({"evaluation_lengths": ["x"]}, r"lengths\[0\]: expected a whole number, got 'x'"),
         ({"beta2": 1.0}, "beta2: expected less than 1, got 1.0"),
         ({"retrieval_share": 1.5}, "retrieval_share: expected at most 1, got 1.5"),
@@ -174,6 +178,12 @@ def test_a_setting_without_effect_is_refused() -> None:
     with pytest.raises(ValueError, match="decay_steps: 10 has no effect under the schedule 'cos"):
         recipe("demo", decay_steps=10)
     assert recipe("demo", decay_steps=10, schedule="wsd").decay_steps == 10
+
+
+def test_a_single_value_is_a_list_of_one() -> None:
+    one = recipe("demo", evaluation_lengths=512, keep_steps=40, retrieval_samples=1)
+    many = recipe("demo", evaluation_lengths=[512], keep_steps=[40], retrieval_samples=1)
+    assert one == many
 
 
 def test_replacing_a_field_is_checked_like_a_new_recipe() -> None:

@@ -16,6 +16,7 @@ from tiny_training import (
     Crash,
     TrainingProcess,
     assert_same_weights,
+    dying_after,
     killed_after,
     lines,
     tiny,
@@ -27,6 +28,7 @@ from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunError
 from pe.training import checkpoint
 from pe.training.loop import Interrupted, StopSignal, Trainer, train
+from pe.training.start import read_state
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -103,7 +105,7 @@ def test_a_signal_saves_says_why_and_loses_nothing(
 def test_ctrl_c_while_the_corpus_is_prepared_is_no_failure(
     tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def pressed(*arguments: Any) -> Any:
+    def pressed(*arguments: Any, **options: Any) -> Any:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("pe.training.loop.prepare", pressed)
@@ -153,6 +155,7 @@ def test_a_kill_between_the_last_validation_and_the_end_records_it_once(
     shared: Path, tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, tracked = Run(tmp_path / recipe.run_name(), recipe), []
+    uninterrupted(shared, recipe)  # before its values are tracked, too
 
     def log(self: Any, values: dict[str, Any], step: int) -> None:
         tracked.extend((step, name) for name in values if name == "validation_loss")
@@ -172,8 +175,37 @@ def test_a_kill_between_the_last_validation_and_the_end_records_it_once(
     train(run, quiet=True)
     assert lines(run) == lines(uninterrupted(shared, recipe))
     assert run.read()["training"]["validation_loss"] == lines(run)[-1][2]
-    assert tracked == [(step, "validation_loss") for step in (8, 16, 24)], "nor do trackers twice"
+    by_tokens = [(64 * step, "validation_loss") for step in (8, 16, 24)]
+    assert tracked == by_tokens, "nor do trackers twice"
     assert_same_weights(run, uninterrupted(shared, recipe))
+
+
+def test_a_killed_run_draws_the_same_dropout_and_keeps_the_same_best_weights(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    losses = {8: 3.0, 16: 2.0, 24: 2.5}
+    monkeypatch.setattr(Trainer, "_validation_loss", lambda self: losses[self.state.step])
+    recipe = tiny(shared / "corpus", dropout=0.2, keep_best=True)
+    plain = train(Run(tmp_path / "plain" / recipe.run_name(), recipe), quiet=True)
+    run = Run(tmp_path / "killed" / recipe.run_name(), recipe)
+    killed_after(run, 13)
+    assert read_state(run.best).step == 8
+    killed_after(run, 7)  # from the checkpoint of step 10 to step 17
+    assert read_state(run.best).step == 16
+    with pytest.raises(Crash):  # at step 15, the best of step 16 is not there yet
+        train(run, quiet=True, trainer=dying_after(0))
+    assert not run.best.exists()
+    train(run, quiet=True)
+    assert_same_weights(run, plain)
+    for one in (plain, run):
+        assert one.read()["training"]["best"] == {"step": 16, "validation_loss": 2.0}
+    best = [AutoModelForCausalLM.from_pretrained(one.best).state_dict() for one in (plain, run)]
+    last = AutoModelForCausalLM.from_pretrained(run.checkpoint).state_dict()
+    assert all(torch.equal(value, best[1][name]) for name, value in best[0].items())
+    assert not all(torch.equal(value, last[name]) for name, value in best[0].items())
+    assert AutoTokenizer.from_pretrained(run.best).padding_side == "left"
 
 
 def test_a_torn_last_line_of_metrics_does_not_stop_a_resume(

@@ -59,3 +59,13 @@ def test_the_table_marks_the_best_and_prints_no_digits_above_the_vocabulary() ->
     assert cells[0][:4] == ["[RoPE](/page)", "0.001", "× 1", "3.900"]
     assert cells[1][3] == "**3.500** (highest rate)"
     assert cells[1][4:] == ["20.0", "worse than guessing"]
+
+
+def test_rows_at_the_rate_that_most_encodings_were_trained_at() -> None:
+    runs = [
+        Tried("rope", 1e-3, 3.4), Tried("rope", 3e-3, 3.5), Tried("t5", 3e-3, 4.0),
+        Tried("t5", 3e-3, 3.6, 10.0), Tried("pope", 6e-3, 3.3),
+    ]  # fmt: skip
+    rows = sweeps.at_common_rate(runs)
+    assert [(row.label, row.title) for row in rows] == [("rope", "RoPE"), ("t5", "T5")]
+    assert [row.runs[0].name for row in rows] == ["rope-0.003-1.0", "t5-0.003-10.0"]

@@ -203,6 +203,52 @@ def test_the_validation_loss_is_the_mean_over_the_split(shared: Path, tmp_path: 
     assert run.read()["training"]["validation_loss"] == pytest.approx(float(wanted), abs=1e-5)
 
 
+def test_activation_checkpointing_changes_no_weight(shared: Path, tmp_path: Path) -> None:
+    recomputing = []
+
+    def step(trainer: Any, batch: Any, usual: Callable[[Any], Any]) -> Any:
+        recomputing.append(trainer.model.model.layers[0].gradient_checkpointing)
+        return usual(batch)
+
+    changes = {"steps": 6, "dropout": 0.1}
+    plain = train_tiny(tmp_path / "a", shared, **changes)
+    trainer = tiny_training.with_step(step)
+    run = train_tiny(tmp_path / "b", shared, trainer, activation_checkpointing=True, **changes)
+    assert recomputing == [True] * 6
+    assert run.name == plain.name
+    assert_same_weights(run, plain)
+
+
+def test_a_trained_model_continues_a_batch_of_prompts_as_it_does_each_of_them(
+    shared: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    run = train_tiny(tmp_path, shared, steps=8)
+    model = AutoModelForCausalLM.from_pretrained(run.checkpoint)
+    tokenizer = AutoTokenizer.from_pretrained(run.checkpoint)
+    assert tokenizer.padding_side == "left"
+    settings = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    prompts = ["the cat", "one dog ran to her", "a"]
+    batch = tokenizer(prompts, padding=True, return_tensors="pt", return_token_type_ids=False)
+    together = model.generate(**batch, **settings)[:, batch["input_ids"].shape[1] :]
+    for row, prompt in zip(together, prompts, strict=True):
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        assert row.tolist() == model.generate(ids, **settings)[0, ids.shape[1] :].tolist()
+
+
+def test_metrics_count_all_tokens_and_give_validation_perplexity(
+    shared: Path, tmp_path: Path
+) -> None:
+    run = train_tiny(tmp_path, shared, steps=10, log_every=2, validate_every=5)
+    table = run.metrics()
+    assert table["total_tokens"].tolist() == [64 * step for step in table["step"]]
+    validated = table.dropna(subset="validation_loss")
+    assert validated["step"].tolist() == [5, 10]
+    perplexities = validated["validation_perplexity"]
+    assert perplexities.tolist() == pytest.approx(np.exp(validated["validation_loss"]), rel=1e-4)
+
+
 @pytest.mark.parametrize("switch", ["reset_positions", "mask_documents"])
 def test_document_switches_reach_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, switch: str

@@ -134,8 +134,10 @@ def test_tensorboard_gets_the_metrics(
     run = train_tiny(tmp_path, shared, steps=6, validate_every=3)
     events = EventAccumulator(str(run.directory / "trackers" / "pe")).Reload()
     losses = {event.step: event.value for event in events.Scalars("loss")}
-    assert losses == pytest.approx({s: x for s, key, x in lines(run) if key == "loss"}, rel=1e-5)
-    assert [event.step for event in events.Scalars("validation_loss")] == [3, 6]
+    by_tokens = {64 * step: loss for step, key, loss in lines(run) if key == "loss"}
+    assert losses == pytest.approx(by_tokens, rel=1e-5)
+    for name in ("validation_loss", "validation_perplexity"):
+        assert [event.step for event in events.Scalars(name)] == [64 * 3, 64 * 6]
 
 
 def test_a_tracker_that_is_unknown_or_not_installed_is_an_error(

@@ -86,7 +86,9 @@ class FakeRun:
 def flush(metrics: Metrics, step: int, losses: list[float], norm: float = 1.0) -> dict[str, Any]:
     for loss in losses:
         metrics.add(torch.tensor(loss), torch.tensor(norm))
-    return metrics.flush(step, 0.1, 1000 * len(losses), 0.5, lambda x: x, "nothing saved")
+    return metrics.flush(
+        step, 1000 * step, 0.1, 1000 * len(losses), 0.5, lambda x: x, "nothing saved"
+    )
 
 
 def test_mfu_is_achieved_over_possible_flops(tmp_path: Path) -> None:
@@ -95,6 +97,7 @@ def test_mfu_is_achieved_over_possible_flops(tmp_path: Path) -> None:
     assert line["tokens_per_second"] == 8000.0
     assert line["mfu"] == pytest.approx(8000 * 3e6 / 1e11)
     assert (line["step"], line["loss"], line["tokens"], line["seconds"]) == (4, 3.5, 4000, 0.5)
+    assert line["total_tokens"] == 4000
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == line
     unknown = Metrics(FakeRun(tmp_path), False, flops_per_token=3e6, peak=None)  # type: ignore[arg-type]
     assert flush(unknown, 1, [1.0])["mfu"] is None
@@ -109,7 +112,7 @@ def test_the_step_that_went_wrong_is_named_among_those_of_a_line(tmp_path: Path)
     with pytest.raises(NonFiniteLoss, match="gradient norm nan at step"):
         flush(Metrics(FakeRun(tmp_path), True, 1.0, None), 1, [1.0], norm=math.nan)  # type: ignore[arg-type]
     with pytest.raises(NonFiniteLoss, match="validation loss inf after step 3"):
-        metrics.validation(3, math.inf)
+        metrics.validation(3, 3000, math.inf)
     assert not (tmp_path / "metrics.jsonl").exists()
 
 

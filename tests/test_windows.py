@@ -122,7 +122,7 @@ def test_kernels_say_that_a_window_is_not_theirs(monkeypatch: pytest.MonkeyPatch
     cuda, dtype = torch.device("cuda"), torch.bfloat16
     for spec, reason in {"alibi+window:4": "by a window", "alibi+sink": "a sink logit"}.items():
         enc = encoding(spec, **SIZES)
-        assert reason in str(obstacle(enc, cuda, dtype, True))
+        assert reason in str(obstacle(enc, cuda, dtype, True, 16))
         assert path_for(enc, cuda, dtype, 64) == "matrix"
         with pytest.raises(ValueError, match=f"'kernel' cannot serve Composite here: .*{reason}"):
             attended(spec, backend="kernel")

@@ -11,18 +11,14 @@ from pathlib import Path
 from pe import runs
 from pe.results import extensions, quantities
 from pe.results.markdown import cropped, pipe
-from pe.results.quantities import whole
+from pe.results.quantities import label, whole
 from pe.results.rows import measure, rows, write
 
 ROOT = Path(__file__).resolve().parents[1]
-STUDY, EXTENDED = "scaffold", "yarn@16"
-SHOWN = ("nope", "rope", "yarn", "pope", "rope-dropped-at-10")
-COLUMNS = (
-    "ppl@1x", "ppl@4x", "ppl@16x", "passkey@1x", "passkey@4x", "tokens_per_second", "peak_memory",
-)  # fmt: skip
-HEADS = (
-    "", "perplexity 1×", "4×", "16×", "passkeys 1×", "4×", "tokens/s in training", "memory, GiB",
-)  # fmt: skip
+STUDY, METHOD = "scaffold", "yarn"
+SHOWN = ("nope", "pope", "rope")
+MULTIPLES = (1, 2, 4, 8, 16)
+COLUMNS = tuple(f"ppl@{multiple}x" for multiple in MULTIPLES)
 MARKS = "<!-- results, by tools/readme_results.py -->", "<!-- end of results -->"
 
 
@@ -36,22 +32,23 @@ def block() -> str:
     rope = found["rope"].runs[0]
     record = runs.Run(rope.directory).part("extension")  # type: ignore[attr-defined]
     assert record is not None
-    recipe, limit = rope.read()["recipe"], quantities.vocabulary(rope)
-    cells = [
+    run, limit = rope.read(), quantities.vocabulary(rope)
+    length = run["recipe"]["context_length"]
+    extended = [
         quantities.perplexity(
-            extensions.value(record, recipe["context_length"], EXTENDED, multiple), limit
+            extensions.value(record, length, f"{METHOD}@{multiple}", multiple), limit
         )
-        for multiple in (1, 4, 16)
+        for multiple in MULTIPLES[1:]
     ]
-    lines.insert(2, ["RoPE, then YaRN ×16 put on", *cells, *["–"] * 4])
     title, _, *cut = cropped([found["rope"]], COLUMNS) or ["", ""]
-    lines.insert(2, [title, *cut])
-    table = pipe(HEADS, lines)
-    run = rope.read()
+    lines.append([title, *cut])
+    lines.append([f"RoPE, {label(METHOD)} put on with factor = length", lines[2][1], *extended])
+    table = pipe(["perplexity at", *(f"{multiple}×" for multiple in MULTIPLES)], lines)
     return (
         f"{table}\n\nOne seed, {whole(run['model']['parameters'])} parameters, "
-        f"{whole(run['training']['tokens'])} tokens, trained on windows of "
-        f"{whole(recipe['context_length'])} (1×), on one {run['hardware']['name']}."
+        f"{whole(run['training']['tokens'])} tokens at a peak rate of "
+        f"{run['recipe']['learning_rate']:g}, trained on windows of {whole(length)} (1×), on one "
+        f"{run['hardware']['name']}."
     )
 
 

@@ -42,7 +42,7 @@ go) # all parts are in $WORK/parts
 wait) # $2 seconds at most; records go to $OUT every half minute, so that none is lost
   end=$((SECONDS + $2))
   while :; do
-    tar -czf "$WORK/records.tgz" --exclude=checkpoints --exclude=checkpoint --exclude='.lock' \
+    tar -czf "$WORK/records.tgz" --exclude=checkpoints --exclude=checkpoint --exclude=best --exclude='.lock' \
       -C "$WORK/work" runs -C "$WORK" runner.log 2>/dev/null
     cp "$WORK/records.tgz" "$OUT/.new" && mv "$OUT/.new" "$OUT/records.tgz"
     grep -q 'the end$' "$WORK/runner.log" && break

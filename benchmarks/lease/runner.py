@@ -122,7 +122,7 @@ def one(planned: Planned, queue: Queue, gpu: int | None) -> bool:
             f"{record['training']['validation_loss']:.3f}, {' '.join(cells)}"
         )
     if done and planned.name not in queue.parents:
-        for weights in ("checkpoints", "checkpoint"):
+        for weights in ("checkpoints", "checkpoint", "best"):
             shutil.rmtree(directory / weights, ignore_errors=True)
     return done
 

@@ -21,14 +21,18 @@ from docutils import nodes
 from sphinx.application import Sphinx
 
 from pe.encodings import list_encodings, lookup
+from pe.encodings.core.spec import part_names
 from pe.figures import reach as figures_reach
 from pe.figures import study as figures_study
+from pe.results import sweeps
 from pe.results.markdown import table
 from pe.results.quantities import perplexity, value, vocabulary, whole
 from pe.results.rows import Row, ceilings, comparable, predicted
 
 BUDGETS = (("every", "every"), ("demo-every", "demo"))
 """A study of every encoding, and the one whose rows stand beside; the larger budget first."""
+SWEEP = "rates"
+"""The sweep of learning rates."""
 BESIDE = ("nope", "rope", "yarn", "pope")
 
 
@@ -52,7 +56,7 @@ def found(studies: Studies, stem: str) -> dict[str, tuple[list[Row], list[Row]]]
             continue
         trained = list(studies.rows(study).values())
         longer = ceilings(trained)
-        own = [row for row in trained if names & set(row.pe.split("+")) and row not in longer]
+        own = [row for row in trained if names & set(part_names(row.pe)) and row not in longer]
         if own:
             there = [row for row in _beside(studies, other) if row not in own]
             rows[study] = own, [*there, *longer]
@@ -66,7 +70,7 @@ def _beside(studies: Studies, study: str) -> list[Row]:
 
 def acts(pe: str) -> str:
     """Where an encoding, or a sum of them, acts: a key of `pe.figures.reach.PLACES`."""
-    where = ", ".join(place(lookup(name)) for name in pe.split("+"))
+    where = ", ".join(place(lookup(name)) for name in part_names(pe))
     if "logits" in where:
         return "logits"
     if "embeddings" in where:
@@ -74,24 +78,36 @@ def acts(pe: str) -> str:
     return "queries and keys" if where not in ("nothing", "scale") else "none"
 
 
+def places(rows: Sequence[Row]) -> dict[str, str]:
+    """By the label of a row, where its encoding acts."""
+    return {row.label: acts(row.pe) for row in rows}
+
+
 def figures_of(studies: Studies) -> Figures:
-    """STUDY-PAGE: perplexity by length of its rows and those they stand beside; STUDY-reach."""
+    """STUDY-PAGE: perplexity by length of its rows and those they stand beside; STUDY-reach.
+
+    That of a sweep has the runs of one learning rate (`sweeps.at_common_rate`).
+    """
     drawn: Figures = {}
+    if SWEEP in studies.runs:
+        rows = sweeps.at_common_rate(studies.runs[SWEEP])
+        runs: list[Any] = [run for row in rows for run in row.runs]
+        drawn[f"{SWEEP}-reach"] = runs, functools.partial(figures_reach.reach, rows, places(rows))
     for study, other in BUDGETS:
         if study not in studies.runs or other not in studies.runs:
             continue
         rows = _beside(studies, other)
         rows = comparable([*rows, *(r for r in studies.rows(study).values() if r not in rows)])
-        places = {row.label: acts(row.runs[0].read()["pe"]) for row in rows}
         made_of: list[Any] = [run for row in rows for run in row.runs]
-        drawn[f"{study}-reach"] = made_of, functools.partial(figures_reach.reach, rows, places)
+        draw = functools.partial(figures_reach.reach, rows, places(rows))
+        drawn[f"{study}-reach"] = made_of, draw
     for stem in sorted({stem for stem in pages().values() if stem}):
         for study, (own, beside) in found(studies, stem).items():
             rows = comparable([*beside, *own])
-            runs: list[Any] = [run for row in rows for run in row.runs]
+            made_of = [run for row in rows for run in row.runs]
             strong = own[0].pe if len(own) == 1 else None
             make = functools.partial(figures_study.perplexity, rows, False, strong)
-            drawn[f"{study}-{stem}"] = runs, make
+            drawn[f"{study}-{stem}"] = made_of, make
     return drawn
 
 

@@ -54,6 +54,11 @@ def attend(
         ValueError: an unknown backend, or one that cannot serve this case; shapes that do not fit
             each other or the encoding, of which none is broadcast.
     """
+    if not isinstance(enc, Encoding):
+        raise TypeError(
+            f"attend(encoding, q, k, v): expected an encoding first, as pe.encoding makes one, got "
+            f"a {type(enc).__name__}"
+        )
     backend = checked(backend)
     scale = 1.0 / math.sqrt(q.shape[-1])
     enc.refuse_misfit(q, k)

@@ -42,7 +42,9 @@ def checked(backend: str | None) -> str | None:
     return backend
 
 
-def obstacle(enc: Encoding, device: torch.device, dtype: torch.dtype, counted: bool) -> str | None:
+def obstacle(
+    enc: Encoding, device: torch.device, dtype: torch.dtype, counted: bool, head_dim: int
+) -> str | None:
     """Why the kernels cannot serve this bias here; None if they can.
 
     ``counted``: causal attention of equally many queries and keys, all at their counted positions.
@@ -59,12 +61,8 @@ def obstacle(enc: Encoding, device: torch.device, dtype: torch.dtype, counted: b
         return f"the kernels compute in bfloat16 or float16, and queries are {dtype}"
     if not counted:
         return "positions are not simply counted, tokens are masked, or keys come from a cache"
-    return None
-
-
-def widths(enc: Encoding) -> tuple[int, ...]:
-    """Widths of heads that the kernels take. A bias of queries and keys is CoPE's."""
-    return COUNTING_WIDTHS if enc.content_dependent else WIDTHS
+    widths = COUNTING_WIDTHS if enc.content_dependent else WIDTHS
+    return None if head_dim in widths else f"head_dim is {head_dim} and must be one of {widths}"
 
 
 def path_for(
@@ -82,10 +80,9 @@ def path_for(
     """
     if not enc.biased and not enc.hides and enc.sink_logit() is None:
         return "flash"
-    fits = device.type == "cuda" and length > 1 and head_dim in widths(enc)
-    if fits and obstacle(enc, device, dtype, counted=True) is None:
+    if device.type == "cuda" and length > 1 and not obstacle(enc, device, dtype, True, head_dim):
         return "kernel"
-    return "rows" if sequences * length**2 > LARGEST_MATRIX else "matrix"
+    return "rows" if enc.biased and sequences * length**2 > LARGEST_MATRIX else "matrix"
 
 
 def kernel_form(
@@ -109,9 +106,7 @@ def kernel_form(
     counted = counted and mask is None and q.shape[-2] == k.shape[-2]
     if backend is None and q.shape[-2] == 1:
         return None  # one row is no matrix
-    reason = obstacle(enc, q.device, q.dtype, counted)
-    if reason is None and q.shape[-1] not in widths(enc):
-        reason = f"head_dim is {q.shape[-1]} and must be one of {widths(enc)}"
+    reason = obstacle(enc, q.device, q.dtype, counted, q.shape[-1])
     if reason is None:
         with torch.autocast(q.device.type, enabled=False):
             return enc.bias_form(q.shape[-2], q.device, state)
@@ -182,13 +177,13 @@ def bias_of(
 
     def some(start: int, stop: int) -> Tensor | None:
         seen = known - length + stop
-        given = (
+        arguments = (
             q[:, :, start:stop], k[:, :, :seen], q_positions[..., start:stop],
             k_positions[..., :seen], None if state is None else state[:, :, :seen],
         )  # fmt: skip
         if mask is None:
-            return enc.bias(*given)
-        return enc.masked_bias(*given, mask[..., start:stop, :seen])
+            return enc.bias(*arguments)
+        return enc.masked_bias(*arguments, mask[..., start:stop, :seen])
 
     return Bias(by_rows=some)
 
@@ -218,12 +213,11 @@ def compute(
     from pe.attention.kernels.cope import op as cope_ops
     from pe.attention.kernels.flash import op as ops
 
-    form = bias.form
+    kind, own, parts, reach = bias.form
+    out: Tensor
     with torch.autocast(q.device.type, enabled=False):
-        found: tuple[Tensor, ...]
-        if form.kind == COUNTS:
-            found = cope_ops.attend(q, k, v, scale, form.own)
+        if kind == COUNTS:
+            out = cope_ops.attend(q, k, v, scale, own)[0]
         else:
-            bias_of_kind = form.kind, form.own, list(form.parts), form.reach
-            found = ops.attend(q, k, v, scale, *bias_of_kind)
-    return found[0]
+            out = ops.attend(q, k, v, scale, kind, own, list(parts), reach)[0]
+    return out

@@ -30,10 +30,26 @@ def dense_attention(
     with the queries last. ``sink`` is (H,). A query that sees no key gets 0. Memory grows with
     Tq x Tk.
     """
+    weights = attention_weights(q, k, scale, bias, mask, sink)
+    values = v.to(weights.dtype).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    with torch.autocast(q.device.type, enabled=False):
+        return (weights @ values).to(v.dtype)
+
+
+def attention_weights(
+    q: Tensor,
+    k: Tensor,
+    scale: float,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    sink: Tensor | None = None,
+) -> Tensor:
+    """Probabilities (B, H, Tq, Tk) of `dense_attention`, in float32, or float64 as q is.
+
+    A row sums to 1, to less with a sink, and to 0 where a query sees no key.
+    """
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    groups = q.shape[1] // k.shape[1]
-    keys = k.to(wide).repeat_interleave(groups, dim=1)
-    values = v.to(wide).repeat_interleave(groups, dim=1)
+    keys = k.to(wide).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     with torch.autocast(q.device.type, enabled=False):
         logits = (q.to(wide) @ keys.transpose(-1, -2)) * scale
         if bias is not None:
@@ -46,5 +62,4 @@ def dense_attention(
             own = sink.to(wide)[:, None, None].expand(*logits.shape[:-1], 1)
             logits = torch.cat((logits, own), dim=-1)
         weights = logits.softmax(dim=-1)[..., : k.shape[-2]]
-        weights = weights.masked_fill(~mask, 0.0)
-        return (weights @ values).to(v.dtype)
+        return weights.masked_fill(~mask, 0.0)

@@ -58,8 +58,8 @@ def positions_of(
         if attention_mask is not None:
             position_ids = position_ids * attention_mask.bool()
         return position_ids, position_ids
-    given, expected = torch.broadcast_tensors(position_ids, new)
-    differs = given != expected
+    passed, expected = torch.broadcast_tensors(position_ids, new)
+    differs = passed != expected
     if attention_mask is not None:
         differs = differs & attention_mask[:, past:].bool()
     if differs.any():

@@ -3,7 +3,7 @@
 A corpus may be compressed or come over a network, and splitting needs every document's length
 and digest before the first token is made. So all text goes once to ``text.bin`` (UTF-8), and
 every later step reads it from there, in any order. Texts are written and read in pieces, so that
-memory grows with the number of documents (some 300 bytes each) and not with their length.
+memory grows with the number of documents (some 200 bytes each) and not with their length.
 """
 
 from __future__ import annotations

@@ -152,7 +152,10 @@ def save_tokenizer(plan: TokenizerPlan, trained: Tokenizer | None, directory: Pa
 
 
 def load_tokenizer(directory: Path, trained: bool) -> PreTrainedTokenizerFast:
-    """Return the tokenizer in ``directory`` in transformers' form, with an end and a pad token."""
+    """The tokenizer in ``directory`` in transformers' form, with an end and a pad token.
+
+    It pads on the left, so that in a batch of prompts each one's end is where text is generated.
+    """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if trained:
@@ -160,9 +163,12 @@ def load_tokenizer(directory: Path, trained: bool) -> PreTrainedTokenizerFast:
             tokenizer_file=str(directory / "tokenizer.json"),
             eos_token=END,
             pad_token=PAD,
+            padding_side="left",
             clean_up_tokenization_spaces=False,
         )
-    tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(str(directory))
+    tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(
+        str(directory), padding_side="left"
+    )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

@@ -15,7 +15,7 @@ from pe.evaluation.retrieval import evaluate_retrieval
 from pe.evaluation.scorer import Log, Scorer, text_of
 from pe.evaluation.start import evaluate_start
 from pe.evaluation.temperature import fit_temperatures
-from pe.runs import SCHEMA_VERSION, Run, RunError
+from pe.runs import SCHEMA_VERSION, Run, RunError, checked
 from pe.runs.provenance import code, now
 from pe.training.build import check_evaluation, lengths_beyond
 from pe.training.progress import Progress
@@ -39,7 +39,7 @@ def evaluate(run: Run, *, quiet: bool = False, float32_residual: bool = False) -
             longer what it was trained on, or the source of its encoding is not.
         ValueError: the recipe has no lengths, or lengths for which the text is too short.
     """
-    recipe = run.recipe
+    recipe = checked(run).recipe
     check_source(run)
     known = run.evaluation()
     if known is not None and covers(known, recipe, float32_residual):

@@ -57,12 +57,17 @@ GUESS: dict[str, Any] = BASELINE | {"linestyle": (0, (1, 1.5)), "label": "unifor
 
 
 def legend(figure: Figure, handles: Sequence[Artist], columns: int = 3) -> None:
-    """The legend above the axes; none without a line."""
-    if handles:
-        figure.legend(
-            handles=list(handles), loc="outside upper left", ncols=columns, fontsize=9,
+    """The legend above the axes, in fewer ``columns`` where it is wider; none without a line."""
+    if not handles:
+        return
+    for number in range(columns, 0, -1):
+        box = figure.legend(
+            handles=list(handles), loc="outside upper left", ncols=number, fontsize=9,
             handlelength=2.6, columnspacing=1.2,
         )  # fmt: skip
+        if number == 1 or box.get_window_extent().width <= figure.bbox.width:
+            return
+        box.remove()
 
 
 def labels(figure: Figure, x: str, y: str) -> None:

@@ -49,6 +49,10 @@ class PEConfig(PreTrainedConfig):
         softmax_scale: factor of the logits in place of 1/sqrt(head_dim).
         length_temperature: c in the factor 1 + c ln(n / max_position_embeddings) of the logits of
             a query that sees n tokens, n beyond the context of training.
+        dropout: probability, in training, with which an entry is set to 0: of the embeddings with
+            what the encoding adds to them, and of the output of each attention and each
+            feed-forward block before it is added to the residual stream, as GPT-2's embd_pdrop and
+            resid_pdrop. Attention probabilities have none, since the fused kernels never hold them.
         attention_backend: "sdpa", "dense" or "kernel" forces that one; None takes the fastest that
             is exact (`pe.attention.choose`).
         kwargs: what transformers' own `PreTrainedConfig` takes, and ids of special tokens.
@@ -77,6 +81,7 @@ class PEConfig(PreTrainedConfig):
         joint_norm: str = "",
         softmax_scale: float | None = None,
         length_temperature: float = 0.0,
+        dropout: float = 0.0,
         attention_backend: str | None = None,
         rms_norm_eps: float = 1e-5,
         initializer_range: float = 0.02,
@@ -104,6 +109,7 @@ class PEConfig(PreTrainedConfig):
         self.joint_norm = joint_norm
         self.softmax_scale = softmax_scale
         self.length_temperature = length_temperature
+        self.dropout = dropout
         self.attention_backend = attention_backend
         self.rms_norm_eps = rms_norm_eps
         self.initializer_range = initializer_range
@@ -151,6 +157,10 @@ class PEConfig(PreTrainedConfig):
             )
         choice("joint_norm", self.joint_norm, ("", "q", "k", "qk"))
         checked(self.attention_backend)
+        if not 0 <= self.dropout < 1:
+            raise ValueError(
+                f"dropout: expected a probability from 0 to less than 1, got {self.dropout!r}"
+            )
         if self.softmax_scale is not None:
             positive("softmax_scale", self.softmax_scale)
         layer_specs(self.pe, self.num_hidden_layers)

@@ -2,7 +2,8 @@
 
     x = embed(tokens);  x += attention(norm(x));  x += swiglu(norm(x));  logits = norm(x) E^T
 
-RMSNorm before each block, SwiGLU, no biases, head tied to the embeddings (arXiv:2302.13971). The
+RMSNorm before each block, SwiGLU, no biases, head tied to the embeddings (arXiv:2302.13971).
+Dropout, if the configuration has it, on the embeddings and on what each block adds to x. The
 encoding acts through the hooks of `pe.encodings.Encoding`. Being a transformers `PreTrainedModel`
 with `GenerationMixin`, a run loads with ``AutoModelForCausalLM.from_pretrained`` once ``pe.model``
 has been imported. Its layers are in `pe.model.layers`. B batch, T tokens, V vocabulary.
@@ -42,8 +43,8 @@ CACHE_FIELD = (
 )
 # What transformers' own code passes along and this model has no use for.
 TOLERATED = frozenset(
-    {"cache_position", "return_dict", "output_attentions", "output_hidden_states",
-     "token_type_ids", "is_first_iteration"}
+    {"cache_position", "return_dict", "output_hidden_states", "token_type_ids",
+     "is_first_iteration"}
 )  # fmt: skip
 
 
@@ -66,6 +67,7 @@ class PEPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     _no_split_modules = ["Block"]
     _supports_sdpa = True
+    supports_gradient_checkpointing = True
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -88,6 +90,7 @@ class PEModel(PEPreTrainedModel):
             raise ValueError(f"config: expected a PEConfig, got a {type(config).__name__}")
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         arguments = config.encoding_context() | config.pe_options
@@ -115,22 +118,29 @@ class PEModel(PEPreTrainedModel):
         use_cache: bool | None = None,
         document_ids: Tensor | None = None,
         cache: Cache | None = None,
+        output_attentions: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """(B, T) token ids -> last_hidden_state (B, T, hidden).
+        """(B, T) token ids -> last_hidden_state (B, T, hidden), and attentions if asked for.
 
         Args:
             attention_mask: (B, past + T), 0 at padding.
             position_ids: (T,) or (B, T); default: counted from the mask. A cache holds no
                 positions, so with one only the counted ones are accepted.
             document_ids: (B, T); attention stays inside a document. Not with a cache.
+            output_attentions: return each layer's probabilities too, (B, H, T, past + T) in
+                float32. Attention is computed by its definition then (`pe.attention.dense`),
+                whatever backend is set, so memory grows with the square of the length. None: as the
+                configuration says.
         """
         for name in kwargs:
             if name not in TOLERATED:
                 known = list(inspect.signature(PEModel.forward).parameters)[1:-1]
                 raise unknown("argument", name, known)
-            if name in ("output_attentions", "output_hidden_states") and kwargs[name]:
+            if name == "output_hidden_states" and kwargs[name]:
                 raise ValueError(f"{name}: this model returns its last hidden state only")
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -148,6 +158,12 @@ class PEModel(PEPreTrainedModel):
                 f"{self.config.pe!r} draws the positions of all tokens again in each call, so what "
                 "a cache holds of them is of no use; pass use_cache=False"
             )
+        recomputed = any(layer.gradient_checkpointing for layer in self.layers)
+        if cache is not None and recomputed and self.training and torch.is_grad_enabled():
+            raise ValueError(
+                "activation checkpointing computes each layer twice, and a cache would get its "
+                "keys twice; pass use_cache=False"
+            )
         length = x.shape[1]
         past = 0 if cache is None else cache.get_seq_length()
         positions, k_positions = positions_of(
@@ -163,6 +179,7 @@ class PEModel(PEPreTrainedModel):
             lengths = {"lengths": document_lengths(mask, positions, k_positions)}
         plain = mask is None and position_ids is None and past == 0
         prepared: dict[int, Seen] = {}
+        attentions = []
         for index, layer in enumerate(self.layers):
             number = self.encoding_of[index]
             enc: Encoding = self.encodings[number]  # type: ignore[assignment]
@@ -175,11 +192,14 @@ class PEModel(PEPreTrainedModel):
                 )  # fmt: skip
             where, narrowed, temperature, kept = prepared[number]
             if index == 0:
-                x = enc.embed(x, where.q_positions)
-            x = layer(x, enc, where, narrowed, cache, temperature)
+                x = self.dropout(enc.embed(x, where.q_positions))
+            x, weights = layer(x, enc, where, narrowed, cache, temperature, output_attentions)
+            attentions.append(weights)
             for window in windows:
                 window.hold(kept)  # type: ignore[arg-type]
         output: dict[str, Any] = {"last_hidden_state": self.norm(x), CACHE_FIELD: cache}
+        if output_attentions:
+            output["attentions"] = tuple(attentions)
         return BaseModelOutputWithPast(**output)
 
     def _window_layers(self, cache: Cache, index: int, enc: Encoding) -> list[WindowLayer]:
@@ -291,7 +311,7 @@ class PEForCausalLM(PEPreTrainedModel, GenerationMixin):
             use_cache = goes_on and self.model.cacheable
         out = self.model(input_ids=input_ids, use_cache=use_cache, **inputs)
         hidden = out.last_hidden_state
-        result: dict[str, Any] = {CACHE_FIELD: out.get(CACHE_FIELD)}
+        result: dict[str, Any] = {CACHE_FIELD: out.get(CACHE_FIELD), "attentions": out.attentions}
         if shift_labels is None:
             if isinstance(logits_to_keep, int):
                 logits_to_keep = slice(-logits_to_keep, None)  # type: ignore[assignment]

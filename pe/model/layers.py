@@ -2,6 +2,8 @@
 
     x += attention(norm(x));  x += swiglu(norm(x))
 
+Dropout, where there is any, acts on both terms that are added to x, as in GPT-2.
+
 No encoding is known by name here (`pe.encodings.Encoding`). B batch, T tokens, H query heads, K key
 heads, D head_dim.
 """
@@ -13,9 +15,11 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from pe.attention import scaled
 from pe.attention.choose import bias_of, checked, compute
+from pe.attention.dense import attention_weights
 from pe.encodings import Encoding, Prepared
 from pe.model.config import PEConfig
 
@@ -57,8 +61,9 @@ class Attention(nn.Module):
         mask: Tensor | None,
         cache: Cache | None,
         temperature: Tensor | None,
-    ) -> Tensor:
-        """(B, T, hidden) -> (B, T, hidden).
+        output_attentions: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """(B, T, hidden) -> (B, T, hidden) and None, or the probabilities (B, H, T, past + T).
 
         Args:
             x: what queries, keys and values are projected from. enc: the layer's encoding. where:
@@ -66,7 +71,10 @@ class Attention(nn.Module):
             mask: (1 or B, 1, T, past + T), True where a query sees a key; None: causal.
             cache: keys, values and what else is kept of earlier tokens; these are added to it.
             temperature: factor of the logits, broadcastable to (B, H, T); None: 1.
+            output_attentions: return probabilities, which exist on the dense path only; attention
+                takes that one then.
         """
+        backend = "dense" if output_attentions else self.backend
         q, k, v = torch.split(self.qkv_proj(x), self.widths, dim=-1)
         q, k = self._heads(self.joint_q_norm(q)), self._heads(self.joint_k_norm(k))
         q, k, v = self.q_norm(q), self.k_norm(k), self._heads(v)
@@ -76,7 +84,7 @@ class Attention(nn.Module):
             state = self._kept(cache, state)
         if cache is not None and enc.raw_keys:
             k, v = cache.update(k, v, self.layer_index)
-        bias = bias_of(enc, q, k, q_positions, k_positions, state, mask, counted, self.backend)
+        bias = bias_of(enc, q, k, q_positions, k_positions, state, mask, counted, backend)
         factor = enc.logit_scale(q_positions)
         if enc.raw_keys or cache is None:
             q, k = enc.rotate(q, k, q_positions, k_positions, tables)
@@ -84,8 +92,12 @@ class Attention(nn.Module):
             q, k = enc.rotate(q, k, q_positions, q_positions, tables)
             k, v = cache.update(k, v, self.layer_index)
         q = scaled(scaled(q, factor), temperature)
-        out = compute(q, k, v, self.scale, bias, mask, self.backend, enc.sink_logit())
-        return self.o_proj(out.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
+        sink = enc.sink_logit()
+        out = compute(q, k, v, self.scale, bias, mask, backend, sink)
+        weights = None
+        if output_attentions:
+            weights = attention_weights(q, k, self.scale, bias.whole, mask, sink)
+        return self.o_proj(out.transpose(1, 2).flatten(-2)), weights
 
     def _kept(self, cache: Cache, state: Tensor) -> Tensor:
         """The state of all tokens so far; it lives in the cache as one more layer for each layer.
@@ -111,8 +123,8 @@ class SwiGLU(nn.Module):
         return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
 
 
-class Block(nn.Module):
-    """One decoder layer."""
+class Block(GradientCheckpointingLayer):
+    """One decoder layer; with activation checkpointing, transformers computes it again backward."""
 
     def __init__(self, config: PEConfig, layer_index: int) -> None:
         super().__init__()
@@ -120,6 +132,7 @@ class Block(nn.Module):
         self.attention = Attention(config, layer_index)
         self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = SwiGLU(config)
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(
         self,
@@ -129,7 +142,11 @@ class Block(nn.Module):
         mask: Tensor | None,
         cache: Cache | None,
         temperature: Tensor | None,
-    ) -> Tensor:
-        """(B, T, hidden) -> (B, T, hidden); the arguments are those of `Attention.forward`."""
-        x = x + self.attention(self.attention_norm(x), enc, where, mask, cache, temperature)
-        return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
+        output_attentions: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Arguments and results are those of `Attention.forward`."""
+        out, weights = self.attention(
+            self.attention_norm(x), enc, where, mask, cache, temperature, output_attentions
+        )
+        x = x + self.dropout(out)
+        return x + self.dropout(self.mlp(self.mlp_norm(x))), weights

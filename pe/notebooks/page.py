@@ -28,7 +28,7 @@ REFERENCE = "demo"
 # Fields in which runs may differ and still be drawn in one figure.
 _FREE = (
     "name", "pe", "pe_options", "seed", "log_every", "validate_every", "checkpoint_every",
-    "keep_steps", "keep_states", "evaluation_lengths",
+    "keep_steps", "keep_states", "keep_best", "activation_checkpointing", "evaluation_lengths",
 )  # fmt: skip
 
 

@@ -54,6 +54,7 @@ def _mapping(value: Any) -> Any:
         return value
 
 
+Words = Annotated[str, BeforeValidator(lambda v: str(v) if type(v) is int else v)]
 Whole = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
 Count = Annotated[int, BeforeValidator(_whole), Field(gt=0)]
 Number = Annotated[float, BeforeValidator(_number), Field(ge=0)]
@@ -252,7 +253,7 @@ def configure_speed(
     name: str | None = None,
     recipe: str = "auto",
     encodings: str | None = None,
-    lengths: str | None = None,
+    lengths: Words | None = None,
     modes: str | None = None,
     peers: str | None = None,
     tokens: Count | None = None,

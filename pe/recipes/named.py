@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from pe._errors import unknown
+from pe._errors import GUIDE, unknown
 from pe.recipes.recipe import Recipe
 
 DEMO = Recipe(
@@ -111,7 +111,7 @@ def recipe(name: str = "auto", **overrides: Any) -> Recipe:
 
         name = "tiny" if choose().type == "cuda" else "demo"
     if name not in RECIPES:
-        raise unknown("recipe", name, ["auto", *RECIPES])
+        raise ValueError(f"{unknown('recipe', name, ['auto', *RECIPES])}; {GUIDE}")
     base = RECIPES[name]
     values = base.to_dict() | overrides
     length, steps = values["context_length"], values["steps"]

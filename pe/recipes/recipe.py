@@ -25,14 +25,14 @@ from pe._errors import explain, unknown
 NOT_IDENTITY = (
     "name", "evaluation_lengths", "target_tokens", "evaluation_windows", "log_every",
     "validate_every", "checkpoint_every", "keep_steps", "keep_states", "retrieval_samples",
-    "fit_temperature",
+    "fit_temperature", "keep_best", "activation_checkpointing",
 )  # fmt: skip
 """Fields that say how a run is judged or watched; they do not change the weights it ends with."""
 NEW_FIELD_DEFAULTS = {
     "joint_norm": "", "softmax_scale": 0.0, "start_from": "", "start_step": 0,
     "start_state": "weights", "retrieval_share": 0.0,
     "deterministic": False, "encoding_rate": 1.0, "embedding_std": 0.02,
-    "first_token": False, "retrieval_tasks": (), "separator": "",
+    "first_token": False, "retrieval_tasks": (), "separator": "", "dropout": 0.0,
 }  # fmt: skip
 """Fields that came later, with the value that all runs before them had: left out of the hash where
 they have it, so that those runs keep their names."""
@@ -47,9 +47,17 @@ Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Momentum = Annotated[float, Field(ge=0, lt=1)]
-FROM_LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
-"""A list, as JSON has it, becomes a tuple."""
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _tuple(value: Any) -> Any:
+    if isinstance(value, (int, str)) and not isinstance(value, bool):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value
+
+
+FROM_LIST = BeforeValidator(_tuple)
+"""A list, as JSON has it, becomes a tuple, and so does a single number or name."""
 Counts = Annotated[tuple[Count, ...], FROM_LIST]
 
 Class = TypeVar("Class", bound=type)
@@ -103,6 +111,9 @@ class Recipe:
     """RMS-normalise queries (``"q"``), keys (``"k"``) or both (``"qk"``) over all heads."""
     softmax_scale: NonNegative = 0.0
     """Factor of the logits; 0: 1/sqrt(head_dim)."""
+    dropout: Fraction = 0.0
+    """Probability of a 0 among the embeddings and among what each block adds to the residual stream
+    (`pe.model.PEConfig`). Drawn by seed, step and process, so that a resumed run draws the same."""
     embedding_std: Positive = 0.02
     """Standard deviation of the initial token embeddings; hidden_size**-0.5 is that of papers
     which add positions to embeddings multiplied by sqrt(hidden_size)."""
@@ -153,14 +164,17 @@ class Recipe:
     decay_steps: Natural = 0
     """Length of the final decay of the ``wsd`` schedule."""
     weight_decay: NonNegative = 0.1
-    beta1: Momentum = 0.9
-    beta2: Momentum = 0.95
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.95
     grad_clip: Positive = 1.0
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """``auto``: bfloat16 autocast on CUDA, float32 elsewhere."""
     compile: Literal["auto", "on", "off"] = "auto"
     """``auto``: torch.compile on CUDA, off elsewhere."""
 
+    activation_checkpointing: bool = False
+    """Compute each layer again in the backward pass instead of keeping what it computed: less
+    memory, more time, the same result."""
     deterministic: bool = False
     """The same bits from run to run on the same machine (`pe.devices.deterministic`); slower."""
 
@@ -172,6 +186,8 @@ class Recipe:
     log_every: Count = 10
     validate_every: Natural = 100
     """Steps between validation losses; 0: only at the end."""
+    keep_best: bool = False
+    """Keep the weights with the least validation loss as well, in the run's folder ``best/``."""
 
     evaluation_lengths: Annotated[Counts, Field(min_length=1)]
     target_tokens: Count = 256
@@ -263,8 +279,14 @@ def _problems(r: Recipe) -> Iterator[str]:
         yield f"start_step: {r.start_step} of which run? give start_from as well"
     if not r.steps and not (r.start_from and r.start_state == "weights"):
         yield "steps: expected at least 1, got 0; only a run with start_from may have none"
-    if not r.steps and r.retrieval_share:
-        yield "retrieval_share: no effect without training steps; leave it out"
+    for name in ("retrieval_share", "dropout"):
+        if not r.steps and getattr(r, name):
+            yield f"{name}: no effect without training steps; leave it out"
+    if r.keep_best and not r.validate_every:
+        yield (
+            "keep_best: no effect with validate_every 0, where only the last weights are "
+            "validated; set validate_every as well"
+        )
     if r.start_state == "all" and not (r.start_from and r.start_step):
         yield "start_state: all of which run and step? give start_from and start_step as well"
     for name in ("keep_steps", "keep_states"):

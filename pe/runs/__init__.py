@@ -40,8 +40,8 @@ COLUMNS = (
 )  # fmt: skip
 FILES = ("run.json", "metrics.jsonl", "evaluation.json")
 METRIC_COLUMNS = (
-    "step", "loss", "grad_norm", "lr", "tokens", "tokens_per_second", "mfu", "seconds",
-    "validation_loss",
+    "step", "loss", "grad_norm", "lr", "tokens", "total_tokens", "tokens_per_second", "mfu",
+    "seconds", "validation_loss", "validation_perplexity",
 )  # fmt: skip
 
 
@@ -232,6 +232,11 @@ class Run(Folder):
         return self.directory / "checkpoint"
 
     @property
+    def best(self) -> Path:
+        """The same of the step with the least validation loss, where the recipe has keep_best."""
+        return self.directory / "best"
+
+    @property
     def traceback(self) -> Path:
         """Where Python was when the run failed, in full; run.json has the reason in one line."""
         return self.directory / "traceback.txt"
@@ -364,6 +369,20 @@ class Run(Folder):
         return pandas.DataFrame(self.metric_lines(), columns=list(METRIC_COLUMNS))
 
 
+def checked(run: object) -> Run:
+    """``run``, if it is one.
+
+    Raises:
+        TypeError: it is the name of an encoding, a path, or anything else.
+    """
+    if isinstance(run, Run):
+        return run
+    raise TypeError(
+        f"expected a run, got {run!r}; pe.configure('rope') makes one, pe.runs.find() lists those "
+        "that are recorded"
+    )
+
+
 def find(path: str | Path | None = None, study: str | None = None) -> list[Run]:
     """All runs below ``path`` (default `root`), in order of folder name.
 
@@ -388,8 +407,9 @@ def load(path: str | Path | None = None, study: str | None = None) -> pandas.Dat
     Columns: study, run, pe, seed, status, recipe, config_hash, steps, tokens, parameters,
     tokens_per_second, mfu, peak_memory_gib, wall_seconds, final_loss, validation_loss,
     context_length, start_from and start_step (the run a converted one began with, and its step, or
-    None), commit (every one that trained, with commas), directory, and perplexities by tokens
-    (``ppl@512``) and by multiples of the training context (``ppl@2x``).
+    None), commit (every one that trained, with commas), directory, and perplexities and shares of
+    prompts answered by tokens (``ppl@512``, ``passkey@512``) and by multiples of the training
+    context (``ppl@2x``).
 
     Raises:
         RunError: names the path of every damaged record; none is skipped.
@@ -429,9 +449,24 @@ def _row(run: Run) -> dict[str, Any]:
         "commit": ", ".join(record.commits) or None,
         "directory": str(run.directory),
     }
-    row |= record.training.model_dump(exclude={"passes", "resumes"}) if record.training else {}
-    for at, cell in evaluation.get("perplexity", {}).items():
-        row[f"ppl@{at}"] = cell["value"]
+    row |= record.training.model_dump(exclude={"passes", "resumes", "best"}) if record.training else {}
+    cells = {f"ppl@{at}": cell["value"] for at, cell in evaluation.get("perplexity", {}).items()}
+    for part in (evaluation[name] for name in ("retrieval", "needles") if evaluation.get(name)):
+        samples = part.get("samples", 1)
+        for task, lengths in part["tasks"].items():
+            cells |= {f"{task}@{at}": _share(cell, samples) for at, cell in lengths.items()}
+    for name, value in cells.items():
+        kind, _, at = name.partition("@")
+        row[name] = value
         if int(at) % length == 0:
-            row[f"ppl@{int(at) // length}x"] = cell["value"]
+            row[f"{kind}@{int(at) // length}x"] = value
     return row
+
+
+def _share(cell: Mapping[str, Any], samples: int) -> float | None:
+    """The share of a retrieval task's prompts that are wholly right; None if none was asked.
+
+    Records hold ``samples`` prompts per depth (``exact``), or each prompt's hit (``prompts``).
+    """
+    hits = cell.get("prompts", cell.get("exact"))
+    return None if hits is None else sum(map(int, hits)) / (len(hits) * samples)

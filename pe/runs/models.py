@@ -182,6 +182,15 @@ class Model(Part):
     than the choice."""
 
 
+class Best(Part):
+    """The weights with the least validation loss."""
+
+    step: int
+    """Optimizer steps before them."""
+    validation_loss: float
+    """Their loss on the validation split, nats per token."""
+
+
 class Training(Part):
     """What training did."""
 
@@ -207,6 +216,8 @@ class Training(Part):
     """Loss on the validation split after the last step, nats per token."""
     resumes: int
     """How often the run was continued from a checkpoint."""
+    best: Best | None = None
+    """What the folder ``best/`` holds; only where the recipe asks for it (keep_best)."""
 
 
 class Retrained(Part):

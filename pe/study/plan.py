@@ -43,7 +43,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, PlainValidator, ValidationError
+from pydantic import BeforeValidator, Field, PlainValidator, ValidationError
 
 from pe._errors import explain, unknown
 from pe._files import shipped
@@ -67,8 +67,9 @@ def _amount(value: Any) -> int | str:
 Amount = Annotated[int | str, PlainValidator(_amount)]
 Where = Annotated[int | str, PlainValidator(lambda v: v if v == "end" else _amount(v))]
 Fields = dict[str, Any]
-Seeds = Annotated[list[Natural], Field(min_length=1), Distinct]
-Rates = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1), Distinct]
+OneOrMore = BeforeValidator(lambda v: [v] if isinstance(v, (int, float, str)) else v)
+Seeds = Annotated[list[Natural], Field(min_length=1), Distinct, OneOrMore]
+Rates = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1), Distinct, OneOrMore]
 
 
 class StartEntry(YamlPart):
@@ -392,7 +393,8 @@ class _Seed:
             _steps("keep_steps", at, steps) for at in fields.get("keep_steps", base.keep_steps)
         )
         if not steps:  # nothing is trained, so these would have no effect
-            fields |= {"retrieval_share": 0.0, "checkpoint_every": base.checkpoint_every}
+            fields |= {"retrieval_share": 0.0, "dropout": 0.0}
+            fields |= {"checkpoint_every": base.checkpoint_every}
         fields |= {"pe": entry.pe, "pe_options": entry.pe_options, "seed": self.seed}
         if entry.start:
             parent, begins = self._start(entry.start)

@@ -143,7 +143,7 @@ def carry_out_task(task: Mapping[str, Any]) -> None:
         from pe.training.loop import train
 
         command = notebook_command(notebook_parameters(recipe, task["study"]))
-        os.environ.setdefault("PE_COMMAND", command)
+        os.environ["PE_COMMAND"] = command
         wait_for_device()
         train(run)
         evaluate(run)

@@ -99,8 +99,11 @@ class ZeroShot(YamlPart):
         ]
 
     def missing(self, run: Run) -> list[str]:
-        """Cells that the record of ``run`` lacks; LongRoPE's factors have to be searched ones."""
-        recorded = (run.part("extension") or {"cells": {}})["cells"]
+        """Cells that the record of ``run`` lacks."""
+        return self.without((run.part("extension") or {"cells": {}})["cells"])
+
+    def without(self, recorded: Mapping[str, Any]) -> list[str]:
+        """Cells that are not ``recorded``; LongRoPE's factors have to be searched ones."""
         return [
             name
             for name in self.cells()

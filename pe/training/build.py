@@ -45,6 +45,7 @@ def build_config(recipe: Recipe, vocab_size: int, eos_token_id: int | None = Non
         qk_norm=recipe.qk_norm,
         joint_norm=recipe.joint_norm,
         softmax_scale=recipe.softmax_scale or None,
+        dropout=recipe.dropout,
         bos_token_id=eos_token_id,
         eos_token_id=eos_token_id,
     )
@@ -88,7 +89,7 @@ def start_model(start: Start, recipe: Recipe, expected: PEConfig) -> PEForCausal
         RunError: its weights cannot be read.
         ValueError: the model has other sizes than ``expected``, or cannot be converted.
     """
-    model = read_model(start.weights, dtype=torch.float32)
+    model = read_model(start.weights, dtype=torch.float32, dropout=recipe.dropout)
     for name in SIZES:
         size, wanted = getattr(model.config, name), getattr(expected, name)
         if size != wanted:

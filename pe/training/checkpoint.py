@@ -6,8 +6,9 @@
 
 The last two of the first kind stay. Those of the second stay for good: with ``keep_steps`` they
 hold what another run needs to start from, and no optimizer; with ``keep_states`` they hold
-everything, for a branch. Each is written under another name, flushed to disk and renamed, so it is
-whole or it is not there. Any of them loads with
+everything, for a branch. With ``keep_best`` the run's folder ``best/`` holds the weights with the
+least validation loss, no optimizer, and the tokenizer. Each is written under another name, flushed
+to disk and renamed, so it is whole or it is not there. Any of them loads with
 ``AutoModelForCausalLM.from_pretrained``.
 """
 
@@ -20,6 +21,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from accelerate import Accelerator
@@ -32,6 +34,9 @@ from pe.model.config import PEConfig
 from pe.runs import RunError, write_atomically, writing
 from pe.training.start import KEPT, TrainState, checkpoints, read_state
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
 KEEP = 2
 
 
@@ -43,7 +48,8 @@ def save(
     Args:
         keep: for good, to branch other runs from; otherwise as the last one, and older ones go.
     """
-    with _folder(accelerator, directory / KEPT if keep else directory, state) as folder:
+    parent = directory / KEPT if keep else directory
+    with _folder(accelerator, parent / f"step-{state.step:06d}", state) as folder:
         accelerator.save_state(str(folder))
         if accelerator.is_main_process:
             config.save_pretrained(folder)
@@ -52,19 +58,24 @@ def save(
 
 
 def keep_weights(
-    accelerator: Accelerator, model: nn.Module, directory: Path, state: TrainState
+    accelerator: Accelerator,
+    model: nn.Module,
+    final: Path,
+    state: TrainState,
+    tokenizer: PreTrainedTokenizerFast | None = None,
 ) -> None:
-    """Write the weights to start other runs from. All processes call this together."""
+    """Write a folder ``final`` of weights alone. All processes call this together."""
     weights = accelerator.get_state_dict(model)
-    with _folder(accelerator, directory / KEPT, state) as folder:
+    with _folder(accelerator, final, state) as folder:
         if accelerator.is_main_process:
             accelerator.unwrap_model(model).save_pretrained(folder, state_dict=weights)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(folder)
 
 
 @contextlib.contextmanager
-def _folder(accelerator: Accelerator, directory: Path, state: TrainState) -> Iterator[Path]:
-    """An empty folder for a checkpoint; filled, it is flushed to disk and given its name."""
-    final = directory / f"step-{state.step:06d}"
+def _folder(accelerator: Accelerator, final: Path, state: TrainState) -> Iterator[Path]:
+    """An empty folder for a checkpoint; filled, it is flushed to disk and named ``final``."""
     temporary = final.with_name(f".{final.name}.partial")
     with writing_weights(final):
         if accelerator.is_main_process:

@@ -4,7 +4,7 @@ One optimizer step is a pure function of the recipe, the step's number and the s
 checkpoint, so a run that was killed ends with the same weights as one that was not. Runs on one
 device or on many: with ``accelerate launch`` or ``torchrun`` each process takes a part of every
 batch, and the loss is divided by the target count of the whole batch, so neither processes nor
-micro-batches change the result.
+micro-batches change the result, except through what a step draws (dropout, random positions).
 
 The learning rate is a function of the step alone, t of S steps, W of them warmup:
 
@@ -19,6 +19,7 @@ import contextlib
 import functools
 import math
 import os
+import shutil
 import signal
 import threading
 import time
@@ -42,7 +43,7 @@ from pe.model import PEForCausalLM
 from pe.model.loss import IGNORE
 from pe.model.rng import same_draws, seed_step
 from pe.recipes.recipe import Recipe
-from pe.runs import Run, RunError
+from pe.runs import Run, RunError, checked
 from pe.runs.provenance import hardware, now
 from pe.training import checkpoint, trackers
 from pe.training.build import (
@@ -54,9 +55,15 @@ from pe.training.build import (
     set_rate,
     start_model,
 )
-from pe.training.metrics import Metrics, NonFiniteLoss, flops_per_token, peak_flops
+from pe.training.metrics import (
+    Metrics,
+    NonFiniteLoss,
+    flops_per_token,
+    peak_flops,
+    perplexity,
+)
 from pe.training.progress import Progress, duration
-from pe.training.start import TrainState, check_source, check_text, start_of
+from pe.training.start import KEPT, TrainState, check_source, check_text, read_state, start_of
 
 VALIDATION_BATCHES = 8
 
@@ -86,7 +93,7 @@ def train(
         Interrupted: a SIGTERM or SIGINT arrived; a checkpoint was written first.
         ValueError: the recipe does not fit the machine or the corpus.
     """
-    if run.exists():
+    if checked(run).exists():
         record = run.read()
         if record["config_hash"] != run.recipe.config_hash():
             raise RunError(
@@ -213,6 +220,10 @@ class Trainer:
         if self.main:
             path = {"attention": attention_path(model, r, self.device)}
             self.run.update(data=data.summary(), model=counts | path)
+        if r.activation_checkpointing:
+            # transformers 5 renamed this method on the way.
+            enable = getattr(model, "activation_checkpointing_enable", None)
+            (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
         if devices.compiles(r.compile, self.device):
             model.compile()
         self.model, self.optimizer = self.accelerator.prepare(model, build_optimizer(model, r))
@@ -267,6 +278,8 @@ class Trainer:
         known = self.run.metric_lines(drop_torn_end=True) if state.step else []
         self.metrics.start_at(state.step, known)
         if self.main:
+            if self._best() is None:  # of steps that will be repeated
+                shutil.rmtree(self.run.best, ignore_errors=True)
             self.run.begin_session(state.step)
             if state.step == 0:
                 self.run.update(sources=source_hashes(self.recipe.pe))
@@ -319,7 +332,8 @@ class Trainer:
         if state.step in r.keep_states:
             checkpoint.save(self.accelerator, self.folder, state, self.config, keep=True)
         elif keep:
-            checkpoint.keep_weights(self.accelerator, self.model, self.folder, state)
+            final = self.folder / KEPT / f"step-{state.step:06d}"
+            checkpoint.keep_weights(self.accelerator, self.model, final, state)
         if save:
             checkpoint.save(self.accelerator, self.folder, state, self.config, keep=False)
         return bool(validate or keep or save)
@@ -364,14 +378,21 @@ class Trainer:
         """Write down and show the steps since the last time; ``left`` in seconds to the end."""
         state, steps = self.state, self.recipe.steps
         mean = functools.partial(self.accelerator.reduce, reduction="mean")
-        line = self.metrics.flush(state.step, lr, tokens, seconds, mean, self._last_good())
+        line = self.metrics.flush(
+            state.step, state.tokens, lr, tokens, seconds, mean, self._last_good()
+        )
         state.seconds += line["seconds"]
-        self.accelerator.log({k: v for k, v in line.items() if v is not None}, step=state.step)
+        self._track(line)
         self.progress.show(
             f"step {state.step}/{steps}  loss {line['loss']:.3f}  "
             f"{line['tokens_per_second']:,.0f} tokens/s  {duration(left)} left",
             last=state.step == steps,
         )
+
+    def _track(self, values: Mapping[str, Any]) -> None:
+        """Give trackers what is known; their x axis is in tokens."""
+        known = {name: value for name, value in values.items() if value is not None}
+        self.accelerator.log(known, step=self.state.tokens)
 
     def _last_good(self) -> str:
         saved = checkpoint.checkpoints(self.folder)
@@ -391,15 +412,35 @@ class Trainer:
 
     def _validate(self) -> float:
         """Validation loss, written down once; every process computes all of it."""
-        step = self.state.step
-        known = self.metrics.validated(step)
-        if known is not None:  # written by a process that was killed before it went on
-            return known
-        loss = self._validation_loss()
-        if self.main:
-            self.metrics.validation(step, loss)
-        self.accelerator.log({"validation_loss": loss}, step=step)
+        state = self.state
+        loss = self.metrics.validated(state.step)
+        if loss is None:  # else it was written by a process that was killed before it went on
+            loss = self._validation_loss()
+            if self.main:
+                self.metrics.validation(state.step, state.tokens, loss)
+            self._track({"validation_loss": loss, "validation_perplexity": perplexity(loss)})
+        if self.recipe.keep_best:
+            self._keep_if_best(loss)
         return loss
+
+    def _keep_if_best(self, loss: float) -> None:
+        """Keep the weights of this step if no earlier ones have a validation loss as small."""
+        best = self._best()
+        better = best is None or round(loss, 6) < best["validation_loss"]
+        # The main process decides: in others the loss may differ by rounding.
+        decision = torch.full((), float(self.main and better), device=self.device)
+        if self.accelerator.reduce(decision, "sum").item() > 0:
+            checkpoint.keep_weights(
+                self.accelerator, self.model, self.run.best, self.state, self.data.load_tokenizer()
+            )
+
+    def _best(self) -> dict[str, Any] | None:
+        """Step and validation loss of the weights in ``best/``, if this run has come that far."""
+        if not self.run.best.exists():
+            return None
+        step = read_state(self.run.best).step
+        loss = self.metrics.validated(step)
+        return None if loss is None else {"step": step, "validation_loss": loss}
 
     @torch.no_grad()
     def _validation_loss(self) -> float:
@@ -449,6 +490,7 @@ class Trainer:
             "final_loss": round(metrics.final_loss(state.step), 6) if trained else None,
             "validation_loss": round(validation, 6),
             "resumes": state.resumes,
+            **({"best": self._best()} if self.recipe.keep_best else {}),
         }
 
 

@@ -57,6 +57,11 @@ def flops_per_token(parameters: int, layers: int, hidden_size: int, context_leng
     return 6.0 * parameters + 6.0 * layers * hidden_size * context_length
 
 
+def perplexity(loss: float) -> float | None:
+    """exp of a loss in nats, or None where that is no number of JSON."""
+    return round(math.exp(loss), 4) if loss < 700 else None
+
+
 class NonFiniteLoss(RuntimeError):
     """Training produced a loss, a gradient or weights that are no numbers."""
 
@@ -64,7 +69,8 @@ class NonFiniteLoss(RuntimeError):
 class Metrics:
     """Collects the steps since the last `flush` and writes one line for them.
 
-    ``loss`` is the mean over those steps, ``grad_norm`` and ``lr`` those of the last one.
+    ``loss`` is the mean over those steps, ``grad_norm`` and ``lr`` those of the last one;
+    ``tokens`` are those of the steps, ``total_tokens`` all that the run was trained on.
     """
 
     def __init__(self, run: Run, writes: bool, flops_per_token: float, peak: float | None) -> None:
@@ -88,7 +94,14 @@ class Metrics:
         self._norms.append(grad_norm)
 
     def flush(
-        self, step: int, lr: float, tokens: int, seconds: float, reduce: Any, last_good: str
+        self,
+        step: int,
+        total_tokens: int,
+        lr: float,
+        tokens: int,
+        seconds: float,
+        reduce: Any,
+        last_good: str,
     ) -> dict[str, Any]:
         """Write the line for the steps up to ``step``; ``seconds`` is what they took.
 
@@ -112,6 +125,7 @@ class Metrics:
             "grad_norm": round(norms[-1], 6),
             "lr": lr,
             "tokens": tokens,
+            "total_tokens": total_tokens,
             "tokens_per_second": round(rate, 1),
             "mfu": None if self.peak is None else round(rate * self.flops / self.peak, 4),
             "seconds": round(seconds, 4),
@@ -119,7 +133,7 @@ class Metrics:
         self._write(line)
         return line
 
-    def validation(self, step: int, loss: float) -> None:
+    def validation(self, step: int, total_tokens: int, loss: float) -> None:
         """Write a validation line.
 
         Raises:
@@ -127,10 +141,11 @@ class Metrics:
         """
         if not math.isfinite(loss):
             raise NonFiniteLoss(f"validation loss {loss} after step {step}")
-        self._write({"step": step, "validation_loss": round(loss, 6)})
+        line = {"step": step, "total_tokens": total_tokens, "validation_loss": round(loss, 6)}
+        self._write(line | {"validation_perplexity": perplexity(loss)})
 
     def validated(self, step: int) -> float | None:
-        """The validation loss of this step, if a process wrote it and was killed after that."""
+        """The validation loss of this step, if it was written down."""
         lines = (x for x in self.lines if x["step"] == step and "validation_loss" in x)
         return next((x["validation_loss"] for x in lines), None)
 

@@ -8,15 +8,28 @@ mistake would look like a worse encoding. `pe.attention.kernels.flash.self_check
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from pe.encodings.core.forms import Form
 
 REMEDY = (
     "please report it with the versions of torch and triton, and use backend='sdpa' "
     "(attention_backend in the configuration) meanwhile"
 )
 Random = Callable[..., Tensor]
+
+
+class Case(NamedTuple):
+    """Two sequences of two heads that share their keys."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gradient: Tensor
+    form: Form
 
 
 def random_on(device: torch.device) -> Random:

@@ -14,7 +14,7 @@ import pkgutil
 import re
 from pathlib import Path
 
-from pe._errors import nearest
+from pe._errors import GUIDE, nearest
 from pe.data.corpora.base import (
     BYTES_PER_TOKEN,
     CORPORA,
@@ -81,5 +81,5 @@ def open_corpus(spec: str, separator: str = "") -> tuple[Corpus, Budget]:
         return LocalCorpus(path, base, separator), budget
     raise ValueError(
         f"unknown corpus {base!r}{nearest(base, known)}: it is not one of {', '.join(known)}, "
-        f"and no file or directory was found at {path.absolute()}"
+        f"and no file or directory was found at {path.absolute()}; {GUIDE}"
     )

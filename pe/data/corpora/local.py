@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
+from pe._errors import GUIDE
 from pe.data.corpora.base import Corpus, Document
 from pe.data.formats import READERS, read_separated
 
@@ -69,7 +70,7 @@ class LocalCorpus(Corpus):
         self.files = [path] if path.is_file() else files_under(path, READERS)
         if not self.files or not self.files[0].name.endswith(tuple(READERS)):
             where = "has none of the endings" if path.is_file() else "holds no file ending in"
-            raise ValueError(f"corpus {self.name!r} {where} {', '.join(READERS)}")
+            raise ValueError(f"corpus {self.name!r} {where} {', '.join(READERS)}; {GUIDE}")
         if separator and not any(file.name.endswith(".txt") for file in self.files):
             raise ValueError(
                 f"separator: {separator!r} has no effect on corpus {self.name!r}, which has no "

@@ -9,11 +9,17 @@ from torch import Tensor
 class Clamp(torch.autograd.Function):
     """Clamp whose gradient is stopped only where a descent step would lead further out."""
 
+    generate_vmap_rule = True  # for several models at a time, `pe.tasks.measure.many`
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, low: float, high: float) -> Tensor:
+    def forward(x: Tensor, low: float, high: float) -> Tensor:
+        return x.clamp(low, high)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float, float], output: Tensor) -> None:
+        x, low, high = inputs
         ctx.save_for_backward(x)
         ctx.bounds = low, high
-        return x.clamp(low, high)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:

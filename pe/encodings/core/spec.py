@@ -86,6 +86,11 @@ def joined(layer: LayerSpec) -> str:
     return "+".join(map(str, layer))
 
 
+def part_names(spec: str) -> list[str]:
+    """The names of all parts in all layers, each once."""
+    return list(dict.fromkeys(part.name for layer in parse(spec) for part in layer))
+
+
 def is_sum(spec: str) -> bool:
     """Whether ``spec`` names more than one part."""
     layers = parse(spec)

@@ -19,6 +19,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from pe.attention.kernels.flash.elementary import tile
+
 READ_AT_ONCE: tl.constexpr = tl.constexpr(256)
 """Numbers of ``far`` that are read at once."""
 
@@ -46,13 +48,11 @@ def far_by_queries(
     o_i = i_block * BM + tl.arange(0, BM)
     o_e, o_d = tl.arange(0, E), tl.arange(0, D)
     m_i = o_i < T
-    p_at = p_do + i_b * do_strides[0] + i_h * do_strides[1] + o_i[:, None] * do_strides[2]
-    p_at += o_d[None, :]
-    b_do = tl.load(p_at, mask=m_i[:, None], other=0.0)
-    p_at = p_o + i_b * out_strides[0] + i_h * out_strides[1] + o_i[:, None] * out_strides[2]
-    p_at += o_d[None, :]
+    b_do = tl.load(tile(p_do, do_strides, i_b, i_h, o_i, o_d), mask=m_i[:, None], other=0.0)
+    p_at = tile(p_o, out_strides, i_b, i_h, o_i, o_d)
     wide = b_do.to(tl.float32)
-    b_sums = tl.sum(wide * tl.load(p_at, mask=m_i[:, None], other=0.0).to(tl.float32), 1)
+    b_o = tl.load(p_at, mask=m_i[:, None], other=0.0)
+    b_sums = tl.sum(wide * b_o.to(tl.float32), 1)
     # |dS| adds up to no more than this in a row, as P adds up to 1: with room to spare
     largest = tl.load(p_largest + i_b * (H // G) + i_h // G)
     bound = tl.sqrt(tl.sum(wide * wide, 1)) * largest * 2.5
@@ -65,10 +65,7 @@ def far_by_queries(
     tl.store(p_lse_far + i_local * T + o_i, b_lse_far, mask=m_i)
     tl.store(p_sums + i_local * T + o_i, b_sums, mask=m_i)
     if far > 0:
-        p_q += i_b * q_strides[0] + i_h * q_strides[1]
-        b_q = tl.load(
-            p_q + o_i[:, None] * q_strides[2] + o_e[None, :], mask=m_i[:, None], other=0.0
-        )
+        b_q = tl.load(tile(p_q, q_strides, i_b, i_h, o_i, o_e), mask=m_i[:, None], other=0.0)
         b_dq = tl.zeros((BM, E), tl.float32)
         for j0 in tl.range(0, far, BN):
             o_j = j0 + tl.arange(0, BN)
@@ -131,41 +128,29 @@ def far_by_keys(
     blocks = tl.cdiv(T, BF)
     for i_g in range(G):
         i_h, row = i_hk * G + i_g, i_local * G + i_g
-        p_qh, p_doh = (
-            p_q + i_b * q_strides[0] + i_h * q_strides[1],
-            p_do + i_b * do_strides[0] + i_h * do_strides[1],
-        )
+        p_qh = p_q + i_b * q_strides[0] + i_h * q_strides[1]
+        p_doh = p_do + i_b * do_strides[0] + i_h * do_strides[1]
         p_farh = p_far + (first + row) * blocks
         start = first_beyond(p_farh, j0, j0 // BF, blocks) * BF
         m_far = m_j & (start < T)  # nothing is read where keys are far to no query
-        p_tile = p_k + i_b * k_strides[0] + i_hk * k_strides[1] + o_j[:, None] * k_strides[2]
-        b_k = tl.load(p_tile + o_e[None, :], mask=m_far, other=0.0)
-        p_tile = p_v + i_b * v_strides[0] + i_hk * v_strides[1] + o_j[:, None] * v_strides[2]
-        b_v = tl.load(p_tile + o_d[None, :], mask=m_far, other=0.0)
+        b_k = tl.load(tile(p_k, k_strides, i_b, i_hk, o_j, o_e), mask=m_far, other=0.0)
+        b_v = tl.load(tile(p_v, v_strides, i_b, i_hk, o_j, o_d), mask=m_far, other=0.0)
         for i0 in tl.range(start, T, BM):
             o_i = i0 + tl.arange(0, BM)
             m_i = o_i < T
-            b_q = tl.load(
-                p_qh + o_i[:, None] * q_strides[2] + o_e[None, :], mask=m_i[:, None], other=0.0
-            )
+            p_at = p_qh + o_i[:, None] * q_strides[2] + o_e[None, :]
+            b_q = tl.load(p_at, mask=m_i[:, None], other=0.0)
             b_lse_far = tl.load(p_lse_far + row * T + o_i, mask=m_i, other=float("inf"))
             far = tl.load(p_farh + o_i // BF, mask=m_i, other=0)
-            b_lse_far = tl.where(
-                far > j0, b_lse_far, float("inf")
-            )  # weights of other queries are 0
+            b_lse_far = tl.where(far > j0, b_lse_far, float("inf"))  # weights of others are 0
             b_s = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION) * scale
             b_p = tl.math.exp2(b_s - b_lse_far[None, :])
-            b_do = tl.load(
-                p_doh + o_i[:, None] * do_strides[2] + o_d[None, :], mask=m_i[:, None], other=0.0
-            )
+            p_at = p_doh + o_i[:, None] * do_strides[2] + o_d[None, :]
+            b_do = tl.load(p_at, mask=m_i[:, None], other=0.0)
             b_dv = tl.dot(b_p.to(b_do.dtype), b_do, b_dv, input_precision=PRECISION)
             b_sums = tl.load(p_sums + row * T + o_i, mask=m_i, other=0.0)
             b_dp = tl.dot(b_v, tl.trans(b_do), input_precision=PRECISION)
             b_ds = b_p * (b_dp - b_sums[None, :])
             b_dk = tl.dot(b_ds.to(b_q.dtype), b_q, b_dk, input_precision=PRECISION)
-    p_at = p_dk + i_b * dk_strides[0] + i_hk * dk_strides[1] + o_j[:, None] * dk_strides[2]
-    p_at += o_e[None, :]
-    tl.store(p_at, (b_dk * plain_scale).to(p_dk.dtype.element_ty), mask=m_j)
-    p_at = p_dv + i_b * dv_strides[0] + i_hk * dv_strides[1] + o_j[:, None] * dv_strides[2]
-    p_at += o_d[None, :]
-    tl.store(p_at, b_dv.to(p_dv.dtype.element_ty), mask=m_j)
+    tl.store(tile(p_dk, dk_strides, i_b, i_hk, o_j, o_e), b_dk * plain_scale, mask=m_j)
+    tl.store(tile(p_dv, dv_strides, i_b, i_hk, o_j, o_d), b_dv, mask=m_j)

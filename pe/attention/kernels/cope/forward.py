@@ -20,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pe.attention.kernels.flash.elementary import INTERPRETED, inverse
+from pe.attention.kernels.flash.elementary import INTERPRETED, inverse, tile
 
 HALF: tl.constexpr = tl.constexpr(11)
 """Bits of the lower half of a gate: whole numbers up to 2^11 are exact in float16."""
@@ -110,8 +110,7 @@ def products(
     o_i = i0 + tl.arange(0, BM)
     o_e = tl.arange(0, E)
     m_i = o_i < T
-    p_q += i_b * q_strides[0] + i_h * q_strides[1]
-    b_q = tl.load(p_q + o_i[:, None] * q_strides[2] + o_e[None, :], mask=m_i[:, None], other=0.0)
+    b_q = tl.load(tile(p_q, q_strides, i_b, i_h, o_i, o_e), mask=m_i[:, None], other=0.0)
     top = tl.minimum(tl.minimum(i0 + BM, T), last)
     if IS_BACKWARD:
         counted = tl.max(tl.load(p_counts + (first + i_local) * T + o_i, mask=m_i, other=0), 0)
@@ -122,19 +121,14 @@ def products(
         o_n = n0 + tl.arange(0, BN)
         o_at = o_n[None, :] * E + o_e[:, None]
         m_here, m_next = o_n[None, :] <= last, o_n[None, :] < last
-        b_s = tl.dot(b_q, tl.load(p_high + o_at, mask=m_here, other=0.0), input_precision=PRECISION)
-        b_s = tl.dot(
-            b_q, tl.load(p_low + o_at, mask=m_here, other=0.0), b_s, input_precision=PRECISION
-        )
-        b_next = tl.dot(
-            b_q, tl.load(p_high + E + o_at, mask=m_next, other=0.0), input_precision=PRECISION
-        )
-        b_next = tl.dot(
-            b_q,
-            tl.load(p_low + E + o_at, mask=m_next, other=0.0),
-            b_next,
-            input_precision=PRECISION,
-        )
+        b_high = tl.load(p_high + o_at, mask=m_here, other=0.0)
+        b_s = tl.dot(b_q, b_high, input_precision=PRECISION)
+        b_low = tl.load(p_low + o_at, mask=m_here, other=0.0)
+        b_s = tl.dot(b_q, b_low, b_s, input_precision=PRECISION)
+        b_high = tl.load(p_high + E + o_at, mask=m_next, other=0.0)
+        b_next = tl.dot(b_q, b_high, input_precision=PRECISION)
+        b_low = tl.load(p_low + E + o_at, mask=m_next, other=0.0)
+        b_next = tl.dot(b_q, b_low, b_next, input_precision=PRECISION)
         rise = tl.where(m_next, b_next - b_s, 0.0) * scale
         pair = tl.join(b_s * scale, rise)
         if p_z.dtype.element_ty == tl.float16:
@@ -226,9 +220,7 @@ def forward(
     o_i = i0 + tl.arange(0, BM)
     o_e, o_d = tl.arange(0, E), tl.arange(0, D)
     m_i = o_i < T
-    p_at = p_q + i_b * q_strides[0] + i_h * q_strides[1] + o_i[:, None] * q_strides[2]
-    p_at += o_e[None, :]
-    b_q = tl.load(p_at, mask=m_i[:, None], other=0.0)
+    b_q = tl.load(tile(p_q, q_strides, i_b, i_h, o_i, o_e), mask=m_i[:, None], other=0.0)
     p_rows = p_z + (i_local * T + tl.minimum(o_i, T - 1)) * z_t * 2
     b_beyond = tl.load(p_rows + 2 * last).to(tl.float32)
     most = last << BITS
@@ -259,15 +251,7 @@ def forward(
             b_acc, b_max, b_total, b_s, p_v, o_j, T, v_strides[2], False, D, PRECISION
         )
     out = (b_acc / b_total[:, None]).to(p_o.dtype.element_ty)
-    tl.store(
-        p_o
-        + i_b * out_strides[0]
-        + i_h * out_strides[1]
-        + o_i[:, None] * out_strides[2]
-        + o_d[None, :],
-        out,
-        mask=m_i[:, None],
-    )
+    tl.store(tile(p_o, out_strides, i_b, i_h, o_i, o_d), out, mask=m_i[:, None])
     o_row = (first + i_local) * T + o_i
     tl.store(p_lse + o_row, b_max + tl.math.log2(b_total), mask=m_i)
     tl.store(p_counts + o_row, counted, mask=m_i)

@@ -120,17 +120,9 @@ def forward(
 
 
 def backward(
-    gradient: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    counts: Tensor,
-    far: Tensor,
-    table: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, counts: Tensor,
+    far: Tensor, table: Tensor, scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """dq, dk, dv in the order of their tokens, and the table's gradient in float32."""
     q, k, v, gradient = (contiguous_last_dim(x) for x in (q, k, v, gradient))
     call, b = _Call(q, k, table), BACKWARD

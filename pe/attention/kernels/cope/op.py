@@ -99,12 +99,11 @@ def self_check(width: int, value_width: int, dtype: torch.dtype, device: torch.d
         RuntimeError: they fail or differ; says how, and what to use instead.
     """
     case, scale = cases.case(width, value_width, dtype, device), width**-0.5
+    q, k, v, gradient, (_, table, *_) = case
+    assert table is not None
 
     def compute() -> tuple[Tensor, ...]:
-        out, lse, counts, far = forward(case.q, case.k, case.v, case.table, scale)
-        gradients = backward(
-            case.gradient, case.q, case.k, case.v, out, lse, counts, far, case.table, scale
-        )
-        return out, *gradients
+        out, lse, counts, far = forward(q, k, v, table, scale)
+        return out, *backward(gradient, q, k, v, out, lse, counts, far, table, scale)
 
     checks.agree(compute, cases.expected(case, scale), dtype)

@@ -9,37 +9,28 @@ z = q t^T; dz is dS shared between the two rows between which a count lies.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pe.attention.kernels.self_check import inputs, random_on
+from pe.attention.kernels.self_check import Case, inputs, random_on
+from pe.encodings.core.forms import by_count
 
 BATCH, HEADS, LENGTH, ROWS = 2, 2, 250, 24
 """Long enough for counts that run beyond the table, from different blocks of queries on."""
-
-
-class Case(NamedTuple):
-    """Two sequences of two heads that share their keys."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    gradient: Tensor
-    table: Tensor
 
 
 def case(width: int, value_width: int, dtype: torch.dtype, device: torch.device) -> Case:
     """The same numbers every time."""
     random = random_on(device)
     q, k, v, gradient = inputs(random, BATCH, HEADS, LENGTH, width, value_width, dtype)
-    return Case(q, k, v, gradient, random(ROWS, width) * width**-0.5)
+    return Case(q, k, v, gradient, by_count(random(ROWS, width) * width**-0.5))
 
 
 def expected(case: Case, scale: float) -> tuple[Tensor, ...]:
     """o, dq, dk, dv and the gradient of the table, float64."""
-    q, k, v, gradient, table = (t.double() for t in case)
+    assert case.form.own is not None
+    q, k, v, gradient, table = (t.double() for t in (*case[:4], case.form.own))
     length, last = q.shape[-2], len(table) - 1
     seen = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
     logits = scale * (q @ k.transpose(-1, -2))

@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from pe.attention.kernels.flash.elementary import tile
+
 
 @triton.jit
 def of_queries(
@@ -55,15 +57,7 @@ def of_queries(
         p_dq + (i_local * T + o_i[:, None]) * E + o_e[None, :], mask=m_i[:, None], other=0.0
     )
     out = (b_dq * scale + b_acc).to(p_out.dtype.element_ty)
-    tl.store(
-        p_out
-        + i_b * out_strides[0]
-        + i_h * out_strides[1]
-        + o_i[:, None] * out_strides[2]
-        + o_e[None, :],
-        out,
-        mask=m_i[:, None],
-    )
+    tl.store(tile(p_out, out_strides, i_b, i_h, o_i, o_e), out, mask=m_i[:, None])
 
 
 @triton.jit
@@ -88,8 +82,7 @@ def of_table(
             i_b, i_h = (first + i_local) // H, (first + i_local) % H
             o_i = (i_which % blocks) * BM + tl.arange(0, BM)
             m_i = o_i < T
-            p_rows = p_q + i_b * q_strides[0] + i_h * q_strides[1] + o_i[:, None] * q_strides[2]
-            b_q = tl.load(p_rows + o_e[None, :], mask=m_i[:, None], other=0.0)
+            b_q = tl.load(tile(p_q, q_strides, i_b, i_h, o_i, o_e), mask=m_i[:, None], other=0.0)
             unit = tl.load(p_unit + i_local * T + o_i, mask=m_i, other=0.0)
             numbers = p_dz + (i_local * T + o_i[:, None]) * z_t + o_n[None, :]
             b_dz = tl.load(numbers, mask=m_i[:, None] & (o_n[None, :] <= last), other=0)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pe.attention.kernels.flash.elementary import inverse, log2
+from pe.attention.kernels.flash.elementary import inverse, log2, tile
 from pe.attention.kernels.flash.fire_far import far_blocks
 from pe.attention.kernels.flash.forward import add_bias, distances, far_from, load_near
 from pe.attention.kernels.flash.horizon import first_key, last_query
@@ -46,21 +46,9 @@ def visit_queries(
         b_lse = tl.load(p_lse + o_i, mask=m_i, other=float("inf"))  # weights of no query are 0
         b_s = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION) * scale
         b_s = add_bias(
-            b_s,
-            o_i,
-            o_j,
-            i0,
-            j0,
-            near,
-            p_x,
-            p_y,
-            p_z,
-            KIND,
-            REACH,
-            IS_FAR,
-            IS_DIAGONAL,
+            b_s, o_i, o_j, i0, j0, near, p_x, p_y, p_z, KIND, REACH, IS_FAR, IS_DIAGONAL,
             IS_TRANSPOSED=True,
-        )
+        )  # fmt: skip
         b_p = tl.math.exp2(b_s - b_lse[None, :])
         if IS_DIAGONAL:
             b_p = tl.where(o_i[None, :] >= o_j[:, None], b_p, 0.0)
@@ -121,10 +109,8 @@ def by_keys(
     o_j = j0 + tl.arange(0, BN)
     o_e, o_d = tl.arange(0, E), tl.arange(0, D)
     m_j = o_j[:, None] < T
-    p_tile = p_k + i_b * k_strides[0] + i_hk * k_strides[1] + o_j[:, None] * k_strides[2]
-    b_k = tl.load(p_tile + o_e[None, :], mask=m_j, other=0.0)
-    p_tile = p_v + i_b * v_strides[0] + i_hk * v_strides[1] + o_j[:, None] * v_strides[2]
-    b_v = tl.load(p_tile + o_d[None, :], mask=m_j, other=0.0)
+    b_k = tl.load(tile(p_k, k_strides, i_b, i_hk, o_j, o_e), mask=m_j, other=0.0)
+    b_v = tl.load(tile(p_v, v_strides, i_b, i_hk, o_j, o_d), mask=m_j, other=0.0)
     b_dk = tl.zeros((BN, E), tl.float32)
     b_dv = tl.zeros((BN, D), tl.float32)
     for i_g in range(G):
@@ -181,12 +167,8 @@ def by_keys(
             tl.store(p_dx + (i_b * H + i_h) * T + o_j, b_dx, mask=o_j < T)
             if KIND != KEYS:
                 tl.store(p_dy + (i_b * H + i_h) * T + o_j, b_dy, mask=o_j < T)
-    p_tile = p_dk + i_b * dk_strides[0] + i_hk * dk_strides[1] + o_j[:, None] * dk_strides[2]
-    p_tile += o_e[None, :]
-    tl.store(p_tile, (b_dk * plain_scale).to(p_dk.dtype.element_ty), mask=m_j)
-    p_tile = p_dv + i_b * dv_strides[0] + i_hk * dv_strides[1] + o_j[:, None] * dv_strides[2]
-    p_tile += o_d[None, :]
-    tl.store(p_tile, b_dv.to(p_dv.dtype.element_ty), mask=m_j)
+    tl.store(tile(p_dk, dk_strides, i_b, i_hk, o_j, o_e), b_dk * plain_scale, mask=m_j)
+    tl.store(tile(p_dv, dv_strides, i_b, i_hk, o_j, o_d), b_dv, mask=m_j)
 
 
 @triton.jit
@@ -210,21 +192,9 @@ def visit_keys(
         b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * scale
         near = load_near(p_x, p_w, o_j, j0 // BN, KIND, IS_FAR)
         b_s = add_bias(
-            b_s,
-            o_i,
-            o_j,
-            i0,
-            j0,
-            near,
-            p_x,
-            p_y,
-            p_z,
-            KIND,
-            REACH,
-            IS_FAR,
-            IS_DIAGONAL,
+            b_s, o_i, o_j, i0, j0, near, p_x, p_y, p_z, KIND, REACH, IS_FAR, IS_DIAGONAL,
             IS_TRANSPOSED=False,
-        )
+        )  # fmt: skip
         b_p = tl.math.exp2(b_s - b_lse[:, None])
         if IS_DIAGONAL:
             b_p = tl.where(o_i[:, None] >= o_j[None, :], b_p, 0.0)
@@ -263,14 +233,11 @@ def by_queries(
     o_i = i0 + tl.arange(0, BM)
     o_e, o_d = tl.arange(0, E), tl.arange(0, D)
     m_i = o_i[:, None] < T
-    p_tile = p_q + i_b * q_strides[0] + i_h * q_strides[1] + o_i[:, None] * q_strides[2]
-    b_q = tl.load(p_tile + o_e[None, :], mask=m_i, other=0.0)
-    p_tile = p_do + i_b * do_strides[0] + i_h * do_strides[1] + o_i[:, None] * do_strides[2]
-    b_do = tl.load(p_tile + o_d[None, :], mask=m_i, other=0.0)
+    b_q = tl.load(tile(p_q, q_strides, i_b, i_h, o_i, o_e), mask=m_i, other=0.0)
+    b_do = tl.load(tile(p_do, do_strides, i_b, i_h, o_i, o_d), mask=m_i, other=0.0)
     o_rows = tl.program_id(1).to(tl.int64) * T + o_i
     b_lse = tl.load(p_lse + o_rows, mask=o_i < T, other=float("inf"))
-    p_tile = p_o + i_b * out_strides[0] + i_h * out_strides[1] + o_i[:, None] * out_strides[2]
-    b_o = tl.load(p_tile + o_d[None, :], mask=m_i, other=0.0)
+    b_o = tl.load(tile(p_o, out_strides, i_b, i_h, o_i, o_d), mask=m_i, other=0.0)
     b_sums = tl.sum(b_o.to(tl.float32) * b_do.to(tl.float32), 1)
     b_rest = tl.zeros((BM,), tl.float32)
     b_dq = tl.zeros((BM, E), tl.float32)
@@ -280,24 +247,19 @@ def by_queries(
     if REACH > 0 or USES_LINES:
         far = tl.maximum((i0 - far_from(p_x, KIND, REACH, BN)) // BN, 0) * BN
         b_dq, b_rest = visit_keys(
-            b_dq, b_rest, b_q, b_do, b_lse, b_sums, p_k, p_v, o_i, i0, 0, far, T, k_strides[2],
-            v_strides[2], scale, p_x, p_y, p_z, p_w,
-            KIND, REACH, E, D, BN, PRECISION,
+            b_dq, b_rest, b_q, b_do, b_lse, b_sums, p_k, p_v, o_i, i0, 0, far, T,
+            k_strides[2], v_strides[2], scale, p_x, p_y, p_z, p_w, KIND, REACH, E, D, BN, PRECISION,
             NEEDS_SUMS, IS_FAR=True, IS_DIAGONAL=False,
         )  # fmt: skip
     b_dq, b_rest = visit_keys(
-        b_dq, b_rest, b_q, b_do, b_lse, b_sums, p_k, p_v, o_i, i0, far, diagonal, T, k_strides[2],
-        v_strides[2], scale, p_x, p_y, p_z, p_w,
-        KIND, REACH, E, D, BN, PRECISION,
-            NEEDS_SUMS, IS_FAR=False, IS_DIAGONAL=False,
+        b_dq, b_rest, b_q, b_do, b_lse, b_sums, p_k, p_v, o_i, i0, far, diagonal, T,
+        k_strides[2], v_strides[2], scale, p_x, p_y, p_z, p_w, KIND, REACH, E, D, BN, PRECISION,
+        NEEDS_SUMS, IS_FAR=False, IS_DIAGONAL=False,
     )  # fmt: skip
     b_dq, b_rest = visit_keys(
         b_dq, b_rest, b_q, b_do, b_lse, b_sums, p_k, p_v, o_i, i0, diagonal, i0 + BM, T,
-        k_strides[2], v_strides[2], scale, p_x, p_y, p_z, p_w,
-        KIND, REACH, E, D, BN, PRECISION,
-            NEEDS_SUMS, IS_FAR=False, IS_DIAGONAL=True,
+        k_strides[2], v_strides[2], scale, p_x, p_y, p_z, p_w, KIND, REACH, E, D, BN, PRECISION,
+        NEEDS_SUMS, IS_FAR=False, IS_DIAGONAL=True,
     )  # fmt: skip
     tl.store(p_sums + o_rows, b_sums + b_rest, mask=o_i < T)
-    p_tile = p_dq + i_b * dq_strides[0] + i_h * dq_strides[1] + o_i[:, None] * dq_strides[2]
-    p_tile += o_e[None, :]
-    tl.store(p_tile, (b_dq * plain_scale).to(p_dq.dtype.element_ty), mask=m_i)
+    tl.store(tile(p_dq, dq_strides, i_b, i_h, o_i, o_e), b_dq * plain_scale, mask=m_i)

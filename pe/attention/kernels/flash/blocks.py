@@ -45,20 +45,11 @@ class Plan(NamedTuple):
 
 
 SQUARE = Blocks(64, 64, 4, 3)
-NARROW = {
-    NONE: Plan(Blocks(128, 64, 8, 3, 128), Blocks(32, 64, 4, 3), Blocks(64, 64, 4, 2, 168), SQUARE),
-    KEYS: Plan(Blocks(64, 128, 4, 2, 168), Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2, 168), SQUARE),
-    TABLE: Plan(
-        Blocks(64, 128, 4, 2, 168), Blocks(64, 64, 4, 3), Blocks(64, 32, 4, 3, 128), SQUARE
-    ),
-    FIRE: Plan(Blocks(128, 64, 8, 3, 128), Blocks(64, 64, 4, 3), Blocks(64, 32, 4, 3, 128), SQUARE),
-    LOGARITHM: Plan(
-        Blocks(128, 64, 8, 3, 128), Blocks(32, 64, 4, 3), Blocks(64, 64, 4, 2, 168), SQUARE
-    ),
-    POWER: Plan(
-        Blocks(128, 64, 8, 3, 128), Blocks(32, 64, 4, 3), Blocks(64, 64, 4, 2, 168), SQUARE
-    ),
-}
+PLAIN = Plan(Blocks(128, 64, 8, 3, 128), Blocks(32, 64, 4, 3), Blocks(64, 64, 4, 2, 168), SQUARE)
+NARROW = dict.fromkeys((NONE, LOGARITHM, POWER), PLAIN)
+NARROW[KEYS] = Plan(Blocks(64, 128, 4, 2, 168), Blocks(64, 64, 4, 3), PLAIN.queries, SQUARE)
+NARROW[TABLE] = NARROW[KEYS]._replace(queries=Blocks(64, 32, 4, 3, 128))
+NARROW[FIRE] = NARROW[TABLE]._replace(forward=PLAIN.forward)
 REACHING = NARROW[TABLE]._replace(forward=Blocks(64, 64, 4, 3, 168))
 """Of a table that is constant from some distance on (T5)."""
 WIDE = Plan(

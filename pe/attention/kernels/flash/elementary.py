@@ -1,4 +1,4 @@
-"""Single instructions that Triton lacks, or that it would place elsewhere."""
+"""Addresses, and single instructions that Triton lacks or would place elsewhere."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ import triton
 import triton.language as tl
 
 INTERPRETED: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+
+
+@triton.jit
+def tile(p, strides, i_b, i_h, o_t, o_c):
+    """Addresses in one head: of tokens o_t, down, and channels o_c, across."""
+    return p + i_b * strides[0] + i_h * strides[1] + o_t[:, None] * strides[2] + o_c[None, :]
 
 
 @triton.jit

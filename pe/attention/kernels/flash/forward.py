@@ -91,9 +91,8 @@ def add_fire_line(b_s, o_i, o_j, i0, j0, piece, p_x, p_y, p_z, IS_TRANSPOSED: tl
     p_x += 2 * (piece % REGION)
     height, slope = tl.load(p_x), tl.load(p_x + 1)
     b_s += (height + slope * (middle - 0.5))[:, None]
-    b_s += (slope * by_token)[:, None] * offsets_along(o_i, o_j, i0, j0, IS_TRANSPOSED, SIDE)[
-        None, :
-    ]
+    offsets = offsets_along(o_i, o_j, i0, j0, IS_TRANSPOSED, SIDE)
+    b_s += (slope * by_token)[:, None] * offsets[None, :]
     return b_s
 
 
@@ -189,21 +188,9 @@ def visit_keys(
         b_s = tl.dot(b_q, b_k, input_precision=PRECISION) * scale
         near = load_near(p_x, p_w, o_j, j0 // BN, KIND, IS_FAR)
         b_s = add_bias(
-            b_s,
-            o_i,
-            o_j,
-            i0,
-            j0,
-            near,
-            p_x,
-            p_y,
-            p_z,
-            KIND,
-            REACH,
-            IS_FAR,
-            IS_DIAGONAL,
+            b_s, o_i, o_j, i0, j0, near, p_x, p_y, p_z, KIND, REACH, IS_FAR, IS_DIAGONAL,
             IS_TRANSPOSED=False,
-        )
+        )  # fmt: skip
         if IS_DIAGONAL:
             b_s = tl.where(o_i[:, None] >= o_j[None, :], b_s, float("-inf"))
         b_max_new = tl.maximum(b_max, tl.max(b_s, 1))
@@ -251,9 +238,8 @@ def forward(
     i0 = i_block * BM
     o_i = i0 + tl.arange(0, BM)
     o_e, o_d = tl.arange(0, E), tl.arange(0, D)
-    b_q = tl.load(
-        p_q + o_i[:, None] * q_strides[2] + o_e[None, :], mask=o_i[:, None] < T, other=0.0
-    )
+    m_i = o_i[:, None] < T
+    b_q = tl.load(p_q + o_i[:, None] * q_strides[2] + o_e[None, :], mask=m_i, other=0.0)
     b_acc = tl.zeros((BM, D), tl.float32)
     b_max = tl.full((BM,), float("-inf"), tl.float32)
     b_total = tl.zeros((BM,), tl.float32)
@@ -264,29 +250,21 @@ def forward(
     if REACH > 0 or USES_LINES:
         far = tl.maximum((i0 - far_from(p_x, KIND, REACH, BN)) // BN, 0) * BN
         b_acc, b_max, b_total = visit_keys(
-            b_acc, b_max, b_total, b_q, p_k, p_v, o_i, i0, 0, far, T, k_strides[2], v_strides[2],
-            scale, p_x, p_y, p_z, p_w,
-            KIND, REACH, E, D, BN, PRECISION,
+            b_acc, b_max, b_total, b_q, p_k, p_v, o_i, i0, 0, far, T, k_strides[2],
+            v_strides[2], scale, p_x, p_y, p_z, p_w, KIND, REACH, E, D, BN, PRECISION,
             IS_FAR=True, IS_DIAGONAL=False,
         )  # fmt: skip
     b_acc, b_max, b_total = visit_keys(
-        b_acc, b_max, b_total, b_q, p_k, p_v, o_i, i0, far, diagonal, T, k_strides[2], v_strides[2],
-        scale, p_x, p_y, p_z, p_w,
-        KIND, REACH, E, D, BN, PRECISION,
-            IS_FAR=False, IS_DIAGONAL=False,
+        b_acc, b_max, b_total, b_q, p_k, p_v, o_i, i0, far, diagonal, T, k_strides[2],
+        v_strides[2], scale, p_x, p_y, p_z, p_w, KIND, REACH, E, D, BN, PRECISION,
+        IS_FAR=False, IS_DIAGONAL=False,
     )  # fmt: skip
     b_acc, b_max, b_total = visit_keys(
         b_acc, b_max, b_total, b_q, p_k, p_v, o_i, i0, diagonal, i0 + BM, T, k_strides[2],
-        v_strides[2], scale, p_x, p_y, p_z, p_w,
-        KIND, REACH, E, D, BN, PRECISION,
-            IS_FAR=False, IS_DIAGONAL=True,
+        v_strides[2], scale, p_x, p_y, p_z, p_w, KIND, REACH, E, D, BN, PRECISION,
+        IS_FAR=False, IS_DIAGONAL=True,
     )  # fmt: skip
     out = b_acc / b_total[:, None]
-    tl.store(
-        p_o + o_i[:, None] * out_strides[2] + o_d[None, :],
-        out.to(p_o.dtype.element_ty),
-        mask=o_i[:, None] < T,
-    )
-    tl.store(
-        p_lse + tl.program_id(1).to(tl.int64) * T + o_i, b_max + tl.math.log2(b_total), mask=o_i < T
-    )
+    tl.store(p_o + o_i[:, None] * out_strides[2] + o_d[None, :], out, mask=m_i)
+    p_lse += tl.program_id(1).to(tl.int64) * T
+    tl.store(p_lse + o_i, b_max + tl.math.log2(b_total), mask=o_i < T)

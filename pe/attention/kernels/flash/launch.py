@@ -103,17 +103,9 @@ def _precision(q: Tensor) -> str:
 
 
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    kind: int,
-    own: Tensor | None,
-    parts: list[Tensor],
-    reach: int,
-    least: int | None = None,
-    long: int = LONG,
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, scale: float, kind: int, own: Tensor | None,
+    parts: list[Tensor], reach: int, least: int | None = None, long: int = LONG,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """o (B, H, T, D), lse (B, H, T) in base 2, and the horizon (B, H), empty where none is used.
 
     Keys beyond it are skipped in sequences of ``least`` tokens and more (None: `horizon.LEAST`);
@@ -140,21 +132,10 @@ def forward(
 
 
 def backward(
-    gradient: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    beyond: Tensor,
-    scale: float,
-    kind: int,
-    own: Tensor | None,
-    parts: list[Tensor],
-    reach: int,
-    learns: bool,
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, beyond: Tensor,
+    scale: float, kind: int, own: Tensor | None, parts: list[Tensor], reach: int, learns: bool,
     long: int = LONG,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """dq, dk, dv and the gradient of ``own``, empty unless ``learns``."""
     q, k, v, gradient = (contiguous_last_dim(x) for x in (q, k, v, gradient))
     batch, heads, length, width = q.shape

@@ -32,15 +32,9 @@ from pe.encodings.core.forms import NONE
 
 @torch.library.custom_op("pe::flash", mutates_args=())
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    kind: int,
-    own: Tensor | None,
-    parts: list[Tensor],
-    reach: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, scale: float, kind: int, own: Tensor | None,
+    parts: list[Tensor], reach: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """o (B, H, T, D), lse (B, H, T) in base 2, and the horizon (B, H) or nothing.
 
     Raises:
@@ -101,13 +95,13 @@ def self_check(
         RuntimeError: they fail or differ; says how, and what to use instead.
     """
     case, scale = cases.case(kind, reach, width, value_width, dtype, device), width**-0.5
-    bias = kind, case.form.own, list(case.form.parts), case.form.reach
+    q, k, v, gradient, (_, own, parts, reach) = case
+    bias = kind, own, list(parts), reach
 
     def compute() -> tuple[Tensor, ...]:
-        out, lse, beyond = forward(case.q, case.k, case.v, scale, *bias, 0, 0)
-        gradients = backward(
-            case.gradient, case.q, case.k, case.v, out, lse, beyond, scale, *bias, kind != NONE, 0
+        out, lse, beyond = forward(q, k, v, scale, *bias, 0, 0)
+        return out, *backward(
+            gradient, q, k, v, out, lse, beyond, scale, *bias, kind != NONE, 0
         )  # fmt: skip
-        return out, *gradients
 
     checks.agree(compute, cases.expected(case, scale), dtype)

@@ -7,44 +7,18 @@ dq = scale dS k    dk = scale dS^T q    and dS added up by what the bias depends
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pe.attention.kernels.flash.horizon import FALLING
 from pe.attention.kernels.flash.piecewise_linear import takes_lines
-from pe.attention.kernels.self_check import inputs, random_on
-from pe.encodings.core.forms import (
-    CHUNK,
-    FIRE,
-    KEYS,
-    LOGARITHM,
-    NONE,
-    PADDING,
-    POWER,
-    TABLE,
-    Form,
-    by_distance,
-    by_key,
-    by_logarithm,
-    by_power,
-    fire,
-)  # fmt: skip
-from pe.encodings.core.forms import matrix as matrix_of
+from pe.attention.kernels.self_check import Case, inputs, random_on
+from pe.encodings.core import forms
+from pe.encodings.core.forms import Form
 
 BATCH, HEADS, LENGTH = 2, 2, 256
 LN2 = math.log(2.0)
-
-
-class Case(NamedTuple):
-    """Two sequences of two heads that share their keys."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    gradient: Tensor
-    form: Form
 
 
 def case(
@@ -53,33 +27,33 @@ def case(
     """The same numbers every time."""
     length = max(LENGTH, -(-reach // 128) * 128 + 128)  # beyond where it is constant, too
     if kind in FALLING:
-        length = 3 * CHUNK  # the last chunk skips the first where a bias is steep
+        length = 3 * forms.CHUNK  # the last chunk skips the first where a bias is steep
     if takes_lines(kind, dtype, length, 0):
         length = 704  # far enough for lines
     random = random_on(device)
     q, k, v, gradient = inputs(random, BATCH, HEADS, length, width, value_width, dtype)
     form = Form()
-    if kind == KEYS:
+    if kind == forms.KEYS:
         steps = 0.3 * random(BATCH, HEADS, length).double()
         steps[:, 1] += 2.0
-        form = by_key(steps.cumsum(-1))
-    elif kind == TABLE:
+        form = forms.by_key(steps.cumsum(-1))
+    elif kind == forms.TABLE:
         table = random(HEADS, length)
         if reach:
             table[:, reach:] = table[:, reach : reach + 1]
-        form = by_distance(table, reach or None)
-    elif kind in (LOGARITHM, POWER):
+        form = forms.by_distance(table, reach or None)
+    elif kind in (forms.LOGARITHM, forms.POWER):
         numbers = random(2, HEADS).abs().clamp(0.1, 1.0)
         numbers[:, 1] = 1.0
-        if kind == LOGARITHM:
+        if kind == forms.LOGARITHM:
             numbers[0, 1] = 0.01  # so weak that lines will do
-        form = by_logarithm(*numbers) if kind == LOGARITHM else by_power(*numbers)
-    elif kind == FIRE:
+        form = forms.by_logarithm(*numbers) if kind == forms.LOGARITHM else forms.by_power(*numbers)
+    elif kind == forms.FIRE:
         weight, corners = random(8), torch.linspace(0.1, 0.9, 8, device=device)  # none of them far
         rises = random(HEADS, 8) * (0.1 if length > LENGTH else 1.0)  # so flat that lines will do
         weights = weight[:, None], -weight * corners, rises, random(HEADS)
         c, multiplier = torch.full((1,), 0.3, device=device), torch.ones(1, device=device)
-        form = fire(c, multiplier, *weights, 100.0, 1e-6, length)
+        form = forms.fire(c, multiplier, *weights, 100.0, 1e-6, length)
     return Case(q, k, v, gradient, form)
 
 
@@ -87,8 +61,8 @@ def expected(case: Case, scale: float) -> tuple[Tensor, ...]:
     """o, dq, dk, dv and the gradient of the bias' parameters, float64."""
     q, k, v, gradient = (t.double() for t in case[:4])
     logits = scale * (q @ k.transpose(-1, -2))
-    if case.form.kind != NONE:
-        logits = logits + matrix_of(case.form, q.shape[-2])
+    if case.form.kind != forms.NONE:
+        logits = logits + forms.matrix(case.form, q.shape[-2])
     seen = torch.ones_like(logits[0, 0], dtype=torch.bool, device=q.device).tril()
     weights = logits.masked_fill(~seen, -math.inf).softmax(-1)
     by_weight = gradient @ v.transpose(-1, -2)
@@ -107,18 +81,18 @@ def _own(form: Form, by_logit: Tensor) -> Tensor:
     length = by_logit.shape[-1]
     position = torch.arange(length, device=by_logit.device)
     distance = (position[:, None] - position).clamp(min=0)  # ahead of a query the gradient is 0
-    if form.kind == NONE or form.own is None:
+    if form.kind == forms.NONE or form.own is None:
         return by_logit.new_empty(0)
     own = torch.zeros_like(form.own, dtype=torch.float64)
-    if form.kind == KEYS:
+    if form.kind == forms.KEYS:
         own[..., :length] = by_logit.sum(-2) * LN2
-    elif form.kind == TABLE:
+    elif form.kind == forms.TABLE:
         reached = distance.clamp(max=form.reach) if form.reach else distance
         sums = by_logit.sum(0).flatten(1) * LN2
-        own[:, PADDING:].index_add_(1, reached.flatten(), sums)
-    elif form.kind in (LOGARITHM, POWER):
+        own[:, forms.PADDING :].index_add_(1, reached.flatten(), sums)
+    elif form.kind in (forms.LOGARITHM, forms.POWER):
         first, second = form.own.double()[..., None, None].unbind(1)
-        if form.kind == LOGARITHM:
+        if form.kind == forms.LOGARITHM:
             inner = 1 + second * distance
             by_number = -inner.log2() * LN2, -first * distance / inner
         else:
@@ -132,7 +106,7 @@ def _own(form: Form, by_logit: Tensor) -> Tensor:
         knots = form.parts[0].shape[1] - 2
         inverse = rows[:length, None] / knots / LN2  # 1 / N_i
         u = (steep * distance).log1p() * inverse
-        of_c = (by_c[PADDING:][distance] - u * rows_c[:length, None]) * inverse
+        of_c = (by_c[forms.PADDING :][distance] - u * rows_c[:length, None]) * inverse
         of_m = -u * rows_m[:length, None] * inverse
         above = u > breaks[:-1, None, None]
         active = torch.where(rising[:, None, None].bool(), above, ~above).double()

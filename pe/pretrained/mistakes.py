@@ -1,0 +1,206 @@
+"""The mistakes that people make in rotary settings, found in a configuration and named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from pe.encodings.yarn import magnitude
+from pe.pretrained.layers import Layer, nested_keys
+from pe.pretrained.length import TrainingLength
+from pe.pretrained.read import Source, blocks
+from pe.pretrained.rope import Rope, kind_of
+
+
+class Mistake(BaseModel):
+    """Something in the configuration that is wrong, or that is easily taken wrongly."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    """A word for it: ``original length missing``, ``base lost`` ..."""
+    text: str
+
+
+_WITH_ORIGINAL = ("yarn", "longrope", "llama3")
+
+
+def find_mistakes(
+    source: Source, layers: Sequence[Layer], rope: Rope | None, trained: TrainingLength
+) -> list[Mistake]:
+    """All warnings about a configuration, those about the file itself first."""
+    raw = source.raw or {}
+    found = []
+    if source.raw is not None and rope is not None:
+        found += [*_original_missing(raw, trained), *_base_lost(raw, rope, source.config)]
+    if rope is not None:
+        found += [
+            *_below_trained(source.config, rope), *_mismatch(raw, rope),
+            *_temperature_twice(rope), *_dynamic(raw, rope),
+            *_truncate(source.config, rope),
+        ]  # fmt: skip
+    found += _windowed(source.config, layers)
+    return [Mistake(name=name, text=text) for name, text in found]
+
+
+Found = list[tuple[str, str]]
+
+
+def _original_missing(raw: Mapping[str, Any], trained: TrainingLength) -> Found:
+    if "original_max_position_embeddings" in raw:
+        return []
+    return [
+        (
+            "original length missing",
+            f"{place} has type {kind_of(block)!r} without original_max_position_embeddings, so "
+            f"transformers counts from max_position_embeddings {trained.original:,}; if that is "
+            "the extended length, every frequency comes out wrong. Add the length before extension",
+        )
+        for place, block in blocks(raw).items()
+        if kind_of(block) in _WITH_ORIGINAL and "original_max_position_embeddings" not in block
+    ]  # fmt: skip
+
+
+def _base_lost(raw: Mapping[str, Any], rope: Rope, config: Any) -> Found:
+    names = ("rope_theta", "rotary_emb_base", "rope_local_base_freq", "layer_rope_theta")
+    written = any(raw.get(name) for name in names)
+    written = written or any("rope_theta" in block for block in blocks(raw).values())
+    if written or getattr(config, "rotary_dim", None):
+        return []
+    default = f"the base is transformers' default, {rope.base:g}"
+    if blocks(raw):
+        return [
+            (
+                "base lost",
+                f"the file has a block of rotary settings and no rope_theta, so {default}. "
+                "Replacing rope_parameters drops the base that was in it, and a model trained with "
+                "another base reads almost nothing right; take it from the original config.json",
+            )
+        ]
+    return [
+        ("base not stated", f"the file has no rope_theta, so {default}; check that it is meant")
+    ]
+
+
+def trained_factor(config: Any, rope: Rope) -> float | None:
+    """The factor of the same scaling that the released model of this type was trained with.
+
+    transformers' default configuration of a type is that of its first release.
+    """
+    block = getattr(type(config)(), "rope_parameters", None) or {}
+    block = next((v for v in block.values() if isinstance(v, Mapping)), block)
+    factor = block.get("factor")
+    return None if factor is None or rope.kind != kind_of(block) else float(factor)
+
+
+def _below_trained(config: Any, rope: Rope) -> Found:
+    factor = trained_factor(config, rope)
+    if factor is None or not rope.scaled or rope.factor >= factor:
+        return []
+    return [
+        (
+            "factor below the one trained in",
+            f"factor {rope.factor:g} is less than {factor:g}, which {config.model_type!r} was "
+            "trained with; weights trained with a factor keep it, also for short texts",
+        )
+    ]
+
+
+def _mismatch(raw: Mapping[str, Any], rope: Rope) -> Found:
+    longest, original = raw.get("max_position_embeddings"), rope.original_length
+    if rope.kind != "yarn" or not isinstance(longest, int) or not original:
+        return []
+    covered = rope.factor * original
+    if longest == original or abs(covered / longest - 1) < 1e-3:
+        return []
+    less = "less" if covered < longest else "more"
+    return [
+        (
+            "factor and lengths disagree",
+            f"factor {rope.factor:g} × original length {original:,} is {covered:,.0f} tokens, "
+            f"{less} than max_position_embeddings {longest:,}",
+        )
+    ]
+
+
+def _temperature_twice(rope: Rope) -> Found:
+    settings, found = rope.settings, []
+    chosen = settings.get("attention_factor")
+    all_dim = settings.get("mscale_all_dim")
+    if rope.kind == "yarn" and chosen is not None and settings.get("mscale"):
+        found.append(
+            (
+                "attention_factor twice",
+                f"attention_factor {chosen:g} and mscale are both set; transformers takes "
+                "attention_factor and ignores mscale, other programs multiply the two",
+            )
+        )
+    if rope.kind == "yarn" and rope.latent and chosen is not None and all_dim and chosen != 1:
+        found.append(
+            (
+                "attention_factor twice",
+                f"attention_factor {chosen:g} is on cos and sin, and mscale_all_dim {all_dim:g} "
+                f"multiplies logits by {magnitude(rope.factor, all_dim) ** 2:.3f} once more",
+            )
+        )
+    return found
+
+
+def _dynamic(raw: Mapping[str, Any], rope: Rope) -> Found:
+    first = raw.get("original_max_position_embeddings") or next(
+        (block.get("original_max_position_embeddings") for block in blocks(raw).values()), None
+    )
+    longest = raw.get("max_position_embeddings")
+    if rope.kind != "dynamic" or not first or not longest or first >= longest:
+        return []
+    return [
+        (
+            "dynamic counts from the longest length",
+            f"transformers' dynamic scaling starts at max_position_embeddings {longest:,} and does "
+            f"not read original_max_position_embeddings {first:,}; between the two nothing is "
+            f"scaled. Leave max_position_embeddings at {first:,}",
+        )
+    ]
+
+
+def _truncate(config: Any, rope: Rope) -> Found:
+    inside = [config.rope_parameters[key] or {} for key in nested_keys(config)]
+    if rope.kind != "yarn" or all(block.get("truncate") is not False for block in inside):
+        return []
+    return [
+        (
+            "truncate is not read",
+            "transformers reads truncate beside the layer types, not inside their blocks, so the "
+            "ends of YaRN's ramp are rounded all the same",
+        )
+    ]
+
+
+def _windowed(config: Any, layers: Sequence[Layer]) -> Found:
+    """YaRN in layers whose windows are shorter than the original length."""
+    scaled = [
+        layer for layer in layers
+        if layer.rope is not None and layer.rope.scaled and layer.reach is not None
+        and layer.reach <= (layer.rope.original_length or layer.reach)
+    ]  # fmt: skip
+    if not scaled:
+        return []
+    rope = scaled[0].rope
+    assert rope is not None
+    if rope.kind == "llama3" or trained_factor(config, rope) is not None:  # trained so
+        return []
+    return [
+        (
+            f"{rope.kind} over windowed layers",
+            f"{len(scaled)} layers see {scaled[0].reach:,} tokens and never meet a new angle, and "
+            f"{rope.kind} slows their frequencies too; "
+            + (
+                "leave the block of these layers as it was"
+                if nested_keys(config)
+                else "transformers has one block for all layers of this type, so it cannot be "
+                "avoided there"
+            ),
+        )
+    ]

@@ -1,0 +1,150 @@
+"""What `pe.explain` returns: everything as data, and as text, Markdown and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict
+
+from pe.pretrained.advice import Advice
+from pe.pretrained.layers import Layer
+from pe.pretrained.length import TrainingLength
+from pe.pretrained.methods import Method
+from pe.pretrained.mistakes import Mistake
+from pe.pretrained.rope import Rope
+from pe.pretrained.settings import Settings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Kind(BaseModel):
+    """Layers that do the same about positions."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    layers: tuple[int, ...]
+    """Their indices, from 0."""
+    does: Layer
+
+
+class Frequency(BaseModel):
+    """One frequency of the layers that see furthest, as the model was trained."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    index: int
+    radians: float
+    """Per token."""
+    wavelength: float
+    """Tokens of a full turn; inf for a frequency of 0."""
+    turns: float
+    """Full turns in the training length, or in the window where there is one."""
+
+    @property
+    def completed(self) -> bool:
+        """Whether training showed every angle of it."""
+        return self.turns >= 1
+
+
+class Explanation(BaseModel):
+    """A model's positions, explained. `text`, `markdown` and `figure` show it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    model_type: str
+    kinds: tuple[Kind, ...]
+    main: Rope
+    """The rotation of the layers that see furthest; methods are about them."""
+    layer_type: str | None
+    """What transformers calls these layers, where layers have settings of their own."""
+    reach: int | None
+    """Tokens that a query of theirs sees; None: all."""
+    training: TrainingLength
+    frequencies: tuple[Frequency, ...]
+    length: int
+    """Tokens to be read."""
+    asked: bool
+    """False: nobody asked for ``length``; it is four times the training length."""
+    methods: tuple[Method, ...]
+    advice: Advice
+    settings: dict[str, Settings]
+    """By method."""
+    no_settings: dict[str, str]
+    """By method, why there are none."""
+    warnings: tuple[Mistake, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def span(self) -> int:
+        """Tokens between which distances occurred in training: its length, or the window."""
+        return min(self.reach or self.training.tokens, self.training.tokens)
+
+    @property
+    def never_completed(self) -> tuple[int, ...]:
+        """Indices of the frequencies that rotate and never completed a turn in training."""
+        return tuple(f.index for f in self.frequencies if not f.completed and f.radians > 0)
+
+    @property
+    def first_unseen(self) -> int | None:
+        """The first distance with an angle that training did not have; None: there is none."""
+        return next(method for method in self.methods if method.name == "as_it_is").first_unseen
+
+    def method(self, name: str) -> Method:
+        """A method by its name."""
+        from pe._errors import unknown
+
+        for method in self.methods:
+            if method.name == name:
+                return method
+        raise unknown("method", name, [method.name for method in self.methods])
+
+    def text(self) -> str:
+        """For a terminal."""
+        from pe.pretrained.show import text
+
+        return text(self)
+
+    def markdown(self) -> str:
+        """For a notebook or an issue."""
+        from pe.pretrained.show import markdown
+
+        return markdown(self)
+
+    def figure(self) -> Figure:
+        """Turns of each frequency in training, and how far each method goes beyond its angles."""
+        from pe.pretrained.picture import picture
+
+        return picture(self)
+
+    def save_figure(self, path: str | Path) -> Path:
+        """Write the picture as SVG, or in the format that the file's ending names."""
+        target = Path(path)
+        if target.suffix in ("", ".svg"):
+            from pe.figures.style import save
+
+            return save(self.figure(), target.with_suffix(".svg"))
+        self.figure().savefig(target, dpi=150, facecolor="white")
+        return target
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def _repr_markdown_(self) -> str:
+        return self.markdown()
+
+
+def kinds_of(layers: Sequence[Layer]) -> tuple[Kind, ...]:
+    """Layers in groups that do the same, in the order of their first ones."""
+    groups: list[tuple[Layer, list[int]]] = []
+    for index, layer in enumerate(layers):
+        for does, members in groups:
+            if does == layer:
+                members.append(index)
+                break
+        else:
+            groups.append((layer, [index]))
+    return tuple(Kind(layers=tuple(members), does=does) for does, members in groups)

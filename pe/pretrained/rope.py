@@ -1,0 +1,221 @@
+"""Rotary settings as transformers writes them, and the frequencies that they stand for.
+
+    w_i = base^(-2i/d)      radians per token, d the rotated width      arXiv:2104.09864
+
+transformers' names of scalings are in `SCALINGS`; the frequencies are those of this package's
+encodings, and tests hold them equal to transformers' ``ROPE_INIT_FUNCTIONS``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from pe._errors import unknown
+from pe.encodings.core.frequencies import Frequencies, FrequencyTransform, base_frequencies
+from pe.encodings.dynamic_ntk import DynamicNTK
+from pe.encodings.llama3 import Llama3
+from pe.encodings.longrope import LongRoPE
+from pe.encodings.ntk import NTK
+from pe.encodings.pi import PI
+from pe.encodings.yarn import YaRN, magnitude
+
+Layout = Literal["half", "interleaved"]
+
+
+class Rope(BaseModel):
+    """How one kind of layer rotates queries and keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: str
+    """transformers' ``rope_type``: ``default`` is plain RoPE; see `SCALINGS`."""
+    base: float
+    head_dim: int
+    width: int
+    """Channels of a head that rotate; as many as ``head_dim`` unless rotation is partial."""
+    original_length: int | None
+    """Tokens that the scaling counts from."""
+    settings: dict[str, Any]
+    """The block of the configuration, the base included."""
+    layout: Layout = "half"
+    latent: bool = False
+    """Multi-head latent attention, whose logits ``mscale_all_dim`` scales as a whole."""
+
+    @property
+    def scaled(self) -> bool:
+        return self.kind in SCALINGS
+
+    @property
+    def factor(self) -> float:
+        """By how much the scaling extends; 1 where there is none."""
+        value = self.settings.get("factor")
+        return float(value) if self.scaled and value is not None else 1.0
+
+    def transform(self) -> FrequencyTransform | None:
+        """This package's transform of plain RoPE's frequencies; None for plain RoPE."""
+        return SCALINGS[self.kind](self) if self.scaled else None
+
+    def spectrum(self, length: int | None = None) -> Frequencies:
+        """Frequencies and the factor on cos and sin for a text of ``length`` tokens.
+
+        None: a text that fits into ``original_length``.
+        """
+        if self.kind == "proportional":
+            return self._proportional()
+        spectrum = base_frequencies(self.width, self.base)
+        transform = self.transform()
+        if transform is None:
+            return spectrum
+        transform.attach(spectrum)  # refuses what does not fit these frequencies
+        tokens = None if length is None else torch.tensor(length)
+        changed: Frequencies = transform(spectrum, tokens)
+        return changed
+
+    def logits(self, length: int | None = None) -> float:
+        """By how much the scaling multiplies logits of rotated channels at ``length`` tokens."""
+        settings = self.settings
+        growth = float(self.spectrum(length).magnitude) ** 2
+        if self.latent and self.kind == "yarn" and settings.get("mscale_all_dim"):
+            growth *= magnitude(self.factor, float(settings["mscale_all_dim"])) ** 2
+        return growth
+
+    def _proportional(self) -> Frequencies:
+        """p-RoPE (arXiv:2410.06205): RoPE's fastest frequencies over the head's width, then 0."""
+        spectrum = base_frequencies(self.head_dim, self.base)
+        index = torch.arange(self.head_dim // 2)
+        slowed = spectrum.inv_freq / float(self.settings.get("factor") or 1.0)
+        return spectrum._replace(inv_freq=torch.where(index < self.width // 2, slowed, 0.0))
+
+
+def _yarn(rope: Rope) -> YaRN:
+    settings = rope.settings
+    chosen = settings.get("attention_factor")
+    weights = [settings.get("mscale"), settings.get("mscale_all_dim")]
+    both = chosen is None and all(weights)
+    return YaRN(
+        original(rope), rope.factor,
+        beta_fast=settings.get("beta_fast") or 32.0, beta_slow=settings.get("beta_slow") or 1.0,
+        attention_factor=chosen, truncate=settings.get("truncate", True),
+        mscale=weights[0] if both else None, mscale_all_dim=weights[1] if both else None,
+    )  # fmt: skip
+
+
+def _longrope(rope: Rope) -> LongRoPE:
+    settings = rope.settings
+    chosen = settings.get("attention_factor")
+    return LongRoPE(
+        original(rope), max(rope.factor, 1.0), settings["long_factor"], settings["short_factor"],
+        magnitude="su" if chosen is None else chosen,
+    )  # fmt: skip
+
+
+def _llama3(rope: Rope) -> Llama3:
+    low, high = (rope.settings[name] for name in ("low_freq_factor", "high_freq_factor"))
+    return Llama3(original(rope), rope.factor, low, high)
+
+
+SCALINGS: dict[str, Callable[[Rope], FrequencyTransform]] = {
+    "linear": lambda rope: PI(rope.factor),
+    "dynamic": lambda rope: DynamicNTK(original(rope), rope.factor),
+    "ntk_alpha": lambda rope: NTK(float(rope.settings["alpha"])),
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "llama3": _llama3,
+}
+"""transformers' types of scaling, and Hunyuan's ``alpha``, as encodings of this package."""
+
+PAPERS = {
+    "default": "2104.09864", "linear": "2306.15595", "dynamic": "2309.00071",
+    "ntk_alpha": "2309.00071", "yarn": "2309.00071", "longrope": "2402.13753",
+    "llama3": "2407.21783", "proportional": "2410.06205",
+}  # fmt: skip
+"""arXiv numbers of the formulas behind transformers' ``rope_type``."""
+
+TITLES = {
+    "default": "RoPE", "linear": "PI", "dynamic": "Dynamic NTK", "ntk_alpha": "NTK",
+    "yarn": "YaRN", "longrope": "LongRoPE", "llama3": "Llama 3's scaling",
+    "proportional": "p-RoPE",
+}  # fmt: skip
+
+OLD_NAMES = {"su": "longrope", "mrope": "default"}
+"""Names of `rope_type` in older configurations."""
+
+NEEDS = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": (),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
+}
+"""What a block of settings of each type has to state."""
+
+
+def original(rope: Rope) -> int:
+    """The original length, or ValueError where a scaling that counts from it has none."""
+    if rope.original_length is None:
+        raise ValueError(
+            f"{rope.kind}: original_max_position_embeddings is missing and there is no "
+            "max_position_embeddings to stand in; add the length before extension"
+        )
+    return rope.original_length
+
+
+def kind_of(block: Mapping[str, Any]) -> str:
+    """The type of a block of rotary settings, under today's name."""
+    names = [str(block[key]) for key in ("rope_type", "type") if block.get(key) is not None]
+    current = {OLD_NAMES.get(name, name) for name in names} or {"default"}
+    if len(current) > 1:
+        raise ValueError(
+            f"rope_type {block['rope_type']!r} and type {block['type']!r} contradict each other; "
+            "keep rope_type"
+        )
+    kind = current.pop()
+    if kind not in PAPERS and kind != "axial":
+        raise unknown("rope_type", kind, [*PAPERS])
+    return kind
+
+
+_NUMBERS = (
+    "factor", "attention_factor", "rope_theta", "beta_fast", "beta_slow", "partial_rotary_factor",
+    "original_max_position_embeddings",
+)  # fmt: skip
+
+
+def check_block(block: Mapping[str, Any]) -> None:
+    """Raise ValueError for a block of settings that cannot be computed with."""
+    kind = kind_of(block)
+    missing = [name for name in NEEDS.get(kind, ()) if block.get(name) is None]
+    if kind == "dynamic" and block.get("alpha"):
+        missing = []  # Hunyuan's
+    if missing:
+        raise ValueError(f"rope_type {kind!r} needs {', '.join(missing)}")
+    for name in _NUMBERS:
+        value = block.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{name}: expected a number, got {value!r}")
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
+    base = block.get("rope_theta")
+    if base is not None and base <= 1:
+        raise ValueError(f"rope_theta {base}: expected more than 1, so that frequencies fall")
+    share = block.get("partial_rotary_factor")
+    if share is not None and not 0 < share <= 1:
+        raise ValueError(f"partial_rotary_factor {share}: expected more than 0 and at most 1")
+    if kind in NEEDS and (factor := block.get("factor")) is not None and factor < 1:
+        raise ValueError(
+            f"factor {factor}: expected 1 or more; factors lengthen the context, and "
+            "1 / factor is never meant"
+        )
+
+
+def turns(inv_freq: Tensor, length: int) -> Tensor:
+    """Full turns of each frequency within ``length`` tokens."""
+    return inv_freq * length / (2 * math.pi)

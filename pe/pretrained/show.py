@@ -1,0 +1,263 @@
+"""An `Explanation` as text for a terminal and as Markdown."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from tabulate import tabulate
+
+from pe.pretrained.rope import PAPERS, TITLES
+
+if TYPE_CHECKING:
+    from pe.pretrained.methods import Method
+    from pe.pretrained.report import Explanation, Kind
+
+COLUMNS = 100
+"""Columns of a terminal that paragraphs are wrapped to."""
+
+
+class Head(NamedTuple):
+    """A heading."""
+
+    text: str
+
+
+class Words(NamedTuple):
+    """A paragraph."""
+
+    text: str
+
+
+class Items(NamedTuple):
+    """A list."""
+
+    lines: Sequence[str]
+
+
+class Rows(NamedTuple):
+    """A table."""
+
+    heads: Sequence[str]
+    lines: Sequence[Sequence[str]]
+
+
+class Code(NamedTuple):
+    """Settings to be pasted."""
+
+    language: str
+    text: str
+
+
+Piece = Head | Words | Items | Rows | Code
+
+
+def text(explanation: Explanation) -> str:
+    """Headings, paragraphs and tables for a terminal."""
+    return "\n\n".join(map(_plain, _pieces(explanation)))
+
+
+def markdown(explanation: Explanation) -> str:
+    """The same as Markdown."""
+    return "\n\n".join(map(_marked, _pieces(explanation)))
+
+
+def _plain(piece: Piece) -> str:
+    if isinstance(piece, Head):
+        return f"{piece.text}\n{'-' * len(piece.text)}"
+    if isinstance(piece, Words):
+        return _wrapped(piece.text)
+    if isinstance(piece, Items):
+        return "\n".join(_wrapped(f"- {line}", "  ") for line in piece.lines)
+    if isinstance(piece, Rows):
+        return _table(piece, "simple")
+    return piece.text
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(
+        text, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _marked(piece: Piece) -> str:
+    if isinstance(piece, Head):
+        return f"## {piece.text}"
+    if isinstance(piece, Words):
+        return piece.text
+    if isinstance(piece, Items):
+        return "\n".join(f"- {line}" for line in piece.lines)
+    if isinstance(piece, Rows):
+        return _table(piece, "pipe")
+    return f"```{piece.language}\n{piece.text}\n```"
+
+
+def _table(piece: Rows, kind: str) -> str:
+    return str(tabulate(piece.lines, list(piece.heads), tablefmt=kind, disable_numparse=True))
+
+
+def _pieces(e: Explanation) -> list[Piece]:
+    return [
+        Head(f"{e.name}: {e.model_type}, {sum(len(kind.layers) for kind in e.kinds)} layers"),
+        Rows(
+            ("layers", "attention", "position", "base", "frequencies", "queries and sinks"),
+            [_kind(kind) for kind in e.kinds],
+        ),
+        Words(_pairing(e)),
+        *(Words(f"Note: {note}.") for note in e.notes),
+        Head("Training length"),
+        Words(_training(e)),
+        Head("Frequencies"),
+        Words(_angles(e)),
+        Head(f"Reading {e.length:,} tokens" + ("" if e.asked else ", for example")),
+        Rows(
+            ("method", "arXiv", "slower", "new angles from", "logits ×", "short texts"),
+            [_method(e, method) for method in e.methods],
+        ),
+        Items([f"{method.title}: {method.remark}." for method in e.methods if method.remark]),
+        *_warnings(e),
+        Head("What to do"),
+        Words(e.advice.why),
+        *([Words(e.advice.short_texts)] if e.advice.method else []),
+        *_settings(e),
+    ]  # fmt: skip
+
+
+def ranges(indices: Sequence[int]) -> str:
+    """``0-2, 4-6, 9``; a regular rhythm as ``every 4th from 3``."""
+    gaps = {b - a for a, b in itertools.pairwise(indices)}
+    if len(indices) > 3 and len(gaps) == 1 and (gap := gaps.pop()) > 1:
+        return f"{indices[0]}, {indices[1]} … {indices[-1]} (every {gap})"
+    parts: list[list[int]] = []
+    for index in indices:
+        if parts and index == parts[-1][-1] + 1:
+            parts[-1].append(index)
+        else:
+            parts.append([index])
+    shown = [f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts]
+    if len(shown) > 6:
+        shown = [*shown[:2], "…", shown[-1]]
+    return ", ".join(shown) + (f" ({len(indices)})" if len(parts) > 1 else "")
+
+
+def _kind(kind: Kind) -> list[str]:
+    does, rope = kind.does, kind.does.rope
+    attention = does.attention or "–"
+    if does.reach is not None:
+        attention += f", {does.reach:,} tokens"
+    position = {"none": "none (NoPE)", "alibi": "ALiBi"}.get(does.position, does.position)
+    base = frequencies = "–"
+    if rope is not None:
+        position = TITLES[rope.kind] + (f" × {rope.factor:g}" if rope.scaled else "")
+        base = _number(rope.base)
+        frequencies = f"{(rope.width + 1) // 2} over {rope.width} of {rope.head_dim} channels"
+    extra = "; ".join(filter(None, (does.temperature, "learned sink" if does.sink else "")))
+    return [ranges(kind.layers), attention, position, base, frequencies, extra or "–"]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.6g}"
+
+
+def _pairing(e: Explanation) -> str:
+    if e.main.layout == "half":
+        return (
+            "Channel i is rotated with channel i + d/2 (half-split). Other files of the same model "
+            "may pair 2i with 2i + 1, as Meta's original Llama weights and some gguf files do; "
+            "with the wrong pairing the first tokens look right and the text then falls apart."
+        )
+    return (
+        "Channel 2i is rotated with channel 2i + 1 (interleaved). Code that pairs i with i + d/2 "
+        "gives another model with the same weights, without an error."
+    )
+
+
+def _training(e: Explanation) -> str:
+    sure = "" if e.training.certain else " Not certain: compare with what its makers say."
+    before = ""
+    if e.training.original != e.training.tokens:
+        before = f" Before scaling: {e.training.original:,}."
+    return f"{e.training.tokens:,} tokens. Known from: {e.training.how}.{before}{sure}"
+
+
+def _angles(e: Explanation) -> str:
+    never, last = e.never_completed, e.frequencies[-1]
+    turning = [f for f in e.frequencies if f.radians > 0]
+    slowest = turning[-1]
+    still = len(e.frequencies) - len(turning)
+    begin = (
+        f"The fastest turns once in {turning[0].wavelength:.1f} tokens, the slowest once in "
+        f"{slowest.wavelength:,.0f} (w_i = base^(-2i/d), arXiv:{PAPERS[e.main.kind]})."
+    )
+    if still:
+        begin += f" {still} of {last.index + 1} never turn."
+    if not never:
+        return f"{begin} Every one completed a turn in training, so no angle is ever new."
+    count = f"Frequencies {never[0]} to {never[-1]}, {len(never)} of {len(e.frequencies)}, "
+    where = (
+        f"so angles that training never had begin at a distance of {e.first_unseen:,} tokens."
+        if e.first_unseen is not None
+        else "but no distance reaches angles that training never had."
+        if e.reach is not None
+        else f"but none reaches a new angle within {e.length:,} tokens."
+    )
+    return f"{begin} {count}never completed a turn in {e.span:,} tokens, {where}"
+
+
+def _method(e: Explanation, method: Method) -> list[str]:
+    first = "none" if method.first_unseen is None else f"{method.first_unseen:,}"
+    if method.unseen:
+        first += f" ({method.unseen} frequencies)"
+    mark = " ←" if method.name == e.advice.method else ""
+    return [
+        method.title + mark, method.paper, f"{method.changed} of {len(method.inv_freq)}", first,
+        f"{method.logits:.2f}", method.short_texts,
+    ]  # fmt: skip
+
+
+def _warnings(e: Explanation) -> list[Piece]:
+    if not e.warnings:
+        return []
+    lines = [f"{warning.name}: {warning.text}." for warning in e.warnings]
+    return [Head("Mistakes to check"), Items(lines)]
+
+
+def settings_of(e: Explanation, name: str) -> str:
+    """The settings of one method, for a terminal.
+
+    Raises:
+        ValueError: there is no such method, or it has no settings; the message says why.
+    """
+    if name not in e.settings:
+        why = e.no_settings.get(e.method(name).name, "it changes no setting")
+        raise ValueError(f"{name}: no settings: {why}")
+    return "\n\n".join(map(_plain, _blocks(e, name)))
+
+
+def _settings(e: Explanation) -> list[Piece]:
+    return [] if e.advice.method is None else _blocks(e, e.advice.method)
+
+
+def _blocks(e: Explanation, name: str) -> list[Piece]:
+    settings = e.settings[name]
+    pieces: list[Piece] = [
+        Head(f"Settings: {e.method(name).title}"),
+        Words(
+            "For config.json, transformers 5 and later. Keep everything in the block, the base "
+            "included."
+        ),
+        Code("json", json.dumps(settings.transformers, indent=2)),
+    ]
+    if settings.older is not None:
+        pieces += [
+            Words("The same before transformers 5 (newer versions still read it):"),
+            Code("json", json.dumps(settings.older, indent=2)),
+        ]
+    if settings.vllm is not None:
+        pieces += [Words("vLLM 0.11.1 and later:"), Code("bash", settings.vllm)]
+    if settings.llama_cpp is not None:
+        pieces += [Words("llama.cpp:"), Code("bash", settings.llama_cpp)]
+    return pieces

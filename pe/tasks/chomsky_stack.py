@@ -1,0 +1,199 @@
+"""Tasks of the Chomsky hierarchy that need a stack: deterministic context-free languages.
+
+    stack_manipulation            bits, then POP (2), PUSH 0 (3), PUSH 1 (4)  ->  the stack, its top
+                                  first, 2, zeros up to length n + 1
+    reverse_string                x_1 .. x_n  ->  x_n .. x_1
+    modular_arithmetic_brackets   an expression with brackets and + - *  ->  its value modulo 5
+    solve_equation                the same with + and -, one digit being x, = and its value  ->  x
+
+See `core.chomsky`. POP of an empty stack does nothing. Expressions of length n are d, -d, (d), (-d)
+for n = 1 to 4, and for longer ones (left op right), the length of left uniform. The digit to
+replace is the first one at or after a uniform place.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from pe.tasks.core.chomsky import PAPER, SOURCE, Chomsky
+from pe.tasks.core.draws import Draws, Int
+from pe.tasks.core.registry import register
+from pe.tasks.core.residues import Float
+from pe.tasks.core.scoring import Baseline, constant
+
+MODULUS = 5
+END, POP, PUSH = 2, 2, 3
+
+
+@register("stack_manipulation", title="Stack manipulation", paper=PAPER, source=SOURCE)
+class StackManipulation(Chomsky):
+    """No options but lengths."""
+
+    written, outputs = "01234", 3
+
+    def question(self, draws: Draws, length: int) -> Int:
+        bits = 1 if length == 1 else draws.integer(1, length)
+        stack = draws.integers(0, 2, bits)
+        return np.concatenate((stack, draws.integers(POP, PUSH + 2, length - bits)))
+
+    def solution(self, question: Int) -> Int:
+        stack: list[int] = []
+        for token in question:
+            if token == POP:
+                stack = stack[:-1]
+            else:
+                stack.append(int(token) % PUSH)
+        return np.array([*stack[::-1], END, *[0] * (len(question) - len(stack))])
+
+    def asked(self, answer: Int) -> int:
+        return int((answer == END).argmax()) + 1
+
+    def baselines(self) -> tuple[Baseline, ...]:
+        score = self.if_default(STACK_ZERO)
+        return (Baseline("zero", "It is all zeros.", constant(0), score),)
+
+
+STACK_ZERO = {"train": 0.466, "id": 0.466, "ood": 0.489}
+"""Measured on 20,000 examples of each split."""
+
+
+@register("reverse_string", title="Reverse string", paper=PAPER, source=SOURCE)
+class ReverseString(Chomsky):
+    """No options but lengths."""
+
+    written, outputs = "01", 2
+
+    def question(self, draws: Draws, length: int) -> Int:
+        return draws.integers(0, 2, length)
+
+    def solution(self, question: Int) -> Int:
+        return question[::-1].copy()
+
+    def baselines(self) -> tuple[Baseline, ...]:
+        def in_order(tokens: Int, places: Int) -> Int:
+            return tokens[: len(places)]
+
+        half = self.pooled(lambda n: 0.5)
+        middle = self.pooled(lambda n: n / 2 + n % 2 / 2, lambda n: n)
+        return (
+            Baseline("zero", "It is all zeros.", constant(0), half),
+            Baseline("in order", "The string as it is.", in_order, middle),
+        )
+
+
+def draw_expression(draws: Draws, length: int, operators: str) -> str:
+    """A random expression with brackets."""
+    if length <= 4:
+        digit = str(draws.integer(0, MODULUS))
+        return (digit, f"-{digit}", f"({digit})", f"(-{digit})")[length - 1]
+    left = draws.integer(1, length - 3)
+    one = draw_expression(draws, left, operators)
+    other = draw_expression(draws, length - left - 3, operators)
+    return f"({one}{operators[draws.integer(0, len(operators))]}{other})"
+
+
+def value_of(expression: str) -> int:
+    """The value of an expression with brackets, modulo 5."""
+    value, rest = _parse(expression)
+    assert not rest, expression
+    return value % MODULUS
+
+
+def _parse(text: str) -> tuple[int, str]:
+    """The value of the expression that ``text`` begins with, and what follows it."""
+    if text[0] == "-":
+        return -int(text[1]), text[2:]
+    if text[0] != "(":
+        return int(text[0]), text[1:]
+    value, rest = _parse(text[1:])
+    if rest[0] != ")":
+        other, after = _parse(rest[1:])
+        operator = rest[0]
+        value = {"+": value + other, "-": value - other, "*": value * other}[operator]
+        rest = after
+    return value % MODULUS, rest[1:]
+
+
+@cache
+def values(length: int) -> Float:
+    """(5,) distribution of the value of an expression with + - * of this length."""
+    if length <= 4:
+        return np.full(MODULUS, 1 / MODULUS)
+    total = np.zeros(MODULUS)
+    a, b = np.indices((MODULUS, MODULUS))
+    for left in range(1, length - 3):
+        both = np.outer(values(left), values(length - left - 3)) / 3
+        for result in (a + b, a - b, a * b):
+            total += np.bincount((result % MODULUS).ravel(), both.ravel(), MODULUS)
+    distribution: Float = total / (length - 4)
+    return distribution
+
+
+@register(
+    "modular_arithmetic_brackets",
+    title="Modular arithmetic with brackets",
+    paper=PAPER,
+    source=SOURCE,
+)
+class ModularArithmeticBrackets(Chomsky):
+    """No options but lengths."""
+
+    written, outputs = "01234+-*()x", MODULUS
+
+    def question(self, draws: Draws, length: int) -> Int:
+        expression = draw_expression(draws, length, "+-*")
+        return np.array([self.written.index(symbol) for symbol in expression])
+
+    def solution(self, question: Int) -> Int:
+        return np.array([value_of("".join(self.written[token] for token in question))])
+
+    def max_tokens(self, length: int) -> int:
+        return length + 1
+
+    def baselines(self) -> tuple[Baseline, ...]:
+        score = self.pooled(lambda n: values(n)[0])
+        return (Baseline("zero", "The result is always 0.", constant(0), score),)
+
+
+@register("solve_equation", title="Solve equation", paper=PAPER, source=SOURCE)
+class SolveEquation(Chomsky):
+    """No options but lengths. Questions of length 1 and 2 are zeros, and so is the answer."""
+
+    written, outputs = "01234+-()x=", MODULUS
+
+    def question(self, draws: Draws, length: int) -> Int:
+        if length < 3:
+            return np.zeros(length, dtype=np.int64)
+        expression = draw_expression(draws, length - 2, "+-")
+        start = draws.integer(0, length - 2)
+        turned = expression[start:] + expression[:start]
+        first = next(i for i, symbol in enumerate(turned) if symbol.isdigit())
+        place = (start + first) % (length - 2)
+        equation = f"{expression[:place]}x{expression[place + 1 :]}={value_of(expression)}"
+        return np.array([self.written.index(symbol) for symbol in equation])
+
+    def solution(self, question: Int) -> Int:
+        if len(question) < 3:
+            return np.zeros(1, dtype=np.int64)
+        text = "".join(self.written[token] for token in question)
+        expression, _, value = text.partition("=")
+        (x,) = (
+            x for x in range(MODULUS) if value_of(expression.replace("x", str(x))) == int(value)
+        )
+        return np.array([x])
+
+    def max_tokens(self, length: int) -> int:
+        return length + 1
+
+    def baselines(self) -> tuple[Baseline, ...]:
+        def value(tokens: Int, places: Int) -> Int:
+            return tokens[places - 1]
+
+        zero = self.pooled(lambda n: 1 if n < 3 else 1 / MODULUS)
+        same = self.pooled(lambda n: 1 if n in (1, 2, 3, 5) else 1 / MODULUS)  # x=d and (x)=d
+        return (
+            Baseline("zero", "x is always 0.", constant(0), zero),
+            Baseline("value", "x is the value of the expression.", value, same),
+        )

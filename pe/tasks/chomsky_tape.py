@@ -1,0 +1,231 @@
+"""Tasks of the Chomsky hierarchy that need a bounded tape: context-sensitive languages.
+
+    duplicate_string           x_1 .. x_n  ->  x_1 .. x_n x_1 .. x_n
+    missing_duplicate_string   w w with one bit replaced by 2  ->  that bit;  3 is added at the end
+                               where n is odd
+    odds_first                 x_1 .. x_n  ->  x_2 x_4 .. x_1 x_3 ..
+    binary_addition            a 2 b, little-endian  ->  a + b, 2, zeros up to length n + 1
+    binary_multiplication      a 2 b, little-endian  ->  a b, 2, zeros up to length n
+    compute_sqrt               a number, big-endian  ->  floor of its root, ceil(n / 2) bits
+    bucket_sort                x_1 .. x_n of 0..4  ->  sorted
+
+See `core.chomsky`. The length of a is uniform in 1..n-2; numbers are uniform from 1 on. Short
+lengths are as the authors' code has them: the sum of n = 1 or 2 is the number itself, its product
+n - 1 zeros, and the missing bit of n = 1 is a 1. ``odds_first`` puts the second, fourth, ... bits
+first, as their code does and their docstring does not.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from pe.tasks.core.chomsky import PAPER, SOURCE, Chomsky
+from pe.tasks.core.draws import Draws, Int
+from pe.tasks.core.registry import register
+from pe.tasks.core.scoring import Baseline, constant
+
+END = SEPARATOR = MISSING = 2
+PADDING = 3
+
+
+def bits_of(number: int, length: int = 0) -> list[int]:
+    """Little-endian bits, at least ``length`` and at least one."""
+    return [int(bit) for bit in reversed(f"{number:b}".zfill(length))]
+
+
+def number_of(bits: Int) -> int:
+    """The number that little-endian bits write."""
+    return sum(int(bit) << place for place, bit in enumerate(bits))
+
+
+class Bits(Chomsky):
+    """Questions of uniform bits."""
+
+    written, outputs = "01", 2
+
+    def question(self, draws: Draws, length: int) -> Int:
+        return draws.integers(0, 2, length)
+
+
+@register("duplicate_string", title="Duplicate string", paper=PAPER, source=SOURCE)
+class DuplicateString(Bits):
+    """No options but lengths."""
+
+    def solution(self, question: Int) -> Int:
+        return np.concatenate((question, question))
+
+    def max_tokens(self, length: int) -> int:
+        return 3 * length
+
+    def baselines(self) -> tuple[Baseline, ...]:
+        def once(tokens: Int, places: Int) -> Int:
+            length = len(places) // 2
+            return np.concatenate((tokens[:length], np.zeros(length, dtype=np.int64)))
+
+        return (
+            Baseline("zero", "It is all zeros.", constant(0), self.pooled(lambda n: 0.5)),
+            Baseline("once", "The string, then zeros.", once, self.pooled(lambda n: 0.75)),
+        )
+
+
+@register("missing_duplicate_string", title="Missing duplicate", paper=PAPER, source=SOURCE)
+class MissingDuplicateString(Chomsky):
+    """No options but lengths."""
+
+    written, outputs = "0123", 2
+
+    def question(self, draws: Draws, length: int) -> Int:
+        if length == 1:
+            return np.ones(1, dtype=np.int64)
+        half = draws.integers(0, 2, length // 2)
+        tokens = np.concatenate((half, half, np.full(length % 2, PADDING)))
+        tokens[draws.integer(0, 2 * len(half))] = MISSING
+        return tokens
+
+    def solution(self, question: Int) -> Int:
+        if len(question) == 1:
+            return np.ones(1, dtype=np.int64)
+        half = len(question) // 2
+        return question[[((question == MISSING).argmax() + half) % (2 * half)]]
+
+    def max_tokens(self, length: int) -> int:
+        return length + 1
+
+    def baselines(self) -> tuple[Baseline, ...]:
+        score = self.pooled(lambda n: 1 if n == 1 else 0.5)
+        return (Baseline("one", "It is always 1.", constant(1), score),)
+
+
+@register("odds_first", title="Odds first", paper=PAPER, source=SOURCE)
+class OddsFirst(Bits):
+    """No options but lengths."""
+
+    def solution(self, question: Int) -> Int:
+        return np.concatenate((question[1::2], question[::2]))
+
+    def baselines(self) -> tuple[Baseline, ...]:
+        def in_order(tokens: Int, places: Int) -> Int:
+            return tokens[: len(places)]
+
+        last = self.pooled(lambda n: n / 2 + n % 2 / 2, lambda n: n)
+        return (
+            Baseline("zero", "It is all zeros.", constant(0), self.pooled(lambda n: 0.5)),
+            Baseline("in order", "The string as it is.", in_order, last),
+        )
+
+
+class Binary(Chomsky):
+    """Questions of two little-endian numbers."""
+
+    written, outputs = "012", 3
+
+    def question(self, draws: Draws, length: int) -> Int:
+        if length <= 2:
+            return np.array(bits_of(draws.integer(0, 2**length - 1), length))
+        first = draws.integer(1, length - 1)
+        lengths = first, length - 1 - first
+        a, b = (bits_of(1 + draws.below(2**bits - 1), bits) for bits in lengths)
+        return np.array([*a, SEPARATOR, *b])
+
+    def asked(self, answer: Int) -> int:
+        return int((answer == END).argmax()) + 1
+
+
+@register("binary_addition", title="Binary addition", paper=PAPER, source=SOURCE)
+class BinaryAddition(Binary):
+    """No options but lengths."""
+
+    def solution(self, question: Int) -> Int:
+        parts = np.split(question, (question == SEPARATOR).nonzero()[0])
+        total = sum(number_of(part[part != SEPARATOR]) for part in parts)
+        bits = np.array([*bits_of(total), END])
+        return np.pad(bits, (0, len(question) + 1 - len(bits)))
+
+    def baselines(self) -> tuple[Baseline, ...]:
+        def first(tokens: Int, places: Int) -> Int:
+            """The first number and its end."""
+            return tokens[: len(places)]
+
+        return (
+            Baseline("zero", "It is all zeros.", constant(0), self.if_default(SUM_ZERO)),
+            Baseline("as read", "The question again.", first, self.if_default(SUM_FIRST)),
+        )
+
+
+@register("binary_multiplication", title="Binary multiplication", paper=PAPER, source=SOURCE)
+class BinaryMultiplication(Binary):
+    """No options but lengths."""
+
+    def solution(self, question: Int) -> Int:
+        if len(question) <= 2:
+            return np.array([*[0] * (len(question) - 1), END])
+        middle = int((question == SEPARATOR).argmax())
+        product = number_of(question[:middle]) * number_of(question[middle + 1 :])
+        bits = np.array([*bits_of(product), END])
+        return np.pad(bits, (0, len(question) - len(bits)))
+
+    def baselines(self) -> tuple[Baseline, ...]:
+        score = self.if_default(PRODUCT_ZERO)
+        return (Baseline("zero", "It is all zeros.", constant(0), score),)
+
+
+@register("compute_sqrt", title="Square root", paper=PAPER, source=SOURCE)
+class ComputeSqrt(Chomsky):
+    """No options but lengths."""
+
+    written, outputs = "01", 2
+
+    def question(self, draws: Draws, length: int) -> Int:
+        number = 1 + draws.below(2**length - 1)
+        return np.array(bits_of(number, length)[::-1])
+
+    def solution(self, question: Int) -> Int:
+        root = math.isqrt(number_of(question[::-1]))
+        return np.array(bits_of(root, math.ceil(len(question) / 2))[::-1])
+
+    def baselines(self) -> tuple[Baseline, ...]:
+        score = self.if_default(ROOT_ONE)
+        return (Baseline("one", "It is all ones.", constant(1), score),)
+
+
+@register("bucket_sort", title="Bucket sort", paper=PAPER, source=SOURCE)
+class BucketSort(Chomsky):
+    """No options but lengths."""
+
+    written, outputs = "01234", 5
+
+    def question(self, draws: Draws, length: int) -> Int:
+        return draws.integers(0, self.outputs, length)
+
+    def solution(self, question: Int) -> Int:
+        return np.sort(question)
+
+    def baselines(self) -> tuple[Baseline, ...]:
+        def even(tokens: Int, places: Int) -> Int:
+            """A fifth of the places for each symbol."""
+            return np.arange(len(places)) * self.outputs // len(places)
+
+        fifth = self.pooled(lambda n: 1 / self.outputs)
+        expected = self.pooled(self._right_places, lambda n: n)
+        return (
+            Baseline("zero", "It is all zeros.", constant(0), fifth),
+            Baseline("even", "As many of each symbol.", even, expected),
+        )
+
+    def _right_places(self, length: int) -> float:
+        """Place i holds v if at most i symbols are below v and more than i are not above it."""
+        from scipy.stats import binom
+
+        place = np.arange(length)
+        symbol = place * self.outputs // length
+        below, not_above = symbol / self.outputs, (symbol + 1) / self.outputs
+        return float((binom.cdf(place, length, below) - binom.cdf(place, length, not_above)).sum())
+
+
+SUM_ZERO = {"train": 0.44, "id": 0.44, "ood": 0.481}
+SUM_FIRST = {"train": 0.577, "id": 0.577, "ood": 0.641}
+PRODUCT_ZERO = {"train": 0.469, "id": 0.469, "ood": 0.494}
+ROOT_ONE = {"train": 0.521, "id": 0.521, "ood": 0.506}
+"""Measured on 20,000 examples of each split."""

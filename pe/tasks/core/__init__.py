@@ -1,0 +1,1 @@
+"""What all tasks share: random draws, layouts, scores, the registry."""

@@ -1,0 +1,101 @@
+"""Flip-flop: a one-bit memory. Read the bit that was written last and ignore the others.
+
+    w 1 i 0 i 1 r  ->  1
+
+Pairs of an instruction and a bit. ``w`` writes its bit, ``i`` is to be ignored, ``r`` is followed
+by the bit that is stored. The first instruction writes and the last reads; those between are i with
+probability p, w and r with (1 - p) / 2 each; bits after w and i are uniform. Liu et al. 2023
+(arXiv:2306.00946), used for positional encodings by CoPE (arXiv:2405.18719). Trained with p = 0.8
+at 512 tokens; out of distribution p = 0.98 (sparse) and 0.1 (dense), of the same length. Only bits
+after r are scored. An automaton of two states solves it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from pe.tasks.core.base import Example, Lengths, Task
+from pe.tasks.core.draws import Draws
+from pe.tasks.core.registry import register
+from pe.tasks.core.scoring import IGNORE, Baseline, back, constant
+
+WRITE, READ, SKIP = 2, 3, 4
+
+
+@register("flip_flop", title="Flip-flop", paper="2306.00946", source="text of arXiv:2306.00946")
+class FlipFlop(Task):
+    """Options: how probable ``i`` is in training, in the sparse and in the dense split.
+
+    Lengths are in tokens and even.
+    """
+
+    splits: ClassVar[tuple[str, ...]] = ("train", "id", "ood_sparse", "ood_dense")
+    shortest: ClassVar[int] = 4
+    ignored: Annotated[float, Field(ge=0, le=1)] = 0.8
+    sparse: Annotated[float, Field(ge=0, le=1)] = 0.98
+    dense: Annotated[float, Field(ge=0, le=1)] = 0.1
+    train_lengths: Lengths = (512, 512)
+    ood_lengths: Lengths = (512, 512)
+
+    def refuse_length(self, length: int) -> None:
+        super().refuse_length(length)
+        if length % 2:
+            raise ValueError(f"length {length}: expected pairs, an instruction and a bit each")
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        return "0", "1", "w", "r", "i"
+
+    @property
+    def answers(self) -> tuple[int, ...]:
+        return 0, 1
+
+    def max_tokens(self, length: int) -> int:
+        return length - 1
+
+    def draw_length(self, draws: Draws, split: str) -> int:
+        low, high = self.lengths(split)
+        return 2 * draws.integer(low // 2, high // 2 + 1)
+
+    def _ignored(self, split: str) -> float:
+        return {"ood_sparse": self.sparse, "ood_dense": self.dense}.get(split, self.ignored)
+
+    def make(self, draws: Draws, length: int, split: str) -> Example:
+        pairs, p = length // 2, self._ignored(split)
+        chance = draws.units(pairs)
+        written = np.where(chance < p + (1 - p) / 2, WRITE, READ)
+        instructions = np.where(chance < p, SKIP, written)
+        instructions[0], instructions[-1] = WRITE, READ
+        # Each pair reads the bit of the last pair that wrote.
+        writer = np.maximum.accumulate(np.where(instructions == WRITE, np.arange(pairs), 0))
+        bits = draws.integers(0, 2, pairs)
+        bits = np.where(instructions == READ, bits[writer], bits)
+        tokens = np.stack((instructions, bits), axis=1).ravel()
+        targets = np.full(length, IGNORE)
+        targets[::2][instructions == READ] = bits[instructions == READ]
+        return Example(tokens[:-1], targets[:-1])
+
+    def baselines(self) -> tuple[Baseline, ...]:
+        half = dict.fromkeys(self.splits, 0.5)
+        latest = {split: self._share_of_latest(split) for split in self.splits}
+        return (
+            Baseline("zero", "The bit is always 0.", constant(0), half),
+            Baseline("latest", "The bit before, whatever its instruction.", back(1), latest),
+        )
+
+    def _share_of_latest(self, split: str) -> float:
+        """Right after w and r, and half the time after i; the first pair always writes."""
+        p = self._ignored(split)
+        low, high = self.lengths(split)
+        right = tokens = 0.0
+        for pairs in range(low // 2, high // 2 + 1):
+            if pairs == 2:
+                right, tokens = right + 1, tokens + 1
+                continue
+            between = (1 - p) / 2  # the second pair reads, and each of the following ones
+            right += between + (pairs - 3) * between * (1 - p / 2) + 1 - p / 2
+            tokens += (pairs - 2) * between + 1
+        return right / tokens

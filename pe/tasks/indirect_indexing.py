@@ -1,0 +1,101 @@
+"""Indirect indexing: the letter that is so many places to the right or left of a given letter.
+
+    q w e r t y , e , + 2 ,  ->  y
+
+PoPE (Gopalakrishnan et al. 2025, arXiv:2509.10534). 20..40 letters of a-z and A-Z, no letter twice;
+a letter of the string; a shift of -15..15; the letter there. One token per character; scored on the
+last only. What and where have to be told apart: the letter is found by what it is, the answer by
+where it is. Here a letter and a shift are drawn until the place is inside the string, and a shift
+of 0 is written +0; the paper says nothing of either, nor of spaces, of which there are none here.
+Longer strings, 41..52 letters, are out of distribution; the paper has no such split.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from pe.tasks.addition import digits_of
+from pe.tasks.core.base import Example, Lengths, Task, read_last
+from pe.tasks.core.draws import Draws, Int
+from pe.tasks.core.registry import register
+from pe.tasks.core.scoring import Baseline
+
+LETTERS = len(string.ascii_letters)
+COMMA, PLUS, MINUS = LETTERS + 10, LETTERS + 11, LETTERS + 12
+
+
+@register(
+    "indirect_indexing",
+    title="Indirect indexing",
+    paper="2509.10534",
+    source="text of arXiv:2509.10534",
+)
+class IndirectIndexing(Task):
+    """Options: ``farthest`` shift. Lengths are letters, at most 52."""
+
+    farthest: Annotated[int, Field(ge=1)] = 15
+    train_lengths: Lengths = (20, 40)
+    ood_lengths: Lengths = (41, LETTERS)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        return (*string.ascii_letters, *string.digits, ",", "+", "-")
+
+    @property
+    def answers(self) -> tuple[int, ...]:
+        return tuple(range(LETTERS))
+
+    def max_tokens(self, length: int) -> int:
+        return length + 5 + len(str(self.farthest))
+
+    def _pairs(self, length: int) -> tuple[Int, Int]:
+        """All (place, shift) that lead to a place inside the string."""
+        place, shift = np.mgrid[:length, -self.farthest : self.farthest + 1].reshape(2, -1)
+        inside = (place + shift >= 0) & (place + shift < length)
+        return place[inside], shift[inside]
+
+    def refuse_length(self, length: int) -> None:
+        super().refuse_length(length)
+        if length > LETTERS:
+            raise ValueError(f"there are {LETTERS} letters, too few for a length of {length}")
+
+    def make(self, draws: Draws, length: int, split: str) -> Example:
+        letters = draws.distinct(LETTERS, length)
+        places, shifts = self._pairs(length)
+        chosen = draws.integer(0, len(places))
+        place, shift = places[chosen], int(shifts[chosen])
+        digits = [LETTERS + digit for digit in digits_of(abs(shift))]
+        query = [COMMA, letters[place], COMMA, MINUS if shift < 0 else PLUS, *digits, COMMA]
+        return read_last(np.append(letters, query), letters[place + shift])
+
+    def baselines(self) -> tuple[Baseline, ...]:
+        def shifted(tokens: Int, by: int) -> Int:
+            comma = int((tokens == COMMA).argmax())
+            place = int((tokens[:comma] == tokens[comma + 1]).argmax())
+            return tokens[[min(place + by, comma - 1)]]
+
+        def same(tokens: Int, places: Int) -> Int:
+            return shifted(tokens, 0)
+
+        def neighbour(tokens: Int, places: Int) -> Int:
+            return shifted(tokens, 1)
+
+        def first(tokens: Int, places: Int) -> Int:
+            return tokens[:1]
+
+        def share(right: Callable[[Int, Int, int], Any]) -> dict[str, float]:
+            return self.pooled(lambda n: float(np.mean(right(*self._pairs(n), n))))
+
+        here = share(lambda place, shift, n: shift == 0)
+        beside = share(lambda place, shift, n: shift == np.where(place == n - 1, 0, 1))
+        begin = share(lambda place, shift, n: place + shift == 0)
+        return (
+            Baseline("same", "The letter that is asked about.", same, here),
+            Baseline("neighbour", "The letter to its right.", neighbour, beside),
+            Baseline("first", "The first letter of the string.", first, begin),
+        )

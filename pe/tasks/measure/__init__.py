@@ -1,0 +1,1 @@
+"""What needs torch: models trained on tasks, and what logits say of positions."""

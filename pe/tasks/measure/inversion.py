@@ -1,0 +1,183 @@
+"""Position inversion and aliasing: can logits still tell positions and tokens apart?
+
+For a random query, the logit of a key is a function s(d) of its distance. Of two distances that are
+uniform in a context of some length:
+
+    position inversion   how often a key scores more at the farther one:  s(far) > s(near)
+    token inversion      how often the better of two keys at one is the worse at the other
+    position aliasing    how often the key has the logit of the nearer one again, farther away
+    token aliasing       how often another key has that logit, farther away
+
+"RoPE Distinguishes Neither Positions Nor Tokens in Long Contexts, Provably" (arXiv:2605.15514):
+both inversions go to 1/2, a coin, as the length grows; the same logit comes again; a larger base
+helps tokens and harms positions. These definitions follow its abstract; the paper's own were not
+seen. Queries and keys are normal, of unit variance in each channel, and correlated by
+``alignment``: without it no key has a reason to score more when it is near. Two logits are the same
+if they differ by less than ``tolerance``, 2**-8 by default, which is what bfloat16 resolves at 1.
+
+Any encoding that acts on logits by position alone can be measured, not RoPE alone. No training.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from pe.encodings import Encoding
+
+CHUNK = 2**22
+"""Numbers of rotated keys at a time."""
+
+
+def logits_at(enc: Encoding, q: Tensor, k: Tensor, distances: Tensor) -> Tensor:
+    """Logits of keys at distances from their queries.
+
+    Args:
+        enc: built for one head. q, k: (N, D), a query and a key each. distances: (M,) or (N, M).
+
+    Returns:
+        (N, M), in the dtype of q.
+
+    Raises:
+        ValueError: the encoding acts on embeddings, or not by position alone, or has several heads.
+    """
+    name = enc.name or type(enc).__name__
+    if enc.embeds or enc.content_dependent or enc.random or enc.state_size:
+        raise ValueError(
+            f"{name!r} does not act on logits by position alone, and logits of single "
+            "keys say nothing of it"
+        )
+    if enc.num_heads not in (None, 1):
+        raise ValueError(f"{name!r} was built for {enc.num_heads} heads; expected 1")
+    samples, places = len(q), distances.shape[-1]
+    farthest = int(distances.max())
+    q_positions = torch.full((samples, 1), farthest)
+    k_positions = (farthest - distances).expand(samples, places)
+    queries = q[:, None, None]
+    keys = k[:, None, None].expand(-1, -1, places, -1)
+    where = enc.prepare(q_positions, k_positions, q.dtype)
+    bias = enc.bias(queries, keys, where.q_positions, where.k_positions)
+    scale = enc.logit_scale(where.q_positions)
+    rotated, turned = enc.rotate(queries, keys, where.q_positions, where.k_positions, where.tables)
+    logits = (rotated * turned).sum(-1) / math.sqrt(q.shape[-1])
+    if scale is not None:
+        logits = logits * scale
+    if bias is not None:
+        logits = logits + bias[..., 0, :].to(q.dtype)
+    return logits[:, 0]
+
+
+def _pairs(
+    head_dim: int, samples: int, alignment: float, seed: int, keys: int
+) -> tuple[Tensor, ...]:
+    """A query and several keys for each sample, (samples, head_dim) each."""
+    if not -1 <= alignment <= 1:
+        raise ValueError(f"alignment: expected a correlation, -1 to 1, got {alignment!r}")
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(keys + 1, samples, head_dim, generator=generator, dtype=torch.float64)
+    query, rest = drawn[0], drawn[1:]
+    return query, *(alignment * query + math.sqrt(1 - alignment**2) * rest)
+
+
+def _two(length: int, samples: int, seed: int) -> Tensor:
+    """(samples, 2) different uniform distances below ``length``, the nearer one first."""
+    if length < 2:
+        raise ValueError(f"length: expected 2 or more, got {length!r}")
+    generator = torch.Generator().manual_seed(seed + 1)
+    one = torch.randint(length, (samples,), generator=generator)
+    apart = torch.randint(1, length, (samples,), generator=generator)
+    return torch.stack((one, (one + apart) % length), dim=1).sort(dim=1).values
+
+
+def position_inversion(
+    enc: Encoding,
+    head_dim: int,
+    length: int,
+    alignment: float = 0.5,
+    samples: int = 4000,
+    seed: int = 0,
+) -> float:
+    """Share of keys that score more at the farther of two distances.
+
+    Args:
+        enc: built for one head of ``head_dim`` channels. length: distances are below it.
+            alignment: correlation of key and query.
+
+    Raises:
+        ValueError: see `logits_at`; or a length or correlation that is not possible.
+    """
+    q, k = _pairs(head_dim, samples, alignment, seed, keys=1)
+    near, far = logits_at(enc, q, k, _two(length, samples, seed)).unbind(1)
+    return float((far > near).double().mean())
+
+
+def token_inversion(
+    enc: Encoding,
+    head_dim: int,
+    length: int,
+    alignment: float = 0.5,
+    samples: int = 4000,
+    seed: int = 0,
+) -> float:
+    """Share of pairs of keys whose order by logit differs between two distances.
+
+    Arguments and errors are those of `position_inversion`.
+    """
+    q, one, other = _pairs(head_dim, samples, alignment, seed, keys=2)
+    distances = _two(length, samples, seed)
+    lead = logits_at(enc, q, one, distances) - logits_at(enc, q, other, distances)
+    return float((lead[:, 0] * lead[:, 1] < 0).double().mean())
+
+
+def position_aliasing(
+    enc: Encoding,
+    head_dim: int,
+    length: int,
+    alignment: float = 0.5,
+    samples: int = 200,
+    seed: int = 0,
+    tolerance: float = 2**-8,
+) -> float:
+    """Share of keys that have the same logit again, at a farther distance below ``length``.
+
+    Arguments and errors are those of `position_inversion`.
+    """
+    q, k = _pairs(head_dim, samples, alignment, seed, keys=1)
+    return _met_again(enc, q, k, k, _two(length, samples, seed)[:, :1], length, tolerance)
+
+
+def token_aliasing(
+    enc: Encoding,
+    head_dim: int,
+    length: int,
+    alignment: float = 0.5,
+    samples: int = 200,
+    seed: int = 0,
+    tolerance: float = 2**-8,
+) -> float:
+    """Share of keys whose logit another key has, at a farther distance below ``length``.
+
+    Arguments and errors are those of `position_inversion`.
+    """
+    q, one, other = _pairs(head_dim, samples, alignment, seed, keys=2)
+    return _met_again(enc, q, one, other, _two(length, samples, seed)[:, :1], length, tolerance)
+
+
+def _met_again(
+    enc: Encoding,
+    q: Tensor,
+    one: Tensor,
+    other: Tensor,
+    near: Tensor,
+    length: int,
+    tolerance: float,
+) -> float:
+    """Share of rows in which ``other``, farther away, has the logit that ``one`` has near."""
+    wanted = logits_at(enc, q, one, near)
+    met = torch.zeros(len(q), dtype=torch.bool)
+    for far in torch.arange(1, length).split(max(1, CHUNK // q.numel())):
+        same = (logits_at(enc, q, other, far) - wanted).abs() < tolerance
+        met |= (same & (far > near)).any(dim=1)
+    return float(met.double().mean())

@@ -1,0 +1,70 @@
+"""Selective copy: the symbols in order, without the blanks in between.
+
+    a . . b . c SEP  ->  a b c
+
+In CoPE (Golovneva et al. 2024, arXiv:2405.18719) after Gu and Dao 2023 (arXiv:2312.00752): 128
+symbols and 128 blanks in random places; out of distribution the same symbols with 64 blanks
+(dense) or 256 (sparse). The length is the number of blanks. The authors' generator was not seen:
+16 symbols, the separator, and that the answer is written token by token are our reading.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from pe.tasks.core.base import Example, Lengths, Task, continued
+from pe.tasks.core.draws import Draws
+from pe.tasks.core.registry import register
+from pe.tasks.core.scoring import Baseline, back, constant
+
+
+@register(
+    "selective_copy",
+    title="Selective copy",
+    paper="2405.18719",
+    source="text of arXiv:2405.18719",
+)
+class SelectiveCopy(Task):
+    """Options: ``copied``, symbols per sequence; ``items``, how many there are to choose from.
+
+    ``ood_lengths`` are the blanks of the dense and of the sparse split.
+    """
+
+    splits: ClassVar[tuple[str, ...]] = ("train", "id", "ood_dense", "ood_sparse")
+    copied: Annotated[int, Field(ge=1)] = 128
+    items: Annotated[int, Field(ge=2)] = 16
+    train_lengths: Lengths = (128, 128)
+    ood_lengths: Lengths = (64, 256)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        return (*map(str, range(self.items)), ".", "SEP")
+
+    @property
+    def answers(self) -> tuple[int, ...]:
+        return tuple(range(self.items))
+
+    def lengths(self, split: str) -> tuple[int, int]:
+        low, high = super().lengths(split)
+        return {"ood_dense": (low, low), "ood_sparse": (high, high)}.get(split, (low, high))
+
+    def max_tokens(self, length: int) -> int:
+        return length + 2 * self.copied
+
+    def make(self, draws: Draws, length: int, split: str) -> Example:
+        x = draws.integers(0, self.items, self.copied)
+        tokens = np.full(length + self.copied, self.items)
+        tokens[np.sort(draws.distinct(len(tokens), self.copied))] = x
+        return continued([*tokens, self.items + 1], x)
+
+    def baselines(self) -> tuple[Baseline, ...]:
+        even = dict.fromkeys(self.splits, 1 / self.items)
+        # Written first is the separator's turn, where there is nothing to repeat.
+        again = dict.fromkeys(self.splits, (self.copied - 1) / self.copied / self.items)
+        return (
+            Baseline("one symbol", "Always symbol 0.", constant(0), even),
+            Baseline("repeat", "The symbol that was written last.", back(0), again),
+        )

@@ -1,0 +1,96 @@
+"""Sorting: the same items in increasing order.
+
+    symbols   c a b a SEP  ->  a a b c </s>,       of 50 symbols, with repetition
+    numbers   3 1 7 , 2 0 , SEP  ->  2 0 , 3 1 7 , </s>,   uniform in 10..9999
+
+Kazemnejad et al. 2023 (arXiv:2305.19466; McGill-NLP/length-generalization @40f8a445,
+make_sort_dataset.py). n uniform in 1..8, then 9..16. The order of their 50 T5 tokens is arbitrary
+and fixed; so is that of token ids to a model. Their paper draws numbers from 0 on, their code from
+10 on, which is done here. A comma closes each number, where their text has commas in between.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from pe.tasks.addition import digits_of
+from pe.tasks.core.base import Example, Lengths, Task, continued
+from pe.tasks.core.draws import Draws, Int
+from pe.tasks.core.registry import register
+from pe.tasks.core.scoring import Baseline, constant
+
+SOURCE = "McGill-NLP/length-generalization @40f8a445"
+LOW, HIGH = 10, 10_000
+
+
+@register("sorting", title="Sorting", paper="2305.19466", source=SOURCE)
+class Sorting(Task):
+    """Options: ``kind``; ``items``, how many symbols there are, of the kind symbols."""
+
+    kind: Literal["symbols", "numbers"] = "symbols"
+    items: Annotated[int, Field(ge=2)] = 50
+    train_lengths: Lengths = (1, 8)
+    ood_lengths: Lengths = (9, 16)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        written = map(str, range(self.items)) if self.kind == "symbols" else "0123456789,"
+        return (*written, "</s>", "SEP")
+
+    @property
+    def answers(self) -> tuple[int, ...]:
+        return tuple(range(self.vocab_size - 1))
+
+    def max_tokens(self, length: int) -> int:
+        return (1 if self.kind == "symbols" else 5) * 2 * length + 1
+
+    def make(self, draws: Draws, length: int, split: str) -> Example:
+        *_, end, separator = range(self.vocab_size)
+        if self.kind == "symbols":
+            x = draws.integers(0, self.items, length)
+            return continued([*x, separator], [*np.sort(x), end])
+        x = draws.integers(LOW, HIGH, length)
+        return continued([*_written(x), separator], [*_written(np.sort(x)), end])
+
+    def baselines(self) -> tuple[Baseline, ...]:
+        def unsorted(tokens: Int, places: Int) -> Int:
+            """What was read, in the order in which it was read."""
+            read = np.append(tokens[: places[0]], self.vocab_size - 2)
+            shown: Int = read[np.minimum(places - places[0], len(read) - 1)]
+            return shown
+
+        # A comma and the digits of a number; nothing but itself of a symbol.
+        size = 1 + (2 * 90 + 3 * 900 + 4 * 9000) / (HIGH - LOW) if self.kind == "numbers" else 1
+        ends = self.pooled(lambda n: 1, lambda n: n * size + 1)
+        return (
+            Baseline("the end", "It ends here.", constant(self.vocab_size - 2), ends),
+            Baseline(
+                "unsorted",
+                "The items as they were read.",
+                unsorted,
+                self.pooled(lambda n: self._stay(n) + 1, lambda n: n + 1)
+                if self.kind == "symbols"
+                else self.if_default(UNSORTED_NUMBERS, kind="numbers"),
+            ),
+        )
+
+    def _stay(self, count: int) -> float:
+        """Expected number of symbols that sorting leaves where they are.
+
+        A symbol v of which there are e others covers e + 1 of the n sorted places, and was at each
+        of the n places with the same probability: it stays with probability (e + 1) / n. Each of
+        the others is v with probability 1 / items, so the mean of e is (n - 1) / items.
+        """
+        return 1 + (count - 1) / self.items
+
+
+def _written(numbers: Int) -> list[int]:
+    """Digits of each number and a comma."""
+    return [token for number in numbers for token in (*digits_of(int(number)), 10)]
+
+
+UNSORTED_NUMBERS = {"train": 0.410, "id": 0.410, "ood": 0.239}
+"""Measured on 20,000 examples of each split."""

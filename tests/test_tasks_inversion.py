@@ -1,0 +1,88 @@
+"""Logits of single keys: whether they still tell positions and tokens apart."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import pe
+from pe.encodings import Encoding
+from pe.tasks.measure.inversion import (
+    logits_at,
+    position_aliasing,
+    position_inversion,
+    token_aliasing,
+    token_inversion,
+)
+
+
+def one_head(name: str, **options: float) -> Encoding:
+    return pe.encoding(name, head_dim=32, num_heads=1, original_length=128, **options).eval()
+
+
+@pytest.mark.parametrize("name", ["rope", "alibi", "pope", "xpos", "t5", "ssmax"])
+def test_logits_are_those_of_attention(name: str) -> None:
+    """Attention over two keys says what the difference of their logits is."""
+    enc = one_head(name)
+    q, k = torch.randn(2, 5, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    distances = torch.tensor([7, 3])
+    v = torch.tensor([[1.0], [0.0]], dtype=torch.float64).expand(5, 1, 2, 1)
+    keys = k[:, None, None].expand(-1, -1, 2, -1)
+    weight = pe.attend(
+        enc,
+        q[:, None, None],
+        keys,
+        v,
+        q_positions=torch.tensor([7]),
+        k_positions=7 - distances,
+        mask=torch.ones(1, 2, dtype=torch.bool),
+        backend="dense",
+    )[:, 0, 0, 0]
+    logits = logits_at(enc, q, k, distances)
+    assert torch.allclose((logits[:, 0] - logits[:, 1]).sigmoid(), weight, atol=1e-6)
+
+
+def test_rope_loses_positions_and_tokens_with_length() -> None:
+    enc = one_head("rope")
+    for measure in (position_inversion, token_inversion):
+        short, longer, long = (measure(enc, 32, n, samples=2000) for n in (4, 128, 2**20))
+        assert short < 0.25 < longer < long < 0.55
+        assert long > 0.45
+    for measure in (position_aliasing, token_aliasing):
+        short, long = (measure(enc, 32, n, samples=100) for n in (8, 2048))
+        assert short < 0.15
+        assert long > 0.6
+
+
+def test_a_larger_base_trades_positions_for_tokens() -> None:
+    small, large = one_head("rope", theta=1e2), one_head("rope", theta=1e8)
+    assert token_inversion(large, 32, 64) < token_inversion(small, 32, 64) - 0.1
+    assert position_inversion(large, 32, 64) > position_inversion(small, 32, 64) + 0.05
+
+
+def test_a_penalty_by_distance_inverts_nothing_and_nope_confuses_all_positions() -> None:
+    alibi, nope = one_head("alibi"), one_head("nope")
+    assert position_inversion(alibi, 32, 1024) == token_inversion(alibi, 32, 1024) == 0
+    assert position_inversion(nope, 32, 1024) == token_inversion(nope, 32, 1024) == 0
+    assert position_aliasing(alibi, 32, 16, tolerance=2**-9) == 0
+    assert position_aliasing(nope, 32, 16) > 0.9  # except where the first is the farthest
+
+
+def test_unrelated_keys_are_ordered_by_a_coin() -> None:
+    share = position_inversion(one_head("rope"), 32, 4096, alignment=0.0, samples=4000)
+    assert abs(share - 0.5) < 4.5 * math.sqrt(0.25 / 4000)
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    with pytest.raises(ValueError, match="'sinusoidal' does not act on logits"):
+        position_inversion(one_head("sinusoidal"), 32, 64)
+    with pytest.raises(ValueError, match="'cope' does not act on logits by position alone"):
+        token_inversion(one_head("cope"), 32, 64)
+    with pytest.raises(ValueError, match="built for 2 heads; expected 1"):
+        position_inversion(pe.encoding("alibi", head_dim=32, num_heads=2), 32, 64)
+    with pytest.raises(ValueError, match="length: expected 2 or more, got 1"):
+        position_aliasing(one_head("rope"), 32, 1)
+    with pytest.raises(ValueError, match="alignment: expected a correlation"):
+        position_inversion(one_head("rope"), 32, 64, alignment=2.0)

@@ -1,0 +1,170 @@
+"""Many models at a time are what each of them is alone."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+import pe
+from pe.model import PEForCausalLM
+from pe.model.initialize import draw_weights
+from pe.model.rng import seed_step
+from pe.tasks import IGNORE, Task, score
+from pe.tasks.measure.many import Many, Member, Settings, train_many
+
+SMALL = Settings(layers=2, width=16, heads=2, feedforward=24, steps=4, batch_size=5)
+MEMBERS = [Member(0, 1e-2), Member(0, 3e-2), Member(1, 1e-2)]
+# Of each way to act one: on embeddings, by rotation, by a bias that is fixed, learned, or made of
+# what is read, with its own autograd function, with random positions, and by length.
+NAMES = ("learned", "rope", "alibi", "t5", "cope", "fox", "pope", "randomized", "dynamic_ntk")
+
+
+@pytest.fixture
+def in_float64() -> Iterator[None]:
+    """Adam divides by the size of a gradient, and amplifies one that is rounding alone."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@functools.cache
+def copying() -> Task:
+    return pe.tasks.task("copy", items=6, train_lengths=(2, 4), ood_lengths=(5, 6))
+
+
+def one_by_one(many: Many, member: Member) -> tuple[list[float], PEForCausalLM]:
+    """The losses of a model that is trained the usual way, by torch's optimizer."""
+    torch.manual_seed(7)
+    task, settings = many.task, many.settings
+    model = PEForCausalLM(many.config)
+    draw_weights(model, member.seed)
+    adam = torch.optim.AdamW(
+        model.parameters(), member.learning_rate, weight_decay=settings.weight_decay
+    )
+    answers = list(task.answers)
+    losses = []
+    for step in range(settings.steps):
+        for group in adam.param_groups:
+            warm = (step + 1) / (settings.warmup_steps + 1)
+            group["lr"] = member.learning_rate * min(1.0, warm)
+        batch = task.batch(member.seed, step * settings.batch_size, settings.batch_size)
+        seed_step(0, step, 0)
+        logits = logits_of(model, batch.tokens, batch.sizes)[..., answers]
+        asked = batch.targets != IGNORE
+        classes = torch.tensor([answers.index(t) for t in batch.targets[asked]])
+        loss = cross_entropy(logits[torch.from_numpy(asked)], classes)
+        adam.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+        adam.step()
+        losses.append(loss.item())
+    return losses, model.eval()
+
+
+def logits_of(model: PEForCausalLM, tokens: object, sizes: object) -> Tensor:
+    ids = torch.as_tensor(tokens)
+    mask = (torch.arange(ids.shape[1]) < torch.as_tensor(sizes)[:, None]).long()
+    logits: Tensor = model(ids, attention_mask=mask, use_cache=False).logits
+    return logits
+
+
+@pytest.mark.usefixtures("in_float64")
+@pytest.mark.parametrize("name", NAMES)
+def test_losses_are_those_of_one_model_at_a_time(name: str) -> None:
+    options = {"table_size": 64} if name == "learned" else None
+    settings = SMALL.model_copy(update={"warmup_steps": 2, "weight_decay": 0.1, "clip": 0.5})
+    many = Many(copying(), name, MEMBERS, settings, options)
+    losses = torch.stack([many.step() for _ in range(settings.steps)], dim=1)
+    for index, member in enumerate(MEMBERS):
+        alone, model = one_by_one(many, member)
+        assert losses[index].tolist() == pytest.approx(alone, rel=1e-6)
+        for key, value in model.named_parameters():
+            assert torch.allclose(many.parameters[key][index], value, rtol=1e-4, atol=1e-6), key
+    assert losses[0, 0] == pytest.approx(float(losses[1, 0]))
+    assert abs(float(losses[0, -1] - losses[1, -1])) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["rope", "dynamic_ntk", "randomized"])
+def test_a_model_is_the_same_whoever_is_beside_it(name: str) -> None:
+    together, alone = (Many(copying(), name, m, SMALL) for m in (MEMBERS, MEMBERS[2:]))
+    for _ in range(3):
+        assert float(together.step()[2]) == pytest.approx(float(alone.step()[0]), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["rope", "dynamic_ntk"])
+def test_scores_are_those_of_one_model_at_a_time(name: str) -> None:
+    many = Many(copying(), name, MEMBERS, SMALL)
+    for _ in range(3):
+        many.step()
+    task, answers = many.task, torch.tensor(many.task.answers)
+    together = many.score("ood", examples=12)
+    batch = task.batch(0, 0, 12, "ood")
+    for index, found in enumerate(together):
+        with torch.no_grad():
+            logits = logits_of(many.model(index), batch.tokens, batch.sizes)[..., answers]
+        assert score(answers[logits.argmax(-1)].numpy(), batch.targets) == found
+
+
+def test_padding_does_not_count_as_length() -> None:
+    """Dynamic NTK looks at the length: an example is what it is without the longer ones."""
+    many = Many(copying(), "dynamic_ntk", MEMBERS[:1], SMALL)
+    batch = copying().batch(0, 0, 6, "ood")
+    short = int(batch.sizes.argmin())
+    tokens, mask = many._on_device([batch])
+    with torch.no_grad():
+        inside = many.logits(tokens, mask)[0, short, : batch.sizes[short]]
+        alone = many.logits(tokens[:, short : short + 1, : batch.sizes[short]])[0, 0]
+    assert batch.sizes[short] < batch.sizes.max()
+    assert torch.allclose(inside, alone, atol=1e-5)
+
+
+def test_a_task_is_learned_and_scored() -> None:
+    task = pe.tasks.task("k_back", k=1, items=4, train_lengths=(8, 8), ood_lengths=(12, 12))
+    settings = SMALL.model_copy(update={"steps": 80, "batch_size": 16, "width": 32})
+    seen: list[int] = []
+    results = train_many(
+        task,
+        "rope",
+        seeds=(0, 1),
+        learning_rates=(1e-4, 2e-2),
+        settings=settings,
+        examples=50,
+        on_progress=lambda number, losses: seen.append(number),
+    )
+    assert [tuple(r.member) for r in results] == [(0, 1e-4), (0, 2e-2), (1, 1e-4), (1, 2e-2)]
+    assert seen == list(range(1, 81))
+    for result in results:
+        found = result.scores["id"]
+        assert found is not None
+        assert found.examples == 50
+        assert set(result.scores) == {"id", "ood"}
+        assert (found.token > 0.9) == (result.member.learning_rate == 2e-2)
+        assert len(result.losses) == 80
+
+
+def test_training_ends_when_it_is_told_to_and_positions_that_are_not_there_have_no_score() -> None:
+    (result,) = train_many(
+        copying(), "learned", settings=SMALL, examples=5, on_progress=lambda number, _: number == 2
+    )
+    assert len(result.losses) == 2
+    assert result.scores["id"] is not None
+    assert result.scores["ood"] is None
+
+
+def test_no_members_and_impossible_models_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least one seed and rate"):
+        Many(copying(), "rope", [])
+    with pytest.raises(ValueError, match="unknown encoding 'rop'"):
+        Many(copying(), "rop", MEMBERS)
+    for options, message in [
+        ({"step": 3}, "unknown option 'step' .did you mean 'steps'"),
+        ({"steps": -1}, "steps: expected 0 or more, got -1"),
+        ({"precision": "float16"}, "unknown precision 'float16' .did you mean 'bfloat16'"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Settings(**options)
