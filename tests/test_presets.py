@@ -22,6 +22,7 @@ import pe
 from pe.encodings import encoding, layer_encodings
 from pe.encodings.core.presets import PRESETS
 from pe.encodings.core.registry import about
+from pe.encodings.core.source import source_hashes
 from pe.encodings.core.spec import parse
 from pe.model import PEConfig, PEForCausalLM
 
@@ -185,6 +186,14 @@ def test_our_decoder_with_the_preset_is_smollm3() -> None:
              (ids[:, :9], *ids[:, 9:].split(1, 1))]  # fmt: skip
     torch.testing.assert_close(model(ids).logits, want, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(torch.cat(steps, 1), want, atol=1e-5, rtol=1e-5)
+
+
+def test_a_run_belongs_to_the_numbers_of_its_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = source_hashes("gemma3")
+    monkeypatch.setitem(PRESETS, "gemma3", PRESETS["gemma3"]._replace(spec="rope, nope"))
+    parse.cache_clear()
+    assert source_hashes("gemma3") != before
+    parse.cache_clear()
 
 
 def test_presets_are_shown_by_what_they_are() -> None:
