@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from pe.encodings import check, encoding, layer_encodings
 from pe.encodings.core.registry import about
 from pe.encodings.core.spec import joined, layer_specs, parse
 from pe.model import PEConfig
+from pe.runs import Run
 
 SIZES: dict[str, Any] = {"head_dim": 8, "num_heads": 4, "num_kv_heads": 2}
 SCHEDULES = ("3*(rope+window:5+sink), nope", "rope+chunk:4, nope+window:3+sinks:2")
@@ -201,7 +203,7 @@ def test_layers_alike_share_what_is_not_per_layer() -> None:
 
 
 @torch.no_grad()
-def test_a_schedule_is_saved_loaded_and_converted(tmp_path: Any) -> None:
+def test_a_schedule_is_saved_loaded_and_converted(tmp_path: Path) -> None:
     model, ids = small(SCHEDULES[0], num_hidden_layers=4), tokens(1, 12)
     model.save_pretrained(tmp_path)
     again = type(model).from_pretrained(tmp_path)
@@ -215,9 +217,19 @@ def test_a_schedule_is_saved_loaded_and_converted(tmp_path: Any) -> None:
     assert len(parse(wide.config.pe)) == 4
 
 
-def test_recipes_take_schedules() -> None:
-    recipe = pe.recipe("tiny", pe="3*(rope+window:16), nope")
-    assert recipe.pe == "3*(rope+window:16), nope"
+def test_a_schedule_is_trained_and_evaluated_as_any_encoding(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 3000)
+    spec = "rope+window:16+sink, nope"
+    recipe = pe.recipe(
+        "demo", pe=spec, corpus=str(tmp_path / "text.txt"), num_hidden_layers=2, steps=2,
+        context_length=64, batch_size=2, hidden_size=32, intermediate_size=64, vocab_size=304,
+        target_tokens=32, evaluation_windows=2, retrieval_samples=0,
+    )  # fmt: skip
+    run = pe.train(Run(tmp_path / "run", recipe), quiet=True)
+    assert run.read()["model"]["attention"] == "matrix"
+    assert run.read()["model"]["encoding_parameters"] == recipe.num_attention_heads
+    pe.evaluate(run, quiet=True)
+    assert run.read()["status"] == "complete"
 
 
 def test_conversion_goes_on_with_what_a_spec_states() -> None:

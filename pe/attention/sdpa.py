@@ -10,6 +10,9 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from pe.attention.masks import lower_right_causal
 
+SINK_WIDTH = 8
+"""Channels that a sink adds: two are needed, and torch's fused kernels want multiples of 8."""
+
 
 def sdpa_attention(
     q: Tensor,
@@ -61,20 +64,21 @@ def _with_sink(
     mask: Tensor | None,
     sink: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """The sink as a key before all others: its logit in two more channels of queries, its value 0.
+    """The sink as a key before all others: its logit in `SINK_WIDTH` more channels, its value 0.
 
-    Two channels, the second with what rounding to the queries' type took from the first.
+    The second channel has what rounding to the queries' type took from the first; the others are 0.
     """
     want = sink / scale
     high = want.detach().to(q.dtype)
     low = (want - high).to(q.dtype)
-    channels = torch.stack((high, low), -1)[None, :, None].expand(*q.shape[:-1], 2)
+    channels = pad(torch.stack((high, low), -1), (0, SINK_WIDTH - 2))
+    channels = channels[None, :, None].expand(*q.shape[:-1], -1)
     if mask is None:
         mask = lower_right_causal(q.shape[-2], k.shape[-2], q.device)
     # A query that sees no key sees no sink either, and gets 0.
     mask = torch.cat((mask.any(-1, keepdim=True), mask), -1)
-    k = pad(k, (0, 2))
-    key = torch.cat((k.new_zeros(k.shape[-1] - 2), k.new_ones(2))).expand(*k.shape[:2], 1, -1)
+    own = torch.cat((k.new_zeros(k.shape[-1]), k.new_ones(SINK_WIDTH)))
+    key, k = own.expand(*k.shape[:2], 1, -1), pad(k, (0, SINK_WIDTH))
     bias = None if bias is None else pad(bias.expand(*bias.shape[:-1], k.shape[-2]), (1, 0))
     return torch.cat((q, channels), -1), torch.cat((key, k), -2), pad(v, (0, 0, 1, 0)), bias, mask
 

@@ -186,8 +186,10 @@ def max_positions(model: PEForCausalLM) -> int | None:
 
 
 def attention_path(model: PEForCausalLM, recipe: Recipe, device: torch.device) -> str:
-    """How a training step's attention is computed (`pe.attention.choose`); a schedule's layers may
-    take several paths, which are joined by commas."""
+    """How a training step's attention is computed (`pe.attention.choose`).
+
+    The layers of a schedule may take several paths: the slowest of them.
+    """
     with devices.autocast(recipe.precision, device):
         narrow = torch.is_autocast_enabled(device.type)
     dtype = torch.get_autocast_dtype(device.type) if narrow else model.dtype
@@ -195,10 +197,11 @@ def attention_path(model: PEForCausalLM, recipe: Recipe, device: torch.device) -
 
     def path(enc: Any) -> str:
         if recipe.reset_positions or recipe.mask_documents:  # no kernel of ours has either
-            return "matrix" if enc.biased else "flash"
+            return "matrix" if enc.biased or enc.hides else "flash"
         return path_for(enc, device, dtype, recipe.context_length, sequences, recipe.head_dim)
 
-    return ", ".join(dict.fromkeys(map(path, model.model.encodings)))
+    paths = set(map(path, model.model.encodings))
+    return next(slow for slow in ("rows", "matrix", "kernel", "flash") if slow in paths)
 
 
 def parameter_counts(model: nn.Module) -> dict[str, int]:
