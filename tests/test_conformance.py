@@ -34,6 +34,7 @@ BREAKS = {
     "contract": "Contract", "shift": "Shift", "change": "Change", "heads": "Heads",
     "time": "Time", "rows": "Rows", "future": "Future", "decode": "Decode", "cache": "Cache",
     "padding": "Padding", "holes": "Holes", "documents": "Documents", "blind": "Blind",
+    "unseen": "Unseen",
     "memory": "Memory", "precision": "Precision", "autocast": "Autocast",
     "cast": "Cast", "meta": "Meta", "saving": "Saving", "limit": "Limit", "base": "Base",
     "gradients": "Gradients", "form": "Form", "formula": "Formula", "composition": "Composition",

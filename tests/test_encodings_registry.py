@@ -103,8 +103,8 @@ def test_every_file_registers_what_it_defines_and_names_of_records_stay() -> Non
     [
         ("rpoe", {}, "unknown encoding 'rpoe' (did you mean 'rope'?); choose from: "),
         ("Pope ", {"delta_inti": "zero"}, "unknown encoding 'Pope' (did you mean 'pope'?)"),
-        ("", {}, "unknown encoding ''"),
-        ("rope+", {}, "unknown encoding ''"),
+        ("", {}, "expected the name of an encoding at character"),
+        ("rope+", {}, "expected the name of an encoding at character"),
         ("rope", {"tetha": 1.0}, "'rope' has no option 'tetha' (did you mean 'theta'?); its "),
         ("nope", {"theta": 1.0}, "'nope' has no option 'theta'; its options: none"),
         ("rope", {"transforms": []}, "'rope' has no option 'transforms'"),

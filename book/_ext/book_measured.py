@@ -21,6 +21,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 
 from pe.encodings import list_encodings, lookup
+from pe.encodings.core.spec import part_names
 from pe.figures import reach as figures_reach
 from pe.figures import study as figures_study
 from pe.results import sweeps
@@ -55,7 +56,7 @@ def found(studies: Studies, stem: str) -> dict[str, tuple[list[Row], list[Row]]]
             continue
         trained = list(studies.rows(study).values())
         longer = ceilings(trained)
-        own = [row for row in trained if names & set(row.pe.split("+")) and row not in longer]
+        own = [row for row in trained if names & set(part_names(row.pe)) and row not in longer]
         if own:
             there = [row for row in _beside(studies, other) if row not in own]
             rows[study] = own, [*there, *longer]
@@ -69,7 +70,7 @@ def _beside(studies: Studies, study: str) -> list[Row]:
 
 def acts(pe: str) -> str:
     """Where an encoding, or a sum of them, acts: a key of `pe.figures.reach.PLACES`."""
-    where = ", ".join(place(lookup(name)) for name in pe.split("+"))
+    where = ", ".join(place(lookup(name)) for name in part_names(pe))
     if "logits" in where:
         return "logits"
     if "embeddings" in where:

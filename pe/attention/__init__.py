@@ -40,8 +40,8 @@ def attend(
             or (B, T); None: counted from the first key, which is what the fast kernels need.
         mask: boolean, True where a query may attend, broadcastable to (B, H, Tq, Tk); None: causal,
             the queries being the last Tq of the keys. What is hidden counts nowhere: not in a bias
-            that depends on the keys in between, nor in the length of a document. A query that sees
-            nothing gets 0.
+            that depends on the keys in between, nor in a window, nor in the length of a document. A
+            query that sees nothing gets 0.
         backend: ``"dense"`` (the definition, float32), ``"sdpa"`` (torch's, a bias being a
             matrix), ``"kernel"`` (ours, never a matrix); None chooses.
         layer_input: (B, Tk, hidden), what queries and keys were projected from; only encodings
@@ -85,6 +85,8 @@ def attend(
 
         more["lengths"] = document_lengths(mask, q_positions, k_positions)
     where = enc.prepare(q_positions, k_positions, q.dtype, **more)
+    if enc.hides:
+        mask = enc.narrow(mask, q.shape[2], k.shape[2], q.device)
     counted = counted and where.q_positions is q_positions
     q_positions, k_positions, tables, _ = where
     bias = bias_of(enc, q, k, q_positions, k_positions, state, mask, counted, backend)
@@ -92,7 +94,7 @@ def attend(
     if factor is not None:
         refuse_broadcast("logit_scale", factor, tuple(q.shape[:3]))
     q, k = enc.rotate(q, k, q_positions, k_positions, tables)
-    return compute(scaled(q, factor), k, v, scale, bias, mask, backend)
+    return compute(scaled(q, factor), k, v, scale, bias, mask, backend, enc.sink_logit())
 
 
 def _whole(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:

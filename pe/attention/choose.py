@@ -1,8 +1,8 @@
 """Which way a layer's attention is computed, and why not another.
 
-    flash   torch's fused attention: no bias
+    flash   torch's fused attention: no bias, no window
     kernel  our Triton kernels: a bias that is made block by block (`pe.encodings.core.forms`)
-    matrix  torch's attention with the bias as a matrix, in float32
+    matrix  torch's attention with a matrix: the bias in float32, or which keys a window shows
     rows    the same, a block of rows at a time (`pe.attention.rows`), where it would be large
     dense   the definition (`pe.attention.dense`), only where it is asked for
 
@@ -26,7 +26,7 @@ from pe.encodings.core.base import Encoding
 from pe.encodings.core.forms import COUNTS, Form
 
 BACKENDS = {"dense": dense_attention, "sdpa": sdpa_attention}
-"""Those that take any bias and any mask, ``(q, k, v, scale, bias, mask) -> output``."""
+"""Those that take any bias and any mask, ``(q, k, v, scale, bias, mask, sink) -> output``."""
 LARGEST_MATRIX = 2**29
 """Entries, over batch and heads, up to which a bias is made whole: 2 GiB in float32."""
 WIDTHS = (16, 32, 64, 128)
@@ -49,6 +49,10 @@ def obstacle(
 
     ``counted``: causal attention of equally many queries and keys, all at their counted positions.
     """
+    if enc.hides:
+        return "it hides keys by a window or a chunk, which the kernels do not skip yet"
+    if enc.sink_logit() is not None:
+        return "it has a sink logit, which the kernels do not know yet"
     if not enc.has_form:
         return "its bias is known as a matrix only"
     if (reason := unavailable_reason(device)) is not None:
@@ -74,11 +78,11 @@ def path_for(
     Args:
         length: tokens of each sequence. sequences: batch size times heads.
     """
-    if not enc.biased:
+    if not enc.biased and not enc.hides and enc.sink_logit() is None:
         return "flash"
     if device.type == "cuda" and length > 1 and not obstacle(enc, device, dtype, True, head_dim):
         return "kernel"
-    return "rows" if sequences * length**2 > LARGEST_MATRIX else "matrix"
+    return "rows" if enc.biased and sequences * length**2 > LARGEST_MATRIX else "matrix"
 
 
 def kernel_form(
@@ -192,15 +196,20 @@ def compute(
     bias: Bias,
     mask: Tensor | None,
     backend: str | None,
+    sink: Tensor | None = None,
 ) -> Tensor:
-    """(B, H, Tq, D) by the path that ``bias`` leaves."""
+    """(B, H, Tq, D) by the path that ``bias`` leaves.
+
+    ``sink``, (H,), is a logit that each query has beside those of its keys, or None.
+    """
     if bias.by_rows is not None:
         from pe.attention.rows import attend_by_rows  # brings the compiler
 
-        by_rows: Tensor = attend_by_rows(bias.by_rows, q, k, v, scale, mask)
+        by_rows: Tensor = attend_by_rows(bias.by_rows, q, k, v, scale, mask, sink)
         return by_rows
     if bias.form is None:
-        return BACKENDS[backend or "sdpa"](q, k, v, scale=scale, bias=bias.whole, mask=mask)
+        chosen = BACKENDS[backend or "sdpa"]
+        return chosen(q, k, v, scale=scale, bias=bias.whole, mask=mask, sink=sink)
     from pe.attention.kernels.cope import op as cope_ops
     from pe.attention.kernels.flash import op as ops
 

@@ -27,11 +27,12 @@ def attend_by_rows(
     v: Tensor,
     scale: float,
     mask: Tensor | None,
+    sink: Tensor | None = None,
 ) -> Tensor:
     """(B, H, Tq, E), (B, K, Tk, E), (B, K, Tk, D) -> (B, H, Tq, D); queries are the last keys.
 
     ``bias(start, stop)`` is that of the queries from ``start`` to ``stop`` and of all keys that
-    the last of them sees, or None. ``mask`` as in `pe.attention.dense`.
+    the last of them sees, or None. ``mask`` and ``sink`` as in `pe.attention.dense`.
     """
     batch, heads, length, _ = q.shape
     before = k.shape[-2] - length
@@ -39,7 +40,7 @@ def attend_by_rows(
 
     def block(start: int, stop: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         allowed = mask if mask is None else mask[..., start:stop, : before + stop]
-        return sdpa_attention(q, k, v, scale, bias=bias(start, stop), mask=allowed)
+        return sdpa_attention(q, k, v, scale, bias=bias(start, stop), mask=allowed, sink=sink)
 
     pieces = []
     for start in range(0, length, size):

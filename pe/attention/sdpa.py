@@ -1,4 +1,6 @@
-"""Attention through torch's scaled_dot_product_attention: flash kernels where there is no bias."""
+"""Attention through torch's scaled_dot_product_attention: flash kernels where there is no bias.
+
+A sink and a window are masks here, which torch's flash kernels do not take."""
 
 from __future__ import annotations
 
@@ -8,6 +10,9 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from pe.attention.masks import lower_right_causal
 
+SINK_WIDTH = 8
+"""Channels that a sink adds: two are needed, and torch's fused kernels want multiples of 8."""
+
 
 def sdpa_attention(
     q: Tensor,
@@ -16,8 +21,11 @@ def sdpa_attention(
     scale: float,
     bias: Tensor | None = None,
     mask: Tensor | None = None,
+    sink: Tensor | None = None,
 ) -> Tensor:
     """Same contract as `pe.attention.dense.dense_attention`."""
+    if sink is not None:
+        q, k, v, bias, mask = _with_sink(q, k, v, scale, bias, mask, sink)
     q_length, k_length, width = q.shape[-2], k.shape[-2], v.shape[-1]
     causal = mask is None and bias is None
     if q_length != k_length:  # a branch: to a compiler lengths are symbols, to torch causal is not
@@ -45,6 +53,34 @@ def sdpa_attention(
         )
     out = out if blind is None else out.masked_fill(blind, 0.0)
     return out[..., :width].to(out_dtype)
+
+
+def _with_sink(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    sink: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The sink as a key before all others: its logit in `SINK_WIDTH` more channels, its value 0.
+
+    The second channel has what rounding to the queries' type took from the first; the others are 0.
+    """
+    want = sink / scale
+    high = want.detach().to(q.dtype)
+    low = (want - high).to(q.dtype)
+    channels = pad(torch.stack((high, low), -1), (0, SINK_WIDTH - 2))
+    channels = channels[None, :, None].expand(*q.shape[:-1], -1)
+    if mask is None:
+        mask = lower_right_causal(q.shape[-2], k.shape[-2], q.device)
+    # A query that sees no key sees no sink either, and gets 0.
+    mask = torch.cat((mask.any(-1, keepdim=True), mask), -1)
+    own = torch.cat((k.new_zeros(k.shape[-1]), k.new_ones(SINK_WIDTH)))
+    key, k = own.expand(*k.shape[:2], 1, -1), pad(k, (0, SINK_WIDTH))
+    bias = None if bias is None else pad(bias.expand(*bias.shape[:-1], k.shape[-2]), (1, 0))
+    return torch.cat((q, channels), -1), torch.cat((key, k), -2), pad(v, (0, 0, 1, 0)), bias, mask
 
 
 def _takes_two_widths(q: Tensor) -> bool:

@@ -17,6 +17,7 @@ from pe.attention import attend, scaled
 from pe.attention.masks import lower_right_causal
 from pe.encodings import Encoding, encoding, layer_encodings
 from pe.encodings.core.registry import part_classes, takes
+from pe.encodings.core.spec import parse
 
 if TYPE_CHECKING:
     from pe.model import PEForCausalLM
@@ -64,7 +65,9 @@ class Subject:
         self.enc = self.build()
         self.parts = part_classes(spec)
         schedule = any(takes(part, "layer_index") for part in self.parts.values())
-        self.depth = 4 if schedule else 2
+        listed = len(parse(spec))
+        self.scheduled = listed > 1
+        self.depth = listed if self.scheduled else 4 if schedule else 2
 
     def build(self) -> Encoding:
         """A fresh one, not in training; its learned numbers are drawn, then moved a little."""
@@ -101,7 +104,8 @@ class Subject:
         Keys that deeper layers computed at earlier lengths stay what they were, so with several
         layers a length-dependent encoding is not promised to agree.
         """
-        return self.model(num_hidden_layers=1 if self.enc.length_dependent else self.depth)
+        one = self.enc.length_dependent and not self.scheduled
+        return self.model(num_hidden_layers=1 if one else self.depth)
 
     def reach(self, positions: Sequence[int]) -> Tensor:
         """Those positions that the encoding accepts."""

@@ -24,8 +24,10 @@ from pe.results.quantities import label
 
 
 def _look(pe: str) -> dict[str, Any]:
-    dash = (0, (3, 1.5)) if "+" in pe else "-"
-    name = pe.split("+")[0]
+    from pe.encodings.core.spec import is_sum, parse  # brings torch
+
+    dash = (0, (3, 1.5)) if is_sum(pe) else "-"
+    name = parse(pe)[0][0].name
     return {
         "color": colour(name), "marker": marker(name), "linestyle": dash, "linewidth": 1.5,
         "markersize": 4.5 if dash == "-" else 3, "label": label(pe),

@@ -22,6 +22,8 @@ def by_length(rows: Sequence[FineTuned]) -> Figure:
 
     The control, longer windows and no other frequencies, is in every panel, pale.
     """
+    from pe.encodings.core.spec import parse  # brings torch
+
     length = trained_length(rows[0].row.runs)
     control = next((row for row in rows if row.row.label == CONTROL), None)
     shown = [row for row in rows if row is not control] or list(rows)
@@ -30,7 +32,7 @@ def by_length(rows: Sequence[FineTuned]) -> Figure:
     figure = Figure(figsize=(6.4, 1.0 + 1.9 * down), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
     for axes, row in zip(grid.flat, shown, strict=False):
-        name = row.row.pe.split("+")[0]
+        name = parse(row.row.pe)[0][0].name
         _line(axes, row.before, color=FAINT, linewidth=1.2, label="the model as it was")
         if control is not None:
             _line(

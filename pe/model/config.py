@@ -13,6 +13,7 @@ from pe.attention.choose import checked
 from pe.encodings import check
 from pe.encodings.core.checks import at_least, choice, positive
 from pe.encodings.core.registry import ALIASES, options_of, part_classes
+from pe.encodings.core.spec import layer_specs
 
 BUILT_IN = "a model was built with this configuration and would not follow; "
 OF_LOADING = ("return_unused_kwargs", "gguf_file")
@@ -36,7 +37,8 @@ class PEConfig(PreTrainedConfig):
     """Sizes of a LLaMA-style decoder and the positional encoding it uses.
 
     Args:
-        pe: encoding, as the registry spells it. pe_options: its options.
+        pe: encoding, as the registry spells it, or a schedule of layers
+            (`pe.encodings.core.spec`). pe_options: its options.
         num_key_value_heads: None: as many as heads.
         head_dim: width of a head. None: hidden_size / num_attention_heads.
         max_position_embeddings: context length of training, in tokens. It is no limit: what lies
@@ -161,6 +163,7 @@ class PEConfig(PreTrainedConfig):
             )
         if self.softmax_scale is not None:
             positive("softmax_scale", self.softmax_scale)
+        layer_specs(self.pe, self.num_hidden_layers)
         check(self.pe, self.pe_options, **self.encoding_context())
 
     @classmethod

@@ -94,7 +94,8 @@ def _fill(new: nn.Module, old: nn.Module, seed: int) -> None:
 def _shared(model: nn.Module) -> Iterator[tuple[Any, Tensor]]:
     """Parameters of encodings by layer, class and name, wherever in a sum the part is."""
     decoder: Any = model.model if isinstance(model, PEForCausalLM) else model
-    for index, layer in enumerate(decoder.encodings):
+    for index, number in enumerate(decoder.encoding_of):
+        layer = decoder.encodings[number]
         parts = [m for m in layer.modules() if isinstance(m, (Encoding, FrequencyTransform))]
         seen: set[int] = set()
         for part in reversed(parts):  # the inner ones, whose parameters they are, first

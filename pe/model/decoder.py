@@ -12,7 +12,7 @@ has been imported. Its layers are in `pe.model.layers`. B batch, T tokens, V voc
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from pe._errors import PositionError, unknown
 from pe.attention.documents import document_lengths
 from pe.attention.masks import positions_of, visible
-from pe.encodings import Encoding, layer_encodings
+from pe.encodings import Encoding, Prepared, layer_encodings
+from pe.encodings.core.base import Lengths, tightest
+from pe.model.cache import WindowLayer, window_layer
 from pe.model.config import PEConfig
 from pe.model.layers import Block
 from pe.model.loss import IGNORE, summed_loss
@@ -44,6 +46,18 @@ TOLERATED = frozenset(
     {"cache_position", "return_dict", "output_hidden_states", "token_type_ids",
      "is_first_iteration"}
 )  # fmt: skip
+
+
+class Seen(NamedTuple):
+    """What the layers that share an encoding make of one call's positions and mask."""
+
+    where: Prepared
+    mask: Tensor | None
+    """(1 or B, 1, T, keys), True where a query sees a key; None: causal."""
+    temperature: Tensor | None
+    """As `PEModel._temperature` gives it."""
+    kept: Tensor | None
+    """(keys,), True at those that later queries may see; None: all."""
 
 
 class PEPreTrainedModel(PreTrainedModel):
@@ -80,16 +94,19 @@ class PEModel(PEPreTrainedModel):
         self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         arguments = config.encoding_context() | config.pe_options
-        self.encodings = nn.ModuleList(
-            layer_encodings(config.pe, config.num_hidden_layers, **arguments)
-        )
+        layers = layer_encodings(config.pe, config.num_hidden_layers, **arguments)
+        distinct = list(dict.fromkeys(layers))
+        self.encodings = nn.ModuleList(distinct)
+        numbers = [distinct.index(enc) for enc in layers]
+        self.encoding_of = (numbers * config.num_hidden_layers)[: config.num_hidden_layers]
+        """By layer: which of `encodings` it uses."""
         self.post_init()
         config.built()
 
     @property
     def cacheable(self) -> bool:
-        """Whether the encoding allows a cache (`Encoding.cacheable`)."""
-        return self.encodings[0].cacheable  # type: ignore[return-value]
+        """Whether the encodings allow a cache (`Encoding.cacheable`)."""
+        return all(enc.cacheable for enc in self.encodings)
 
     def forward(
         self,
@@ -156,37 +173,80 @@ class PEModel(PEPreTrainedModel):
             raise ValueError("document_ids cannot be combined with a cache; pass use_cache=False")
         mask = visible(length, past + length, x.device, attention_mask, document_ids)
         self._refuse_too_far(k_positions)
-        if mask is None:
-            seen = torch.arange(past, past + length, device=x.device)[None, None] + 1
-        else:
-            seen = mask.sum(-1)
-        temperature = self._temperature(seen)
         lengths = {}
-        if document_ids is not None and self.encodings[0].length_dependent:
+        if document_ids is not None and any(enc.length_dependent for enc in self.encodings):
             assert mask is not None
             lengths = {"lengths": document_lengths(mask, positions, k_positions)}
         plain = mask is None and position_ids is None and past == 0
+        prepared: dict[int, Seen] = {}
         attentions = []
         for index, layer in enumerate(self.layers):
-            enc: Encoding = self.encodings[index % len(self.encodings)]  # type: ignore[assignment]
-            if index < len(self.encodings) or enc.random:
-                # Keys that are cached rotated are not rotated twice.
-                rotated = cache is not None and not enc.raw_keys
-                where = enc.prepare(
-                    positions, positions if rotated else k_positions, x.dtype,
-                    **(lengths if enc.length_dependent else {}),
+            number = self.encoding_of[index]
+            enc: Encoding = self.encodings[number]  # type: ignore[assignment]
+            windows = [] if cache is None else self._window_layers(cache, index, enc)
+            if number not in prepared or enc.random:
+                held = windows[0].with_new(length, x.device) if windows else None
+                prepared[number] = self._seen(
+                    enc, positions, k_positions, mask, held, x.dtype, cache is not None, plain,
+                    lengths if enc.length_dependent else {},
                 )  # fmt: skip
-                # Positions that the encoding moved are no longer counted.
-                where = where._replace(counted=plain and where.q_positions is positions)
-                where = where._replace(k_positions=k_positions) if rotated else where
+            where, narrowed, temperature, kept = prepared[number]
             if index == 0:
                 x = self.dropout(enc.embed(x, where.q_positions))
-            x, weights = layer(x, enc, where, mask, cache, temperature, output_attentions)
+            x, weights = layer(x, enc, where, narrowed, cache, temperature, output_attentions)
             attentions.append(weights)
+            for window in windows:
+                window.hold(kept)  # type: ignore[arg-type]
         output: dict[str, Any] = {"last_hidden_state": self.norm(x), CACHE_FIELD: cache}
         if output_attentions:
             output["attentions"] = tuple(attentions)
         return BaseModelOutputWithPast(**output)
+
+    def _window_layers(self, cache: Cache, index: int, enc: Encoding) -> list[WindowLayer]:
+        """The layers of the cache that forget what a window hides: of keys, and of their state."""
+        if not enc.hides:
+            return []
+        slots = [index, *([index + len(self.layers)] if enc.state_size else [])]
+        layers = [window_layer(cache, slot) for slot in slots]
+        return [layer for layer in layers if layer is not None]
+
+    def _seen(
+        self,
+        enc: Encoding,
+        positions: Tensor,
+        k_positions: Tensor,
+        mask: Tensor | None,
+        held: Tensor | None,
+        dtype: torch.dtype,
+        cached: bool,
+        plain: bool,
+        lengths: dict[str, Lengths],
+    ) -> Seen:
+        """What `forward` hands to the layers with this encoding.
+
+        Args:
+            mask: without the encoding's window. held: which keys there are, (n,); None: all.
+            cached: keys come from a cache. plain: positions are counted and no token is hidden.
+        """
+        kept = None
+        if enc.hides:
+            length, known = positions.shape[-1], k_positions.shape[-1]
+            mask = enc.narrow(mask, length, known, positions.device)
+            if held is not None:
+                mask, k_positions = mask[..., held], k_positions[..., held]
+                kept = mask[..., -1, :].flatten(0, -2).any(0)
+        # Keys that are cached rotated are not rotated twice.
+        rotated = cached and not enc.raw_keys
+        where = enc.prepare(positions, positions if rotated else k_positions, dtype, **lengths)
+        # Positions that the encoding moved are no longer counted.
+        where = where._replace(counted=plain and where.q_positions is positions)
+        where = where._replace(k_positions=k_positions) if rotated else where
+        if mask is None:
+            past, known = k_positions.shape[-1] - positions.shape[-1], k_positions.shape[-1]
+            count = torch.arange(past, known, device=positions.device)[None, None] + 1
+        else:
+            count = mask.sum(-1)
+        return Seen(where, mask, self._temperature(count), kept)
 
     def _temperature(self, seen: Tensor) -> Tensor | None:
         """Factor of each query's logits by the number of tokens it sees, (1 or B, 1, T)."""
@@ -198,17 +258,17 @@ class PEModel(PEPreTrainedModel):
         return factor
 
     def _refuse_too_far(self, positions: Tensor) -> None:
-        limit = self.encodings[0].max_positions
+        limit, _ = tightest(self.encodings)
         if limit is None or positions.numel() == 0:
             return
         if torch.compiler.is_compiling():
             # A graph cannot look at positions. Counted ones end at the length, and only a sequence
             # that may be too long leaves the graph to have its positions looked at.
-            if positions.shape[-1] <= limit:  # type: ignore[operator]
+            if positions.shape[-1] <= limit:
                 return
             torch._dynamo.graph_break()
-        if int(positions.max()) >= limit:  # type: ignore[operator]
-            raise PositionError(int(positions.max()), limit, self.config.pe)  # type: ignore[arg-type]
+        if int(positions.max()) >= limit:
+            raise PositionError(int(positions.max()), limit, self.config.pe)
 
 
 class PEForCausalLM(PEPreTrainedModel, GenerationMixin):

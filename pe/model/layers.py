@@ -92,10 +92,11 @@ class Attention(nn.Module):
             q, k = enc.rotate(q, k, q_positions, q_positions, tables)
             k, v = cache.update(k, v, self.layer_index)
         q = scaled(scaled(q, factor), temperature)
-        out = compute(q, k, v, self.scale, bias, mask, backend)
+        sink = enc.sink_logit()
+        out = compute(q, k, v, self.scale, bias, mask, backend, sink)
         weights = None
         if output_attentions:
-            weights = attention_weights(q, k, self.scale, bias.whole, mask)
+            weights = attention_weights(q, k, self.scale, bias.whole, mask, sink)
         return self.o_proj(out.transpose(1, 2).flatten(-2)), weights
 
     def _kept(self, cache: Cache, state: Tensor) -> Tensor:

@@ -69,7 +69,9 @@ def plan(run: Run) -> Markdown:
         "recorded in": f"`{shown(run)}`",
     }
     table = markdown.pipe(["", ""], [[key, value] for key, value in rows.items()], 2)
-    formulas = "\n\n".join(_formula(part) for part in r.pe.split("+"))
+    from pe.encodings.core.registry import part_classes
+
+    formulas = "\n\n".join(_formula(part) for part in part_classes(r.pe))
     return show(f"{table}\n\n{formulas}")
 
 

@@ -298,8 +298,10 @@ def check_run(run: Run) -> None:
     from pe.data.corpora import open_corpus
     from pe.data.tokenizer import plan_tokenizer
     from pe.encodings import check
+    from pe.encodings.core.spec import layer_specs
 
     recipe = run.recipe
+    layer_specs(recipe.pe, recipe.num_hidden_layers)
     check(
         recipe.pe,
         recipe.pe_options,

@@ -15,6 +15,7 @@ from pe.attention import path_for
 from pe.data import TokenData, evaluation_windows
 from pe.data.needles import texts_of
 from pe.encodings import Encoding
+from pe.encodings.core.base import tightest
 from pe.model import PEForCausalLM
 from pe.model.config import PEConfig
 from pe.model.convert import convert
@@ -180,21 +181,27 @@ def lengths_beyond(recipe: Recipe, model: PEForCausalLM) -> list[int]:
 
 
 def max_positions(model: PEForCausalLM) -> int | None:
-    """How many positions the model's encoding has; None: any number."""
-    encoding: Any = model.model.encodings[0]
-    return encoding.max_positions  # type: ignore[no-any-return]
+    """How many positions the model's encodings have; None: any number."""
+    return tightest(model.model.encodings)[0]
 
 
 def attention_path(model: PEForCausalLM, recipe: Recipe, device: torch.device) -> str:
-    """How a training step's attention is computed (`pe.attention.choose`)."""
-    enc: Any = model.model.encodings[0]
-    if recipe.reset_positions or recipe.mask_documents:  # no kernel of ours has either
-        return "matrix" if enc.biased else "flash"
+    """How a training step's attention is computed (`pe.attention.choose`).
+
+    The layers of a schedule may take several paths: the slowest of them.
+    """
     with devices.autocast(recipe.precision, device):
         narrow = torch.is_autocast_enabled(device.type)
     dtype = torch.get_autocast_dtype(device.type) if narrow else model.dtype
     sequences = (recipe.micro_batch_size or recipe.batch_size) * recipe.num_attention_heads
-    return path_for(enc, device, dtype, recipe.context_length, sequences, recipe.head_dim)
+
+    def path(enc: Any) -> str:
+        if recipe.reset_positions or recipe.mask_documents:  # no kernel of ours has either
+            return "matrix" if enc.biased or enc.hides else "flash"
+        return path_for(enc, device, dtype, recipe.context_length, sequences, recipe.head_dim)
+
+    paths = set(map(path, model.model.encodings))
+    return next(slow for slow in ("rows", "matrix", "kernel", "flash") if slow in paths)
 
 
 def parameter_counts(model: nn.Module) -> dict[str, int]:

@@ -364,6 +364,26 @@ class Composition(Slope):
         return Prepared(q_positions * 2, k_positions * 2)
 
 
+class Unseen(Encoding):
+    """A window whose bias looks at the mean of all keys, hidden ones among them."""
+
+    hides = True
+    content_dependent = True
+
+    def shows(self, key: Tensor, query: Tensor) -> Tensor:
+        return query - key < 4
+
+    def bias(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        state: Tensor | None = None,
+    ) -> Tensor:
+        return (k - k.mean(-2, keepdim=True)).float().square().mean((1, 3))[:, None, None]
+
+
 class Crash(Slope):
     """Raises what nobody expects."""
 

@@ -84,3 +84,28 @@ def blind(subject: Subject, measure: Measure) -> None:
         slopes = torch.autograd.grad(out.sum(), [*case], allow_unused=True)
         if not all(slope.isfinite().all() for slope in slopes if slope is not None):
             raise Broken(f"{backend}: a gradient is not finite")
+
+
+@law
+def unseen(subject: Subject, measure: Measure) -> None:
+    """A key that a window or a chunk hides changes nothing, and gets no gradient."""
+    if not subject.enc.hides:
+        raise NotApplicable("hides no keys")
+    length = subject.lengths(2 * subject.length)[-1]
+    positions = torch.arange(length)
+    shown = subject.enc.narrow(None, 1, length, positions.device).flatten()
+    if shown.all():
+        raise NotApplicable(f"hides nothing of {length} tokens")
+    for backend in BACKENDS:
+        case, other = inputs(length), inputs(length, seed=40)
+        case = Inputs(*(x.requires_grad_() for x in case))
+        pairs = zip(case, other, strict=True)  # the shown tokens of the first, the others' rest
+        mixed = Inputs(*(torch.where(shown[:, None], one, two) for one, two in pairs))
+        out = attended(subject.enc, case, positions, None, backend)[:, :, -1]
+        measure.close(f"keys changed, {backend}",
+                      attended(subject.enc, mixed, positions, None, backend)[:, :, -1], out,
+                      1e-6, 1e-6)  # fmt: skip
+        slopes = torch.autograd.grad(out.sum(), [case.k, case.v])
+        for slope in slopes:
+            measure.equal(f"gradient, {backend}", slope[:, :, ~shown],
+                          torch.zeros_like(slope[:, :, ~shown]))  # fmt: skip

@@ -160,6 +160,8 @@ PARTNERS = ("rope", "alibi")
 @law
 def composition(subject: Subject, measure: Measure) -> None:
     """With RoPE and with ALiBi it adds up, or the refusal names both."""
+    if subject.scheduled:
+        raise NotApplicable("a schedule is added to layer by layer")
     partners = [p for p in PARTNERS if p in list_encodings() and p not in subject.parts]
     if not partners:
         raise NotApplicable("has both parts already")

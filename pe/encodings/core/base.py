@@ -4,6 +4,7 @@
     rotate       on queries and keys, in each layer
     bias         on the attention logits, in each layer
     logit_scale  on the attention logits, one factor per query
+    shows        which keys a query sees, in each layer (`narrow`), and `sink_logit` beside them
 
 and some that serve them: `bias_form` says what a bias is made of, for kernels; `prepare` settles
 the positions and what follows from them alone, once for all layers that share the
@@ -85,6 +86,8 @@ class Encoding(nn.Module):
         rotates: `rotate` does something; two such encodings cannot be combined.
         embeds: `embed` does something; likewise.
         alone_with: name of the encoding that is added where no other is named.
+        hides: some of the keys that causality, padding and documents leave visible are hidden.
+        keeps: `shows` names keys that stay visible where another part hides them.
         max_positions: how many positions there are, 0 to max_positions - 1; None: no limit.
     """
 
@@ -98,6 +101,8 @@ class Encoding(nn.Module):
     rotates: ClassVar[bool] = False
     embeds: ClassVar[bool] = False
     alone_with: ClassVar[str | None] = None
+    hides: bool = False
+    keeps: ClassVar[bool] = False
     max_positions: int | None = None
     limited_by: str = ""  # the part that `max_positions` comes from, where it is another class
     # Sizes that the encoding was built for, where it looks at them; others are refused.
@@ -263,6 +268,33 @@ class Encoding(nn.Module):
 
     def logit_scale(self, q_positions: Tensor) -> Tensor | None:
         """Factor on top of 1/sqrt(D), broadcastable to (B, H, Tq); None is 1."""
+        return None
+
+    def shows(self, key: Tensor, query: Tensor) -> Tensor:
+        """Which keys a query sees, boolean: of the tokens it may see at all, counted from 0, those
+        numbered ``key``, broadcastable to (B, H, Tq, Tk), where its own is ``query``.
+
+        Called where `hides` or `keeps` is set.
+        """
+        raise NotImplementedError(f"{type(self).__name__} hides no keys")
+
+    def narrow(self, mask: Tensor | None, length: int, known: int, device: torch.device) -> Tensor:
+        """The mask (1 or B, 1 or H, ``length``, ``known``) of the keys that are left visible.
+
+        Args:
+            mask: the same without this encoding, True where a query sees a key; None: causal, the
+                queries being the last of the keys.
+        """
+        if mask is None:
+            key = torch.arange(known, device=device)
+            query = key[known - length :, None]
+            return (self.shows(key, query) & (key <= query))[None, None]
+        count = mask.cumsum(-1, dtype=torch.int32)
+        return self.shows(count - 1, count[..., -1:] - 1) & mask
+
+    def sink_logit(self) -> Tensor | None:
+        """float32 (H,): a logit that every query has beside those of its keys, of a key without
+        a value; None: there is none."""
         return None
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:

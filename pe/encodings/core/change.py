@@ -8,7 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from pe.encodings.core.frequencies import FrequencyTransform
-from pe.encodings.core.registry import Part, options_of, part_classes, takes
+from pe.encodings.core.registry import (
+    Part,
+    options_of,
+    part_classes,
+    stated_options,
+    takes,
+)
 
 
 def changed_options(
@@ -25,18 +31,42 @@ def changed_options(
             methods are told, so that they go on counting from it.
 
     Raises:
-        ValueError: ``after`` changes frequencies that ``before`` does not have.
+        ValueError: ``after`` changes frequencies that ``before`` does not have, or does not state
+            an option that differs between the layers of ``before``.
     """
     old, new = part_classes(before), part_classes(after)
     _refuse_strange_frequencies(before, after, old, new)
+    stated = stated_options(after)
     kept = {
         name: value
-        for name, value in options.items()
-        if any(_carries(name, old, part_name, part) for part_name, part in new.items())
+        for name, value in _old_options(before, options, after, {*given, *stated}).items()
+        if name not in stated
+        and any(_carries(name, old, part_name, part) for part_name, part in new.items())
     }
     if length is not None and any(takes(part, "original_length") for part in new.values()):
         kept = {"original_length": length} | kept
     return kept | dict(given)
+
+
+def _old_options(
+    before: str, options: Mapping[str, Any], after: str, replaced: set[str]
+) -> dict[str, Any]:
+    """The options of a model, those among them that its spec states.
+
+    Raises:
+        ValueError: layers have an option at different values, and ``after`` would go on with it.
+    """
+    old, new = part_classes(before), part_classes(after)
+    all_options = dict(options)
+    for name, values in stated_options(before).items():
+        if len(values) == 1:
+            all_options[name] = values[0]
+        elif name not in replaced and any(_carries(name, old, n, c) for n, c in new.items()):
+            raise ValueError(
+                f"{name} differs between the layers of {before!r}, so it is not clear which value "
+                f"{after!r} goes on with; state it, as in 'rope({name}=...)'"
+            )
+    return all_options
 
 
 def _carries(option: str, old: Mapping[str, Part], name: str, part: Part) -> bool:

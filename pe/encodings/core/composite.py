@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pe.encodings.core.base import Encoding, Lengths, Prepared, tightest
 from pe.encodings.core.forms import NONE, Form
 
-ANY = ("length_dependent", "content_dependent", "random", "per_layer", "rotates", "embeds")
+ANY = ("length_dependent", "content_dependent", "random", "per_layer", "rotates", "embeds", "hides")
 """Traits that a sum has if any of its parts has them."""
 
 
@@ -149,6 +149,15 @@ class Composite(Encoding):
 
     def logit_scale(self, q_positions: Tensor) -> Tensor | None:
         return combined(torch.mul, (part.logit_scale(q_positions) for part in self._all))
+
+    def shows(self, key: Tensor, query: Tensor) -> Tensor:
+        """What no part hides, and what one keeps."""
+        left = [part.shows(key, query) for part in self._all if part.hides]
+        kept = [part.shows(key, query) for part in self._all if part.keeps]
+        return functools.reduce(torch.logical_or, kept, functools.reduce(torch.logical_and, left))
+
+    def sink_logit(self) -> Tensor | None:
+        return combined(torch.logaddexp, (part.sink_logit() for part in self._all))
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         for part in self.parts:

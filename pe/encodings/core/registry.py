@@ -1,4 +1,6 @@
-"""From a name to an encoding: ``rope``, ``yarn+resonance``, ``my_module:MyEncoding``.
+"""From a spec to an encoding: ``rope``, ``yarn+resonance``, ``my_module:MyEncoding``.
+
+The language of specs is in `pe.encodings.core.spec`.
 
 Every file of this package registers what it defines, so adding an encoding is adding a file.
 A frequency transform acts on RoPE; named alone it brings RoPE with it. So does any encoding that
@@ -19,13 +21,17 @@ from typing import Any, NamedTuple, TypeVar
 
 from pe._errors import nearest, unknown
 from pe.encodings.core.base import Encoding
+from pe.encodings.core.checks import UNSET
 from pe.encodings.core.composite import Composite
 from pe.encodings.core.frequencies import FrequencyTransform
+from pe.encodings.core.presets import PRESETS
+from pe.encodings.core.spec import LayerSpec, PartSpec, is_sum, joined, layer_specs, parse
 
 Part = type[Encoding] | type[FrequencyTransform]
 P = TypeVar("P", bound=Part)
 
 _REGISTRY: dict[str, Part] = {}
+_KEYS: dict[str, type[Encoding]] = {}
 CONTEXT = (
     "head_dim", "num_heads", "num_kv_heads", "hidden_size", "original_length", "layer_index",
 )  # fmt: skip
@@ -88,9 +94,34 @@ def register(
     return add
 
 
+def register_keys(
+    name: str, *, title: str, paper: str | None = None
+) -> Callable[[type[Encoding]], type[Encoding]]:
+    """Class decorator: make a part that says which keys a layer sees known by ``name``.
+
+    It is added to an encoding, as in ``rope+window:512``: the number after the colon is its first
+    option. Alone it goes with no encoding at all.
+    """
+
+    def add(cls: type[Encoding]) -> type[Encoding]:
+        _KEYS[name] = cls
+        cls.name = name
+        _ABOUT[name] = About(title, paper, "keys")
+        return cls
+
+    return add
+
+
+def list_keys() -> list[str]:
+    """Names of the parts that say which keys a layer sees, sorted."""
+    _discover()
+    return sorted(_KEYS)
+
+
 def _discover() -> None:
     for module in pkgutil.iter_modules([str(Path(__file__).parents[1])]):
         importlib.import_module(f"pe.encodings.{module.name}")
+    importlib.import_module("pe.encodings.core.keys")
 
 
 def list_encodings() -> list[str]:
@@ -100,18 +131,34 @@ def list_encodings() -> list[str]:
 
 
 def about(spec: str) -> About:
-    """How an encoding is shown; the titles and papers of several joined by ``+`` are joined too.
+    """How an encoding is shown; the titles and papers of several parts and layers are joined too.
 
     What is not registered, such as ``module:Class`` or an encoding that only another machine
     knows, is shown under its name: records name encodings that cannot be imported here.
     """
     _discover()
-    parts = [
-        _ABOUT.get(name) or About(name.rpartition(":")[2], None, "other")
-        for name in map(str.strip, spec.split("+"))
-    ]
+    runs: list[tuple[int, LayerSpec]] = []  # layers that follow each other and are the same
+    for layer in parse(spec):
+        again = bool(runs) and runs[-1][1] == layer
+        runs[-1:] = [(runs[-1][0] + 1, layer)] if again else [*runs[-1:], (1, layer)]
+    titles = []
+    for count, layer in runs:
+        title = " + ".join(map(_title, layer))
+        inner = f"({title})" if len(layer) > 1 else title
+        titles.append(f"{count} × {inner}" if count > 1 else title)
+    parts = [_about(part) for _, layer in runs for part in layer]
     papers = ", ".join(dict.fromkeys(part.paper for part in parts if part.paper))
-    return About(" + ".join(part.title for part in parts), papers or None, parts[0].family)
+    family = parts[0].family if parts[0].family in FAMILIES else "none"
+    return About(", ".join(titles), papers or None, family)
+
+
+def _about(part: PartSpec) -> About:
+    return _ABOUT.get(part.name) or About(part.name.rpartition(":")[2], None, "other")
+
+
+def _title(part: PartSpec) -> str:
+    """A part as it is shown, with its number and options."""
+    return str(part._replace(name=_about(part).title)).replace(":", " ")
 
 
 def in_order(specs: Iterable[str]) -> list[str]:
@@ -123,7 +170,7 @@ def in_order(specs: Iterable[str]) -> list[str]:
 
     def place(spec: str) -> tuple[int, bool, str, str]:
         shown = about(spec)
-        return FAMILIES.index(shown.family), "+" in spec, shown.title.casefold(), spec
+        return FAMILIES.index(shown.family), is_sum(spec), shown.title.casefold(), spec
 
     return sorted(dict.fromkeys(specs), key=place)
 
@@ -151,6 +198,8 @@ def lookup(name: str) -> Part:
     _discover()
     if ":" in name:
         module, _, attribute = name.partition(":")
+        if module in _KEYS:
+            raise ValueError(f"{name!r}: {attribute!r} is no number; write '{module}:512'")
         try:
             part = getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError) as error:
@@ -158,10 +207,14 @@ def lookup(name: str) -> Part:
         if not (isinstance(part, type) and issubclass(part, (Encoding, FrequencyTransform))):
             raise ValueError(f"{name!r} is no subclass of pe.encodings.Encoding")
         return part
+    if name in _KEYS:
+        return _KEYS[name]
     if name not in _REGISTRY:
         own = "." in name or name[:1].isupper() or (name.isidentifier() and find_spec(name))
         hint = "; a class of your own is module:Class" if own else ""
-        raise ValueError(f"{unknown('encoding', name, sorted(_REGISTRY))}{hint}")
+        raise ValueError(
+            f"{unknown('encoding', name, [*sorted(_REGISTRY), *sorted(_KEYS), *PRESETS])}{hint}"
+        )
     return _REGISTRY[name]
 
 
@@ -179,11 +232,12 @@ def encoding(
     """Build an encoding.
 
     Args:
-        spec: a name, or several joined by ``+``.
+        spec: a name, several joined by ``+``, or a schedule of layers
+            (`pe.encodings.core.spec`), of which the encoding of ``layer_index`` is built.
         head_dim: width of one head. num_heads, num_kv_heads: query heads, key heads (default: as
             many). hidden_size: width of the embeddings (default: head_dim x num_heads).
         original_length: context length of training, which extension methods need.
-        layer_index: the layer it is for, counted from 0; only layer schedules look at it.
+        layer_index: the layer it is for, counted from 0; only schedules look at it.
         options: whatever the parts accept; an option that several accept goes to all of them.
 
     Raises:
@@ -198,50 +252,123 @@ def encoding(
         "original_length": original_length,
         "layer_index": layer_index,
     } | options
-    classes = part_classes(spec)
-    encodings, transforms = _split(classes)
-    _refuse_unknown_options(spec, list(classes.values()), options)
-    changes = [_build(name, c, arguments) for name, c in transforms.items()]
+    _refuse_unknown_options(spec, list(part_classes(spec).values()), options)
+    layers = parse(spec)
+    layer = layers[layer_index % len(layers)]
+    named = {part.name: part for part in layer}
+    encodings, transforms = _split(_layer_classes(spec, layer))
+
+    def build(name: str, part: Part) -> Any:
+        own = _own_options(spec, named.get(name, PartSpec(name)), part)
+        if (needed := _needed(part)) and needed not in own | options:
+            raise ValueError(f"{spec!r}: {name} needs a number, as in '{name}:512'")
+        twice = own.keys() & options.keys()
+        if twice:
+            raise ValueError(
+                f"{spec!r}: {min(twice)} is given in the spec and among the options; leave one out"
+            )
+        return _build(name, part, arguments | own)
+
+    changes = [build(name, c) for name, c in transforms.items()]
     if changes:
         arguments["transforms"] = changes
-    parts = [_build(name, c, arguments) for name, c in encodings.items()]
+    parts = [build(name, c) for name, c in encodings.items()]
     return parts[0] if len(parts) == 1 else Composite(parts)
 
 
 def layer_encodings(spec: str, num_layers: int, **arguments: Any) -> list[Encoding]:
-    """The encodings of a whole model: one for each layer, or a single one that all layers share.
+    """The encoding of each layer of a model, or a single one that all layers share.
 
-    ``arguments`` are those of `encoding`. Where only some parts of a sum are per layer, the others
-    belong to the first layer and are shared by the rest.
+    ``arguments`` are those of `encoding`. Layers with the same spec share whatever is not per
+    layer: it is built for the first of them and is in the list once more for each other.
+
+    Raises:
+        ValueError: as `encoding` does, or a schedule does not fit the layers.
     """
-    first = encoding(spec, **arguments)
-    if not first.per_layer:
-        return [first]
-    layers = [first]
-    shared = [p for p in first._all if not p.per_layer] if isinstance(first, Composite) else []
-    for index in range(1, num_layers):
+    specs = layer_specs(spec, num_layers)
+    first_of: dict[LayerSpec, Encoding] = {}
+    layers: list[Encoding] = []
+    for index, layer_spec in enumerate(specs):
+        first = first_of.get(layer_spec)
+        if first is not None and not first.per_layer:
+            layers.append(first)
+            continue
         layer = encoding(spec, **(arguments | {"layer_index": index}))
-        if shared and isinstance(layer, Composite) and isinstance(first, Composite):
+        if isinstance(layer, Composite) and isinstance(first, Composite):
             pairs = zip(first._all, layer._all, strict=True)
+            shared = [part for part in first._all if not part.per_layer]
             layer = Composite([new if new.per_layer else old for old, new in pairs], shared)
+        first_of.setdefault(layer_spec, layer)
         layers.append(layer)
-    return layers
+    alike = len(first_of) == 1 and not layers[0].per_layer
+    return layers[:1] if alike else layers
 
 
 def part_classes(spec: str) -> dict[str, Part]:
-    """The class of each part of ``spec`` by name; RoPE among them where a transform brings it."""
-    names = [name.strip() for name in spec.split("+")]
+    """The class of each part of ``spec`` by name; RoPE among them where a transform brings it.
+
+    Those of a schedule are the parts of all its layers.
+    """
+    classes: dict[str, Part] = {}
+    for layer in dict.fromkeys(parse(spec)):
+        classes |= _layer_classes(spec, layer)
+    return classes
+
+
+def _layer_classes(spec: str, layer: LayerSpec) -> dict[str, Part]:
+    names = [part.name for part in layer]
     if len(set(names)) < len(names):
-        raise ValueError(f"{spec!r} names a part twice")
+        raise ValueError(f"{joined(layer)!r} names a part twice")
     classes = {name: lookup(name) for name in names}
     _refuse_impossible(spec, classes)
     encodings, transforms = _split(classes)
     if transforms and not any(takes(c, "transforms") for c in encodings.values()):
         classes = {"rope": _REGISTRY["rope"], **classes}
-    if encodings and all(c.alone_with for c in encodings.values()):
-        brought = {str(c.alone_with) for c in encodings.values()}
+    others = [c for n, c in encodings.items() if n not in _KEYS]
+    if others and all(c.alone_with for c in others):
+        brought = {str(c.alone_with) for c in others}
         classes = {n: _REGISTRY[n] for n in sorted(brought)} | classes
     return classes
+
+
+def _needed(part: Part) -> str:
+    """The option that a part which says what a layer sees cannot do without; "" if none."""
+    names = options_of(part) if part.name in _KEYS else []
+    return next((n for n in names if _parameters(part)[n].default is inspect.Parameter.empty), "")
+
+
+def stated_options(spec: str) -> dict[str, list[Any]]:
+    """By option, the values that the parts of ``spec`` give it, without repetition.
+
+    `UNSET` is among them where one part has a value and another that takes the option has none.
+    """
+    stated: dict[str, list[Any]] = {}
+    for layer in parse(spec):
+        named = {part.name: part for part in layer}
+        for name, part in _layer_classes(spec, layer).items():
+            own = _own_options(spec, named.get(name, PartSpec(name)), part)
+            for option in {*options_of(part), *own}:
+                values = stated.setdefault(option, [])
+                value = own.get(option, UNSET)
+                values += [] if value in values else [value]
+    return {option: values for option, values in stated.items() if values != [UNSET]}
+
+
+def _own_options(spec: str, named: PartSpec, part: Part) -> dict[str, Any]:
+    """The options that a spec gives to one part: its number and those in parentheses."""
+    known, own = options_of(part), dict(named.options)
+    known += ["original_length"] if takes(part, "original_length") else []
+    for name in own:
+        if name not in known:
+            raise ValueError(
+                f"{spec!r}: {named.name} has no option {name!r}{nearest(name, known)}; its "
+                f"options: {', '.join(known) or 'none'}"
+            )
+    if named.argument is not None:
+        if not (needed := _needed(part)):
+            raise ValueError(f"{spec!r}: {named.name} takes no number; leave out :{named.argument}")
+        own[needed] = named.argument
+    return own
 
 
 def _split(
@@ -263,7 +390,16 @@ def check(spec: str, options: dict[str, Any] | None = None, **context: int) -> N
             raise ValueError(f"{spec!r}: {name} follows from the model's sizes, it is no option")
         if name in CONTEXT and not any(takes(part, name) for part in part_classes(spec).values()):
             raise ValueError(f"{spec!r} does not look at {name}: it would have no effect")
-    encoding(spec, **(sizes | (options or {})))
+    layers = parse(spec)
+    for other in dict.fromkeys(layers[1:]):
+        for name, part in _layer_classes(spec, other).items() if other != layers[0] else ():
+            if getattr(part, "embeds", False):
+                raise ValueError(
+                    f"{spec!r}: {name} acts on the token embeddings, once for all layers: name it "
+                    "in the first layer only"
+                )
+    for index in (layers.index(layer) for layer in dict.fromkeys(layers)):
+        encoding(spec, **(sizes | {"layer_index": index} | (options or {})))
 
 
 def _parameters(part: Part) -> dict[str, inspect.Parameter]:
@@ -282,13 +418,20 @@ def options_of(part: Part) -> list[str]:
 
 
 def _refuse_impossible(spec: str, classes: dict[str, Part]) -> None:
-    if "nope" in classes and len(classes) > 1:
+    if "nope" in classes and any(n not in _KEYS for n in classes if n != "nope"):
         raise ValueError(f"{spec!r}: nope means no encoding, so nothing can be added to it")
     for trait, what in ONE_ONLY.items():
         first, *others = [n for n, c in classes.items() if getattr(c, trait, False)] or [""]
         if others:
             raise ValueError(f"{spec!r}: {first} and {others[0]} both {what}")
     encodings, transforms = _split(classes)
+    hiding = any(getattr(c, "hides", False) for c in classes.values())
+    keeping = [n for n, c in classes.items() if getattr(c, "keeps", False)]
+    if keeping and not hiding:
+        raise ValueError(
+            f"{spec!r}: {keeping[0]} keeps keys visible that a window or a chunk hides, and here "
+            f"nothing hides any; add one, as in {'rope+window:512+sinks:4'!r}"
+        )
     learning = [name for name, part in transforms.items() if part.learns]
     rounding = [name for name, part in transforms.items() if not part.stretches]
     if learning and rounding:

@@ -17,9 +17,11 @@ from pathlib import Path
 
 from pe.encodings.core.base import Encoding
 from pe.encodings.core.composite import Composite
+from pe.encodings.core.presets import PRESETS
 from pe.encodings.core.registry import part_classes
 
 HOME = "pe.encodings"
+PRESETS_HOME = "pe.encodings.core.presets"
 
 
 def source_hashes(spec: str) -> dict[str, str]:
@@ -34,7 +36,11 @@ def source_hashes(spec: str) -> dict[str, str]:
     if sum(issubclass(part, Encoding) for part in parts) > 1:
         parts.append(Composite)
     loaded = [f.__code__ for part in parts for f in vars(part).values() if hasattr(f, "__code__")]
-    return dict(_hashes(tuple(parts), tuple(loaded)))
+    hashes = dict(_hashes(tuple(parts), tuple(loaded)))
+    preset = PRESETS.get(spec.strip())
+    if preset is not None:
+        hashes[PRESETS_HOME] = hashlib.sha256(preset.spec.encode()).hexdigest()[:16]
+    return hashes
 
 
 @functools.cache
