@@ -186,6 +186,7 @@ def test_a_study_runs_in_order_a_failure_skips_what_starts_from_it_and_nothing_r
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     run_in_this_process(monkeypatch)
+    monkeypatch.setenv("PE_COMMAND", "papermill notebooks/study.ipynb -p study small")
     runs = CHAIN | {
         "broken": {"pe": "pope", "set": {"learning_rate": 1e30}},
         "after": {"pe": "nope", "start": {"run": "broken", "at": "1/2"}},
@@ -208,6 +209,9 @@ def test_a_study_runs_in_order_a_failure_skips_what_starts_from_it_and_nothing_r
     assert max(list(s.values()).count("running") for s in seen) == 1
     assert all(p.done() for p in good)
     assert good[1].run().read()["pe"] == "nope"
+    for planned in good:  # not the command of the study, which would repeat all of it
+        command = shlex.split(planned.run().read()["command"])
+        assert command[:3] == ["papermill", "notebooks/train.ipynb", "-y"]
     stamps = [p.run().directory.joinpath("run.json").stat().st_mtime_ns for p in good]
     run_study(good, address="tcp://127.0.0.1:9", notebooks=False)  # nothing to do: not even asked
     assert [p.run().directory.joinpath("run.json").stat().st_mtime_ns for p in good] == stamps

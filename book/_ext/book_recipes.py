@@ -31,7 +31,7 @@ HEADS = (
     "recipe", "parameters", "layers × width", "context", "steps", "tokens", "memory",
     "time", "measured on", "text",
 )  # fmt: skip
-ALIKE = (
+DECISIVE = (
     "pe", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
     "intermediate_size", "context_length", "batch_size", "micro_batch_size", "steps",
     "precision", "deterministic",
@@ -74,15 +74,17 @@ def cost(recipe: Recipe, runs: Sequence[Snapshot], speeds: Sequence[Speed]) -> C
             speed.hardware["name"],
         )
     wanted = recipe.to_dict()
-    alike = [
+    matching = [
         run.record
         for run in runs
         if run.record["hardware"]["device"] == "cpu"
-        and all(run.record["recipe"].get(name, wanted[name]) == wanted[name] for name in ALIKE)
+        and all(
+            run.record["recipe"].get(name, wanted[name]) == wanted[name] for name in DECISIVE
+        )
     ]
-    if not alike:
+    if not matching:
         return NOT_MEASURED
-    machine, training = alike[0]["hardware"], [record["training"] for record in alike]
+    machine, training = matching[0]["hardware"], [record["training"] for record in matching]
     return Cost(
         GIB.format(max(one["peak_memory_gib"] for one in training)),
         duration(median(one["wall_seconds"] for one in training)),

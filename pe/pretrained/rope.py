@@ -161,7 +161,7 @@ def original(rope: Rope) -> int:
     if rope.original_length is None:
         raise ValueError(
             f"{rope.kind}: original_max_position_embeddings is missing and there is no "
-            "max_position_embeddings to stand in; add the length before extension"
+            "max_position_embeddings in its place; add the length before extension"
         )
     return rope.original_length
 

@@ -184,11 +184,11 @@ def ceilings(found: Sequence[Row]) -> list[Row]:
         trained = r["steps"] * r["batch_size"] * r["context_length"]
         return r["pe"], r.get("corpus"), r["hidden_size"], r["num_hidden_layers"], trained
 
-    alike: dict[tuple[Any, ...], list[RunLike]] = {}
+    by_tokens: dict[tuple[Any, ...], list[RunLike]] = {}
     for row in found:
-        alike.setdefault(tokens(row), []).extend(row.runs)
+        by_tokens.setdefault(tokens(row), []).extend(row.runs)
     length = quantities.trained_length
-    return [row for row in found if length(row.runs) > length(alike[tokens(row)])]
+    return [row for row in found if length(row.runs) > length(by_tokens[tokens(row)])]
 
 
 def _row(name: str, members: Sequence[RunLike]) -> Row:

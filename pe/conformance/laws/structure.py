@@ -64,7 +64,7 @@ def heads(subject: Subject, measure: Measure) -> None:
         mixed.q[:, mine], mixed.k[:, g] = case.q[:, mine], case.k[:, g]
         measure.close(f"key head {g}, others changed", scores(enc, mixed, positions)[:, mine],
                       here[:, mine], 1e-5, 1e-5)  # fmt: skip
-    # All heads with the content of the first: does the encoding treat them alike?
+    # All heads with the content of the first: does the encoding do the same to all?
     twins = case._replace(q=case.q[:, :1].expand_as(case.q), k=case.k[:, :1].expand_as(case.k))
     answers = scores(enc, twins, positions)
     if torch.allclose(answers, answers[:, :1].expand_as(answers), atol=1e-6):  # equal heads

@@ -276,7 +276,7 @@ class Encoding(nn.Module):
 
         Called where `hides` or `keeps` is set.
         """
-        raise NotImplementedError(f"{type(self).__name__} hides no keys")
+        raise NotImplementedError(f"{type(self).__name__} hides or keeps keys and has no shows")
 
     def narrow(self, mask: Tensor | None, length: int, known: int, device: torch.device) -> Tensor:
         """The mask (1 or B, 1 or H, ``length``, ``known``) of the keys that are left visible.
