@@ -78,9 +78,7 @@ def cost(recipe: Recipe, runs: Sequence[Snapshot], speeds: Sequence[Speed]) -> C
         run.record
         for run in runs
         if run.record["hardware"]["device"] == "cpu"
-        and all(
-            run.record["recipe"].get(name, wanted[name]) == wanted[name] for name in DECISIVE
-        )
+        and all(run.record["recipe"].get(name, wanted[name]) == wanted[name] for name in DECISIVE)
     ]
     if not matching:
         return NOT_MEASURED
