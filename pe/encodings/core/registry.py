@@ -300,8 +300,8 @@ def layer_encodings(spec: str, num_layers: int, **arguments: Any) -> list[Encodi
             layer = Composite([new if new.per_layer else old for old, new in pairs], shared)
         first_of.setdefault(layer_spec, layer)
         layers.append(layer)
-    shared = len(first_of) == 1 and not layers[0].per_layer
-    return layers[:1] if shared else layers
+    one_for_all = len(first_of) == 1 and not layers[0].per_layer
+    return layers[:1] if one_for_all else layers
 
 
 def part_classes(spec: str) -> dict[str, Part]:
