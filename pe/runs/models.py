@@ -489,10 +489,14 @@ class ExtensionCell(Computed):
     pe: str
     """Encoding the model was converted to."""
     options: dict[str, Any]
-    """Its options."""
+    """Its options; empty where ``by_length`` has them."""
+    by_length: dict[Tokens, dict[str, Any]] | None = None
+    """Options at each length beyond the training length, where the factor equals the length."""
     retrained: Retrained | None = None
     """Only where the run's weights were lost and this is measured on those of a second training."""
     perplexity: Perplexity
+    needles: Needles | None = None
+    """Where the recipe names retrieval tasks; not in older records."""
 
 
 class Extension(Scored, Record):
@@ -502,7 +506,7 @@ class Extension(Scored, Record):
     """
 
     cells: dict[str, ExtensionCell]
-    """By method and factor, such as yarn@4."""
+    """By method and factor, such as yarn@4 and yarn@length."""
 
 
 # ---------------------------------------------------------------- longrope-<factor>x.json
