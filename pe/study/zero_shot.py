@@ -22,6 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 
 from pe._errors import unknown
 from pe.evaluation.factors import LENGTH, Factor, cells
+from pe.recipes.recipe import Recipe
 from pe.runs import Run
 
 LONGROPE = "longrope"
@@ -117,6 +118,15 @@ class ZeroShot(YamlPart):
             or (name.startswith(f"{LONGROPE}@") and not _searched(recorded[name]))
         ]
 
+    def searched(self, recipe: Recipe) -> set[float]:
+        """Factors for which LongRoPE's are searched, on a run of this recipe."""
+        return {
+            factor
+            for cell in cells([m for m in self.methods if m == LONGROPE], self.factors)
+            for factor in cell.at(recipe.evaluation_lengths, recipe.context_length).values()
+            if factor > 1
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """As the YAML has it; `model_validate` is the inverse."""
         return self.model_dump(exclude_none=True)
@@ -141,15 +151,15 @@ def carry_out(run: Run, wanted: ZeroShot, *, quiet: bool = False) -> None:
     if others:
         extend(run, others, wanted.factors, quiet=quiet)
     recipe = run.recipe
-    for cell in cells([LONGROPE] if LONGROPE in wanted.methods else [], wanted.factors):
+    for cell in cells([m for m in wanted.methods if m == LONGROPE], wanted.factors):
         if cell.name not in wanted.missing(run):
             continue
-        factors = set(cell.at(recipe.evaluation_lengths, recipe.context_length).values()) - {1.0}
+        alone = wanted.model_copy(update={"factors": [cell.factor]})
         settings = wanted.search.model_dump(exclude_none=True)
         options = {
             f"{LONGROPE}@{factor:g}": {
                 "long_factor": search_longrope(run, factor, quiet=quiet, **settings)
             }
-            for factor in sorted(factors)
+            for factor in sorted(alone.searched(recipe))
         }
         extend(run, [LONGROPE], [cell.factor], options, quiet=quiet)

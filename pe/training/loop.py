@@ -63,7 +63,15 @@ from pe.training.metrics import (
     perplexity,
 )
 from pe.training.progress import Progress, duration
-from pe.training.start import KEPT, TrainState, check_source, check_text, read_state, start_of
+from pe.training.start import (
+    KEPT,
+    TrainState,
+    check_source,
+    check_text,
+    read_state,
+    start_of,
+    with_searched_factors,
+)
 
 VALIDATION_BATCHES = 8
 
@@ -246,9 +254,10 @@ class Trainer:
 
     def _initial_model(self) -> PEForCausalLM:
         """Drawn weights, or those of the run to start from. A checkpoint will overwrite them."""
-        model = model_for(self.recipe, self.data)
         if self.start is None:
-            return model
+            return model_for(self.recipe, self.data)
+        recipe = with_searched_factors(self.recipe, self.start.parent)
+        model = model_for(recipe, self.data)
         check_text(
             self.data, self.start.data, self.start.parent.name,
             "start from a run of this text",
@@ -257,7 +266,7 @@ class Trainer:
             self.run.update(parent=self.start.record())
         if self.start.whole:
             return model  # everything is loaded once model and optimizer are prepared
-        return start_model(self.start, self.recipe, model.config)
+        return start_model(self.start, recipe, model.config)
 
     def _resume(self) -> None:
         log = functools.partial(self.progress.show, last=True)
