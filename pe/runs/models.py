@@ -214,6 +214,9 @@ class Training(Part):
     """Mean training loss of the last tenth of the steps, nats per token; null without steps."""
     validation_loss: float | None
     """Loss on the validation split after the last step, nats per token."""
+    unseen_loss: float | None = None
+    """Loss on the next windows of the training text, which were not trained on and lie in documents
+    that were; only where the text was not gone through."""
     resumes: int
     """How often the run was continued from a checkpoint."""
     best: Best | None = None
