@@ -160,10 +160,9 @@ def _cells(axes: Axes, rows: Sequence[Row], base: Row, task: str, names: Sequenc
     for height, line in enumerate(shares):
         for place, value in enumerate(line):
             if value is not None:
-                last = height == len(rows)
                 axes.text(
                     place, height, f"{value:.0%}", ha="center", va="center", fontsize=8.5,
-                    color=FAINT if last else INK, style="italic" if last else "normal",
+                    color=INK, style="italic" if height == len(rows) else "normal",
                 )  # fmt: skip
     axes.set_xticks(range(len(names)), [name.replace("x", "×") for name in names])
     axes.yaxis.tick_right()
