@@ -22,6 +22,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, validate_call
 
 from pe._errors import explain
+from pe.notebooks.failures import in_one_line
 from pe.runs import Folder, Run, root
 from pe.speed.record import SpeedRun
 from pe.study.plan import StudyFolder, check_run, load_plan
@@ -67,12 +68,16 @@ F = TypeVar("F", bound=Folder)
 
 
 def _launcher(function: Callable[P, F]) -> Callable[P, F]:
-    """Check the arguments against the annotations, and the folder against what was planned."""
+    """Check the arguments against the annotations, and the folder against what was planned.
+
+    In a kernel, failures are shown in one line from there on (`pe.notebooks.failures`).
+    """
     names = list(inspect.signature(function).parameters)
     checked = validate_call(config=ConfigDict(strict=True, allow_inf_nan=False))(function)
 
     @functools.wraps(function)
     def launch(*arguments: P.args, **values: P.kwargs) -> F:
+        in_one_line()
         try:
             folder = checked(*arguments, **values)
         except ValidationError as error:
