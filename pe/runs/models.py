@@ -214,6 +214,9 @@ class Training(Part):
     """Mean training loss of the last tenth of the steps, nats per token; null without steps."""
     validation_loss: float | None
     """Loss on the validation split after the last step, nats per token."""
+    unseen_loss: float | None = None
+    """Loss on the next windows of the training text, which were not trained on and lie in documents
+    that were; only where the text was not gone through."""
     resumes: int
     """How often the run was continued from a checkpoint."""
     best: Best | None = None
@@ -489,10 +492,14 @@ class ExtensionCell(Computed):
     pe: str
     """Encoding the model was converted to."""
     options: dict[str, Any]
-    """Its options."""
+    """Its options; empty where ``by_length`` has them."""
+    by_length: dict[Tokens, dict[str, Any]] | None = None
+    """Options at each length beyond the training length, where the factor equals the length."""
     retrained: Retrained | None = None
     """Only where the run's weights were lost and this is measured on those of a second training."""
     perplexity: Perplexity
+    needles: Needles | None = None
+    """Where the recipe names retrieval tasks; not in older records."""
 
 
 class Extension(Scored, Record):
@@ -502,7 +509,7 @@ class Extension(Scored, Record):
     """
 
     cells: dict[str, ExtensionCell]
-    """By method and factor, such as yarn@4."""
+    """By method and factor, such as yarn@4 and yarn@length."""
 
 
 # ---------------------------------------------------------------- longrope-<factor>x.json
