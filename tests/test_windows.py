@@ -166,7 +166,7 @@ def test_a_schedule_is_shown_by_titles() -> None:
         ("2000*rope", "at most 1024 layers at character 1"),
         ("rope(thta=2)", "no option 'thta' .did you mean 'theta'"),
         ("rope+window", "window needs a number, as in 'window:512'"),
-        ("rope+window:x", "'x' is no number; write 'window:512'"),
+        ("rope+window:x", "'x' is no whole number; write 'window:512'"),
         ("rope+window:0", "window: expected a finite number of at least 1, got 0"),
         ("nope, rope+window:0", "window: expected a finite number of at least 1, got 0"),
         ("yarn:4", "yarn takes no number"),
