@@ -15,7 +15,7 @@ import inspect
 import pkgutil
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -410,7 +410,8 @@ def check(spec: str, options: dict[str, Any] | None = None, **context: int) -> N
     """Raise ValueError if ``encoding(spec, ...)`` would; ``context`` defaults to common sizes.
 
     ``options`` may hold ``original_length``, for models that are trained at another length than
-    they extend from. The other sizes belong to the model, and are refused as options.
+    they extend from. The other sizes belong to the model, and are refused as options. Where
+    ``context`` has ``original_length``, it is the length of training, which fills a chunk.
     """
     sizes: dict[str, Any] = {"head_dim": 64, "num_heads": 8, "original_length": 1024} | context
     for name in options or {}:
@@ -421,6 +422,8 @@ def check(spec: str, options: dict[str, Any] | None = None, **context: int) -> N
     layers = parse(spec)
     for index in (layers.index(layer) for layer in dict.fromkeys(layers)):
         encoding(spec, **(sizes | {"layer_index": index} | (options or {})))
+        with _placed(spec, layers[index]):
+            _refuse_unfilled(layers[index], options or {}, context.get("original_length"))
     for other in (layer for layer in dict.fromkeys(layers) if layer != layers[0]):
         for name, part in _layer_classes(other).items():
             if getattr(part, "embeds", False):
@@ -428,6 +431,18 @@ def check(spec: str, options: dict[str, Any] | None = None, **context: int) -> N
                     f"{spec!r}: {name} acts on the token embeddings, once for all layers: name it "
                     "in the first layer only"
                 )
+
+
+def _refuse_unfilled(layer: LayerSpec, options: Mapping[str, Any], length: int | None) -> None:
+    """Raise ValueError for a chunk longer than the training length: it would hide nothing there."""
+    for part in layer if length is not None else ():
+        chunk = part.argument or dict(part.options).get("chunk") or options.get("chunk")
+        if part.name == "chunk" and chunk is not None and chunk > length:
+            raise ValueError(
+                f"chunk:{chunk}: a training length of {length} tokens does not fill one chunk, so "
+                f"that nothing would be hidden in training; use chunk:{length} or less, or train "
+                f"at {chunk} tokens or more"
+            )
 
 
 def _parameters(part: Part) -> dict[str, inspect.Parameter]:
