@@ -435,7 +435,9 @@ def check(spec: str, options: dict[str, Any] | None = None, **context: int) -> N
 
 def _refuse_unfilled(layer: LayerSpec, options: Mapping[str, Any], length: int | None) -> None:
     """Raise ValueError for a chunk longer than the training length: it would hide nothing there."""
-    for part in layer if length is not None else ():
+    if length is None:
+        return
+    for part in layer:
         chunk = part.argument or dict(part.options).get("chunk") or options.get("chunk")
         if part.name == "chunk" and chunk is not None and chunk > length:
             raise ValueError(
