@@ -21,7 +21,7 @@ def run(tmp_path: Path, own_runs: Path) -> Run:
 
 def test_cells_are_the_conversions_by_name(run: Run) -> None:
     own = evaluate(run, quiet=True)["perplexity"]
-    half = "rope, pi"  # every second layer
+    half = "yarn, rope"  # every second layer
     found = extend(run, ["pi", "yarn", "resonance", half], [1.0, 4.0], quiet=True)["cells"]
     names = {"pi@1", "pi@4", "yarn@1", "yarn@4", "resonance@1", f"{half}@1", f"{half}@4"}
     assert set(found) == names
