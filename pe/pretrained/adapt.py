@@ -181,7 +181,7 @@ def adapt(
     """
     _refuse_others(model)
     new: Model = _sharing_weights(model)
-    host = _read(new)
+    host = read_host(new)
     chosen = _layers(host, spec, layers)
     options = _options(host, spec, chosen, length, options)
     result: Settings | str = "hooks were asked for (plain=False)"
@@ -234,7 +234,8 @@ def _decoder(model: Any) -> Any:
     )
 
 
-def _read(model: Any) -> Host:
+def read_host(model: Any) -> Host:
+    """What its configuration says. ValueError: it is no decoder that rotates."""
     source = read(model)
     layers = read_layers(source.config)
     main = main_layer(source, layers)
