@@ -1,4 +1,7 @@
-"""Attention maps: which keys each query looks at, with the model's own inputs as labels."""
+"""Attention maps: which keys each query looks at, with the model's own inputs as labels.
+
+The colour goes with the square root of the probability, so that weak attention is seen.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
 from pe.figures.style import FAINT, SEQUENTIAL, style
@@ -62,7 +66,9 @@ def one_map(weights: Any, labels: Sequence[str], title: str = "") -> Figure:
 
 
 def _map(axes: Axes, weights: Any) -> None:
-    axes.imshow(weights, cmap=SEQUENTIAL, vmin=0, vmax=1, interpolation="nearest", aspect="equal")
+    axes.imshow(
+        weights, cmap=SEQUENTIAL, norm=PowerNorm(0.5, vmin=0, vmax=1), interpolation="nearest"
+    )
     axes.grid(visible=False)
     for spine in axes.spines.values():
         spine.set_visible(True)

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from pe.figures.axes import GUESS, WHOLE, legend, mark, numbers
-from pe.figures.style import FAINT, colour, marker, style
+from pe.figures.style import FAINT, distinct, style
 from pe.results.quantities import label
 from pe.runs.models import TaskRecord
 from pe.tasks.core.registry import task
@@ -31,14 +31,19 @@ def _empty() -> Figure:
 
 
 def _band(
-    axes: Axes, x: Sequence[float], values: Sequence[summary.Value | None], pe: str, dots: bool
+    axes: Axes,
+    x: Sequence[float],
+    values: Sequence[summary.Value | None],
+    pe: str,
+    look: tuple[str, str],
+    dots: bool,
 ) -> None:
+    ink, dot = look
     means = numbers([value and value.mean for value in values])
-    dot = marker(pe) if dots else None
-    axes.plot(x, means, color=colour(pe), label=label(pe), marker=dot)
+    axes.plot(x, means, color=ink, label=label(pe), marker=dot if dots else None)
     low = numbers([value and value.low for value in values])
     high = numbers([value and value.high for value in values])
-    axes.fill_between(x, low, high, color=colour(pe), alpha=0.16, linewidth=0)
+    axes.fill_between(x, low, high, color=ink, alpha=0.16, linewidth=0)
 
 
 @style()
@@ -46,12 +51,13 @@ def learning_curves(records: Sequence[TaskRecord]) -> Figure:
     """Loss of the training batches by step; a line at the loss of uniform guessing."""
     if not any(record.steps for record in records):
         return _empty()
+    looks = distinct(record.pe for record in records)
     figure = Figure(figsize=(6.4, 3.9), layout="constrained")
     axes = figure.add_subplot()
     for record in records:
         losses = [model.losses for model in summary.at_rate(record)]
         values = [summary.mean(at) for at in zip(*losses, strict=True)]
-        _band(axes, record.steps, values, record.pe, dots=False)
+        _band(axes, record.steps, values, record.pe, looks[record.pe], dots=False)
     axes.axhline(-math.log(records[0].chance), **GUESS)
     axes.set_ylim(bottom=0, top=1.25 * -math.log(records[0].chance))
     axes.set_xlabel("step")
@@ -73,6 +79,7 @@ def accuracy_by_length(records: Sequence[TaskRecord]) -> Figure:
     """Share of right tokens by length as the task counts it; a dotted line ends training."""
     if not records:
         return _empty()
+    looks = distinct(record.pe for record in records)
     figure = Figure(figsize=(6.4, 3.9), layout="constrained")
     axes = figure.add_subplot()
     for record in records:
@@ -81,7 +88,7 @@ def accuracy_by_length(records: Sequence[TaskRecord]) -> Figure:
             None if answers is None else summary.mean([summary.token(one) for one in answers])
             for answers in (record.lengths[str(length)] for length in lengths)
         ]
-        _band(axes, lengths, values, record.pe, dots=True)
+        _band(axes, lengths, values, record.pe, looks[record.pe], dots=True)
     _shares(axes, records[0])
     _, longest = task(records[0].task, **records[0].task_options).train_lengths
     mark(axes, longest, "trained up to here")
@@ -97,6 +104,7 @@ def accuracy_by_position(records: Sequence[TaskRecord]) -> Figure:
     names = summary.splits(records[0]) if records else []
     if not names:
         return _empty()
+    looks = distinct(record.pe for record in records)
     figure = Figure(figsize=(3.6 * len(names), 3.7), layout="constrained")
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axes, split in zip(panels, names, strict=True):
@@ -105,7 +113,14 @@ def accuracy_by_position(records: Sequence[TaskRecord]) -> Figure:
             places = record.positions[split]
             if places is not None:
                 values = [summary.mean(at) for at in zip(*places.shares, strict=True)]
-                _band(axes, places.starts, values, record.pe, dots=len(places.starts) < 12)
+                _band(
+                    axes,
+                    places.starts,
+                    values,
+                    record.pe,
+                    looks[record.pe],
+                    dots=len(places.starts) < 12,
+                )
         axes.set_title(summary.title(split), fontsize=10.5)
         axes.set_xlabel("position")
     panels[0].set_ylabel("right answers")

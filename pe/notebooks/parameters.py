@@ -56,7 +56,7 @@ def _mapping(value: Any) -> Any:
         return value
 
 
-Words = Annotated[str, BeforeValidator(lambda v: str(v) if type(v) is int else v)]
+Words = Annotated[str, BeforeValidator(lambda v: str(v) if type(v) in (int, float) else v)]
 Whole = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
 Count = Annotated[int, BeforeValidator(_whole), Field(gt=0)]
 Number = Annotated[float, BeforeValidator(_number), Field(ge=0)]

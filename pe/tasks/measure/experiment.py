@@ -79,7 +79,7 @@ def measure(
     members = [Member(s, rate) for s in experiment.seeds for rate in experiment.learning_rates]
     began, created = time.monotonic(), provenance.now()
     many = Many(task, pe, members, experiment.settings, make_batch=stream)
-    with run.lock():
+    with run.lock(f".{run.file(pe).stem}.lock"):
         history: list[list[float]] = []
         stopped = False
         for number in range(1, experiment.settings.steps + 1):

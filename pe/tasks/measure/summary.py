@@ -89,9 +89,8 @@ def splits(record: TaskRecord) -> list[str]:
 def title(split: str) -> str:
     """How a table calls a split."""
     where, _, kind = split.partition("_")
-    return {"id": "in distribution", "ood": "out of distribution"}[where] + (
-        f", {kind}" * bool(kind)
-    )
+    name = {"id": "in distribution", "ood": "out of distribution"}[where]
+    return f"{name}, {kind}" if kind else name
 
 
 def share(value: Value | None) -> str:
