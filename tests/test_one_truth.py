@@ -117,8 +117,8 @@ def test_readme_says_what_the_guide_says() -> None:
     assert block
     lines = {line[0]: line for line in book_records.lines(block[0].partition("-->\n")[2])}
     names = {
-        "RoPE": "kept@3e-3", "RoPE, then YaRN for 4×": "yarn-4x", "NoPE from the first step": "nope",
-        "RoPE, rotation dropped (DroPE)": "dropped@3e-3",
+        "RoPE": "kept@3e-3", "RoPE, then YaRN for 4×": "yarn-4x",
+        "RoPE, rotation dropped (DroPE)": "dropped@3e-3", "NoPE from the first step": "nope",
     }  # fmt: skip
     for title, label in names.items():
         assert lines[title][1:] == [
