@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,6 @@ from tiny_training import train_tiny, weights
 from pe.attention import attend
 from pe.encodings import encoding
 from pe.encodings.head_scale import HeadScale
-
-SIZES = {"head_dim": 16, "num_heads": 4, "num_kv_heads": 2}
 
 
 def test_a_factor_multiplies_the_logits_of_its_head() -> None:
@@ -46,10 +45,13 @@ def test_a_factor_below_the_least_acts_as_the_least_and_can_return() -> None:
     assert down.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("options", [{"start": 0.5}, {"least": -1.0}, {"start": math.inf}])
-def test_a_start_below_the_least_is_refused(options: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
-        encoding("head_scale", **SIZES, **options)
+@pytest.mark.parametrize(
+    ("option", "value"), [("start", 0.5), ("least", -1.0), ("start", math.inf)]
+)
+def test_a_start_below_the_least_is_refused(option: str, value: float) -> None:
+    options: dict[str, Any] = {option: value}
+    with pytest.raises(ValueError, match=option):
+        encoding("head_scale", head_dim=16, num_heads=4, **options)
 
 
 @pytest.mark.usefixtures("alone")
