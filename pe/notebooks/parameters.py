@@ -213,6 +213,7 @@ def configure_conversion(
         "start_from": start,
         "start_step": last,
         "start_state": "weights",
+        "tune": "all",
         "steps": more,
         "learning_rate": peak,
         "min_learning_rate": float(f"{peak / 10:.6g}"),

@@ -499,6 +499,16 @@ def options_of(part: Part) -> list[str]:
 def _refuse_impossible(spec: str, classes: dict[str, Part]) -> None:
     if "nope" in classes and any(n not in _KEYS for n in classes if n != "nope"):
         raise ValueError(f"{spec!r}: nope means no encoding, so nothing can be added to it")
+    for name in (n for n, c in classes.items() if getattr(c, "exclusive", False)):
+        for other, part in classes.items():
+            if other != name and not (
+                getattr(part, "hides", False) or getattr(part, "keeps", False)
+            ):
+                raise ValueError(
+                    f"{spec!r}: {name} takes its weights from the logits of queries and keys "
+                    f"alone, so {other} cannot be added to it; what it sees may be limited, as in "
+                    f"'{name}+window:512'"
+                )
     for trait, what in ONE_ONLY.items():
         first, *others = [n for n, c in classes.items() if getattr(c, trait, False)] or [""]
         if others:
