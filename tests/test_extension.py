@@ -25,11 +25,13 @@ def run(tmp_path: Path, own_runs: Path) -> Run:
 
 def test_cells_are_the_conversions_by_name(run: Run) -> None:
     own = evaluate(run, quiet=True)["perplexity"]
-    found = extend(run, ["pi", "yarn", "resonance"], [1.0, 4.0], quiet=True)["cells"]
-    assert set(found) == {"pi@1", "pi@4", "yarn@1", "yarn@4", "resonance@1"}
-    for name in ("pi@1", "yarn@1"):  # factor 1 changes nothing
+    half = "yarn, rope"  # every second layer
+    found = extend(run, ["pi", "yarn", "resonance", half], [1.0, 4.0], quiet=True)["cells"]
+    names = {"pi@1", "pi@4", "yarn@1", "yarn@4", "resonance@1", f"{half}@1", f"{half}@4"}
+    assert set(found) == names
+    for name in ("pi@1", "yarn@1", f"{half}@1"):  # factor 1 changes nothing
         assert found[name]["perplexity"] == own
-    for name in ("pi@4", "yarn@4", "resonance@1"):
+    for name in ("pi@4", "yarn@4", "resonance@1", f"{half}@4"):
         assert found[name]["perplexity"]["64"]["nll"] != own["64"]["nll"]
     assert found["pi@4"]["options"]["factor"] == 4.0
     assert run.part("extension") is not None

@@ -23,7 +23,6 @@ import shutil
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
@@ -34,7 +33,7 @@ from accelerate.utils import DataLoaderConfiguration
 from torch import Tensor
 
 from pe import devices
-from pe._errors import one_line
+from pe._errors import Explained, one_line
 from pe.data import Batches, is_path, prepare
 from pe.data.batches import Batch
 from pe.data.needles import NeedleMix
@@ -76,7 +75,7 @@ from pe.training.start import (
 VALIDATION_BATCHES = 8
 
 
-class Interrupted(RuntimeError):
+class Interrupted(RuntimeError, Explained):
     """Training was asked to stop, and saved a checkpoint before it did."""
 
     def __init__(self, message: str, signal: str | None = None) -> None:
@@ -133,8 +132,8 @@ def _record_failure(run: Run, error: BaseException) -> None:
             run.fail("stopped before or after its steps", "interrupted", "SIGINT")
         else:
             run.fail(one_line(error))
-            run.traceback.write_text("".join(traceback.format_exception(error)))
-    except (OSError, RunError) as second:
+            run.keep_traceback(error)
+    except RunError as second:
         error.add_note(f"and this could not be recorded: {second}")
 
 
