@@ -132,6 +132,7 @@ def test_every_file_registers_what_it_defines_and_names_of_records_stay() -> Non
         ("yarn+nope", {}, "nope means no encoding"),
         ("no_such_module:X", {}, "'no_such_module:X' cannot be imported"),
         ("math:nothing", {}, "'math:nothing' cannot be imported"),
+        ("mine.py:Mine", {}, "write 'mine:Mine'"),
         ("collections:OrderedDict", {}, "no subclass of pe.encodings.Encoding"),
         ("math:pi", {}, "no subclass of pe.encodings.Encoding"),
     ],

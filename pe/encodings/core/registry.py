@@ -203,7 +203,8 @@ def lookup(name: str) -> Part:
         try:
             part = getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError) as error:
-            raise ValueError(f"encoding {name!r} cannot be imported: {error}") from error
+            hint = f"; write '{module[:-3]}:{attribute}'" if module.endswith(".py") else ""
+            raise ValueError(f"encoding {name!r} cannot be imported: {error}{hint}") from error
         if not (isinstance(part, type) and issubclass(part, (Encoding, FrequencyTransform))):
             raise ValueError(f"{name!r} is no subclass of pe.encodings.Encoding")
         return part
