@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from notebook_tools import shown
 from papermill_stub import environment
 from speed_records import squeezed
@@ -30,9 +32,10 @@ def _elsewhere(tmp_path: Path, own_runs: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_notebook_measures_what_is_missing_and_shows_it(
-    own_runs: Path, capfd: pytest.CaptureFixture[str]
+    own_runs: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = configure_speed(**GIVEN)
+    monkeypatch.setattr(rig("measure"), "command", lambda: None)  # as in a kernel without papermill
     begun = rig("measure").measure(run, run.settings, minutes=1e-9)
     assert {r["reason"] for r in begun["cells"]} == {TIME_UP}
     words = squeezed(shown(SPEED, **GIVEN))
@@ -40,6 +43,10 @@ def test_the_notebook_measures_what_is_missing_and_shows_it(
     assert {p.name for p in folder.iterdir()} == {"speed.json", "speed.svg"}
     record = SpeedRun(folder).read()
     assert (record["status"], len(record["sessions"])) == ("complete", 2)
+    *words_of_it, line = shlex.split(record["sessions"][-1]["command"])
+    assert words_of_it == ["papermill", "notebooks/speed.ipynb", "-y"]
+    repeated = configure_speed(**yaml.safe_load(line))
+    assert (repeated.directory, repeated.settings) == (run.directory, run.settings)
     assert not any(r["reason"] for r in record["cells"])
     assert {r["system"] for r in record["cells"]} == {"nope", "rope", "alibi"}
     assert "| cells | 6 |" in words
