@@ -422,7 +422,7 @@ def find(
 
 def _has_failed(run: Run) -> bool:
     try:
-        return run.record.status == "failed"
+        return bool(run.read()["status"] == "failed")
     except RunError:  # whoever reads the record is told
         return False
 
