@@ -107,6 +107,7 @@ class Many:
             raise ValueError("members: expected at least one seed and rate")
         self.task, self.members, self.settings = task, list(members), settings or Settings()
         self.device = devices.choose()
+        devices.keep_memory(self.device)
         self.step_number = 0
         self.config = PEConfig(
             vocab_size=task.vocab_size,
