@@ -99,7 +99,7 @@ def test_the_exact_command_in_a_pipe(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["-p", "pe", "rpoe"], "unknown encoding 'rpoe' (did you mean 'rope'?)"),
+        (["-p", "recipe", "dmeo"], "unknown recipe 'dmeo' (did you mean 'demo'?)"),
         (["out.ipynb", "-p", "pee", "pope"], "unknown parameter 'pee' (did you mean 'pe'?)"),
     ],
 )

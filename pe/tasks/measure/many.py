@@ -104,6 +104,7 @@ class Many:
             raise ValueError("members: expected at least one seed and rate")
         self.task, self.members, self.settings = task, list(members), settings or Settings()
         self.device = devices.choose()
+        devices.keep_memory(self.device)
         self._make_batch = make_batch or task.batch
         self.step_number = 0
         self.config = PEConfig(
