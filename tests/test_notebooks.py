@@ -205,7 +205,10 @@ def test_the_convert_notebook_goes_on_from_a_run_and_shows_before_and_after(plac
         ({"step": 3}, "no weights of step 3; steps it has: 2, 4"),
         ({"step": 4}, "steps: how many\\? rope-.* is at its end after step 4"),
         ({"step": 2, "pe": "yarm"}, "unknown encoding 'yarm'"),
-        ({"step": 2, "overrides": {"steps": 3}}, "overrides: steps has a parameter of its own"),
+        (
+            {"step": 2, "overrides": {"steps": 3}},
+            "overrides: steps is a parameter of this notebook",
+        ),
         ({"step": 2, "joint_norm": "v"}, "unknown joint_norm 'v'"),
         ({"step": 2, "recipe": "demo"}, "unknown parameter 'recipe'"),
     ],

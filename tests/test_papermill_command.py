@@ -33,7 +33,7 @@ TRAIN = Path(__file__).resolve().parent.parent / "notebooks" / "train.ipynb"
 
 
 def in_terminal(words: list[str], runs: Path, cwd: Path) -> tuple[int, str]:
-    """Run a command with stdin, stdout and stderr on a terminal of its own."""
+    """Run a command with stdin, stdout and stderr on a new terminal."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(cwd)

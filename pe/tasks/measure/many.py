@@ -210,7 +210,7 @@ class Many:
         return torch.from_numpy(classes).to(self.device)
 
     def batches(self, step: int) -> list[Batch]:
-        """What each model sees at a step: the next examples of its own seed."""
+        """What each model sees at a step: the next examples of its seed."""
         size = self.settings.batch_size
         made = {
             seed: self._make_batch(seed, step * size, size)
