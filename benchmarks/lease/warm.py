@@ -28,7 +28,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 
 def compile_one(recipe: Recipe) -> None:
-    """Two steps in a process of its own."""
+    """Two steps in a separate process."""
     short = dataclasses.replace(
         recipe, corpus="stdlib", steps=2, warmup_steps=0, decay_steps=0, validate_every=0,
         keep_steps=(), start_from="", start_step=0, retrieval_share=0.0,

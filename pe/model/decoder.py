@@ -69,6 +69,12 @@ class PEPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     supports_gradient_checkpointing = True
 
+    def __init__(self, config: PEConfig, **unknown: Any) -> None:
+        if not isinstance(config, PEConfig):
+            raise ValueError(f"config: expected a PEConfig, got a {type(config).__name__}")
+        config.refuse_arguments(unknown)
+        super().__init__(config)
+
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, Encoding):
@@ -85,10 +91,8 @@ class PEModel(PEPreTrainedModel):
     float32_residual = False
     """Keep the residual stream in float32 under autocast; see `pe.evaluate`."""
 
-    def __init__(self, config: PEConfig) -> None:
-        if not isinstance(config, PEConfig):
-            raise ValueError(f"config: expected a PEConfig, got a {type(config).__name__}")
-        super().__init__(config)
+    def __init__(self, config: PEConfig, **unknown: Any) -> None:
+        super().__init__(config, **unknown)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
@@ -276,8 +280,8 @@ class PEForCausalLM(PEPreTrainedModel, GenerationMixin):
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
-    def __init__(self, config: PEConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: PEConfig, **unknown: Any) -> None:
+        super().__init__(config, **unknown)
         self.model = PEModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()

@@ -251,7 +251,7 @@ class Parent(Part):
     step: int
     """Its optimizer steps before those weights."""
     tokens: int
-    """Tokens that those weights were trained on, those of its own parent included."""
+    """Tokens that those weights were trained on, those of its parent included."""
     stream_step: int
     """First step of the data stream that this run takes."""
     retrained: Retrained | None = None

@@ -575,6 +575,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return bool in kinds
     if isinstance(value, int) and float in kinds:
         return True
+    if isinstance(value, tuple):
+        value = list(value)  # as a built model's configuration has it
     return isinstance(value, tuple(typing.get_origin(k) or k for k in kinds if k is not None))
 
 

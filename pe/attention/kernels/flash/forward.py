@@ -156,7 +156,7 @@ def load_near(p_x, p_w, o_j, i_block, KIND: tl.constexpr, IS_FAR: tl.constexpr):
 
 @triton.jit
 def far_from(p_x, KIND: tl.constexpr, REACH: tl.constexpr, SIDE: tl.constexpr):
-    """The distance from which on blocks have a loop of their own: constant (REACH) or linear."""
+    """The distance from which on blocks have a separate loop: constant (REACH) or linear."""
     if REACH > 0:
         distance = tl.full((), REACH - 1, tl.int32)
     elif KIND == FIRE:
