@@ -249,16 +249,17 @@ def test_prose_can_name_what_a_cut_text_would_give(studies: Studies) -> None:
 def test_the_pages_build_before_and_after_the_runs(recorded: bool, tmp_path: Path) -> None:
     tree = book_site.small_tree(tmp_path)
     (tree / "book" / "measured.md").unlink()
-    stubs = ["data", "dropping", "measurements", "rates", "rerun", "speed", "studies"]
-    pages = ["every", "dropped"]
+    stubs = ["data", "dropping", "measurements", "places", "rates", "rerun", "speed", "studies"]
+    pages = ["every", "dropped", "windows"]
+    labels = {"dropping": "(dropping-differences)=\n", "places": "(which-keys)=\n"}
     for name in stubs:
-        label = "(dropping-differences)=\n" if name == "dropping" else ""
+        label = labels.get(name, "")
         (tree / "book" / f"{name}.md").write_text(f"{label}# {name}\n")
     for name in pages:
         text = (ROOT / "book" / f"{name}.md").read_text()
         cited = re.sub(r"\{cite:t\}`[^`]*`", "the paper", text)
         (tree / "book" / f"{name}.md").write_text(cited)
-        study = {"every": "every", "dropped": "dropping"}[name]
+    for study in ("every", "dropping", "windows", "presets"):
         (tree / "studies" / f"{study}.yaml").write_bytes(
             (ROOT / "studies" / f"{study}.yaml").read_bytes()
         )
@@ -280,3 +281,5 @@ def test_the_pages_build_before_and_after_the_runs(recorded: bool, tmp_path: Pat
     else:
         assert "No run of the study every is recorded yet." in words["every"]
         assert "Missing are" in words["dropped"]
+        assert "No run of the study presets is recorded yet." in words["windows"]
+        assert "3 × (RoPE + window 1024), NoPE 8 × 8 × 64 140 512 27%" in words["windows"]
