@@ -270,6 +270,7 @@ def test_the_pages_build_before_and_after_the_runs(recorded: bool, tmp_path: Pat
     if recorded:
         planned_records.carry_out(tree / "runs", "every", FEW)
         planned_records.carry_out(tree / "runs", "dropping")
+        planned_records.carry_out(tree / "runs", "presets", ["rope", "gpt_oss", "smollm3"])
     done = book_site.build_small(tree)
     assert done.returncode == 0, done.stdout[-3000:]
     words = {name: book_site.text(tree / "_build" / "html" / f"{name}.html") for name in pages}
@@ -278,6 +279,8 @@ def test_the_pages_build_before_and_after_the_runs(recorded: bool, tmp_path: Pat
         assert "kept, then YaRN × 4" in words["dropped"]
         count = len(load_plan("every"))
         assert f"Of {count} planned runs 4 are recorded." in words["every"]
+        assert "gpt_oss" in words["windows"], "a schedule too long for a line has its short name"
+        assert "No run of the study presets is recorded yet." not in words["windows"]
     else:
         assert "No run of the study every is recorded yet." in words["every"]
         assert "Missing are" in words["dropped"]
