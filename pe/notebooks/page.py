@@ -185,7 +185,7 @@ def comparable(run: Run) -> list[Run]:
     return list(runs.values())
 
 
-def keep(figure: Figure, run: Run, name: str) -> SVG:
+def keep(figure: Figure, run: Folder, name: str) -> SVG:
     """Write a figure into the run's folder and show it."""
     from IPython.display import SVG
 

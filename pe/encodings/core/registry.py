@@ -15,7 +15,7 @@ import inspect
 import pkgutil
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -24,6 +24,7 @@ from pe._errors import nearest, unknown
 from pe.encodings.core.base import Encoding
 from pe.encodings.core.checks import UNSET
 from pe.encodings.core.composite import Composite
+from pe.encodings.core.extension import Method, Variant
 from pe.encodings.core.frequencies import FrequencyTransform
 from pe.encodings.core.presets import PRESETS
 from pe.encodings.core.spec import LayerSpec, PartSpec, is_sum, joined, layer_specs, parse
@@ -53,6 +54,7 @@ class About(NamedTuple):
 
 
 _ABOUT: dict[str, About] = {}
+_VARIANTS: dict[str, Method] = {}
 
 FAMILIES = (
     "none", "embeddings", "rotary", "frequencies", "bias", "scale", "positions", "other",
@@ -69,7 +71,12 @@ ONE_ONLY = {
 
 
 def register(
-    name: str, *, title: str | None = None, paper: str | None = None, family: str = "other"
+    name: str,
+    *,
+    title: str | None = None,
+    paper: str | None = None,
+    family: str = "other",
+    extends: Sequence[Variant] = (),
 ) -> Callable[[P], P]:
     """Class decorator: make an `Encoding` or a `FrequencyTransform` known by ``name``.
 
@@ -77,6 +84,8 @@ def register(
         title: how tables and figures write it; default: the class's name.
         paper: the number of its paper on arXiv, such as ``2104.09864``.
         family: one of `FAMILIES`.
+        extends: ways to extend a trained model with it, beside that of its name
+            (`extension_methods`).
 
     Raises:
         ValueError: the name belongs to another class, or there is no such family.
@@ -90,6 +99,9 @@ def register(
         _REGISTRY[name] = cls
         cls.name = name
         _ABOUT[name] = About(title or cls.__name__, paper, family)
+        for way in extends:
+            _VARIANTS[way.name] = Method(way.name, name, way.options, way.scaled)
+            _ABOUT[way.name] = About(way.title, way.paper, "frequencies")
         return cls
 
     return add
@@ -180,13 +192,30 @@ def extension_methods() -> list[str]:
     """What extends a trained rotary model without training: transforms that learn nothing.
 
     A transform that does not stretch is there alone and put on the one that its class names.
+    Variants that encodings declare, such as ``dynamic_yarn``, are among them.
     """
-    methods = []
+    _discover()
+    methods = list(_VARIANTS)
     for name in list_encodings():
         part = lookup(name)
         if issubclass(part, FrequencyTransform) and not part.learns:
             methods += [name, *([f"{part.put_on}+{name}"] if part.put_on else [])]
     return in_order(methods)
+
+
+def extension_method(name: str) -> Method:
+    """How a model is extended by a method: one of `extension_methods`, or another spec.
+
+    Raises:
+        ValueError: ``name`` cannot be looked up.
+    """
+    _discover()
+    if name in _VARIANTS:
+        return _VARIANTS[name]
+    scaled = takes_option(name, "factor")
+    return Method(
+        name, name, lambda rope, factor: {"factor": float(factor)} if scaled else {}, scaled
+    )
 
 
 def takes_option(spec: str, option: str) -> bool:
@@ -210,6 +239,11 @@ def lookup(name: str) -> Part:
         return part
     if name in _KEYS:
         return _KEYS[name]
+    if name in _VARIANTS:
+        raise ValueError(
+            f"{name!r} is a way to extend a trained model with {_VARIANTS[name].spec!r} "
+            "(pe.extend), and no encoding; give that name and its options"
+        )
     if name not in _REGISTRY:
         own = "." in name or name[:1].isupper() or (name.isidentifier() and find_spec(name))
         hint = "; a class of your own is module:Class" if own else ""
@@ -465,6 +499,16 @@ def options_of(part: Part) -> list[str]:
 def _refuse_impossible(spec: str, classes: dict[str, Part]) -> None:
     if "nope" in classes and any(n not in _KEYS for n in classes if n != "nope"):
         raise ValueError(f"{spec!r}: nope means no encoding, so nothing can be added to it")
+    for name in (n for n, c in classes.items() if getattr(c, "exclusive", False)):
+        for other, part in classes.items():
+            if other != name and not (
+                getattr(part, "hides", False) or getattr(part, "keeps", False)
+            ):
+                raise ValueError(
+                    f"{spec!r}: {name} takes its weights from the logits of queries and keys "
+                    f"alone, so {other} cannot be added to it; what it sees may be limited, as in "
+                    f"'{name}+window:512'"
+                )
     for trait, what in ONE_ONLY.items():
         first, *others = [n for n, c in classes.items() if getattr(c, trait, False)] or [""]
         if others:
