@@ -18,7 +18,7 @@ Chunks: Llama 4, in transformers' code. First tokens that are kept: Xiao et al. 
 import torch
 from torch import Tensor, nn
 
-from pe.encodings.core.base import Encoding
+from pe.encodings.core.base import Encoding, KeyRange
 from pe.encodings.core.checks import at_least
 from pe.encodings.core.distance import at_least_float32
 from pe.encodings.core.registry import register_keys
@@ -37,6 +37,9 @@ class Window(Encoding):
     def shows(self, key: Tensor, query: Tensor) -> Tensor:
         return query - key < self.window
 
+    def key_range(self) -> KeyRange:
+        return KeyRange(window=self.window)
+
 
 @register_keys("chunk", title="chunk")
 class Chunk(Encoding):
@@ -51,6 +54,9 @@ class Chunk(Encoding):
     def shows(self, key: Tensor, query: Tensor) -> Tensor:
         return key // self.chunk == query // self.chunk
 
+    def key_range(self) -> KeyRange:
+        return KeyRange(chunk=self.chunk)
+
 
 @register_keys("sinks", title="sinks", paper="2309.17453")
 class Sinks(Encoding):
@@ -64,6 +70,9 @@ class Sinks(Encoding):
 
     def shows(self, key: Tensor, query: Tensor) -> Tensor:
         return key < self.sinks
+
+    def key_range(self) -> KeyRange:
+        return KeyRange(sinks=self.sinks)
 
 
 @register_keys("sink", title="sink logit", paper="2508.10925")
