@@ -256,6 +256,7 @@ def compute(
         return chosen(q, k, v, scale=scale, bias=bias.whole, mask=mask, sink=sink)
     from pe.attention.kernels.cope import op as cope_ops
     from pe.attention.kernels.flash import op as ops
+    from pe.attention.kernels.flash.launch import ALL_KEYS
 
     kind, own, parts, reach = bias.form
     out: Tensor
@@ -263,6 +264,6 @@ def compute(
         if kind == COUNTS:
             out = cope_ops.attend(q, k, v, scale, own)[0]
         else:
-            shown = mask if isinstance(mask, Spans) else ()
-            out = ops.attend(q, k, v, scale, kind, own, list(parts), reach, *shown, sink=sink)[0]
+            shown = mask if isinstance(mask, Spans) else ALL_KEYS
+            out = ops.attend(q, k, v, scale, kind, own, list(parts), reach, *shown, sink)[0]
     return out

@@ -114,7 +114,7 @@ def counted_within(spans: Spans, positions: Tensor) -> bool:
     counts = torch.zeros_like(origin).scatter_add_(-1, origin, torch.ones_like(origin))
     ends = torch.where(counts > 0, index + counts, 0)
     whole = index < ends.gather(-1, origin)  # as many tokens as there are places from the first
-    place = positions.expand(max(len(origin), *positions.shape[:-1]), -1)
+    place = positions.expand(max(len(origin), len(positions) if positions.dim() > 1 else 1), -1)
     start = place.gather(-1, origin.expand_as(place))
     rises = place - start == index - origin
     return bool((whole & rises).all())

@@ -49,7 +49,8 @@ class Shown(NamedTuple):
         return None if self.rows is None else _batch_stride(self.rows)
 
 
-ALL = Shown()
+ALL_KEYS = Shown()
+"""A query sees all keys before it."""
 
 
 class _Bias:
@@ -127,7 +128,7 @@ def _precision(q: Tensor) -> str:
 def forward(
     q: Tensor, k: Tensor, v: Tensor, scale: float, kind: int, own: Tensor | None,
     parts: list[Tensor], reach: int, least: int | None = None, long: int = LONG,
-    shown: Shown = ALL, sink: Tensor | None = None,
+    shown: Shown = ALL_KEYS, sink: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """o (B, H, T, D), lse (B, H, T) in base 2, and the horizon (B, H), empty where none is used.
 
@@ -160,7 +161,7 @@ def forward(
 def backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, beyond: Tensor,
     scale: float, kind: int, own: Tensor | None, parts: list[Tensor], reach: int, learns: bool,
-    long: int = LONG, shown: Shown = ALL, sink: Tensor | None = None,
+    long: int = LONG, shown: Shown = ALL_KEYS, sink: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """dq, dk, dv, the gradient of ``own``, empty unless ``learns``, and that of ``sink`` or
     nothing."""

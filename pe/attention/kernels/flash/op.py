@@ -27,7 +27,7 @@ from torch import Tensor
 from pe.attention.kernels import self_check as checks
 from pe.attention.kernels.flash import self_check as cases
 from pe.attention.kernels.flash.horizon import skips_underflowed
-from pe.attention.kernels.flash.launch import ALL, Shown, backward, forward
+from pe.attention.kernels.flash.launch import ALL_KEYS, Shown, backward, forward
 from pe.attention.kernels.layout import tokens_first
 from pe.encodings.core.forms import NONE
 
@@ -35,8 +35,8 @@ from pe.encodings.core.forms import NONE
 @torch.library.custom_op("pe::flash", mutates_args=())
 def attend(
     q: Tensor, k: Tensor, v: Tensor, scale: float, kind: int, own: Tensor | None,
-    parts: list[Tensor], reach: int, spans: Tensor | None = None, keeps: bool = False,
-    segmented: bool = False, near: int = 0, sink: Tensor | None = None,
+    parts: list[Tensor], reach: int, spans: Tensor | None, keeps: bool, segmented: bool, near: int,
+    sink: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """o (B, H, T, D), lse (B, H, T) in base 2, and the horizon (B, H) or nothing.
 
@@ -55,8 +55,8 @@ def attend(
 @attend.register_fake
 def _(
     q: Tensor, k: Tensor, v: Tensor, scale: float, kind: int, own: Tensor | None,
-    parts: list[Tensor], reach: int, spans: Tensor | None = None, keeps: bool = False,
-    segmented: bool = False, near: int = 0, sink: Tensor | None = None,
+    parts: list[Tensor], reach: int, spans: Tensor | None, keeps: bool, segmented: bool, near: int,
+    sink: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     skips = spans is None and skips_underflowed(kind, q.shape[2])
@@ -127,7 +127,7 @@ def self_check(
     bias = kind, own, list(parts), reach
     spans = cases.spans_of(q, segmented) if hides else None
     sink = torch.linspace(-1.0, 2.0, q.shape[1], device=device) if has_sink else None
-    shown = ALL if spans is None else Shown(*spans)
+    shown = ALL_KEYS if spans is None else Shown(*spans)
 
     def compute() -> tuple[Tensor, ...]:
         out, lse, beyond = forward(q, k, v, scale, *bias, 0, 0, shown, sink)
