@@ -243,17 +243,15 @@ def compute(
 
     ``sink``, (H,), is a logit that each query has beside those of its keys, or None.
     """
-    if isinstance(mask, Spans) and bias.form is None:
-        mask = mask.mask()
-    if bias.by_rows is not None:
-        from pe.attention.rows import attend_by_rows  # brings the compiler
-
-        assert not isinstance(mask, Spans)
-        by_rows: Tensor = attend_by_rows(bias.by_rows, q, k, v, scale, mask, sink)
-        return by_rows
     if bias.form is None:
+        matrix = mask.mask() if isinstance(mask, Spans) else mask
+        if bias.by_rows is not None:
+            from pe.attention.rows import attend_by_rows  # brings the compiler
+
+            by_rows: Tensor = attend_by_rows(bias.by_rows, q, k, v, scale, matrix, sink)
+            return by_rows
         chosen = BACKENDS[backend or "sdpa"]
-        return chosen(q, k, v, scale=scale, bias=bias.whole, mask=mask, sink=sink)
+        return chosen(q, k, v, scale=scale, bias=bias.whole, mask=matrix, sink=sink)
     from pe.attention.kernels.cope import op as cope_ops
     from pe.attention.kernels.flash import op as ops
     from pe.attention.kernels.flash.launch import ALL_KEYS

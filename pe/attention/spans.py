@@ -95,9 +95,8 @@ def spans(
     places = torch.stack([order.gather(-1, begin + row) for row in rows], 1)
     places[:, 3] += 1
     limits = [limit for limit in (window, chunk) if limit is not None]
-    return Spans(
-        places.int().contiguous(), sinks > 0, segmented, 0 if sinks else min(limits, default=0)
-    )
+    near = min(limits) if limits and not sinks else 0
+    return Spans(places.int().contiguous(), sinks > 0, segmented, near)
 
 
 @torch.no_grad()

@@ -228,11 +228,11 @@ class PEModel(PEPreTrainedModel):
         """
         if self.config.length_temperature or (enc.length_dependent and documents is not None):
             return None
-        backend = self.layers[0].attention.backend
+        backend: str | None = self.layers[0].attention.backend  # type: ignore[union-attr, assignment]
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
         result = spans_for(
-            enc, x.device, dtype, self.config.head_dim, x.shape[1], backend,  # type: ignore[arg-type]
+            enc, x.device, dtype, self.config.head_dim, x.shape[1], backend,
             padding, documents,
         )  # fmt: skip
         if result is None or plain or not enc.biased:

@@ -54,7 +54,7 @@ def inputs(
 def agree(
     compute: Callable[[], Sequence[Tensor]], expected: Sequence[Tensor], dtype: torch.dtype
 ) -> None:
-    """Run kernels and compare: the output, dq, dk, dv and the gradients of the bias' parameters and a sink.
+    """Run kernels and compare: the output, and the gradients of q, k, v, the bias and a sink.
 
     Raises:
         RuntimeError: they fail, or are off by more than the tolerance of ``dtype``; says by how

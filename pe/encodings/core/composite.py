@@ -161,11 +161,14 @@ class Composite(Encoding):
         ranges = [part.key_range() for part in self._all if part.hides or part.keeps]
         known = [one for one in ranges if one is not None]
         windows = [one.window for one in known if one.window is not None]
-        chunks = {one.chunk for one in known if one.chunk is not None}
-        if len(known) < len(ranges) or len(chunks) > 1:
+        chunks = [one.chunk for one in known if one.chunk is not None]
+        if len(known) < len(ranges) or any(chunk != chunks[0] for chunk in chunks):
             return None
-        sinks = max((one.sinks for one in known), default=0)
-        return KeyRange(min(windows, default=None), min(chunks, default=None), sinks)
+        return KeyRange(
+            min(windows) if windows else None,
+            chunks[0] if chunks else None,
+            max([0, *(one.sinks for one in known)]),
+        )
 
     def sink_logit(self) -> Tensor | None:
         return combined(torch.logaddexp, (part.sink_logit() for part in self._all))

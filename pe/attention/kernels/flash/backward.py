@@ -102,7 +102,8 @@ def by_keys(
     spans_b,
     KIND: tl.constexpr, NEEDS_SUMS: tl.constexpr, REACH: tl.constexpr, USES_HORIZON: tl.constexpr,
     USES_LINES: tl.constexpr, SEGMENTED: tl.constexpr, E: tl.constexpr, D: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, UNITS: tl.constexpr, KNOTS: tl.constexpr, PADDED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, UNITS: tl.constexpr,
+    KNOTS: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     """One block of keys of one key head: dk, dv and, with NEEDS_SUMS, the bias' gradient by key.
 

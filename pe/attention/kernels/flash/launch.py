@@ -153,7 +153,8 @@ def forward(
         heads // k.shape[1], scale / LN2, strides_of(q), strides_of(k), strides_of(v),
         strides_of(out), *bias.strides, w.stride()[:2], shown.stride, KIND=kind, REACH=reach,
         USES_HORIZON=skips, USES_LINES=linear, KEEPS=shown.keeps, SEGMENTED=shown.segmented,
-        E=width, D=v.shape[-1], BM=plan.queries, BN=plan.keys, PRECISION=_precision(q), **plan.options(),
+        E=width, D=v.shape[-1], BM=plan.queries, BN=plan.keys, PRECISION=_precision(q),
+        **plan.options(),
     )  # fmt: skip
     return out, lse, beyond
 
@@ -185,8 +186,8 @@ def backward(
     gradients.by_queries[(cdiv(length, b.queries), batch * heads)](
         *inputs, w, out, dq, shown.rows, logits, length, heads, groups, scale / LN2, scale,
         *strides, *bias.strides, w.stride()[:2], strides_of(out), strides_of(dq), shown.stride,
-        KEEPS=shown.keeps, NEEDS_SUMS=learns or sink is not None, USES_HORIZON=skips, USES_LINES=linear,
-        BM=b.queries, BN=b.keys, **shape, **b.options(),
+        KEEPS=shown.keeps, NEEDS_SUMS=learns or sink is not None, USES_HORIZON=skips,
+        USES_LINES=linear, BM=b.queries, BN=b.keys, **shape, **b.options(),
     )  # fmt: skip
     by_keys = learns and kind in (KEYS, LOGARITHM, POWER)
     sizes = 1 if kind == KEYS else 2, batch, heads, length if by_keys else 0
@@ -196,9 +197,9 @@ def backward(
     network = _Network(kind, q, parts, w, MIN_SIDES.value + 1)
     gradients.by_keys[(cdiv(length, b.keys), batch * key_heads)](
         *inputs, w, dk, dv, by_key[0], by_key[-1], network.order, *network.tensors,
-        shown.rows, length, heads, groups, scale / LN2, scale, *strides, *bias.strides, w.stride()[:2],
-        strides_of(dk), strides_of(dv), shown.stride, NEEDS_SUMS=by_keys, USES_HORIZON=skips, USES_LINES=linear,
-        BM=b.queries, BN=b.keys, **shape,
+        shown.rows, length, heads, groups, scale / LN2, scale, *strides, *bias.strides,
+        w.stride()[:2], strides_of(dk), strides_of(dv), shown.stride, NEEDS_SUMS=by_keys,
+        USES_HORIZON=skips, USES_LINES=linear, BM=b.queries, BN=b.keys, **shape,
         UNITS=network.units, KNOTS=bias.knots, PADDED=network.padded, **b.options(),
     )  # fmt: skip
     by_sink, dsink = None, q.new_empty(0, dtype=torch.float32)
