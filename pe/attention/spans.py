@@ -16,7 +16,8 @@ Kernels read their loop bounds from them, B_q queries and B_k keys in a block. A
 sees no key before the least of its `first`, and each of its queries sees all keys from the largest
 on. A block of keys is seen by no query after the largest of its `last`, and all its keys are seen
 up to the least. Blocks beyond the outer bound are not visited and blocks within the inner bound
-take no mask. So a window costs w + B_q + B_k keys per query at most, whatever the length is.
+take no mask. B_q queries in a row see at most w + B_q - 1 keys, so a block of them visits at most
+w + B_q + 2 B_k, whatever the length is.
 
 A padding token is a document by itself: nobody reads what it computes.
 """
