@@ -23,7 +23,7 @@ from pe.attention.masks import visible
 from pe.attention.spans import Spans, counted_within, spans
 from pe.encodings import Encoding, encoding
 from pe.encodings.core import forms
-from pe.encodings.core.base import KeyRange
+from pe.encodings.core.key_range import KeyRange, key_range
 from pe.model import PEConfig, PEForCausalLM
 
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ LENGTH = 260
 )  # fmt: skip
 def test_spans_say_what_a_mask_says(spec: str) -> None:
     enc = encoding(spec, head_dim=8, num_heads=1)
-    shown = enc.key_range()
+    shown = key_range(enc)
     assert shown is not None
     padding = torch.ones(3, 23, dtype=torch.long)
     padding[0, :4] = padding[1, 19:] = padding[2, 8:10] = 0

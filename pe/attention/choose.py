@@ -26,6 +26,7 @@ from pe.attention.sdpa import sdpa_attention
 from pe.attention.spans import Spans, spans
 from pe.encodings.core.base import Encoding
 from pe.encodings.core.forms import COUNTS, FIRE, Form
+from pe.encodings.core.key_range import key_range
 
 BACKENDS = {"dense": dense_attention, "sdpa": sdpa_attention}
 """Those that take any bias and any mask, ``(q, k, v, scale, bias, mask, sink) -> output``."""
@@ -51,7 +52,7 @@ def obstacle(
 
     ``counted``: causal attention of equally many queries and keys, all at their counted positions.
     """
-    if enc.key_range() is None:
+    if key_range(enc) is None:
         return "which keys it hides is known as a mask only"
     if enc.content_dependent and (enc.hides or enc.sink_logit() is not None):
         return "its kernel counts all keys, and has neither a window nor a sink"
@@ -144,7 +145,7 @@ def spans_for(
     Args:
         padding, documents: as in `pe.attention.masks.visible`.
     """
-    shown = enc.key_range()
+    shown = key_range(enc)
     if not enc.hides or shown is None or backend not in (None, "kernel"):
         return None
     if backend is None and (device.type != "cuda" or length == 1):

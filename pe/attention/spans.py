@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pe.encodings.core.base import KeyRange
+from pe.encodings.core.key_range import KeyRange
 
 
 class Spans(NamedTuple):
@@ -80,7 +80,7 @@ def spans(
         if padding is not None:
             name = torch.where(padding.bool(), name, 2 * index + 1)
         order = name.argsort(dim=-1, stable=True)
-        place = torch.empty_like(order).scatter_(-1, order, index.expand_as(order))
+        place = order.argsort(dim=-1)
         names = name.gather(-1, order)
         begin = torch.searchsorted(names, names).gather(-1, place)
         size = torch.searchsorted(names, names, right=True).gather(-1, place) - begin

@@ -48,17 +48,6 @@ class Lengths(NamedTuple):
     """(1 or B, Tk) int64."""
 
 
-class KeyRange(NamedTuple):
-    """Which keys a query sees, where numbers say it: see `pe.encodings.core.keys`."""
-
-    window: int | None = None
-    """How many, the last ones; None: all."""
-    chunk: int | None = None
-    """Tokens of a chunk, in which a query stays; None: there are no chunks."""
-    sinks: int = 0
-    """How many of the first keys are seen whatever the two above hide."""
-
-
 def refuse_positions(name: str, positions: Tensor, batch: int | None, tokens: int) -> None:
     """Raise ValueError unless positions are (tokens,) or, of a batch, (1 or batch, tokens)."""
     shape = tuple(positions.shape)
@@ -288,13 +277,6 @@ class Encoding(nn.Module):
         Called where `hides` or `keeps` is set.
         """
         raise NotImplementedError(f"{type(self).__name__} hides or keeps keys and has no shows")
-
-    def key_range(self) -> KeyRange | None:
-        """What `shows` says, in numbers; None where it cannot be said so.
-
-        Kernels skip what it hides (`pe.attention.spans`). Without it a mask is made.
-        """
-        return None if self.hides or self.keeps else KeyRange()
 
     def narrow(self, mask: Tensor | None, length: int, known: int, device: torch.device) -> Tensor:
         """The mask (1 or B, 1 or H, ``length``, ``known``) of the keys that are left visible.

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pe.encodings.core.base import Encoding, KeyRange, Lengths, Prepared, tightest
+from pe.encodings.core.base import Encoding, Lengths, Prepared, tightest
 from pe.encodings.core.forms import NONE, Form
 
 ANY = ("length_dependent", "content_dependent", "random", "per_layer", "rotates", "embeds", "hides")
@@ -155,20 +155,6 @@ class Composite(Encoding):
         left = [part.shows(key, query) for part in self._all if part.hides]
         kept = [part.shows(key, query) for part in self._all if part.keeps]
         return functools.reduce(torch.logical_or, kept, functools.reduce(torch.logical_and, left))
-
-    def key_range(self) -> KeyRange | None:
-        """The smallest window, the most first keys, and chunks if all are of one size."""
-        ranges = [part.key_range() for part in self._all if part.hides or part.keeps]
-        known = [one for one in ranges if one is not None]
-        windows = [one.window for one in known if one.window is not None]
-        chunks = [one.chunk for one in known if one.chunk is not None]
-        if len(known) < len(ranges) or any(chunk != chunks[0] for chunk in chunks):
-            return None
-        return KeyRange(
-            min(windows) if windows else None,
-            chunks[0] if chunks else None,
-            max([0, *(one.sinks for one in known)]),
-        )
 
     def sink_logit(self) -> Tensor | None:
         return combined(torch.logaddexp, (part.sink_logit() for part in self._all))

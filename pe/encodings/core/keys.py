@@ -18,9 +18,10 @@ Chunks: Llama 4, in transformers' code. First tokens that are kept: Xiao et al. 
 import torch
 from torch import Tensor, nn
 
-from pe.encodings.core.base import Encoding, KeyRange
+from pe.encodings.core.base import Encoding
 from pe.encodings.core.checks import at_least
 from pe.encodings.core.distance import at_least_float32
+from pe.encodings.core.key_range import KeyRange
 from pe.encodings.core.registry import register_keys
 
 

@@ -18,8 +18,8 @@ from pe.attention.kernels.flash.piecewise_linear import takes_lines
 from pe.attention.kernels.self_check import Case, inputs, random_on
 from pe.attention.spans import Spans, spans
 from pe.encodings.core import forms
-from pe.encodings.core.base import KeyRange
 from pe.encodings.core.forms import Form
+from pe.encodings.core.key_range import KeyRange
 
 BATCH, HEADS, LENGTH = 2, 2, 256
 LN2 = math.log(2.0)
