@@ -27,8 +27,14 @@ __all__ = ["BACKENDS", "attend", "path_for", "scaled"]
 
 
 def scaled(q: Tensor, factor: Tensor | None) -> Tensor:
-    """Multiply each query, (B, H, T, D), by its logit scale, broadcastable to (B, H, T)."""
-    return q if factor is None else (q * factor[..., None]).to(q.dtype)
+    """Multiply each query, (B, H, T, D), by its logit scale, broadcastable to (B, H, T).
+
+    In float64 where the queries are, otherwise in float32.
+    """
+    if factor is None:
+        return q
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return (q * factor.to(wide)[..., None]).to(q.dtype)
 
 
 def attend(

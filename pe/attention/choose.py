@@ -52,12 +52,12 @@ def obstacle(
 
     ``counted``: causal attention of equally many queries and keys, all at their counted positions.
     """
+    if not enc.has_form:
+        return "its bias is known as a matrix only"
     if key_range(enc) is None:
         return "which keys it hides is known as a mask only"
     if enc.content_dependent and (enc.hides or enc.sink_logit() is not None):
         return "its kernel counts all keys, and has neither a window nor a sink"
-    if not enc.has_form:
-        return "its bias is known as a matrix only"
     if (reason := unavailable_reason(device)) is not None:
         return reason
     if dtype not in (torch.float16, torch.bfloat16) and not INTERPRETED:

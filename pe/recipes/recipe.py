@@ -33,6 +33,7 @@ NEW_FIELD_DEFAULTS = {
     "start_state": "weights", "retrieval_share": 0.0,
     "deterministic": False, "encoding_rate": 1.0, "embedding_std": 0.02,
     "first_token": False, "retrieval_tasks": (), "separator": "", "dropout": 0.0,
+    "tune": "all",
 }  # fmt: skip
 """Fields that came later, with the value that all runs before them had: left out of the hash where
 they have it, so that those runs keep their names."""
@@ -147,6 +148,9 @@ class Recipe:
     """The step of ``start_from`` after which its weights are taken; 0: its last one."""
     start_state: Literal["weights", "all"] = "weights"
     """``"weights"``, with a fresh optimizer, or ``"all"``: a branch, which goes on as that run."""
+    tune: Literal["all", "encoding"] = "all"
+    """What learns: all weights, or the encoding's own parameters alone, with everything else as
+    ``start_from`` has it."""
     steps: Natural
     """Optimizer steps. 0, with ``start_from``: weights of another run are put under ``pe`` and
     judged as they are."""
@@ -277,6 +281,11 @@ def _problems(r: Recipe) -> Iterator[str]:
         yield f"micro_batch_size: {r.micro_batch_size} does not divide batch_size {r.batch_size}"
     if r.start_step and not r.start_from:
         yield f"start_step: {r.start_step} of which run? give start_from as well"
+    if r.tune == "encoding" and not (r.start_from and r.steps):
+        yield (
+            "tune: 'encoding' keeps all other weights as another run has them; give start_from, "
+            "and steps to train for"
+        )
     if not r.steps and not (r.start_from and r.start_state == "weights"):
         yield "steps: expected at least 1, got 0; only a run with start_from may have none"
     for name in ("retrieval_share", "dropout"):
