@@ -284,20 +284,20 @@ class PEModel(PEPreTrainedModel):
         counted = plain or spans is not None
         where = where._replace(counted=counted and where.q_positions is positions)
         where = where._replace(k_positions=k_positions) if rotated else where
-        return Seen(where, mask if spans is None else spans, self._temperature(where, mask), kept)
+        if mask is None:
+            past, known = k_positions.shape[-1] - positions.shape[-1], k_positions.shape[-1]
+            count = torch.arange(past, known, device=positions.device)[None, None] + 1
+        else:
+            count = mask.sum(-1)
+        temperature = self._temperature(count)  # with one there are no spans
+        return Seen(where, mask if spans is None else spans, temperature, kept)
 
-    def _temperature(self, where: Prepared, mask: Tensor | None) -> Tensor | None:
+    def _temperature(self, seen: Tensor) -> Tensor | None:
         """Factor of each query's logits by the number of tokens it sees, (1 or B, 1, T)."""
         weight = self.config.length_temperature
         if not weight:
             return None
-        if mask is None:
-            length, known = where.q_positions.shape[-1], where.k_positions.shape[-1]
-            device = where.q_positions.device
-            count = torch.arange(known - length, known, device=device)[None, None] + 1
-        else:
-            count = mask.sum(-1)
-        excess = count.float() / self.config.max_position_embeddings
+        excess = seen.float() / self.config.max_position_embeddings
         factor: Tensor = 1.0 + weight * excess.clamp(min=1.0).log()
         return factor
 
