@@ -33,6 +33,15 @@ def one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
+def with_notes(error: BaseException) -> str:
+    """The message of an error, and its notes in brackets."""
+    return " ".join([str(error), *(f"({note})" for note in getattr(error, "__notes__", ()))])
+
+
+class Explained(Exception):
+    """A failure whose message says all that its reader needs: shown without a traceback."""
+
+
 _EXPECTED = {
     "int_type": "a whole number", "int_parsing": "a whole number",
     "int_from_float": "a whole number", "float_type": "a number", "float_parsing": "a number",

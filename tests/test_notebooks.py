@@ -70,7 +70,7 @@ def test_a_notebook_is_stripped_marked_and_has_one_parameters_cell(path: Path) -
     assert f"papermill notebooks/{path.name}" in nb.cells[0].source
 
 
-@pytest.mark.parametrize("kind", ["train", "convert", "study", "speed"])
+@pytest.mark.parametrize("kind", ["train", "convert", "study", "speed", "pretrained"])
 def test_the_parameters_cell_is_the_signature_of_its_function(kind: str) -> None:
     path = HERE / f"{kind}.ipynb"
     notebook = nbformat.read(path, as_version=4)

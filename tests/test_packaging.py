@@ -230,7 +230,7 @@ def test_a_mac_is_given_no_package_that_is_only_for_linux() -> None:
         ("pe_encodings.egg-info/PKG-INFO", True),
         ("runs/demo/pope-s0-1a2b3c4d/run.json", False),
         ("runs/demo/pope-s0-1a2b3c4d/train.ipynb", False),
-        ("runs/rates/reach.svg", False),
+        ("runs/every/reach.svg", False),
         ("pe/training/checkpoint.py", False),
         ("book/methods/pope.md", False),
         ("notebooks/train.ipynb", False),

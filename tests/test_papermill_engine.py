@@ -242,9 +242,13 @@ def test_cells_that_lead_to_another_run_than_the_command_named_are_refused(
 ) -> None:
     cell = "from pe.notebooks.parameters import configure\nconfigure(pe='rope', recipe='demo')"
     notebook = write_stub(tmp_path / "nb.ipynb", cell)
-    with pytest.raises(PapermillExecutionError, match="the command named .*pope-s0-.* lead to"):
+    with pytest.raises(
+        PapermillExecutionError, match="the command named .*pope-s0-.* lead to"
+    ) as e:
         papermill.execute_notebook(
             notebook, tmp_path / "out.ipynb", {"recipe": "demo", "pe": "pope"}
         )
+    (line,) = e.value.traceback  # what the cell shows
+    assert line.startswith("ValueError: the command named")
     assert configure(pe="pope", recipe="demo").record.status == "failed"
     papermill.execute_notebook(notebook, tmp_path / "out.ipynb", {"recipe": "demo", "pe": "rope"})

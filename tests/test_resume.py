@@ -186,7 +186,7 @@ def test_a_killed_run_draws_the_same_dropout_and_keeps_the_same_best_weights(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     losses = {8: 3.0, 16: 2.0, 24: 2.5}
-    monkeypatch.setattr(Trainer, "_validation_loss", lambda self: losses[self.state.step])
+    monkeypatch.setattr(Trainer, "_mean_loss", lambda self, *_: losses[self.state.step])
     recipe = tiny(shared / "corpus", dropout=0.2, keep_best=True)
     plain = train(Run(tmp_path / "plain" / recipe.run_name(), recipe), quiet=True)
     run = Run(tmp_path / "killed" / recipe.run_name(), recipe)

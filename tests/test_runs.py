@@ -431,3 +431,17 @@ def test_training_and_evaluating_respect_the_lock(tmp_path: Path) -> None:
     with run.lock(), pytest.raises(RunBusy):
         train(run)
     assert not run.exists(), "a refused process must not write into the other's record"
+
+
+def test_failed_runs_stay_out_of_tables_unless_asked_for(
+    run: Run, record: dict[str, Any], tmp_path: Path
+) -> None:
+    broken = Run(tmp_path / "demo" / "broken")
+    broken.write(record | {"run": "broken", "status": "failed", "reason": "ValueError: no text"})
+    assert [r.name for r in runs.find(tmp_path)] == [run.name]
+    assert [r.name for r in runs.find(tmp_path, failed=True)] == ["broken", run.name]
+    assert runs.load(tmp_path)["run"].tolist() == [run.name]
+    assert runs.load(tmp_path, failed=True)["status"].tolist() == ["failed", "complete"]
+    (broken.directory / "run.json").write_text("{")
+    with pytest.raises(RunError, match="broken/run.json: damaged record"):
+        runs.load(tmp_path)

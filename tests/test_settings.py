@@ -19,7 +19,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import pe
 from pe.encodings import encoding
-from pe.evaluation.extension import _cells
+from pe.evaluation.factors import cells, refuse_unused_options
 from pe.model import PEConfig, PEForCausalLM, PEModel
 from pe.model.config import FIELDS, OF_GENERATION, OF_TRANSFORMERS
 
@@ -189,9 +189,10 @@ def test_llama3_divides_what_lies_below_where_both_bounds_are_one(spec: str) -> 
 
 
 def test_options_of_an_extension_that_match_no_cell_are_refused() -> None:
-    assert [c[0] for c in _cells(["pi"], [2.0], {"pi@2": {"theta": 1e4}})] == ["pi@2"]
+    wanted, lengths = cells(["pi"], [2.0, "length"]), ([256, 1024], 256)
+    refuse_unused_options({"pi@2": {"theta": 1e4}, "pi@4": {"theta": 1e4}}, wanted, *lengths)
     with pytest.raises(ValueError, match="unknown cell in options 'pi@2.0' .did you mean 'pi@2'"):
-        _cells(["pi"], [2.0], {"pi@2.0": {"theta": 1e4}})
+        refuse_unused_options({"pi@2.0": {"theta": 1e4}}, wanted, *lengths)
 
 
 def test_an_unknown_encoding_that_looks_like_a_class_is_told_how_one_is_named() -> None:

@@ -55,7 +55,7 @@ def prepare(app: Sphinx, config: Config) -> None:
     except runs.RunError as error:
         raise ExtensionError(f"the book is built from records, and {error}") from error
     book_mirror.mirror(ROOT, BOOK, studies.complete())
-    drawn = book_measured.figures_of(studies)
+    drawn = book_measured.figures_of(studies) | book_dropping.figures_of(studies)
     drawn |= book_pictures.shown(BOOK, book_pictures.record_figures(studies) | drawn)
     book_pictures.draw(ROOT, BOOK, drawn)
     book_mirror.write(BOOK / "_generated" / "records.json", studies.fingerprint())

@@ -177,7 +177,8 @@ class PEConfig(PreTrainedConfig):
         if kind != cls.model_type:
             raise ValueError(
                 f"this is a model of type {kind!r}, and {cls.model_type!r} was expected: pe.model "
-                "loads only what it saved"
+                "loads only what it saved; load this one with pe.pretrained.load.load and give it "
+                "an encoding with pe.adapt"
             )
         own = {name: kwargs.pop(name) for name in list(kwargs) if name in FIELDS}
         config = super().from_dict(config_dict | own, **kwargs)

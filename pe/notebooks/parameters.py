@@ -2,7 +2,8 @@
 
 The first code cell of ``notebooks/train.ipynb`` calls `configure`, that of ``convert.ipynb`` calls
 `configure_conversion`, that of ``study.ipynb`` `configure_study`, that of ``speed.ipynb``
-`configure_speed`, and so does the papermill engine before any kernel starts, so that both mean the
+`configure_speed`, that of ``pretrained.ipynb`` `configure_pretrained`, that of ``tasks.ipynb``
+`configure_tasks`, and so does the papermill engine before any kernel starts, so that both mean the
 same folder and a mistake stops the command early.
 The notebook's ``parameters`` cell has the names, types and defaults of the function, which a test
 compares, and says what each means. None is the default that it names, so that 0 can be asked for.
@@ -21,10 +22,14 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, validate_call
 
-from pe._errors import explain
+from pe._errors import explain, unknown
+from pe.notebooks.failures import in_one_line
+from pe.pretrained.record import PretrainedRun
 from pe.runs import Folder, Run, root
 from pe.speed.record import SpeedRun
 from pe.study.plan import StudyFolder, check_run, load_plan
+from pe.tasks.measure.record import DEVICE_SIZES, SIZES, Experiment, TaskRun, task_run
+from pe.tasks.measure.settings import Settings
 
 # papermill adds these names itself when it is asked to (--inject-paths).
 INJECTED_BY_PAPERMILL = ("PAPERMILL_INPUT_PATH", "PAPERMILL_OUTPUT_PATH")
@@ -54,7 +59,7 @@ def _mapping(value: Any) -> Any:
         return value
 
 
-Words = Annotated[str, BeforeValidator(lambda v: str(v) if type(v) is int else v)]
+Words = Annotated[str, BeforeValidator(lambda v: str(v) if type(v) in (int, float) else v)]
 Whole = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
 Count = Annotated[int, BeforeValidator(_whole), Field(gt=0)]
 Number = Annotated[float, BeforeValidator(_number), Field(ge=0)]
@@ -67,12 +72,16 @@ F = TypeVar("F", bound=Folder)
 
 
 def _launcher(function: Callable[P, F]) -> Callable[P, F]:
-    """Check the arguments against the annotations, and the folder against what was planned."""
+    """Check the arguments against the annotations, and the folder against what was planned.
+
+    In a kernel, failures are shown in one line from there on (`pe.notebooks.failures`).
+    """
     names = list(inspect.signature(function).parameters)
     checked = validate_call(config=ConfigDict(strict=True, allow_inf_nan=False))(function)
 
     @functools.wraps(function)
     def launch(*arguments: P.args, **values: P.kwargs) -> F:
+        in_one_line()
         try:
             folder = checked(*arguments, **values)
         except ValidationError as error:
@@ -294,6 +303,202 @@ def configure_speed(
     return run
 
 
+@_launcher
+def configure_pretrained(
+    model: str | None = None,
+    pe: str = "yarn",
+    factor: Positive | None = None,
+    pe_options: Options | None = None,
+    corpus: str = "stdlib",
+    lengths: Words | None = None,
+    windows: Count | None = None,
+    target_tokens: Count = 256,
+    prompts: Whole = 11,
+    steps: Whole = 0,
+    context_length: Count | None = None,
+    batch_size: Count = 8,
+    learning_rate: Positive = 1e-4,
+    seed: Whole = 0,
+    study: str = "pretrained",
+) -> PretrainedRun:
+    """Return the folder and settings of a trial of somebody else's model. Writes nothing.
+
+    Raises:
+        ValueError: the model cannot be explained (`pe.explain` says why), an unknown encoding or
+            option, or lengths that are too short.
+    """
+    from pe.encodings.core.registry import part_classes
+    from pe.pretrained.explain import explain
+    from pe.pretrained.record import run_name
+    from pe.runs.models import PretrainedSettings
+
+    _refuse_strange_study(study)
+    if not model:
+        raise ValueError("model: which one? -p model PATH, a folder or a gguf file")
+    trained = explain(model).training.tokens
+    part_classes(pe)  # refuses unknown names
+    options = dict(pe_options or {})
+    if factor is not None and "factor" in options:
+        raise ValueError("factor: it is also in pe_options; give it once")
+    options |= _given(factor=factor)
+    words = _words(lengths)
+    if not all(word.isdigit() for word in words):
+        raise ValueError(f"lengths: expected whole numbers with commas between, got {lengths!r}")
+    if short := [word for word in words if int(word) <= target_tokens]:
+        raise ValueError(
+            f"lengths: {short[0]} leaves no context before the {target_tokens} tokens that are "
+            "scored; use more, or fewer target_tokens"
+        )
+    path = Path(model).expanduser().resolve()
+    settings = PretrainedSettings(
+        model=path.stem if path.suffix == ".gguf" else path.name,
+        pe=pe,
+        options=options,
+        corpus=corpus,
+        lengths=sorted({int(word) for word in words}) or _lengths(trained, factor, target_tokens),
+        windows=windows or (16 if _on_gpu() else 4),
+        target_tokens=target_tokens,
+        prompts=prompts,
+        steps=steps,
+        context_length=context_length or min(trained, 2048),
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        seed=seed,
+    )
+    run = PretrainedRun(root() / study / run_name(settings))
+    run.settings, run.path = settings, path
+    return run
+
+
+def _on_gpu() -> bool:
+    from pe.devices import choose
+
+    return choose().type == "cuda"
+
+
+def _lengths(trained: int, factor: float | None, target_tokens: int) -> list[int]:
+    """A quarter of the training length, and from it to what the factor reaches, by doubling.
+
+    On a CPU at most 4,096 tokens: within the training length of most models, where the question is
+    what the encoding costs short texts.
+    """
+    longest = int(trained * (factor or 4))
+    if not _on_gpu():
+        longest = min(longest, 4096)
+    lengths = [longest]
+    while lengths[0] // 2 > max(target_tokens, min(trained, longest) // 8):
+        lengths.insert(0, lengths[0] // 2)
+    return lengths
+
+
+@_launcher
+def configure_tasks(
+    task: str = "k_back",
+    pe: str = "nope,rope,alibi",
+    size: str = "auto",
+    study: str = "tasks",
+    steps: Whole | None = None,
+    width: Count | None = None,
+    layers: Count | None = None,
+    heads: Count | None = None,
+    batch_size: Count | None = None,
+    seeds: Words | None = None,
+    learning_rates: Words | None = None,
+    task_options: Options | None = None,
+    overrides: Options | None = None,
+) -> TaskRun:
+    """Return the folder of the experiment that these parameters describe. Writes nothing.
+
+    Args:
+        pe: encodings, with commas or, where a schedule of layers has commas, with semicolons.
+        size: a name of `pe.tasks.measure.record.SIZES`; auto: as the machine allows.
+        seeds: whole numbers with commas. learning_rates: numbers with commas.
+        overrides: other settings (`pe.tasks.measure.settings.Settings`) or sizes of the scoring.
+
+    Raises:
+        ValueError: an unknown task, encoding, size or option (the nearest is named), or sizes that
+            do not fit each other.
+    """
+    _refuse_strange_study(study)
+    if size == "auto":
+        from pe import devices
+
+        size = DEVICE_SIZES["cpu" if devices.choose().type == "cpu" else "cuda"]
+    if size not in SIZES:
+        raise unknown("size", size, ["auto", *SIZES])
+    values = {"task": task, "task_options": task_options or {}} | SIZES[size]
+    if seeds is not None:
+        values["seeds"] = [_as(int, word, "seeds") for word in _words(seeds)]
+    if learning_rates is not None:
+        values["learning_rates"] = [
+            _as(float, word, "learning_rates") for word in _words(learning_rates)
+        ]
+    values |= task_settings(
+        values.pop("settings", Settings()),
+        _given(steps=steps, width=width, layers=layers, heads=heads, batch_size=batch_size),
+        overrides or {},
+    )
+    experiment = Experiment(**values)
+    experiment.make_task()
+    names = [name.strip() for name in pe.split(";" if ";" in pe else ",") if name.strip()]
+    if not names:
+        raise ValueError("pe: which encodings? -p pe rope,alibi")
+    if len(set(names)) < len(names):
+        raise ValueError(f"pe: each encoding once, got {pe}")
+    check_encodings(experiment, names)
+    return task_run(experiment, names, study)
+
+
+def task_settings(
+    base: Settings, changes: dict[str, Any], overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Settings and sizes of the scoring: ``base``, then changes, then ``overrides`` by name.
+
+    Without a feedforward width of their own, models have 11/4 of their width, as the defaults do.
+
+    Raises:
+        ValueError: a name that is neither.
+    """
+    scoring = {"examples", "validation", "each_length"}
+    others = dict(overrides)
+    known = [*Settings.model_fields, *sorted(scoring)]
+    for name in others:
+        if name not in known:
+            raise unknown("override", name, known)
+    changed = changes | {k: v for k, v in others.items() if k not in scoring}
+    if "width" in changed:
+        changed = {"feedforward": round(changed["width"] * 11 / 4)} | changed
+    settings = Settings(**(base.model_dump() | changed))
+    return {"settings": settings} | {k: v for k, v in others.items() if k in scoring}
+
+
+def check_encodings(experiment: Experiment, names: Iterable[str]) -> None:
+    """Raise ValueError for an encoding that models of these sizes cannot have."""
+    from pe.model import PEConfig
+
+    made, sizes = experiment.make_task(), experiment.settings
+    for name in names:
+        PEConfig(
+            vocab_size=made.vocab_size,
+            hidden_size=sizes.width,
+            intermediate_size=sizes.feedforward,
+            num_hidden_layers=sizes.layers,
+            num_attention_heads=sizes.heads,
+            max_position_embeddings=made.longest("train"),
+            pe=name,
+        )
+
+
+def _as(kind: type[Any], word: str, parameter: str) -> Any:
+    try:
+        return kind(word)
+    except ValueError:
+        what = "whole numbers" if kind is int else "numbers"
+        raise ValueError(
+            f"{parameter}: expected {what} with commas between, got {word!r}"
+        ) from None
+
+
 def _words(text: str | None) -> list[str]:
     return [word.strip() for word in (text or "").split(",") if word.strip()]
 
@@ -320,7 +525,7 @@ def _others(overrides: Mapping[str, Any] | None, kind: str) -> dict[str, Any]:
 # What a notebook says it is (its metadata: {"pe": {"run": "train"}}) and who names its run.
 LAUNCHERS: dict[str, Callable[..., Folder]] = {
     "train": configure, "convert": configure_conversion, "study": configure_study,
-    "speed": configure_speed,
+    "speed": configure_speed, "pretrained": configure_pretrained, "tasks": configure_tasks,
 }  # fmt: skip
 
 
