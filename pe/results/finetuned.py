@@ -50,7 +50,9 @@ def fine_tuned(rows: Sequence[Row]) -> list[FineTuned]:
             found.append(FineTuned(row, title, before, extended, trained))
     titles = [one.title for one in found]
     return [
-        one if titles.count(one.title) == 1 else replace(one, title=f"{one.title} ({one.row.label})")
+        one
+        if titles.count(one.title) == 1
+        else replace(one, title=f"{one.title} ({one.row.label})")
         for one in found
     ]
 

@@ -156,7 +156,7 @@ def execute(
             if client.ignored:
                 raise Refused(
                     f"the cells of this notebook never asked for the run that the command named "
-                    f"({_shown(run.directory)}): call {LAUNCHERS[document.kind(nb)].__name__} of "
+                    f"({_shown(run.directory)}): call {LAUNCHERS[str(document.kind(nb))].__name__} of "
                     "pe.notebooks.parameters in them, as the notebooks of this package do"
                 )
         except BaseException as error:
