@@ -17,6 +17,7 @@ import torch
 
 import pe
 from pe import devices
+from pe._quiet import quiet_libraries
 from pe.data import Batches, TokenData, prepare
 from pe.data.needles import texts_of
 from pe.evaluation.retrieval import evaluate_retrieval
@@ -98,7 +99,8 @@ class _Trial:
         if s.steps and "trained" not in self.record["outcomes"]:
             self._train(new, data)  # the weights are the untouched model's, too: it is judged
             self._judge("trained", new)
-            new.save_pretrained(self.run.directory / "checkpoint")
+            with quiet_libraries():
+                new.save_pretrained(self.run.directory / "checkpoint")
             tokenizer.save_pretrained(self.run.directory / "checkpoint")
         self.record["peak_memory_gib"] = devices.peak_memory(self.model.device)
         self.record |= {"status": "complete", "finished": now()}
