@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+import pe.pretrained.adapt  # noqa: F401  (what adapted models saved is known to transformers then)
 from pe._quiet import quiet_libraries
 from pe.pretrained.read import quiet, read
 
