@@ -49,6 +49,7 @@ def measure(
     on_step: OnStep | None = None,
     stream: Stream | None = None,
     on_trained: Callable[[Many], None] | None = None,
+    again: bool = False,
 ) -> TaskRecord:
     """Train an encoding for each seed at each rate, score it, and write the record.
 
@@ -58,6 +59,7 @@ def measure(
         run: a folder with its experiment. on_step: called after each step with its number, counted
             from 1, and the loss of each model; training ends early where it returns True.
         stream: examples shared with other encodings. on_trained: called with the trained models.
+        again: train and replace a complete record.
 
     Raises:
         ValueError: what the task, the encoding or the sizes do not allow.
@@ -67,7 +69,7 @@ def measure(
     assert experiment is not None, "made by task_run"
     sources = source_hashes(pe)
     known = run.record(pe)
-    if known is not None and known.status == "complete":
+    if known is not None and known.status == "complete" and not again:
         changed = sorted(n for n, value in sources.items() if known.sources.get(n) != value)
         if changed:
             raise RunError(
