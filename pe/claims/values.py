@@ -1,10 +1,10 @@
 """Values of records by address.
 
-    runs:STUDY/NAME.COLUMN            language models: NAME is an encoding (its runs from scratch) or
-                                      a run's folder; COLUMN one of `pe.runs.load`
-    tasks:TASK/PE.SPLIT-QUANTITY      small models: of the newest experiment on the task with most
-                                      seeds; QUANTITY is token, exact, loss or solved
-    numerics:NAME/SUBJECT.QUANTITY    computed without training: runs/numerics/NAME/numerics.json
+runs:STUDY/NAME.COLUMN            language models: NAME is an encoding (its runs from scratch) or
+                                  a run's folder; COLUMN one of `pe.runs.load`
+tasks:TASK/PE.SPLIT-QUANTITY      small models: of the newest experiment on the task with most
+                                  seeds; QUANTITY is token, exact, loss or solved
+numerics:NAME/SUBJECT.QUANTITY    computed without training: runs/numerics/NAME/numerics.json
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ class Value(NamedTuple):
     """Folder below the folder of runs."""
     geometric: bool = False
     """Perplexities are averaged in nats."""
-    trained: bool = True
-    """Whether it depends on a seed of training."""
+    samples: int | None = None
+    """Of a share that is computed without training: of how many samples. None where it depends on a
+    seed of training."""
 
     @property
     def mean(self) -> float:
@@ -75,7 +76,9 @@ class Values:
         if mine.empty:
             return None
         if mine["seed"].duplicated().any():
-            raise ValueError(f"{study}/{subject}: several runs of a seed; name one: {list(mine['run'])}")
+            raise ValueError(
+                f"{study}/{subject}: several runs of a seed; name one: {list(mine['run'])}"
+            )
         by_seed = {int(s): float(v) for s, v in zip(mine["seed"], mine[quantity], strict=True)}
         names = ", ".join(f"{study}/{name}" for name in mine["run"])
         return Value(by_seed, names, geometric=quantity.startswith("ppl"))
@@ -109,7 +112,9 @@ class Values:
         part = runs.Folder(path).part("numerics")
         if part is None:
             return None
-        values = NumericsRecord.model_validate(part).values.get(subject, {})
+        found = NumericsRecord.model_validate(part)
+        values = found.values.get(subject, {})
         if quantity not in values:
             return None
-        return Value({0: values[quantity]}, f"numerics/{name}", trained=False)
+        samples = found.settings[f"{quantity.partition('@')[0].partition('-')[2]}_samples"]
+        return Value({0: values[quantity]}, f"numerics/{name}", samples=samples)

@@ -7,8 +7,9 @@
     does not hold         none is
     depends               some are; which, is said
 
-A difference counts if the 95% interval of the paired differences over seeds excludes zero. One seed
-decides bounds, which the verdict then says, and no comparison.
+A difference counts if the 95% interval of the paired differences over seeds excludes zero; of
+shares that are computed without training, Newcombe's interval of their difference. One seed decides
+bounds, which the verdict then says, and no comparison.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 from pe.claims.ledger import Claim, Condition, NotTestable
 from pe.claims.values import Value, Values
-from pe.results.intervals import mean_interval
+from pe.results.intervals import Interval, mean_interval, newcombe, wilson
 
 
 class Verdict(StrEnum):
@@ -70,7 +71,7 @@ def judge(claim: Claim, values: Values) -> Judged:
     outcomes = [(condition, _judge(condition, there)) for condition in claim.test]
     used = [value for _, outcome in outcomes for value in outcome.values]
     numbers = "; ".join(dict.fromkeys(f"{c.say}: {o.numbers}" for c, o in outcomes))
-    if any(len(value.by_seed) == 1 and value.trained for value in used):
+    if any(len(value.by_seed) == 1 and value.samples is None for value in used):
         numbers += " (one seed)"
     verdict, why = _sum_up(outcomes)
     return Judged(claim, verdict, why, numbers, list(dict.fromkeys(v.where for v in used)))
@@ -107,15 +108,20 @@ def _judge(condition: Condition, there: dict[str, Value]) -> _Outcome:
 
 def _above(value: Value, other: Value) -> bool | None:
     """Whether a value is larger, seed by seed; None where that could be chance."""
-    if not (value.trained or other.trained):
-        return value.mean > other.mean
-    seeds = sorted(value.by_seed.keys() & other.by_seed.keys())
-    if len(seeds) < 2:
-        return None
-    interval = mean_interval([value.by_seed[s] - other.by_seed[s] for s in seeds])
+    if value.samples is not None and other.samples is not None:
+        interval = newcombe(_share(value.mean, value.samples), _share(other.mean, other.samples))
+    else:
+        seeds = sorted(value.by_seed.keys() & other.by_seed.keys())
+        if len(seeds) < 2:
+            return None
+        interval = mean_interval([value.by_seed[s] - other.by_seed[s] for s in seeds])
     if interval.low > 0:
         return True
     return False if interval.high < 0 else None
+
+
+def _share(mean: float, samples: int) -> Interval:
+    return wilson(round(mean * samples), samples)
 
 
 def _text(value: float) -> str:
