@@ -293,7 +293,7 @@ class Playground:
         assert experiment is not None
         made = experiment.make_task()
         example = made.example(EXAMPLE_SEED, number, "id")
-        weights = attention_maps(self._models[pe], example.tokens.tolist())[layer, head]
+        weights = attention_maps(self._models[pe], example.tokens.tolist())[layer, head].numpy()
         labels = [made.symbols[token] for token in example.tokens]
         title = f"{label(pe)}, layer {layer + 1}, head {head + 1}"
         self._draw(self.map, lambda: attention_figures.one_map(weights, labels, title))

@@ -80,6 +80,7 @@ def measure(
     task = experiment.make_task()
     members = [Member(s, rate) for s in experiment.seeds for rate in experiment.learning_rates]
     began, created = time.monotonic(), provenance.now()
+    code = provenance.code()  # now: files may change while this trains
     many = Many(task, pe, members, experiment.settings, make_batch=stream)
     with run.lock(f".{run.file(pe).stem}.lock"):
         history: list[list[float]] = []
@@ -101,7 +102,7 @@ def measure(
             "created": created,
             "finished": provenance.now(),
             "command": provenance.command() or command(experiment, pe, run.study),
-            "code": provenance.code(),
+            "code": code,
             "versions": provenance.versions(),
             "hardware": provenance.hardware(),
             "task": experiment.task,
