@@ -30,7 +30,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 
 def compile_one(recipe: Recipe) -> None:
-    """Two steps in a process of its own."""
+    """Two steps in a separate process."""
     options = {k: v for k, v in recipe.pe_options.items() if v != SEARCHED}
     short = dataclasses.replace(
         recipe, pe_options=options, corpus="stdlib", steps=2, warmup_steps=0, decay_steps=0,

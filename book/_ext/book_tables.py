@@ -74,7 +74,11 @@ def titles(study: str) -> dict[str, str]:
     """By name, the title of each planned row of a study; none for a study without a plan."""
     plan = load_plan(study) if rows.planned(study) else []
     recipes = {p.label: p.recipe.to_dict() for p in plan if not p.zero_shot}
-    return dict(zip(recipes, rows.titled(list(recipes.values())), strict=True)) if plan else {}
+    titled = rows.titled(list(recipes.values())) if plan else []
+    return {
+        name: rows.short(recipe["pe"], title, name)
+        for (name, recipe), title in zip(recipes.items(), titled, strict=True)
+    }
 
 
 def study_table(

@@ -254,7 +254,8 @@ def lookup(name: str) -> Part:
         try:
             part = getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError) as error:
-            raise ValueError(f"encoding {name!r} cannot be imported: {error}") from error
+            hint = f"; write '{module[:-3]}:{attribute}'" if module.endswith(".py") else ""
+            raise ValueError(f"encoding {name!r} cannot be imported: {error}{hint}") from error
         if not (isinstance(part, type) and issubclass(part, (Encoding, FrequencyTransform))):
             raise ValueError(f"{name!r} is no subclass of pe.encodings.Encoding")
         return part
@@ -595,6 +596,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return bool in kinds
     if isinstance(value, int) and float in kinds:
         return True
+    if isinstance(value, tuple):
+        value = list(value)  # as a built model's configuration has it
     return isinstance(value, tuple(typing.get_origin(k) or k for k in kinds if k is not None))
 
 
