@@ -93,4 +93,7 @@ def test_a_declared_multiple_becomes_a_number_in_new_recipes_and_old_ones_keep_t
     with pytest.raises(ValueError, match=r"the parts of 'cope\+t5' declare cope 1, t5 10"):
         named_recipe("tiny", pe="cope+t5", encoding_rate="declared")
     for planned in load_plan("every"):
-        assert planned.recipe.encoding_rate == declared_rate(planned.recipe.pe), planned.label
+        if (
+            rate := declared_rate(planned.recipe.pe)
+        ) != 1:  # what declares none may be tried at any
+            assert planned.recipe.encoding_rate == rate, planned.label
