@@ -37,7 +37,7 @@ SIZES: dict[str, Any] = {"head_dim": 16, "num_heads": 2, "original_length": 64}
 
 
 class Slope(Encoding):
-    """A toy distance bias with a learned strength, and a scale of its own."""
+    """A toy distance bias with a learned strength, which also scales the logits."""
 
     def __init__(self, num_heads: int, strength: float = 0.5) -> None:
         super().__init__()
