@@ -164,7 +164,8 @@ class Recipe:
     min_learning_rate: NonNegative
     encoding_rate: Positive = 1.0
     """The encoding's own parameters learn at this multiple of the learning rate. Adam moves a
-    number by about the rate per step, so a table of biases may need more to get anywhere."""
+    number by about the rate per step, so a table of biases may need more to get anywhere.
+    Encodings declare what suits them: ``"declared"`` where a recipe is made by name."""
     warmup_steps: Natural
     schedule: Literal["cosine", "wsd"] = "cosine"
     decay_steps: Natural = 0
