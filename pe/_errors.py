@@ -65,7 +65,11 @@ def explain(error: ValidationError, kind: str = "field", names: Iterable[str] = 
 
 
 def _line(one: Mapping[str, Any], kind: str, names: list[str]) -> str:
-    place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in one["loc"]).lstrip(".")
+    first, *rest = one["loc"] or ("",)
+    if isinstance(first, int) and first < len(names):  # an argument that was given by position
+        first = names[first]
+    places = (first, *rest)
+    place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in places).lstrip(".")
     value, context, at = one["input"], one.get("ctx", {}), f"{place}: " if place else ""
     if one["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         *inside, name = one["loc"]

@@ -74,5 +74,7 @@ def test_what_is_no_run_is_refused_with_the_way_to_one(act: Any, given: Any) -> 
 def test_wrong_words_end_train_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "ropee"]) == 2
     assert capsys.readouterr().err.startswith("pe train: unknown encoding 'ropee' (did you mean")
+    assert cli.main(["train", "rope", "--steps", "-5"]) == 2
+    assert capsys.readouterr().err == "pe train: steps: expected 0 or more, got -5\n"
     assert cli.main(["train", "rope", "--set", "stepz=3"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

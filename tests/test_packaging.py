@@ -132,6 +132,7 @@ CARRIED = {
     "pyarrow": "datasets",
     "IPython": "ipykernel",
     "jupyter_client": "nbclient",
+    "nbconvert": "jupyterlab",
     "jupyter_core": "nbclient",
     "traitlets": "nbclient",
     "packaging": "pytest",

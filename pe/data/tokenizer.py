@@ -1,7 +1,7 @@
 """The tokenizer: byte-level BPE trained on the training split, or one that exists already.
 
 The trained one works on bytes, so every text can be written and read back; every digit is a
-token of its own, so that numbers look the same at any length; ``<|endoftext|>`` closes a
+separate token, so that numbers look the same at any length; ``<|endoftext|>`` closes a
 document and ``<|pad|>`` fills a batch. Training is deterministic.
 """
 

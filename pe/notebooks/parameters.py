@@ -396,7 +396,7 @@ def configure_tasks(
     task: str = "k_back",
     pe: str = "nope,rope,alibi",
     size: str = "auto",
-    study: str = "tasks",
+    study: str = "local",
     steps: Whole | None = None,
     width: Count | None = None,
     layers: Count | None = None,
@@ -518,7 +518,7 @@ def _others(overrides: Mapping[str, Any] | None, kind: str) -> dict[str, Any]:
     """Fields of the recipe that have no parameter."""
     for name in overrides or {}:
         if name in parameters(kind):
-            raise ValueError(f"overrides: {name} has a parameter of its own; give it there")
+            raise ValueError(f"overrides: {name} is a parameter of this notebook; give it there")
     return dict(overrides or {})
 
 

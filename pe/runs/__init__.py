@@ -411,7 +411,7 @@ def find(
     """
     base = Path(path) if path is not None else root()
     if not base.is_dir():
-        raise RunError(f"{base}: there is no such folder of runs")
+        raise RunError(f"{base}: there is no such folder of runs; pe train makes the first one")
     if study is not None and not any(folder.is_dir() for folder in base.glob(study)):
         known = sorted(p.name for p in base.iterdir() if p.is_dir() and not p.name.startswith("."))
         raise RunError(f"{unknown('study', study, known)} (in {base})")
@@ -462,7 +462,9 @@ def load(
 def _row(run: Run) -> dict[str, Any]:
     record, evaluation = run.record, run.evaluation() or {}
     # Nobody has tidied up yet after a run that was killed, so its last line may be torn.
-    run.metric_lines(drop_torn_end=record.status == "running")
+    lines = run.metric_lines(drop_torn_end=record.status == "running")
+    if record.status == "complete" and record.training and record.training.steps and not lines:
+        raise RunError(f"{run.directory / 'metrics.jsonl'}: there is no such record; {RESTORE}")
     length, parent = record.recipe["context_length"], record.parent
     row: dict[str, Any] = {
         "study": record.study,

@@ -134,7 +134,7 @@ class StudyFile(YamlPart):
     mini: MiniEntry | None = None
 
     def miniature(self) -> StudyFile:
-        """The miniature as a study of its own."""
+        """The miniature, as a separate study."""
         if self.mini is None:
             raise ValueError("mini: missing; the file describes no miniature")
         values, small = (
@@ -196,7 +196,7 @@ class Planned:
 class StudyFolder(Folder):
     """A study as the notebook command sees it: a folder to hold, and to put the page into.
 
-    It has no record of its own; what came of the study is in the records of its runs.
+    It has no record: what came of the study is in the records of its runs.
     """
 
     depth = 1

@@ -178,6 +178,7 @@ class Trainer:
             dataloader_config=DataLoaderConfiguration(),
         )
         self.device, self.main = self.accelerator.device, self.accelerator.is_main_process
+        devices.keep_memory(self.device)
         processes = self.accelerator.num_processes
         if self.recipe.batch_size % processes:
             raise ValueError(
