@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -54,6 +54,24 @@ def colour(pe: str) -> str:
 def marker(pe: str) -> str:
     """The encoding's marker, so that no figure depends on colour alone."""
     return _MARKERS[_hash(pe)[1] % len(_MARKERS)]
+
+
+def distinct(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Colour and marker of each encoding of one figure, no two of them alike.
+
+    The first with a colour keeps it; others take the next colour and marker that are free, as long
+    as there are some.
+    """
+    looks: dict[str, tuple[str, str]] = {}
+    for name in names:
+        own = (colour(name), marker(name))
+        for place, palette in enumerate((_COLOURS, _MARKERS)):
+            used = {look[place] for look in looks.values()}
+            free = [value for value in palette if value not in used]
+            if own[place] in used and free:
+                own = (free[0], own[1]) if place == 0 else (own[0], free[0])
+        looks[name] = own
+    return looks
 
 
 def _hash(pe: str) -> bytes:

@@ -2,9 +2,9 @@
 
 The first code cell of ``notebooks/train.ipynb`` calls `configure`, that of ``convert.ipynb`` calls
 `configure_conversion`, that of ``study.ipynb`` `configure_study`, that of ``speed.ipynb``
-`configure_speed`, that of ``pretrained.ipynb`` `configure_pretrained`, and so does the papermill
-engine before any kernel starts, so that both mean the same folder and a mistake stops the command
-early.
+`configure_speed`, that of ``pretrained.ipynb`` `configure_pretrained`, that of ``tasks.ipynb``
+`configure_tasks`, and so does the papermill engine before any kernel starts, so that both mean the
+same folder and a mistake stops the command early.
 The notebook's ``parameters`` cell has the names, types and defaults of the function, which a test
 compares, and says what each means. None is the default that it names, so that 0 can be asked for.
 Imports torch only where the recipe ``auto`` or an encoding needs it.
@@ -22,11 +22,14 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, validate_call
 
-from pe._errors import explain
+from pe._errors import explain, unknown
+from pe.notebooks.failures import in_one_line
 from pe.pretrained.record import PretrainedRun
 from pe.runs import Folder, Run, root
 from pe.speed.record import SpeedRun
 from pe.study.plan import StudyFolder, check_run, load_plan
+from pe.tasks.measure.record import DEVICE_SIZES, SIZES, Experiment, TaskRun, task_run
+from pe.tasks.measure.settings import Settings
 
 # papermill adds these names itself when it is asked to (--inject-paths).
 INJECTED_BY_PAPERMILL = ("PAPERMILL_INPUT_PATH", "PAPERMILL_OUTPUT_PATH")
@@ -56,7 +59,7 @@ def _mapping(value: Any) -> Any:
         return value
 
 
-Words = Annotated[str, BeforeValidator(lambda v: str(v) if type(v) is int else v)]
+Words = Annotated[str, BeforeValidator(lambda v: str(v) if type(v) in (int, float) else v)]
 Whole = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
 Count = Annotated[int, BeforeValidator(_whole), Field(gt=0)]
 Number = Annotated[float, BeforeValidator(_number), Field(ge=0)]
@@ -69,12 +72,16 @@ F = TypeVar("F", bound=Folder)
 
 
 def _launcher(function: Callable[P, F]) -> Callable[P, F]:
-    """Check the arguments against the annotations, and the folder against what was planned."""
+    """Check the arguments against the annotations, and the folder against what was planned.
+
+    In a kernel, failures are shown in one line from there on (`pe.notebooks.failures`).
+    """
     names = list(inspect.signature(function).parameters)
     checked = validate_call(config=ConfigDict(strict=True, allow_inf_nan=False))(function)
 
     @functools.wraps(function)
     def launch(*arguments: P.args, **values: P.kwargs) -> F:
+        in_one_line()
         try:
             folder = checked(*arguments, **values)
         except ValidationError as error:
@@ -206,6 +213,7 @@ def configure_conversion(
         "start_from": start,
         "start_step": last,
         "start_state": "weights",
+        "tune": "all",
         "steps": more,
         "learning_rate": peak,
         "min_learning_rate": float(f"{peak / 10:.6g}"),
@@ -383,6 +391,114 @@ def _lengths(trained: int, factor: float | None, target_tokens: int) -> list[int
     return lengths
 
 
+@_launcher
+def configure_tasks(
+    task: str = "k_back",
+    pe: str = "nope,rope,alibi",
+    size: str = "auto",
+    study: str = "tasks",
+    steps: Whole | None = None,
+    width: Count | None = None,
+    layers: Count | None = None,
+    heads: Count | None = None,
+    batch_size: Count | None = None,
+    seeds: Words | None = None,
+    learning_rates: Words | None = None,
+    task_options: Options | None = None,
+    overrides: Options | None = None,
+) -> TaskRun:
+    """Return the folder of the experiment that these parameters describe. Writes nothing.
+
+    Args:
+        pe: encodings, with commas or, where a schedule of layers has commas, with semicolons.
+        size: a name of `pe.tasks.measure.record.SIZES`; auto: as the machine allows.
+        seeds: whole numbers with commas. learning_rates: numbers with commas.
+        overrides: other settings (`pe.tasks.measure.settings.Settings`) or sizes of the scoring.
+
+    Raises:
+        ValueError: an unknown task, encoding, size or option (the nearest is named), or sizes that
+            do not fit each other.
+    """
+    _refuse_strange_study(study)
+    if size == "auto":
+        from pe import devices
+
+        size = DEVICE_SIZES["cpu" if devices.choose().type == "cpu" else "cuda"]
+    if size not in SIZES:
+        raise unknown("size", size, ["auto", *SIZES])
+    values = {"task": task, "task_options": task_options or {}} | SIZES[size]
+    if seeds is not None:
+        values["seeds"] = [_as(int, word, "seeds") for word in _words(seeds)]
+    if learning_rates is not None:
+        values["learning_rates"] = [
+            _as(float, word, "learning_rates") for word in _words(learning_rates)
+        ]
+    values |= task_settings(
+        values.pop("settings", Settings()),
+        _given(steps=steps, width=width, layers=layers, heads=heads, batch_size=batch_size),
+        overrides or {},
+    )
+    experiment = Experiment(**values)
+    experiment.make_task()
+    names = [name.strip() for name in pe.split(";" if ";" in pe else ",") if name.strip()]
+    if not names:
+        raise ValueError("pe: which encodings? -p pe rope,alibi")
+    if len(set(names)) < len(names):
+        raise ValueError(f"pe: each encoding once, got {pe}")
+    check_encodings(experiment, names)
+    return task_run(experiment, names, study)
+
+
+def task_settings(
+    base: Settings, changes: dict[str, Any], overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Settings and sizes of the scoring: ``base``, then changes, then ``overrides`` by name.
+
+    Without a feedforward width of their own, models have 11/4 of their width, as the defaults do.
+
+    Raises:
+        ValueError: a name that is neither.
+    """
+    scoring = {"examples", "validation", "each_length"}
+    others = dict(overrides)
+    known = [*Settings.model_fields, *sorted(scoring)]
+    for name in others:
+        if name not in known:
+            raise unknown("override", name, known)
+    changed = changes | {k: v for k, v in others.items() if k not in scoring}
+    if "width" in changed:
+        changed = {"feedforward": round(changed["width"] * 11 / 4)} | changed
+    settings = Settings(**(base.model_dump() | changed))
+    return {"settings": settings} | {k: v for k, v in others.items() if k in scoring}
+
+
+def check_encodings(experiment: Experiment, names: Iterable[str]) -> None:
+    """Raise ValueError for an encoding that models of these sizes cannot have."""
+    from pe.model import PEConfig
+
+    made, sizes = experiment.make_task(), experiment.settings
+    for name in names:
+        PEConfig(
+            vocab_size=made.vocab_size,
+            hidden_size=sizes.width,
+            intermediate_size=sizes.feedforward,
+            num_hidden_layers=sizes.layers,
+            num_attention_heads=sizes.heads,
+            max_position_embeddings=made.longest("train"),
+            pe=name,
+        )
+
+
+def _as(kind: type[Any], word: str, parameter: str) -> Any:
+    try:
+        return kind(word)
+    except ValueError:
+        what = "whole numbers" if kind is int else "numbers"
+        raise ValueError(
+            f"{parameter}: expected {what} with commas between, got {word!r}"
+        ) from None
+
+
 def _words(text: str | None) -> list[str]:
     return [word.strip() for word in (text or "").split(",") if word.strip()]
 
@@ -402,14 +518,14 @@ def _others(overrides: Mapping[str, Any] | None, kind: str) -> dict[str, Any]:
     """Fields of the recipe that have no parameter."""
     for name in overrides or {}:
         if name in parameters(kind):
-            raise ValueError(f"overrides: {name} has a parameter of its own; give it there")
+            raise ValueError(f"overrides: {name} is a parameter of this notebook; give it there")
     return dict(overrides or {})
 
 
 # What a notebook says it is (its metadata: {"pe": {"run": "train"}}) and who names its run.
 LAUNCHERS: dict[str, Callable[..., Folder]] = {
     "train": configure, "convert": configure_conversion, "study": configure_study,
-    "speed": configure_speed, "pretrained": configure_pretrained,
+    "speed": configure_speed, "pretrained": configure_pretrained, "tasks": configure_tasks,
 }  # fmt: skip
 
 

@@ -108,7 +108,7 @@ def main_layer(source: Source, layers: Sequence[Layer]) -> Layer:
 
 
 def main_layer_type(source: Source, main: Layer) -> str | None:
-    """The key of the main layers' block where layer types have blocks of their own."""
+    """The key of the main layers' block where each layer type has its block."""
     keys = nested_keys(source.config)
     if not keys or main.rope is None:
         return None

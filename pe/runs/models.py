@@ -214,6 +214,9 @@ class Training(Part):
     """Mean training loss of the last tenth of the steps, nats per token; null without steps."""
     validation_loss: float | None
     """Loss on the validation split after the last step, nats per token."""
+    unseen_loss: float | None = None
+    """Loss on the next windows of the training text, which were not trained on and lie in documents
+    that were; only where the text was not gone through."""
     resumes: int
     """How often the run was continued from a checkpoint."""
     best: Best | None = None
@@ -248,7 +251,7 @@ class Parent(Part):
     step: int
     """Its optimizer steps before those weights."""
     tokens: int
-    """Tokens that those weights were trained on, those of its own parent included."""
+    """Tokens that those weights were trained on, those of its parent included."""
     stream_step: int
     """First step of the data stream that this run takes."""
     retrained: Retrained | None = None
@@ -489,10 +492,14 @@ class ExtensionCell(Computed):
     pe: str
     """Encoding the model was converted to."""
     options: dict[str, Any]
-    """Its options."""
+    """Its options; empty where ``by_length`` has them."""
+    by_length: dict[Tokens, dict[str, Any]] | None = None
+    """Options at each length beyond the training length, where the factor equals the length."""
     retrained: Retrained | None = None
     """Only where the run's weights were lost and this is measured on those of a second training."""
     perplexity: Perplexity
+    needles: Needles | None = None
+    """Where the recipe names retrieval tasks; not in older records."""
 
 
 class Extension(Scored, Record):
@@ -502,7 +509,7 @@ class Extension(Scored, Record):
     """
 
     cells: dict[str, ExtensionCell]
-    """By method and factor, such as yarn@4."""
+    """By method and factor, such as yarn@4 and yarn@length."""
 
 
 # ---------------------------------------------------------------- longrope-<factor>x.json
@@ -742,9 +749,97 @@ class PretrainedRecord(Process, Record):
     """Peak device memory (CUDA) or resident memory (CPU) in GiB."""
 
 
+# ---------------------------------------------------------------- task-ENCODING.json
+
+
+class TaskAnswers(Part):
+    """How many answers of one model were right."""
+
+    tokens_right: int
+    """Right tokens among those that were asked for."""
+    tokens: int
+    """Tokens that were asked for."""
+    examples_right: int
+    """Examples of which every token is right."""
+    examples: int
+    """Examples that were asked."""
+    loss: float | None
+    """Mean cross-entropy among the task's answers, in nats per token; null where it is no number,
+    as after a training that diverged."""
+
+
+class TaskModel(Part):
+    """One of the models: a seed at a learning rate."""
+
+    seed: int
+    """Draws the initial weights and the examples of training."""
+    learning_rate: float
+    """Constant after the warmup."""
+    losses: list[float | None]
+    """Loss of the batch at each step of `steps`; null where it is no number."""
+    validation: TaskAnswers
+    """On examples of their own, of the lengths of training; chooses the rate."""
+    splits: dict[str, TaskAnswers | None]
+    """By split, the answers on its examples; null where the encoding has no such positions."""
+
+
+class TaskPlaces(Part):
+    """Accuracy by position, of the models at the best rate."""
+
+    starts: list[int]
+    """First position of each group of positions, counted from 0."""
+    shares: list[list[float | None]]
+    """For each seed and group the share of right tokens; null where nothing is asked."""
+
+
+class TaskRecord(Process, Record):
+    """One encoding on one synthetic task: several seeds, each at several learning rates."""
+
+    study: str
+    """Folder that the experiment belongs to."""
+    run: str
+    """Folder of the experiment: the task and a hash of all settings but the encoding."""
+    status: Literal["complete", "stopped"]
+    """Stopped: somebody ended the training before its last step; scores are those of then."""
+    task: str
+    """Name of the task."""
+    task_options: dict[str, Any]
+    """All options of the task."""
+    pe: str
+    """The encoding."""
+    sources: dict[str, str]
+    """By module, SHA-256 (16 digits) of all in it that decides the encoding's result."""
+    settings: dict[str, Any]
+    """Sizes of the models and how they were trained (`pe.tasks.measure.settings.Settings`)."""
+    seeds: list[int]
+    """Seeds, each of which was trained at every rate."""
+    learning_rates: list[float]
+    """Learning rates, in order."""
+    best_rate: float
+    """The rate with the least loss in validation, in the mean over seeds."""
+    parameters: int
+    """Parameters of one model."""
+    encoding_parameters: int
+    """Those of its encoding."""
+    chance: float
+    """Token accuracy of uniform guesses among the answers."""
+    baselines: dict[str, dict[str, float]]
+    """Token accuracy of the task's trivial strategies, by name and split."""
+    steps: list[int]
+    """Steps, counted from 1, whose losses are recorded."""
+    models: list[TaskModel]
+    """All rates of the first seed, then of the second."""
+    lengths: dict[Tokens, list[TaskAnswers] | None]
+    """By length as the task counts it, the answers of the models at the best rate, a seed after the
+    other; null where the encoding has no such positions."""
+    positions: dict[str, TaskPlaces | None]
+    """By split, accuracy by position."""
+    seconds: Seconds
+
+
 MODELS: dict[str, type[Record]] = {
     "run": RunRecord, "evaluation": Evaluation, "extension": Extension, "longrope": Search,
-    "speed": SpeedRecord, "pretrained": PretrainedRecord,
+    "speed": SpeedRecord, "pretrained": PretrainedRecord, "task": TaskRecord,
 }  # fmt: skip
 
 

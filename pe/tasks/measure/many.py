@@ -23,12 +23,12 @@ M models, B examples, T tokens, A answers.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.functional import cross_entropy
@@ -39,31 +39,14 @@ from pe.model import PEConfig, PEForCausalLM
 from pe.model.initialize import draw_weights
 from pe.model.rng import seed_step
 from pe.tasks.core.base import Batch, Task
-from pe.tasks.core.options import Options
+from pe.tasks.core.draws import Int
 from pe.tasks.core.scoring import IGNORE, Score, score
+from pe.tasks.measure.settings import Settings
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
-
-
-class Settings(Options):
-    """Sizes of the models and how they are trained; defaults are those of the comparison app.
-
-    Its model has a feed-forward block of two matrices of width 512, here it is SwiGLU's three of
-    352, which is as many numbers; and it has dropout 0.1, here there is none.
-    """
-
-    layers: Annotated[int, Field(ge=1)] = 2
-    width: Annotated[int, Field(ge=1)] = 128
-    heads: Annotated[int, Field(ge=1)] = 4
-    feedforward: Annotated[int, Field(ge=1)] = 352
-    steps: Annotated[int, Field(ge=0)] = 300
-    batch_size: Annotated[int, Field(ge=1)] = 64
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    clip: Annotated[float, Field(gt=0)] = 1.0
-    """Largest norm of a model's gradient."""
-    precision: Literal["float32", "bfloat16", "auto"] = "float32"
-    """As in a recipe: ``auto`` is bfloat16 on CUDA."""
+ALL = slice(None)
+ATTENTION = 2**31
+"""Most attention weights of a layer at a time; more are computed in groups of models."""
 
 
 class Member(NamedTuple):
@@ -83,6 +66,18 @@ class Result(NamedTuple):
     """By split; None where the encoding has no such positions."""
 
 
+class Answers(NamedTuple):
+    """What one model answered."""
+
+    score: Score
+    loss: float
+    """Mean cross-entropy over the positions that are asked about, in nats."""
+    right: Int
+    """(T,) right answers at each position."""
+    asked: Int
+    """(T,) questions at each position."""
+
+
 class Many:
     """Models that are trained together.
 
@@ -90,6 +85,7 @@ class Many:
         task: what they learn. pe, pe_options: the encoding, as `pe.encoding` spells it.
         members: seed and rate of each.
         settings: None: `Settings()`.
+        make_batch: where examples of training come from, by (seed, first, count); None: the task.
 
     Raises:
         ValueError: no members, or what `PEConfig` refuses.
@@ -102,11 +98,14 @@ class Many:
         members: Sequence[Member],
         settings: Settings | None = None,
         pe_options: dict[str, Any] | None = None,
+        make_batch: Callable[[int, int, int], Batch] | None = None,
     ) -> None:
         if not members:
             raise ValueError("members: expected at least one seed and rate")
         self.task, self.members, self.settings = task, list(members), settings or Settings()
         self.device = devices.choose()
+        devices.keep_memory(self.device)
+        self._make_batch = make_batch or task.batch
         self.step_number = 0
         self.config = PEConfig(
             vocab_size=task.vocab_size,
@@ -138,11 +137,16 @@ class Many:
         self._answers = torch.tensor(task.answers, device=self.device)
 
     def logits(
-        self, tokens: Tensor, mask: Tensor | None = None, draw: tuple[int, int] = (1, 0)
+        self,
+        tokens: Tensor,
+        mask: Tensor | None = None,
+        draw: tuple[int, int] = (1, 0),
+        rows: slice = ALL,
     ) -> Tensor:
         """(M, B, T) token ids, of each model its own -> (M, B, T, A) logits of the answers.
 
         Args:
+            rows: which of the models; tokens, mask and logits are then of these alone.
             mask: (M, B, T), 0 at padding. Needed where there is padding and the encoding looks at
                 the length, or draws as many positions; others see nothing of what follows a token.
                 Models are then computed one after the other: positions that differ from row to row
@@ -160,14 +164,20 @@ class Many:
         seed_step(*draw, 0)
         if mask is None:
             every = vmap(lambda p, t: one(p, t, None), randomness="same")
-            together: Tensor = every(self.parameters, tokens)
+            together: Tensor = every({n: p[rows] for n, p in self.parameters.items()}, tokens)
             return together
-        found = []
-        for index in range(len(self.members)):
+        outputs = []
+        for place, index in enumerate(range(len(self.members))[rows]):
             seed_step(*draw, 0)
             of_one = {name: value[index] for name, value in self.parameters.items()}
-            found.append(one(of_one, tokens[index], mask[index]))
-        return torch.stack(found)
+            outputs.append(one(of_one, tokens[place], mask[place]))
+        return torch.stack(outputs)
+
+    def groups(self, examples: int, length: int) -> list[slice]:
+        """Models that are computed together, so that their attention fits `ATTENTION` numbers."""
+        each = examples * self.settings.heads * length**2
+        size = max(1, ATTENTION // each)
+        return [slice(first, first + size) for first in range(0, len(self.members), size)]
 
     def _on_device(self, batches: Sequence[Batch]) -> tuple[Tensor, Tensor | None]:
         """Tokens (M, B, T) of batches of several widths, and a mask if one is needed."""
@@ -180,37 +190,44 @@ class Many:
             mask = torch.from_numpy(np.arange(width) < sizes[..., None]).long().to(self.device)
         return torch.from_numpy(tokens).to(self.device), mask
 
-    def losses(self, batches: Sequence[Batch]) -> Tensor:
-        """(M,) loss of each model on its batch; differentiable by `parameters`."""
+    def losses(self, batches: Sequence[Batch], rows: slice = ALL) -> Tensor:
+        """(M,) loss of each model on its batch; differentiable by `parameters`.
+
+        Args:
+            rows: which of the models; batches and losses are then of these alone.
+        """
         tokens, mask = self._on_device(batches)
-        targets = np.stack([_padded(batch.targets, tokens.shape[-1], IGNORE) for batch in batches])
+        wanted = self._classes(batches, tokens.shape[-1])
+        each = _cross_entropy(self.logits(tokens, mask, (0, self.step_number), rows), wanted)
+        return each.sum(dim=1) / (wanted != IGNORE).flatten(1).sum(dim=1)
+
+    def _classes(self, batches: Sequence[Batch], width: int) -> Tensor:
+        """(M, B, width) places of the targets among the answers, `IGNORE` where none is."""
+        targets = np.stack([_padded(batch.targets, width, IGNORE) for batch in batches])
         place = np.full(self.task.vocab_size, IGNORE)
         place[list(self.task.answers)] = np.arange(len(self.task.answers))
         classes = np.where(targets == IGNORE, IGNORE, place[np.maximum(targets, 0)])
-        wanted = torch.from_numpy(classes).to(self.device)
-        logits = self.logits(tokens, mask, draw=(0, self.step_number))
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        each = cross_entropy(
-            logits.flatten(0, -2), wanted.flatten(), ignore_index=IGNORE, reduction="none"
-        ).view(len(self.members), -1)
-        return each.sum(dim=1) / (wanted != IGNORE).flatten(1).sum(dim=1)
+        return torch.from_numpy(classes).to(self.device)
 
     def batches(self, step: int) -> list[Batch]:
-        """What each model sees at a step: the next examples of its own seed."""
+        """What each model sees at a step: the next examples of its seed."""
         size = self.settings.batch_size
         made = {
-            seed: self.task.batch(seed, step * size, size)
+            seed: self._make_batch(seed, step * size, size)
             for seed in {member.seed for member in self.members}
         }
         return [made[member.seed] for member in self.members]
 
     def step(self) -> Tensor:
         """Train one step; (M,) losses before it."""
-        losses = self.losses(self.batches(self.step_number))
-        losses.sum().backward()  # no parameter is shared, so each gradient is that of its model
+        batches, losses = self.batches(self.step_number), []
+        longest = max(batch.tokens.shape[1] for batch in batches)
+        for rows in self.groups(self.settings.batch_size, longest):
+            losses.append(self.losses(batches[rows], rows))
+            losses[-1].sum().backward()  # no parameter is shared: each gradient is of its model
         self._update()
         self.step_number += 1
-        return losses.detach()
+        return torch.cat(losses).detach()
 
     @torch.no_grad()
     def _update(self) -> None:
@@ -234,11 +251,17 @@ class Many:
             parameter -= rate / (1 - BETAS[0] ** number) * first / size
             self.parameters[name].grad = None
 
-    @torch.no_grad()
     def score(
         self, split: str, examples: int = 640, seed: int = 0, length: int | None = None
     ) -> list[Score]:
-        """Scores of all models on the same examples of a split.
+        """Scores of all models on the same examples of a split; arguments as `answers`."""
+        return [one.score for one in self.answers(split, examples, seed, length)]
+
+    @torch.no_grad()
+    def answers(
+        self, split: str, examples: int = 640, seed: int = 0, length: int | None = None
+    ) -> list[Answers]:
+        """What all models answer to the same examples of a split.
 
         Args:
             length: None: the lengths of the split. seed: of the examples.
@@ -246,16 +269,39 @@ class Many:
         Raises:
             PositionError: the encoding has no such positions.
         """
-        size = self.settings.batch_size
-        parts: list[list[Score]] = []
+        size, members = self.settings.batch_size, len(self.members)
+        scores: list[list[Score]] = []
+        nll = np.zeros(members)
+        width = self.task.longest(split) if length is None else self.task.max_tokens(length)
+        right, asked = np.zeros((members, width), dtype=int), np.zeros(width, dtype=int)
         for first in range(0, examples, size):
             count = min(size, examples - first)
             batch = self.task.batch(seed, first, count, split, length)
-            tokens, mask = self._on_device([batch] * len(self.members))
-            logits = self.logits(tokens, mask, draw=(1, first))
-            best = self._answers[logits.argmax(dim=-1)].cpu().numpy()
-            parts.append([score(predicted, batch.targets) for predicted in best])
-        return [Score(*map(sum, zip(*of_one, strict=True))) for of_one in zip(*parts, strict=True)]
+            there = batch.targets != IGNORE
+            here = there.shape[1]
+            asked[:here] += there.sum(axis=0)
+            scores.append([])
+            for rows in self.groups(count, here):
+                copies = [batch] * len(self.members[rows])
+                tokens, mask = self._on_device(copies)
+                logits = self.logits(tokens, mask, (1, first), rows)
+                wanted = self._classes(copies, here)
+                nll[rows] += _cross_entropy(logits, wanted).double().sum(dim=1).cpu().numpy()
+                best = self._answers[logits.argmax(dim=-1)].cpu().numpy()
+                scores[-1] += [score(predicted, batch.targets) for predicted in best]
+                right[rows, :here] += ((best == batch.targets) & there).sum(axis=1)
+        totals = [Score(*map(sum, zip(*own, strict=True))) for own in zip(*scores, strict=True)]
+        return [
+            Answers(totals[m], float(nll[m] / totals[m].tokens), right[m], asked)
+            for m in range(members)
+        ]
+
+    def only(self, indices: Sequence[int]) -> Many:
+        """Some of the models, to be scored; they share their numbers with these."""
+        few = copy.copy(self)
+        few.members = [self.members[index] for index in indices]
+        few.parameters = {name: p.detach()[list(indices)] for name, p in self.parameters.items()}
+        return few
 
     def model(self, index: int) -> PEForCausalLM:
         """One of the models, by itself."""
@@ -264,6 +310,15 @@ class Many:
         alone.load_state_dict(state, strict=False)  # the head is the embedding
         alone.to(self.device).eval()
         return alone
+
+
+def _cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:
+    """(M, B, T, A) and (M, B, T) -> (M, B * T), 0 where nothing is asked."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    each = cross_entropy(
+        logits.flatten(0, -2), wanted.flatten(), ignore_index=IGNORE, reduction="none"
+    )
+    return each.view(len(wanted), -1)
 
 
 def _padded(rows: Any, width: int, value: int) -> Any:

@@ -1,0 +1,75 @@
+"""Attention maps: which keys each query looks at, with the model's own inputs as labels.
+
+The colour goes with the square root of the probability, so that weak attention is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+
+from pe.figures.style import FAINT, SEQUENTIAL, style
+
+MOST_LABELS = 48
+"""With more tokens, only every so many of them are written."""
+
+
+@style()
+def maps(weights: Any, labels: Sequence[str], title: str = "") -> Figure:
+    """A panel per layer (rows) and head (columns).
+
+    Args:
+        weights: (layers, heads, T, T) probabilities, rows are queries. labels: the T inputs.
+    """
+    layers, heads = len(weights), len(weights[0])
+    figure = Figure(figsize=(1.9 * heads + 0.4, 1.9 * layers + 0.5), layout="constrained")
+    panels = figure.subplots(layers, heads, squeeze=False)
+    for layer in range(layers):
+        for head in range(heads):
+            axes = panels[layer][head]
+            _map(axes, weights[layer][head])
+            axes.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=9)
+            axes.set_xticks([])
+            axes.set_yticks([])
+    figure.supxlabel(f"key, 1 to {len(labels)}", fontsize=9)
+    figure.supylabel("query", fontsize=9)
+    if title:
+        figure.suptitle(title, fontsize=10.5)
+    return figure
+
+
+@style()
+def one_map(weights: Any, labels: Sequence[str], title: str = "") -> Figure:
+    """One head, its inputs written along both axes.
+
+    Args:
+        weights: (T, T) probabilities, rows are queries. labels: the T inputs.
+    """
+    count = len(labels)
+    every = -(-count // MOST_LABELS)
+    side = 1.6 + min(6.0, 0.16 * count + 1.0)
+    figure = Figure(figsize=(side, side), layout="constrained")
+    axes = figure.add_subplot()
+    _map(axes, weights)
+    places = range(0, count, every)
+    written = [labels[place] for place in places]
+    axes.set_xticks(list(places), written, fontsize=7.5, rotation=90)
+    axes.set_yticks(list(places), written, fontsize=7.5)
+    axes.set_xlabel("key")
+    axes.set_ylabel("query")
+    axes.set_title(title, fontsize=10.5)
+    return figure
+
+
+def _map(axes: Axes, weights: Any) -> None:
+    axes.imshow(
+        weights, cmap=SEQUENTIAL, norm=PowerNorm(0.5, vmin=0, vmax=1), interpolation="nearest"
+    )
+    axes.grid(visible=False)
+    for spine in axes.spines.values():
+        spine.set_visible(True)
+        spine.set_color(FAINT)

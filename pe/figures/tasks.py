@@ -1,0 +1,128 @@
+"""Figures of the records of a task: learning curves, accuracy by length and by position.
+
+Lines are means over seeds at each encoding's best rate, bands are Student's 95% intervals, cut to
+what is possible. Imports no torch before a figure is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from pe.figures.axes import GUESS, WHOLE, legend, mark, numbers
+from pe.figures.style import FAINT, distinct, style
+from pe.results.quantities import label
+from pe.runs.models import TaskRecord
+from pe.tasks.core.registry import task
+from pe.tasks.measure import summary
+
+PERCENT = FuncFormatter(lambda value, _: f"{100 * value:g}%")
+NOTHING = "nothing is on record yet"
+
+
+def _empty() -> Figure:
+    figure = Figure(figsize=(6.4, 1.2), layout="constrained")
+    figure.text(0.5, 0.5, NOTHING, ha="center", va="center", color=FAINT)
+    return figure
+
+
+def _band(
+    axes: Axes,
+    x: Sequence[float],
+    values: Sequence[summary.Value | None],
+    pe: str,
+    look: tuple[str, str],
+    dots: bool,
+) -> None:
+    ink, dot = look
+    means = numbers([value and value.mean for value in values])
+    axes.plot(x, means, color=ink, label=label(pe), marker=dot if dots else None)
+    low = numbers([value and value.low for value in values])
+    high = numbers([value and value.high for value in values])
+    axes.fill_between(x, low, high, color=ink, alpha=0.16, linewidth=0)
+
+
+@style()
+def learning_curves(records: Sequence[TaskRecord]) -> Figure:
+    """Loss of the training batches by step; a line at the loss of uniform guessing."""
+    if not any(record.steps for record in records):
+        return _empty()
+    looks = distinct(record.pe for record in records)
+    figure = Figure(figsize=(6.4, 3.9), layout="constrained")
+    axes = figure.add_subplot()
+    for record in records:
+        losses = [model.losses for model in summary.at_rate(record)]
+        values = [summary.mean(at) for at in zip(*losses, strict=True)]
+        _band(axes, record.steps, values, record.pe, looks[record.pe], dots=False)
+    axes.axhline(-math.log(records[0].chance), **GUESS)
+    axes.set_ylim(bottom=0, top=1.25 * -math.log(records[0].chance))
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss, nats per answer")
+    axes.xaxis.set_major_formatter(WHOLE)
+    legend(figure, axes.get_legend_handles_labels()[0])
+    return figure
+
+
+def _shares(axes: Axes, record: TaskRecord) -> None:
+    axes.axhline(record.chance, **GUESS)
+    axes.set_ylim(-0.03, 1.03)
+    axes.yaxis.set_major_formatter(PERCENT)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+@style()
+def accuracy_by_length(records: Sequence[TaskRecord]) -> Figure:
+    """Share of right tokens by length as the task counts it; a dotted line ends training."""
+    if not records:
+        return _empty()
+    looks = distinct(record.pe for record in records)
+    figure = Figure(figsize=(6.4, 3.9), layout="constrained")
+    axes = figure.add_subplot()
+    for record in records:
+        lengths = sorted(map(int, record.lengths))
+        values = [
+            None if answers is None else summary.mean([summary.token(one) for one in answers])
+            for answers in (record.lengths[str(length)] for length in lengths)
+        ]
+        _band(axes, lengths, values, record.pe, looks[record.pe], dots=True)
+    _shares(axes, records[0])
+    _, longest = task(records[0].task, **records[0].task_options).train_lengths
+    mark(axes, longest, "trained up to here")
+    axes.set_xlabel("length")
+    axes.set_ylabel("right answers")
+    legend(figure, axes.get_legend_handles_labels()[0])
+    return figure
+
+
+@style()
+def accuracy_by_position(records: Sequence[TaskRecord]) -> Figure:
+    """Share of right tokens by position in the sequence, a panel per split."""
+    names = summary.splits(records[0]) if records else []
+    if not names:
+        return _empty()
+    looks = distinct(record.pe for record in records)
+    figure = Figure(figsize=(3.6 * len(names), 3.7), layout="constrained")
+    panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    for axes, split in zip(panels, names, strict=True):
+        _shares(axes, records[0])
+        for record in records:
+            places = record.positions[split]
+            if places is not None:
+                values = [summary.mean(at) for at in zip(*places.shares, strict=True)]
+                _band(
+                    axes,
+                    places.starts,
+                    values,
+                    record.pe,
+                    looks[record.pe],
+                    dots=len(places.starts) < 12,
+                )
+        axes.set_title(summary.title(split), fontsize=10.5)
+        axes.set_xlabel("position")
+    panels[0].set_ylabel("right answers")
+    legend(figure, panels[0].get_legend_handles_labels()[0])
+    return figure

@@ -1,0 +1,138 @@
+"""What the tasks notebook does and shows: the task, the training, what came of it."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pe import figures
+from pe.figures import attention as attention_figures
+from pe.figures import tasks as pictures
+from pe.notebooks.page import show, shown
+from pe.results.markdown import pipe
+from pe.results.quantities import label
+from pe.runs.models import TaskRecord
+from pe.tasks import about, task_class
+from pe.tasks.measure import summary
+from pe.tasks.measure.record import TaskRun, slug
+from pe.training.progress import Progress
+
+if TYPE_CHECKING:
+    from IPython.display import SVG, Markdown
+    from matplotlib.figure import Figure
+
+    from pe.tasks.measure.many import Many
+
+EXAMPLE_SEED = 2**63 + 2
+"""Of the example whose attention is drawn; no training or test sees it."""
+
+
+def plan(run: TaskRun) -> Markdown:
+    """What the task is, an example of it, and what will be trained."""
+    experiment = run.experiment
+    assert experiment is not None, "made by configure_tasks"
+    made, known, sizes = experiment.make_task(), about(experiment.task), experiment.settings
+    short = made.example(EXAMPLE_SEED, 0, "id", max(made.shortest, min(made.train_lengths)))
+    text = made.text(short)
+    paper = f" ([arXiv:{known.paper}](https://arxiv.org/abs/{known.paper}))" if known.paper else ""
+    options = ", ".join(f"{k} {v}" for k, v in made.model_dump().items() if "lengths" not in k)
+    models = len(experiment.seeds) * len(experiment.learning_rates)
+    rows = {
+        "task": f"**{known.title}**{paper}" + (f": {options}" if options else ""),
+        "lengths": ", ".join(
+            f"{split} {low}" + (f"–{high}" if high > low else "")
+            for split in made.splits
+            for low, high in [made.lengths(split)]
+        ),
+        "chance": f"{100 * made.chance:.1f}% of tokens, one of {len(made.answers)} answers",
+        "encodings": ", ".join(map(label, run.encodings)),
+        "model": f"{sizes.layers} layers, width {sizes.width}, {sizes.heads} heads",
+        "training": f"{sizes.steps:,} steps × {sizes.batch_size} examples",
+        "models per encoding": f"{models}: seeds {', '.join(map(str, experiment.seeds))} at rates "
+        + ", ".join(f"{rate:g}" for rate in experiment.learning_rates),
+        "recorded in": f"`{shown(run)}`",
+    }
+    table = pipe(["", ""], [[key, value] for key, value in rows.items()], 2)
+    definition = inspect.getdoc(inspect.getmodule(task_class(experiment.task)))
+    return show(f"{table}\n\n```text\n{text}\n```\n\n```text\n{definition}\n```")
+
+
+def carry_out(run: TaskRun) -> list[TaskRecord]:
+    """Train and score each encoding that is not on record; records of those asked for, in order."""
+    from pe.tasks.measure.experiment import Stream, measure
+
+    experiment = run.experiment
+    assert experiment is not None, "made by configure_tasks"
+    stream, progress, records = Stream(experiment.make_task()), Progress(), []
+    steps = experiment.settings.steps
+    for pe in run.encodings:
+
+        def on_step(number: int, losses: list[float], pe: str = pe) -> None:
+            mean = sum(losses) / len(losses)
+            progress.show(f"{label(pe)}: step {number:,} of {steps:,}, mean loss {mean:.3f}")
+
+        def on_trained(many: Many, pe: str = pe) -> None:
+            keep_attention(run, many, pe)
+
+        records.append(measure(run, pe, on_step, stream, on_trained))
+    progress.show(f"{len(records)} encodings are on record", last=True)
+    return records
+
+
+def keep_attention(run: TaskRun, many: Many, pe: str) -> None:
+    """Draw what the first model attends to in one example, into the folder of the experiment."""
+    from pe.evaluation.attention import attention_maps
+
+    example = many.task.example(EXAMPLE_SEED, 0, "id")
+    weights = attention_maps(many.model(0), example.tokens.tolist())
+    labels = [many.task.symbols[token] for token in example.tokens]
+    title = f"{label(pe)}, seed {many.members[0].seed}"
+    figures.save(attention_figures.maps(weights, labels, title), attention_file(run, pe))
+
+
+def attention_file(run: TaskRun, pe: str) -> Path:
+    """Where `keep_attention` draws."""
+    return run.directory / f"attention-{slug(pe)}.svg"
+
+
+def results(records: list[TaskRecord]) -> Markdown:
+    """Accuracy and loss in and out of distribution at each encoding's best rate."""
+    return show(summary.table(records))
+
+
+def rates(records: list[TaskRecord]) -> Markdown:
+    """What each rate came to in validation."""
+    return show("\n\n".join(filter(None, (summary.rates(records), summary.edges(records)))))
+
+
+def keep(figure: Figure, run: TaskRun, name: str) -> SVG:
+    """Write a figure into the folder and show it."""
+    from IPython.display import SVG
+
+    return SVG(figures.save(figure, run.directory / name).read_text())
+
+
+def learning(records: list[TaskRecord], run: TaskRun) -> SVG:
+    """Learning curves at each encoding's best rate."""
+    return keep(pictures.learning_curves(records), run, "learning.svg")
+
+
+def by_length(records: list[TaskRecord], run: TaskRun) -> SVG:
+    """Accuracy by length."""
+    return keep(pictures.accuracy_by_length(records), run, "lengths.svg")
+
+
+def by_position(records: list[TaskRecord], run: TaskRun) -> SVG:
+    """Accuracy by position."""
+    return keep(pictures.accuracy_by_position(records), run, "positions.svg")
+
+
+def attention(run: TaskRun) -> Markdown:
+    """The attention maps that were drawn when the encodings were trained."""
+    from IPython.display import SVG, display
+
+    there = [path for path in (attention_file(run, pe) for pe in run.encodings) if path.exists()]
+    for path in there:
+        display(SVG(path.read_text()))
+    return show(f"{len(there)} of {len(run.encodings)} encodings were drawn.")

@@ -1,0 +1,203 @@
+"""Experiments on tasks and their records. Imports no torch.
+
+    runs/<study>/<task>-<hash>/task-<encoding>.json      one encoding (`pe.runs.models.TaskRecord`)
+
+A folder is an experiment: a task with its options, seeds, rates and sizes, everything but the
+encoding. So all records of a folder can be compared, and another encoding is another file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+from pe.runs import Folder, RunError, root
+from pe.runs.models import TaskRecord
+from pe.tasks.core.base import Task
+from pe.tasks.core.options import Options
+from pe.tasks.core.registry import task
+from pe.tasks.measure.settings import Settings
+
+if TYPE_CHECKING:
+    import pandas
+
+LENGTHS = 9
+"""About so many lengths are scored by themselves."""
+DEVICE_SIZES = {"cpu": "small", "cuda": "app"}
+
+
+def _different(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(set(values)) < len(values):
+        raise ValueError(f"expected different values, got {', '.join(map(str, values))}")
+    return values
+
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Rate = Annotated[float, Field(gt=0)]
+
+
+class Experiment(Options):
+    """What is trained for each encoding: every seed at every rate."""
+
+    task: str
+    task_options: dict[str, Any] = {}
+    seeds: Annotated[
+        tuple[Seed, ...], Field(strict=False, min_length=1), AfterValidator(_different)
+    ] = (0, 1)
+    learning_rates: Annotated[
+        tuple[Rate, ...], Field(strict=False, min_length=1), AfterValidator(_different)
+    ] = (1e-3, 3e-3)
+    settings: Settings = Settings()
+    examples: Annotated[int, Field(ge=1)] = 640
+    """Examples per split and model at the end."""
+    validation: Annotated[int, Field(ge=1)] = 320
+    """Examples that choose the rate."""
+    each_length: Annotated[int, Field(ge=1)] = 128
+    """Examples per length."""
+
+    def make_task(self) -> Task:
+        """The task. ValueError for an unknown one, or a wrong option."""
+        return task(self.task, **self.task_options)
+
+    def name(self) -> str:
+        """``k_back-1a2b3c4d``: the task, and a hash of everything else."""
+        values = self.model_dump(mode="json") | {"task_options": options_of(self.make_task())}
+        text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+        return f"{self.task}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def options_of(made: Task) -> dict[str, Any]:
+    """All options of a task, as JSON has them."""
+    return made.model_dump(mode="json")
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "small": {
+        "seeds": (0, 1, 2),
+        "learning_rates": (3e-3,),
+        "settings": Settings(width=64, feedforward=176, batch_size=32),
+        "examples": 320,
+        "validation": 128,
+        "each_length": 64,
+    },
+    "app": {"seeds": tuple(range(8)), "learning_rates": (1e-3, 3e-3, 1e-2)},
+}
+"""Sizes by name: ``small`` for a CPU, ``app`` the comparison app's model with eight seeds."""
+
+
+def lengths_of(made: Task) -> list[int]:
+    """Lengths that are scored by themselves, from the shortest of any split to the longest."""
+    ends = [made.lengths(split) for split in made.splits]
+    low, high = min(low for low, _ in ends), max(high for _, high in ends)
+    grid = {round(low + (high - low) * i / (LENGTHS - 1)) for i in range(LENGTHS)}
+    return sorted(grid | {end for pair in ends for end in pair})
+
+
+def split_of(made: Task, length: int) -> str:
+    """The split whose examples are taken at a length: "id" within the lengths of training."""
+    low, high = made.train_lengths
+    return "id" if low <= length <= high else made.splits[2]
+
+
+def slug(pe: str) -> str:
+    """An encoding as part of a file name; different ones differ."""
+    plain = re.sub(r"[^A-Za-z0-9_.+-]+", "_", pe)
+    return plain if plain == pe else f"{plain}-{hashlib.sha256(pe.encode()).hexdigest()[:8]}"
+
+
+class TaskRun(Folder):
+    """The folder of an experiment. Its records are task-ENCODING.json.
+
+    Attributes:
+        experiment: what is to be measured; None where records are only read.
+        encodings: those that were asked for, in order.
+    """
+
+    notebook = "tasks.ipynb"
+
+    def __init__(
+        self,
+        directory: str | Path,
+        experiment: Experiment | None = None,
+        encodings: Sequence[str] = (),
+    ) -> None:
+        super().__init__(directory)
+        self.experiment, self.encodings = experiment, list(encodings)
+
+    def file(self, pe: str) -> Path:
+        """The record of an encoding."""
+        return self.directory / f"task-{slug(pe)}.json"
+
+    def record(self, pe: str) -> TaskRecord | None:
+        """The record of an encoding, validated; None if there is none."""
+        value = self.part("task", f"-{slug(pe)}")
+        return None if value is None else TaskRecord.model_validate(value)
+
+    def encoded(self) -> list[TaskRecord]:
+        """All records of the folder: those asked for first, then by file name."""
+        there = [
+            TaskRecord.model_validate(self.part("task", path.stem.removeprefix("task")))
+            for path in sorted(self.directory.glob("task-*.json"))
+        ]
+        first = {name: place for place, name in enumerate(self.encodings)}
+        return sorted(there, key=lambda record: first.get(record.pe, len(first)))
+
+
+def task_run(
+    experiment: Experiment, encodings: Sequence[str] = (), study: str = "tasks"
+) -> TaskRun:
+    """The folder of an experiment below `pe.runs.root`. Writes nothing."""
+    return TaskRun(root() / study / experiment.name(), experiment, encodings)
+
+
+def find(path: str | Path | None = None, study: str | None = None) -> list[TaskRun]:
+    """All folders of experiments below a folder of runs (default `pe.runs.root`), by name."""
+    base = root() if path is None else Path(path)
+    if not base.is_dir():
+        raise RunError(f"{base}: there is no such folder of runs")
+    files = base.glob(f"{study or '*'}/*/task-*.json")
+    return [TaskRun(folder) for folder in sorted({file.parent for file in files})]
+
+
+def load(path: str | Path | None = None, study: str | None = None) -> pandas.DataFrame:
+    """Every record of a task as a table, one row per encoding, seed and rate.
+
+    Columns: study, run, task, pe, seed, learning_rate, best (whether it is the best rate), status,
+    steps, parameters, chance, validation_loss, and for each split ``id_token``, ``id_exact``,
+    ``id_loss`` and so on; NaN where the encoding has no such positions.
+
+    Raises:
+        RunError: names the file that is damaged.
+    """
+    import pandas
+
+    rows = []
+    for record in (record for run in find(path, study) for record in run.encoded()):
+        for model in record.models:
+            row = {
+                "study": record.study,
+                "run": record.run,
+                "task": record.task,
+                "pe": record.pe,
+                "seed": model.seed,
+                "learning_rate": model.learning_rate,
+                "best": model.learning_rate == record.best_rate,
+                "status": record.status,
+                "steps": record.settings["steps"],
+                "parameters": record.parameters,
+                "chance": record.chance,
+                "validation_loss": model.validation.loss,
+            }
+            for split, answers in model.splits.items():
+                if answers is not None:
+                    row[f"{split}_token"] = answers.tokens_right / answers.tokens
+                    row[f"{split}_exact"] = answers.examples_right / answers.examples
+                    row[f"{split}_loss"] = answers.loss
+            rows.append(row)
+    return pandas.DataFrame(rows)

@@ -1,0 +1,177 @@
+"""What follows from the records of a task: values with intervals, and tables. Imports no torch.
+
+Everything is of the models at the encoding's best rate. Intervals are Student's over seeds; a share
+lies between 0 and 1, and so do the ends that are shown. One seed has no interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from pe.results.intervals import Interval, mean_interval
+from pe.results.markdown import pipe
+from pe.results.quantities import label
+from pe.runs.models import TaskAnswers, TaskModel, TaskRecord
+
+SOLVED = 0.95
+"""A seed has solved a split if at least this share of its tokens is right."""
+Quantity = Callable[[TaskAnswers], float | None]
+
+
+def token(answers: TaskAnswers) -> float:
+    """Share of right tokens."""
+    return answers.tokens_right / answers.tokens
+
+
+def exact(answers: TaskAnswers) -> float:
+    """Share of examples of which every token is right."""
+    return answers.examples_right / answers.examples
+
+
+def loss(answers: TaskAnswers) -> float | None:
+    """Mean cross-entropy in nats per token."""
+    return answers.loss
+
+
+QUANTITIES: dict[str, Quantity] = {"accuracy": token, "exact match": exact, "loss": loss}
+
+
+class Value(NamedTuple):
+    """A mean over seeds."""
+
+    mean: float
+    interval: Interval | None
+    """Student's 95% interval; None for one seed."""
+
+    @property
+    def low(self) -> float:
+        """Lower end; the mean where there is no interval."""
+        return self.interval.low if self.interval else self.mean
+
+    @property
+    def high(self) -> float:
+        """Upper end; the mean where there is no interval."""
+        return self.interval.high if self.interval else self.mean
+
+
+def mean(values: Sequence[float | None]) -> Value | None:
+    """Mean and interval; None where any value is missing."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values) or not known:
+        return None
+    return Value(sum(known) / len(known), mean_interval(known) if len(known) > 1 else None)
+
+
+def at_rate(record: TaskRecord, rate: float | None = None) -> list[TaskModel]:
+    """The models at a learning rate (default: the best), in order of seeds."""
+    wanted = record.best_rate if rate is None else rate
+    return [model for model in record.models if model.learning_rate == wanted]
+
+
+def by_seed(record: TaskRecord, split: str, quantity: Quantity = token) -> list[float | None]:
+    """A quantity of each seed at the best rate; None where there is no value."""
+    answers = [model.splits[split] for model in at_rate(record)]
+    return [None if one is None else quantity(one) for one in answers]
+
+
+def solved(record: TaskRecord, split: str) -> int | None:
+    """How many seeds solve a split; None where the encoding has no such positions."""
+    shares = by_seed(record, split)
+    return None if None in shares else sum(1 for s in shares if s is not None and s >= SOLVED)
+
+
+def splits(record: TaskRecord) -> list[str]:
+    """The splits with scores: "id" and those out of distribution."""
+    return list(record.models[0].splits)
+
+
+def title(split: str) -> str:
+    """How a table calls a split."""
+    where, _, kind = split.partition("_")
+    name = {"id": "in distribution", "ood": "out of distribution"}[where]
+    return f"{name}, {kind}" if kind else name
+
+
+def share(value: Value | None) -> str:
+    """``97.3 (95.1–99.5)`` in percent."""
+    if value is None:
+        return "no such positions"
+    text = f"{100 * value.mean:.1f}"
+    if value.interval is None:
+        return text
+    low, high = (100 * min(1.0, max(0.0, end)) for end in (value.low, value.high))
+    return f"{text} ({low:.1f}–{high:.1f})"
+
+
+def nats(value: Value | None) -> str:
+    """``0.123 (0.100–0.146)``."""
+    if value is None:
+        return "–"
+    if value.interval is None:
+        return f"{value.mean:.3f}"
+    return f"{value.mean:.3f} ({max(0.0, value.low):.3f}–{value.high:.3f})"
+
+
+def table(records: Sequence[TaskRecord]) -> str:
+    """Encodings by quantities in and out of distribution, then chance and trivial strategies."""
+    if not records:
+        return "*Nothing is on record yet.*"
+    names = splits(records[0])
+    several = len(records[0].seeds) > 1
+    heads = ["encoding", "rate"]
+    for split in names:
+        heads += [f"accuracy {title(split)}, %", "exact match, %", "loss"]
+        heads += ["seeds that solve it"] * several
+    lines = []
+    for record in records:
+        line = [label(record.pe) + " (stopped)" * (record.status == "stopped")]
+        line.append(f"{record.best_rate:g}")
+        for split in names:
+            line.append(share(mean(by_seed(record, split))))
+            line.append(share(mean(by_seed(record, split, exact))))
+            line.append(nats(mean(by_seed(record, split, loss))))
+            if several:
+                count = solved(record, split)
+                line.append("–" if count is None else f"{count} of {len(record.seeds)}")
+        lines.append(line)
+    first = records[0]
+    floors = {"chance": dict.fromkeys(names, first.chance)} | first.baselines
+    for name, shares in floors.items():
+        line = [f"*{name}*", ""]
+        for split in names:
+            line += [f"{100 * shares[split]:.1f}", "", ""] + [""] * several
+        lines.append(line)
+    return pipe(heads, lines)
+
+
+def rates(records: Sequence[TaskRecord]) -> str:
+    """Loss in validation and accuracy in distribution of each encoding at each rate."""
+    heads = ["encoding", *(f"rate {rate:g}" for rate in records[0].learning_rates)]
+    lines = []
+    for record in records:
+        line = [label(record.pe)]
+        for rate in record.learning_rates:
+            models = at_rate(record, rate)
+            value = mean([model.validation.loss for model in models])
+            right = mean([token(model.validation) for model in models])
+            text = f"{nats(value)}; {share(right)}%"
+            line.append(f"**{text}**" if rate == record.best_rate else text)
+        lines.append(line)
+    return pipe(heads, lines)
+
+
+def edges(records: Sequence[TaskRecord]) -> str:
+    """A sentence about encodings whose best rate is the least or the largest of those tried."""
+    there = [
+        label(record.pe)
+        for record in records
+        if len(record.learning_rates) > 1
+        and record.best_rate in (min(record.learning_rates), max(record.learning_rates))
+    ]
+    if not there:
+        return ""
+    return (
+        f"The best rate of {', '.join(there)} is the least or the largest of those tried: "
+        "a rate beyond may be better still."
+    )
