@@ -185,6 +185,8 @@ def attention(
             f"attention_mask: expected booleans (or a padding mask of two dimensions), got "
             f"{attention_mask.dtype}"
         )
+    # Under autocast the host's cosines of 1 have widened queries and keys, and values are narrow.
+    query, key = query.to(value.dtype), key.to(value.dtype)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     enc = pe_call.encoding or Encoding()
     q_positions, k_positions, tables, counted = _where(pe_call, enc, query, key)
