@@ -4,7 +4,7 @@
 
 writes files of 200 MB below a temporary folder (or ``--folder``): sources of the packages that this
 Python has, one after another as often as needed, each under a number so that none is a duplicate.
-Each file is prepared by a process of its own, whose peak is printed as a row of a table. The
+Each file is prepared by a separate process, whose peak is printed as a row of a table. The
 smallest file, 1 MB, shows what Python and its libraries take by themselves.
 """
 

@@ -16,6 +16,7 @@ _NAMES = {
     "pe.attention": ("attend",),
     "pe.model": ("PEConfig", "PEModel", "PEForCausalLM"),
     "pe.model.convert": ("convert",),
+    "pe.pretrained.adapt": ("adapt",),
     "pe.pretrained.explain": ("explain",),
     "pe.recipes": ("Recipe", "RECIPES", "recipe"),
     "pe.training.loop": ("train",),
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from pe.model import PEConfig, PEForCausalLM, PEModel
     from pe.model.convert import convert
     from pe.notebooks.parameters import configure, configure_conversion, configure_study
+    from pe.pretrained.adapt import adapt
     from pe.pretrained.explain import explain
     from pe.recipes.named import RECIPES, recipe
     from pe.recipes.recipe import Recipe

@@ -33,6 +33,15 @@ def one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
+def with_notes(error: BaseException) -> str:
+    """The message of an error, and its notes in brackets."""
+    return " ".join([str(error), *(f"({note})" for note in getattr(error, "__notes__", ()))])
+
+
+class Explained(Exception):
+    """A failure whose message says all that its reader needs: shown without a traceback."""
+
+
 _EXPECTED = {
     "int_type": "a whole number", "int_parsing": "a whole number",
     "int_from_float": "a whole number", "float_type": "a number", "float_parsing": "a number",
@@ -56,7 +65,11 @@ def explain(error: ValidationError, kind: str = "field", names: Iterable[str] = 
 
 
 def _line(one: Mapping[str, Any], kind: str, names: list[str]) -> str:
-    place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in one["loc"]).lstrip(".")
+    first, *rest = one["loc"] or ("",)
+    if isinstance(first, int) and first < len(names):  # an argument that was given by position
+        first = names[first]
+    places = (first, *rest)
+    place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in places).lstrip(".")
     value, context, at = one["input"], one.get("ctx", {}), f"{place}: " if place else ""
     if one["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         *inside, name = one["loc"]

@@ -24,6 +24,8 @@ from typing import Annotated, Any
 
 import typer
 
+from pe._errors import with_notes
+
 app = typer.Typer(
     help="Positional encodings: check, train, measure.", no_args_is_help=True,
     rich_markup_mode=None, pretty_exceptions_enable=False,
@@ -44,8 +46,8 @@ def _checked(command: str) -> Iterator[None]:
     """Wrong input, a RunError among it, ends the command with a line per mistake and status 2."""
     try:
         yield
-    except ValueError as error:
-        for line in str(error).splitlines():
+    except (ValueError, OSError) as error:
+        for line in with_notes(error).splitlines():
             print(f"pe {command}: {line}", file=sys.stderr)
         raise typer.Exit(2) from error
 
@@ -122,7 +124,7 @@ def train(
         try:
             evaluate(loop.train(run))
         except (loop.Interrupted, metrics.NonFiniteLoss) as error:
-            print(f"pe train: {error}", file=sys.stderr)
+            print(f"pe train: {with_notes(error)}", file=sys.stderr)
             raise typer.Exit(130 if isinstance(error, loop.Interrupted) else 1) from error
         print(f"{outcome.text([Planned(encoding, run.recipe, study)])}\n\n{run.directory}")
 
@@ -130,16 +132,23 @@ def train(
 @app.command()
 def runs(
     study: Annotated[str | None, typer.Argument(help="a folder below runs/; default: all")] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="failed runs too, and why")] = False,
 ) -> None:
     """List recorded runs: status, steps, validation loss and perplexity in and beyond training."""
     with _checked("runs"):
-        from pe.runs import load
+        from pe.runs import find, load
 
-        table = load(study=study)
+        table = load(study=study, failed=failed)
         at = [f"ppl@{n}x" for n in (1, 2, 4, 8, 16) if f"ppl@{n}x" in table]
         columns = ["study", "run", "status", "steps", "validation_loss", *at]
         lines = table[columns].astype(object).where(table[columns].notna(), None)
         _print_table(columns, [[_short(cell) for cell in line] for line in lines.to_numpy()])
+        records = [run.record for run in find(study=study, failed=True)]
+        reasons = [f"{r.study}/{r.run}: {r.reason}" for r in records if r.status == "failed"]
+        if reasons and failed:
+            print("", *reasons, sep="\n")
+        elif reasons:
+            print(f"\nLeft out: {len(reasons)} that failed. pe runs --failed lists them, and why.")
 
 
 def _short(cell: object) -> object:

@@ -16,7 +16,9 @@ all of its column is untested.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import platform
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -80,6 +82,24 @@ def free_memory(device: torch.device) -> None:
     """Hand unused memory back to the device, for other processes."""
     if device.type != "cpu":
         torch.accelerator.empty_cache()
+
+
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+"""Parameters of glibc's mallopt(3)."""
+
+
+def keep_memory(device: torch.device) -> None:
+    """On a CPU with glibc: keep the memory of freed tensors, for the whole process.
+
+    glibc maps memory for every large tensor and returns it when it is freed, so each training step
+    would take all its pages from the system again (benchmarks/LOG.md). What the user sets through
+    glibc's own variables stays; other allocators and systems are left alone.
+    """
+    users_own = any(name.startswith("MALLOC_") for name in os.environ)
+    if device.type == "cpu" and platform.libc_ver()[0] == "glibc" and not users_own:
+        glibc = ctypes.CDLL(None)
+        glibc.mallopt(M_MMAP_MAX, 0)
+        glibc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)  # -1, which mallopt(3) names, has no effect
 
 
 def peak_memory(device: torch.device) -> float | None:

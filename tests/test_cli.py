@@ -47,6 +47,19 @@ def test_train_records_the_run_that_its_words_describe_and_runs_lists_it(
     assert str(run.directory) in capsys.readouterr().out
     assert cli.main(["runs", "mine"]) == 0
     assert run.name in capsys.readouterr().out
+    (run.checkpoint / "model.safetensors").write_bytes(b"torn")
+    (run.directory / "evaluation.json").unlink()
+    assert cli.main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"(traceback: {run.traceback})" in line
+    assert "safetensors" in run.traceback.read_text()
+    run.fail("ValueError: as an example")
+    assert cli.main(["runs", "mine"]) == 0
+    out = capsys.readouterr().out
+    assert run.name not in out
+    assert "Left out: 1 that failed" in out
+    assert cli.main(["runs", "mine", "--failed"]) == 0
+    assert f"mine/{run.name}: ValueError: as an example" in capsys.readouterr().out
     assert cli.main(["runs", "mien"]) == 2
     assert "unknown study 'mien' (did you mean 'mine'?)" in capsys.readouterr().err
 
@@ -61,5 +74,7 @@ def test_what_is_no_run_is_refused_with_the_way_to_one(act: Any, given: Any) -> 
 def test_wrong_words_end_train_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "ropee"]) == 2
     assert capsys.readouterr().err.startswith("pe train: unknown encoding 'ropee' (did you mean")
+    assert cli.main(["train", "rope", "--steps", "-5"]) == 2
+    assert capsys.readouterr().err == "pe train: steps: expected 0 or more, got -5\n"
     assert cli.main(["train", "rope", "--set", "stepz=3"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

@@ -263,6 +263,8 @@ def test_hub_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("datasets.load_dataset", offline)
     with pytest.raises(ValueError, match=r"no route to host.*check the network.*stdlib"):
         read("fineweb-edu@1M", tmp_path / "work")
+    with pytest.raises(ValueError, match="'fineweb@1Mb': a budget is a number with k, M or G"):
+        open_corpus("fineweb@1Mb")
 
 
 def test_the_hub_table_is_asked_for_as_the_hub_names_it(

@@ -159,6 +159,20 @@ def test_wrong_requests(tmp_path: Path) -> None:
         plan_tokenizer("bpe", 4100)
     with pytest.raises(ValueError, match="at least 264"):
         plan_tokenizer("bpe", 256)
+    for path in ("./tok.json", "/nowhere/tok", "data/tok.json", "gpt2"):
+        with pytest.raises(ValueError, match="not OWNER/NAME on the hub, and no tokenizer.json"):
+            plan_tokenizer(path, 512)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match="could not be read"):
         plan_tokenizer(str(tmp_path / "tokenizer.json"), 512)
+
+
+def test_a_tokenizer_of_the_hub_that_cannot_be_had_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def offline(name: str) -> None:
+        raise OSError("no connection.\nMore about it.")
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", offline)
+    with pytest.raises(ValueError, match="no connection; nothing is at .* use tokenizer 'bpe'"):
+        plan_tokenizer("openai-community/gpt2", 512)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import platform
+import resource
 import sys
 from pathlib import Path
 
@@ -71,3 +74,33 @@ def test_nothing_else_asks_torch_which_device_there_is() -> None:
     asking = ("cuda.is_available", "mps.is_available")
     files = [p for p in package.rglob("*.py") if any(a in p.read_text() for a in asking)]
     assert files == [package / "devices.py"]
+
+
+def page_faults(keep: bool) -> int:
+    """Pages that three tensors of 64 MiB take from the system, one after the other, after others.
+
+    The allocator needs some rounds until it finds room for them in what it kept.
+    """
+    if keep:
+        devices.keep_memory(CPU)
+    for bits in (18, 20, 22, 24):
+        for _ in range(6):
+            torch.ones(2**bits)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(3):
+        torch.ones(2**24)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="these settings are glibc's")
+def test_memory_of_a_step_is_kept_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In training by every command, not only in the kernels that papermill starts."""
+
+    def in_a_process(keep: bool) -> int:
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            return pool.apply(page_faults, (keep,))
+
+    plain = in_a_process(keep=False)
+    assert in_a_process(keep=True) < plain / 10
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "0")
+    assert in_a_process(keep=True) > plain / 2, "what the user set is left alone"

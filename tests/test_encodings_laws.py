@@ -25,7 +25,7 @@ SUMS = [
 def promised_by_traits(spec: str, **options: Any) -> set[str]:
     sizes: dict[str, Any] = {"head_dim": 16, "num_heads": 4, "original_length": 24}
     enc = encoding(spec, **(sizes | options))
-    found = set(ALWAYS)
+    found = set(ALWAYS) - ({"heads"} if getattr(enc, "mixes_heads", False) else set())
     if enc.relative:
         found.add("shift")
     if not enc.random:

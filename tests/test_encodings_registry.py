@@ -37,7 +37,7 @@ SIZES: dict[str, Any] = {"head_dim": 16, "num_heads": 2, "original_length": 64}
 
 
 class Slope(Encoding):
-    """A toy distance bias with a learned strength, and a scale of its own."""
+    """A toy distance bias with a learned strength, which also scales the logits."""
 
     def __init__(self, num_heads: int, strength: float = 0.5) -> None:
         super().__init__()
@@ -132,6 +132,7 @@ def test_every_file_registers_what_it_defines_and_names_of_records_stay() -> Non
         ("yarn+nope", {}, "nope means no encoding"),
         ("no_such_module:X", {}, "'no_such_module:X' cannot be imported"),
         ("math:nothing", {}, "'math:nothing' cannot be imported"),
+        ("mine.py:Mine", {}, "write 'mine:Mine'"),
         ("collections:OrderedDict", {}, "no subclass of pe.encodings.Encoding"),
         ("math:pi", {}, "no subclass of pe.encodings.Encoding"),
     ],

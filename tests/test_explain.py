@@ -462,7 +462,7 @@ def test_the_pairing_is_named_in_the_text():
                                    "original_max_position_embeddings": 0}}, "above 0"),
         (LLAMA | {"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": 1, "beta_slow": 9}},
          "configuration: beta_fast"),
-        ({"model_type": "pe"}, "a model of this package"),
+        ({"model_type": "pe-decoder"}, "a model of this package"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(configuration, message):

@@ -158,7 +158,7 @@ def test_figures_by_length_have_their_baselines(studies: Studies) -> None:
     assert labelled(figure)[0] >= {"cut to the training length"}
     assert {text.get_text() for text in figure.legends[0].get_texts()} >= BASELINES
     places = dict.fromkeys(FEW, "none")
-    (found,) = labelled(figures_reach.reach(rows, places))
+    found, _ = labelled(figures_reach.reach(rows, places))
     assert found >= {"RoPE, cut to the training length", "RoPE, trained on 4,096 tokens"}
 
 
@@ -177,6 +177,31 @@ def test_many_rows_have_a_panel_each(studies: Studies) -> None:
     assert [axes.get_title() for axes in figure.axes][:3] == ["RoPE", "NoPE", "PoPE"]
     assert len(figure.axes) == len(rows) - 1, "the ceiling is in all of them"
     assert all(found >= BASELINES for found in labelled(figure))
+
+
+def test_what_is_found_stands_beside_what_is_read_and_what_cutting_would_find(
+    studies: Studies,
+) -> None:
+    rows = few(studies)
+    figure = figures_reach.reach(rows, dict.fromkeys([row.label for row in rows], "logits"))
+    read, found = figure.axes
+    assert "perplexity" in read.get_xlabel()
+    names = [label.get_text() for label in read.get_yticklabels()]
+    assert sorted(names) == ["NoPE", "PoPE", "RoPE"]
+    cells = [text.get_text() for text in found.texts]
+    assert len(cells) == (len(names) + 1) * 5, "five lengths, and a row for RoPE when it is cut"
+    place = names.index("RoPE")
+    for own, shown in ((place, "multikey"), (len(names), "cut.multikey")):
+        value = book_numbers.look_up(studies, f"every/rope.{shown}@4x : .0%")
+        assert cells[own * 5 + 2] == value
+
+
+def test_dropped_models_stand_beside_kept_ones_in_one_picture(studies: Studies) -> None:
+    ((runs, draw),) = book_dropping.figures_of(studies).values()
+    assert len(runs) == len(studies.rows("dropping"))
+    names = [label.get_text() for label in draw().axes[0].get_yticklabels()]
+    assert len(set(names)) == len(runs)
+    assert {"kept, 0.003", "dropped, 0.01, norm, θ = 1 M", "kept, then YaRN × 4"} <= set(names)
 
 
 def test_dropped_kept_and_scaled_models_are_told_by_their_recipes(studies: Studies) -> None:
@@ -249,16 +274,22 @@ def test_prose_can_name_what_a_cut_text_would_give(studies: Studies) -> None:
 def test_the_pages_build_before_and_after_the_runs(recorded: bool, tmp_path: Path) -> None:
     tree = book_site.small_tree(tmp_path)
     (tree / "book" / "measured.md").unlink()
-    stubs = ["data", "dropping", "measurements", "rates", "rerun", "speed", "studies"]
-    pages = ["every", "dropped"]
+    stubs = ["choosing", "data", "dropping", "measurements", "places", "rates", "rerun", "speed",
+             "studies"]  # fmt: skip
+    pages = ["every", "dropped", "windows"]
+    labels = {
+        "choosing": "choosing-far", "dropping": "dropping-differences", "places": "which-keys",
+    }  # fmt: skip
     for name in stubs:
-        label = "(dropping-differences)=\n" if name == "dropping" else ""
+        label = f"({labels[name]})=\n" if name in labels else ""
         (tree / "book" / f"{name}.md").write_text(f"{label}# {name}\n")
+    page = (ROOT / "book" / "every.md").read_text()
+    shown = sorted({"rope@4096", *re.findall(r"every/(\w+)[. ]", page)} - {"study"})
     for name in pages:
         text = (ROOT / "book" / f"{name}.md").read_text()
         cited = re.sub(r"\{cite:t\}`[^`]*`", "the paper", text)
         (tree / "book" / f"{name}.md").write_text(cited)
-        study = {"every": "every", "dropped": "dropping"}[name]
+    for study in ("every", "dropping", "windows", "presets"):
         (tree / "studies" / f"{study}.yaml").write_bytes(
             (ROOT / "studies" / f"{study}.yaml").read_bytes()
         )
@@ -267,16 +298,22 @@ def test_the_pages_build_before_and_after_the_runs(recorded: bool, tmp_path: Pat
     (tree / "_toc.yml").write_text(f"format: jb-book\nroot: index\nchapters:\n{chapters}")
     book_records.write(tree / "runs", "rope")
     if recorded:
-        planned_records.carry_out(tree / "runs", "every", FEW)
+        planned_records.carry_out(tree / "runs", "every", shown)
         planned_records.carry_out(tree / "runs", "dropping")
+        planned_records.carry_out(tree / "runs", "presets", ["rope", "gpt_oss", "smollm3"])
     done = book_site.build_small(tree)
     assert done.returncode == 0, done.stdout[-3000:]
     words = {name: book_site.text(tree / "_build" / "html" / f"{name}.html") for name in pages}
     if recorded:
         assert "RoPE, trained on 4,096 tokens" in words["every"]
         assert "kept, then YaRN × 4" in words["dropped"]
-        count = len(load_plan("every"))
-        assert f"Of {count} planned runs 4 are recorded." in words["every"]
+        plan = load_plan("every")
+        done_runs = sum(planned.label in shown for planned in plan)  # some have several seeds
+        assert f"Of {len(plan)} planned runs {done_runs} are recorded." in words["every"]
+        assert "gpt_oss" in words["windows"], "a schedule too long for a line has its short name"
+        assert "No run of the study presets is recorded yet." not in words["windows"]
     else:
         assert "No run of the study every is recorded yet." in words["every"]
         assert "Missing are" in words["dropped"]
+        assert "No run of the study presets is recorded yet." in words["windows"]
+        assert "3 × (RoPE + window 1024), NoPE 8 × 8 × 64 140 512 27%" in words["windows"]

@@ -6,6 +6,7 @@ float32 result is far off, its own phases are, so ours is compared with it near 
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from golden_tools import GOLDEN, golden
 from torch import Tensor
 
-from pe.attention import attend
+from pe.attention import attend, scaled
 from pe.encodings import Encoding, encoding
 
 EXACT, FLOAT32 = 1e-8, 1e-5
@@ -134,15 +135,12 @@ def test_irope(layer: str, index: int) -> None:
     positions = torch.arange(16)
     # Llama 4 cuts the layers that rotate into chunks; that is the caller's mask.
     mask = arrays["chunk_mask_bool"] if index == 0 else torch.ones(16, 16).tril().bool()
-    # the temperature is handed on in float32
-    exact = EXACT if index == 0 else 1e-6
-    for dtype, tolerance in ((torch.float64, exact), (torch.float32, FLOAT32)):
+    for dtype, tolerance in ((torch.float64, EXACT), (torch.float32, FLOAT32)):
         hidden = arrays["hidden"].to(dtype)
         heads = {"Wq": 2, "Wk": 1, "Wv": 1}
         q, k, v = (projected(hidden, arrays[layer + w], n) for w, n in heads.items())
         turned_q, turned_k = enc.rotate(q, k, positions, positions)
-        scale = enc.logit_scale(positions)
-        turned_q = turned_q if scale is None else turned_q * scale[..., None]
+        turned_q = scaled(turned_q, enc.logit_scale(positions))
         logits = (turned_q @ turned_k.mT / 4)[0]
         assert far_from(logits.tril(), arrays[f"{layer}logits_f64"].tril()) < tolerance
     out = attend(enc, q, k, v, positions, positions, mask=mask)
@@ -158,7 +156,18 @@ def test_the_temperature_of_irope() -> None:
     enc = encoding("irope", head_dim=16, num_heads=2, layer_index=3)
     scale = enc.logit_scale(arrays["temp_positions"])
     assert scale is not None
-    torch.testing.assert_close(scale[0].double(), arrays["temp_scale"], rtol=1e-7, atol=0)
+    torch.testing.assert_close(scale[0], arrays["temp_scale"], rtol=1e-15, atol=0)
+
+
+def test_the_temperature_of_irope_is_as_exact_as_the_queries() -> None:
+    enc = encoding("irope", head_dim=16, num_heads=1, layer_index=3, floor_scale=1)
+    q, positions = torch.ones(1, 1, 3, 16), torch.tensor([0, 1, 2])
+    exact = 1 + 0.1 * math.log1p(3)
+    for dtype, error in ((torch.float64, 1e-15), (torch.float32, 1e-7), (torch.bfloat16, 5e-3)):
+        for module in (enc, copy.deepcopy(enc).double()):
+            result = scaled(q.to(dtype), module.logit_scale(positions))
+            assert result.dtype == dtype
+            assert abs(float(result[0, 0, 2, 0]) / exact - 1) < error
 
 
 @pytest.mark.parametrize("with_bias", [False, True])

@@ -19,38 +19,31 @@ import pe
 HEAVY = ("torch", "transformers", "pandas", "datasets", "accelerate", "matplotlib", "papermill")
 
 
-def loaded_by(code: str) -> set[str]:
-    """Which of the heavy packages a fresh interpreter holds after running ``code``."""
-    report = f"import sys; print(*[m for m in {HEAVY} if m in sys.modules])"
+NOT_BROUGHT: list[tuple[str, set[str]]] = [
+    ("import pe; pe.__version__; dir(pe)", set(HEAVY)),
+    ("import pe.__main__, pe.pytest_plugin", set(HEAVY)),
+    ("import pe; pe.tasks.task('k_back').example(0, 0)", set(HEAVY)),
+    ("import pe.runs", {"torch", "transformers", "pandas", "datasets"}),
+    ("import pe; pe.runs.root()", {"torch", "transformers", "pandas", "datasets"}),
+    ("import pe.recipes.recipe, pe.recipes.named", {"torch", "transformers", "pandas"}),
+    ("import pe; pe.recipe('demo').config_hash()", {"torch", "transformers", "pandas"}),
+    ("import pe.notebooks.papermill.entry", {"torch", "transformers", "pandas"}),
+    ("import pe.data", {"torch", "transformers", "datasets"}),
+    ("import pe.results.markdown, pe.results.rows", {"torch", "transformers"}),
+    ("import pe.figures", {"torch", "transformers"}),
+]
+"""Code, and the heavy packages that it must not bring: those that may bring most come last."""
+
+
+def test_what_does_not_come_along() -> None:
+    """One interpreter runs all of it in this order; `pe.model` is imported in test_model.py."""
+    lines = [f"{code}\nprint(*[m for m in {HEAVY} if m in sys.modules])" for code, _ in NOT_BROUGHT]
     done = subprocess.run(
-        [sys.executable, "-c", f"{code}\n{report}"], capture_output=True, text=True, check=True
-    )
-    return set(done.stdout.split())
-
-
-def test_the_package_itself_brings_nothing() -> None:
-    assert loaded_by("import pe; pe.__version__; dir(pe)") == set()
-
-
-@pytest.mark.parametrize(
-    ("code", "without"),
-    [
-        ("import pe.__main__, pe.pytest_plugin", set(HEAVY)),
-        ("import pe.runs", {"torch", "transformers", "pandas", "datasets"}),
-        ("import pe; pe.runs.root()", {"torch", "transformers", "pandas", "datasets"}),
-        ("import pe.figures", {"torch", "transformers"}),
-        ("import pe.results.markdown, pe.results.rows", {"torch", "transformers"}),
-        ("import pe.recipes.recipe, pe.recipes.named", {"torch", "transformers", "pandas"}),
-        ("import pe; pe.recipe('demo').config_hash()", {"torch", "transformers", "pandas"}),
-        ("import pe.data", {"torch", "transformers", "datasets"}),
-        ("import pe; pe.tasks.task('k_back').example(0, 0)", set(HEAVY)),
-        ("import pe.notebooks.papermill.entry", {"torch", "transformers", "pandas"}),
-        ("import pe.model", {"pandas", "datasets", "matplotlib", "papermill"}),
-    ],
-    ids=lambda x: x if isinstance(x, str) else "",
-)
-def test_what_does_not_come_along(code: str, without: set[str]) -> None:
-    assert not loaded_by(code) & without
+        [sys.executable, "-c", "\n".join(["import sys", *lines])],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    for (code, without), loaded in zip(NOT_BROUGHT, done.stdout.splitlines(), strict=True):
+        assert not set(loaded.split()) & without, code
 
 
 def test_encodings_bring_torch_and_nothing_else() -> None:

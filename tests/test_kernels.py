@@ -110,7 +110,7 @@ def test_kernels_agree_with_the_definition(spec: str, length: int, batch: int) -
 def test_kernels_agree_for_other_heads_and_widths(
     spec: str, heads: int, kv: int, width: int
 ) -> None:
-    """Wide heads have blocks of their own."""
+    """Wide heads have other blocks."""
     enc = made(spec, heads, kv, width, seed=3)
     case = {"length": 97, "heads": heads, "kv": kv, "width": width, "seed": 5}
     agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))

@@ -267,6 +267,7 @@ def test_saving_and_loading_in_another_process(tmp_path: Path) -> None:
         torch.save({"ids": ids, "logits": model(ids).logits}, tmp_path / name / "expected.pt")
     code = """
 import sys, torch, pe.model
+print(*{"pandas", "datasets", "matplotlib", "papermill"} & set(sys.modules), "begun")
 from transformers import AutoModel, AutoModelForCausalLM
 for name in sys.argv[2:]:
     here = f"{sys.argv[1]}/{name}"
@@ -291,7 +292,7 @@ print("datasets" in sys.modules)
     command = [sys.executable, "-c", code, str(tmp_path), *KINDS]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["False"]
+    assert done.stdout.split() == ["begun", "False"], "importing pe.model brings none of these"
     assert "MISSING" not in done.stderr
     assert "UNEXPECTED" not in done.stderr
 

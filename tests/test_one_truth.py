@@ -68,8 +68,8 @@ def test_the_pages_of_methods_and_the_table_of_all_encodings_agree() -> None:
     text, _ = book_every.every(rows, {}, None, speed, {}, measured=True)
     shown = {line[0]: line for line in book_records.lines(text)[1:]}
     for stem in ("alibi", "fox", "t5", "kerple"):
-        rows_of_page = book_measured.found(STUDIES, stem)
-        page = book_measured.text(stem, rows_of_page, {})
+        own = book_measured.found(STUDIES, stem)["demo-every"]
+        page = book_measured.text(stem, {"demo-every": own}, {})
         lines = book_records.lines(page)[1:]
         assert len(lines) >= 4 + 1 + 1 + 4  # beside, its own, cut, and the means of four
         for title, seeds, *cells in lines:
@@ -116,11 +116,19 @@ def test_readme_says_what_the_guide_says() -> None:
     block = re.search(r"<!-- results.*?<!-- end", (ROOT / "README.md").read_text(), re.S)
     assert block
     lines = {line[0]: line for line in book_records.lines(block[0].partition("-->\n")[2])}
-    for pe in ("nope", "pope", "rope"):
-        assert lines[STUDIES.rows("scaffold")[pe].title][1:] == said("scaffold", pe)
-    assert lines["RoPE, YaRN put on with factor = length"][2:] == [
-        look_up(STUDIES, f"scaffold/rope.extension.yarn@{n}.ppl@{n}x") for n in MULTIPLES[1:]
-    ]
+    names = {
+        "RoPE": "kept@3e-3", "RoPE, then YaRN for 4×": "yarn-4x",
+        "RoPE, rotation dropped (DroPE)": "dropped@3e-3", "NoPE from the first step": "nope",
+    }  # fmt: skip
+    for title, label in names.items():
+        assert lines[title][1:] == [
+            look_up(STUDIES, f"dropping/{label}.{kind}@{n}x")
+            for kind in ("ppl", "multikey")
+            for n in (1, 2, 4)
+        ]
+    assert lines["RoPE, cut to the training length"][5] == look_up(
+        STUDIES, "dropping/kept@3e-3.cut.multikey@2x"
+    )
 
 
 def test_differences_in_prose_are_those_of_the_table() -> None:

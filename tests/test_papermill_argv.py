@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -102,3 +103,33 @@ def test_an_output_is_added_to_our_notebooks_where_none_was_typed(
 def test_what_papermill_only_prepares_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     RunOutput().write("{}", OUTPUT)
     assert capsys.readouterr().out == "{}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        (
+            "tain.ipynb",
+            None,
+            r"there is no notebook .*tain.ipynb \(did you mean '.*train.ipynb'\?\)",
+        ),
+        ("mine.ipynb", "no notebook", r".*mine.ipynb is no notebook \(JSONDecodeError: "),
+    ],
+)
+def test_a_notebook_that_cannot_be_read_is_one_line(
+    name: str,
+    text: str | None,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    write_stub(tmp_path / "train.ipynb", FAILS)
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    entry.prepare(["papermill", str(tmp_path / name), "-p", "pe", "rope"])
+    error = FileNotFoundError("as papermill raises it")
+    sys.excepthook(type(error), error, None)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(f"papermill: {expected}", line)

@@ -33,7 +33,7 @@ TRAIN = Path(__file__).resolve().parent.parent / "notebooks" / "train.ipynb"
 
 
 def in_terminal(words: list[str], runs: Path, cwd: Path) -> tuple[int, str]:
-    """Run a command with stdin, stdout and stderr on a terminal of its own."""
+    """Run a command with stdin, stdout and stderr on a new terminal."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(cwd)
@@ -99,7 +99,7 @@ def test_the_exact_command_in_a_pipe(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["-p", "pe", "rpoe"], "unknown encoding 'rpoe' (did you mean 'rope'?)"),
+        (["-p", "recipe", "dmeo"], "unknown recipe 'dmeo' (did you mean 'demo'?)"),
         (["out.ipynb", "-p", "pee", "pope"], "unknown parameter 'pee' (did you mean 'pe'?)"),
     ],
 )

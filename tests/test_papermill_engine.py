@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import platform
+import os
 import signal
 import subprocess
 import sys
@@ -20,8 +20,9 @@ from papermill_stub import DIES, FAILS, REPORTS, folder, write_stub
 
 from pe.notebooks.papermill import engine
 from pe.notebooks.papermill.client import note
+from pe.notebooks.papermill.engine import Refused
 from pe.notebooks.papermill.entry import PeEngine
-from pe.notebooks.parameters import configure, launch, parameters
+from pe.notebooks.parameters import PLANNED, configure, launch, parameters
 from pe.recipes.named import RECIPES
 from pe.runs import Run, RunBusy
 from pe.runs.models import RunRecord
@@ -39,9 +40,10 @@ def test_the_engine_is_registered_and_is_the_default() -> None:
     assert papermill_engines.get_engine("nbclient") is NBClientEngine
 
 
-@pytest.mark.parametrize("first", ["papermill", "pe.notebooks.papermill.entry"])
-def test_the_order_of_imports_does_not_matter(first: str) -> None:
-    code = f"import {first}, papermill; from papermill.engines import papermill_engines as e; "
+def test_the_engine_is_registered_when_it_is_imported_before_papermill() -> None:
+    """As it is when papermill comes first, which it does in this file."""
+    code = "import pe.notebooks.papermill.entry, papermill; "
+    code += "from papermill.engines import papermill_engines as e; "
     code += "assert e.get_engine('pe') is e.get_engine(None)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
@@ -58,29 +60,6 @@ def test_a_notebook_without_our_mark_is_left_to_papermill(
     assert len(seen) == 1
     assert (tmp_path / "out.ipynb").exists()
     assert not runs.exists()
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="these settings are glibc's")
-def test_a_kernel_keeps_its_memory_from_step_to_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code = (
-        "import numpy, resource\n"
-        "faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
-        "numpy.ones(2**21)\n"
-        "before = faults()\n"
-        "for step in range(40): numpy.ones(2**21)\n"
-        "print(faults() - before)"
-    )
-    given = engine._environment(Run(tmp_path / "study" / "run"))
-    kept, plain = (
-        int(subprocess.check_output([sys.executable, "-c", code], env=environment))
-        for environment in (given, {k: v for k, v in given.items() if k not in engine.KEEP_MEMORY})
-    )
-    assert kept < plain / 10, "pages are taken once and not once a step"
-    monkeypatch.setenv("MALLOC_MMAP_MAX_", "7")
-    found = engine._environment(Run(tmp_path / "study" / "run"))
-    assert found["MALLOC_MMAP_MAX_"] == "7", "what the user set is left alone"
 
 
 def test_an_explicit_output_and_the_runs_folder_both_get_the_notebook(
@@ -212,7 +191,7 @@ def test_values_are_accepted_in_every_form_papermill_gives(
         ({"study": "../up"}, "study names a folder"),
         ({"weight_decay": 0.1}, "field of the recipe"),
         ({"stepz": 1}, r"unknown parameter 'stepz' \(did you mean 'steps'\?\)"),
-        ({"overrides": {"steps": 3}}, "steps has a parameter of its own"),
+        ({"overrides": {"steps": 3}}, "steps is a parameter of this notebook"),
         ({"overrides": {"hiden_size": 3}}, "did you mean 'hidden_size'"),
         ({"overrides": "hidden_size"}, "overrides: expected a dictionary"),
         ({"overrides": {"vocab_size": 300}}, "multiple of 8"),
@@ -238,13 +217,28 @@ def test_what_is_not_given_is_as_the_recipe_says(runs: Path) -> None:
 
 
 def test_cells_that_lead_to_another_run_than_the_command_named_are_refused(
-    tmp_path: Path, runs: Path
+    tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cell = "from pe.notebooks.parameters import configure\nconfigure(pe='rope', recipe='demo')"
+    """The cell asks for a study, and so the kernel does not import torch."""
+    cell = "from pe.notebooks.parameters import configure_study\nconfigure_study(study='scaffold')"
     notebook = write_stub(tmp_path / "nb.ipynb", cell)
-    with pytest.raises(PapermillExecutionError, match="the command named .*pope-s0-.* lead to"):
-        papermill.execute_notebook(
-            notebook, tmp_path / "out.ipynb", {"recipe": "demo", "pe": "pope"}
-        )
-    assert configure(pe="pope", recipe="demo").record.status == "failed"
-    papermill.execute_notebook(notebook, tmp_path / "out.ipynb", {"recipe": "demo", "pe": "rope"})
+    expected = "the command named .*pope-s0-.* lead to .*scaffold"
+    with pytest.raises(PapermillExecutionError, match=expected) as e:
+        papermill.execute_notebook(notebook, None, {"pe": "pope"}, progress_bar=False)
+    (line,) = e.value.traceback  # what the cell shows
+    assert line.startswith("ValueError: the command named")
+    assert Run(folder(runs)).record.status == "failed"
+    run = configure(pe="pope")
+    monkeypatch.setenv(PLANNED, engine._environment(run)[PLANNED])
+    assert configure(pe="pope").directory == run.directory
+    assert PLANNED not in os.environ, "later cells may configure what they like"
+
+
+def test_cells_that_never_ask_for_the_run_are_refused(tmp_path: Path, runs: Path) -> None:
+    notebook = write_stub(tmp_path / "nb.ipynb", "print('nothing')")
+    expected = r"never asked for the run .*runs/local/pope-s0-.*: call configure of pe\.notebooks"
+    with pytest.raises(Refused, match=expected):
+        papermill.execute_notebook(notebook, None, {"pe": "pope"}, progress_bar=False)
+    record = Run(folder(runs)).record
+    assert record.status == "failed"
+    assert "never asked for the run" in str(record.reason)

@@ -32,17 +32,27 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 0, "eos_token_id": 0,
 }  # fmt: skip
 WINDOW, LENGTH = 6, 21
+FIRST_STEP = 8  # from this position on temperatures act, in the test
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "smollm3": ("SmolLM3", {"num_hidden_layers": 4}),
-    "command_a": ("Cohere2", {"num_hidden_layers": 4, "sliding_window": WINDOW}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "rope_theta": 5e6}),
+    "command_a": ("Cohere2", {"num_hidden_layers": 4, "sliding_window": WINDOW,
+                              "rope_theta": 5e4}),
     "gemma3": ("Gemma3", {"num_hidden_layers": 6, "sliding_window": WINDOW, "head_dim": 16,
                           "query_pre_attn_scalar": 16}),
     "gpt_oss": ("GptOss", {"num_hidden_layers": 2, "sliding_window": WINDOW, "head_dim": 16,
                            "num_local_experts": 2, "num_experts_per_tok": 1}),
-    "olmo3": ("Olmo3", {"num_hidden_layers": 4, "sliding_window": WINDOW}),
+    "olmo3": ("Olmo3", {"num_hidden_layers": 4, "sliding_window": WINDOW, "rope_scaling": {
+        "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}}),
     "llama4": ("Llama4", {"num_hidden_layers": 4, "attention_chunk_size": WINDOW, "head_dim": 16,
                           "moe_layers": [], "intermediate_size_mlp": 96,
-                          "floor_scale": 8192}),
+                          "floor_scale": FIRST_STEP}),
+    "ministral3": ("Ministral3", {"num_hidden_layers": 2, "head_dim": 16, "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "mscale": 1.0,
+        "mscale_all_dim": 1.0, "original_max_position_embeddings": FIRST_STEP, "beta_fast": 32.0,
+        "beta_slow": 1.0, "llama_4_scaling_beta": 0.1}}),
+    "qwen3_next": ("Qwen3Next", {"num_hidden_layers": 2, "head_dim": 16, "num_experts": 2,
+                                 "rope_theta": 1e7, "layer_types": ["full_attention"] * 2,
+                                 "num_experts_per_tok": 1, "mlp_only_layers": [0, 1]}),
 }  # fmt: skip
 
 
@@ -63,8 +73,9 @@ def theirs(name: str) -> Any:
 
 
 def narrowed(name: str) -> str:
-    """The preset with a window of `WINDOW` tokens."""
-    spec = PRESETS[name].spec
+    """The preset with a window of `WINDOW` tokens, and its temperature from `FIRST_STEP` on."""
+    spec = PRESETS[name].spec.replace("16384", str(FIRST_STEP))
+    spec = spec.replace("irope", f"irope(floor_scale={FIRST_STEP})")
     for number in ("window:4096", "window:512", "window:128", "chunk:8192"):
         spec = spec.replace(number, f"{number.split(':')[0]}:{WINDOW}")
     return spec
@@ -75,6 +86,7 @@ def replace_attention(model: Any, name: str) -> Callable[[], None]:
     config = model.config
     sizes = {"head_dim": 16, "num_heads": 4, "num_kv_heads": 2, "original_length": 4096}
     encodings = layer_encodings(narrowed(name), config.num_hidden_layers, **sizes)
+    encodings *= config.num_hidden_layers // len(encodings)
     held: dict[int, tuple[Tensor, Tensor]] = {}
 
     def swap(index: int, layer: Any) -> None:
@@ -88,14 +100,18 @@ def replace_attention(model: Any, name: str) -> Callable[[], None]:
             if name == "olmo3":
                 q, k = attention.q_norm(q), attention.k_norm(k)
             batch, length, _ = q.shape
-            q, k, v = (x.view(batch, length, -1, 16).transpose(1, 2) for x in (q, k, v))
-            if name == "gemma3":
+            gate = None
+            if name == "qwen3_next":  # each head's queries, then what its output is gated by
+                q, gate = q.view(batch, length, -1, 32).chunk(2, dim=-1)
+            q, k, v = (x.reshape(batch, length, -1, 16).transpose(1, 2) for x in (q, k, v))
+            if name in ("gemma3", "qwen3_next"):
                 q, k = attention.q_norm(q), attention.k_norm(k)
             if index in held:
                 k, v = (torch.cat(pair, 2) for pair in zip(held[index], (k, v), strict=True))
             held[index] = k, v
-            out = pe.attend(enc, q, k, v)
-            return attention.o_proj(out.transpose(1, 2).flatten(-2)), None
+            out = pe.attend(enc, q, k, v).transpose(1, 2).flatten(-2)
+            out = out if gate is None else out * gate.flatten(-2).sigmoid()
+            return attention.o_proj(out), None
 
         attention.forward = forward
 
@@ -129,7 +145,16 @@ def exact_frequencies(model: Any, name: str) -> None:
 
 
 class Unrounded(TorchFunctionMode):
-    """Casts to float32, which transformers' norms and phases are full of, are casts to float64."""
+    """Casts to float32, which transformers' norms and phases are full of, are casts to float64, and
+    so are quotients of integers (Ministral's temperature)."""
+
+    def __enter__(self) -> Any:
+        torch.set_default_dtype(torch.float64)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        torch.set_default_dtype(torch.float32)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         def wide(value: Any) -> Any:
@@ -159,8 +184,9 @@ def test_a_preset_is_the_attention_of_its_model(
         steps = torch.cat([model(part, use_cache=False).logits for part in parts], 1)
     torch.testing.assert_close(whole, want, atol=error, rtol=error)
     torch.testing.assert_close(steps, want_steps, atol=error, rtol=error)
-    if "window" in narrowed(name) or "chunk" in narrowed(name):
+    if any(part in narrowed(name) for part in ("window", "chunk", "temperature")):
         monkeypatch.setattr(f"{__name__}.WINDOW", WINDOW + 1)
+        monkeypatch.setattr(f"{__name__}.FIRST_STEP", FIRST_STEP + 1)
         replace_attention(model, name)
         assert (model(ids, use_cache=False).logits - want).abs().max() > 1e-3, "the window matters"
 

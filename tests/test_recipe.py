@@ -30,7 +30,7 @@ OTHER: dict[str, Any] = {
     "keep_steps": (40, 60), "retrieval_share": 0.02, "retrieval_samples": 5,
     "fit_temperature": True, "deterministic": True, "encoding_rate": 3.0, "embedding_std": 0.5,
     "first_token": True, "retrieval_tasks": ("multikey",), "dropout": 0.1, "keep_best": True,
-    "activation_checkpointing": True, "separator": "blank-lines",
+    "activation_checkpointing": True, "separator": "blank-lines", "tune": "encoding",
 }  # fmt: skip
 
 
@@ -42,7 +42,8 @@ def test_every_field_has_another_value_here() -> None:
 
 @pytest.mark.parametrize("name", sorted(OTHER))
 def test_the_hash_changes_with_what_is_trained_and_nothing_else(name: str) -> None:
-    also = {"start_from": OTHER["start_from"]} if name.startswith("start_st") else {}
+    started = name.startswith("start_st") or name == "tune"
+    also = {"start_from": OTHER["start_from"]} if started else {}
     also |= {"start_step": 5} if name == "start_state" else {}
     also |= {"schedule": "wsd"} if name == "decay_steps" else {}
     also |= {"retrieval_share": 0.02} if name == "retrieval_tasks" else {}

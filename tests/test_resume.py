@@ -39,6 +39,11 @@ def recipe(shared: Path) -> Recipe:
 
 
 def uninterrupted(shared: Path, recipe: Recipe) -> Run:
+    """The run that nobody stops, trained once per configuration and not changed by any test.
+
+    How often it is saved belongs to no configuration, so every caller has to agree about it.
+    """
+    assert recipe.checkpoint_every == 5
     run = Run(shared / "plain" / recipe.run_name(), recipe)
     return train(run, quiet=True)
 
@@ -80,8 +85,8 @@ def test_the_recipe_of_these_tests_crosses_an_epoch(shared: Path, recipe: Recipe
 def test_a_signal_saves_says_why_and_loses_nothing(
     shared: Path, tmp_path: Path, recipe: Recipe, number: signal.Signals
 ) -> None:
-    recipe = tiny(shared / "corpus", checkpoint_every=100)  # none but for the signal
-    run = Run(tmp_path / recipe.run_name(), recipe)
+    unsaved = tiny(shared / "corpus", checkpoint_every=100)  # none but for the signal
+    run = Run(tmp_path / unsaved.run_name(), unsaved)
     process = TrainingProcess(run, shared / "cache", functools.partial(wait_for_signal_at, 12))
     process.signal_at(12, number)
     assert process.end() > 0
@@ -186,7 +191,7 @@ def test_a_killed_run_draws_the_same_dropout_and_keeps_the_same_best_weights(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     losses = {8: 3.0, 16: 2.0, 24: 2.5}
-    monkeypatch.setattr(Trainer, "_validation_loss", lambda self: losses[self.state.step])
+    monkeypatch.setattr(Trainer, "_mean_loss", lambda self, *_: losses[self.state.step])
     recipe = tiny(shared / "corpus", dropout=0.2, keep_best=True)
     plain = train(Run(tmp_path / "plain" / recipe.run_name(), recipe), quiet=True)
     run = Run(tmp_path / "killed" / recipe.run_name(), recipe)

@@ -211,7 +211,9 @@ DAMAGES = {
 )
 def test_load_names_every_damaged_file(run: Run, tmp_path: Path, name: str, text: str) -> None:
     other = book_records.record("other", "rope", 0)
-    Run(tmp_path / "other" / "whole").write(other | {"run": "whole"})
+    whole = Run(tmp_path / "other" / "whole")
+    whole.write(other | {"run": "whole"})
+    (whole.directory / "metrics.jsonl").write_text('{"step": 1, "loss": 5.0}\n')
     broken = Run(tmp_path / "other" / "broken")
     broken.write(other | {"run": "broken"})
     (broken.directory / "run.json").write_text("{")
@@ -238,6 +240,12 @@ def test_a_killed_runs_torn_line_is_no_damage_while_it_is_running(
     (run.directory / "metrics.jsonl").write_text('{"step": 1, "loss": 5.0}\n{"step": 2, "l')
     run.write(record | {"status": "running", "training": None, "finished": None})
     assert runs.load(tmp_path)["status"].tolist() == ["running"]
+
+
+def test_lost_metrics_of_a_run_that_trained_are_damage(run: Run, tmp_path: Path) -> None:
+    (run.directory / "metrics.jsonl").unlink()
+    with pytest.raises(RunError, match=r"metrics\.jsonl: there is no such record; restore"):
+        runs.load(tmp_path)
 
 
 def test_load_gives_one_row_a_run(run: Run, record: dict[str, Any], tmp_path: Path) -> None:
@@ -431,3 +439,17 @@ def test_training_and_evaluating_respect_the_lock(tmp_path: Path) -> None:
     with run.lock(), pytest.raises(RunBusy):
         train(run)
     assert not run.exists(), "a refused process must not write into the other's record"
+
+
+def test_failed_runs_stay_out_of_tables_unless_asked_for(
+    run: Run, record: dict[str, Any], tmp_path: Path
+) -> None:
+    broken = Run(tmp_path / "demo" / "broken")
+    broken.write(record | {"run": "broken", "status": "failed", "reason": "ValueError: no text"})
+    assert [r.name for r in runs.find(tmp_path)] == [run.name]
+    assert [r.name for r in runs.find(tmp_path, failed=True)] == ["broken", run.name]
+    assert runs.load(tmp_path)["run"].tolist() == [run.name]
+    assert runs.load(tmp_path, failed=True)["status"].tolist() == ["failed", "complete"]
+    (broken.directory / "run.json").write_text("{")
+    with pytest.raises(RunError, match="broken/run.json: damaged record"):
+        runs.load(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import pe
 from pe.encodings import encoding
-from pe.evaluation.extension import _cells
+from pe.evaluation.factors import cells, refuse_unused_options
 from pe.model import PEConfig, PEForCausalLM, PEModel
 from pe.model.config import FIELDS, OF_GENERATION, OF_TRANSFORMERS
 
@@ -99,8 +100,13 @@ def test_overrides_at_loading_are_checked_as_at_building(tmp_path: Path) -> None
         PEConfig.from_pretrained(tmp_path, hiden_size=5)
     with pytest.raises(ValueError, match="unknown encoding 'rpoe'"):
         PEForCausalLM.from_pretrained(tmp_path, pe="rpoe")
-    with pytest.raises(TypeError, match="rope_theta"):
-        PEForCausalLM.from_pretrained(tmp_path, rope_theta=5e5)
+    for model_type in (PEForCausalLM, PEModel, AutoModelForCausalLM):
+        with pytest.raises(ValueError, match="rope_theta: an option of 'rope'; give pe_options="):
+            model_type.from_pretrained(tmp_path, rope_theta=5e5)
+    with pytest.raises(ValueError, match="no field 'hiden_size'"):
+        PEForCausalLM.from_pretrained(tmp_path, hiden_size=5)
+    with pytest.raises(ValueError, match="hidden_size: a field of the configuration"):
+        PEForCausalLM(PEConfig(**SMALL), hidden_size=64)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, pe_options={"theta": 5e5})
     assert model.model.encodings[0].theta == 5e5
 
@@ -189,9 +195,10 @@ def test_llama3_divides_what_lies_below_where_both_bounds_are_one(spec: str) -> 
 
 
 def test_options_of_an_extension_that_match_no_cell_are_refused() -> None:
-    assert [c[0] for c in _cells(["pi"], [2.0], {"pi@2": {"theta": 1e4}})] == ["pi@2"]
+    wanted, lengths = cells(["pi"], [2.0, "length"]), ([256, 1024], 256)
+    refuse_unused_options({"pi@2": {"theta": 1e4}, "pi@4": {"theta": 1e4}}, wanted, *lengths)
     with pytest.raises(ValueError, match="unknown cell in options 'pi@2.0' .did you mean 'pi@2'"):
-        _cells(["pi"], [2.0], {"pi@2.0": {"theta": 1e4}})
+        refuse_unused_options({"pi@2.0": {"theta": 1e4}}, wanted, *lengths)
 
 
 def test_an_unknown_encoding_that_looks_like_a_class_is_told_how_one_is_named() -> None:
@@ -219,3 +226,34 @@ def test_a_sum_keeps_as_many_numbers_of_each_token_as_its_parts() -> None:
         enc = encoding(spec, original_length=8, **sizes)
         state = enc.key_state(torch.zeros(1, 5, 64))
         assert enc.state_size == size == (0 if state is None else state.shape[-1])
+
+
+def test_options_of_a_built_models_encoding_are_read_and_not_written(tmp_path: Path) -> None:
+    """At save they would name another encoding than the weights were used with."""
+    factors = {"long_factor": [2.0] * 4, "short_factor": [1.0] * 4, "factor": 2.0}
+    config = PEConfig(**SMALL, pe="longrope", pe_options=factors)
+    config.pe_options["factor"] = 4.0  # nothing was built yet
+    model = PEForCausalLM(config)
+    options = model.config.pe_options
+    for change in (
+        lambda: options.__setitem__("factor", 8.0),
+        lambda: options.update(factor=8.0),
+        lambda: options.setdefault("theta", 1.0),
+        lambda: options.pop("factor"),
+        lambda: options.__delitem__("factor"),
+        lambda: options.__ior__({"factor": 8.0}),
+        lambda: options.popitem(),
+        lambda: options.clear(),
+    ):
+        with pytest.raises(ValueError, match="pe_options: a model was built with this"):
+            change()
+    with pytest.raises(TypeError, match="item assignment"):
+        options["long_factor"][0] = 3.0
+    model.save_pretrained(tmp_path)
+    saved = PEConfig.from_pretrained(tmp_path).pe_options
+    assert saved == factors | {"factor": 4.0}
+    assert copy.deepcopy(options) == pickle.loads(pickle.dumps(options)) == saved
+    copy.copy(options)["factor"] = 8.0
+    assert options["factor"] == 4.0
+    assert PEModel(model.config).config.pe_options == options
+    assert pe.convert(model, "longrope", factor=8.0).config.pe_options["factor"] == 8.0

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import shlex
 from pathlib import Path
 from typing import Any
 
+import papermill
 import pytest
+import yaml
 from notebook_tools import shown
-from papermill_stub import environment
 from speed_records import squeezed
 
+from pe.notebooks.papermill.engine import Refused
 from pe.notebooks.parameters import configure_speed
 from pe.speed import rig
 from pe.speed.record import TIME_UP, SpeedRun
@@ -30,9 +31,10 @@ def _elsewhere(tmp_path: Path, own_runs: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_notebook_measures_what_is_missing_and_shows_it(
-    own_runs: Path, capfd: pytest.CaptureFixture[str]
+    own_runs: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = configure_speed(**GIVEN)
+    monkeypatch.setattr(rig("measure"), "command", lambda: None)  # as in a kernel without papermill
     begun = rig("measure").measure(run, run.settings, minutes=1e-9)
     assert {r["reason"] for r in begun["cells"]} == {TIME_UP}
     words = squeezed(shown(SPEED, **GIVEN))
@@ -40,6 +42,10 @@ def test_the_notebook_measures_what_is_missing_and_shows_it(
     assert {p.name for p in folder.iterdir()} == {"speed.json", "speed.svg"}
     record = SpeedRun(folder).read()
     assert (record["status"], len(record["sessions"])) == ("complete", 2)
+    *words_of_it, line = shlex.split(record["sessions"][-1]["command"])
+    assert words_of_it == ["papermill", "notebooks/speed.ipynb", "-y"]
+    repeated = configure_speed(**yaml.safe_load(line))
+    assert (repeated.directory, repeated.settings) == (run.directory, run.settings)
     assert not any(r["reason"] for r in record["cells"])
     assert {r["system"] for r in record["cells"]} == {"nope", "rope", "alibi"}
     assert "| cells | 6 |" in words
@@ -50,22 +56,10 @@ def test_the_notebook_measures_what_is_missing_and_shows_it(
     assert capfd.readouterr().err.splitlines()[-1].startswith("6/6 train")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["modes", "trian"], "unknown mode 'trian' (did you mean 'train'?)"),
-    ],
-)
-def test_a_mistake_stops_the_command_with_one_line(
-    own_runs: Path, words: list[str], message: str
-) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "papermill", str(SPEED), "-p", *words],
-        capture_output=True, text=True, timeout=60, env=environment(own_runs),
-    )  # fmt: skip
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"pe: {message}")
+def test_a_mistake_stops_the_notebook_before_a_kernel_starts(own_runs: Path) -> None:
+    """In a command the engine's `Refused` is one line and exit code 2 (test_papermill_command)."""
+    with pytest.raises(Refused, match=r"^unknown mode 'trian' \(did you mean 'train'\?\)"):
+        papermill.execute_notebook(SPEED, None, {"modes": "trian"}, progress_bar=False)
     assert not own_runs.exists()
 
 

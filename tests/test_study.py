@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -228,18 +228,18 @@ def test_a_study_runs_in_order_a_failure_skips_what_starts_from_it_and_nothing_r
 
 @pytest.fixture
 def scheduler(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
-    """A Dask scheduler and a worker as other processes: the address, and the worker's process."""
-    file = tmp_path / "scheduler.json"
-    tool = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--no-dashboard", "--port", "0"]
-    first = subprocess.Popen([*tool, "--scheduler-file", str(file)], stderr=subprocess.DEVNULL)
-    started = [first]
-    try:
-        wait_for(lambda: file.exists() and file.read_text().strip().endswith("}"))
-        yield str(file), started
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+    """The file of a Dask scheduler in this process, and a list for workers in their own ones."""
+    from distributed import LocalCluster
+
+    file, started = tmp_path / "scheduler.json", list[subprocess.Popen[bytes]]()
+    with LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address=None) as cluster:
+        file.write_text(json.dumps({"address": cluster.scheduler_address}))
+        try:
+            yield str(file), started
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
 
 
 def add_worker(file: str, started: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
@@ -248,13 +248,6 @@ def add_worker(file: str, started: list[subprocess.Popen[bytes]]) -> subprocess.
     worker = subprocess.Popen(tool, stderr=subprocess.DEVNULL)
     started.append(worker)
     return worker
-
-
-def wait_for(true: Any, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.05)
 
 
 def test_a_killed_worker_loses_nothing_and_nothing_runs_twice(

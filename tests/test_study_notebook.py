@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +11,11 @@ import papermill
 import pytest
 from notebook_tools import shown
 from papermill.exceptions import PapermillExecutionError
-from papermill_stub import environment
 from study_tools import by_label, write
 
 import pe
 from pe.notebooks import study_page
+from pe.notebooks.papermill.engine import Refused
 from pe.notebooks.parameters import configure_study
 from pe.study import load_plan
 
@@ -78,23 +76,11 @@ def test_a_dry_run_lists_and_runs_nothing(tmp_path: Path, own_runs: Path) -> Non
     assert configure_study(study="scaffold", dry_run=True).notebook == "plan.ipynb"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["study", "scafold"], "unknown study 'scafold' (did you mean 'scaffold'?)"),
-    ],
-)
-def test_a_mistake_stops_the_command_with_one_line(
-    tmp_path: Path, own_runs: Path, words: list[str], message: str
-) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "papermill", str(STUDY), "-p", *words],
-        capture_output=True, text=True, timeout=60, env=environment(own_runs),
-    )  # fmt: skip
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"pe: {message}; choose from: ")
-    assert done.stdout == ""
+def test_a_mistake_stops_the_notebook_before_a_kernel_starts(own_runs: Path) -> None:
+    """In a command the engine's `Refused` is one line and exit code 2 (test_papermill_command)."""
+    expected = r"^unknown study 'scafold' \(did you mean 'scaffold'\?\); choose from: "
+    with pytest.raises(Refused, match=expected):
+        papermill.execute_notebook(STUDY, None, {"study": "scafold"}, progress_bar=False)
     assert not own_runs.exists()
 
 

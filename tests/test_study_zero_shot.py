@@ -101,8 +101,8 @@ def test_a_run_of_the_same_study_is_trained_first_and_then_extended(
 
 def test_names_of_cells_are_those_that_are_measured() -> None:
     wanted = ZeroShot(run="first/rope", factors=[2, 16])
-    made = [name for name, _, _ in extension._cells(wanted.methods, wanted.factors, {})]
-    assert wanted.cells() == made
+    assert len(wanted.cells()) == len(set(wanted.cells()))
+    assert {"yarn@2", "yarn@16", "abf@2", "dynamic_yarn@1", "resonance@1"} <= set(wanted.cells())
     assert tuple(wanted.methods) == tuple(extension_methods())
 
 
@@ -212,3 +212,37 @@ def test_the_page_of_a_study_counts_its_runs_and_shows_what_was_extended(
     assert "without training" in shown
     assert re.search(r"\| LongRoPE +\| +4 \|", shown)
     assert "1 of 1 runs are not done" in shown
+
+
+def test_a_run_with_searched_factors_waits_for_the_search_and_trains_with_what_it_found(
+    studies: Path, own_runs: Path
+) -> None:
+    (parent,) = load_plan("first")
+    content = yaml.safe_load((studies / "second.yaml").read_text())
+    content["runs"]["pi"] |= {
+        "pe": "longrope", "pe_options": {"factor": 2.0, "long_factor": "searched"},
+    }  # fmt: skip
+    write(studies, "second", content)
+    task, run = load_plan("second", check=True)
+    assert (task.label, run.parent) == ("zero-shot", task.name)
+    pe.train(parent.run(), quiet=True)
+    with pytest.raises(RunError, match=r"has no longrope-2x.json; search first"):
+        pe.train(run.run(), quiet=True)
+    assert task.zero_shot
+    part = ZeroShot.model_validate(PART | {"factors": ["length"], "methods": ["longrope"]})
+    carry_out(parent.run(), part, quiet=True)
+    assert part.missing(parent.run()) == []
+    best = json.loads((parent.run().directory / "longrope-2x.json").read_text())["best"]["factors"]
+    record = parent.run().part("extension")
+    assert record is not None
+    assert record["cells"]["longrope@length"]["by_length"]["32"]["long_factor"] == best
+    pe.evaluate(pe.train(run.run(), quiet=True), quiet=True)
+    config = json.loads((run.run().checkpoint / "config.json").read_text())
+    assert config["pe_options"]["long_factor"] == best
+    lose_weights(own_runs)
+    planned = [p for p in with_retrained_parents(load_plan("second")) if p.label == "pi"]
+    assert planned[0].done()
+
+    write(studies, "second", content | {"zero_shot": PART | {"factors": [4]}})
+    with pytest.raises(ValueError, match="runs.pi: long_factor: searched for by no zero_shot"):
+        load_plan("second")

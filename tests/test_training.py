@@ -185,22 +185,31 @@ def test_how_often_a_run_is_logged_saved_and_validated_changes_no_weight(
     )
 
 
-def test_the_validation_loss_is_the_mean_over_the_split(shared: Path, tmp_path: Path) -> None:
+def test_validation_and_unseen_windows_of_the_training_text_are_judged_after_the_last_step(
+    shared: Path, tmp_path: Path
+) -> None:
     from transformers import AutoModelForCausalLM
 
     run = train_tiny(tmp_path, shared, steps=5)
     model = AutoModelForCausalLM.from_pretrained(run.checkpoint).eval()
     data = prepare(run.recipe.corpus, run.recipe.vocab_size)
-    batches = Batches(data.validation, 16, 4, seed=0)
-    count = min(8, batches.windows // 4)
-    rows = [batches.at(i) for i in range(count)]
+
+    def loss(batches: Batches, first: int, count: int) -> float:
+        rows = [batches.at(i) for i in range(first, first + count)]
+        tokens = torch.from_numpy(np.concatenate([b.input_ids for b in rows]))
+        targets = torch.from_numpy(np.concatenate([b.targets for b in rows]))
+        with torch.no_grad():
+            logits = model(tokens).logits
+        return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()))
+
+    held_out, train = Batches(data.validation, 16, 4, seed=0), Batches(data.train, 16, 4, seed=0)
+    count = min(8, held_out.windows // 4)
     assert count > 2
-    tokens = torch.from_numpy(np.concatenate([b.input_ids for b in rows]))
-    targets = torch.from_numpy(np.concatenate([b.targets for b in rows]))
-    with torch.no_grad():
-        logits = model(tokens).logits
-    wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    assert run.read()["training"]["validation_loss"] == pytest.approx(float(wanted), abs=1e-5)
+    training = run.read()["training"]
+    assert training["validation_loss"] == pytest.approx(loss(held_out, 0, count), abs=1e-5)
+    assert training["unseen_loss"] == pytest.approx(loss(train, 5, 8), abs=1e-5)
+    longer = train_tiny(tmp_path, shared, steps=12)  # of 18 that a pass has: less than 8 are left
+    assert "unseen_loss" not in longer.read()["training"]
 
 
 def test_activation_checkpointing_changes_no_weight(shared: Path, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Write README's table of results from the records: ``python tools/readme_results.py``.
 
-Run it when the records of runs/scaffold change; a test compares README with what this makes.
+Run it when the records of runs/dropping change; a test compares README with what this makes.
 """
 
 from __future__ import annotations
@@ -9,45 +9,43 @@ import re
 from pathlib import Path
 
 from pe import runs
-from pe.results import extensions, quantities
-from pe.results.markdown import cropped, pipe
-from pe.results.quantities import label, whole
-from pe.results.rows import measure, rows, write
+from pe.results import quantities
+from pe.results.markdown import pipe
+from pe.results.quantities import whole
+from pe.results.rows import cut, measure, rows, write
 
 ROOT = Path(__file__).resolve().parents[1]
-STUDY, METHOD = "scaffold", "yarn"
-SHOWN = ("nope", "pope", "rope")
-MULTIPLES = (1, 2, 4, 8, 16)
-COLUMNS = tuple(f"ppl@{multiple}x" for multiple in MULTIPLES)
+STUDY, CONTROL = "dropping", "kept@3e-3"
+SHOWN = {
+    CONTROL: "RoPE",
+    "yarn-4x": "RoPE, then YaRN for 4×",
+    "ntk-4x": "RoPE, then NTK for 4×",
+    "dropped@3e-3": "RoPE, rotation dropped (DroPE)",
+    "nope": "NoPE from the first step",
+}
+MULTIPLES = (1, 2, 4)
+COLUMNS = tuple(f"{kind}@{multiple}x" for kind in ("ppl", "multikey") for multiple in MULTIPLES)
 MARKS = "<!-- results, by tools/readme_results.py -->", "<!-- end of results -->"
 
 
 def block() -> str:
     """The table and the line under it."""
     found = {row.label: row for row in rows(STUDY, runs.find(ROOT / "runs", STUDY))}
-    lines = [
-        [found[name].title, *(write(measure(found[name], column), column) for column in COLUMNS)]
-        for name in SHOWN
-    ]
-    rope = found["rope"].runs[0]
-    record = runs.Run(rope.directory).part("extension")  # type: ignore[attr-defined]
-    assert record is not None
-    run, limit = rope.read(), quantities.vocabulary(rope)
-    length = run["recipe"]["context_length"]
-    extended = [
-        quantities.perplexity(
-            extensions.value(record, length, f"{METHOD}@{multiple}", multiple), limit
-        )
-        for multiple in MULTIPLES[1:]
-    ]
-    title, _, *cut = cropped([found["rope"]], COLUMNS) or ["", ""]
-    lines.append([title, *cut])
-    lines.append([f"RoPE, {label(METHOD)} put on with factor = length", lines[2][1], *extended])
-    table = pipe(["perplexity at", *(f"{multiple}×" for multiple in MULTIPLES)], lines)
+    lines = []
+    for name, title in SHOWN.items():
+        cells = [write(measure(found[name], column), column) for column in COLUMNS]
+        lines.append([title, *(cell.partition("<br>")[0] for cell in cells)])
+    limit = quantities.vocabulary(found[CONTROL].runs[0])
+    shares = [(column, cut(found[CONTROL], column)) for column in COLUMNS]
+    texts = ["–" if s is None else quantities.write(s, column, limit) for column, s in shares]
+    lines.insert(1, ["RoPE, cut to the training length", *texts])
+    run = found[CONTROL].runs[0].read()
+    times = [f"{multiple}×" for multiple in MULTIPLES]
+    heads = ["", *(f"perplexity {t}" for t in times), *(f"found {t}" for t in times)]
     return (
-        f"{table}\n\nOne seed, {whole(run['model']['parameters'])} parameters, "
-        f"{whole(run['training']['tokens'])} tokens at a peak rate of "
-        f"{run['recipe']['learning_rate']:g}, trained on windows of {whole(length)} (1×), on one "
+        f"{pipe(heads, lines)}\n\nOne seed, {whole(run['model']['parameters'])} parameters, "
+        f"{whole(run['training']['tokens'] + run['parent']['tokens'])} tokens in all, trained on "
+        f"windows of {whole(run['recipe']['context_length'])} (1×), on one "
         f"{run['hardware']['name']}."
     )
 

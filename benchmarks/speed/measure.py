@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from pe.recipes.command import notebook_command
 from pe.runs import SCHEMA_VERSION, RunError
 from pe.runs.provenance import code, command, hardware, now, versions
 from pe.speed.names import library
 from pe.speed.record import TIME_UP, Settings, Speed, SpeedRun
 
 from .cell import NOTHING, measure_cell
-from .plan import Cell, order
+from .plan import Cell, order, parameters
 
 NOPE_EVERY = 5
 """Cells of a mode and length between two rounds of NoPE."""
@@ -50,7 +51,7 @@ def measure(
     todo = left(record, chosen)
     if not todo:
         return record
-    record["sessions"].append(_session())
+    record["sessions"].append(_session(run, chosen))
     record["cells"] = [row for row in record["cells"] if row["reason"] != TIME_UP]
     record["status"] = "running"
     since: dict[tuple[str, int], int] = {}
@@ -105,9 +106,11 @@ def left(record: dict[str, Any], chosen: Settings) -> list[Cell]:
     return [cell for cell in order(chosen) if cell[:3] not in done]
 
 
-def _session() -> dict[str, Any]:
+def _session(run: SpeedRun, chosen: Settings) -> dict[str, Any]:
     return {
-        "created": now(), "finished": None, "command": command(), "code": code(),
+        "created": now(), "finished": None,
+        "command": command() or notebook_command(parameters(chosen, run.name), "speed"),
+        "code": code(),
         "versions": versions() | _more_versions(),
         "hardware": hardware(), "helpers": 0,
     }  # fmt: skip

@@ -17,7 +17,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pe._errors import unknown
 from pe.recipes.named import recipe as named_recipe
@@ -92,6 +92,20 @@ def settings(
         compiled=cuda if compiled is None else compiled,
         deterministic=deterministic,
     )
+
+
+def parameters(chosen: Settings, name: str) -> dict[str, Any]:
+    """Parameters of speed.ipynb that lead to these settings, under this name."""
+    kinds: dict[bool, list[str]] = {True: [], False: []}
+    for system in chosen.systems:
+        kinds[system in PEERS].append(system)
+    return chosen.model_dump(exclude={"systems"}) | {
+        "name": name,
+        "encodings": ",".join(kinds[False]),
+        "peers": ",".join(kinds[True]) or "none",
+        "lengths": ",".join(map(str, chosen.lengths)),
+        "modes": ",".join(chosen.modes),
+    }
 
 
 def importable() -> tuple[str, ...]:

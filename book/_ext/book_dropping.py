@@ -1,20 +1,25 @@
 """Runs that began with a rotary model: their rotation dropped, kept, or scaled for longer texts.
 
 | ```{dropping-table} dropping    a line per row of that study
+| ```{picture} dropping-reach     the same rows, drawn
 
 What was done is read off the records: a run's own recipe, and those of the runs that it began with.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from book_directives import Made
+from book_pictures import Figures
+from book_studies import Studies
 from sphinx.application import Sphinx
 
+from pe.figures.reach import reach
 from pe.results import quantities
 from pe.results.markdown import CROPPED, pipe
 from pe.results.quantities import GUESSING, RunLike, label
@@ -22,6 +27,8 @@ from pe.results.rows import Row, cut, difference, measure, same_targets, write
 
 KINDS = ("from the first step", "kept", "put on", "dropped")
 OTHER = "¹"
+STUDY = "dropping"
+TURNED = "queries and keys"
 THETA = 10_000.0
 """RoPE's base where a recipe gives none."""
 COLUMNS = ("ppl@2x", "ppl@4x", "multikey@1x", "multikey@2x", "multikey@4x")
@@ -167,6 +174,28 @@ def _against(one: Treated) -> str:
         return GUESSING if gap.guessing else f"{math.exp(gap.value):.3f}"
     ends = "–".join(f"{math.exp(end):.3f}" for end in (gap.interval.low, gap.interval.high))
     return f"{math.exp(gap.value):.3f}<br>({ends})"
+
+
+def figures_of(studies: Studies) -> Figures:
+    """STUDY-reach: perplexities and hidden numbers of the rows of the study of dropping."""
+    if STUDY not in studies.runs:
+        return {}
+    rows = list(studies.rows(STUDY).values())
+    found = treated(rows, {f"{run.study}/{run.name}": run for run in studies.complete()})
+    control = next((one.control for one in found if one.control is not None), rows[0])
+    named = [replace(one.row, title=_title(one)) for one in found]
+    places = {one.row.label: "none" if one.row.pe == "nope" else TURNED for one in found}
+    far = round(max(float(name[:-1]) for name in quantities.multiples(control.runs)))
+    draw = functools.partial(reach, named, places, far, base=control.label)
+    return {f"{STUDY}-reach": ([run for row in rows for run in row.runs], draw)}
+
+
+def _title(one: Treated) -> str:
+    """What was done, at which rate, and the base where it is not RoPE's own."""
+    r = one.recipe
+    text = f"{one.title}, {r['learning_rate']:g}" if one.kind in ("kept", "dropped") else one.title
+    text += ", norm" if r.get("joint_norm") else ""
+    return text if one.theta in (None, THETA) else f"{text}, θ = {one.theta / 1e6:g} M"
 
 
 class DroppingTable(Made):

@@ -23,6 +23,7 @@ ROOT = BOOK.parent
 sys.path.insert(0, str(ROOT))  # the package beside the book, installed or not
 
 import book_api  # noqa: E402
+import book_caches  # noqa: E402
 import book_claims  # noqa: E402
 import book_directives  # noqa: E402
 import book_dropping  # noqa: E402
@@ -56,7 +57,7 @@ def prepare(app: Sphinx, config: Config) -> None:
     except runs.RunError as error:
         raise ExtensionError(f"the book is built from records, and {error}") from error
     book_mirror.mirror(ROOT, BOOK, studies.complete())
-    drawn = book_measured.figures_of(studies)
+    drawn = book_measured.figures_of(studies) | book_dropping.figures_of(studies)
     drawn |= book_pictures.shown(BOOK, book_pictures.record_figures(studies) | drawn)
     book_pictures.draw(ROOT, BOOK, drawn)
     book_mirror.write(BOOK / "_generated" / "records.json", studies.fingerprint())
@@ -95,7 +96,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("api", book_api.Api)
     for part in (
         book_encodings, book_tables, book_plans, book_speed, book_every, book_measured,
-        book_dropping, book_recipes, book_claims,
+        book_dropping, book_recipes, book_caches, book_claims,
     ):  # fmt: skip
         part.setup(app)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -22,6 +22,7 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
+from pe._errors import GUIDE
 from pe.data.cache import OnProgress, log, progress_bar
 from pe.data.corpora import BYTES_PER_TOKEN, HELD_OUT_SHARE, Budget, Corpus
 from pe.data.splits import SPLITS, TEST, TRAIN, VALIDATION
@@ -146,7 +147,10 @@ def read_documents(
         out.truncate(offsets[-1])
     if not names:
         reasons = ", ".join(f"{count} {reason}" for reason, count in skipped.items())
-        raise ValueError(f"corpus {corpus.name!r} holds no text ({reasons or 'no files'})")
+        raise ValueError(
+            f"corpus {corpus.name!r} holds no text ({reasons or 'no files'}); documents are text "
+            f"in UTF-8, {GUIDE}"
+        )
     documents = Documents(
         directory,
         np.array(offsets, dtype=np.int64),

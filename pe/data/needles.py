@@ -56,7 +56,7 @@ class NeedleTask:
     keys: int
     """Names that the text gives numbers to."""
     values: int
-    """Numbers per name, each in a needle of its own; they are asked in the order of the text."""
+    """Numbers per name, each in a separate needle; they are asked in the order of the text."""
     queries: int
     """Names that are asked for, one after another."""
     digits: int = 7

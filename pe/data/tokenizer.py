@@ -1,7 +1,7 @@
 """The tokenizer: byte-level BPE trained on the training split, or one that exists already.
 
 The trained one works on bytes, so every text can be written and read back; every digit is a
-token of its own, so that numbers look the same at any length; ``<|endoftext|>`` closes a
+separate token, so that numbers look the same at any length; ``<|endoftext|>`` closes a
 document and ``<|pad|>`` fills a batch. Training is deterministic.
 """
 
@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pe._errors import nearest
+from pe._errors import GUIDE, nearest
 from pe.data.cache import log
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 END, PAD = "<|endoftext|>", "<|pad|>"
 SMALLEST = 264  # 256 bytes and two special tokens, as a multiple of 8
+_ON_THE_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?<!\.json)")
 TRAINING_BYTES = 256_000_000
 """Text that BPE training reads at most; counting words of more does not change the vocabulary
 enough to be worth the memory."""
@@ -77,10 +79,11 @@ def plan_tokenizer(tokenizer: str, vocab_size: int) -> TokenizerPlan:
 
 def _read(tokenizer: str) -> PreTrainedTokenizerFast:
     path = Path(tokenizer).expanduser()
-    if not path.exists() and tokenizer.count("/") != 1:
+    if not path.exists() and not _ON_THE_HUB.fullmatch(tokenizer):
         raise ValueError(
-            f"unknown tokenizer {tokenizer!r}{nearest(tokenizer, ['bpe'])}: it is not 'bpe', and "
-            f"no tokenizer.json or directory was found at {path.absolute()}"
+            f"unknown tokenizer {tokenizer!r}{nearest(tokenizer, ['bpe'])}: it is not 'bpe', not "
+            f"OWNER/NAME on the hub, and no tokenizer.json or directory was found at "
+            f"{path.absolute()}; {GUIDE}"
         )
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -94,7 +97,17 @@ def _read(tokenizer: str) -> PreTrainedTokenizerFast:
             read = AutoTokenizer.from_pretrained(str(path) if path.exists() else tokenizer)
     except Exception as error:  # transformers and tokenizers raise many kinds
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"tokenizer {tokenizer!r} could not be read: {reason}") from error
+        advice = (
+            ""
+            if path.exists()
+            else (
+                f"; nothing is at {path.absolute()} either. Check the network or the path, or use "
+                "tokenizer 'bpe', which needs no download"
+            )
+        )
+        raise ValueError(
+            f"tokenizer {tokenizer!r} could not be read: {reason.rstrip('.')}{advice}"
+        ) from error
     if getattr(read, "backend_tokenizer", None) is None:
         raise ValueError(f"tokenizer {tokenizer!r} has no fast version (a tokenizer.json)")
     return read

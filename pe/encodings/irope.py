@@ -80,4 +80,4 @@ class IRoPE(RoPE):
             return None
         steps = (q_positions + 1) // self.floor_scale  # of integers: exact at any position
         scale = 1.0 + self.attn_scale * steps.to(torch.float64).log1p()
-        return scale.float()[..., None, :]  # (B, 1, T), or (1, T)
+        return scale[..., None, :]  # (B, 1, T), or (1, T); float64, rounded as queries need it

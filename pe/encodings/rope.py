@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from pe.encodings.core.base import Encoding, Lengths, Prepared, tightest
 from pe.encodings.core.checks import choice, positive, rotary_width
+from pe.encodings.core.extension import Variant, with_raised_base
 from pe.encodings.core.frequencies import (
     Frequencies,
     FrequencyTransform,
@@ -31,7 +32,10 @@ from pe.encodings.core.rotation import rotate, rotate_pairs, takes_operator
 LAYOUTS = ("half", "interleaved")
 
 
-@register("rope", title="RoPE", paper="2104.09864", family="rotary")
+RAISED_BASE = Variant("abf", "Larger base (ABF)", "2309.16039", with_raised_base)
+
+
+@register("rope", title="RoPE", paper="2104.09864", family="rotary", extends=[RAISED_BASE])
 class RoPE(Encoding):
     """Rotary position embedding, with the frequency transforms that follow it in order."""
 

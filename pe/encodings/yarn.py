@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pe.encodings.core.checks import UNSET, at_least, positive
+from pe.encodings.core.extension import Variant
 from pe.encodings.core.frequencies import Frequencies, FrequencyTransform
 from pe.encodings.core.registry import register
 
@@ -55,7 +56,12 @@ def _refuse_unused(
         )
 
 
-@register("yarn", title="YaRN", paper="2309.00071", family="frequencies")
+DYNAMIC = Variant(
+    "dynamic_yarn", "Dynamic YaRN", "2309.00071", lambda rope, factor: {"dynamic": True}, False
+)
+
+
+@register("yarn", title="YaRN", paper="2309.00071", family="frequencies", extends=[DYNAMIC])
 class YaRN(FrequencyTransform):
     """Frequencies for ``factor`` times ``original_length``.
 

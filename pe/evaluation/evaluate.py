@@ -54,8 +54,13 @@ def evaluate(run: Run, *, quiet: bool = False, float32_residual: bool = False) -
         except RunError as error:  # they are gone: the run itself can be judged all the same
             progress.show(f"not evaluated before training: {error}", last=True)
     with run.lock():
-        evaluation = _evaluate(run, data, progress, float32_residual)
-        run.write_evaluation(evaluation)
+        try:
+            evaluation = _evaluate(run, data, progress, float32_residual)
+            run.write_evaluation(evaluation)
+        except Exception as error:
+            run.keep_traceback(error)
+            raise
+        run.traceback.unlink(missing_ok=True)
     return evaluation
 
 

@@ -1,8 +1,11 @@
 """Extend a trained rotary model without training it, by many methods and factors, and compare.
 
 Each cell converts the run's model (`pe.convert`), changes nothing else, and scores the same target
-tokens as `pe.evaluation.evaluate`, so that the numbers can be laid beside the run's own. The record
-is extension.json beside the run's evaluation.json.
+tokens as `pe.evaluation.evaluate`, so that the numbers can be laid beside the run's own. Where the
+recipe names retrieval tasks, the same prompts are asked, too. The record is extension.json beside
+the run's evaluation.json.
+
+Cells are those of `pe.evaluation.factors`.
 """
 
 from __future__ import annotations
@@ -11,40 +14,44 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pe._errors import unknown
+from pe.data.needles import DEPTHS
 from pe.encodings import extension_methods
-from pe.encodings.core.registry import takes_option
+from pe.encodings.core.extension import Rotary
+from pe.encodings.core.registry import extension_method
+from pe.encodings.rope import RoPE
+from pe.evaluation.factors import FACTORS, LENGTH, Cell, Factor, cells, refuse_unused_options
 from pe.evaluation.load import holder, load_model
+from pe.evaluation.retrieval import evaluate_retrieval
 from pe.evaluation.scorer import Scorer, text_of
+from pe.model import PEForCausalLM
 from pe.model.convert import convert
 from pe.runs import SCHEMA_VERSION, Run, RunError
 from pe.runs.provenance import code, hardware, now
 from pe.training.progress import Progress
 from pe.training.start import retraining
 
-FACTORS = (2.0, 4.0, 8.0, 16.0)
-
 
 def extend(
     run: Run,
     methods: Sequence[str] = (),
-    factors: Sequence[float] = FACTORS,
+    factors: Sequence[Factor] = FACTORS,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     *,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Perplexity of ``run`` under each method and factor, at the lengths of its recipe.
+    """Perplexity and retrieval of ``run`` under each method and factor, at its recipe's lengths.
 
     What extension.json holds already is kept; only missing cells are computed, and those that were
     measured with other options than ``options`` gives them now. Weights that are lost may be those
     of a second training (`pe.study.parents`), which the cells say.
 
     Args:
-        methods: encodings that change RoPE's frequencies; () for all of
-            `pe.encodings.extension_methods`. One without an option ``factor``
-            (``resonance``) is measured once, under factor 1.
+        methods: of `pe.encodings.extension_methods`, or encodings that change RoPE's frequencies;
+            () for all of the former. One without a factor (``resonance``, ``dynamic_yarn``) is
+            measured once, under factor 1.
+        factors: numbers, and ``"length"`` for the factor that equals each length.
         options: more options by ``method@factor``, such as the factors that a search found for
-            ``longrope@4``.
+            ``longrope@4``; ``"length"`` takes those of each factor it uses.
 
     Returns:
         extension.json as recorded.
@@ -53,10 +60,12 @@ def extend(
         RunError: the run is not complete or its checkpoint is not on this machine.
         ValueError: a method that the run's model cannot be converted to.
     """
-    record, recipe = run.read(), run.recipe
+    record, recipe, options = run.read(), run.recipe, options or {}
     if record["status"] != "complete":
         raise RunError(f"{run.directory} is {record['status']}; train it before extending it")
     lengths = sorted(recipe.evaluation_lengths)
+    wanted = cells(methods or extension_methods(), factors)
+    refuse_unused_options(options, wanted, lengths, recipe.context_length)
     progress = Progress(enabled=not quiet)
     with run.lock():
         table = run.part("extension") or {
@@ -73,39 +82,79 @@ def extend(
         second = {} if source is run else {"retrained": retraining(source)}
         scorer = Scorer(model, data, recipe)
         table["windows"] = len(scorer.ends)
-        for name, method, chosen in _cells(methods or extension_methods(), factors, options or {}):
-            known = table["cells"].get(name, {"options": {}})["options"]
-            if name in table["cells"] and all(known.get(k) == v for k, v in chosen.items()):
+        for cell in wanted:
+            at = cell.at(lengths, recipe.context_length)
+            given = {n: options.get(f"{cell.method}@{factor:g}", {}) for n, factor in at.items()}
+            if _measured(table["cells"].get(cell.name), given):
                 continue
-            progress.show(f"extending by {name}", last=True)
-            begun, new = time.perf_counter(), convert(model, method, **chosen).eval()
-            perplexity = scorer.of(new).perplexities()["perplexity"]
-            table["cells"][name] = {
-                "pe": method,
-                "options": {**new.config.pe_options},
-                "created": now(),
-                "seconds": round(time.perf_counter() - begun, 2),
-                "code": code(),
-                "hardware": hardware()["name"],
-                "perplexity": perplexity,
-                **second,
-            }
+            progress.show(f"extending by {cell.name}", last=True)
+            begun = time.perf_counter()
+            made = _measure(scorer, cell, at, given)
+            seconds = round(time.perf_counter() - begun, 2)
+            about = {"created": now(), "seconds": seconds, "code": code()}
+            table["cells"][cell.name] = made | about | {"hardware": hardware()["name"]} | second
             run.write_part("extension", table)
     return table
 
 
-def _cells(
-    methods: Sequence[str], factors: Sequence[float], options: Mapping[str, Mapping[str, Any]]
-) -> list[tuple[str, str, dict[str, Any]]]:
-    """(cell name, encoding, options) of everything asked for."""
-    cells: list[tuple[str, str, dict[str, Any]]] = []
-    for method in methods:
-        scaled = takes_option(method, "factor")
-        for factor in factors if scaled else (1.0,):
-            name = f"{method}@{factor:g}"
-            chosen = {"factor": float(factor)} if scaled else {}
-            cells.append((name, method, {**chosen, **options.get(name, {})}))
-    for name in options:
-        if name not in (names := [cell[0] for cell in cells]):
-            raise unknown("cell in options", name, names)
-    return cells
+def _measured(known: Mapping[str, Any] | None, given: Mapping[int, Mapping[str, Any]]) -> bool:
+    """Whether a recorded cell has the options that are given now."""
+    if known is None:
+        return False
+    by_length = known.get("by_length") or {}
+    recorded = {n: {**known["options"], **by_length.get(str(n), {})} for n in given}
+    return all(recorded[n].get(k) == v for n, more in given.items() for k, v in more.items())
+
+
+def _measure(
+    scorer: Scorer, cell: Cell, at: Mapping[int, float], given: Mapping[int, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """A cell: one model for all lengths, or one for each."""
+    if cell.factor != LENGTH:
+        model = _extended(scorer, cell.method, next(iter(at.values())), next(iter(given.values())))
+        return _scored(scorer.of(model)) | {"options": {**model.config.pe_options}}
+    record: dict[str, Any] = {"options": {}, "by_length": {}}
+    for length, factor in at.items():
+        beyond = factor > 1
+        model = _extended(scorer, cell.method, factor, given[length]) if beyond else scorer.model
+        part = _scored(scorer.of(model, [length]))
+        if beyond:
+            record["by_length"][str(length)] = {**model.config.pe_options}
+        record = _merged(record, part | {"pe": model.config.pe} if beyond else part)
+    return record
+
+
+def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Two parts of a record that are of different lengths."""
+    both = {k: _merged(one[k], v) for k, v in other.items() if isinstance(one.get(k), Mapping)}
+    return {**one, **other, **both}
+
+
+def _extended(
+    scorer: Scorer, method: str, factor: float, given: Mapping[str, Any]
+) -> PEForCausalLM:
+    """The model under a method."""
+    way, model = extension_method(method), scorer.model
+    rope = next((m for m in model.modules() if isinstance(m, RoPE)), None)
+    if rope is None:
+        raise ValueError(
+            f"{method!r} changes the frequencies of RoPE, and the model was trained with "
+            f"{model.config.pe!r}, which has none of them"
+        )
+    trained = Rotary(rope.theta, rope.rotary_dim, scorer.recipe.context_length)
+    extended = convert(model, way.spec, **way.options(trained, factor), **given)
+    extended.eval()
+    return extended
+
+
+def _scored(scorer: Scorer) -> dict[str, Any]:
+    """What a cell holds of a model: perplexity, and hits where the recipe names tasks."""
+    recipe = scorer.recipe
+    record = {
+        "pe": scorer.model.config.pe,
+        "perplexity": scorer.perplexities()["perplexity"],
+    }
+    if recipe.retrieval_tasks and recipe.retrieval_samples:
+        count = recipe.retrieval_samples * len(DEPTHS)
+        record |= evaluate_retrieval(scorer, recipe.retrieval_tasks, count)
+    return record

@@ -38,7 +38,9 @@ def load_model(run: Run) -> PEForCausalLM:
             changed since they were trained.
     """
     check_source(run)
-    return read_model(_checkpoint(run)).to(devices.choose()).eval()  # type: ignore[no-any-return]
+    device = devices.choose()
+    devices.keep_memory(device)
+    return read_model(_checkpoint(run)).to(device).eval()  # type: ignore[no-any-return]
 
 
 def load_tokenizer(run: Run) -> PreTrainedTokenizerBase:

@@ -87,10 +87,10 @@ class Scorer:
         self.tokens_per_batch = devices.tokens_per_batch(model.device)
         self.float32_residual = float32_residual
 
-    def of(self, model: PEForCausalLM) -> Scorer:
-        """The same for another model."""
+    def of(self, model: PEForCausalLM, lengths: Sequence[int] = ()) -> Scorer:
+        """The same for another model, at some of the lengths: the targets stay."""
         other = copy.copy(self)
-        other.model = model
+        other.model, other.lengths = model, list(lengths) or self.lengths
         return other
 
     def precision(self) -> dict[str, str]:

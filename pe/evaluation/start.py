@@ -20,7 +20,7 @@ from pe.runs import Run, RunError
 from pe.runs.provenance import now
 from pe.training.build import build_config, start_model
 from pe.training.progress import Progress
-from pe.training.start import check_text, start_of
+from pe.training.start import check_text, start_of, with_searched_factors
 
 
 def evaluate_start(
@@ -57,7 +57,8 @@ def evaluate_start(
     check_text(data, start.data, start.parent.name, "evaluate where its text is")
     with quiet_libraries():
         before: PEForCausalLM = PEForCausalLM.from_pretrained(start.weights, dtype=torch.float32)
-    converted = start_model(start, recipe, build_config(recipe, data.vocab_size))
+    own = with_searched_factors(recipe, start.parent)
+    converted = start_model(start, own, build_config(own, data.vocab_size))
     progress, cells, device = Progress(enabled=not quiet), {}, devices.choose()
     for name, model in (("before", before), ("converted", converted)):
         progress.show(f"evaluating the weights {name}", last=True)

@@ -1,4 +1,4 @@
-"""Figures from run records: loss curves, perplexity by length, loss by position.
+"""Figures from run records: loss curves, perplexity by length, loss by position; and of a schedule.
 
     import pe
     figure = pe.figures.perplexity_by_length(pe.runs.find(study="demo"))
@@ -7,6 +7,7 @@
 Imports no torch before a figure is drawn.
 """
 
+from pe.figures.schedule import schedule
 from pe.figures.study import loss_by_position, loss_curves, perplexity_by_length
 from pe.figures.style import (
     DIVERGING,
@@ -39,6 +40,7 @@ __all__ = [
     "marker",
     "perplexity_by_length",
     "save",
+    "schedule",
     "style",
     "svg",
 ]

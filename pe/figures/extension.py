@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from pe.evaluation.factors import LENGTH
 from pe.figures.axes import (
     CUT,
     LENGTHS,
@@ -23,14 +24,16 @@ from pe.results.extensions import extended
 from pe.results.quantities import label
 
 
-def _look(pe: str) -> dict[str, Any]:
-    from pe.encodings.core.spec import is_sum, parse  # brings torch
+def _look(method: str) -> dict[str, Any]:
+    from pe.encodings.core.registry import extension_method  # brings torch
+    from pe.encodings.core.spec import is_sum, parse
 
-    dash = (0, (3, 1.5)) if is_sum(pe) else "-"
-    name = parse(pe)[0][0].name
+    spec = extension_method(method).spec
+    dash: Any = (0, (3, 1.5)) if is_sum(spec) else "-" if spec == method else ":"
+    name = parse(spec)[0][0].name
     return {
         "color": colour(name), "marker": marker(name), "linestyle": dash, "linewidth": 1.5,
-        "markersize": 4.5 if dash == "-" else 3, "label": label(pe),
+        "markersize": 4.5 if dash == "-" else 3, "label": label(method),
     }  # fmt: skip
 
 
@@ -45,22 +48,22 @@ def by_length(
     """
     cells = extended(record, context_length)
     lengths = sorted(base)
-    largest = max((c.factor for c in cells if c.factor), default=None)
+    largest = max((c.factor for c in cells if isinstance(c.factor, float)), default=None)
     figure = Figure(figsize=(5.8, 3.7), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for axes in (left, right):
         axes.plot(lengths, [base[m] for m in lengths], color=INK, linewidth=1.2, label="as trained")
         axes.plot(lengths, [base.get(min(m, 1.0)) for m in lengths], **CUT)
-    for pe, group in itertools.groupby(cells, key=lambda cell: cell.pe):
+    for method, group in itertools.groupby(cells, key=lambda cell: cell.method):
         members = list(group)
-        chosen = {m: c for m in lengths for c in members if c.factor in (None, m)}
+        chosen = {m: c for m in lengths for c in members if c.factor in (None, LENGTH, m)}
         values = [chosen[m].perplexity.get(m) if m in chosen else None for m in lengths]
         if members[0].factor is not None and 1.0 in base:
             values[lengths.index(1.0)] = base[1.0]  # a factor of 1 is the run itself
-        left.plot(lengths, numbers(values), **_look(pe))
+        left.plot(lengths, numbers(values), **_look(method))
         for c in members:
             if c.factor in (None, largest):
-                right.plot(lengths, numbers(c.perplexity.get(m) for m in lengths), **_look(pe))
+                right.plot(lengths, numbers(c.perplexity.get(m) for m in lengths), **_look(method))
     left.set_title("factor = length", fontsize=10)
     right.set_title(f"factor {largest:g}" if largest else "", fontsize=10)
     for axes in (left, right):

@@ -1,21 +1,23 @@
-"""What each encoding of a budget reads: one line each, from the training length to far beyond it.
+"""What each encoding of a budget reads and finds: a line of perplexities, and cells of shares.
 
-Lines are sorted by the longer text, best on top. A short line reads on where training stopped, and
-one that begins far to the left reads short texts well.
+A short line reads on where training stopped, and one that begins far to the left reads short texts
+well. Lines are sorted by the longer text, best on top; where hidden numbers were asked for, by how
+many were found beyond the training length.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from pe.figures.axes import BASELINE, CUT, GUESS, PLAIN, legend
-from pe.figures.style import FAINT, style
-from pe.results.quantities import vocabulary
-from pe.results.rows import Row, ceilings, measure
+from pe.figures.style import FAINT, INK, SEQUENTIAL, style
+from pe.results.quantities import multiples, perplexity, vocabulary
+from pe.results.rows import Row, ceilings, cut, measure
 
 PLACES = {
     "none": "#858585",
@@ -39,20 +41,81 @@ def ordered(rows: Sequence[Row], far: int) -> list[tuple[Row, float, float | Non
     return sorted(found, key=lambda item: (item[2] is None, item[2] or item[1], item[0].title))
 
 
+def _found(row: Row, task: str, names: Sequence[str]) -> list[float | None]:
+    """The share of prompts answered, by length."""
+    return [measure(row, f"{task}@{name}").value for name in names]
+
+
 @style()
-def reach(rows: Sequence[Row], places: Mapping[str, str], far: int = 16) -> Figure:
+def reach(
+    rows: Sequence[Row],
+    places: Mapping[str, str],
+    far: int = 16,
+    task: str = "multikey",
+    base: str = "rope",
+) -> Figure:
     """Perplexity at the training length and at ``far`` times that, a line for each row.
 
     Args:
         places: by a row's label, where it acts: a key of `PLACES`.
+        task: hidden numbers whose shares stand beside the lines, if any row was asked for them.
+        base: the label of the row that the baselines belong to; the first row if none has it.
 
-    Thin lines are baselines: RoPE, or else the first row, reading no more than the training length;
-    rows trained on longer windows, at that length; and uniform guessing, where a row gets there.
+    Thin lines are baselines: the base reading no more than the training length; rows trained on
+    longer windows, at that length; and uniform guessing, where the axis goes so far. The last row
+    of cells is what the base would find if it read no more than the training length.
     """
     longer = ceilings(rows)
     found = ordered([row for row in rows if row not in longer], far)
-    figure = Figure(figsize=(5.6, 0.95 + 0.2 * len(found)), layout="constrained")
-    axes = figure.subplots()
+    names = multiples([run for row, *_ in found for run in row.runs])
+    asked = any(value is not None for row, *_ in found for value in _found(row, task, names))
+    if asked:
+
+        def beyond(row: Row) -> float:
+            return sum(value or 0.0 for value in _found(row, task, names)[1:])
+
+        found.sort(key=lambda item: -beyond(item[0]))
+    size = (6.4 if asked else 5.6, 0.95 + 0.2 * len(found) + (0.35 if asked else 0))
+    figure = Figure(figsize=size, layout="constrained")
+    if asked:
+        axes, cells = figure.subplots(1, 2, width_ratios=(3, 2))
+    else:
+        axes = figure.subplots()
+    held = next((item for item in found if item[0].label == base), found[0])
+    lines = _lines(axes, found, places, held)
+    for row, at, _ in ordered(longer, far):
+        lines.append(axes.axvline(at, **(BASELINE | {"label": row.title})))
+    limit = vocabulary(found[0][0].runs[0])
+    if asked:
+        _narrow(axes, found, limit)
+    elif axes.get_xlim()[1] > limit:
+        lines.append(axes.axvline(limit, **GUESS))
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1,) if high / low > 500 else (1, 2, 5)))
+    if asked:
+        _cells(cells, [row for row, *_ in found], held[0], task, names)
+        height = len(found) + 1
+        for one in (axes, cells):
+            one.set_ylim(height - 0.4, -0.6)
+    shown = {places[row.label] for row, *_ in found}
+    lines += [
+        Line2D([], [], marker="o", linestyle="none", color=FAINT, label="1×"),
+        Line2D([], [], marker="D", linestyle="none", color=FAINT, markerfacecolor="none",
+               label=f"{far}×"),
+        *(Line2D([], [], color=colour, label=place)
+          for place, colour in PLACES.items() if place in shown),
+    ]  # fmt: skip
+    legend(figure, lines, columns=4 if asked else 3)
+    return figure
+
+
+def _lines(
+    axes: Axes,
+    found: Sequence[tuple[Row, float, float | None]],
+    places: Mapping[str, str],
+    base: tuple[Row, float, float | None],
+) -> list[Line2D]:
+    """A line of perplexities for each row; returns that of ``base``, cut to the training length."""
     for height, (row, near, there) in enumerate(found):
         colour = PLACES[places[row.label]]
         if there is not None:
@@ -64,24 +127,47 @@ def reach(rows: Sequence[Row], places: Mapping[str, str], far: int = 16) -> Figu
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(PLAIN)
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("perplexity")
-    read = next((item for item in found if item[0].label == "rope"), found[0])
-    lines = [axes.axvline(read[1], **(CUT | {"label": f"{read[0].title}, {CUT['label']}"}))]
-    for row, at, _ in ordered(longer, far):
-        lines.append(axes.axvline(at, **(BASELINE | {"label": row.title})))
-    limit = vocabulary(found[0][0].runs[0])
-    if axes.get_xlim()[1] > limit:
-        lines.append(axes.axvline(limit, **GUESS))
-    shown = {places[row.label] for row, *_ in found}
-    lines += [
-        Line2D([], [], marker="o", linestyle="none", color=FAINT, label="1×"),
-        Line2D([], [], marker="D", linestyle="none", color=FAINT, markerfacecolor="none",
-               label=f"{far}×"),
-        *(Line2D([], [], color=colour, label=place)
-          for place, colour in PLACES.items() if place in shown),
-    ]  # fmt: skip
-    legend(figure, lines)
-    return figure
+    return [axes.axvline(base[1], **(CUT | {"label": f"{base[0].title}, {CUT['label']}"}))]
+
+
+def _narrow(axes: Axes, found: Sequence[tuple[Row, float, float | None]], limit: int) -> None:
+    """End the axis at eight times the best value; rows that go on have their number at the edge."""
+    edge = 8 * min(near for _, near, _ in found)
+    if axes.get_xlim()[1] <= edge:
+        return
+    axes.set_xlim(right=edge)
+    for height, (_, _, there) in enumerate(found):
+        if there is not None and there > edge:
+            axes.text(
+                edge, height - 0.12, f"{perplexity(there, limit)} \N{RIGHTWARDS ARROW}", ha="right",
+                va="bottom", fontsize=7.5, color=FAINT,
+            )  # fmt: skip
+
+
+def _cells(axes: Axes, rows: Sequence[Row], base: Row, task: str, names: Sequence[str]) -> None:
+    """The share of prompts answered, a row of cells each; ``base`` when it is cut comes last."""
+    axes.grid(visible=False)
+    shares = [_found(row, task, names) for row in rows]
+    shares.append([cut(base, f"{task}@{name}") for name in names])
+    filled = [[value or float("nan") for value in line] for line in shares]
+    axes.pcolormesh(
+        range(len(names)), range(len(shares)), filled, cmap=SEQUENTIAL, vmin=0, vmax=1.25,
+        edgecolors="none",
+    )  # fmt: skip
+    for height, line in enumerate(shares):
+        for place, value in enumerate(line):
+            if value is not None:
+                axes.text(
+                    place, height, f"{value:.0%}", ha="center", va="center", fontsize=8.5,
+                    color=INK, style="italic" if height == len(rows) else "normal",
+                )  # fmt: skip
+    axes.set_xticks(range(len(names)), [name.replace("x", "×") for name in names])
+    axes.yaxis.tick_right()
+    axes.set_yticks([len(rows)], [f"{base.title}, cut"], fontsize=8, color=FAINT)
+    axes.tick_params(length=0)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    axes.set_xlabel(f"{task} prompts answered")

@@ -10,8 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache
+from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
+
+from pe.encodings import layer_encodings
+from pe.encodings.core.spec import parse
 
 
 class WindowLayer(DynamicLayer):
@@ -71,3 +74,28 @@ def window_layer(cache: Cache, index: int) -> WindowLayer | None:
     if type(layer) is DynamicLayer and not layer.is_initialized:
         layer = cache.layers[index] = WindowLayer()
     return layer if isinstance(layer, WindowLayer) else None
+
+
+def held_tokens(spec: str, num_layers: int, length: int, **options: Any) -> list[int]:
+    """How many tokens each layer's cache holds after ``length`` tokens, told by such a cache.
+
+    Args:
+        spec: an encoding or a schedule (`pe.encodings.core.spec`). Where it is longer than the
+            model or does not come out even, it is cut off after ``num_layers``.
+        options: of the encoding.
+    """
+    period = len(parse(spec))
+    sizes = {"head_dim": 64, "num_heads": 8, "original_length": length} | options
+    encodings = layer_encodings(spec, period, **sizes)
+    encodings *= period // len(encodings)
+    cache, held = DynamicCache(), []
+    token = torch.zeros(1, 1, length, 1)  # its size decides nothing
+    for index, enc in enumerate(encodings):
+        layer = window_layer(cache, index) if enc.hides else None
+        if layer is None:
+            cache.update(token, token, index)
+        else:
+            layer.update(token, token)
+            layer.hold(enc.narrow(None, 1, length, token.device).flatten())
+        held.append(cache.layers[index].keys.shape[-2])
+    return [held[index % period] for index in range(num_layers)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 from transformers import GenerationConfig, PreTrainedConfig
 
@@ -31,6 +32,27 @@ OF_GENERATION: dict[str, Any] = {
 } | getattr(GenerationConfig, "_get_default_generation_params", dict)()
 FREE_AFTER_BUILDING = ("vocab_size", "length_temperature", "tie_word_embeddings")
 """Fields that a model follows after it was built; transformers resizes embeddings."""
+
+
+class BuiltOptions(dict[str, Any]):
+    """The options by which a model's encoding was built. They are read; copies can be changed."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        super().__init__((k, tuple(v) if isinstance(v, list) else v) for k, v in options.items())
+
+    def _refuse(self, *arguments: Any, **named: Any) -> NoReturn:
+        raise ValueError(
+            f"pe_options: {BUILT_IN}use pe.convert, or config.changed(pe_options=...) and a new "
+            "model"
+        )
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    update = setdefault = pop = popitem = clear = _refuse
+
+    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
+        """Copies and pickles are plain dictionaries, with lists as they were given."""
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in self.items()}
+        return dict, (plain,)
 
 
 class PEConfig(PreTrainedConfig):
@@ -129,6 +151,15 @@ class PEConfig(PreTrainedConfig):
                 )
         super().__setattr__(name, value)
 
+    def refuse_arguments(self, arguments: Mapping[str, Any]) -> None:
+        """ValueError for whatever a model is given beside its configuration.
+
+        transformers hands on to the model what it finds in no configuration.
+        """
+        for name, value in arguments.items():
+            self._refuse_unused(name, value)
+            raise ValueError(f"{name}: a field of the configuration; set it there")
+
     def _refuse_unused(self, name: str, value: Any) -> None:
         """Raise ValueError for a field that neither the decoder nor transformers looks at."""
         if name in FIELDS or name in OF_TRANSFORMERS or name.startswith("_"):
@@ -177,7 +208,8 @@ class PEConfig(PreTrainedConfig):
         if kind != cls.model_type:
             raise ValueError(
                 f"this is a model of type {kind!r}, and {cls.model_type!r} was expected: pe.model "
-                "loads only what it saved"
+                "loads only what it saved; load this one with pe.pretrained.load.load and give it "
+                "an encoding with pe.adapt"
             )
         own = {name: kwargs.pop(name) for name in list(kwargs) if name in FIELDS}
         config = super().from_dict(config_dict | own, **kwargs)
@@ -195,6 +227,7 @@ class PEConfig(PreTrainedConfig):
 
     def built(self) -> None:
         """Called by a model: from now on fields that it was built by cannot be changed."""
+        self.pe_options = BuiltOptions(self.pe_options)
         self._built = True
 
     def changed(self, **fields: Any) -> PEConfig:

@@ -22,6 +22,8 @@ from pe.training.start import parent_of
 if TYPE_CHECKING:
     from IPython.display import SVG, Markdown
     from matplotlib.figure import Figure
+
+    from pe.recipes.recipe import Recipe
 REFERENCE = "demo"
 """The study that is committed with the code."""
 
@@ -43,6 +45,7 @@ def shown(run: Folder) -> str:
 def plan(run: Run) -> Markdown:
     """What will be trained: a table, and the formula of each encoding in the sum.
 
+    Where layers differ or hide keys, a picture of what each sees comes before them.
     A run of a study waits here until it is alone on its device; its imports are done by then.
     """
     wait_for_device()
@@ -71,8 +74,26 @@ def plan(run: Run) -> Markdown:
     table = markdown.pipe(["", ""], [[key, value] for key, value in rows.items()], 2)
     from pe.encodings.core.registry import part_classes
 
+    _show_layers(r)
     formulas = "\n\n".join(_formula(part) for part in part_classes(r.pe))
     return show(f"{table}\n\n{formulas}")
+
+
+def _show_layers(recipe: Recipe) -> None:
+    """Display what each layer sees, unless all layers are the same and see all keys."""
+    from IPython.display import SVG, display
+
+    from pe import figures
+    from pe.figures.schedule import layer_rows
+
+    sizes = {
+        "head_dim": recipe.head_dim, "num_heads": recipe.num_attention_heads,
+        "num_kv_heads": recipe.num_key_value_heads, "original_length": recipe.context_length,
+    }  # fmt: skip
+    rows, length = layer_rows(recipe.pe, **sizes, **recipe.pe_options)
+    if len(rows) > 1 or rows[0].spans != [(0, length)]:
+        layers, options = recipe.num_hidden_layers, sizes | recipe.pe_options
+        display(SVG(figures.svg(figures.schedule(recipe.pe, layers, **options))))
 
 
 def trained(run: Run) -> Markdown:
@@ -164,7 +185,7 @@ def comparable(run: Run) -> list[Run]:
     return list(runs.values())
 
 
-def keep(figure: Figure, run: Run, name: str) -> SVG:
+def keep(figure: Figure, run: Folder, name: str) -> SVG:
     """Write a figure into the run's folder and show it."""
     from IPython.display import SVG
 

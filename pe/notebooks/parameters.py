@@ -2,8 +2,9 @@
 
 The first code cell of ``notebooks/train.ipynb`` calls `configure`, that of ``convert.ipynb`` calls
 `configure_conversion`, that of ``study.ipynb`` `configure_study`, that of ``speed.ipynb``
-`configure_speed`, that of ``tasks.ipynb`` `configure_tasks`, and so does the papermill engine
-before any kernel starts, so that both mean the same folder and a mistake stops the command early.
+`configure_speed`, that of ``pretrained.ipynb`` `configure_pretrained`, that of ``tasks.ipynb``
+`configure_tasks`, and so does the papermill engine before any kernel starts, so that both mean the
+same folder and a mistake stops the command early.
 The notebook's ``parameters`` cell has the names, types and defaults of the function, which a test
 compares, and says what each means. None is the default that it names, so that 0 can be asked for.
 Imports torch only where the recipe ``auto`` or an encoding needs it.
@@ -22,6 +23,8 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, validate_call
 
 from pe._errors import explain, unknown
+from pe.notebooks.failures import in_one_line
+from pe.pretrained.record import PretrainedRun
 from pe.runs import Folder, Run, root
 from pe.speed.record import SpeedRun
 from pe.study.plan import StudyFolder, check_run, load_plan
@@ -69,12 +72,16 @@ F = TypeVar("F", bound=Folder)
 
 
 def _launcher(function: Callable[P, F]) -> Callable[P, F]:
-    """Check the arguments against the annotations, and the folder against what was planned."""
+    """Check the arguments against the annotations, and the folder against what was planned.
+
+    In a kernel, failures are shown in one line from there on (`pe.notebooks.failures`).
+    """
     names = list(inspect.signature(function).parameters)
     checked = validate_call(config=ConfigDict(strict=True, allow_inf_nan=False))(function)
 
     @functools.wraps(function)
     def launch(*arguments: P.args, **values: P.kwargs) -> F:
+        in_one_line()
         try:
             folder = checked(*arguments, **values)
         except ValidationError as error:
@@ -206,6 +213,7 @@ def configure_conversion(
         "start_from": start,
         "start_step": last,
         "start_state": "weights",
+        "tune": "all",
         "steps": more,
         "learning_rate": peak,
         "min_learning_rate": float(f"{peak / 10:.6g}"),
@@ -293,6 +301,94 @@ def configure_speed(
     run = speed_run(name or default_name(chosen.recipe))
     run.settings = chosen
     return run
+
+
+@_launcher
+def configure_pretrained(
+    model: str | None = None,
+    pe: str = "yarn",
+    factor: Positive | None = None,
+    pe_options: Options | None = None,
+    corpus: str = "stdlib",
+    lengths: Words | None = None,
+    windows: Count | None = None,
+    target_tokens: Count = 256,
+    prompts: Whole = 11,
+    steps: Whole = 0,
+    context_length: Count | None = None,
+    batch_size: Count = 8,
+    learning_rate: Positive = 1e-4,
+    seed: Whole = 0,
+    study: str = "pretrained",
+) -> PretrainedRun:
+    """Return the folder and settings of a trial of somebody else's model. Writes nothing.
+
+    Raises:
+        ValueError: the model cannot be explained (`pe.explain` says why), an unknown encoding or
+            option, or lengths that are too short.
+    """
+    from pe.encodings.core.registry import part_classes
+    from pe.pretrained.explain import explain
+    from pe.pretrained.record import run_name
+    from pe.runs.models import PretrainedSettings
+
+    _refuse_strange_study(study)
+    if not model:
+        raise ValueError("model: which one? -p model PATH, a folder or a gguf file")
+    trained = explain(model).training.tokens
+    part_classes(pe)  # refuses unknown names
+    options = dict(pe_options or {})
+    if factor is not None and "factor" in options:
+        raise ValueError("factor: it is also in pe_options; give it once")
+    options |= _given(factor=factor)
+    words = _words(lengths)
+    if not all(word.isdigit() for word in words):
+        raise ValueError(f"lengths: expected whole numbers with commas between, got {lengths!r}")
+    if short := [word for word in words if int(word) <= target_tokens]:
+        raise ValueError(
+            f"lengths: {short[0]} leaves no context before the {target_tokens} tokens that are "
+            "scored; use more, or fewer target_tokens"
+        )
+    path = Path(model).expanduser().resolve()
+    settings = PretrainedSettings(
+        model=path.stem if path.suffix == ".gguf" else path.name,
+        pe=pe,
+        options=options,
+        corpus=corpus,
+        lengths=sorted({int(word) for word in words}) or _lengths(trained, factor, target_tokens),
+        windows=windows or (16 if _on_gpu() else 4),
+        target_tokens=target_tokens,
+        prompts=prompts,
+        steps=steps,
+        context_length=context_length or min(trained, 2048),
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        seed=seed,
+    )
+    run = PretrainedRun(root() / study / run_name(settings))
+    run.settings, run.path = settings, path
+    return run
+
+
+def _on_gpu() -> bool:
+    from pe.devices import choose
+
+    return choose().type == "cuda"
+
+
+def _lengths(trained: int, factor: float | None, target_tokens: int) -> list[int]:
+    """A quarter of the training length, and from it to what the factor reaches, by doubling.
+
+    On a CPU at most 4,096 tokens: within the training length of most models, where the question is
+    what the encoding costs short texts.
+    """
+    longest = int(trained * (factor or 4))
+    if not _on_gpu():
+        longest = min(longest, 4096)
+    lengths = [longest]
+    while lengths[0] // 2 > max(target_tokens, min(trained, longest) // 8):
+        lengths.insert(0, lengths[0] // 2)
+    return lengths
 
 
 @_launcher
@@ -422,14 +518,14 @@ def _others(overrides: Mapping[str, Any] | None, kind: str) -> dict[str, Any]:
     """Fields of the recipe that have no parameter."""
     for name in overrides or {}:
         if name in parameters(kind):
-            raise ValueError(f"overrides: {name} has a parameter of its own; give it there")
+            raise ValueError(f"overrides: {name} is a parameter of this notebook; give it there")
     return dict(overrides or {})
 
 
 # What a notebook says it is (its metadata: {"pe": {"run": "train"}}) and who names its run.
 LAUNCHERS: dict[str, Callable[..., Folder]] = {
     "train": configure, "convert": configure_conversion, "study": configure_study,
-    "speed": configure_speed, "tasks": configure_tasks,
+    "speed": configure_speed, "pretrained": configure_pretrained, "tasks": configure_tasks,
 }  # fmt: skip
 
 

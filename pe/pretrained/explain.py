@@ -36,7 +36,7 @@ def explain(path_or_model: str | Path | Any, length: int | None = None) -> Expla
     source = read(path_or_model)
     try:
         layers = read_layers(source.config)
-        main = _main(source, layers)
+        main = main_layer(source, layers)
         assert main.rope is not None
         training = training_length(source.config, source.raw, main.rope)
         main.rope.spectrum(training.tokens)  # refuses settings that cannot be computed with
@@ -44,12 +44,12 @@ def explain(path_or_model: str | Path | Any, length: int | None = None) -> Expla
         raise ValueError(f"{source.name}: {error}") from error
     now = main.rope
     if length is not None and length <= training.tokens:
-        raise ValueError(_nothing_to_do(now, training, length))
+        raise ValueError(nothing_to_do(now, training, length))
     tokens = length or 4 * training.tokens
     methods = list_methods(now, training.tokens, tokens)
     if main.reach is not None and main.reach <= training.tokens:
         methods = [_as_it_is_in_a_window(methods[0])]
-    layer_type = _layer_type(source, main)
+    layer_type = main_layer_type(source, main)
     settings: dict[str, Settings] = {}
     without: dict[str, str] = {}
     for method in methods:
@@ -73,7 +73,7 @@ def explain(path_or_model: str | Path | Any, length: int | None = None) -> Expla
     )  # fmt: skip
 
 
-def _nothing_to_do(now: Rope, training: TrainingLength, length: int) -> str:
+def nothing_to_do(now: Rope, training: TrainingLength, length: int) -> str:
     """Why a length needs no change, in one line."""
     why = (
         f"length {length:,}: within the training length {training.tokens:,} ({training.how}), so "
@@ -87,7 +87,7 @@ def _nothing_to_do(now: Rope, training: TrainingLength, length: int) -> str:
     return f"{why}; ask for more, or leave it out"
 
 
-def _main(source: Source, layers: Sequence[Layer]) -> Layer:
+def main_layer(source: Source, layers: Sequence[Layer]) -> Layer:
     """The rotating layer that sees furthest, the first of several."""
     rotating = [layer for layer in layers if layer.rope is not None]
     if not rotating:
@@ -107,8 +107,8 @@ def _main(source: Source, layers: Sequence[Layer]) -> Layer:
     return max(rotating, key=lambda layer: math.inf if layer.reach is None else layer.reach)
 
 
-def _layer_type(source: Source, main: Layer) -> str | None:
-    """The key of the main layers' block where layer types have blocks of their own."""
+def main_layer_type(source: Source, main: Layer) -> str | None:
+    """The key of the main layers' block where each layer type has its block."""
     keys = nested_keys(source.config)
     if not keys or main.rope is None:
         return None

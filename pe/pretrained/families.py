@@ -48,7 +48,7 @@ NOTES = {
     "length",
     "mistral_large4_text": "each frequency is multiplied by a learned factor that only the weights "
     "have; the frequencies below are those before it",
-    "deepseek_v4": "layers of compressed attention share a base of their own",
+    "deepseek_v4": "layers of compressed attention share another base",
     "molmo2_text": "scaling acts in the layers of rope_scaling_layers only",
 }
 """What a reader of the numbers has to know, by model type."""

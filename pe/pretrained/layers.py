@@ -128,7 +128,7 @@ def rope_block(config: Any, kind: str | None) -> Mapping[str, Any] | None:
 
 
 def nested_keys(config: Any) -> list[str]:
-    """The layer types that have settings of their own; empty where all layers share one block."""
+    """The layer types that have separate settings; empty where all layers share one block."""
     settings = getattr(config, "rope_parameters", None) or {}
     if not any(isinstance(value, Mapping) for value in settings.values()):
         return []

@@ -17,6 +17,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from pe.encodings.core.extension import Rotary, raised_base
 from pe.encodings.core.frequencies import base_frequencies
 from pe.encodings.yarn import magnitude
 from pe.pretrained.rope import PAPERS, TITLES, Rope, original, turns
@@ -154,17 +155,6 @@ _OF_SCALINGS = frozenset(
 )  # fmt: skip
 
 
-def safe_base(now: Rope, trained: int, factor: float) -> float | None:
-    """The smallest base at which no frequency meets a new angle in ``factor`` times ``trained``.
-
-    Frequency i is slowed by (b'/b)^(2i/d), and the first that completed no turn needs all of the
-    factor: b' = b s^(d / 2i). None where the very first frequency completed no turn, or all did.
-    """
-    short = (turns(now.spectrum(trained).inv_freq, trained) < 1).nonzero()
-    first = int(short[0]) if len(short) else 0
-    return now.base * factor ** (now.width / (2 * first)) if first else None
-
-
 def _of_plain(now: Rope, trained: int, length: int, common: dict[str, Any]) -> list[Method]:
     factor = length / trained
     linear = with_settings(now, "linear", trained, factor=factor)
@@ -217,7 +207,7 @@ def _of_plain(now: Rope, trained: int, length: int, common: dict[str, Any]) -> l
                 ),
             ]  # fmt: skip
     methods.append(method("pi", "PI", "2306.15595", rope=linear, short_texts=EVERY, **common))
-    base = safe_base(now, trained, factor)
+    base = raised_base(Rotary(now.base, now.width, trained), factor)
     if base is not None:
         methods.append(
             method(

@@ -1,29 +1,42 @@
-"""A picture of an `Explanation`: frequencies in training, and angles beyond it per method."""
+"""A picture of an `Explanation`: what layers see, frequencies in training, angles beyond it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from matplotlib.figure import Figure
 
+from pe.figures.schedule import LENGTHS, LayerRow, draw_layers
 from pe.figures.style import FAINT, INK, colour, style
+from pe.pretrained.rope import TITLES
 
 if TYPE_CHECKING:
-    from pe.pretrained.report import Explanation
+    from pe.pretrained.layers import Layer
+    from pe.pretrained.report import Explanation, Kind
 
 _STYLES = ("-", "--", "-.", ":")
 
 
 @style()
 def picture(e: Explanation) -> Figure:
-    """Two panels over the frequencies' index.
+    """Two panels over the frequencies' index, and where layers differ one of layers before them.
 
-    Above, full turns in training, those below one marked; below, the largest angle at ``length``
+    First, full turns in training, those below one marked; then the largest angle at ``length``
     tokens over the largest of training, where 1 is as far as in training.
     """
-    figure = Figure(figsize=(7.2, 5.4), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True)
+    rows, tokens = layer_rows(e.kinds)
+    heights = [0.35 + 0.2 * len(rows)] if rows else []
+    figure = Figure(figsize=(7.2, 5.4 + sum(heights)), layout="constrained")
+    *first, above, below = figure.subplots(
+        len(heights) + 2, 1, squeeze=False, gridspec_kw={"height_ratios": [*heights, 2.5, 2.5]}
+    )[:, 0]
+    above.sharex(below)
+    above.tick_params(axis="x", labelbottom=False)
+    for axes in first:
+        draw_layers(axes, rows, tokens)
+        axes.set_ylabel("layer")
     turned = [f for f in e.frequencies if f.radians > 0]
     index = [f.index for f in turned]
     above.plot(index, [f.turns for f in turned], color=INK)
@@ -58,5 +71,43 @@ def picture(e: Explanation) -> Figure:
     return figure
 
 
+def layer_rows(kinds: Sequence[Kind]) -> tuple[list[LayerRow], int]:
+    """The layers as `draw_layers` takes them, and how many tokens it shows.
+
+    A pattern that repeats is drawn once. Nothing where all layers are the same and see all keys.
+    """
+    reaches = [kind.does.reach for kind in kinds if kind.does.reach is not None]
+    if len(kinds) == 1 and not reaches:
+        return [], 0
+    number = {index: n for n, kind in enumerate(kinds) for index in kind.layers}
+    order = [number[index] for index in sorted(number)]
+    period = next(p for p in range(1, len(order) + 1)
+                  if all(n == order[i % p] for i, n in enumerate(order)))  # fmt: skip
+    length = LENGTHS * max(reaches, default=LONGEST // LENGTHS)
+    bases = {kind.does.rope.base for kind in kinds if kind.does.rope is not None}
+    drawn = [_row(kind.does, length, len(bases) > 1) for kind in kinds]
+    return [drawn[n] for n in order[:period]], length
+
+
+def _row(does: Layer, length: int, with_base: bool) -> LayerRow:
+    name = {"none": "NoPE", "alibi": "ALiBi"}.get(does.position, does.position)
+    if does.rope is not None:
+        name = TITLES[does.rope.kind]
+        name += f", base {does.rope.base:,.0f}" if with_base else ""
+    if does.reach is not None:
+        name += f", {does.attention} {does.reach:,}"
+    name += ", sink logit" if does.sink else ""
+    first = 0
+    if does.reach is not None:
+        chunked = "chunk" in does.attention
+        first = (length - 1) // does.reach * does.reach if chunked else length - does.reach
+    shown = [] if does.position == "recurrent" else [(first, length)]
+    return LayerRow(name, colour(_POSITIONS.get(does.position, does.position)), shown)
+
+
+LONGEST = 1024
+"""Tokens that the panel of layers shows where no layer has a window."""
+_POSITIONS = {"rotation": "rope", "none": "nope"}
+"""Encodings whose colours layers have."""
 _ENCODINGS = {"as_it_is": "rope", "yarn_dynamic": "yarn", "abf": "multiscale_rope"}
 """Encodings whose colours methods have, where the two have different names."""

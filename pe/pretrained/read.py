@@ -17,6 +17,8 @@ from pe._errors import nearest
 from pe.pretrained.gguf_file import read_gguf
 from pe.pretrained.rope import check_block, kind_of
 
+ADAPTED = "pe-adapted"
+"""The model type of what an adapted model saves (`pe.adapt`)."""
 OWN = "a model of this package; its encoding is config.pe, with config.pe_options"
 
 
@@ -82,8 +84,13 @@ def _from_raw(name: str, raw: Mapping[str, Any]) -> Source:
     from huggingface_hub.errors import StrictDataclassError
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    from pe.model.config import PEConfig
+
     kind = raw.get("model_type")
-    if kind == "pe":
+    if kind == ADAPTED:
+        remark = f"pe.adapt gave it {raw['adaptation']['spec']!r}; below is what it was before"
+        return _from_raw(name, raw["host"])._replace(remarks=(remark,))
+    if kind == PEConfig.model_type:
         raise ValueError(f"{name}: {OWN}")
     if kind is None:
         raise ValueError(f"{name}: no model_type in it, so it is no model's config.json")
@@ -130,9 +137,11 @@ def _decoder(name: str, whole: Any) -> Source:
     """The text decoder inside a configuration object, or ValueError where there is none."""
     from transformers.models.auto import modeling_auto as auto
 
+    from pe.model.config import PEConfig
+
     config = whole.get_text_config(decoder=True)
     kind = config.model_type
-    if kind == "pe":
+    if kind == PEConfig.model_type:
         raise ValueError(f"{name}: {OWN}")
     if whole.is_encoder_decoder or config.is_encoder_decoder:
         raise ValueError(f"{name}: {whole.model_type!r} is an encoder-decoder; expected a decoder")

@@ -60,7 +60,7 @@ class Explanation(BaseModel):
     main: Rope
     """The rotation of the layers that see furthest; methods are about them."""
     layer_type: str | None
-    """What transformers calls these layers, where layers have settings of their own."""
+    """What transformers calls these layers, where layers differ in their settings."""
     reach: int | None
     """Tokens that a query of theirs sees; None: all."""
     training: TrainingLength

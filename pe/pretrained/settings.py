@@ -48,7 +48,7 @@ def settings_for(
     """The settings of a method, checked by computing transformers' frequencies with them.
 
     Args:
-        layer_type: the layers that the method is for, where layers have settings of their own.
+        layer_type: the layers that the method is for, where layers differ in their settings.
 
     Returns:
         The settings, or in one line why there are none.

@@ -1,4 +1,4 @@
-"""The papermill command that trains and evaluates a recipe, for records and for people."""
+"""The papermill command that repeats a run, for records and for people."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def notebook_parameters(recipe: Recipe, study: str) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value not in ({}, "")}
 
 
-def notebook_command(parameters: Mapping[str, Any]) -> str:
-    """What one types for the same; a line that can be pasted."""
+def notebook_command(parameters: Mapping[str, Any], notebook: str = "train") -> str:
+    """What one types to carry out a notebook with these parameters; a line that can be pasted."""
     import yaml
 
     # Not as JSON, whose 1e-05 is a text in YAML.
     line = yaml.safe_dump(dict(parameters), default_flow_style=True, width=10**6).strip()
-    return shlex.join(["papermill", "notebooks/train.ipynb", "-y", line])
+    return shlex.join(["papermill", f"notebooks/{notebook}.ipynb", "-y", line])

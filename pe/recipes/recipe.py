@@ -22,6 +22,8 @@ from pydantic.dataclasses import dataclass
 
 from pe._errors import explain, unknown
 
+LONGEST_NAME = 80
+"""Characters of an encoding in the name of a run's folder; file systems allow 255 in all."""
 NOT_IDENTITY = (
     "name", "evaluation_lengths", "target_tokens", "evaluation_windows", "log_every",
     "validate_every", "checkpoint_every", "keep_steps", "keep_states", "retrieval_samples",
@@ -33,6 +35,7 @@ NEW_FIELD_DEFAULTS = {
     "start_state": "weights", "retrieval_share": 0.0,
     "deterministic": False, "encoding_rate": 1.0, "embedding_std": 0.02,
     "first_token": False, "retrieval_tasks": (), "separator": "", "dropout": 0.0,
+    "tune": "all",
 }  # fmt: skip
 """Fields that came later, with the value that all runs before them had: left out of the hash where
 they have it, so that those runs keep their names."""
@@ -147,6 +150,9 @@ class Recipe:
     """The step of ``start_from`` after which its weights are taken; 0: its last one."""
     start_state: Literal["weights", "all"] = "weights"
     """``"weights"``, with a fresh optimizer, or ``"all"``: a branch, which goes on as that run."""
+    tune: Literal["all", "encoding"] = "all"
+    """What learns: all weights, or the encoding's own parameters alone, with everything else as
+    ``start_from`` has it."""
     steps: Natural
     """Optimizer steps. 0, with ``start_from``: weights of another run are put under ``pe`` and
     judged as they are."""
@@ -158,7 +164,8 @@ class Recipe:
     min_learning_rate: NonNegative
     encoding_rate: Positive = 1.0
     """The encoding's own parameters learn at this multiple of the learning rate. Adam moves a
-    number by about the rate per step, so a table of biases may need more to get anywhere."""
+    number by about the rate per step, so a table of biases may need more to get anywhere.
+    Encodings declare what suits them: ``"declared"`` where a recipe is made by name."""
     warmup_steps: Natural
     schedule: Literal["cosine", "wsd"] = "cosine"
     decay_steps: Natural = 0
@@ -228,8 +235,8 @@ class Recipe:
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def run_name(self) -> str:
-        """``pope-s0-1a2b3c4d``: encoding, seed, hash; safe as a folder name."""
-        pe = re.sub(r"[^A-Za-z0-9_.-]+", "_", self.pe)
+        """``pope-s0-1a2b3c4d``: encoding, cut if it is long, seed, hash; safe as a folder name."""
+        pe = re.sub(r"[^A-Za-z0-9_.-]+", "_", self.pe)[:LONGEST_NAME]
         return f"{pe}-s{self.seed}-{self.config_hash()}"
 
     @property
@@ -277,6 +284,11 @@ def _problems(r: Recipe) -> Iterator[str]:
         yield f"micro_batch_size: {r.micro_batch_size} does not divide batch_size {r.batch_size}"
     if r.start_step and not r.start_from:
         yield f"start_step: {r.start_step} of which run? give start_from as well"
+    if r.tune == "encoding" and not (r.start_from and r.steps):
+        yield (
+            "tune: 'encoding' keeps all other weights as another run has them; give start_from, "
+            "and steps to train for"
+        )
     if not r.steps and not (r.start_from and r.start_state == "weights"):
         yield "steps: expected at least 1, got 0; only a run with start_from may have none"
     for name in ("retrieval_share", "dropout"):

@@ -1,18 +1,23 @@
 """What came of extending a run without training: cells of extension.json by method and factor.
 
-``factor`` is the option of that name, None for a method without one.
+``factor`` is a number, `LENGTH` where it equals each length, None for a method without one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pe._errors import unknown
+from pe.evaluation.factors import LENGTH, Factor
 from pe.results import quantities
 from pe.results.markdown import CROPPED, pipe
 from pe.results.quantities import NOT_EVALUATED, RunLike, label
+from pe.results.rows import Row
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -20,10 +25,71 @@ class Extended:
     """One conversion and its perplexities by multiples of the training length."""
 
     name: str
+    method: str
+    """Of `pe.encodings.extension_methods`."""
     pe: str
-    factor: float | None
+    factor: Factor | None
     perplexity: Mapping[float, float | None]
     reasons: Mapping[float, str | None]
+
+    @property
+    def title(self) -> str:
+        """``YaRN, factor 4``, ``YaRN, factor = length``, ``Dynamic YaRN``."""
+        if self.factor is None:
+            return label(self.method)
+        how = "= length" if self.factor == LENGTH else f"{self.factor:g}"
+        return f"{label(self.method)}, factor {how}"
+
+
+@dataclass(frozen=True)
+class ExtendedRun:
+    """A run as one cell has it: what tables and figures of runs read is that of the cell."""
+
+    run: RunLike
+    record: Mapping[str, Any]
+    """Its extension.json."""
+    cell: str
+
+    @property
+    def name(self) -> str:
+        """That of the run, whose page shows where the weights come from."""
+        return self.run.name
+
+    @property
+    def study(self) -> str:
+        """That of the run."""
+        return self.run.study
+
+    def read(self) -> dict[str, Any]:
+        """The run's record, with the encoding that the cell put on it."""
+        return self.run.read() | {"pe": self.record["cells"][self.cell]["pe"]}
+
+    def metrics(self) -> pd.DataFrame:
+        """Of the run's training."""
+        return self.run.metrics()
+
+    def evaluation(self) -> dict[str, Any]:
+        """The cell in the form of evaluation.json."""
+        about = {name: value for name, value in self.record.items() if name != "cells"}
+        return {**about, **self.record["cells"][self.cell]}
+
+
+def rows(base: Row, records: Mapping[str, Mapping[str, Any] | None]) -> list[Row]:
+    """``base`` and its cells as rows, so that they are compared like any others.
+
+    Args:
+        base: a trained row. records: extension.json of its runs, by name; None where there is none.
+            A cell is a row with the seeds that have it.
+    """
+    length = quantities.trained_length(base.runs)
+    found: dict[str, Row] = {}
+    for run in base.runs:
+        record = records.get(run.name)
+        for cell in extended(record, length) if record else ():
+            one = ExtendedRun(run, record or {}, cell.name)
+            row = found.setdefault(cell.name, Row(cell.name, cell.title, base.pe, ()))
+            found[cell.name] = Row(row.label, row.title, row.origin, (*row.runs, one))
+    return [base, *found.values()]
 
 
 def trained(run: RunLike) -> dict[float, float]:
@@ -42,16 +108,24 @@ def extended(record: Mapping[str, Any], context_length: int) -> list[Extended]:
         by = {int(at) / context_length: entry for at, entry in cell["perplexity"].items()}
         values = {multiple: entry["value"] for multiple, entry in sorted(by.items())}
         reasons = {multiple: entry["reason"] for multiple, entry in sorted(by.items())}
-        found.append(Extended(name, cell["pe"], cell["options"].get("factor"), values, reasons))
-    order = in_order(cell.pe for cell in found)
-    return sorted(found, key=lambda c: (order.index(c.pe), c.factor or 0))
+        method, _, at = name.rpartition("@")
+        factor: Factor | None = LENGTH if at == LENGTH else float(at)
+        if factor == 1 and "factor" not in cell["options"]:  # it has none
+            factor = None
+        found.append(Extended(name, method, cell["pe"], factor, values, reasons))
+    order = in_order(cell.method for cell in found)
+
+    def place(cell: Extended) -> tuple[int, float]:
+        return order.index(cell.method), 0.0 if cell.factor in (None, LENGTH) else cell.factor
+
+    return sorted(found, key=place)
 
 
 def missing(record: Mapping[str, Any]) -> list[str]:
     """Methods that the record holds no cell of."""
     from pe.encodings import extension_methods
 
-    there = {cell["pe"] for cell in record["cells"].values()}
+    there = {name.rpartition("@")[0] for name in record["cells"]}
     return [name for name in extension_methods() if name not in there]
 
 
@@ -76,14 +150,16 @@ def table(run: RunLike, record: Mapping[str, Any]) -> str:
     cells = extended(record, run.read()["recipe"]["context_length"])
     multiples = sorted(base)
 
-    def line(title: str, factor: float | None, values: Mapping[float, float | None]) -> list[str]:
+    def line(title: str, factor: Factor | None, values: Mapping[float, float | None]) -> list[str]:
         found = [values.get(m) for m in multiples]
         texts = ["–" if v is None else quantities.perplexity(v, limit) for v in found]
-        return [title, "–" if factor is None else f"{factor:g}", *texts]
+        if factor is None or factor == LENGTH:
+            return [title, "–" if factor is None else "= length", *texts]
+        return [title, f"{factor:g}", *texts]
 
     lines = [
         line("as trained", None, base),
         line(CROPPED, None, {m: base.get(min(m, 1.0)) for m in multiples}),
-        *(line(label(c.pe), c.factor, c.perplexity) for c in cells),
+        *(line(label(c.method), c.factor, c.perplexity) for c in cells),
     ]
     return pipe(["method", "factor", *(f"{m:g}×" for m in multiples)], lines)

@@ -73,17 +73,21 @@ def table(
         return pipe(heads, _against(rows, base, names, links or {}), 2)
     shown = [one for row in rows for one in row.each()] if each else comparable(rows)
     own = [row for row in shown if row.label not in longer]
-    lines = [_line(row, names, links or {}) for row in own]
+
+    def line(row: Row, pages: Mapping[str, str]) -> list[str]:
+        """A column is of the same tokens for all rows, whatever they were trained on."""
+        there = [quantities.rescaled(name, row.runs[0], length) for name in names]
+        return _line(row, there, pages)
+
+    lines = [line(row, links or {}) for row in own]
     baseline = cropped(own, names)
     if baseline:
         lines.append(baseline)
-    for row in (row for row in shown if row.label in longer):
-        there = [quantities.rescaled(name, row.runs[0], length) for name in names]
-        lines.append(_line(row, there, links or {}))
+    lines += [line(row, links or {}) for row in shown if row.label in longer]
     if not each and len(shown) == len(rows):
         more = [row for row, one in zip(rows, shown, strict=True) if len(row.runs) > len(one.runs)]
         for row in more:
-            title, *cells = _line(row, names, {})
+            title, *cells = line(row, {})
             lines.append([f"*{title}, mean of {len(row.runs)} seeds*", *cells])
     return pipe(heads, lines, 2)
 
@@ -121,7 +125,9 @@ def cropped(rows: Sequence[Row], names: Sequence[str]) -> list[str] | None:
 
     None if no column is a perplexity beyond the training length.
     """
-    row = next((row for row in rows if row.label == "rope"), rows[0]) if rows else None
+    shortest = quantities.trained_length(run for row in rows for run in row.runs)
+    own = [row for row in rows if quantities.trained_length(row.runs) == shortest]
+    row = next((row for row in own if row.label == "rope"), own[0]) if own else None
     reached = [row and name.startswith("ppl@") and cut(row, name) is not None for name in names]
     if row is None or sum(map(bool, reached)) < 2:
         return None

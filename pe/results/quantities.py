@@ -152,6 +152,7 @@ _THREE, _TWO = "{:.3f}".format, "{:.2f}".format
 QUANTITIES: dict[str, Quantity] = {
     "final_loss": Quantity("training loss", _of("training", "final_loss"), _THREE),
     "validation_loss": Quantity("validation loss", _of("training", "validation_loss"), _THREE),
+    "unseen_loss": Quantity("unseen windows", _of("training", "unseen_loss"), _THREE),
     "tokens_per_second": Quantity("tokens/s", _of("training", "tokens_per_second"), rounded),
     "wall_time": Quantity("training time", _of("training", "wall_seconds"), duration),
     "peak_memory": Quantity("peak memory, GiB", _of("training", "peak_memory_gib"), _TWO),

@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import socket
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -241,6 +242,17 @@ class Run(Folder):
         """Where Python was when the run failed, in full; run.json has the reason in one line."""
         return self.directory / "traceback.txt"
 
+    def keep_traceback(self, error: BaseException) -> None:
+        """Write the traceback of ``error`` into the folder, and its path into a note of ``error``."""
+        path, here = self.traceback, Path.cwd()
+        try:
+            path.write_text("".join(traceback.format_exception(error)))
+        except OSError as second:
+            error.add_note(f"and its traceback could not be written: {second}")
+        else:
+            shown = path.relative_to(here) if path.is_relative_to(here) else path
+            error.add_note(f"traceback: {shown}")
+
     def exists(self) -> bool:
         """Whether a record has been written."""
         return (self.directory / "run.json").exists()
@@ -383,26 +395,44 @@ def checked(run: object) -> Run:
     )
 
 
-def find(path: str | Path | None = None, study: str | None = None) -> list[Run]:
-    """All runs below ``path`` (default `root`), in order of folder name.
+def find(
+    path: str | Path | None = None, study: str | None = None, *, failed: bool = False
+) -> list[Run]:
+    """Runs below ``path`` (default `root`), in order of folder name.
 
-    A folder that holds any file of a record counts, so that a lost run.json is noticed.
+    A folder that holds any file of a record counts, so that a lost run.json is noticed, and so does
+    a record that is damaged.
+
+    Args:
+        failed: also those that failed, which have nothing to show in a table.
 
     Raises:
         RunError: no such folder, or no such study in it; the nearest name is given.
     """
     base = Path(path) if path is not None else root()
     if not base.is_dir():
-        raise RunError(f"{base}: there is no such folder of runs")
+        raise RunError(f"{base}: there is no such folder of runs; pe train makes the first one")
     if study is not None and not any(folder.is_dir() for folder in base.glob(study)):
         known = sorted(p.name for p in base.iterdir() if p.is_dir() and not p.name.startswith("."))
         raise RunError(f"{unknown('study', study, known)} (in {base})")
     folders = {file.parent for name in FILES for file in base.glob(f"{study or '*'}/*/{name}")}
-    return [Run(folder) for folder in sorted(folders)]
+    runs = [Run(folder) for folder in sorted(folders)]
+    return runs if failed else [run for run in runs if not _has_failed(run)]
 
 
-def load(path: str | Path | None = None, study: str | None = None) -> pandas.DataFrame:
+def _has_failed(run: Run) -> bool:
+    try:
+        return bool(run.read()["status"] == "failed")
+    except RunError:  # whoever reads the record is told
+        return False
+
+
+def load(
+    path: str | Path | None = None, study: str | None = None, *, failed: bool = False
+) -> pandas.DataFrame:
     """Every record below ``path`` as a table, one row per run.
+
+    Runs that failed are left out unless ``failed`` asks for them.
 
     Columns: study, run, pe, seed, status, recipe, config_hash, steps, tokens, parameters,
     tokens_per_second, mfu, peak_memory_gib, wall_seconds, final_loss, validation_loss,
@@ -417,7 +447,7 @@ def load(path: str | Path | None = None, study: str | None = None) -> pandas.Dat
     import pandas
 
     rows, damaged = [], []
-    for run in find(path, study):
+    for run in find(path, study, failed=failed):
         try:
             rows.append(_row(run))
         except RunError as error:
@@ -432,7 +462,9 @@ def load(path: str | Path | None = None, study: str | None = None) -> pandas.Dat
 def _row(run: Run) -> dict[str, Any]:
     record, evaluation = run.record, run.evaluation() or {}
     # Nobody has tidied up yet after a run that was killed, so its last line may be torn.
-    run.metric_lines(drop_torn_end=record.status == "running")
+    lines = run.metric_lines(drop_torn_end=record.status == "running")
+    if record.status == "complete" and record.training and record.training.steps and not lines:
+        raise RunError(f"{run.directory / 'metrics.jsonl'}: there is no such record; {RESTORE}")
     length, parent = record.recipe["context_length"], record.parent
     row: dict[str, Any] = {
         "study": record.study,

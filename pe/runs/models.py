@@ -214,6 +214,9 @@ class Training(Part):
     """Mean training loss of the last tenth of the steps, nats per token; null without steps."""
     validation_loss: float | None
     """Loss on the validation split after the last step, nats per token."""
+    unseen_loss: float | None = None
+    """Loss on the next windows of the training text, which were not trained on and lie in documents
+    that were; only where the text was not gone through."""
     resumes: int
     """How often the run was continued from a checkpoint."""
     best: Best | None = None
@@ -248,7 +251,7 @@ class Parent(Part):
     step: int
     """Its optimizer steps before those weights."""
     tokens: int
-    """Tokens that those weights were trained on, those of its own parent included."""
+    """Tokens that those weights were trained on, those of its parent included."""
     stream_step: int
     """First step of the data stream that this run takes."""
     retrained: Retrained | None = None
@@ -489,10 +492,14 @@ class ExtensionCell(Computed):
     pe: str
     """Encoding the model was converted to."""
     options: dict[str, Any]
-    """Its options."""
+    """Its options; empty where ``by_length`` has them."""
+    by_length: dict[Tokens, dict[str, Any]] | None = None
+    """Options at each length beyond the training length, where the factor equals the length."""
     retrained: Retrained | None = None
     """Only where the run's weights were lost and this is measured on those of a second training."""
     perplexity: Perplexity
+    needles: Needles | None = None
+    """Where the recipe names retrieval tasks; not in older records."""
 
 
 class Extension(Scored, Record):
@@ -502,7 +509,7 @@ class Extension(Scored, Record):
     """
 
     cells: dict[str, ExtensionCell]
-    """By method and factor, such as yarn@4."""
+    """By method and factor, such as yarn@4 and yarn@length."""
 
 
 # ---------------------------------------------------------------- longrope-<factor>x.json
@@ -650,6 +657,98 @@ class SpeedRecord(Record):
     """One object per measurement; NoPE has several rounds."""
 
 
+# ---------------------------------------------------------------- pretrained.json
+
+
+class PretrainedSettings(Part):
+    """What was asked of a model that somebody else trained."""
+
+    model: str
+    """Name of its folder or gguf file."""
+    pe: str
+    """Encoding that it is given, as the registry spells it."""
+    options: dict[str, Any]
+    """Options of the encoding."""
+    corpus: str
+    """Name or path of the text."""
+    lengths: Lengths
+    windows: int
+    """Windows asked for at each length."""
+    target_tokens: TargetTokens
+    prompts: int
+    """Prompts that hide a number, for each task and length."""
+    steps: int
+    """Optimizer steps under the new encoding; 0: none."""
+    context_length: int
+    """Tokens in a training window."""
+    batch_size: int
+    """Windows in an optimizer step."""
+    learning_rate: float
+    """At its peak; a cosine leads to a tenth of it."""
+    seed: int
+    """Of the order of training windows and of new parameters."""
+
+
+class Host(Part):
+    """The model as it was."""
+
+    type: str
+    """transformers' name of its kind."""
+    parameters: int
+    """All parameters, a tied head counted once."""
+    training_length: int
+    """Tokens of the longest texts that it is meant for."""
+    known_from: str
+    """How the training length is known."""
+
+
+class Outcome(Measures):
+    """How one variant of the model does."""
+
+    no_needles: str | None
+    """Why no hidden numbers were looked for; null where they were, at lengths with room for them."""
+    seconds: Seconds
+    sample: str
+    """A continuation of the first tokens of the test split, without drawing (greedy)."""
+
+
+class Step(Part):
+    """One logged step of a training."""
+
+    step: int
+    """Optimizer steps so far."""
+    loss: float
+    """Mean since the line before, nats per token."""
+    learning_rate: float
+    """Of that step."""
+
+
+class PretrainedRecord(Process, Record):
+    """A model that somebody else trained, before and after `pe.adapt`."""
+
+    study: str
+    """Folder that the record belongs to."""
+    run: str
+    """Folder of the record."""
+    status: Literal["running", "complete"]
+    """Whether all that was asked for is there."""
+    settings: PretrainedSettings
+    data: Data
+    host: Host
+    windows: int
+    """Windows at each length, each inside one test document."""
+    precision: dict[str, str]
+    """Types of matrix products and of weights."""
+    transformers_settings: dict[str, Any] | None
+    """rope_parameters that stand for the new encoding; null where it works through hooks."""
+    outcomes: dict[str, Outcome]
+    """By variant: untouched, adapted, trained."""
+    training: list[Step]
+    """Of the variant trained."""
+    peak_memory_gib: float | None
+    """Peak device memory (CUDA) or resident memory (CPU) in GiB."""
+
+
 # ---------------------------------------------------------------- task-ENCODING.json
 
 
@@ -756,7 +855,7 @@ class NumericsRecord(Process, Record):
 
 MODELS: dict[str, type[Record]] = {
     "run": RunRecord, "evaluation": Evaluation, "extension": Extension, "longrope": Search,
-    "speed": SpeedRecord, "task": TaskRecord,
+    "speed": SpeedRecord, "pretrained": PretrainedRecord, "task": TaskRecord,
     "numerics": NumericsRecord,
 }  # fmt: skip
 

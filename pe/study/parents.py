@@ -16,7 +16,7 @@ from typing import Any
 from pe.recipes.recipe import Recipe
 from pe.runs import root
 from pe.study.plan import Planned
-from pe.training.start import parent_missing_weights
+from pe.training.start import parent_missing_weights, takes_searched_factors
 
 
 def with_retrained_parents(plan: Sequence[Planned]) -> list[Planned]:
@@ -61,5 +61,7 @@ def with_retrained_parents(plan: Sequence[Planned]) -> list[Planned]:
 
     for planned in plan:
         parent = started.get(planned.name) or here.get(planned.recipe.start_from, planned.parent)
+        if takes_searched_factors(planned.recipe):  # the search waits for the weights
+            parent = planned.parent
         add(dataclasses.replace(planned, parent=parent))
     return list(listed.values())

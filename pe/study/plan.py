@@ -51,7 +51,7 @@ from pe.recipes.named import recipe as named_recipe
 from pe.recipes.recipe import Recipe
 from pe.runs import Folder, Run, root
 from pe.study.zero_shot import Distinct, Natural, YamlPart, ZeroShot
-from pe.training.start import RETRAINED, check_source
+from pe.training.start import RETRAINED, check_source, takes_searched_factors
 
 FOLDER = shipped("studies")
 OWN_SHARES = ("warmup_steps", "decay_steps", "checkpoint_every", "validate_every")
@@ -134,7 +134,7 @@ class StudyFile(YamlPart):
     mini: MiniEntry | None = None
 
     def miniature(self) -> StudyFile:
-        """The miniature as a study of its own."""
+        """The miniature, as a separate study."""
         if self.mini is None:
             raise ValueError("mini: missing; the file describes no miniature")
         values, small = (
@@ -196,7 +196,7 @@ class Planned:
 class StudyFolder(Folder):
     """A study as the notebook command sees it: a folder to hold, and to put the page into.
 
-    It has no record of its own; what came of the study is in the records of its runs.
+    It has no record: what came of the study is in the records of its runs.
     """
 
     depth = 1
@@ -302,9 +302,10 @@ def check_run(run: Run) -> None:
 
     recipe = run.recipe
     layer_specs(recipe.pe, recipe.num_hidden_layers)
+    later = ["long_factor"] if takes_searched_factors(recipe) else []
     check(
         recipe.pe,
-        recipe.pe_options,
+        {name: value for name, value in recipe.pe_options.items() if name not in later},
         original_length=recipe.context_length,
         head_dim=recipe.head_dim,
         num_heads=recipe.num_attention_heads,
@@ -365,12 +366,33 @@ class _Seed:
             try:
                 task = self._zero_shot(self.file.zero_shot)
                 of_this = task.recipe.start_from.startswith(f"{self.study}/")
-                plan = [*plan, task] if of_this else [task, *plan]
+                waiting = [p for p in plan if takes_searched_factors(p.recipe)]
+                ready = [p for p in plan if p not in waiting]
+                waiting = [dataclasses.replace(p, parent=task.name) for p in waiting]
+                plan = [*ready, task, *waiting] if of_this else [task, *ready, *waiting]
             except ValueError as error:
                 mistakes.append(f"zero_shot: {error}")
+        mistakes += [
+            f"runs.{p.label}: long_factor: searched for by no zero_shot part of this study; "
+            "expected one of the run that this one starts from, with longrope and its factor"
+            for p in plan
+            if takes_searched_factors(p.recipe) and not self._searched(p.recipe, plan)
+        ]
         if mistakes:
             raise ValueError("\n".join(mistakes))
         return plan
+
+    def _searched(self, recipe: Recipe, plan: Sequence[Planned]) -> bool:
+        """Whether a task of the plan finds the factors that a run asks for."""
+        start = (
+            recipe.start_from if "/" in recipe.start_from else f"{self.study}/{recipe.start_from}"
+        )
+        return any(
+            task.zero_shot
+            and task.recipe.start_from == start
+            and recipe.pe_options.get("factor") in task.zero_shot.searched(task.recipe)
+            for task in plan
+        )
 
     def _entries(self, mistakes: list[str]) -> Iterator[tuple[str, RunEntry]]:
         """The runs of the file, one for each rate of a sweep."""

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from pe._errors import Explained
 from pe.runs import root
 from pe.study.devices import MUTEX, mutex_of, visible_gpus, workers_here
 from pe.study.parents import with_retrained_parents
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 POLL = 1.0
 
 
-class StudyFailed(RuntimeError):
+class StudyFailed(RuntimeError, Explained):
     """Some runs of a study failed for good; names each with its reason."""
 
 

@@ -3,13 +3,14 @@
     zero_shot:
       run: scaffold-seeds/rope                    # whose last weights are extended, or `rope`:
                                                   # a run of the same study
-      factors: [2, 4, 8, 16]
+      factors: [2, 4, length]                     # length: the factor that equals each length
       methods: [pi, yarn, longrope]               # all, if nothing is given
       search: {iterations: 10, population: 32}    # how LongRoPE's factors are found
 
 It is one task of the study for each seed. Its results are recorded beside that run: extension.json,
-and longrope-4x.json for each search. Where the run's weights are lost it is retrained first, as for
-a run that starts there (`pe.study.parents`). Torch is imported only when methods are asked for.
+and longrope-4x.json for each search. Runs with the option ``long_factor: searched`` wait for it.
+Where the run's weights are lost it is retrained first, as for a run that starts there
+(`pe.study.parents`). Torch is imported only when methods are asked for.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
 from pe._errors import unknown
+from pe.evaluation.factors import LENGTH, Factor, cells
+from pe.recipes.recipe import Recipe
 from pe.runs import Run
 
 LONGROPE = "longrope"
@@ -31,6 +34,16 @@ def _distinct(values: Items) -> Items:
         if values.count(value) > 1:
             raise ValueError(f"{value!r} is there twice; give it once")
     return values
+
+
+def _factor(value: Any) -> Factor:
+    if value == LENGTH:
+        return LENGTH
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"expected a number or length, got {value!r}")
+    if not value > 1:
+        raise ValueError(f"expected more than 1, got {value}")
+    return float(value)
 
 
 def _known_method(name: str) -> str:
@@ -50,7 +63,7 @@ def _all_methods() -> list[str]:
 Distinct = AfterValidator(_distinct)
 Count = Annotated[int, Field(gt=0)]
 Natural = Annotated[int, Field(ge=0)]
-Factor = Annotated[float, Field(gt=1)]
+Extent = Annotated[Factor, PlainValidator(_factor)]
 Method = Annotated[str, AfterValidator(_known_method)]
 
 
@@ -82,21 +95,15 @@ class ZeroShot(YamlPart):
 
     run: str
     """Whose last weights are extended: STUDY/RUN, or a run of the same study."""
-    factors: Annotated[list[Factor], Field(min_length=1), Distinct]
+    factors: Annotated[list[Extent], Field(min_length=1), Distinct]
     methods: Annotated[list[Method], Field(min_length=1), Distinct] = Field(
         default_factory=_all_methods
     )
     search: Search = Search()
 
     def cells(self) -> list[str]:
-        """Names of the cells of extension.json: ``yarn@4``."""
-        from pe.encodings.core.registry import takes_option
-
-        return [
-            f"{method}@{factor:g}"
-            for method in self.methods
-            for factor in (self.factors if takes_option(method, "factor") else (1.0,))
-        ]
+        """Names of the cells of extension.json: ``yarn@4``, ``yarn@length``."""
+        return [cell.name for cell in cells(self.methods, self.factors)]
 
     def missing(self, run: Run) -> list[str]:
         """Cells that the record of ``run`` lacks."""
@@ -108,15 +115,27 @@ class ZeroShot(YamlPart):
             name
             for name in self.cells()
             if name not in recorded
-            or (
-                name.startswith(f"{LONGROPE}@")
-                and recorded[name]["options"].get("long_factor") is None  # taken from YaRN
-            )
+            or (name.startswith(f"{LONGROPE}@") and not _searched(recorded[name]))
         ]
+
+    def searched(self, recipe: Recipe) -> set[float]:
+        """Factors for which LongRoPE's are searched, on a run of this recipe."""
+        return {
+            factor
+            for cell in cells([m for m in self.methods if m == LONGROPE], self.factors)
+            for factor in cell.at(recipe.evaluation_lengths, recipe.context_length).values()
+            if factor > 1
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """As the YAML has it; `model_validate` is the inverse."""
         return self.model_dump(exclude_none=True)
+
+
+def _searched(cell: Mapping[str, Any]) -> bool:
+    """Whether all factors of a cell of LongRoPE were searched for, and not taken from YaRN."""
+    options = (cell.get("by_length") or {"": cell["options"]}).values()
+    return all(of.get("long_factor") is not None for of in options)
 
 
 def carry_out(run: Run, wanted: ZeroShot, *, quiet: bool = False) -> None:
@@ -131,12 +150,16 @@ def carry_out(run: Run, wanted: ZeroShot, *, quiet: bool = False) -> None:
     others = [method for method in wanted.methods if method != LONGROPE]
     if others:
         extend(run, others, wanted.factors, quiet=quiet)
-    if LONGROPE not in wanted.methods:
-        return
-    for factor in wanted.factors:
-        name = f"{LONGROPE}@{factor:g}"
-        if name in wanted.missing(run):
-            settings = wanted.search.model_dump(exclude_none=True)
-            factors = search_longrope(run, factor, quiet=quiet, **settings)
-            options = {name: {"long_factor": factors}}
-            extend(run, [LONGROPE], [factor], options, quiet=quiet)
+    recipe = run.recipe
+    for cell in cells([m for m in wanted.methods if m == LONGROPE], wanted.factors):
+        if cell.name not in wanted.missing(run):
+            continue
+        alone = wanted.model_copy(update={"factors": [cell.factor]})
+        settings = wanted.search.model_dump(exclude_none=True)
+        options = {
+            f"{LONGROPE}@{factor:g}": {
+                "long_factor": search_longrope(run, factor, quiet=quiet, **settings)
+            }
+            for factor in sorted(alone.searched(recipe))
+        }
+        extend(run, [LONGROPE], [cell.factor], options, quiet=quiet)

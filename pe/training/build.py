@@ -112,17 +112,28 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
     """AdamW; weight decay on matrices only, never on norms nor on an encoding's parameters.
 
     With an ``encoding_rate`` other than 1 the encoding's parameters are a group apart, whose
-    ``rate_multiple`` `set_rate` heeds.
+    ``rate_multiple`` `set_rate` heeds. With ``tune: encoding`` all others are frozen.
 
     Raises:
-        ValueError: there is such a rate and the encoding has no parameters.
+        ValueError: there is such a rate, or the encoding alone is to be tuned, and it has no
+            parameters.
     """
     encoding = _encoding_parameters(model)
+    if recipe.tune == "encoding":
+        if not any(parameter.requires_grad for parameter in encoding):
+            raise ValueError(
+                f"tune: {recipe.pe} has no parameters that could be tuned alone; use tune 'all', "
+                "or an encoding that learns"
+            )
+        for parameter in set(model.parameters()) - encoding:
+            parameter.requires_grad_(False)
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
     encodings: list[nn.Parameter] = []
     apart = recipe.encoding_rate != 1
     for parameter in model.parameters():
+        if recipe.tune == "encoding" and parameter not in encoding:
+            continue
         if parameter in encoding:
             (encodings if apart else plain).append(parameter)
         else:
@@ -196,7 +207,12 @@ def attention_path(model: PEForCausalLM, recipe: Recipe, device: torch.device) -
     sequences = (recipe.micro_batch_size or recipe.batch_size) * recipe.num_attention_heads
 
     def path(enc: Any) -> str:
-        if recipe.reset_positions or recipe.mask_documents:  # no kernel of ours has either
+        compiled = devices.compiles(recipe.compile, device)
+        # A compiler cannot look at positions, which a bias by distance needs (`PEModel._spans`).
+        by_spans = enc.hides and (not enc.biased or (enc.relative and not compiled))
+        if recipe.mask_documents and enc.length_dependent:
+            by_spans = False
+        if (recipe.reset_positions or recipe.mask_documents) and not by_spans:
             return "matrix" if enc.biased or enc.hides else "flash"
         return path_for(enc, device, dtype, recipe.context_length, sequences, recipe.head_dim)
 

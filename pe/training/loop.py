@@ -23,7 +23,6 @@ import shutil
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
@@ -34,7 +33,7 @@ from accelerate.utils import DataLoaderConfiguration
 from torch import Tensor
 
 from pe import devices
-from pe._errors import one_line
+from pe._errors import Explained, one_line
 from pe.data import Batches, is_path, prepare
 from pe.data.batches import Batch
 from pe.data.needles import NeedleMix
@@ -63,12 +62,20 @@ from pe.training.metrics import (
     perplexity,
 )
 from pe.training.progress import Progress, duration
-from pe.training.start import KEPT, TrainState, check_source, check_text, read_state, start_of
+from pe.training.start import (
+    KEPT,
+    TrainState,
+    check_source,
+    check_text,
+    read_state,
+    start_of,
+    with_searched_factors,
+)
 
 VALIDATION_BATCHES = 8
 
 
-class Interrupted(RuntimeError):
+class Interrupted(RuntimeError, Explained):
     """Training was asked to stop, and saved a checkpoint before it did."""
 
     def __init__(self, message: str, signal: str | None = None) -> None:
@@ -125,8 +132,8 @@ def _record_failure(run: Run, error: BaseException) -> None:
             run.fail("stopped before or after its steps", "interrupted", "SIGINT")
         else:
             run.fail(one_line(error))
-            run.traceback.write_text("".join(traceback.format_exception(error)))
-    except (OSError, RunError) as second:
+            run.keep_traceback(error)
+    except RunError as second:
         error.add_note(f"and this could not be recorded: {second}")
 
 
@@ -171,6 +178,7 @@ class Trainer:
             dataloader_config=DataLoaderConfiguration(),
         )
         self.device, self.main = self.accelerator.device, self.accelerator.is_main_process
+        devices.keep_memory(self.device)
         processes = self.accelerator.num_processes
         if self.recipe.batch_size % processes:
             raise ValueError(
@@ -246,9 +254,10 @@ class Trainer:
 
     def _initial_model(self) -> PEForCausalLM:
         """Drawn weights, or those of the run to start from. A checkpoint will overwrite them."""
-        model = model_for(self.recipe, self.data)
         if self.start is None:
-            return model
+            return model_for(self.recipe, self.data)
+        recipe = with_searched_factors(self.recipe, self.start.parent)
+        model = model_for(recipe, self.data)
         check_text(
             self.data, self.start.data, self.start.parent.name,
             "start from a run of this text",
@@ -257,7 +266,7 @@ class Trainer:
             self.run.update(parent=self.start.record())
         if self.start.whole:
             return model  # everything is loaded once model and optimizer are prepared
-        return start_model(self.start, self.recipe, model.config)
+        return start_model(self.start, recipe, model.config)
 
     def _resume(self) -> None:
         log = functools.partial(self.progress.show, last=True)
@@ -415,7 +424,7 @@ class Trainer:
         state = self.state
         loss = self.metrics.validated(state.step)
         if loss is None:  # else it was written by a process that was killed before it went on
-            loss = self._validation_loss()
+            loss = self._mean_loss(self.validation_batches)
             if self.main:
                 self.metrics.validation(state.step, state.tokens, loss)
             self._track({"validation_loss": loss, "validation_perplexity": perplexity(loss)})
@@ -443,12 +452,13 @@ class Trainer:
         return None if loss is None else {"step": step, "validation_loss": loss}
 
     @torch.no_grad()
-    def _validation_loss(self) -> float:
-        """Mean loss of the first batches of the validation split; the model is left training."""
-        model, batches = self.accelerator.unwrap_model(self.model), self.validation_batches
+    def _mean_loss(self, batches: Batches, first: int = 0) -> float:
+        """Mean loss of some batches, beginning with this one; the model is left training."""
+        model = self.accelerator.unwrap_model(self.model)
         model.eval()
         total, count = 0.0, 0
-        for index in range(max(1, min(VALIDATION_BATCHES, batches.windows // batches.batch_size))):
+        some = max(1, min(VALIDATION_BATCHES, batches.windows // batches.batch_size))
+        for index in range(first, first + some):
             batch = batches.at(index)
             for start in range(0, batches.batch_size, self.micro):
                 inputs = self._inputs(batch, slice(start, start + self.micro))
@@ -461,21 +471,37 @@ class Trainer:
         model.train()
         return total / count
 
+    def _unseen_loss(self) -> float | None:
+        """Loss on the next batches of training text: new windows of documents already met.
+
+        Where it is lower than the validation loss, the model profits from having read other windows
+        of the same documents. None once the text has been gone through.
+        """
+        r = self.recipe
+        batches = Batches(
+            self.data.train, r.context_length, r.batch_size, r.seed,
+            self.data.end_id if r.first_token else None,
+        )  # fmt: skip
+        first = self.state.step + (self.start.stream_step if self.start else 0)
+        if (first + VALIDATION_BATCHES) * r.batch_size > batches.windows:
+            return None
+        return self._mean_loss(batches, first)
+
     def _finish(self) -> None:
         """Save model and tokenizer, and declare the run complete."""
-        validation = self._validate()
+        validation, unseen = self._validate(), self._unseen_loss()
         weights = self.accelerator.get_state_dict(self.model)
         self.accelerator.end_training()
         if not self.main:
             return
-        training = self._summary(validation)
+        training = self._summary(validation, unseen)
         with checkpoint.writing_weights(self.run.checkpoint):
             model = self.accelerator.unwrap_model(self.model)
             model.save_pretrained(self.run.checkpoint, state_dict=weights)
             self.data.load_tokenizer().save_pretrained(self.run.checkpoint)
         self.run.update(status="complete", reason=None, finished=now(), training=training)
 
-    def _summary(self, validation: float) -> dict[str, Any]:
+    def _summary(self, validation: float, unseen: float | None) -> dict[str, Any]:
         """The ``training`` part of the record."""
         state, memory = self.state, devices.peak_memory(self.device)
         metrics, trained = self.metrics, state.step > 0
@@ -489,6 +515,7 @@ class Trainer:
             "peak_memory_gib": None if memory is None else round(memory, 3),
             "final_loss": round(metrics.final_loss(state.step), 6) if trained else None,
             "validation_loss": round(validation, 6),
+            **({} if unseen is None else {"unseen_loss": round(unseen, 6)}),
             "resumes": state.resumes,
             **({"best": self._best()} if self.recipe.keep_best else {}),
         }

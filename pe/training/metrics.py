@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pe._errors import Explained
 from pe.runs import Run, write_atomically, writing
 
 PEAK_BF16_TFLOPS = {
@@ -62,7 +63,7 @@ def perplexity(loss: float) -> float | None:
     return round(math.exp(loss), 4) if loss < 700 else None
 
 
-class NonFiniteLoss(RuntimeError):
+class NonFiniteLoss(RuntimeError, Explained):
     """Training produced a loss, a gradient or weights that are no numbers."""
 
 

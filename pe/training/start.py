@@ -15,6 +15,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping
@@ -35,6 +36,9 @@ BRANCH_FIELDS = (
 )  # fmt: skip
 RETRAINED = ".parents"
 """Folder of a study in which complete runs are trained once more for their weights."""
+SEARCHED = "searched"
+"""LongRoPE's ``long_factor`` in the recipe of a run that takes the factors which
+`pe.search_longrope` found for the run it starts from: a study is planned before they are known."""
 KEPT = "kept"
 """Folder below a run's checkpoints in which some stay for good."""
 
@@ -245,6 +249,33 @@ def parent_of(name: str, study: Path) -> Run:
         f"start_from: there is no run {name!r} in {study.name}, as STUDY/RUN below "
         f"{root().name}/ or as a folder; train it first"
     )
+
+
+def takes_searched_factors(recipe: Recipe) -> bool:
+    """Whether the recipe leaves LongRoPE's factors to a search."""
+    return bool(recipe.pe_options.get("long_factor") == SEARCHED)
+
+
+def with_searched_factors(recipe: Recipe, parent: Run) -> Recipe:
+    """``recipe`` with the factors that were searched for on ``parent``, if it asks for them.
+
+    Raises:
+        RunError: no search of this factor is recorded.
+        ValueError: there is no factor.
+    """
+    if not takes_searched_factors(recipe):
+        return recipe
+    factor = recipe.pe_options.get("factor")
+    if factor is None:
+        raise ValueError("long_factor: searched for by which factor? give factor as well")
+    search = parent.part("longrope", f"-{factor:g}x")
+    if search is None or search["best"] is None:
+        raise RunError(
+            f"long_factor: {parent.directory} has no longrope-{factor:g}x.json; search first, by "
+            f"pe.search_longrope(run, {factor:g}) or the zero_shot part of a study"
+        )
+    options = recipe.pe_options | {"long_factor": search["best"]["factors"]}
+    return dataclasses.replace(recipe, pe_options=options)
 
 
 def start_of(recipe: Recipe, study: Path) -> Start | None:

@@ -20,6 +20,7 @@ handle = display({"text/plain": "step 0/5"}, raw=True, metadata={"pe_progress": 
 for step in range(1, 6):
     handle.update({"text/plain": f"step {step}/5"}, raw=True, metadata={"pe_progress": True})
     time.sleep(0.05)
+os.environ.pop("PE_RUN_DIR")  # as pe.configure does
 print(os.environ["PE_RUNS"])
 """
 # Ends with a file "saved" in the run's folder when it is interrupted.

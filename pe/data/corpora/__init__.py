@@ -79,6 +79,11 @@ def open_corpus(spec: str, separator: str = "") -> tuple[Corpus, Budget]:
     path = Path(base).expanduser()
     if path.exists():
         return LocalCorpus(path, base, separator), budget
+    if "@" in base:
+        raise ValueError(
+            f"corpus {spec!r}: a budget is a number with k, M or G, and docs if it counts "
+            f"documents, such as @200M or @5000docs; {GUIDE}"
+        )
     raise ValueError(
         f"unknown corpus {base!r}{nearest(base, known)}: it is not one of {', '.join(known)}, "
         f"and no file or directory was found at {path.absolute()}; {GUIDE}"

@@ -19,7 +19,7 @@ from pe.data.corpora.base import Corpus, Document, register
 
 _NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 # Written when Python was built or by the distribution (they name the machine), or, for topics.py,
-# the very texts that are read as documents of their own.
+# the very texts that are read as separate documents.
 _NOT_SOURCES = ("_sysconfigdata", "sitecustomize.py", "usercustomize.py")
 _TOPICS = "pydoc_data/topics.py"
 

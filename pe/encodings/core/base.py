@@ -88,6 +88,8 @@ class Encoding(nn.Module):
         alone_with: name of the encoding that is added where no other is named.
         hides: some of the keys that causality, padding and documents leave visible are hidden.
         keeps: `shows` names keys that stay visible where another part hides them.
+        exclusive: set where nothing may be added but what hides or keeps keys.
+        mixes_heads: set where what a head gets depends on other heads' queries and keys.
         max_positions: how many positions there are, 0 to max_positions - 1; None: no limit.
     """
 

@@ -40,6 +40,7 @@ class Composite(Encoding):
         for trait in ANY:
             setattr(self, trait, any(getattr(p, trait) for p in parts))
         self.state_size = sum(p.state_size for p in parts)  # type: ignore[misc]
+        self.mixes_heads = any(getattr(p, "mixes_heads", False) for p in parts)
         self.max_positions, self.limited_by = tightest(parts)
         self._refuse_moves_beyond()
 

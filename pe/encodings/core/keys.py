@@ -1,27 +1,39 @@
-"""Which keys a layer sees, whatever else tells it about order.
+"""Which keys a layer sees, whatever else tells it about order, and how sharply it looks at them.
 
-    window:w    the last w keys                 i - j < w
-    chunk:c     those of the query's chunk      floor(i / c) = floor(j / c)
-    sinks:n     the first n as well             j < n
-    sink        none that could be looked at:   softmax over [z, s_h], the last weight dropped
+    window:w       the last w keys                 i - j < w
+    chunk:c        those of the query's chunk      floor(i / c) = floor(j / c)
+    sinks:n        the first n as well             j < n
+    sink           none that could be looked at:   softmax over [z, s_h], the last weight dropped
+    temperature:L  all of them, more sharply:      z (1 + a ln(1 + floor(p / L))),   a = 0.1
 
 i and j count the tokens that a query may see at all (`Encoding.narrow`): hidden tokens count
-nowhere, and each document of a sequence is counted from its first token. So positions have no say:
-windows go with any encoding, also with those that move tokens.
+nowhere, and each document of a sequence is counted from its first token. So positions have no say
+in what is seen. p is the query's position, or in a layer with a window or a chunk one less than the
+number of keys that it shows (`Narrowed`).
 
 Windows: Beltagy, Peters, Cohan 2020 (arXiv:2004.05150), Jiang et al. 2023 (arXiv:2310.06825).
 Chunks: Llama 4, in transformers' code. First tokens that are kept: Xiao et al. 2023
 (arXiv:2309.17453). A learned logit per head that takes weight and gives no value: gpt-oss
-(arXiv:2508.10925).
+(arXiv:2508.10925). The temperature: Ministral 3, in transformers' code, where a is called
+llama_4_scaling_beta; Llama 4 has p + 1 for p, and has it in layers without an encoding (`irope`).
 """
 
 import torch
 from torch import Tensor, nn
 
 from pe.encodings.core.base import Encoding
-from pe.encodings.core.checks import at_least
+from pe.encodings.core.checks import positive
+from pe.encodings.core.composite import Composite
 from pe.encodings.core.distance import at_least_float32
+from pe.encodings.core.key_range import KeyRange
 from pe.encodings.core.registry import register_keys
+
+
+def at_least_one(name: str, value: int, least: str) -> int:
+    """The number, if it is at least 1; ``least`` says what 1 means."""
+    if value < 1:
+        raise ValueError(f"{name}:{value}: expected 1 or more, where {name}:1 {least}")
+    return value
 
 
 @register_keys("window", title="window", paper="2004.05150")
@@ -32,10 +44,17 @@ class Window(Encoding):
 
     def __init__(self, window: int) -> None:
         super().__init__()
-        self.window = at_least("window", window, 1)
+        self.window = at_least_one("window", window, "shows each token itself only")
 
     def shows(self, key: Tensor, query: Tensor) -> Tensor:
         return query - key < self.window
+
+    def key_range(self) -> KeyRange:
+        return KeyRange(window=self.window)
+
+    def first_shown(self, query: Tensor) -> Tensor:
+        """The first key that a query sees."""
+        return (query - self.window + 1).clamp(min=0)
 
 
 @register_keys("chunk", title="chunk")
@@ -46,10 +65,17 @@ class Chunk(Encoding):
 
     def __init__(self, chunk: int) -> None:
         super().__init__()
-        self.chunk = at_least("chunk", chunk, 1)
+        self.chunk = at_least_one("chunk", chunk, "shows each token itself only")
 
     def shows(self, key: Tensor, query: Tensor) -> Tensor:
         return key // self.chunk == query // self.chunk
+
+    def key_range(self) -> KeyRange:
+        return KeyRange(chunk=self.chunk)
+
+    def first_shown(self, query: Tensor) -> Tensor:
+        """The first key that a query sees."""
+        return query // self.chunk * self.chunk
 
 
 @register_keys("sinks", title="sinks", paper="2309.17453")
@@ -60,10 +86,13 @@ class Sinks(Encoding):
 
     def __init__(self, sinks: int) -> None:
         super().__init__()
-        self.sinks = at_least("sinks", sinks, 1)
+        self.sinks = at_least_one("sinks", sinks, "keeps the first token")
 
     def shows(self, key: Tensor, query: Tensor) -> Tensor:
         return key < self.sinks
+
+    def key_range(self) -> KeyRange:
+        return KeyRange(sinks=self.sinks)
 
 
 @register_keys("sink", title="sink logit", paper="2508.10925")
@@ -84,3 +113,41 @@ class SinkLogit(Encoding):
 
     def sink_logit(self) -> Tensor:
         return at_least_float32(self.sink)
+
+
+@register_keys("temperature", title="temperature")
+class Temperature(Encoding):
+    """Logits grow with the logarithm of the position, from ``temperature`` tokens on.
+
+    ``temperature_scale`` is a. Positions below ``temperature`` are left as they are.
+    """
+
+    relative = False
+
+    def __init__(self, temperature: int, temperature_scale: float = 0.1) -> None:
+        super().__init__()
+        self.temperature = at_least_one("temperature", temperature, "counts every token")
+        self.temperature_scale = positive("temperature_scale", temperature_scale)
+
+    def logit_scale(self, q_positions: Tensor) -> Tensor:
+        steps = q_positions // self.temperature  # of integers: exact at any position
+        scale = 1.0 + self.temperature_scale * steps.to(torch.float64).log1p()
+        return scale[..., None, :]  # (B, 1, T), or (1, T); float64, rounded as queries need it
+
+
+class Narrowed(Composite):
+    """A sum with a window or a chunk: logit scales go by the number of keys that are shown.
+
+    SSMax scales by ln n, where n is how many keys the softmax is over (arXiv:2501.19399). In a
+    window that is not the position plus one, so each part is told a position one less than n.
+    """
+
+    def logit_scale(self, q_positions: Tensor) -> Tensor | None:
+        return super().logit_scale(self.shown(q_positions) - 1)
+
+    def shown(self, query: Tensor) -> Tensor:
+        """How many keys the query of this number sees, where no token is hidden otherwise."""
+        hiding = [part for part in self._all if isinstance(part, Window | Chunk)]
+        first = torch.stack([part.first_shown(query) for part in hiding]).amax(0)
+        kept = [first.clamp(max=part.sinks) for part in self._all if isinstance(part, Sinks)]
+        return sum(kept, query - first + 1)

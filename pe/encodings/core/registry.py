@@ -9,12 +9,13 @@ says what it goes with (`Encoding.alone_with`).
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import pkgutil
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -23,6 +24,7 @@ from pe._errors import nearest, unknown
 from pe.encodings.core.base import Encoding
 from pe.encodings.core.checks import UNSET
 from pe.encodings.core.composite import Composite
+from pe.encodings.core.extension import Method, Variant
 from pe.encodings.core.frequencies import FrequencyTransform
 from pe.encodings.core.presets import PRESETS
 from pe.encodings.core.spec import LayerSpec, PartSpec, is_sum, joined, layer_specs, parse
@@ -52,6 +54,8 @@ class About(NamedTuple):
 
 
 _ABOUT: dict[str, About] = {}
+_VARIANTS: dict[str, Method] = {}
+_RATES: dict[str, float] = {}
 
 FAMILIES = (
     "none", "embeddings", "rotary", "frequencies", "bias", "scale", "positions", "other",
@@ -68,7 +72,13 @@ ONE_ONLY = {
 
 
 def register(
-    name: str, *, title: str | None = None, paper: str | None = None, family: str = "other"
+    name: str,
+    *,
+    title: str | None = None,
+    paper: str | None = None,
+    family: str = "other",
+    extends: Sequence[Variant] = (),
+    encoding_rate: float | None = None,
 ) -> Callable[[P], P]:
     """Class decorator: make an `Encoding` or a `FrequencyTransform` known by ``name``.
 
@@ -76,6 +86,10 @@ def register(
         title: how tables and figures write it; default: the class's name.
         paper: the number of its paper on arXiv, such as ``2104.09864``.
         family: one of `FAMILIES`.
+        extends: ways to extend a trained model with it, beside that of its name
+            (`extension_methods`).
+        encoding_rate: the multiple of the learning rate that its own parameters need
+            (`declared_rate`); None: nothing is known, or it has none.
 
     Raises:
         ValueError: the name belongs to another class, or there is no such family.
@@ -89,6 +103,11 @@ def register(
         _REGISTRY[name] = cls
         cls.name = name
         _ABOUT[name] = About(title or cls.__name__, paper, family)
+        if encoding_rate is not None:
+            _RATES[name] = float(encoding_rate)
+        for way in extends:
+            _VARIANTS[way.name] = Method(way.name, name, way.options, way.scaled)
+            _ABOUT[way.name] = About(way.title, way.paper, "frequencies")
         return cls
 
     return add
@@ -179,8 +198,10 @@ def extension_methods() -> list[str]:
     """What extends a trained rotary model without training: transforms that learn nothing.
 
     A transform that does not stretch is there alone and put on the one that its class names.
+    Variants that encodings declare, such as ``dynamic_yarn``, are among them.
     """
-    methods = []
+    _discover()
+    methods = list(_VARIANTS)
     for name in list_encodings():
         part = lookup(name)
         if issubclass(part, FrequencyTransform) and not part.learns:
@@ -188,9 +209,39 @@ def extension_methods() -> list[str]:
     return in_order(methods)
 
 
+def extension_method(name: str) -> Method:
+    """How a model is extended by a method: one of `extension_methods`, or another spec.
+
+    Raises:
+        ValueError: ``name`` cannot be looked up.
+    """
+    _discover()
+    if name in _VARIANTS:
+        return _VARIANTS[name]
+    scaled = takes_option(name, "factor")
+    return Method(
+        name, name, lambda rope, factor: {"factor": float(factor)} if scaled else {}, scaled
+    )
+
+
 def takes_option(spec: str, option: str) -> bool:
     """Whether any part of ``spec`` has this option."""
     return any(option in options_of(part) for part in part_classes(spec).values())
+
+
+def declared_rate(spec: str) -> float:
+    """The multiple of the learning rate at which the parameters of an encoding should learn.
+
+    1 where its parts declare none.
+
+    Raises:
+        ValueError: parts declare different ones.
+    """
+    declared = {name: _RATES[name] for name in part_classes(spec) if name in _RATES}
+    if len(set(declared.values())) > 1:
+        listed = ", ".join(f"{name} {rate:g}" for name, rate in declared.items())
+        raise ValueError(f"encoding_rate: the parts of {spec!r} declare {listed}; give a number")
+    return next(iter(declared.values()), 1.0)
 
 
 def lookup(name: str) -> Part:
@@ -199,16 +250,22 @@ def lookup(name: str) -> Part:
     if ":" in name:
         module, _, attribute = name.partition(":")
         if module in _KEYS:
-            raise ValueError(f"{name!r}: {attribute!r} is no number; write '{module}:512'")
+            raise ValueError(f"{name!r}: {attribute!r} is no whole number; write '{module}:512'")
         try:
             part = getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError) as error:
-            raise ValueError(f"encoding {name!r} cannot be imported: {error}") from error
+            hint = f"; write '{module[:-3]}:{attribute}'" if module.endswith(".py") else ""
+            raise ValueError(f"encoding {name!r} cannot be imported: {error}{hint}") from error
         if not (isinstance(part, type) and issubclass(part, (Encoding, FrequencyTransform))):
             raise ValueError(f"{name!r} is no subclass of pe.encodings.Encoding")
         return part
     if name in _KEYS:
         return _KEYS[name]
+    if name in _VARIANTS:
+        raise ValueError(
+            f"{name!r} is a way to extend a trained model with {_VARIANTS[name].spec!r} "
+            "(pe.extend), and no encoding; give that name and its options"
+        )
     if name not in _REGISTRY:
         own = "." in name or name[:1].isupper() or (name.isidentifier() and find_spec(name))
         hint = "; a class of your own is module:Class" if own else ""
@@ -256,24 +313,37 @@ def encoding(
     layers = parse(spec)
     layer = layers[layer_index % len(layers)]
     named = {part.name: part for part in layer}
-    encodings, transforms = _split(_layer_classes(spec, layer))
+    encodings, transforms = _split(_layer_classes(layer))
 
     def build(name: str, part: Part) -> Any:
-        own = _own_options(spec, named.get(name, PartSpec(name)), part)
+        own = _own_options(named.get(name, PartSpec(name)), part)
         if (needed := _needed(part)) and needed not in own | options:
-            raise ValueError(f"{spec!r}: {name} needs a number, as in '{name}:512'")
+            raise ValueError(f"{name} needs a number, as in '{name}:512'")
         twice = own.keys() & options.keys()
         if twice:
             raise ValueError(
-                f"{spec!r}: {min(twice)} is given in the spec and among the options; leave one out"
+                f"{joined(layer)!r}: {min(twice)} is given in the spec and among the options; "
+                "leave one out"
             )
         return _build(name, part, arguments | own)
 
-    changes = [build(name, c) for name, c in transforms.items()]
-    if changes:
-        arguments["transforms"] = changes
-    parts = [build(name, c) for name, c in encodings.items()]
-    return parts[0] if len(parts) == 1 else Composite(parts)
+    with _placed(spec, layer):
+        changes = [build(name, c) for name, c in transforms.items()]
+        if changes:
+            arguments["transforms"] = changes
+        parts = [build(name, c) for name, c in encodings.items()]
+    return parts[0] if len(parts) == 1 else sum_class(encodings.values())(parts)
+
+
+def sum_class(parts: Iterable[type]) -> type[Composite]:
+    """The class of a sum of these encodings: where one hides keys and another scales logits, one
+    that tells the second how many keys are shown."""
+    from pe.encodings.core.keys import Chunk, Narrowed, Window  # which import this module
+
+    encodings = [part for part in parts if issubclass(part, Encoding)]
+    hides = any(issubclass(part, Window | Chunk) for part in encodings)
+    scales = any(part.logit_scale is not Encoding.logit_scale for part in encodings)
+    return Narrowed if hides and scales else Composite
 
 
 def layer_encodings(spec: str, num_layers: int, **arguments: Any) -> list[Encoding]:
@@ -297,7 +367,7 @@ def layer_encodings(spec: str, num_layers: int, **arguments: Any) -> list[Encodi
         if isinstance(layer, Composite) and isinstance(first, Composite):
             pairs = zip(first._all, layer._all, strict=True)
             shared = [part for part in first._all if not part.per_layer]
-            layer = Composite([new if new.per_layer else old for old, new in pairs], shared)
+            layer = type(first)([new if new.per_layer else old for old, new in pairs], shared)
         first_of.setdefault(layer_spec, layer)
         layers.append(layer)
     one_for_all = len(first_of) == 1 and not layers[0].per_layer
@@ -311,14 +381,28 @@ def part_classes(spec: str) -> dict[str, Part]:
     """
     classes: dict[str, Part] = {}
     for layer in dict.fromkeys(parse(spec)):
-        classes |= _layer_classes(spec, layer)
+        with _placed(spec, layer):
+            classes |= _layer_classes(layer)
     return classes
 
 
-def _layer_classes(spec: str, layer: LayerSpec) -> dict[str, Part]:
-    names = [part.name for part in layer]
+@contextlib.contextmanager
+def _placed(spec: str, layer: LayerSpec) -> Iterator[None]:
+    """Errors about one layer of a schedule say which."""
+    try:
+        yield
+    except ValueError as error:
+        layers = parse(spec)
+        if len(layers) == 1:
+            raise
+        number = layers.index(layer) + 1
+        raise ValueError(f"{spec!r}, layer {number} of {len(layers)}: {error}") from error
+
+
+def _layer_classes(layer: LayerSpec) -> dict[str, Part]:
+    spec, names = joined(layer), [part.name for part in layer]
     if len(set(names)) < len(names):
-        raise ValueError(f"{joined(layer)!r} names a part twice")
+        raise ValueError(f"{spec!r} names a part twice")
     classes = {name: lookup(name) for name in names}
     _refuse_impossible(spec, classes)
     encodings, transforms = _split(classes)
@@ -345,8 +429,8 @@ def stated_options(spec: str) -> dict[str, list[Any]]:
     stated: dict[str, list[Any]] = {}
     for layer in parse(spec):
         named = {part.name: part for part in layer}
-        for name, part in _layer_classes(spec, layer).items():
-            own = _own_options(spec, named.get(name, PartSpec(name)), part)
+        for name, part in _layer_classes(layer).items():
+            own = _own_options(named.get(name, PartSpec(name)), part)
             for option in {*options_of(part), *own}:
                 values = stated.setdefault(option, [])
                 value = own.get(option, UNSET)
@@ -354,19 +438,19 @@ def stated_options(spec: str) -> dict[str, list[Any]]:
     return {option: values for option, values in stated.items() if values != [UNSET]}
 
 
-def _own_options(spec: str, named: PartSpec, part: Part) -> dict[str, Any]:
+def _own_options(named: PartSpec, part: Part) -> dict[str, Any]:
     """The options that a spec gives to one part: its number and those in parentheses."""
     known, own = options_of(part), dict(named.options)
     known += ["original_length"] if takes(part, "original_length") else []
     for name in own:
         if name not in known:
             raise ValueError(
-                f"{spec!r}: {named.name} has no option {name!r}{nearest(name, known)}; its "
-                f"options: {', '.join(known) or 'none'}"
+                f"{named.name} has no option {name!r}{nearest(name, known)}; its options: "
+                f"{', '.join(known) or 'none'}"
             )
     if named.argument is not None:
         if not (needed := _needed(part)):
-            raise ValueError(f"{spec!r}: {named.name} takes no number; leave out :{named.argument}")
+            raise ValueError(f"{named.name} takes no number; leave out :{named.argument}")
         own[needed] = named.argument
     return own
 
@@ -382,7 +466,8 @@ def check(spec: str, options: dict[str, Any] | None = None, **context: int) -> N
     """Raise ValueError if ``encoding(spec, ...)`` would; ``context`` defaults to common sizes.
 
     ``options`` may hold ``original_length``, for models that are trained at another length than
-    they extend from. The other sizes belong to the model, and are refused as options.
+    they extend from. The other sizes belong to the model, and are refused as options. Where
+    ``context`` has ``original_length``, it is the length of training, which fills a chunk.
     """
     sizes: dict[str, Any] = {"head_dim": 64, "num_heads": 8, "original_length": 1024} | context
     for name in options or {}:
@@ -391,15 +476,31 @@ def check(spec: str, options: dict[str, Any] | None = None, **context: int) -> N
         if name in CONTEXT and not any(takes(part, name) for part in part_classes(spec).values()):
             raise ValueError(f"{spec!r} does not look at {name}: it would have no effect")
     layers = parse(spec)
-    for other in dict.fromkeys(layers[1:]):
-        for name, part in _layer_classes(spec, other).items() if other != layers[0] else ():
+    for index in (layers.index(layer) for layer in dict.fromkeys(layers)):
+        encoding(spec, **(sizes | {"layer_index": index} | (options or {})))
+        with _placed(spec, layers[index]):
+            _refuse_unfilled(layers[index], options or {}, context.get("original_length"))
+    for other in (layer for layer in dict.fromkeys(layers) if layer != layers[0]):
+        for name, part in _layer_classes(other).items():
             if getattr(part, "embeds", False):
                 raise ValueError(
                     f"{spec!r}: {name} acts on the token embeddings, once for all layers: name it "
                     "in the first layer only"
                 )
-    for index in (layers.index(layer) for layer in dict.fromkeys(layers)):
-        encoding(spec, **(sizes | {"layer_index": index} | (options or {})))
+
+
+def _refuse_unfilled(layer: LayerSpec, options: Mapping[str, Any], length: int | None) -> None:
+    """Raise ValueError for a chunk longer than the training length: it would hide nothing there."""
+    if length is None:
+        return
+    for part in layer:
+        chunk = part.argument or dict(part.options).get("chunk") or options.get("chunk")
+        if part.name == "chunk" and chunk is not None and chunk > length:
+            raise ValueError(
+                f"chunk:{chunk}: a training length of {length} tokens does not fill one chunk, so "
+                f"that nothing would be hidden in training; use chunk:{length} or less, or train "
+                f"at {chunk} tokens or more"
+            )
 
 
 def _parameters(part: Part) -> dict[str, inspect.Parameter]:
@@ -420,18 +521,34 @@ def options_of(part: Part) -> list[str]:
 def _refuse_impossible(spec: str, classes: dict[str, Part]) -> None:
     if "nope" in classes and any(n not in _KEYS for n in classes if n != "nope"):
         raise ValueError(f"{spec!r}: nope means no encoding, so nothing can be added to it")
+    for name in (n for n, c in classes.items() if getattr(c, "exclusive", False)):
+        for other, part in classes.items():
+            if other != name and not (
+                getattr(part, "hides", False) or getattr(part, "keeps", False)
+            ):
+                raise ValueError(
+                    f"{spec!r}: {name} takes its weights from the logits of queries and keys "
+                    f"alone, so {other} cannot be added to it; what it sees may be limited, as in "
+                    f"'{name}+window:512'"
+                )
     for trait, what in ONE_ONLY.items():
         first, *others = [n for n, c in classes.items() if getattr(c, trait, False)] or [""]
         if others:
             raise ValueError(f"{spec!r}: {first} and {others[0]} both {what}")
     encodings, transforms = _split(classes)
-    hiding = any(getattr(c, "hides", False) for c in classes.values())
-    keeping = [n for n, c in classes.items() if getattr(c, "keeps", False)]
+    hiding = any(c.hides for c in encodings.values())
+    keeping = [n for n, c in encodings.items() if c.keeps]
     if keeping and not hiding:
         raise ValueError(
             f"{spec!r}: {keeping[0]} keeps keys visible that a window or a chunk hides, and here "
             f"nothing hides any; add one, as in {'rope+window:512+sinks:4'!r}"
         )
+    for moving in (n for n, c in encodings.items() if c.random):
+        for narrowing in (n for n, c in encodings.items() if c.hides or c.keeps):
+            raise ValueError(
+                f"{spec!r}: {moving} moves tokens to random positions, so {narrowing} would show "
+                f"distances of up to all positions; leave out {moving} or {narrowing}"
+            )
     learning = [name for name, part in transforms.items() if part.learns]
     rounding = [name for name, part in transforms.items() if not part.stretches]
     if learning and rounding:
@@ -479,6 +596,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return bool in kinds
     if isinstance(value, int) and float in kinds:
         return True
+    if isinstance(value, tuple):
+        value = list(value)  # as a built model's configuration has it
     return isinstance(value, tuple(typing.get_origin(k) or k for k in kinds if k is not None))
 
 

@@ -16,9 +16,8 @@ from importlib.util import find_spec, resolve_name
 from pathlib import Path
 
 from pe.encodings.core.base import Encoding
-from pe.encodings.core.composite import Composite
 from pe.encodings.core.presets import PRESETS
-from pe.encodings.core.registry import part_classes
+from pe.encodings.core.registry import part_classes, sum_class
 
 HOME = "pe.encodings"
 PRESETS_HOME = "pe.encodings.core.presets"
@@ -34,7 +33,7 @@ def source_hashes(spec: str) -> dict[str, str]:
     """
     parts: list[type] = list(part_classes(spec).values())
     if sum(issubclass(part, Encoding) for part in parts) > 1:
-        parts.append(Composite)
+        parts.append(sum_class(parts))
     loaded = [f.__code__ for part in parts for f in vars(part).values() if hasattr(f, "__code__")]
     hashes = dict(_hashes(tuple(parts), tuple(loaded)))
     preset = PRESETS.get(spec.strip())

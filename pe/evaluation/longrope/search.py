@@ -1,6 +1,6 @@
 """LongRoPE's search: factors for a trained model, by evolution (arXiv:2402.13753).
 
-Fitness is the perplexity of the run's model, with a candidate's factors in place of its own
+Fitness is the perplexity of the run's model, with a candidate's factors in place of the model's
 frequencies and nothing trained, on validation text of ``factor`` times the training length. Test
 text is never read. Candidates are made by `pe.evaluation.longrope.evolution`.
 

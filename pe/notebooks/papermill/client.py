@@ -19,6 +19,8 @@ from papermill.clientwrap import PapermillNotebookClient
 from tqdm import tqdm
 from traitlets.config import Config
 
+from pe.notebooks.parameters import PLANNED
+
 GRACE_SECONDS = 60.0
 """How long a cell may take to save and end once it has been interrupted ($PE_GRACE_SECONDS)."""
 
@@ -40,6 +42,17 @@ class Client(PapermillNotebookClient):
         self.heading = ""
         self.stopped_by: signal.Signals | None = None
         self.killed = False
+        self.ignored = False
+        """Whether the cells ended well and never asked for the run that the command named."""
+
+    def papermill_execute_cells(self) -> None:
+        """Execute the cells; then look for what `pe.configure` and its like take away."""
+        super().papermill_execute_cells()
+        if self.nb_man.failure is None:
+            left = {"left": f"{PLANNED!r} in __import__('os').environ"}
+            reply = self.wait_for_reply(self.kc.execute("", silent=True, user_expressions=left))
+            value = reply["content"]["user_expressions"]["left"]
+            self.ignored = value["data"]["text/plain"] == "True"
 
     def execute_cell(self, cell: Any, cell_index: int, **options: Any) -> Any:
         """Execute a cell, unless a signal has asked for the end."""

@@ -153,6 +153,13 @@ def execute(
         try:
             with client.stoppable():
                 client.execute(env=_environment(run))
+            if client.ignored:
+                launcher = LAUNCHERS[str(document.kind(nb))].__name__
+                raise Refused(
+                    f"the cells of this notebook never asked for the run that the command named "
+                    f"({_shown(run.directory)}): call {launcher} of "
+                    "pe.notebooks.parameters in them, as the notebooks of this package do"
+                )
         except BaseException as error:
             reason = f"{type(error).__name__}: {error}"
             if manager.failure is None or not isinstance(error, DeadKernelError):
@@ -179,12 +186,6 @@ def execute(
     return manager.nb
 
 
-# glibc maps memory for every large tensor and returns it when it is freed, so each training step on
-# a CPU takes all its pages from the system. With these it keeps them (benchmarks/LOG.md). Other
-# allocators and systems ignore them.
-KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
-
-
 def _environment(run: Folder) -> dict[str, str]:
     """The kernel's environment: the same folders wherever it works, and a page without chatter."""
     quiet = {
@@ -193,7 +194,7 @@ def _environment(run: Folder) -> dict[str, str]:
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }
     folders = {PLANNED: str(run.directory), "PE_RUNS": str(run.records)}
-    return KEEP_MEMORY | quiet | os.environ | folders
+    return quiet | os.environ | folders
 
 
 def _record_failure(

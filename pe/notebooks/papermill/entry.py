@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pe._errors import nearest, one_line
 from pe.notebooks.papermill import document
 from pe.notebooks.papermill.document import OUTPUT, output
 
@@ -67,8 +68,10 @@ def prepare(argv: list[str]) -> None:
     paths = positional(argv[1:])
     try:
         notebook = json.loads(Path(paths[0]).read_text(encoding="utf-8")) if paths else None
-    except (OSError, ValueError):
-        return  # papermill reports it
+    except (OSError, ValueError) as error:
+        if paths[0] != "-" and "://" not in paths[0]:  # papermill reads those
+            sys.excepthook = functools.partial(_unreadable, Path(paths[0]), error)
+        return
     if document.kind(notebook) is None:
         return
     os.environ["PE_COMMAND"] = shlex.join(["papermill", *argv[1:]])
@@ -79,12 +82,31 @@ def prepare(argv: list[str]) -> None:
         argv.append(OUTPUT)
 
 
+def _unreadable(
+    path: Path,
+    reason: Exception,
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+) -> None:
+    """Excepthook of a command whose notebook ``path`` could not be read for ``reason``."""
+    if not isinstance(error, Exception):
+        sys.__excepthook__(kind, error, trace)
+    elif isinstance(reason, FileNotFoundError):
+        there = [*path.parent.glob("*.ipynb"), *Path("notebooks").glob("*.ipynb")]
+        hint = nearest(path, sorted({str(other) for other in there}))
+        print(f"papermill: there is no notebook {path}{hint}", file=sys.stderr)
+    else:
+        print(f"papermill: {path} is no notebook ({one_line(reason)})", file=sys.stderr)
+
+
 def _brief(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Excepthook of the command: what went wrong in the notebook, without papermill's frames."""
-    from papermill.exceptions import PapermillExecutionError
+    """Excepthook of the command: what went wrong in the notebook, as its cell shows it."""
+    from papermill.exceptions import PapermillExecutionError, strip_color
 
     if isinstance(error, PapermillExecutionError):
-        print(str(error).strip(), file=sys.stderr)
+        shown = strip_color("\n".join(error.traceback)) or f"{error.ename}: {error.evalue}"
+        print(shown.strip(), file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)
 

@@ -63,7 +63,7 @@ def logits_at(enc: Encoding, q: Tensor, k: Tensor, distances: Tensor) -> Tensor:
     rotated, turned = enc.rotate(queries, keys, where.q_positions, where.k_positions, where.tables)
     logits = (rotated * turned).sum(-1) / math.sqrt(q.shape[-1])
     if scale is not None:
-        logits = logits * scale
+        logits = logits * scale.to(logits.dtype)
     if bias is not None:
         logits = logits + bias[..., 0, :].to(q.dtype)
     return logits[:, 0]

@@ -104,6 +104,7 @@ class Many:
             raise ValueError("members: expected at least one seed and rate")
         self.task, self.members, self.settings = task, list(members), settings or Settings()
         self.device = devices.choose()
+        devices.keep_memory(self.device)
         self._make_batch = make_batch or task.batch
         self.step_number = 0
         self.config = PEConfig(
@@ -209,7 +210,7 @@ class Many:
         return torch.from_numpy(classes).to(self.device)
 
     def batches(self, step: int) -> list[Batch]:
-        """What each model sees at a step: the next examples of its own seed."""
+        """What each model sees at a step: the next examples of its seed."""
         size = self.settings.batch_size
         made = {
             seed: self._make_batch(seed, step * size, size)

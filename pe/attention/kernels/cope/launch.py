@@ -29,7 +29,7 @@ PROGRAMS = 264
 """Programs that fit on a card at once: two for each of 132 processors."""
 SPLITS, WAVES = 64, 4
 """Programs that share the queries whose part of the table's gradient they add up: at most so many,
-and no more than fill a card so often, since each leaves a table of its own."""
+and no more than fill a card so often, since each leaves one more table."""
 ALIGNED = 32
 """Products of a query begin at a multiple of as many."""
 FORWARD, BACKWARD, PRODUCTS = Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(64, 64, 4, 2)

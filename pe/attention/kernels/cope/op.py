@@ -27,7 +27,7 @@ There, with one stage, ptxas 12.8 makes addresses of shared memory for wgmma fro
 were never set, by the machine code; with two stages it agreed with float64 on the same card, and
 with eight warps it was silently wrong (benchmarks/results/2026-11-28-h100-cope.txt). What is
 compiled now has two stages, nothing is wrong with its machine code as far as that can be read, and
-on 2026-11-28 it agreed with float64 on an H100, in a process of its own, for 250 and 1,000 tokens
+on 2026-11-28 it agreed with float64 on an H100, in a separate process, for 250 and 1,000 tokens
 (tests/test_gpu.py). Longer sequences and full models are to be tried before it is relied on. No
 check may try it: a fault ends the use of the device for the whole process.
 """

@@ -67,7 +67,7 @@ def lines(parts: list[Tensor], length: int, rows: int, keys: int, transposed: bo
     edges = (breaks[:-1] * count).sort().values
     below = torch.searchsorted(edges, torch.arange(count + 1, device=edges.device), right=True)
     alone = (below[low] == below[high]) & (nearest >= MIN_SIDES.value * side)
-    if transposed:  # N changes along such a line, and has a corner of its own
+    if transposed:  # N changes along such a line, which has a separate corner
         alone &= (knots[first] == knots[last]) | (knots[first] != knots[first + 1])
     bend = pieces[:, low + 1, 1].abs() * knots[first] * (SIDES.value * side) ** 2
     room = near**2 * (0.25 if transposed else 1.0)

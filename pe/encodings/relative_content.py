@@ -1,0 +1,92 @@
+"""Relative logits from content: each token says how much it looks back by 1, 2, 3 ... tokens.
+
+    b_h(i, j) = r_hi . p_(i-j),     r_hi = W_h x_i,     0 from a distance of D on
+
+x is the layer's input, p a vector for each of D distances, which the heads of a layer share. A
+query mixes d_rel learned profiles of the distance, by weights that its content gives. That logits
+meet vectors of the distance is Shaw et al. 2018 (arXiv:1803.02155) and Transformer-XL (Dai et al.
+2019, arXiv:1901.02860). 16 numbers per token and head from a projection of their own, D = 1,024
+and nothing else for order are Inkling's, as in transformers' code of it. Its norm of queries and
+keys, its scale 1/d and its temperature belong to its layers and are not part of this.
+
+Any position, but there is no order beyond D; D is the training length where that is less, since no
+later distance would be trained. Learns 16 (H d_model + D) numbers in each layer. No kernel knows
+this bias: it is a matrix, and a large one is made a block of rows at a time.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from pe.encodings.core.base import Encoding
+from pe.encodings.core.checks import at_least
+from pe.encodings.core.distance import at_least_float32, distances
+from pe.encodings.core.registry import register
+
+REACH = 1024
+
+
+@register("relative_content", title="Relative content", paper="1901.02860", family="bias")
+class RelativeContent(Encoding):
+    """Content-dependent relative logits, as Inkling has them in place of a rotation.
+
+    Options: ``d_rel``, numbers per token and head; ``reach``, D; ``std`` of the initial weights.
+    """
+
+    per_layer = True
+
+    def __init__(
+        self,
+        num_heads: int,
+        hidden_size: int,
+        original_length: int | None = None,
+        d_rel: int = 16,
+        reach: int | None = None,
+        std: float = 0.02,
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        if reach is None:
+            reach = min(REACH, original_length or REACH)
+        self.reach = at_least("reach", reach, 1)
+        self.state_size = at_least("d_rel", d_rel, 1)  # type: ignore[misc]
+        self.std = at_least("std", std, 0.0)
+        # Bare parameters: transformers draws every nn.Linear it finds by another rule.
+        self.weight = nn.Parameter(torch.empty(num_heads * d_rel, hidden_size))
+        self.profiles = nn.Parameter(torch.empty(d_rel, self.reach))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        for parameter in (self.weight, self.profiles):
+            parameter.normal_(0.0, self.std, generator=generator)
+
+    def key_state(self, x: Tensor) -> Tensor:
+        """r of each token and head, (B, H, T, d_rel)."""
+        with torch.autocast(x.device.type, enabled=False):
+            x = at_least_float32(x)
+            mixed: Tensor = linear(x, self.weight.to(x.dtype)).unflatten(-1, (-1, self.state_size))
+            return mixed.transpose(1, 2)
+
+    def bias(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        state: Tensor | None = None,
+    ) -> Tensor:
+        """(B, H, Tq, Tk), float32; float64 where the state is."""
+        self.refuse_misfit(q, k, q_positions)
+        if state is None:
+            raise ValueError(
+                "relative_content takes its weights from the layer's input: pass layer_input to "
+                "pe.attend, or state=key_state(x) to bias"
+            )
+        mixed = state[..., state.shape[-2] - q.shape[-2] :, :]
+        with torch.autocast(q.device.type, enabled=False):
+            by_distance = mixed @ self.profiles.to(mixed.dtype)  # (B, H, Tq, D)
+        distance = distances(q_positions, k_positions)
+        distance = distance[None, None] if distance.dim() == 2 else distance[:, None]
+        near = distance.clamp(max=self.reach - 1).expand(*by_distance.shape[:-1], -1)
+        return by_distance.gather(-1, near).masked_fill(distance >= self.reach, 0.0)

@@ -1,0 +1,123 @@
+"""Curves of a model that somebody else trained, before and after another encoding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from pe.figures.axes import CUT, WHOLE, labels, legend, mark, numbers, powers_of_two
+from pe.figures.style import FAINT, INK, colour, style
+from pe.results.quantities import label
+
+TRAINED_TO = "trained up to here"
+
+
+def looks(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """By variant on record, how its line is drawn."""
+    pe, steps = record["settings"]["pe"], record["settings"]["steps"]
+    from pe.encodings.core.spec import parse  # brings torch
+
+    shade = colour(parse(pe)[0][0].name)
+    every: dict[str, dict[str, Any]] = {
+        "untouched": {"color": INK, "label": "untouched"},
+        "adapted": {"color": shade, "label": label(pe), "linestyle": (0, (3, 1.5))},
+        "trained": {"color": shade, "label": f"{label(pe)}, {steps:,} steps"},
+    }
+    if not steps:
+        every["adapted"]["linestyle"] = "-"
+    return {name: look for name, look in every.items() if name in record["outcomes"]}
+
+
+def nll(record: Mapping[str, Any], variant: str) -> list[float]:
+    """Loss of the targets at each length, nats per token; NaN where there is none."""
+    cells = record["outcomes"][variant]["perplexity"]
+    return numbers(cells[str(n)]["nll"] for n in record["settings"]["lengths"])
+
+
+def cut(record: Mapping[str, Any]) -> list[float]:
+    """The untouched model's loss where it reads no more than its training length."""
+    lengths, untouched = record["settings"]["lengths"], nll(record, "untouched")
+    inside = [x for n, x in zip(lengths, untouched, strict=True) if n <= _trained(record)]
+    most = inside[-1] if inside else math.nan
+    return [x if n <= _trained(record) else most for n, x in zip(lengths, untouched, strict=True)]
+
+
+def _trained(record: Mapping[str, Any]) -> int:
+    return int(record["host"]["training_length"])
+
+
+@style()
+def by_length(record: Mapping[str, Any]) -> Figure:
+    """Left: loss of the same last tokens with longer contexts. Right: numbers found in the text."""
+    lengths = record["settings"]["lengths"]
+    tasks = _tasks(record)
+    figure = Figure(figsize=(7.2 if tasks else 5.0, 3.5), layout="constrained")
+    panels = figure.subplots(1, 2 if tasks else 1, squeeze=False)[0]
+    for variant, look in looks(record).items():
+        panels[0].plot(lengths, nll(record, variant), marker="o", markersize=3.5, **look)
+        if tasks:
+            panels[1].plot(
+                lengths, found(record, variant, tasks[-1]), marker="o", markersize=3.5, **look
+            )
+    if lengths[-1] > _trained(record):
+        panels[0].plot(lengths, cut(record), **CUT)
+    panels[0].set_ylabel("loss, nats per token")
+    if tasks:
+        panels[1].set_ylim(-0.03, 1.03)
+        panels[1].set_ylabel(f"{tasks[-1]}: prompts answered")
+    for axes in panels:
+        powers_of_two(axes, lengths, WHOLE)
+        if lengths[0] <= _trained(record) <= lengths[-1]:
+            mark(axes, _trained(record))
+    labels(figure, "context, tokens", "")
+    legend(figure, panels[0].get_legend_handles_labels()[0], columns=4)
+    return figure
+
+
+@style()
+def by_position(record: Mapping[str, Any]) -> Figure:
+    """Mean loss of the token at each position of the longest windows, in bins."""
+    figure = Figure(figsize=(6.2, 3.2), layout="constrained")
+    axes = figure.add_subplot()
+    for variant, look in looks(record).items():
+        one = record["outcomes"][variant]["loss_by_position"]
+        if one["nll"]:
+            axes.stairs(one["nll"], one["edges"], baseline=None, **look)
+    if record["settings"]["lengths"][-1] > _trained(record):
+        mark(axes, _trained(record), TRAINED_TO)
+    axes.xaxis.set_major_formatter(WHOLE)
+    labels(figure, "position in the window, tokens", "loss, nats per token")
+    legend(figure, axes.get_legend_handles_labels()[0], columns=4)
+    return figure
+
+
+@style()
+def training(record: Mapping[str, Any]) -> Figure:
+    """Loss of the training under the new encoding, by step."""
+    figure = Figure(figsize=(6.2, 2.8), layout="constrained")
+    axes = figure.add_subplot()
+    lines = record["training"]
+    axes.plot([x["step"] for x in lines], [x["loss"] for x in lines], color=FAINT)
+    axes.xaxis.set_major_formatter(WHOLE)
+    labels(figure, "optimizer steps", "loss, nats per token")
+    return figure
+
+
+def found(record: Mapping[str, Any], variant: str, task: str) -> list[float]:
+    """Share of prompts answered at each length; NaN where there is none."""
+    needles = record["outcomes"][variant].get("needles")
+    if needles is None:
+        return [math.nan] * len(record["settings"]["lengths"])
+    cells = [
+        needles["tasks"][task].get(str(n), {"prompts": None})["prompts"]
+        for n in record["settings"]["lengths"]
+    ]
+    return numbers(c.count("1") / len(c) if c else None for c in cells)
+
+
+def _tasks(record: Mapping[str, Any]) -> list[str]:
+    """Tasks of retrieval that the untouched model was asked."""
+    return list((record["outcomes"]["untouched"].get("needles") or {"tasks": {}})["tasks"])

@@ -1,0 +1,104 @@
+"""What pretrained.ipynb shows: the plan, the outcomes, the record."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pe.figures import pretrained as figures
+from pe.notebooks.page import keep, show, shown
+from pe.pretrained.record import PretrainedRun
+from pe.pretrained.trial import TASKS, try_out
+from pe.results.markdown import pipe
+
+if TYPE_CHECKING:
+    from IPython.display import SVG, Markdown
+
+WORDS = {"untouched": "untouched", "adapted": "adapted", "trained": "trained on"}
+
+
+def plan(run: PretrainedRun) -> Markdown:
+    """What will be measured, and where it goes."""
+    import pe
+
+    s = run.settings
+    options = ", ".join(f"{key} {value}" for key, value in s.options.items())
+    host = pe.explain(run.path)
+    rows = {
+        "model": f"`{s.model}`, {host.model_type}, trained on {host.training.tokens:,} tokens",
+        "encoding": f"`{s.pe}`" + (f" with {options}" if options else ""),
+        "text": f"corpus `{s.corpus}`",
+        "lengths": ", ".join(f"{n:,}" for n in s.lengths)
+        + f" tokens, {s.windows} windows, the last {s.target_tokens} tokens scored",
+        "hidden numbers": f"{s.prompts} prompts per task and length" if s.prompts else "none",
+        "training": f"{s.steps:,} steps × {s.batch_size} windows × {s.context_length:,} tokens, "
+        f"learning rate {s.learning_rate:g}"
+        if s.steps
+        else "none",
+        "recorded in": f"`{shown(run)}`",
+    }
+    return show(pipe(["", ""], [[key, value] for key, value in rows.items()], 2))
+
+
+def carry_out(run: PretrainedRun) -> dict[str, Any]:
+    """Measure what is not recorded, with a progress line."""
+    return try_out(run)
+
+
+def losses(record: dict[str, Any]) -> Markdown:
+    """Loss of the same tokens by length of the context, and the cut line."""
+    lengths = record["settings"]["lengths"]
+    rows = [[WORDS[v], *map(_number, figures.nll(record, v))] for v in record["outcomes"]]
+    rows.append(["untouched, cut to the training length", *map(_number, figures.cut(record))])
+    return show(pipe(["loss, nats per token", *(f"{n:,}" for n in lengths)], rows))
+
+
+def retrieval(record: dict[str, Any]) -> Markdown:
+    """The share of prompts whose hidden numbers are found, by length."""
+    lengths = record["settings"]["lengths"]
+    rows = [
+        [f"{task}, {WORDS[v]}", *map(_share, figures.found(record, v, task))]
+        for task in TASKS
+        for v, outcome in record["outcomes"].items()
+        if outcome.get("needles")
+    ]
+    if not rows:
+        return show(f"No hidden numbers: {record['outcomes']['untouched']['no_needles']}.")
+    return show(pipe(["prompts answered", *(f"{n:,}" for n in lengths)], rows))
+
+
+def _number(value: float) -> str:
+    return "–" if value != value else f"{value:.3f}"
+
+
+def _share(value: float) -> str:
+    return "–" if value != value else f"{value:.0%}"
+
+
+def samples(record: dict[str, Any]) -> Markdown:
+    """The same beginning, continued by each variant."""
+    fence = "`" * 4
+    parts = [
+        f"**{WORDS[v]}**\n\n{fence}text\n{outcome['sample']}\n{fence}"
+        for v, outcome in record["outcomes"].items()
+    ]
+    return show("\n\n".join(parts))
+
+
+def trained(run: PretrainedRun, record: dict[str, Any]) -> SVG | Markdown:
+    """The loss of the training, if there was one."""
+    if not record["training"]:
+        return show("No training was asked for (`-p steps 500`).")
+    return keep(figures.training(record), run, "training.svg")
+
+
+def settings(record: dict[str, Any]) -> Markdown:
+    """What to write into config.json, if the encoding is a setting of transformers."""
+    import json
+
+    block = record["transformers_settings"]
+    if block is None:
+        return show(
+            "transformers has no setting for this encoding: `pe.adapt` puts it in through hooks, "
+            "and what `save_pretrained` wrote loads once `pe.pretrained.adapt` was imported."
+        )
+    return show(f"```json\n{json.dumps({'rope_parameters': block}, indent=2)}\n```")

@@ -1,0 +1,455 @@
+"""`pe.adapt`: another encoding for a decoder of transformers, with every weight as it is.
+
+A change of frequencies that transformers has a setting for becomes that setting: the result is a
+model like any other of its class, and what it saves loads without this package. Everything else
+goes through `pe.pretrained.hooks`; keys are cached unrotated then, and what is saved loads with
+``AutoModelForCausalLM.from_pretrained`` once ``pe.pretrained.adapt`` has been imported.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from pe.encodings import Encoding, layer_encodings
+from pe.encodings.core.registry import options_of, part_classes, stated_options, takes_option
+from pe.encodings.core.spec import parse
+from pe.encodings.p_rope import PRoPE
+from pe.encodings.rope import RoPE
+from pe.model.decoder import PEPreTrainedModel
+from pe.model.initialize import draw_encodings
+from pe.pretrained import hooks
+from pe.pretrained.explain import main_layer, main_layer_type, nothing_to_do
+from pe.pretrained.layers import Layer, read_layers
+from pe.pretrained.length import TrainingLength, training_length
+from pe.pretrained.plain import plain_settings
+from pe.pretrained.read import ADAPTED, Source, quiet, read
+from pe.pretrained.rope import Rope
+from pe.pretrained.settings import Settings
+
+Model = TypeVar("Model", bound=PreTrainedModel)
+PARAMETERS = "pe_encodings."
+"""What the names of encodings' parameters have before them, after the name of the decoder."""
+CLOSE = {torch.float64: 1e-5, torch.float32: 1e-3}
+"""How far logits may be from the host's, in their standard deviations, by the type of weights."""
+CLOSE_IN_16_BITS = 0.2
+
+
+class Adaptation(BaseModel):
+    """What was made of a model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    spec: str | None
+    """None: the model's own settings."""
+    options: dict[str, Any]
+    """Of the encoding, those included that come from the model."""
+    layers: tuple[int, ...]
+    """The layers that have it."""
+    seed: int = 0
+
+
+class AdaptedConfig(PreTrainedConfig):
+    """What a folder with an adapted model says: the host's configuration, and the adaptation."""
+
+    model_type = ADAPTED
+
+    def __init__(
+        self,
+        host: dict[str, Any] | None = None,
+        adaptation: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.host, self.adaptation = host or {}, adaptation or {}
+        super().__init__(**kwargs)
+
+
+class Adapted:
+    """What the class of an adapted model has besides that of its host."""
+
+    pe_adaptation: Adaptation
+    pe_attention_before: str
+    """The host's attention implementation."""
+
+    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
+        """As transformers has it, but under a model type of its own: the weights alone would load
+        as the host, with the wrong positions."""
+        super().save_pretrained(save_directory, **kwargs)  # type: ignore[misc]
+        file = Path(save_directory) / "config.json"
+        host = json.loads(file.read_text("utf-8"))
+        host["architectures"] = [type(self).__mro__[2].__name__]
+        adaptation = self.pe_adaptation.model_dump(mode="json")
+        AdaptedConfig(host=host, adaptation=adaptation).save_pretrained(save_directory)
+
+
+def _adapted_class(host: type) -> type:
+    return type(f"Adapted{host.__name__}", (Adapted, host), {})
+
+
+class AdaptedForCausalLM:
+    """Loads what an adapted model saved; ``AutoModelForCausalLM`` comes here by the model type."""
+
+    config_class = AdaptedConfig
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: str | Path, *args: Any, config: AdaptedConfig | None = None, **kwargs: Any
+    ) -> Any:
+        """The host with its weights, adapted as it was when it was saved."""
+        from safetensors import safe_open
+
+        config = AdaptedConfig.from_pretrained(folder) if config is None else config
+        host = AutoConfig.for_model(**config.host)
+        adaptation = Adaptation(**config.adaptation)
+        with quiet():  # the parameters of encodings are not the host's
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, *args, config=host, **(kwargs | {"use_safetensors": True})
+            )
+        model = adapt(
+            model, adaptation.spec, layers=adaptation.layers, plain=False, seed=adaptation.seed,
+            **adaptation.options,
+        )  # fmt: skip
+        learned: dict[str, Tensor] = {}
+        for file in sorted(Path(folder).glob("*.safetensors")):
+            with safe_open(file, "pt") as weights:
+                names = [name for name in weights.keys() if PARAMETERS in name]  # noqa: SIM118
+                learned |= {n.partition(PARAMETERS)[2]: weights.get_tensor(n) for n in names}
+        _decoder(model).pe_encodings.load_state_dict(learned)
+        return model
+
+
+AutoConfig.register(AdaptedConfig.model_type, AdaptedConfig)
+AutoModelForCausalLM.register(AdaptedConfig, AdaptedForCausalLM)
+hooks.register()
+
+
+class Host(NamedTuple):
+    """What a model's configuration says about positions."""
+
+    source: Source
+    layers: list[Layer]
+    main: Rope
+    layer_type: str | None
+    training: TrainingLength
+
+
+def adapt(
+    model: Model,
+    spec: str | None = None,
+    *,
+    length: int | None = None,
+    layers: Sequence[int] | None = None,
+    plain: bool | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Model:
+    """Return a model that shares the weights of ``model`` and has the encoding ``spec``.
+
+    ``model`` itself is as before, so the two can be compared without the memory of two. To train
+    one and keep the other, load or copy it first.
+
+    Args:
+        model: a decoder of transformers, or a result of this function, which is adapted from its
+            host once more.
+        spec: a name, parts joined by ``+``, or a schedule of layers (`pe.encodings.core.spec`);
+            ``"nope"`` drops the rotation. None: what the model has. The base, the pairing, the
+            rotated width and the length of training come from the model unless ``options`` or the
+            spec state them. The model's own windows stay.
+        length: tokens to be read, in place of ``factor``: a multiple of the length of training.
+        layers: the layers that get it. None: all for a schedule; otherwise those that rotate and
+            see furthest, so that layers with windows and layers without rotation keep what they
+            have.
+        plain: True: only as a setting of transformers, or an error; so are methods whose
+            frequencies depend on the length, of which transformers keeps cached keys as they were
+            rotated. False: only through hooks. None: a setting where it gives the same logits.
+        seed: draws the parameters of encodings that learn.
+        options: of the encoding.
+
+    Raises:
+        ValueError: in one line, why not: an encoder, a model without rotation, a model of this
+            package (`pe.convert`), settings that contradict each other, a length within that of
+            training, or layers that are built in a way that is not known here.
+    """
+    _refuse_others(model)
+    new: Model = _sharing_weights(model)
+    host = read_host(new)
+    chosen = _layers(host, spec, layers)
+    options = _options(host, spec, chosen, length, options)
+    result: Settings | str = "hooks were asked for (plain=False)"
+    if plain is not False:
+        result = _plain(host, spec, chosen, length, options, bool(plain))
+    if isinstance(result, Settings):
+        _set(new, host.source, result)
+    elif plain:
+        raise ValueError(f"{spec or 'own settings'}: no setting of transformers: {result}")
+    elif spec is None and plain is None:
+        pass
+    else:
+        _hook(new, host, Adaptation(spec=spec, options=options, layers=chosen, seed=seed))
+    return new
+
+
+def _refuse_others(model: Any) -> None:
+    if isinstance(model, PEPreTrainedModel):
+        raise ValueError("this is a model of pe.model: pe.convert gives it another encoding")
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(
+            f"adapt takes a model of transformers, not a {type(model).__name__}; load it with "
+            "AutoModelForCausalLM.from_pretrained, or pe.pretrained.load"
+        )
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ValueError("the weights are not loaded (device 'meta'); load them first")
+
+
+def _sharing_weights(model: Any) -> Any:
+    """A copy with modules and a configuration of its own; an adaptation is taken out."""
+    parameters = {id(parameter): parameter for parameter in model.parameters()}
+    new = copy.deepcopy(model, dict(parameters))
+    if isinstance(new, Adapted):
+        hooks.uninstall(_decoder(new))
+        adapted: Any = new
+        del adapted.pe_adaptation
+        adapted.__class__ = type(adapted).__mro__[2]
+        adapted.set_attn_implementation(adapted.pe_attention_before)
+    return new
+
+
+def _decoder(model: Any) -> Any:
+    """The module with the layers and the rotary module."""
+    for module in (model.get_decoder(), *model.modules()):
+        if hasattr(module, "layers") and hasattr(module, "rotary_emb"):
+            return module
+    raise ValueError(
+        f"{type(model).__name__} has no module with layers and a rotary module (rotary_emb), "
+        "through which pe.adapt reaches the positions"
+    )
+
+
+def read_host(model: Any) -> Host:
+    """What its configuration says. ValueError: it is no decoder that rotates."""
+    source = read(model)
+    layers = read_layers(source.config)
+    main = main_layer(source, layers)
+    assert main.rope is not None
+    training = training_length(source.config, source.raw, main.rope)
+    return Host(source, layers, main.rope, main_layer_type(source, main), training)
+
+
+def _layers(host: Host, spec: str | None, layers: Sequence[int] | None) -> tuple[int, ...]:
+    number = len(host.layers)
+    if layers is not None:
+        outside = [index for index in layers if not 0 <= index < number]
+        if outside or not layers:
+            raise ValueError(f"layers: expected some of 0 to {number - 1}, got {list(layers)}")
+        return tuple(sorted(set(layers)))
+    if spec is not None and len(parse(spec)) > 1:
+        return tuple(range(number))
+    rotating = [i for i, layer in enumerate(host.layers) if layer.rope is not None]
+    if spec is None:
+        return tuple(rotating)
+    reach = [host.layers[i].reach or math.inf for i in rotating]
+    return tuple(i for i, far in zip(rotating, reach, strict=True) if far == max(reach))
+
+
+def _options(
+    host: Host,
+    spec: str | None,
+    chosen: Sequence[int],
+    length: int | None,
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The options that were given, and the factor that follows from ``length``."""
+    if spec is None:
+        if options or length is not None:
+            name = next(iter(options), "length")
+            raise ValueError(f"{name}: has no effect on a model's own settings; name an encoding")
+        return {}
+    if length is not None:
+        if length <= host.training.tokens:
+            raise ValueError(nothing_to_do(host.main, host.training, length))
+        if "factor" in options or "factor" in stated_options(spec):
+            raise ValueError("length and factor are two ways to say the same; leave one out")
+        if not takes_option(spec, "factor"):
+            raise ValueError(f"length: {spec!r} has no factor that would follow from it")
+        options = dict(options) | {"factor": length / host.training.original}
+    return dict(options)
+
+
+def _plain(
+    host: Host,
+    spec: str | None,
+    chosen: Sequence[int],
+    length: int | None,
+    options: Mapping[str, Any],
+    even_by_length: bool,
+) -> Settings | str:
+    if spec is None:
+        return "they are what it has"
+    main = host.main
+    sharing = [i for i, layer in enumerate(host.layers) if layer.rope == main]
+    if list(chosen) != sharing:
+        return (
+            f"it is for layers {list(chosen)}, and transformers' setting acts on {sharing}; name "
+            "these"
+        )
+    enc = _encodings(host, spec, chosen, options)[chosen[0]]
+    if len(parse(spec)) > 1:
+        return "a schedule of layers is no setting of transformers"
+    if enc.length_dependent and not even_by_length:
+        return "transformers keeps cached keys rotated as for a shorter text"
+    factor = max((getattr(t, "factor", 1.0) for t in getattr(enc, "transforms", ())), default=1.0)
+    longest = max(int(host.source.config.max_position_embeddings), host.training.original)
+    tokens = length or (round(host.training.original * factor) if factor > 1 else longest)
+    return plain_settings(host.source, host.layer_type, main, enc, host.training.original, tokens)
+
+
+def _set(model: Any, source: Source, settings: Settings) -> None:
+    """Write the settings into the configuration and build the rotary module from it."""
+    inner: Any = settings.transformers
+    for key in source.inside:
+        inner = inner[key]
+    for name, value in inner.items():
+        setattr(source.config, name, value)
+    decoder = _decoder(model)
+    old = decoder.rotary_emb
+    with quiet():
+        decoder.rotary_emb = type(old)(config=source.config).to(model.device)
+
+
+def _hook(new: Any, host: Host, adaptation: Adaptation) -> None:
+    if host.main.latent:
+        raise ValueError(
+            "latent attention (MLA) rotates a part of each key that the attention interface does "
+            "not see apart; frequencies can be changed by settings (plain=True)"
+        )
+    devices = sorted({str(parameter.device) for parameter in new.parameters()})
+    if len(devices) > 1:
+        raise ValueError(
+            f"the weights are on {', '.join(devices)}; hooks need them on one device, and a change "
+            "of frequencies does not (plain=True)"
+        )
+    decoder = _decoder(new)
+    # built first: it refuses what does not fit
+    wanted = _encodings(host, adaptation.spec, adaptation.layers, adaptation.options)
+    for index, enc in wanted.items():
+        if enc.hides and (reach := host.layers[index].reach) is not None:
+            raise ValueError(
+                f"{adaptation.spec!r} hides keys, and layer {index} has a window of its own "
+                f"({reach} tokens); change the model's configuration, or name other layers"
+            )
+    before, expected = new.config._attn_implementation, _logits(new)
+    new.set_attn_implementation(hooks.INTERFACE)
+    rotating = [i for i, layer in enumerate(host.layers) if layer.rope is not None]
+    _install(new, decoder, _encodings(host, None, rotating, {}))
+    _compare(expected, new)
+    if adaptation.spec is not None or list(adaptation.layers) != rotating:
+        hooks.uninstall(decoder)
+        _install(new, decoder, wanted)
+        draw_encodings(decoder.pe_encodings, adaptation.seed)
+    new.pe_attention_before = before
+    new.pe_adaptation = adaptation
+    new.__class__ = _adapted_class(type(new))
+
+
+def _install(model: Any, decoder: Any, encodings: Mapping[int, Encoding]) -> None:
+    for enc in encodings.values():
+        enc.to(device=model.device, dtype=model.dtype).train(model.training)
+    hooks.install(decoder, encodings)
+
+
+def _encodings(
+    host: Host, spec: str | None, chosen: Sequence[int], options: Mapping[str, Any]
+) -> dict[int, Encoding]:
+    """By layer, its encoding; layers with the same spec and settings share what can be shared."""
+    config = host.source.config
+    built: dict[str, list[Encoding]] = {}
+    encodings: dict[int, Encoding] = {}
+    for index in chosen:
+        rope = host.layers[index].rope or host.main
+        key = rope.model_dump_json()
+        if key not in built and spec is None:
+            built[key] = [_own(rope)]
+        if key not in built:
+            heads = config.num_attention_heads
+            built[key] = layer_encodings(
+                spec, len(host.layers), head_dim=rope.head_dim, num_heads=heads,  # type: ignore[arg-type]
+                num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+                hidden_size=config.hidden_size,
+                **({"original_length": host.training.original} | _carried(rope, spec, options)),
+            )  # fmt: skip
+        listed = built[key]
+        encodings[index] = listed[index % len(listed)]
+    return encodings
+
+
+def _carried(rope: Rope, spec: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """``options``, and what the model says about those that nobody stated."""
+    own: dict[str, Any] = {"theta": rope.base, "layout": rope.layout}
+    if rope.width < rope.head_dim:
+        own["rotary_fraction"] = _share(rope)
+    rotating = [part for part in part_classes(spec).values() if getattr(part, "rotates", False)]
+    taken = {option for part in rotating for option in options_of(part)} - set(stated_options(spec))
+    return {name: value for name, value in own.items() if name in taken} | dict(options)
+
+
+def _share(rope: Rope) -> float:
+    """The rotated width as a share of the head's that leads back to it."""
+    share = rope.width / rope.head_dim
+    return share if int(rope.head_dim * share) == rope.width else (rope.width + 0.5) / rope.head_dim
+
+
+def _own(rope: Rope) -> Encoding:
+    """What the layer has already, as an encoding of this package."""
+    if rope.kind == "proportional":
+        if rope.factor != 1 or (rope.settings.get("factor") or 1.0) != 1:
+            raise ValueError("p-RoPE with a factor is not adapted through hooks")
+        return PRoPE(rope.head_dim, _share(rope), rope.base, rope.layout)
+    transform = rope.transform()
+    transforms = [] if transform is None else [transform]
+    return RoPE(rope.head_dim, rope.base, rope.layout, _share(rope), transforms)
+
+
+@torch.no_grad()
+def _logits(model: Any) -> Tensor:
+    """Of a few tokens, in float32."""
+    size = model.get_input_embeddings().num_embeddings
+    tokens = torch.arange(1, 9, device=model.device)[None] * 7919 % size
+    training = model.training
+    model.eval()
+    try:
+        out = model(input_ids=tokens, use_cache=False)
+    finally:
+        model.train(training)
+    result: Tensor = out.logits if hasattr(out, "logits") else out.last_hidden_state
+    return result.float()
+
+
+def _compare(expected: Tensor, hooked: Any) -> None:
+    """Raise ValueError unless the host's own settings, through hooks, give the expected logits.
+
+    So a model that does something else between rotation and attention is refused.
+    """
+    name = type(hooked).__name__
+    try:
+        found = _logits(hooked)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{name}: its layers have other shapes than its configuration says: "
+            f"{' '.join(str(error).split())}"
+        ) from error
+    gap = float((found - expected).abs().max() / expected.std())
+    if not gap <= CLOSE.get(hooked.dtype, CLOSE_IN_16_BITS):
+        raise ValueError(
+            f"{name}: its own settings through hooks change logits by {gap:.2g} of their standard "
+            "deviation, so it does something with positions that pe.adapt does not know; a change "
+            "of frequencies alone is possible with plain=True"
+        )

@@ -1,0 +1,294 @@
+"""How an encoding of this package gets into a decoder of transformers.
+
+Three places, none of which touches a weight:
+
+    the rotary module        hands on the positions, in place of the cosines and sines
+    a hook of each attention gives the layer cosines of 1 and sines of 0, so that its queries and
+                             keys pass unrotated and are cached so
+    the attention interface  "pe" (`ALL_ATTENTION_FUNCTIONS`): rotates, adds the bias, hides keys
+
+Layers that keep what they have get the host's own cosines and sines. B batch, T tokens, H query
+heads, K key heads, D head_dim; the *host* is the model of transformers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache
+from transformers.cache_utils import DynamicLayer
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from pe._errors import PositionError
+from pe.attention import scaled
+from pe.attention.choose import bias_of, compute
+from pe.encodings import Encoding, Prepared
+from pe.encodings.core.base import tightest
+
+INTERFACE = "pe"
+"""Name of the attention in transformers' registries."""
+
+
+class Call:
+    """One forward pass of the host: where its tokens are, and what encodings made of that."""
+
+    def __init__(self, positions: Tensor, host: Any) -> None:
+        self.positions = positions
+        """(1 or B, T), as the host counts them."""
+        self.host = host
+        """The host's own cosines and sines."""
+        self.prepared: dict[tuple[int, int], Prepared] = {}
+        """By encoding and number of keys."""
+
+    def unrotated(self) -> Any:
+        """Cosines of 1 and sines of 0 in the host's shapes."""
+        if isinstance(self.host, Tensor):  # complex numbers, as Llama 4 has them
+            return torch.ones_like(self.host)
+        cos, sin = self.host
+        return torch.ones_like(cos), torch.zeros_like(sin)
+
+
+class RotaryPositions(nn.Module):
+    """In the place of a host's rotary module."""
+
+    def __init__(self, host: nn.Module) -> None:
+        super().__init__()
+        self.host = host
+
+    def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Call:
+        """What the host hands to its layers as ``position_embeddings``."""
+        if position_ids.dim() != 2:
+            raise ValueError(
+                f"position_ids: expected one number per token, got {tuple(position_ids.shape)}; "
+                "positions with several axes (M-RoPE) are not adapted"
+            )
+        return Call(position_ids, self.host(x, position_ids, *args, **kwargs))
+
+
+class LayerCall(NamedTuple):
+    """What the hook of a layer hands to the attention interface."""
+
+    encoding: Encoding | None
+    """None: the layer keeps what it has."""
+    call: Call
+    k_positions: Tensor
+    """(1 or B, keys so far)."""
+    state: Tensor | None
+    """As `Encoding.key_state` gives it, of all keys."""
+    cached: bool
+
+
+class LayerHook:
+    """A forward pre-hook of one attention module."""
+
+    def __init__(self, encoding: Encoding | None, layer: int, num_layers: int) -> None:
+        self.encoding, self.layer, self.num_layers = encoding, layer, num_layers
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        call = _first(Call, args, kwargs)
+        enc = self.encoding
+        tables = call.host if enc is None else call.unrotated()
+        args = tuple(tables if value is call else value for value in args)
+        kwargs = {key: tables if value is call else value for key, value in kwargs.items()}
+        positions, state, cache = call.positions, None, None
+        if enc is not None:
+            hidden = args[0] if args else kwargs["hidden_states"]
+            cache = _first(Cache, args, kwargs)
+            state = enc.key_state(hidden)
+            if cache is not None:
+                positions, state = self._kept(cache, positions.expand(len(hidden), -1), state)
+        own = LayerCall(enc, call, positions, state, cache is not None)
+        return args, kwargs | {"pe_call": own}
+
+    def _kept(
+        self, cache: Cache, positions: Tensor, state: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Positions and state of all tokens so far.
+
+        They are one more layer of the cache for each layer, where they are reordered and cropped
+        with the keys they belong to.
+        """
+        assert self.encoding is not None
+        if getattr(cache, "is_compileable", False):
+            raise ValueError("a static cache is not supported: use transformers' DynamicCache")
+        if not self.encoding.cacheable:
+            raise ValueError(
+                "this encoding draws the positions of all tokens again in each call, so what a "
+                "cache holds of them is of no use; pass use_cache=False"
+            )
+        index = self.num_layers + self.layer
+        while len(cache.layers) <= index:
+            cache.layers.append(DynamicLayer())
+        where = positions[:, None, :, None]  # (B, 1, T, 1)
+        beside = where[..., :0] if state is None else state
+        where, beside = cache.update(where, beside, index)
+        return where[:, 0, :, 0], None if state is None else beside
+
+
+class EmbeddingHook:
+    """A forward pre-hook of the first decoder layer, for encodings that act on embeddings."""
+
+    def __init__(self, encoding: Encoding) -> None:
+        self.encoding = encoding
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        call = _first(Call, args, kwargs)
+        positions = call.positions
+        if self.encoding.random:
+            positions = self.encoding.prepare(positions, positions).q_positions
+        return (self.encoding.embed(args[0], positions), *args[1:]), kwargs
+
+
+def _first(kind: type, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """The first argument of this type; None if there is none."""
+    return next((value for value in (*args, *kwargs.values()) if isinstance(value, kind)), None)
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    pe_call: LayerCall | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: (B, H, T, D) and (B, K, keys, D) -> (B, T, H, D).
+
+    Args:
+        attention_mask: (B, 1, T, keys), True where a query sees a key; None: causal. The host's
+            own windows are in it. s_aux: (H,), a learned logit beside those of the keys.
+    """
+    if pe_call is None:  # a module outside the decoder, such as the tower of an image
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](  # type: ignore[no-any-return]
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    if softcap is not None:
+        raise ValueError("this model caps its logits (softcap), which pe.adapt does not know")
+    if dropout:
+        raise ValueError(
+            f"attention_dropout {dropout}: attention probabilities have no dropout here; set "
+            "config.attention_dropout = 0"
+        )
+    if attention_mask is not None and attention_mask.dtype != torch.bool:
+        raise ValueError(
+            f"attention_mask: expected booleans (or a padding mask of two dimensions), got "
+            f"{attention_mask.dtype}"
+        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    enc = pe_call.encoding or Encoding()
+    mask, bias_args = attention_mask, _where(pe_call, enc, query, key)
+    if enc.hides:
+        mask = enc.narrow(mask, query.shape[2], key.shape[2], query.device)
+    q_positions, k_positions, tables, counted = bias_args
+    # Not every kernel of a bias takes a sink, and of the model's own the encoding says nothing.
+    counted = counted and mask is None and s_aux is None
+    bias = bias_of(enc, query, key, q_positions, k_positions, pe_call.state, mask, counted, None)
+    factor = enc.logit_scale(q_positions)
+    q, k = enc.rotate(query, key, q_positions, k_positions, tables)
+    sinks = [sink for sink in (enc.sink_logit(), s_aux) if sink is not None]
+    sink = torch.stack([sink.float() for sink in sinks]).logsumexp(0) if sinks else None
+    out = compute(scaled(q, factor), k, value, scale, bias, mask, None, sink)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _where(own: LayerCall, enc: Encoding, query: Tensor, key: Tensor) -> Prepared:
+    """What the encoding makes of the positions; layers with as many keys share it."""
+    call, known = own.call, key.shape[2]
+    if own.k_positions.shape[-1] < known:
+        if own.encoding is not None:
+            raise ValueError(
+                f"the cache holds {known} keys and {own.k_positions.shape[-1]} positions: it was "
+                "filled by another model; begin with an empty one"
+            )
+        return Prepared(call.positions, own.k_positions)
+    if own.encoding is None:
+        return Prepared(call.positions, own.k_positions)
+    name = id(enc), known
+    if name in call.prepared and not enc.random:
+        return call.prepared[name]
+    k_positions = own.k_positions[..., -known:]  # a window of the host has forgotten the others
+    limit, part = tightest([enc])
+    if limit is not None and int(k_positions.max()) >= limit:
+        raise PositionError(int(k_positions.max()), limit, part)
+    where = enc.prepare(call.positions, k_positions, query.dtype)
+    plain = torch.arange(known, device=key.device)
+    counted = (
+        query.is_cuda and enc.biased and not own.cached and where.q_positions is call.positions
+        and bool((call.positions == plain).all())
+    )  # fmt: skip
+    call.prepared[name] = where._replace(counted=counted)
+    return call.prepared[name]
+
+
+def register() -> None:
+    """Make the attention known to transformers, with masks of booleans as torch's has them."""
+    ALL_ATTENTION_FUNCTIONS.register(INTERFACE, attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(INTERFACE, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+
+
+def attention_modules(decoder: Any) -> list[nn.Module | None]:
+    """The attention of each layer, by what transformers' layers have in common; None: it has none.
+
+    Raises:
+        ValueError: the layers are not built like transformers' decoders.
+    """
+    modules: list[nn.Module | None] = []
+    for layer in decoder.layers:
+        inner = [m for m in layer.modules() if type(m).__name__.endswith("Attention")]
+        takes_more = [
+            m for m in inner
+            if inspect.Parameter.VAR_KEYWORD
+            in {p.kind for p in inspect.signature(m.forward).parameters.values()}
+        ]  # fmt: skip
+        if len(inner) > 1 or len(takes_more) < len(inner):
+            names = ", ".join(type(m).__name__ for m in inner)
+            raise ValueError(
+                f"the layers of {type(decoder).__name__} have {names}, which pe.adapt does not "
+                "know; it takes decoders whose attention is called through transformers' "
+                "attention interface"
+            )
+        modules.append(inner[0] if inner else None)
+    return modules
+
+
+def install(decoder: Any, encodings: Mapping[int, Encoding]) -> None:
+    """Give these layers of a decoder these encodings, and the others what they have.
+
+    Raises:
+        ValueError: the decoder is not built like transformers' others.
+    """
+    modules = attention_modules(decoder)
+    for index, module in enumerate(modules):
+        if module is None and index in encodings:
+            raise ValueError(f"layer {index} has no attention")
+        if module is not None:
+            hook = LayerHook(encodings.get(index), index, len(modules))
+            module.register_forward_pre_hook(hook, with_kwargs=True)
+    first = encodings.get(0)
+    if first is not None and first.embeds:
+        decoder.layers[0].register_forward_pre_hook(EmbeddingHook(first), with_kwargs=True)
+    decoder.rotary_emb = RotaryPositions(decoder.rotary_emb)
+    decoder.pe_encodings = nn.ModuleList(dict.fromkeys(encodings.values()))
+
+
+def uninstall(decoder: Any) -> None:
+    """Take out what `install` put in."""
+    for module in decoder.modules():
+        hooks = module._forward_pre_hooks
+        for number in [
+            n for n, hook in hooks.items() if isinstance(hook, LayerHook | EmbeddingHook)
+        ]:
+            del hooks[number]
+            module._forward_pre_hooks_with_kwargs.pop(number, None)
+    decoder.rotary_emb = decoder.rotary_emb.host
+    del decoder.pe_encodings

@@ -1,0 +1,51 @@
+"""Load a model that somebody else trained: safetensors or gguf, and no code from the checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+import pe.pretrained.adapt  # noqa: F401  (what adapted models saved is known to transformers then)
+from pe._quiet import quiet_libraries
+from pe.pretrained.read import quiet, read
+
+
+def load(
+    path: str | Path, dtype: torch.dtype = torch.float32
+) -> tuple[Any, PreTrainedTokenizerBase]:
+    """A decoder of transformers and its tokenizer.
+
+    Args:
+        path: a folder with config.json, safetensors and tokenizer (what an adapted model saved is
+            one, too), or a gguf file, whose weights are taken out of their 4 or 8 bits.
+        dtype: of the weights.
+
+    Raises:
+        ValueError: in one line, why not: there is no such file, no weights in these formats, or a
+            model type that `pe.explain` refuses.
+    """
+    path = Path(path)
+    name = read(path).name  # refuses what is no decoder, with its reason
+    if name.endswith(".gguf"):
+        where = {"pretrained_model_name_or_path": str(Path(name).parent)}
+        where["gguf_file"] = Path(name).name
+    else:
+        folder = Path(name).parent
+        if not list(folder.glob("*.safetensors")):
+            raise ValueError(
+                f"{folder}: no weights as safetensors; other formats can execute code and are not "
+                "read"
+            )
+        where = {"pretrained_model_name_or_path": str(folder)}
+    with quiet(), quiet_libraries():
+        more = {} if "gguf_file" in where else {"use_safetensors": True}
+        model = AutoModelForCausalLM.from_pretrained(
+            **where, dtype=dtype, trust_remote_code=False, local_files_only=True, **more
+        )
+        tokenizer = AutoTokenizer.from_pretrained(
+            **where, trust_remote_code=False, local_files_only=True
+        )
+    return model.eval(), tokenizer

@@ -1,0 +1,115 @@
+"""Changes of frequencies as settings of transformers, which load without this package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from pe.encodings import Encoding, FrequencyTransform
+from pe.encodings.core.frequencies import base_frequencies
+from pe.encodings.dynamic_ntk import DynamicNTK
+from pe.encodings.llama3 import Llama3
+from pe.encodings.longrope import LongRoPE
+from pe.encodings.ntk import NTK
+from pe.encodings.pi import PI
+from pe.encodings.rope import RoPE
+from pe.encodings.yarn import YaRN
+from pe.pretrained.methods import method, with_settings
+from pe.pretrained.read import Source
+from pe.pretrained.rope import PAPERS, Rope
+from pe.pretrained.settings import Settings, settings_for
+
+
+def plain_settings(
+    source: Source, layer_type: str | None, now: Rope, enc: Encoding, trained: int, length: int
+) -> Settings | str:
+    """Settings of transformers for the frequencies of ``enc``, or in one line why there are none.
+
+    Args:
+        now: the settings that the layers have. trained: tokens in training, before any scaling.
+        length: tokens to be read.
+    """
+    if not isinstance(enc, RoPE) or type(enc) is not RoPE:
+        return "it does more than change the frequencies of a rotation"
+    if (enc.layout, enc.rotary_dim) != (now.layout, now.width):
+        return "it rotates other channels"
+    candidates = _ropes(enc, now, trained)
+    reason = "transformers has no setting for these frequencies"
+    for rope in candidates:
+        wanted = method(
+            rope.kind, rope.kind, PAPERS[rope.kind], now=now, trained=trained, length=length,
+            rope=rope, short_texts="",
+        )  # fmt: skip
+        result = settings_for(source, wanted, layer_type, length)
+        if isinstance(result, Settings):
+            return result
+        reason = result
+    return reason
+
+
+def _ropes(enc: RoPE, now: Rope, trained: int) -> list[Rope]:
+    """Settings with the same frequencies, the plainest first."""
+    base = now.model_copy(update={"base": enc.theta})
+    if not enc.transforms:
+        return [with_settings(base, "default", trained, rope_theta=enc.theta)]
+    ropes = []
+    if len(enc.transforms) == 1:
+        transform: FrequencyTransform = enc.transforms[0]  # type: ignore[assignment]
+        named = _named(transform, base, trained)
+        ropes += [] if named is None else [named]
+    spectrum = None if enc.length_dependent else enc.frequencies()
+    if spectrum is None or spectrum.period is not None or spectrum.warp is not None:
+        return ropes
+    if spectrum.exempt or isinstance(spectrum.magnitude, Tensor):
+        return ropes
+    slower = base_frequencies(enc.rotary_dim, enc.theta).inv_freq / spectrum.inv_freq
+    if slower.isfinite().all():  # LongRoPE's form takes any frequencies
+        factors = slower.tolist()
+        ropes.append(
+            with_settings(
+                base, "longrope", trained, factor=max(factors), short_factor=factors,
+                long_factor=factors, attention_factor=float(spectrum.magnitude),
+                original_max_position_embeddings=trained,
+            )
+        )  # fmt: skip
+    return ropes
+
+
+def _named(transform: FrequencyTransform, base: Rope, trained: int) -> Rope | None:
+    """transformers' own type of scaling for a transform: the way back from `rope.SCALINGS`."""
+    if isinstance(transform, PI):
+        return with_settings(base, "linear", trained, factor=transform.factor)
+    if isinstance(transform, NTK):
+        raised = base.base * transform.factor ** (base.width / (base.width - 2))
+        return with_settings(base, "default", trained, rope_theta=raised)
+    if isinstance(transform, DynamicNTK):
+        return with_settings(base, "dynamic", trained, factor=transform.factor)
+    if isinstance(transform, YaRN) and not transform.length_dependent:
+        settings: dict[str, Any] = {"factor": transform.factor}
+        settings |= {"beta_fast": transform.beta_fast, "beta_slow": transform.beta_slow}
+        if transform.fixed_magnitude:
+            settings["attention_factor"] = transform.magnitude
+        if all(transform.weights):
+            settings |= dict(zip(("mscale", "mscale_all_dim"), transform.weights, strict=True))
+        if not transform.truncate:
+            settings["truncate"] = False
+        return _counted(base, "yarn", transform.original_length, settings)
+    if isinstance(transform, Llama3):
+        settings = {
+            "factor": transform.factor, "low_freq_factor": transform.low,
+            "high_freq_factor": transform.high,
+        }  # fmt: skip
+        return _counted(base, "llama3", transform.original_length, settings)
+    if isinstance(transform, LongRoPE) and not transform.dynamic and not transform.exempt:
+        assert transform.factors is not None
+        long, short = (list(each) for each in transform.factors)
+        settings = {"factor": transform.factor, "long_factor": long, "short_factor": short}
+        settings["attention_factor"] = transform.magnitude
+        return _counted(base, "longrope", transform.original_length, settings)
+    return None
+
+
+def _counted(base: Rope, kind: str, original: int, settings: dict[str, Any]) -> Rope:
+    settings = settings | {"original_max_position_embeddings": original}
+    return with_settings(base, kind, original, **settings)

@@ -1,0 +1,32 @@
+"""The folder of a trial of somebody else's model (`pe.pretrained.trial`). Imports no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from pe.runs import Folder
+from pe.runs.models import PretrainedSettings
+
+
+class PretrainedRun(Folder):
+    """The folder of such a trial. Its record is pretrained.json."""
+
+    notebook = "pretrained.ipynb"
+    settings: PretrainedSettings
+    path: Path
+    """Where the model is on this machine; the record has its name only."""
+
+    def read(self) -> dict[str, Any] | None:
+        """pretrained.json, validated; None if there is none."""
+        return self.part("pretrained")
+
+
+def run_name(settings: PretrainedSettings) -> str:
+    """``smollm2-yarn-1a2b3c4d``: the model, the encoding, all settings."""
+    text = json.dumps(settings.model_dump(mode="json"), sort_keys=True)
+    words = re.sub(r"[^A-Za-z0-9_.-]+", "_", f"{settings.model}-{settings.pe}")
+    return f"{words}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

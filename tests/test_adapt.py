@@ -1,0 +1,269 @@
+"""pe.adapt: encodings in decoders of transformers, with every weight as it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_tools import small
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    BertForMaskedLM,
+    BloomConfig,
+    BloomForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+import pe
+from pe.encodings import list_encodings
+from pe.model import PEForCausalLM
+from pe.pretrained.adapt import Adapted
+from pe.pretrained.load import load
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {}, "qwen2": {}, "qwen3": {"head_dim": 8}, "mistral": {"sliding_window": 16},
+    "smollm3": {"no_rope_layers": [1, 0]}, "gemma3_text": WINDOWS | {"head_dim": 8},
+    "phi3": {"sliding_window": None}, "olmo": {}, "olmo2": {}, "gpt_neox": {"rotary_pct": 0.5},
+    "cohere2": WINDOWS, "glm": {"head_dim": 8},
+    "gpt_oss": WINDOWS | {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1},
+}  # fmt: skip
+
+
+def host(kind: str = "llama", **more: Any) -> Any:
+    """A model with random weights, norms among them: some families only differ by these."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**(SIZES | more)))
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.data.uniform_(0.5, 1.5)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return host()
+
+
+def tokens(length: int = 40) -> Tensor:
+    return torch.randint(3, 97, (2, length), generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def logits(model: Any, ids: Tensor, **more: Any) -> Tensor:
+    return model(ids, **more).logits
+
+
+def generated(model: Any, **more: Any) -> Tensor:
+    """Greedy continuations of two prompts, the first padded on the left."""
+    mask = torch.ones_like(tokens())
+    mask[0, :7] = 0
+    return model.generate(tokens(), attention_mask=mask, max_new_tokens=6, do_sample=False, **more)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_models_own_settings_through_hooks_change_no_logit(kind: str) -> None:
+    model = host(kind, **FAMILIES[kind])
+    before = {name: p.clone() for name, p in model.state_dict().items()}
+    hooked = pe.adapt(model, plain=False)
+    assert isinstance(hooked, Adapted)
+    torch.testing.assert_close(logits(hooked, tokens()), logits(model, tokens()), rtol=0, atol=1e-6)
+    assert torch.equal(generated(hooked), generated(model))
+    for name, parameter in model.state_dict().items():
+        assert torch.equal(parameter, before[name])
+        assert hooked.state_dict()[name].data_ptr() == parameter.data_ptr(), "shared, not copied"
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_yarn_as_a_setting_and_through_hooks_gives_the_same_logits(kind: str) -> None:
+    model = host(kind, **FAMILIES[kind])
+    plain, hooked = (pe.adapt(model, "yarn", factor=4, plain=p) for p in (None, False))
+    if kind == "gpt_oss":  # its layers with windows share the setting, and keep what they have
+        assert isinstance(plain, Adapted)
+    else:
+        assert type(plain) is type(model)
+    have, want = logits(plain, tokens()), logits(hooked, tokens())
+    torch.testing.assert_close(have, want, rtol=0, atol=1e-6)
+    assert (logits(model, tokens()) - want).abs().max() > 1e-7
+
+
+SPECS = [
+    *list_encodings(), "rope+window:8", "rope+alibi", "rope, nope", "yarn+resonance",
+    "nope+window:8+sinks:2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_any_encoding_gives_the_same_logits_with_a_cache_and_beside_padding(
+    spec: str, llama: Any
+) -> None:
+    model, ids = pe.adapt(llama, spec), tokens()
+    if any(enc.random for enc in getattr(model.model, "pe_encodings", ())):
+        assert logits(model, ids).isfinite().all()  # each call draws other positions
+        return
+    whole = logits(model, ids, use_cache=False)
+    with torch.no_grad():
+        first = model(ids[:, :20], use_cache=True)
+        cache = first.get("cache", first.get("past_key_values"))
+        steps = [first.logits]
+        for start in (20, 25, 26):
+            stop = {20: 25, 25: 26, 26: 40}[start]
+            steps.append(model(ids[:, start:stop], past_key_values=cache, use_cache=True).logits)
+    torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=0, atol=2e-6)
+    mask = torch.ones_like(ids)
+    mask[0, :7] = 0
+    places = (mask.cumsum(-1) - 1).clamp(min=0)
+    padded = logits(model, ids, attention_mask=mask, position_ids=places)
+    torch.testing.assert_close(padded[0, 7:], logits(model, ids[:1, 7:])[0], rtol=0, atol=2e-6)
+
+
+def test_beams_and_windows_decode_as_without_a_cache(llama: Any) -> None:
+    model = pe.adapt(llama, "rope+window:8, fox")
+    cached = generated(model, num_beams=2)
+    assert torch.equal(cached, generated(model, num_beams=2, use_cache=False))
+
+
+def test_dropping_the_rotation_leaves_a_bag_of_earlier_tokens() -> None:
+    model = pe.adapt(host(num_hidden_layers=1), "nope")
+    ids = tokens(12)[:1]
+    swapped = ids[:, [1, 0, 3, 2, *range(4, 12)]]
+    torch.testing.assert_close(
+        logits(model, ids)[:, -1], logits(model, swapped)[:, -1], rtol=0, atol=1e-6
+    )
+
+
+def test_a_change_of_frequencies_loads_without_this_package(tmp_path: Path, llama: Any) -> None:
+    adapted = pe.adapt(llama, "yarn", length=256)
+    adapted.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["model_type"] == "llama"
+    assert config["rope_parameters"]["rope_type"] == "yarn"
+    assert config["rope_parameters"]["factor"] == 4
+    assert config["max_position_embeddings"] == 256
+    again = LlamaForCausalLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(logits(again, tokens()), logits(adapted, tokens()))
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "kind"),
+    [
+        ("pi", {"factor": 2}, "linear"), ("ntk", {"factor": 4}, "default"),
+        ("rope", {"theta": 1e6}, "default"), ("llama3", {"factor": 8}, "llama3"),
+        ("dynamic_ntk", {}, "dynamic"), ("longrope", {"factor": 4}, "longrope"),
+    ],
+)  # fmt: skip
+def test_methods_become_transformers_settings(
+    spec: str, options: dict[str, Any], kind: str, llama: Any
+) -> None:
+    plain = pe.adapt(llama, spec, plain=True, **options)
+    assert plain.config.rope_parameters["rope_type"] == kind
+    hooked = pe.adapt(llama, spec, plain=False, **options)
+    have, want = logits(plain, tokens()), logits(hooked, tokens())
+    torch.testing.assert_close(have, want, rtol=0, atol=1e-6)
+
+
+def test_an_adapted_model_saves_and_loads_with_what_it_learned(tmp_path: Path, llama: Any) -> None:
+    model = pe.adapt(llama, "rope+fire, t5")
+    with torch.no_grad():
+        for parameter in model.model.pe_encodings.parameters():
+            parameter.add_(0.25)
+    want = logits(model, tokens())
+    model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "pe-adapted"
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(logits(again, tokens()), want)
+    assert again.pe_adaptation == model.pe_adaptation
+    back = pe.adapt(again, plain=False)  # its host's own settings
+    torch.testing.assert_close(logits(back, tokens()), logits(llama, tokens()), rtol=0, atol=1e-6)
+
+
+def test_gemmas_local_layers_keep_their_base() -> None:
+    model = host("gemma3_text", **FAMILIES["gemma3_text"])
+    settings = pe.adapt(model, "yarn", factor=4).config.rope_parameters
+    assert settings["sliding_attention"] == model.config.rope_parameters["sliding_attention"]
+    assert settings["full_attention"]["rope_type"] == "yarn"
+
+
+def test_gradients_reach_weights_and_new_parameters(llama: Any) -> None:
+    model = pe.adapt(llama, "rope+fire").train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model(tokens(), labels=tokens(), use_cache=False).loss.backward()
+    assert all(p.grad.abs().sum() > 0 for p in model.model.pe_encodings.parameters())
+    assert llama.model.layers[0].self_attn.q_proj.weight.grad is not None
+    llama.zero_grad(set_to_none=True)
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"spec": "yarn", "length": 64}, "within the training length 64"),
+    ({"spec": "yarn", "length": 256, "factor": 4.0}, "leave one out"),
+    ({"spec": "nope", "length": 256}, "'nope' has no factor"),
+    ({"factor": 4.0}, "no effect on a model's own settings"),
+    ({"spec": "yarm"}, "unknown encoding 'yarm'"),
+    ({"spec": "yarn", "factr": 4}, "factr"),
+    ({"spec": "nope", "layers": [2]}, "expected some of 0 to 1"),
+    ({"spec": "nope", "plain": True}, "no setting of transformers"),
+    ({"spec": "rope, nope, nope"}, "does not fit 2"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=[m for _, m in BAD])
+def test_bad_input_is_one_line(arguments: dict[str, Any], message: str, llama: Any) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        pe.adapt(llama, **arguments)
+    assert "\n" not in str(error.value)
+
+
+def test_models_that_cannot_be_adapted_are_refused_in_a_line() -> None:
+    tiny = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    bert = BertForMaskedLM(BertConfig(**tiny, intermediate_size=32))
+    bloom = BloomForCausalLM(BloomConfig(vocab_size=97, hidden_size=32, n_layer=1, n_head=2))
+    hunyuan = host("hunyuan_v1_dense", head_dim=8)  # normalises after the rotation
+    for model, message in (
+        (bert, "no decoder"), (bloom, "ALiBi"), (small("rope"), "pe.convert"),
+        (torch.nn.Linear(2, 2), "a model of transformers"), (hunyuan, "change logits"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            pe.adapt(model, "nope")
+    with pytest.raises(ValueError, match="window of its own"):
+        pe.adapt(host("mistral", sliding_window=16), "rope+window:8")
+
+
+def test_a_cache_of_another_model_is_refused(llama: Any) -> None:
+    with torch.no_grad():
+        first = llama(tokens(), use_cache=True)
+        cache = first.get("cache", first.get("past_key_values"))
+        with pytest.raises(ValueError, match="filled by another model"):
+            pe.adapt(llama, "nope")(tokens(4), past_key_values=cache)
+
+
+def test_folders_of_other_types_say_what_works(tmp_path: Path, llama: Any) -> None:
+    llama.save_pretrained(tmp_path / "llama")
+    with pytest.raises(ValueError, match=r"'llama'.*pe\.adapt"):
+        PEForCausalLM.from_pretrained(tmp_path / "llama")
+    (tmp_path / "pickled").mkdir()
+    (tmp_path / "pickled" / "config.json").write_text(json.dumps(llama.config.to_dict()))
+    (tmp_path / "pickled" / "pytorch_model.bin").write_bytes(b"cos\nsystem\n")
+    with pytest.raises(ValueError, match="safetensors"):
+        load(tmp_path / "pickled")
+    small("rope").save_pretrained(tmp_path / "own")
+    with pytest.raises(ValueError, match="a model of this package"):
+        load(tmp_path / "own")
+
+
+def test_explain_reads_what_an_adapted_model_saved(tmp_path: Path, llama: Any) -> None:
+    pe.adapt(llama, "nope").save_pretrained(tmp_path)
+    explanation = pe.explain(tmp_path)
+    assert any("pe.adapt gave it 'nope'" in note for note in explanation.notes)
+    assert LlamaConfig.model_type == explanation.model_type
