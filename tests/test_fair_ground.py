@@ -279,6 +279,7 @@ def test_the_pages_build_before_and_after_the_runs(recorded: bool, tmp_path: Pat
     pages = ["every", "dropped", "windows"]
     labels = {
         "choosing": "choosing-far", "dropping": "dropping-differences", "places": "which-keys",
+        "speed": "speed-windows",
     }  # fmt: skip
     for name in stubs:
         label = f"({labels[name]})=\n" if name in labels else ""
