@@ -219,8 +219,8 @@ def test_what_is_not_given_is_as_the_recipe_says(runs: Path) -> None:
 def test_cells_that_lead_to_another_run_than_the_command_named_are_refused(
     tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cell asks for a study, and so the kernel does not import torch."""
-    cell = "from pe.notebooks.parameters import configure_study\nconfigure_study(study='scaffold')"
+    """The cell asks for a study in miniature, whose text every checkout has."""
+    cell = "from pe.notebooks.parameters import configure_study\nconfigure_study('scaffold', True)"
     notebook = write_stub(tmp_path / "nb.ipynb", cell)
     expected = "the command named .*pope-s0-.* lead to .*scaffold"
     with pytest.raises(PapermillExecutionError, match=expected) as e:
