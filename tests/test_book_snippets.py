@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import json
 import re
 import sys
 import types
@@ -146,6 +147,14 @@ def test_the_example_may_be_moved_into_the_package(
     asked.test_every_file_registers_what_it_defines_and_names_of_records_stay()
     asked.test_a_file_says_what_it_takes()
     asked.test_every_encoding_of_the_package_says_how_it_is_shown("root")
+
+
+def test_bring_your_own_model(folder: Path) -> None:
+    names = run_page("pretrained", folder)
+    settings = names["longer"].config.rope_parameters
+    assert (settings["rope_type"], settings["factor"]) == ("yarn", 4.0)
+    for saved, kind in (("longer", "llama"), ("dropped", "pe-adapted")):
+        assert json.loads((folder / saved / "config.json").read_text())["model_type"] == kind
 
 
 def test_yarn_and_alibi_in_a_bare_attention_function(folder: Path) -> None:

@@ -9,8 +9,10 @@ import pytest
 import torch
 from tiny_training import Crash, assert_same_weights, tiny, train_tiny, weights, with_step
 
+from pe.encodings.core.registry import declared_rate
 from pe.recipes.named import recipe as named_recipe
 from pe.runs import Run
+from pe.study.plan import load_plan
 from pe.training.build import build_model
 from pe.training.loop import train
 
@@ -77,3 +79,18 @@ def test_token_embeddings_are_the_same_draws_scaled() -> None:
     assert torch.allclose(scaled[name], plain[name] * (0.0442 / 0.02), rtol=1e-5)
     for other in plain.keys() - {name}:
         assert torch.equal(plain[other], scaled[other]), other
+
+
+def test_a_declared_multiple_becomes_a_number_in_new_recipes_and_old_ones_keep_theirs() -> None:
+    declared = named_recipe("tiny", pe="t5", encoding_rate="declared")
+    assert declared.encoding_rate == 10.0
+    assert declared.config_hash() == named_recipe("tiny", pe="t5", encoding_rate=10).config_hash()
+    assert named_recipe("tiny", pe="t5").encoding_rate == 1.0, (
+        "what was not said was 1, and stays so"
+    )
+    assert named_recipe("tiny", pe="rope", encoding_rate="declared").encoding_rate == 1.0
+    assert named_recipe("tiny", pe="rope+t5", encoding_rate="declared").encoding_rate == 10.0
+    with pytest.raises(ValueError, match=r"the parts of 'cope\+t5' declare cope 1, t5 10"):
+        named_recipe("tiny", pe="cope+t5", encoding_rate="declared")
+    for planned in load_plan("every"):
+        assert planned.recipe.encoding_rate == declared_rate(planned.recipe.pe), planned.label

@@ -274,9 +274,12 @@ def test_prose_can_name_what_a_cut_text_would_give(studies: Studies) -> None:
 def test_the_pages_build_before_and_after_the_runs(recorded: bool, tmp_path: Path) -> None:
     tree = book_site.small_tree(tmp_path)
     (tree / "book" / "measured.md").unlink()
-    stubs = ["choosing", "data", "dropping", "measurements", "rates", "rerun", "speed", "studies"]
-    pages = ["every", "dropped"]
-    labels = {"choosing": "choosing-far", "dropping": "dropping-differences"}
+    stubs = ["choosing", "data", "dropping", "measurements", "places", "rates", "rerun", "speed",
+             "studies"]  # fmt: skip
+    pages = ["every", "dropped", "windows"]
+    labels = {
+        "choosing": "choosing-far", "dropping": "dropping-differences", "places": "which-keys",
+    }  # fmt: skip
     for name in stubs:
         label = f"({labels[name]})=\n" if name in labels else ""
         (tree / "book" / f"{name}.md").write_text(f"{label}# {name}\n")
@@ -286,7 +289,7 @@ def test_the_pages_build_before_and_after_the_runs(recorded: bool, tmp_path: Pat
         text = (ROOT / "book" / f"{name}.md").read_text()
         cited = re.sub(r"\{cite:t\}`[^`]*`", "the paper", text)
         (tree / "book" / f"{name}.md").write_text(cited)
-        study = {"every": "every", "dropped": "dropping"}[name]
+    for study in ("every", "dropping", "windows", "presets"):
         (tree / "studies" / f"{study}.yaml").write_bytes(
             (ROOT / "studies" / f"{study}.yaml").read_bytes()
         )
@@ -297,14 +300,20 @@ def test_the_pages_build_before_and_after_the_runs(recorded: bool, tmp_path: Pat
     if recorded:
         planned_records.carry_out(tree / "runs", "every", shown)
         planned_records.carry_out(tree / "runs", "dropping")
+        planned_records.carry_out(tree / "runs", "presets", ["rope", "gpt_oss", "smollm3"])
     done = book_site.build_small(tree)
     assert done.returncode == 0, done.stdout[-3000:]
     words = {name: book_site.text(tree / "_build" / "html" / f"{name}.html") for name in pages}
     if recorded:
         assert "RoPE, trained on 4,096 tokens" in words["every"]
         assert "kept, then YaRN × 4" in words["dropped"]
-        count = len(load_plan("every"))
-        assert f"Of {count} planned runs {len(shown)} are recorded." in words["every"]
+        plan = load_plan("every")
+        done_runs = sum(planned.label in shown for planned in plan)  # some have several seeds
+        assert f"Of {len(plan)} planned runs {done_runs} are recorded." in words["every"]
+        assert "gpt_oss" in words["windows"], "a schedule too long for a line has its short name"
+        assert "No run of the study presets is recorded yet." not in words["windows"]
     else:
         assert "No run of the study every is recorded yet." in words["every"]
         assert "Missing are" in words["dropped"]
+        assert "No run of the study presets is recorded yet." in words["windows"]
+        assert "3 × (RoPE + window 1024), NoPE 8 × 8 × 64 140 512 27%" in words["windows"]

@@ -27,6 +27,11 @@ ENCODINGS = ["nope", "rope", "yarn", "partial", "pope", "xpos", "fope"]
 BIASED = [
     "alibi", "kerple_log", "kerple_power", "sandwich", "t5", "fire", "fox", "cope", "rope+alibi",
 ]  # fmt: skip
+WINDOWED = [
+    "rope+window:512", "nope+window:100+sinks:4+sink", "pope+chunk:300", "rope+sink",
+    "alibi+window:512+sinks:4", "t5+window:200+sink", "t5+sink", "fire+window:300",
+    "kerple_log+chunk:256+sinks:3", "kerple_power+window:300", "fox+window:512+sink",
+]  # fmt: skip
 HIDDEN = 48
 CUDA = torch.device("cuda")
 
@@ -145,6 +150,79 @@ def test_kernels_on_cuda_agree_with_the_definition(
         agree(fast, attended(spec, "dense", length, heads, width, seed))
 
 
+@pytest.mark.parametrize("spec", WINDOWED)
+@pytest.mark.parametrize("length", [1, 257, 1000, 4096])
+@pytest.mark.parametrize(("heads", "width"), [((4, 2), 64), ((2, 2), 32), ((1, 1), 128)])
+def test_windows_and_sinks_in_kernels_agree_with_the_definition(
+    spec: str, length: int, heads: tuple[int, int], width: int
+) -> None:
+    if spec.startswith("pope") and width == 128:
+        pytest.skip("its queries would be 256 wide")
+    fast = attended(spec, "kernel", length, heads, width)
+    agree(fast, attended(spec, "dense", length, heads, width))
+
+
+def test_hidden_keys_are_not_read() -> None:
+    """Not a number in what all of the last queries' windows hide."""
+    enc = pe.encoding("window:512", head_dim=64, num_heads=2).to(CUDA)
+    q, k, v = (torch.randn(1, 2, 4096, 64, device=CUDA).bfloat16() for _ in range(3))
+    k[:, :, :2048] = v[:, :, :2048] = math.nan
+    assert torch.isfinite(pe.attend(enc, q, k, v)[:, :, 3072:]).all()
+
+
+@pytest.mark.parametrize("spec", ["rope+window:512", "alibi+window:512+sinks:4+sink"])
+def test_a_window_takes_memory_for_what_is_linear_in_the_length(spec: str) -> None:
+    heads, length, width = 2, 16_384, 64
+    enc = pe.encoding(spec, head_dim=width, num_heads=heads).to(CUDA)
+
+    def step(tokens: int) -> None:
+        shape = 1, tokens, heads, width
+        drawn = [torch.randn(shape, device=CUDA).bfloat16().transpose(1, 2) for _ in range(3)]
+        q, k, v = (x.requires_grad_() for x in drawn)
+        pe.attend(enc, q, k, v).float().sum().backward()
+
+    step(256)  # the first call compares the kernels with the definition
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step(length)
+    peak = torch.cuda.max_memory_allocated() - before
+    tensor = heads * length * width * 2  # of 16 bits: q, k, v, o, their gradients, copies, float32
+    numbers = 16 * 8 * length  # of spans: sixteen per token, while they are made
+    allowed = 24 * tensor + numbers
+    assert peak < allowed < length**2, (peak, allowed)  # a mask alone would be T x T bytes
+
+
+@pytest.mark.parametrize(
+    "spec", ["rope+window:100+sinks:2+sink", "alibi+window:100", "pope+chunk:90"]
+)
+@pytest.mark.parametrize("hidden", ["attention_mask", "document_ids"])
+def test_a_model_with_windows_on_kernels_is_the_one_with_masks(spec: str, hidden: str) -> None:
+    """Left padding of 70 tokens, or three documents, in a sequence of 300."""
+    text = torch.randint(0, 512, (2, 300), device=CUDA)
+    index = torch.arange(300, device=CUDA).expand(2, -1)
+    inputs = {"document_ids": index // 120, "attention_mask": (index >= 70).long()}
+    targets = torch.where(index >= 80, text.roll(-1, 1), -100)
+    results = []
+    for backend in (None, "sdpa"):
+        recipe = pe.recipe("demo", pe=spec, vocab_size=512)
+        model = build_model(recipe, 512).to(CUDA).train()
+        for layer in model.model.layers:
+            layer.attention.backend = backend
+        with autocast(recipe.precision, CUDA):
+            loss = model(text, shift_labels=targets, **{hidden: inputs[hidden]}).loss
+        loss.backward()
+        learned = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        results.append((loss.detach(), learned))
+    (fast, gradients), (slow, wanted) = results
+    assert abs(float(fast - slow)) < 2e-3
+    largest = max(float(gradient.norm()) for gradient in wanted.values())
+    for name, gradient in wanted.items():
+        bound = 0.05 if gradient.numel() > 16 else 0.15
+        off = float((gradients[name] - gradient).norm())
+        assert off < bound * float(gradient.norm()) + 1e-4 * largest, name
+
+
 def agree(fast: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> None:
     for name, want in exact.items():
         assert torch.isfinite(fast[name]).all(), name
@@ -184,7 +262,7 @@ def test_cope_at_128_agrees_in_a_process_of_its_own(length: int) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("spec", BIASED)
+@pytest.mark.parametrize("spec", [*BIASED, *WINDOWED])
 def test_kernels_give_the_same_bits_twice_and_write_everything(
     spec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,7 +279,7 @@ def test_kernels_give_the_same_bits_twice_and_write_everything(
         assert torch.equal(found, second[name]), name
 
 
-@pytest.mark.parametrize("spec", [*BIASED, "nope", "pope", "xpos", "fope"])
+@pytest.mark.parametrize("spec", [*BIASED, *WINDOWED, "nope", "pope", "xpos", "fope"])
 def test_memory_grows_with_the_length_and_not_with_its_square(spec: str) -> None:
     peaks = []
     for length in (4096, 8192, 16384):
@@ -215,7 +293,7 @@ def test_memory_grows_with_the_length_and_not_with_its_square(spec: str) -> None
     assert peaks[2] < 2.2 * peaks[1], peaks
 
 
-@pytest.mark.parametrize("spec", [*ENCODINGS, *BIASED])
+@pytest.mark.parametrize("spec", [*ENCODINGS, *BIASED, "rope+window:64+sinks:2+sink"])
 def test_a_compiled_step_has_the_loss_and_gradients_of_the_eager_one(spec: str) -> None:
     recipe = pe.recipe("demo", pe=spec)
     text = torch.randint(0, recipe.vocab_size, (4, 257), device=CUDA)

@@ -16,7 +16,10 @@ from pe.attention import available
 from pe.model import PEForCausalLM
 from pe.model.config import PEConfig
 
-BY_KERNEL = ["alibi", "kerple_log", "t5", "sandwich", "fire", "fox", "cope", "rope+alibi"]
+BY_KERNEL = [
+    "alibi", "kerple_log", "t5", "sandwich", "fire", "fox", "cope", "rope+alibi",
+    "rope+window:5+sinks:2+sink",
+]  # fmt: skip
 
 TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="kernels need Triton")
 
@@ -40,6 +43,8 @@ def test_a_training_step_by_kernel_is_one_graph(spec: str) -> None:
     model = PEForCausalLM(config).train()
     text = torch.randint(0, 32, (2, 17))
     batch = {"input_ids": text[:, :-1], "shift_labels": text[:, 1:].contiguous()}
+    if "window" in spec:
+        batch["document_ids"] = torch.arange(16).expand(2, -1) // 7
     whole = torch.compile(model, fullgraph=True, backend="eager")  # raises where it has to stop
     loss = whole(**batch, num_items_in_batch=1).loss
     assert torch.allclose(loss, model(**batch, num_items_in_batch=1).loss, rtol=1e-5)

@@ -32,7 +32,7 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 0, "eos_token_id": 0,
 }  # fmt: skip
 WINDOW, LENGTH = 6, 21
-FIRST_STEP = 8  # from this position on Ministral's temperature acts, in the test
+FIRST_STEP = 8  # from this position on temperatures act, in the test
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "rope_theta": 5e6}),
     "command_a": ("Cohere2", {"num_hidden_layers": 4, "sliding_window": WINDOW,
@@ -45,7 +45,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}}),
     "llama4": ("Llama4", {"num_hidden_layers": 4, "attention_chunk_size": WINDOW, "head_dim": 16,
                           "moe_layers": [], "intermediate_size_mlp": 96,
-                          "floor_scale": 8192}),
+                          "floor_scale": FIRST_STEP}),
     "ministral3": ("Ministral3", {"num_hidden_layers": 2, "head_dim": 16, "rope_parameters": {
         "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "mscale": 1.0,
         "mscale_all_dim": 1.0, "original_max_position_embeddings": FIRST_STEP, "beta_fast": 32.0,
@@ -75,6 +75,7 @@ def theirs(name: str) -> Any:
 def narrowed(name: str) -> str:
     """The preset with a window of `WINDOW` tokens, and its temperature from `FIRST_STEP` on."""
     spec = PRESETS[name].spec.replace("16384", str(FIRST_STEP))
+    spec = spec.replace("irope", f"irope(floor_scale={FIRST_STEP})")
     for number in ("window:4096", "window:512", "window:128", "chunk:8192"):
         spec = spec.replace(number, f"{number.split(':')[0]}:{WINDOW}")
     return spec

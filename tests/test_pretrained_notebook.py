@@ -17,6 +17,7 @@ from pe.figures import pretrained as figures
 from pe.notebooks import pretrained_page as page
 from pe.notebooks.parameters import configure_pretrained
 from pe.pretrained.judged import Judged
+from pe.pretrained.load import load
 from pe.pretrained.trial import try_out
 
 SIZES: dict[str, Any] = {
@@ -86,14 +87,15 @@ def test_training_without_rotation_lowers_the_loss_and_saves_a_model_that_loads(
     place: Path,
 ) -> None:
     run = configure_pretrained(
-        **arguments(place, pe="nope", steps=8, context_length=64, learning_rate=1e-2)
+        **arguments(place, pe="nope", steps=8, context_length=24, learning_rate=1e-2)
     )
     record = try_out(run, quiet=True)
     losses = [record["outcomes"][v]["perplexity"]["128"]["nll"] for v in ("adapted", "trained")]
     assert losses[1] < losses[0] - 0.5
     assert [line["step"] for line in record["training"]] == list(range(1, 9))
     assert record["transformers_settings"] is None
-    model = AutoModelForCausalLM.from_pretrained(run.directory / "checkpoint")
+    model, tokenizer = load(run.directory / "checkpoint")
+    assert len(tokenizer) == 257
     assert model.pe_adaptation.spec == "nope"
     assert json.loads((run.directory / "pretrained.json").read_text()) == record
     assert "<svg" in page.trained(run, record).data

@@ -15,7 +15,8 @@ import pe
 from pe.attention import BACKENDS, choose, path_for
 from pe.attention.choose import obstacle
 from pe.conformance import check_laws
-from pe.encodings import check, encoding, layer_encodings
+from pe.encodings import Encoding, check, encoding, layer_encodings
+from pe.encodings.core.composite import Composite
 from pe.encodings.core.registry import about
 from pe.encodings.core.spec import joined, layer_specs, parse
 from pe.figures.schedule import layer_rows
@@ -122,16 +123,39 @@ def test_generation_with_a_window_and_beams_equals_recomputation() -> None:
         assert torch.equal(cached, model.generate(ids, num_beams=beams, use_cache=False, **common))
 
 
-def test_kernels_say_that_a_window_is_not_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+class Parity(Encoding):
+    """Hides keys by a rule that no window, chunk or count of first keys says."""
+
+    hides = True
+
+    def shows(self, key: Tensor, query: Tensor) -> Tensor:
+        return (query - key) % 2 == 0
+
+
+def test_kernels_say_which_windows_and_sinks_are_not_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(choose, "unavailable_reason", lambda device: None)
     cuda, dtype = torch.device("cuda"), torch.bfloat16
-    for spec, reason in {"alibi+window:4": "by a window", "alibi+sink": "a sink logit"}.items():
-        enc = encoding(spec, **SIZES)
+    two = Composite([encoding(f"chunk:{size}", **SIZES) for size in (4, 6)])
+    for enc, reason in {
+        encoding("cope+window:4", npos=5, **SIZES): "counts all keys, and has neither",
+        encoding("cope+sink", npos=5, **SIZES): "counts all keys, and has neither",
+        Parity(): "which keys it hides is known as a mask only",
+        two: "which keys it hides is known as a mask only",
+    }.items():
         assert reason in str(obstacle(enc, cuda, dtype, True, 16))
         assert path_for(enc, cuda, dtype, 64) == "matrix"
-        with pytest.raises(ValueError, match=f"'kernel' cannot serve Composite here: .*{reason}"):
-            attended(spec, backend="kernel")
-    assert path_for(encoding("rope+window:4", **SIZES), cuda, dtype, 64) == "matrix"
+        q = torch.randn(1, 4, 9, 8)
+        with pytest.raises(ValueError, match=f"'kernel' cannot serve .* here: .*{reason}"):
+            pe.attend(enc, q, q[:, :2], q[:, :2], backend="kernel")
+    sizes = SIZES | {"head_dim": 16}
+    q = torch.randn(1, 4, 9, 16)
+    with pytest.raises(ValueError, match="'kernel' cannot serve .* which a sink looks at"):
+        pe.attend(encoding("fire+sink", original_length=9, **sizes), q, q, q, backend="kernel")
+    for spec in ("rope+window:4", "alibi+chunk:4+sinks:1", "rope+sink", "t5+window:4+sink"):
+        enc = encoding(spec, original_length=9, **sizes)
+        assert path_for(enc, cuda, dtype, 64) == "kernel"
 
 
 def test_large_biases_are_taken_by_rows_in_a_window(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 #!/bin/bash
-# The steps of a lease: lease.sh pack here, then setup|warm|go|wait on the lent machine (README.md).
+# The steps of a lease: lease.sh pack here, then setup|warm|part|go|wait on the lent machine
+# (README.md).
 # WORK holds everything there; LEASE is the folder that travels.
 if [ "$1" = pack ]; then # LEASE, CORPUS, STUDY, PE_CACHE, PYTHON; in the root of the repository
   set -e
@@ -13,8 +14,7 @@ if [ "$1" = pack ]; then # LEASE, CORPUS, STUDY, PE_CACHE, PYTHON; in the root o
   $PYTHON -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 \
     --implementation cp --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
     --platform manylinux2014_x86_64 -d "$LEASE/whl" $pinned
-  [ -d "$LEASE.parts" ] || $PYTHON benchmarks/lease/tokens.py pack "$PE_CACHE" "$CORPUS" 16384 \
-    "$LEASE.parts" 38
+  $PYTHON benchmarks/lease/tokens.py pack "$PE_CACHE" "$CORPUS" 16384 "$LEASE.parts" "$LEASE"
   du -sb "$LEASE" "$LEASE.parts"/*
   exit
 fi
@@ -24,9 +24,11 @@ export PYTHONPATH=$WORK/code:$WORK/site PE_CACHE=$WORK/cache TORCHINDUCTOR_CACHE
 export TRITON_CACHE_DIR=$WORK/triton PYTHONUNBUFFERED=1 OMP_NUM_THREADS=4
 [ -f "$WORK/commit" ] && export PE_COMMIT=$(cat "$WORK/commit")
 [ -f "$WORK/study" ] && export STUDY=$(cat "$WORK/study")
+FROM=$PWD # paths of what travelled start there
 cd "$WORK/work" || exit 1
 case $1 in
 setup) # LEASE=folder that travelled
+  case $LEASE in /*) ;; *) LEASE=$FROM/$LEASE ;; esac
   cp "$LEASE"/*.py "$LEASE"/lease.sh "$LEASE"/commit "$LEASE"/study "$WORK"/ || exit 1
   mkdir -p "$WORK/code" "$WORK/site" && tar -xzf "$LEASE/code.tar.gz" -C "$WORK/code" || exit 1
   ls "$LEASE"/whl/*.whl >/dev/null 2>&1 && { $PYTHON -m pip install -q --no-index --no-deps \
@@ -34,6 +36,10 @@ setup) # LEASE=folder that travelled
   $PYTHON -c "import pe, pe.study.worker; pe.train, pe.evaluate; print(pe.__file__)" ;;
 warm) # compile what the first runs need while the data is on its way
   setsid nohup $PYTHON "$WORK/warm.py" $STUDY >"$WORK/warm.log" 2>&1 & echo $! >"$WORK/warm.pid" ;;
+part) # $2: the folder of a part that travelled with this call
+  case $2 in /*) part=$2 ;; *) part=$FROM/$2 ;; esac
+  cp "$part"/* "$WORK/parts/" || exit 1
+  ls -l "$WORK/parts" ;;
 go) # all parts are in $WORK/parts
   [ -f "$WORK/warm.pid" ] && kill -9 -- -"$(cat "$WORK/warm.pid")" 2>/dev/null
   $PYTHON "$WORK/tokens.py" place "$WORK/parts" "${CORPUS:-corpus}" 16384 || exit 1

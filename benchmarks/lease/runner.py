@@ -1,14 +1,18 @@
 """Carry out the plans of studies, several runs at a time on each GPU, without Dask.
 
-    python runner.py every:4 dropping:2 [--gpus 2] [--until 1500] [--mini] [--first 3]
+    python runner.py every/rope:2 extending:4 [--gpus 2] [--until 1500] [--mini] [--first 3]
 
-``every:4`` gives four of the places to the study `every`; the places are spread over the GPUs. Each
-place takes the first run of its study whose parent is done, and of another study where its own has
-none left. A run that would not end within ``--until`` seconds, judged by those before it, is not
-begun. Each run is a process of `pe.study.worker`; a run that fails is left as its record says and
-the next begins. One that was trained and could not be evaluated is evaluated once more at the end.
-Weights go as soon as a run is complete, unless another run starts from them. Speeds are not
-measured this way: the runs share a card.
+``extending:4`` gives four of the places to the study `extending`; ``every/rope:2`` gives two to the
+runs of `every` that are called rope, with all their seeds, and leaves its others out. The places
+are spread over the GPUs. Each place takes the first run of its study whose parent is done, and of
+another study where its own has none left. The zero-shot part of a study is a task like a run.
+
+A run that would not end within ``--until`` seconds is not begun. How long it takes is judged by
+those before it, training and evaluation each by those of its kind, so that shorter runs still begin
+when longer ones do not. Each run is a process of `pe.study.worker`; a run that fails is left as its
+record says and the next begins. One that was trained and could not be evaluated is evaluated once
+more at the end. Weights go as soon as a run is complete, unless another run starts from them.
+Speeds are not measured this way: the runs share a card.
 """
 
 from __future__ import annotations
@@ -21,9 +25,10 @@ import shutil
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 
+from pe.recipes.recipe import Recipe
 from pe.runs import Run
 from pe.study.complete import complete
 from pe.study.plan import Planned, load_plan
@@ -33,9 +38,61 @@ BEGUN = time.monotonic()
 LOCK = threading.Lock()
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """One line, with the seconds since the start."""
     print(f"{time.monotonic() - BEGUN:6.0f} s  {text}", flush=True)
+
+
+def _sizes(recipe: Recipe) -> tuple[Hashable, ...]:
+    """What the time of a training step depends on, but for the encoding."""
+    window = recipe.batch_size, recipe.context_length
+    return recipe.hidden_size, recipe.num_hidden_layers, *window
+
+
+def _judged(planned: Planned) -> tuple[Hashable, ...]:
+    """What the time outside of training depends on: start, evaluation, and a task's cells."""
+    r, cells = planned.recipe, len(planned.zero_shot.cells()) if planned.zero_shot else 0
+    started = bool(r.start_from and r.steps)  # the weights it begins with are judged as well
+    return cells, started, r.evaluation_lengths, r.retrieval_samples, r.retrieval_tasks
+
+
+class Pace:
+    """How long runs take: seconds per training step, and seconds beside the training.
+
+    The slowest of those of the same kind that have ended. Training: of the same encoding and
+    sizes, else of the same sizes, else by tokens. The rest: of the same evaluation, else of any.
+    Nothing is known at first, and then everything begins.
+    """
+
+    def __init__(self) -> None:
+        self.steps: dict[Hashable, float] = {}
+        self.rest: dict[Hashable, float] = {}
+
+    def learn(self, planned: Planned, seconds: float, training: float) -> None:
+        """A run took so many seconds in all, and so many in its training steps."""
+        r = planned.recipe
+        if training and not planned.zero_shot:
+            tokens = r.batch_size * r.context_length
+            for kind, pace in (
+                ((r.pe, *_sizes(r)), training / r.steps),
+                (_sizes(r), training / r.steps),
+                ("tokens", training / r.steps / tokens),
+            ):
+                self.steps[kind] = max(self.steps.get(kind, 0.0), pace)
+        kinds: list[Hashable] = [_judged(planned)]
+        for kind in [*kinds, *([] if planned.zero_shot else ["any"])]:
+            self.rest[kind] = max(self.rest.get(kind, 0.0), seconds - training)
+
+    def expected(self, planned: Planned) -> float:
+        """Seconds that a run will take, as far as is known."""
+        r = planned.recipe
+        rest = self.rest.get(_judged(planned), self.rest.get("any", 0.0))
+        if planned.zero_shot:
+            cells = len(planned.zero_shot.cells())
+            return self.rest.get(_judged(planned), cells * self.rest.get("any", 0.0))
+        unknown = self.steps.get("tokens", 0.0) * r.batch_size * r.context_length
+        pace = self.steps.get((r.pe, *_sizes(r)), self.steps.get(_sizes(r), unknown))
+        return rest + pace * r.steps
 
 
 @dataclasses.dataclass
@@ -43,20 +100,31 @@ class Queue:
     """What is left to do, for all places."""
 
     left: dict[str, list[Planned]]
+    """By the word of the command line that names them."""
     runs: Path
     until: float
     running: set[str] = dataclasses.field(default_factory=set)
     failed: set[str] = dataclasses.field(default_factory=set)
     again: list[Planned] = dataclasses.field(default_factory=list)
-    pace: float = 0.0
-    """Seconds per step of the slowest run so far, evaluation included."""
+    pace: Pace = dataclasses.field(default_factory=Pace)
 
     def __post_init__(self) -> None:
         planned = [p for plan in self.left.values() for p in plan]
         self.parents = {Path(p.recipe.start_from).name for p in planned}
+        self.tasks = {p.name: p for p in planned if p.zero_shot}
 
-    def directory(self, planned: Planned) -> Path:
-        return self.runs / planned.study / planned.name  # relative: it is part of the command
+    def run(self, planned: Planned) -> Run:
+        """Its folder, a relative path, as it is part of the command; of a task, what it extends."""
+        if planned.zero_shot:
+            return Run(self.runs / planned.recipe.start_from)
+        return Run(self.runs / planned.study / planned.name, recipe=planned.recipe)
+
+    def done(self, planned: Planned) -> bool:
+        """Whether its record is whole."""
+        run = self.run(planned)
+        if planned.zero_shot:
+            return run.exists() and not planned.zero_shot.missing(run)
+        return complete(run)
 
     def take(self, study: str) -> Planned | None:
         """The next run for a place of ``study``; None while all that is left waits."""
@@ -75,55 +143,60 @@ class Queue:
             left = [p for plan in self.left.values() for p in plan if self._in_time(p)]
             return not left or not (self.running or any(self._ready(p) for p in left))
 
-    def done(self, planned: Planned, whole: bool, seconds: float) -> None:
+    def ended(self, planned: Planned, whole: bool, seconds: float) -> None:
+        """A run is no longer running."""
         with LOCK:
             self.running.remove(planned.name)
             if whole:
-                self.pace = max(self.pace, seconds / max(planned.recipe.steps, 600))
+                training = self.run(planned).read()["training"]["wall_seconds"] or 0.0
+                self.pace.learn(planned, seconds, 0.0 if planned.zero_shot else training)
             else:
                 self.failed.add(planned.name)
 
     def _ready(self, planned: Planned) -> bool:
-        start = planned.recipe.start_from
+        start, task = planned.recipe.start_from, self.tasks.get(planned.parent or "")
+        if task is not None and not self.done(task):
+            return False
         if not start:
             return True
         parent = Run(self.runs / (start if "/" in start else f"{planned.study}/{start}"))
         return parent.name not in self.running and parent.exists() and complete(parent)
 
     def _in_time(self, planned: Planned) -> bool:
-        left = self.until - (time.monotonic() - BEGUN)
-        return self.pace * max(planned.recipe.steps, 600) < left
+        return self.pace.expected(planned) < self.until - (time.monotonic() - BEGUN)
 
 
 def one(planned: Planned, queue: Queue, gpu: int | None) -> bool:
     """Train and evaluate; returns whether the record is whole."""
-    directory = queue.directory(planned)
+    run, zero_shot = queue.run(planned), planned.zero_shot
     task = {
-        "directory": str(directory), "recipe": planned.recipe.to_dict(), "study": planned.study,
-        "notebook": False, "zero_shot": None,
+        "directory": str(run.directory), "recipe": planned.recipe.to_dict(),
+        "study": planned.study, "notebook": False,
+        "zero_shot": zero_shot.to_dict() if zero_shot else None,
     }  # fmt: skip
-    run = Run(directory, recipe=planned.recipe)
     began = time.monotonic()
     environment = {}
     if gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
-    name = f"{planned.study}/{planned.label}"
-    say(f"begin  {name} on {gpu}")
+    name = f"{planned.study}/{planned.label}, seed {planned.recipe.seed}"
+    log(f"begin  {name} on {gpu}")
     try:
         execute(task, environment)
     except (RunFailed, OSError, ValueError) as error:
-        say(f"FAILED {name} after {time.monotonic() - began:.0f} s: {str(error)[:300]}")
-    done = complete(run)
-    if done:
+        log(f"FAILED {name} after {time.monotonic() - began:.0f} s: {str(error)[:300]}")
+    done = queue.done(planned)
+    if done and zero_shot:
+        log(f"done   {name} in {time.monotonic() - began:.0f} s: {len(zero_shot.cells())} cells")
+    elif done:
         record, evaluation = run.read(), run.evaluation() or {}
         cells = [f"{c['value'] or math.inf:.1f}" for c in evaluation["perplexity"].values()]
-        say(
+        log(
             f"done   {name} in {time.monotonic() - began:.0f} s: validation "
             f"{record['training']['validation_loss']:.3f}, {' '.join(cells)}"
         )
-    if done and planned.name not in queue.parents:
+    if done and not zero_shot and planned.name not in queue.parents:
         for weights in ("checkpoints", "checkpoint", "best"):
-            shutil.rmtree(directory / weights, ignore_errors=True)
+            shutil.rmtree(run.directory / weights, ignore_errors=True)
     return done
 
 
@@ -137,32 +210,50 @@ def place(study: str, queue: Queue, gpu: int | None) -> None:
         began, whole = time.monotonic(), False
         try:
             whole = one(planned, queue, gpu)
-        except Exception:  # said, and the next run begins
-            say(f"FAILED {planned.label}: {traceback.format_exc()}")
-        run = Run(queue.directory(planned), recipe=planned.recipe)
-        if not whole and run.exists() and run.read()["status"] == "complete":
+        except Exception:  # logged, and the next run begins
+            log(f"FAILED {planned.label}: {traceback.format_exc()}")
+        run = queue.run(planned)
+        trained = run.exists() and run.read()["status"] == "complete"
+        if not whole and trained and not planned.zero_shot:
             queue.again.append(planned)
-        queue.done(planned, whole, time.monotonic() - began)
+        queue.ended(planned, whole, time.monotonic() - began)
+
+
+def plans(
+    words: Sequence[str], *, mini: bool = False, first: int = 10**6
+) -> dict[str, list[Planned]]:
+    """The runs that each word names, ``STUDY`` or ``STUDY/LABEL``; none is there twice.
+
+    Raises:
+        ValueError: no such study, or no run of it that is called so.
+    """
+    found: dict[str, list[Planned]] = {}
+    known: set[tuple[str, str]] = set()
+    for word in words:
+        study, _, label = word.partition("/")
+        plan = [p for p in load_plan(study, mini=mini) if label in ("", p.label)]
+        if not plan:
+            raise ValueError(f"{word}: no run of {study} is called {label!r}")
+        found[word] = [p for p in plan[:first] if (p.study, p.name) not in known]
+        known |= {(p.study, p.name) for p in found[word]}
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("studies", nargs="+", metavar="STUDY:PLACES")
+    parser.add_argument("studies", nargs="+", metavar="STUDY[/LABEL]:PLACES")
     parser.add_argument("--mini", action="store_true")
     parser.add_argument("--gpus", type=int, default=0, help="0: whatever the process sees")
     parser.add_argument("--until", type=float, default=math.inf)
     parser.add_argument("--runs", type=Path, default=Path("runs"))
-    parser.add_argument("--first", type=int, default=10**6, help="only so many runs of each plan")
+    parser.add_argument("--first", type=int, default=10**6, help="only so many runs of each word")
     options = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "4")
     words = [word.partition(":") for word in options.studies]
     shares = {name: int(count or 1) for name, _, count in words}
-    queue = Queue(
-        {name: load_plan(name, mini=options.mini)[: options.first] for name in shares},
-        options.runs,
-        options.until,
-    )
+    left = plans(list(shares), mini=options.mini, first=options.first)
+    queue = Queue(left, options.runs, options.until)
     places = [name for name, count in shares.items() for _ in range(count)]
     threads = [
         threading.Thread(
@@ -176,7 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         thread.join()
     for planned in queue.again:
         one(planned, queue, 0 if options.gpus else None)
-    say("the end")
+    log("the end")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,20 @@
 """Put tokens that were made on another machine into the cache, under the name of their corpus.
 
-    python tokens.py pack CACHE CORPUS VOCAB PARTS MB   here: compress, cut into parts of MB
-    python tokens.py place PARTS CORPUS VOCAB           there: join and unpack
+    python tokens.py pack CACHE CORPUS VOCAB PARTS LEASE   here: compress and cut into parts
+    python tokens.py place PARTS CORPUS VOCAB              there: join and unpack
 
-What `pe.data` finds there is compared with what was packed here, down to the tokenizer, and a
-difference ends the lease before it has cost anything. The corpus stays behind: a folder of empty
-files with its names represents it there. A corpus with a name of its own, such as python-packages,
-needs no folder.
+A part is as large as one transfer has room for beside the tracked tree and the folder LEASE, which
+travel with each call. Parts that are there already are cut once more if they have become too large,
+since the tree grows. What `pe.data` finds there is compared with what was packed here, down to the
+tokenizer, and a difference ends the lease before it has cost anything. The corpus stays behind: a
+folder of empty files with its names represents it there. A corpus with a name of its own, such as
+python-packages, needs no folder.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -22,28 +25,69 @@ from pe.data.corpora import is_path, open_corpus
 from pe.data.preparation import prepare
 from pe.data.tokenizer import plan_tokenizer
 
+TRANSFER = 64 * 2**20
+"""Bytes that one call may send."""
+MARGIN = 1_000_000
 
-def pack(cache: str, corpus: str, vocab: str, parts: str, megabytes: str) -> None:
+
+def room(lease: Path, parts: Path) -> int:
+    """Bytes left for one of ``parts`` beside what travels with each call.
+
+    Raises:
+        SystemExit: so few that parts would be tiny.
+    """
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        capture_output=True, check=True,
+    ).stdout.decode()  # fmt: skip
+    tree = [Path(name) for name in listed.split("\0") if name]
+    tree = [path for path in tree if not {lease, parts} & {*path.parents}]
+    travelling = [*tree, *lease.rglob("*"), *Path("shared").rglob("*")]
+    size = sum(path.stat().st_size for path in travelling if path.is_file())
+    left = TRANSFER - MARGIN - size
+    if left < 10 * MARGIN:
+        raise SystemExit(f"only {left:,} bytes of a transfer are left beside {size:,} of the tree")
+    return left
+
+
+def pack(cache: str, corpus: str, vocab: str, parts: str, lease: str) -> None:
     """Tokens of ``corpus`` in ``cache`` -> ``parts``/0 ... , with a list of what they are."""
-    data = prepare(corpus, int(vocab), cache=cache)
-    folder = Path(parts)
-    folder.mkdir(parents=True, exist_ok=True)
-    filters = "--lzma2=preset=6,lc=3,lp=1,pb=1"
-    whole = folder / "tokens.tar.xz"
-    subprocess.run(
-        f"tar -C {data.directory.parent} -cf - {data.directory.name} | "
-        f"xz -T0 --block-size=60MiB {filters} -c > {whole}",
-        shell=True, check=True,
-    )  # fmt: skip
-    content, size = whole.read_bytes(), int(megabytes) * 1_000_000
+    folder, left = Path(parts), room(Path(lease), Path(parts))
+    if not folder.exists():
+        data = prepare(corpus, int(vocab), cache=cache)
+        folder.mkdir(parents=True)
+        filters = "--lzma2=preset=6,lc=3,lp=1,pb=1"
+        whole = folder / "tokens.tar.xz"
+        subprocess.run(
+            f"tar -C {data.directory.parent} -cf - {data.directory.name} | "
+            f"xz -T0 --block-size=60MiB {filters} -c > {whole}",
+            shell=True, check=True,
+        )  # fmt: skip
+        names = sorted(p.name for p in Path(corpus).iterdir()) if is_path(corpus) else []
+        about = {"summary": data.summary(), "notes": data.notes, "files": names}
+        cut(folder, whole.read_bytes(), json.dumps(about), left)
+        whole.unlink()
+    pieces = _pieces(folder)
+    if max(path.stat().st_size for path in pieces) + MARGIN > left:
+        content, new = b"".join(path.read_bytes() for path in pieces), folder.with_suffix(".new")
+        cut(new, content, (folder / "0" / "about.json").read_text(), left)
+        shutil.rmtree(folder)
+        new.rename(folder)
+    print(f"{len(_pieces(folder))} parts; each call has room for {left:,} bytes of them")
+
+
+def cut(folder: Path, content: bytes, about: str, left: int) -> None:
+    """``content`` in parts of fewer than ``left`` bytes; the first also says what it is."""
+    size = left - MARGIN
     for number in range(-(-len(content) // size)):
         part = folder / str(number)
-        part.mkdir(exist_ok=True)
+        part.mkdir(parents=True, exist_ok=True)
         (part / f"tokens.{number}").write_bytes(content[number * size : (number + 1) * size])
-    whole.unlink()
-    names = sorted(p.name for p in Path(corpus).iterdir()) if is_path(corpus) else []
-    about = {"summary": data.summary(), "notes": data.notes, "files": names}
-    (folder / "0" / "about.json").write_text(json.dumps(about))
+    (folder / "0" / "about.json").write_text(about)
+
+
+def _pieces(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/tokens.[0-9]*"), key=lambda path: int(path.suffix[1:]))
 
 
 def place(parts: str, corpus: str, vocab: str) -> None:

@@ -1,6 +1,6 @@
 """Compile the models of studies' first runs, with two steps each on text that Python carries.
 
-    python warm.py STUDY:PLACES ...
+    python warm.py STUDY[/LABEL]:PLACES ...
 
 Stops when it is killed or done. What is compiled stays in the compilers' caches.
 """
@@ -14,8 +14,10 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+from runner import plans
+
 from pe.recipes.recipe import Recipe
-from pe.study.plan import load_plan
+from pe.training.start import SEARCHED
 
 CODE = """
 import json, os, sys, tempfile
@@ -29,9 +31,10 @@ with tempfile.TemporaryDirectory() as folder:
 
 def compile_one(recipe: Recipe) -> None:
     """Two steps in a separate process."""
+    options = {k: v for k, v in recipe.pe_options.items() if v != SEARCHED}
     short = dataclasses.replace(
-        recipe, corpus="stdlib", steps=2, warmup_steps=0, decay_steps=0, validate_every=0,
-        keep_steps=(), start_from="", start_step=0, retrieval_share=0.0,
+        recipe, pe_options=options, corpus="stdlib", steps=2, warmup_steps=0, decay_steps=0,
+        validate_every=0, keep_steps=(), start_from="", start_step=0, retrieval_share=0.0,
     )  # fmt: skip
     words = [sys.executable, "-c", CODE, json.dumps(short.to_dict())]
     done = subprocess.run(words, capture_output=True, text=True)
@@ -39,14 +42,18 @@ def compile_one(recipe: Recipe) -> None:
 
 
 def main() -> None:
-    """Each encoding once, in the order of the plan."""
+    """Each encoding and length of windows once, in the order of the plans.
+
+    Rates are no part of what is compiled: they belong to the optimizer, which is not.
+    """
     from pe.data import prepare
 
     first: dict[str, Recipe] = {}
-    studies = [word.partition(":")[0] for word in sys.argv[1:] if not word.startswith("--")]
-    for name in studies:
-        for planned in load_plan(name, mini="--mini" in sys.argv):
-            first.setdefault(planned.recipe.pe, planned.recipe)
+    words = [word.partition(":")[0] for word in sys.argv[1:] if not word.startswith("--")]
+    for plan in plans(words, mini="--mini" in sys.argv).values():
+        for recipe in (planned.recipe for planned in plan if planned.recipe.steps):
+            kind = recipe.pe, recipe.pe_options, recipe.context_length, recipe.batch_size
+            first.setdefault(str(kind), recipe)
     recipes = list(first.values())
     prepare("stdlib", recipes[0].vocab_size)
     print("text is ready", flush=True)

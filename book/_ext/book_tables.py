@@ -2,7 +2,7 @@
 
 | ```{study-table} scaffold    rows of a study by columns of choice (`StudyTable`)
 | ```{local-runs}              the reader's own runs, or how to get some
-| ```{extension} scaffold/rope a run extended without training, by method and factor
+| ```{extension} scaffold/rope a run extended without training, by method and factor (`Extension`)
 | ```{fine-tuned} extend       runs extended and trained on, by method and length
 | ```{searches} scaffold-seeds/rope   what each search for LongRoPE's factors found
 
@@ -74,7 +74,11 @@ def titles(study: str) -> dict[str, str]:
     """By name, the title of each planned row of a study; none for a study without a plan."""
     plan = load_plan(study) if rows.planned(study) else []
     recipes = {p.label: p.recipe.to_dict() for p in plan if not p.zero_shot}
-    return dict(zip(recipes, rows.titled(list(recipes.values())), strict=True)) if plan else {}
+    titled = rows.titled(list(recipes.values())) if plan else []
+    return {
+        name: rows.short(recipe["pe"], title, name)
+        for (name, recipe), title in zip(recipes.items(), titled, strict=True)
+    }
 
 
 def study_table(
@@ -151,16 +155,31 @@ class LocalRuns(Block):
 
 
 class Extension(Made):
-    """A row's run extended without training."""
+    """A row's run extended without training; with columns, all its seeds beside each other.
+
+    | :columns: quantities as in `StudyTable`, ``ppl`` or ``multikey``
+    | :against: show differences to the row as it was trained
+    """
+
+    option_spec: ClassVar[dict[str, Any]] = {
+        "columns": directives.unchanged_required,
+        "against": directives.flag,
+    }
 
     def text(self) -> str:
         study, _, name = self.arguments[0].partition("/")
-        run = self.book.studies.row(study, name).runs[0]
-        assert isinstance(run, Snapshot)
-        if run.extended is None:
-            raise ValueError(f"{run.study}/{run.name} has no extension.json")
-        text = extensions.table(run, run.extended)
-        absent = [label(method) for method in extensions.missing(run.extended)]
+        row = self.book.studies.row(study, name)
+        runs = [run for run in row.runs if isinstance(run, Snapshot) and run.extended]
+        if not runs:
+            raise ValueError(f"{study}/{name} has no extension.json")
+        columns = self.words("columns")
+        if columns:
+            found = extensions.rows(row, {run.name: run.extended for run in runs})
+            base = found[0] if "against" in self.options else None
+            return table(found, columns, self.book.pages([row]), base=base)
+        assert runs[0].extended is not None
+        text = extensions.table(runs[0], runs[0].extended)
+        absent = [label(method) for method in extensions.missing(runs[0].extended)]
         return f"{text}\n\nNot measured yet: {', '.join(absent)}." if absent else text
 
 

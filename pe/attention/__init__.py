@@ -11,7 +11,16 @@ import math
 import torch
 from torch import Tensor
 
-from pe.attention.choose import BACKENDS, bias_of, checked, compute, path_for, refuse_broadcast
+from pe.attention.choose import (
+    BACKENDS,
+    bias_of,
+    checked,
+    compute,
+    path_for,
+    refuse_broadcast,
+    spans_for,
+)
+from pe.attention.spans import Spans
 from pe.encodings.core.base import Encoding, refuse_positions
 
 __all__ = ["BACKENDS", "attend", "path_for", "scaled"]
@@ -91,16 +100,21 @@ def attend(
 
         more["lengths"] = document_lengths(mask, q_positions, k_positions)
     where = enc.prepare(q_positions, k_positions, q.dtype, **more)
+    shown: Tensor | Spans | None = mask
     if enc.hides:
-        mask = enc.narrow(mask, q.shape[2], k.shape[2], q.device)
+        length, known = q.shape[2], k.shape[2]
+        if mask is None and length == known:
+            shown = spans_for(enc, q.device, q.dtype, q.shape[-1], length, backend)
+        if not isinstance(shown, Spans):
+            shown = enc.narrow(mask, length, known, q.device)
     counted = counted and where.q_positions is q_positions
     q_positions, k_positions, tables, _ = where
-    bias = bias_of(enc, q, k, q_positions, k_positions, state, mask, counted, backend)
+    bias = bias_of(enc, q, k, q_positions, k_positions, state, shown, counted, backend)
     factor = enc.logit_scale(q_positions)
     if factor is not None:
         refuse_broadcast("logit_scale", factor, tuple(q.shape[:3]))
     q, k = enc.rotate(q, k, q_positions, k_positions, tables)
-    return compute(scaled(q, factor), k, v, scale, bias, mask, backend, enc.sink_logit())
+    return compute(scaled(q, factor), k, v, scale, bias, shown, backend, enc.sink_logit())
 
 
 def _whole(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:

@@ -1,7 +1,8 @@
 """Which way a layer's attention is computed, and why not another.
 
-    flash   torch's fused attention: no bias, no window
-    kernel  our Triton kernels: a bias that is made block by block (`pe.encodings.core.forms`)
+    flash   torch's fused attention: no bias, no window, no sink
+    kernel  our Triton kernels: a bias that is made block by block (`pe.encodings.core.forms`), and
+            windows, chunks and first keys, whose hidden blocks are skipped (`pe.attention.spans`)
     matrix  torch's attention with a matrix: the bias in float32, or which keys a window shows
     rows    the same, a block of rows at a time (`pe.attention.rows`), where it would be large
     dense   the definition (`pe.attention.dense`), only where it is asked for
@@ -22,8 +23,10 @@ from pe._errors import unknown
 from pe.attention.available import INTERPRETED, unavailable_reason
 from pe.attention.dense import dense_attention
 from pe.attention.sdpa import sdpa_attention
+from pe.attention.spans import Spans, spans
 from pe.encodings.core.base import Encoding
-from pe.encodings.core.forms import COUNTS, Form
+from pe.encodings.core.forms import COUNTS, FIRE, Form
+from pe.encodings.core.key_range import key_range
 
 BACKENDS = {"dense": dense_attention, "sdpa": sdpa_attention}
 """Those that take any bias and any mask, ``(q, k, v, scale, bias, mask, sink) -> output``."""
@@ -45,16 +48,16 @@ def checked(backend: str | None) -> str | None:
 def obstacle(
     enc: Encoding, device: torch.device, dtype: torch.dtype, counted: bool, head_dim: int
 ) -> str | None:
-    """Why the kernels cannot serve this bias here; None if they can.
+    """Why the kernels cannot serve this encoding here; None if they can.
 
     ``counted``: causal attention of equally many queries and keys, all at their counted positions.
     """
-    if enc.hides:
-        return "it hides keys by a window or a chunk, which the kernels do not skip yet"
-    if enc.sink_logit() is not None:
-        return "it has a sink logit, which the kernels do not know yet"
     if not enc.has_form:
         return "its bias is known as a matrix only"
+    if key_range(enc) is None:
+        return "which keys it hides is known as a mask only"
+    if enc.content_dependent and (enc.hides or enc.sink_logit() is not None):
+        return "its kernel counts all keys, and has neither a window nor a sink"
     if (reason := unavailable_reason(device)) is not None:
         return reason
     if dtype not in (torch.float16, torch.bfloat16) and not INTERPRETED:
@@ -63,6 +66,11 @@ def obstacle(
         return "positions are not simply counted, tokens are masked, or keys come from a cache"
     widths = COUNTING_WIDTHS if enc.content_dependent else WIDTHS
     return None if head_dim in widths else f"head_dim is {head_dim} and must be one of {widths}"
+
+
+def _needs_kernel(enc: Encoding) -> bool:
+    """Whether torch's fused attention cannot do it without a matrix."""
+    return enc.biased or enc.hides or enc.sink_logit() is not None
 
 
 def path_for(
@@ -78,7 +86,7 @@ def path_for(
     Args:
         length: tokens of each sequence. sequences: batch size times heads.
     """
-    if not enc.biased and not enc.hides and enc.sink_logit() is None:
+    if not _needs_kernel(enc):
         return "flash"
     if device.type == "cuda" and length > 1 and not obstacle(enc, device, dtype, True, head_dim):
         return "kernel"
@@ -90,29 +98,61 @@ def kernel_form(
     q: Tensor,
     k: Tensor,
     state: Tensor | None,
-    mask: Tensor | None,
+    mask: Tensor | Spans | None,
     counted: bool,
     backend: str | None,
 ) -> Form | None:
     """What the kernels need of the bias, or None where another path is taken.
+
+    Positions say nothing where there is no bias: rotations are done before.
 
     Raises:
         ValueError: ``backend="kernel"`` and they cannot serve this case.
     """
     if backend not in (None, "kernel"):
         return None
-    if backend is None and (not enc.biased or not q.is_cuda):
+    if backend is None and not (_needs_kernel(enc) and q.is_cuda):
         return None  # interpreted kernels are for tests, which ask for them
-    counted = counted and mask is None and q.shape[-2] == k.shape[-2]
+    counted = (counted or not enc.biased) and not isinstance(mask, Tensor)
+    counted = counted and q.shape[-2] == k.shape[-2]
     if backend is None and q.shape[-2] == 1:
         return None  # one row is no matrix
     reason = obstacle(enc, q.device, q.dtype, counted, q.shape[-1])
     if reason is None:
         with torch.autocast(q.device.type, enabled=False):
-            return enc.bias_form(q.shape[-2], q.device, state)
+            form = enc.bias_form(q.shape[-2], q.device, state)
+        if form.kind != FIRE or enc.sink_logit() is None:
+            return form
+        reason = "its gradient leaves out what all biases of a row share, which a sink looks at"
     if backend == "kernel":
         raise ValueError(f"backend 'kernel' cannot serve {type(enc).__name__} here: {reason}")
     return None
+
+
+def spans_for(
+    enc: Encoding,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    length: int,
+    backend: str | None,
+    padding: Tensor | None = None,
+    documents: Tensor | None = None,
+) -> Spans | None:
+    """What the kernels take in place of a mask for as many queries as keys, or None where they do
+    not serve the case and a mask is made.
+
+    Args:
+        padding, documents: as in `pe.attention.masks.visible`.
+    """
+    shown = key_range(enc)
+    if not enc.hides or shown is None or backend not in (None, "kernel"):
+        return None
+    if backend is None and (device.type != "cuda" or length == 1):
+        return None
+    if obstacle(enc, device, dtype, True, head_dim) is not None:
+        return None
+    return spans(shown, length, device, padding, documents)
 
 
 def refuse_broadcast(what: str, x: Tensor, shape: tuple[int, ...]) -> None:
@@ -140,7 +180,7 @@ def bias_of(
     q_positions: Tensor,
     k_positions: Tensor,
     state: Tensor | None,
-    mask: Tensor | None,
+    mask: Tensor | Spans | None,
     counted: bool,
     backend: str | None,
 ) -> Bias:
@@ -150,7 +190,8 @@ def bias_of(
         q: (B, H, Tq, D). k: (B, K, Tk, D), or the new keys only where a cache holds rotated ones.
         q_positions, k_positions: (T,) or (B, T), of the queries and of all keys.
         state: (B, H, Tk, S), what `Encoding.key_state` kept of all keys. mask: (1 or B, 1 or H, Tq,
-            Tk), True where a query sees a key; None: causal. counted: as in `Prepared`.
+            Tk), True where a query sees a key, or what says the same to the kernels; None: causal.
+            counted: as in `Prepared`.
 
     Returns:
         The bias, whole, broadcastable to (B, H, Tq, Tk); or its spec; or a function of query rows.
@@ -162,6 +203,7 @@ def bias_of(
     form = kernel_form(enc, q, k, state, mask, counted, backend)
     if form is not None:
         return Bias(form=form)
+    mask = mask.mask() if isinstance(mask, Spans) else mask
     length, known = q.shape[-2], k.shape[-2]
     entries = q.shape[0] * q.shape[1] * length * known
     # Of a cache that holds rotated keys only the new ones are here; there queries are few.
@@ -194,7 +236,7 @@ def compute(
     v: Tensor,
     scale: float,
     bias: Bias,
-    mask: Tensor | None,
+    mask: Tensor | Spans | None,
     backend: str | None,
     sink: Tensor | None = None,
 ) -> Tensor:
@@ -202,16 +244,18 @@ def compute(
 
     ``sink``, (H,), is a logit that each query has beside those of its keys, or None.
     """
-    if bias.by_rows is not None:
-        from pe.attention.rows import attend_by_rows  # brings the compiler
-
-        by_rows: Tensor = attend_by_rows(bias.by_rows, q, k, v, scale, mask, sink)
-        return by_rows
     if bias.form is None:
+        matrix = mask.mask() if isinstance(mask, Spans) else mask
+        if bias.by_rows is not None:
+            from pe.attention.rows import attend_by_rows  # brings the compiler
+
+            by_rows: Tensor = attend_by_rows(bias.by_rows, q, k, v, scale, matrix, sink)
+            return by_rows
         chosen = BACKENDS[backend or "sdpa"]
-        return chosen(q, k, v, scale=scale, bias=bias.whole, mask=mask, sink=sink)
+        return chosen(q, k, v, scale=scale, bias=bias.whole, mask=matrix, sink=sink)
     from pe.attention.kernels.cope import op as cope_ops
     from pe.attention.kernels.flash import op as ops
+    from pe.attention.kernels.flash.launch import ALL_KEYS
 
     kind, own, parts, reach = bias.form
     out: Tensor
@@ -219,5 +263,6 @@ def compute(
         if kind == COUNTS:
             out = cope_ops.attend(q, k, v, scale, own)[0]
         else:
-            out = ops.attend(q, k, v, scale, kind, own, list(parts), reach)[0]
+            shown = mask if isinstance(mask, Spans) else ALL_KEYS
+            out = ops.attend(q, k, v, scale, kind, own, list(parts), reach, *shown, sink)[0]
     return out

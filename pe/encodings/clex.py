@@ -24,7 +24,7 @@ from pe.encodings.core.frequencies import Frequencies, FrequencyTransform
 from pe.encodings.core.registry import register
 
 
-@register("clex", title="CLEX", paper="2310.16450", family="frequencies")
+@register("clex", title="CLEX", paper="2310.16450", family="frequencies", encoding_rate=0.1)
 class CLEX(FrequencyTransform):
     """Frequencies that a small network learns to move as sequences get longer.
 

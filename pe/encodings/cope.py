@@ -31,7 +31,7 @@ HELD = 10
 """About how many numbers a block holds for each head, query and key."""
 
 
-@register("cope", title="CoPE", paper="2405.18719", family="bias")
+@register("cope", title="CoPE", paper="2405.18719", family="bias", encoding_rate=1)
 class CoPE(Encoding):
     """Contextual position encoding; one table for each layer."""
 

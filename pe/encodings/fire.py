@@ -29,7 +29,7 @@ from pe.encodings.core.registry import register
 AUTHORS_THRESHOLD = 512
 
 
-@register("fire", title="FIRE", paper="2310.04418", family="bias")
+@register("fire", title="FIRE", paper="2310.04418", family="bias", encoding_rate=10)
 class FIRE(Encoding):
     """Functional interpolation of relative positions."""
 

@@ -47,7 +47,7 @@ class Kerple(DistanceBias):
         return p.view(shape), a.view(shape)
 
 
-@register("kerple_log", title="KERPLE (log)", paper="2205.09921", family="bias")
+@register("kerple_log", title="KERPLE (log)", paper="2205.09921", family="bias", encoding_rate=10)
 class KerpleLog(Kerple):
     """The logarithmic kernel."""
 

@@ -31,7 +31,7 @@ def bucket_starts(num_buckets: int, max_distance: int) -> Tensor:
     return torch.tensor([*range(exact), *rounded], device="cpu")
 
 
-@register("t5", title="T5", paper="1910.10683", family="bias")
+@register("t5", title="T5", paper="1910.10683", family="bias", encoding_rate=10)
 class T5(DistanceBias):
     """T5's relative position bias for a decoder."""
 

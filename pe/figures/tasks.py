@@ -7,7 +7,7 @@ what is possible. Imports no torch before a figure is drawn.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -60,6 +60,34 @@ def learning_curves(records: Sequence[TaskRecord]) -> Figure:
         _band(axes, record.steps, values, record.pe, looks[record.pe], dots=False)
     axes.axhline(-math.log(records[0].chance), **GUESS)
     axes.set_ylim(bottom=0, top=1.25 * -math.log(records[0].chance))
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss, nats per answer")
+    axes.xaxis.set_major_formatter(WHOLE)
+    legend(figure, axes.get_legend_handles_labels()[0])
+    return figure
+
+
+@style()
+def live_curves(
+    losses: Mapping[str, Sequence[Sequence[float]]], steps: int, chance: float
+) -> Figure:
+    """Mean loss over models by step while encodings are trained.
+
+    Args:
+        losses: by encoding, a list per step with the loss of each model. steps: where the axis
+            ends. chance: of the task.
+    """
+    looks = distinct(losses)
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    for pe, history in losses.items():
+        means = [sum(at) / len(at) for at in history]
+        every = max(1, len(means) // 400)
+        at = range(1, len(means) + 1, every)
+        axes.plot(at, means[::every], color=looks[pe][0], label=label(pe))
+    axes.axhline(-math.log(chance), **GUESS)
+    axes.set_xlim(0, max(1, steps))
+    axes.set_ylim(bottom=0, top=1.25 * -math.log(chance))
     axes.set_xlabel("step")
     axes.set_ylabel("loss, nats per answer")
     axes.xaxis.set_major_formatter(WHOLE)

@@ -28,8 +28,10 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from pe._errors import PositionError, unknown
+from pe.attention.choose import spans_for
 from pe.attention.documents import document_lengths
 from pe.attention.masks import positions_of, visible
+from pe.attention.spans import Spans, counted_within
 from pe.encodings import Encoding, Prepared, layer_encodings
 from pe.encodings.core.base import Lengths, tightest
 from pe.model.cache import WindowLayer, window_layer
@@ -52,8 +54,8 @@ class Seen(NamedTuple):
     """What the layers that share an encoding make of one call's positions and mask."""
 
     where: Prepared
-    mask: Tensor | None
-    """(1 or B, 1, T, keys), True where a query sees a key; None: causal."""
+    mask: Tensor | Spans | None
+    """(1 or B, 1, T, keys), True where a query sees a key, or spans for kernels; None: causal."""
     temperature: Tensor | None
     """As `PEModel._temperature` gives it."""
     kept: Tensor | None
@@ -175,13 +177,20 @@ class PEModel(PEPreTrainedModel):
         )
         if document_ids is not None and cache is not None:
             raise ValueError("document_ids cannot be combined with a cache; pass use_cache=False")
-        mask = visible(length, past + length, x.device, attention_mask, document_ids)
+        plain = attention_mask is None and document_ids is None and position_ids is None
+        plain = plain and past == 0
+        spans: list[Spans | None] = [None] * len(self.encodings)
+        if past == 0 and not output_attentions:
+            hidden = attention_mask, document_ids
+            spans = [self._spans(enc, x, positions, plain, *hidden) for enc in self.encodings]  # type: ignore[arg-type]
+        mask = None
+        if any(some is None for some in spans):
+            mask = visible(length, past + length, x.device, attention_mask, document_ids)
         self._refuse_too_far(k_positions)
         lengths = {}
         if document_ids is not None and any(enc.length_dependent for enc in self.encodings):
             assert mask is not None
             lengths = {"lengths": document_lengths(mask, positions, k_positions)}
-        plain = mask is None and position_ids is None and past == 0
         prepared: dict[int, Seen] = {}
         attentions = []
         for index, layer in enumerate(self.layers):
@@ -191,8 +200,8 @@ class PEModel(PEPreTrainedModel):
             if number not in prepared or enc.random:
                 held = windows[0].with_new(length, x.device) if windows else None
                 prepared[number] = self._seen(
-                    enc, positions, k_positions, mask, held, x.dtype, cache is not None, plain,
-                    lengths if enc.length_dependent else {},
+                    enc, positions, k_positions, mask, spans[number], held, x.dtype,
+                    cache is not None, plain, lengths if enc.length_dependent else {},
                 )  # fmt: skip
             where, narrowed, temperature, kept = prepared[number]
             if index == 0:
@@ -205,6 +214,34 @@ class PEModel(PEPreTrainedModel):
         if output_attentions:
             output["attentions"] = tuple(attentions)
         return BaseModelOutputWithPast(**output)
+
+    def _spans(
+        self,
+        enc: Encoding,
+        x: Tensor,
+        positions: Tensor,
+        plain: bool,
+        padding: Tensor | None,
+        documents: Tensor | None,
+    ) -> Spans | None:
+        """What kernels take in place of the mask of these layers; None where it takes a mask.
+
+        Args:
+            x: (B, T, hidden), all tokens that there are. plain, padding, documents: as in
+                `forward`.
+        """
+        if self.config.length_temperature or (enc.length_dependent and documents is not None):
+            return None
+        backend: str | None = self.layers[0].attention.backend  # type: ignore[union-attr, assignment]
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        result = spans_for(
+            enc, x.device, dtype, self.config.head_dim, x.shape[1], backend,
+            padding, documents,
+        )  # fmt: skip
+        if result is None or plain or not enc.biased:
+            return result
+        return result if enc.relative and counted_within(result, positions) else None
 
     def _window_layers(self, cache: Cache, index: int, enc: Encoding) -> list[WindowLayer]:
         """The layers of the cache that forget what a window hides: of keys, and of their state."""
@@ -220,6 +257,7 @@ class PEModel(PEPreTrainedModel):
         positions: Tensor,
         k_positions: Tensor,
         mask: Tensor | None,
+        spans: Spans | None,
         held: Tensor | None,
         dtype: torch.dtype,
         cached: bool,
@@ -229,12 +267,16 @@ class PEModel(PEPreTrainedModel):
         """What `forward` hands to the layers with this encoding.
 
         Args:
-            mask: without the encoding's window. held: which keys there are, (n,); None: all.
-            cached: keys come from a cache. plain: positions are counted and no token is hidden.
+            mask: without the encoding's window. spans: what replaces it. held: which keys there
+                are, (n,); None: all. cached: keys come from a cache. plain: positions are counted
+                and no token is hidden.
         """
         kept = None
-        if enc.hides:
-            length, known = positions.shape[-1], k_positions.shape[-1]
+        length, known = positions.shape[-1], k_positions.shape[-1]
+        if spans is not None:
+            if held is not None:
+                kept = spans.of_last_query().any(0)
+        elif enc.hides:
             mask = enc.narrow(mask, length, known, positions.device)
             if held is not None:
                 mask, k_positions = mask[..., held], k_positions[..., held]
@@ -243,14 +285,16 @@ class PEModel(PEPreTrainedModel):
         rotated = cached and not enc.raw_keys
         where = enc.prepare(positions, positions if rotated else k_positions, dtype, **lengths)
         # Positions that the encoding moved are no longer counted.
-        where = where._replace(counted=plain and where.q_positions is positions)
+        counted = plain or spans is not None
+        where = where._replace(counted=counted and where.q_positions is positions)
         where = where._replace(k_positions=k_positions) if rotated else where
         if mask is None:
             past, known = k_positions.shape[-1] - positions.shape[-1], k_positions.shape[-1]
             count = torch.arange(past, known, device=positions.device)[None, None] + 1
         else:
             count = mask.sum(-1)
-        return Seen(where, mask, self._temperature(count), kept)
+        temperature = self._temperature(count)  # with one there are no spans
+        return Seen(where, mask if spans is None else spans, temperature, kept)
 
     def _temperature(self, seen: Tensor) -> Tensor | None:
         """Factor of each query's logits by the number of tokens it sees, (1 or B, 1, T)."""

@@ -20,6 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from pe.attention import scaled
 from pe.attention.choose import bias_of, checked, compute
 from pe.attention.dense import attention_weights
+from pe.attention.spans import Spans
 from pe.encodings import Encoding, Prepared
 from pe.model.config import PEConfig
 
@@ -58,7 +59,7 @@ class Attention(nn.Module):
         x: Tensor,
         enc: Encoding,
         where: Prepared,
-        mask: Tensor | None,
+        mask: Tensor | Spans | None,
         cache: Cache | None,
         temperature: Tensor | None,
         output_attentions: bool = False,
@@ -68,7 +69,8 @@ class Attention(nn.Module):
         Args:
             x: what queries, keys and values are projected from. enc: the layer's encoding. where:
                 what it made of the positions.
-            mask: (1 or B, 1, T, past + T), True where a query sees a key; None: causal.
+            mask: (1 or B, 1, T, past + T), True where a query sees a key; None: causal. Or spans,
+                which say the same where kernels will take them.
             cache: keys, values and what else is kept of earlier tokens; these are added to it.
             temperature: factor of the logits, broadcastable to (B, H, T); None: 1.
             output_attentions: return probabilities, which exist on the dense path only; attention
@@ -96,6 +98,7 @@ class Attention(nn.Module):
         out = compute(q, k, v, self.scale, bias, mask, backend, sink)
         weights = None
         if output_attentions:
+            assert not isinstance(mask, Spans)  # the dense path gets none
             weights = attention_weights(q, k, self.scale, bias.whole, mask, sink)
         return self.o_proj(out.transpose(1, 2).flatten(-2)), weights
 
@@ -139,7 +142,7 @@ class Block(GradientCheckpointingLayer):
         x: Tensor,
         enc: Encoding,
         where: Prepared,
-        mask: Tensor | None,
+        mask: Tensor | Spans | None,
         cache: Cache | None,
         temperature: Tensor | None,
         output_attentions: bool = False,

@@ -396,7 +396,7 @@ def configure_tasks(
     task: str = "k_back",
     pe: str = "nope,rope,alibi",
     size: str = "auto",
-    study: str = "tasks",
+    study: str = "local",
     steps: Whole | None = None,
     width: Count | None = None,
     layers: Count | None = None,

@@ -85,7 +85,7 @@ def keep_attention(run: TaskRun, many: Many, pe: str) -> None:
     from pe.evaluation.attention import attention_maps
 
     example = many.task.example(EXAMPLE_SEED, 0, "id")
-    weights = attention_maps(many.model(0), example.tokens.tolist())
+    weights = attention_maps(many.model(0), example.tokens.tolist()).numpy()
     labels = [many.task.symbols[token] for token in example.tokens]
     title = f"{label(pe)}, seed {many.members[0].seed}"
     figures.save(attention_figures.maps(weights, labels, title), attention_file(run, pe))

@@ -331,6 +331,12 @@ def _hook(new: Any, host: Host, adaptation: Adaptation) -> None:
             "latent attention (MLA) rotates a part of each key that the attention interface does "
             "not see apart; frequencies can be changed by settings (plain=True)"
         )
+    devices = sorted({str(parameter.device) for parameter in new.parameters()})
+    if len(devices) > 1:
+        raise ValueError(
+            f"the weights are on {', '.join(devices)}; hooks need them on one device, and a change "
+            "of frequencies does not (plain=True)"
+        )
     decoder = _decoder(new)
     # built first: it refuses what does not fit
     wanted = _encodings(host, adaptation.spec, adaptation.layers, adaptation.options)

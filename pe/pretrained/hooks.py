@@ -190,10 +190,9 @@ def attention(
     if enc.hides:
         mask = enc.narrow(mask, query.shape[2], key.shape[2], query.device)
     q_positions, k_positions, tables, counted = bias_args
-    bias = bias_of(
-        enc, query, key, q_positions, k_positions, pe_call.state, mask, counted and mask is None,
-        None,
-    )  # fmt: skip
+    # Not every kernel of a bias takes a sink, and of the model's own the encoding says nothing.
+    counted = counted and mask is None and s_aux is None
+    bias = bias_of(enc, query, key, q_positions, k_positions, pe_call.state, mask, counted, None)
     factor = enc.logit_scale(q_positions)
     q, k = enc.rotate(query, key, q_positions, k_positions, tables)
     sinks = [sink for sink in (enc.sink_logit(), s_aux) if sink is not None]

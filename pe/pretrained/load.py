@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+import pe.pretrained.adapt  # noqa: F401  (what adapted models saved is known to transformers then)
+from pe._quiet import quiet_libraries
 from pe.pretrained.read import quiet, read
 
 
@@ -38,7 +40,7 @@ def load(
                 "read"
             )
         where = {"pretrained_model_name_or_path": str(folder)}
-    with quiet():
+    with quiet(), quiet_libraries():
         more = {} if "gguf_file" in where else {"use_safetensors": True}
         model = AutoModelForCausalLM.from_pretrained(
             **where, dtype=dtype, trust_remote_code=False, local_files_only=True, **more

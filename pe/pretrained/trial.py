@@ -17,6 +17,7 @@ import torch
 
 import pe
 from pe import devices
+from pe._quiet import quiet_libraries
 from pe.data import Batches, TokenData, prepare
 from pe.data.needles import texts_of
 from pe.evaluation.retrieval import evaluate_retrieval
@@ -63,7 +64,7 @@ def _recipe(settings: PretrainedSettings, config: Any, tokenizer: str, vocabular
         name="pretrained", seed=settings.seed, hidden_size=config.hidden_size,
         num_hidden_layers=config.num_hidden_layers, num_attention_heads=1, num_key_value_heads=1,
         intermediate_size=1, corpus=settings.corpus, tokenizer=tokenizer, vocab_size=vocabulary,
-        context_length=settings.context_length, steps=max(1, settings.steps),
+        context_length=settings.lengths[-1], steps=max(1, settings.steps),
         batch_size=settings.batch_size, learning_rate=settings.learning_rate,
         min_learning_rate=settings.learning_rate / 10, warmup_steps=round(0.03 * settings.steps),
         weight_decay=0.0, evaluation_lengths=tuple(settings.lengths),
@@ -98,7 +99,8 @@ class _Trial:
         if s.steps and "trained" not in self.record["outcomes"]:
             self._train(new, data)  # the weights are the untouched model's, too: it is judged
             self._judge("trained", new)
-            new.save_pretrained(self.run.directory / "checkpoint")
+            with quiet_libraries():
+                new.save_pretrained(self.run.directory / "checkpoint")
             tokenizer.save_pretrained(self.run.directory / "checkpoint")
         self.record["peak_memory_gib"] = devices.peak_memory(self.model.device)
         self.record |= {"status": "complete", "finished": now()}

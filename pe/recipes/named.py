@@ -90,6 +90,9 @@ PAPER = _sized(
     learning_rate=3e-4, min_learning_rate=3e-5,
 )  # fmt: skip
 
+DECLARED = "declared"
+"""In place of an ``encoding_rate``: what the encoding itself says. Recipes hold the number, so an
+old recipe means what it meant, whatever an encoding declares later."""
 RECIPES: dict[str, Recipe] = {r.name: r for r in (DEMO, TINY, SMALL, MEDIUM, LARGE, PAPER)}
 
 
@@ -102,6 +105,8 @@ def recipe(name: str = "auto", **overrides: Any) -> Recipe:
             where they are not given: ``evaluation_lengths`` of ``context_length``, ``warmup_steps``
             and ``decay_steps`` of ``steps``, ``min_learning_rate`` of ``learning_rate``; and
             ``target_tokens`` is at most half of ``context_length``.
+            ``encoding_rate`` may be ``"declared"``: the multiple that the encoding was registered
+            with (`pe.encodings.core.registry.declared_rate`), as a number.
 
     Raises:
         ValueError: unknown recipe or field (the nearest is named), or a value of a wrong type.
@@ -114,6 +119,10 @@ def recipe(name: str = "auto", **overrides: Any) -> Recipe:
         raise ValueError(f"{unknown('recipe', name, ['auto', *RECIPES])}; {GUIDE}")
     base = RECIPES[name]
     values = base.to_dict() | overrides
+    if values["encoding_rate"] == DECLARED:
+        from pe.encodings.core.registry import declared_rate  # brings torch
+
+        values["encoding_rate"] = declared_rate(values["pe"])
     length, steps = values["context_length"], values["steps"]
     if isinstance(length, int):
         if "evaluation_lengths" not in overrides:

@@ -22,6 +22,8 @@ from pydantic.dataclasses import dataclass
 
 from pe._errors import explain, unknown
 
+LONGEST_NAME = 80
+"""Characters of an encoding in the name of a run's folder; file systems allow 255 in all."""
 NOT_IDENTITY = (
     "name", "evaluation_lengths", "target_tokens", "evaluation_windows", "log_every",
     "validate_every", "checkpoint_every", "keep_steps", "keep_states", "retrieval_samples",
@@ -162,7 +164,8 @@ class Recipe:
     min_learning_rate: NonNegative
     encoding_rate: Positive = 1.0
     """The encoding's own parameters learn at this multiple of the learning rate. Adam moves a
-    number by about the rate per step, so a table of biases may need more to get anywhere."""
+    number by about the rate per step, so a table of biases may need more to get anywhere.
+    Encodings declare what suits them: ``"declared"`` where a recipe is made by name."""
     warmup_steps: Natural
     schedule: Literal["cosine", "wsd"] = "cosine"
     decay_steps: Natural = 0
@@ -232,8 +235,8 @@ class Recipe:
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def run_name(self) -> str:
-        """``pope-s0-1a2b3c4d``: encoding, seed, hash; safe as a folder name."""
-        pe = re.sub(r"[^A-Za-z0-9_.-]+", "_", self.pe)
+        """``pope-s0-1a2b3c4d``: encoding, cut if it is long, seed, hash; safe as a folder name."""
+        pe = re.sub(r"[^A-Za-z0-9_.-]+", "_", self.pe)[:LONGEST_NAME]
         return f"{pe}-s{self.seed}-{self.config_hash()}"
 
     @property

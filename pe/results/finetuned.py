@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pe.results import quantities
@@ -44,9 +44,17 @@ def fine_tuned(rows: Sequence[Row]) -> list[FineTuned]:
             extended = _mean([record["conversion"]["converted"] for record in records])
             length = quantities.trained_length(row.runs)
             trained = {n: measure(row, f"ppl@{n / length:g}x").value for n in before}
-            title = label(row.pe) + (" (control)" if row.label == CONTROL else "")
+            title = label(row.pe)
+            if row.pe == row.origin:  # another base, or nothing but longer windows
+                title += " (control)" if row.label == CONTROL else f" ({row.label})"
             found.append(FineTuned(row, title, before, extended, trained))
-    return found
+    titles = [one.title for one in found]
+    return [
+        one
+        if titles.count(one.title) == 1
+        else replace(one, title=f"{one.title} ({one.row.label})")
+        for one in found
+    ]
 
 
 def _mean(cells: Sequence[Mapping[str, Any]]) -> dict[int, float | None]:

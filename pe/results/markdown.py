@@ -125,7 +125,9 @@ def cropped(rows: Sequence[Row], names: Sequence[str]) -> list[str] | None:
 
     None if no column is a perplexity beyond the training length.
     """
-    row = next((row for row in rows if row.label == "rope"), rows[0]) if rows else None
+    shortest = quantities.trained_length(run for row in rows for run in row.runs)
+    own = [row for row in rows if quantities.trained_length(row.runs) == shortest]
+    row = next((row for row in own if row.label == "rope"), own[0]) if own else None
     reached = [row and name.startswith("ppl@") and cut(row, name) is not None for name in names]
     if row is None or sum(map(bool, reached)) < 2:
         return None

@@ -142,13 +142,27 @@ def _setting(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return recipe
 
 
+LONGEST_TITLE = 30
+"""Characters of an encoding's title that a line of a table has room for."""
+
+
 def _told_apart(found: Sequence[Row]) -> list[Row]:
     """The rows with titles that differ; where recipes do not tell two apart, their names do."""
     titles = titled([row.runs[0].read()["recipe"] for row in found])
     return [
-        replace(row, title=title if titles.count(title) == 1 else f"{title} ({row.label})")
+        replace(
+            row,
+            title=short(row.pe, title, row.label)
+            if titles.count(title) == 1
+            else f"{title} ({row.label})",
+        )
         for row, title in zip(found, titles, strict=True)
     ]
+
+
+def short(pe: str, title: str, name: str) -> str:
+    """The title of a row, or its name in the study where a schedule makes the title too long."""
+    return name if len(label(pe)) > LONGEST_TITLE and len(name) < len(title) else title
 
 
 def titled(recipes: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -837,9 +837,26 @@ class TaskRecord(Process, Record):
     seconds: Seconds
 
 
+# ---------------------------------------------------------------- numerics.json
+
+
+class NumericsRecord(Process, Record):
+    """Numbers that are computed from an encoding's formula, without training."""
+
+    run: str
+    """Folder below runs/numerics/."""
+    settings: dict[str, Any]
+    """What all values have in common."""
+    values: dict[str, dict[str, float]]
+    """By encoding, with options as in ``rope@theta=10000``, and by quantity, with the length as in
+    ``position-inversion@1024``."""
+    seconds: Seconds
+
+
 MODELS: dict[str, type[Record]] = {
     "run": RunRecord, "evaluation": Evaluation, "extension": Extension, "longrope": Search,
     "speed": SpeedRecord, "pretrained": PretrainedRecord, "task": TaskRecord,
+    "numerics": NumericsRecord,
 }  # fmt: skip
 
 

@@ -9,6 +9,8 @@
 Each task has a generator that is a pure function of (seed, index), a chance level, trivial
 strategies with their scores, and lengths in and out of distribution. No torch is needed to make
 examples.
+
+`pe.tasks.load` lists what is on record; ``notebooks/tasks.ipynb`` trains and records.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 from pe.tasks.core.base import Batch, Example, Task
 from pe.tasks.core.registry import About, about, names, register, task, task_class
 from pe.tasks.core.scoring import IGNORE, Baseline, Score, score
+from pe.tasks.measure.record import load
 
 __all__ = [
     "IGNORE",
@@ -26,6 +29,7 @@ __all__ = [
     "Score",
     "Task",
     "about",
+    "load",
     "names",
     "register",
     "score",

@@ -207,7 +207,12 @@ def attention_path(model: PEForCausalLM, recipe: Recipe, device: torch.device) -
     sequences = (recipe.micro_batch_size or recipe.batch_size) * recipe.num_attention_heads
 
     def path(enc: Any) -> str:
-        if recipe.reset_positions or recipe.mask_documents:  # no kernel of ours has either
+        compiled = devices.compiles(recipe.compile, device)
+        # A compiler cannot look at positions, which a bias by distance needs (`PEModel._spans`).
+        by_spans = enc.hides and (not enc.biased or (enc.relative and not compiled))
+        if recipe.mask_documents and enc.length_dependent:
+            by_spans = False
+        if (recipe.reset_positions or recipe.mask_documents) and not by_spans:
             return "matrix" if enc.biased or enc.hides else "flash"
         return path_for(enc, device, dtype, recipe.context_length, sequences, recipe.head_dim)
 

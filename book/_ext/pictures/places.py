@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from pe import figures
+from pe.figures.schedule import draw_layers, layer_rows
 from pictures.common import canvas
 
 
@@ -66,6 +67,24 @@ def draw_places() -> Figure:
     return figure
 
 
+SHOWN = {"command_a": "Command A", "gemma3": "Gemma 3 1B", "llama4": "Llama 4"}
+
+
+def draw_schedules() -> Figure:
+    """What the layers of three released models see, each in a text four windows long."""
+    drawn = [(title, *layer_rows(name)) for name, title in SHOWN.items()]
+    heights = [len(rows) + 2.5 for _, rows, _ in drawn]
+    with figures.style():
+        figure = Figure(figsize=(6.4, 0.21 * sum(heights)), layout="constrained")
+        panels = figure.subplots(len(drawn), 1, gridspec_kw={"height_ratios": heights})
+        for axes, (title, rows, length) in zip(panels, drawn, strict=True):
+            draw_layers(axes, rows, length)
+            axes.set_ylabel("layer")
+            axes.set_title(title, loc="left", fontsize=10.5)
+    return figure
+
+
 PICTURES: dict[str, Callable[[], Figure]] = {
     "places": draw_places,
+    "schedules": draw_schedules,
 }

@@ -54,7 +54,7 @@ def inputs(
 def agree(
     compute: Callable[[], Sequence[Tensor]], expected: Sequence[Tensor], dtype: torch.dtype
 ) -> None:
-    """Run kernels and compare: the output, dq, dk, dv and the gradient of the bias' parameters.
+    """Run kernels and compare: the output, and the gradients of q, k, v, the bias and a sink.
 
     Raises:
         RuntimeError: they fail, or are off by more than the tolerance of ``dtype``; says by how
@@ -68,8 +68,9 @@ def agree(
             f"{REMEDY}"
         ) from error
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
-    names = ("the output", "the gradient of q", "of k", "of v", "of the bias")
-    for name, got, want in zip(names, computed, expected, strict=True):
+    names = ("the output", "the gradient of q", "of k", "of v", "of the bias", "of the sink")
+    known = names[: len(expected)]  # CoPE's kernels take no sink
+    for name, got, want in zip(known, computed, expected, strict=True):
         off = float((got.double() - want).norm() / want.norm().clamp(min=1e-12))
         if want.numel() and not off <= tolerance:
             raise RuntimeError(

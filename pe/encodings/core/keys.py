@@ -25,6 +25,7 @@ from pe.encodings.core.base import Encoding
 from pe.encodings.core.checks import positive
 from pe.encodings.core.composite import Composite
 from pe.encodings.core.distance import at_least_float32
+from pe.encodings.core.key_range import KeyRange
 from pe.encodings.core.registry import register_keys
 
 
@@ -48,6 +49,9 @@ class Window(Encoding):
     def shows(self, key: Tensor, query: Tensor) -> Tensor:
         return query - key < self.window
 
+    def key_range(self) -> KeyRange:
+        return KeyRange(window=self.window)
+
     def first_shown(self, query: Tensor) -> Tensor:
         """The first key that a query sees."""
         return (query - self.window + 1).clamp(min=0)
@@ -66,6 +70,9 @@ class Chunk(Encoding):
     def shows(self, key: Tensor, query: Tensor) -> Tensor:
         return key // self.chunk == query // self.chunk
 
+    def key_range(self) -> KeyRange:
+        return KeyRange(chunk=self.chunk)
+
     def first_shown(self, query: Tensor) -> Tensor:
         """The first key that a query sees."""
         return query // self.chunk * self.chunk
@@ -83,6 +90,9 @@ class Sinks(Encoding):
 
     def shows(self, key: Tensor, query: Tensor) -> Tensor:
         return key < self.sinks
+
+    def key_range(self) -> KeyRange:
+        return KeyRange(sinks=self.sinks)
 
 
 @register_keys("sink", title="sink logit", paper="2508.10925")

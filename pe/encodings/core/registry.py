@@ -55,6 +55,7 @@ class About(NamedTuple):
 
 _ABOUT: dict[str, About] = {}
 _VARIANTS: dict[str, Method] = {}
+_RATES: dict[str, float] = {}
 
 FAMILIES = (
     "none", "embeddings", "rotary", "frequencies", "bias", "scale", "positions", "other",
@@ -77,6 +78,7 @@ def register(
     paper: str | None = None,
     family: str = "other",
     extends: Sequence[Variant] = (),
+    encoding_rate: float | None = None,
 ) -> Callable[[P], P]:
     """Class decorator: make an `Encoding` or a `FrequencyTransform` known by ``name``.
 
@@ -86,6 +88,8 @@ def register(
         family: one of `FAMILIES`.
         extends: ways to extend a trained model with it, beside that of its name
             (`extension_methods`).
+        encoding_rate: the multiple of the learning rate that its own parameters need
+            (`declared_rate`); None: nothing is known, or it has none.
 
     Raises:
         ValueError: the name belongs to another class, or there is no such family.
@@ -99,6 +103,8 @@ def register(
         _REGISTRY[name] = cls
         cls.name = name
         _ABOUT[name] = About(title or cls.__name__, paper, family)
+        if encoding_rate is not None:
+            _RATES[name] = float(encoding_rate)
         for way in extends:
             _VARIANTS[way.name] = Method(way.name, name, way.options, way.scaled)
             _ABOUT[way.name] = About(way.title, way.paper, "frequencies")
@@ -221,6 +227,21 @@ def extension_method(name: str) -> Method:
 def takes_option(spec: str, option: str) -> bool:
     """Whether any part of ``spec`` has this option."""
     return any(option in options_of(part) for part in part_classes(spec).values())
+
+
+def declared_rate(spec: str) -> float:
+    """The multiple of the learning rate at which the parameters of an encoding should learn.
+
+    1 where its parts declare none.
+
+    Raises:
+        ValueError: parts declare different ones.
+    """
+    declared = {name: _RATES[name] for name in part_classes(spec) if name in _RATES}
+    if len(set(declared.values())) > 1:
+        listed = ", ".join(f"{name} {rate:g}" for name, rate in declared.items())
+        raise ValueError(f"encoding_rate: the parts of {spec!r} declare {listed}; give a number")
+    return next(iter(declared.values()), 1.0)
 
 
 def lookup(name: str) -> Part:

@@ -154,11 +154,10 @@ def execute(
             with client.stoppable():
                 client.execute(env=_environment(run))
             if client.ignored:
-                kind = document.kind(nb)
-                assert kind is not None  # or `plan` would have refused the notebook
+                launcher = LAUNCHERS[str(document.kind(nb))].__name__
                 raise Refused(
                     f"the cells of this notebook never asked for the run that the command named "
-                    f"({_shown(run.directory)}): call {LAUNCHERS[kind].__name__} of "
+                    f"({_shown(run.directory)}): call {launcher} of "
                     "pe.notebooks.parameters in them, as the notebooks of this package do"
                 )
         except BaseException as error:

@@ -49,6 +49,7 @@ def measure(
     on_step: OnStep | None = None,
     stream: Stream | None = None,
     on_trained: Callable[[Many], None] | None = None,
+    again: bool = False,
 ) -> TaskRecord:
     """Train an encoding for each seed at each rate, score it, and write the record.
 
@@ -58,6 +59,7 @@ def measure(
         run: a folder with its experiment. on_step: called after each step with its number, counted
             from 1, and the loss of each model; training ends early where it returns True.
         stream: examples shared with other encodings. on_trained: called with the trained models.
+        again: train and replace a complete record.
 
     Raises:
         ValueError: what the task, the encoding or the sizes do not allow.
@@ -67,7 +69,7 @@ def measure(
     assert experiment is not None, "made by task_run"
     sources = source_hashes(pe)
     known = run.record(pe)
-    if known is not None and known.status == "complete":
+    if known is not None and known.status == "complete" and not again:
         changed = sorted(n for n, value in sources.items() if known.sources.get(n) != value)
         if changed:
             raise RunError(
@@ -78,6 +80,7 @@ def measure(
     task = experiment.make_task()
     members = [Member(s, rate) for s in experiment.seeds for rate in experiment.learning_rates]
     began, created = time.monotonic(), provenance.now()
+    code = provenance.code()  # now: files may change while this trains
     many = Many(task, pe, members, experiment.settings, make_batch=stream)
     with run.lock(f".{run.file(pe).stem}.lock"):
         history: list[list[float]] = []
@@ -99,7 +102,7 @@ def measure(
             "created": created,
             "finished": provenance.now(),
             "command": provenance.command() or command(experiment, pe, run.study),
-            "code": provenance.code(),
+            "code": code,
             "versions": provenance.versions(),
             "hardware": provenance.hardware(),
             "task": experiment.task,

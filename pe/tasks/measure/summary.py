@@ -115,8 +115,11 @@ def nats(value: Value | None) -> str:
 
 def table(records: Sequence[TaskRecord]) -> str:
     """Encodings by quantities in and out of distribution, then chance and trivial strategies."""
-    if not records:
-        return "*Nothing is on record yet.*"
+    return pipe(*rows(records)) if records else "*Nothing is on record yet.*"
+
+
+def rows(records: Sequence[TaskRecord]) -> tuple[list[str], list[list[str]]]:
+    """The head of `table` and its lines; of one or more records of one experiment."""
     names = splits(records[0])
     several = len(records[0].seeds) > 1
     heads = ["encoding", "rate"]
@@ -142,7 +145,7 @@ def table(records: Sequence[TaskRecord]) -> str:
         for split in names:
             line += [f"{100 * shares[split]:.1f}", "", ""] + [""] * several
         lines.append(line)
-    return pipe(heads, lines)
+    return heads, lines
 
 
 def rates(records: Sequence[TaskRecord]) -> str:

@@ -19,7 +19,13 @@ import triton.language as tl
 
 from pe.attention.kernels.flash.elementary import inverse, log2, tile
 from pe.attention.kernels.flash.fire_far import far_blocks
-from pe.attention.kernels.flash.forward import add_bias, distances, far_from, load_near
+from pe.attention.kernels.flash.forward import (
+    add_bias,
+    distances,
+    far_from,
+    load_near,
+    sink_logits,
+)
 from pe.attention.kernels.flash.horizon import first_key, last_query
 from pe.attention.kernels.flash.kinds import FIRE, KEYS, LOGARITHM, POWER
 from pe.attention.kernels.flash.piecewise_linear import (
@@ -27,17 +33,21 @@ from pe.attention.kernels.flash.piecewise_linear import (
     line_of_share,
     offsets_from_middle,
 )
+from pe.attention.kernels.flash.spans import first_keys, keys_of_queries, queries_of_keys, seen
 
 
 @triton.jit
 def visit_queries(
     b_dk, b_dv, b_dx, b_dy, b_k, b_v, near, p_q, p_do, p_lse, p_sums, o_j, j0, start, stop, T, q_t,
-    g_t, scale, p_x, p_y, p_z,
-    KIND: tl.constexpr, REACH: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
-    PRECISION: tl.constexpr, NEEDS_SUMS: tl.constexpr, IS_FAR: tl.constexpr,
-    IS_DIAGONAL: tl.constexpr,
+    g_t, scale, p_x, p_y, p_z, p_spans,
+    KIND: tl.constexpr, REACH: tl.constexpr, SEGMENTED: tl.constexpr, E: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr, NEEDS_SUMS: tl.constexpr,
+    IS_FAR: tl.constexpr, IS_EDGE: tl.constexpr, IS_DIAGONAL: tl.constexpr,
 ):  # fmt: skip
-    """Add to the gradients of a block of keys what queries from ``start`` to ``stop`` give it."""
+    """Add to the gradients of a block of keys what queries from ``start`` to ``stop`` give it.
+
+    IS_EDGE: some of these queries do not see some of the keys (`spans`).
+    """
     o_e, o_d = tl.arange(0, E), tl.arange(0, D)
     for i0 in tl.range(start, stop, BM):
         o_i = i0 + tl.arange(0, BM)
@@ -50,7 +60,10 @@ def visit_queries(
             IS_TRANSPOSED=True,
         )  # fmt: skip
         b_p = tl.math.exp2(b_s - b_lse[None, :])
-        if IS_DIAGONAL:
+        if IS_EDGE:
+            b_seen = seen(p_spans, o_i, o_j, T, SEGMENTED, IS_TRANSPOSED=True)
+            b_p = tl.where(b_seen, b_p, 0.0)
+        elif IS_DIAGONAL:
             b_p = tl.where(o_i[None, :] >= o_j[:, None], b_p, 0.0)
         b_do = tl.load(p_do + o_i[:, None] * g_t + o_d[None, :], mask=m_i[:, None], other=0.0)
         b_dv = tl.dot(b_p.to(b_do.dtype), b_do, b_dv, input_precision=PRECISION)
@@ -84,16 +97,19 @@ def visit_queries(
 @triton.jit
 def by_keys(
     p_q, p_k, p_v, p_do, p_lse, p_sums, p_x, p_y, p_z, p_w, p_dk, p_dv, p_dx, p_dy, p_order,
-    p_breaks, p_by_c, p_rows_c, p_rows_m, p_parts, T, H, G, scale, plain_scale, q_strides,
+    p_breaks, p_by_c, p_rows_c, p_rows_m, p_parts, p_spans, T, H, G, scale, plain_scale, q_strides,
     k_strides, v_strides, do_strides, x_strides, y_strides, w_strides, dk_strides, dv_strides,
+    spans_b,
     KIND: tl.constexpr, NEEDS_SUMS: tl.constexpr, REACH: tl.constexpr, USES_HORIZON: tl.constexpr,
-    USES_LINES: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    PRECISION: tl.constexpr, UNITS: tl.constexpr, KNOTS: tl.constexpr, PADDED: tl.constexpr,
+    USES_LINES: tl.constexpr, SEGMENTED: tl.constexpr, E: tl.constexpr, D: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, UNITS: tl.constexpr,
+    KNOTS: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     """One block of keys of one key head: dk, dv and, with NEEDS_SUMS, the bias' gradient by key.
 
     Args:
-        p_q, p_k, p_v, p_x, p_y, p_z, p_w: as in `forward`. p_do: (B, H, T, D), the gradient of o.
+        p_q, p_k, p_v, p_x, p_y, p_z, p_w, p_spans: as in `forward`. p_do: (B, H, T, D), the
+            gradient of o.
         p_lse, p_sums: (B, H, T) float32, what `forward` and `by_queries` leave.
         p_dk: (B, H / G, T, E). p_dv: (B, H / G, T, D).
         p_dx, p_dy: (B, H, T) float32, with NEEDS_SUMS: by key the gradient of KEYS, or of the two
@@ -113,6 +129,8 @@ def by_keys(
     b_v = tl.load(tile(p_v, v_strides, i_b, i_hk, o_j, o_d), mask=m_j, other=0.0)
     b_dk = tl.zeros((BN, E), tl.float32)
     b_dv = tl.zeros((BN, D), tl.float32)
+    if p_spans is not None:
+        p_spans += i_b * spans_b
     for i_g in range(G):
         i_h = i_hk * G + i_g
         p_qh = p_q + i_b * q_strides[0] + i_h * q_strides[1]
@@ -125,8 +143,9 @@ def by_keys(
         b_dy = tl.zeros((BN,), tl.float32)
         b_dk, b_dv, b_dx, b_dy = visit_queries(
             b_dk, b_dv, b_dx, b_dy, b_k, b_v, near, p_qh, p_doh, p_lseh, p_sumsh, o_j, j0, j0,
-            tl.minimum(j0 + BN, T), T, q_strides[2], do_strides[2], scale, p_xh, p_yh, p_z, KIND,
-            REACH, E, D, BM, PRECISION, NEEDS_SUMS, IS_FAR=False, IS_DIAGONAL=True,
+            tl.minimum(j0 + BN, T), T, q_strides[2], do_strides[2], scale, p_xh, p_yh, p_z, p_spans,
+            KIND, REACH, SEGMENTED, E, D, BM, PRECISION, NEEDS_SUMS, IS_FAR=False,
+            IS_EDGE=p_spans is not None, IS_DIAGONAL=True,
         )  # fmt: skip
         far = T
         if USES_HORIZON:
@@ -134,11 +153,21 @@ def by_keys(
         if REACH > 0 or USES_LINES:
             beyond = tl.cdiv(far_from(p_xh, KIND, REACH, BM), BM) * BM  # the diagonal
             far = tl.minimum(j0 + BN + beyond, T)
+        if p_spans is not None:
+            far, stop = queries_of_keys(p_spans, o_j, j0 + BN, T, SEGMENTED, BM)
         b_dk, b_dv, b_dx, b_dy = visit_queries(
             b_dk, b_dv, b_dx, b_dy, b_k, b_v, near, p_qh, p_doh, p_lseh, p_sumsh, o_j, j0, j0 + BN,
-            far, T, q_strides[2], do_strides[2], scale, p_xh, p_yh, p_z, KIND, REACH, E, D, BM,
-            PRECISION, NEEDS_SUMS, IS_FAR=False, IS_DIAGONAL=False,
+            far, T, q_strides[2], do_strides[2], scale, p_xh, p_yh, p_z, p_spans, KIND, REACH,
+            SEGMENTED, E, D, BM, PRECISION, NEEDS_SUMS, IS_FAR=False, IS_EDGE=False,
+            IS_DIAGONAL=False,
         )  # fmt: skip
+        if p_spans is not None:
+            b_dk, b_dv, b_dx, b_dy = visit_queries(
+                b_dk, b_dv, b_dx, b_dy, b_k, b_v, near, p_qh, p_doh, p_lseh, p_sumsh, o_j, j0, far,
+                stop, T, q_strides[2], do_strides[2], scale, p_xh, p_yh, p_z, p_spans, KIND, REACH,
+                SEGMENTED, E, D, BM, PRECISION, NEEDS_SUMS, IS_FAR=False, IS_EDGE=True,
+                IS_DIAGONAL=False,
+            )  # fmt: skip
         if KIND == FIRE and USES_LINES:
             p_at = p_parts + ((i_b * H + i_h) * tl.num_programs(0) + tl.program_id(0)) * 4 * PADDED
             p_wh = p_w + i_h * w_strides[0] + tl.program_id(0)
@@ -159,9 +188,9 @@ def by_keys(
         elif REACH > 0 or USES_LINES:
             b_dk, b_dv, b_dx, b_dy = visit_queries(
                 b_dk, b_dv, b_dx, b_dy, b_k, b_v, near, p_qh, p_doh, p_lseh, p_sumsh, o_j, j0, far,
-                T, T, q_strides[2], do_strides[2], scale, p_xh, p_yh, p_z, KIND, REACH, E, D, BM,
-                PRECISION,
-            NEEDS_SUMS, IS_FAR=True, IS_DIAGONAL=False,
+                T, T, q_strides[2], do_strides[2], scale, p_xh, p_yh, p_z, p_spans, KIND, REACH,
+                SEGMENTED, E, D, BM, PRECISION, NEEDS_SUMS, IS_FAR=True, IS_EDGE=False,
+                IS_DIAGONAL=False,
             )  # fmt: skip
         if NEEDS_SUMS and KIND != FIRE:
             tl.store(p_dx + (i_b * H + i_h) * T + o_j, b_dx, mask=o_j < T)
@@ -174,10 +203,10 @@ def by_keys(
 @triton.jit
 def visit_keys(
     b_dq, b_rest, b_q, b_do, b_lse, b_sums, p_k, p_v, o_i, i0, start, stop, T, k_t, v_t, scale, p_x,
-    p_y, p_z, p_w,
-    KIND: tl.constexpr, REACH: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BN: tl.constexpr,
-    PRECISION: tl.constexpr, NEEDS_SUMS: tl.constexpr, IS_FAR: tl.constexpr,
-    IS_DIAGONAL: tl.constexpr,
+    p_y, p_z, p_w, p_spans,
+    KIND: tl.constexpr, REACH: tl.constexpr, SEGMENTED: tl.constexpr, E: tl.constexpr,
+    D: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, NEEDS_SUMS: tl.constexpr,
+    IS_FAR: tl.constexpr, IS_EDGE: tl.constexpr, IS_DIAGONAL: tl.constexpr,
 ):  # fmt: skip
     """Add to the gradient of a block of queries what keys from ``start`` to ``stop`` give it."""
     o_e, o_d = tl.arange(0, E), tl.arange(0, D)
@@ -196,7 +225,10 @@ def visit_keys(
             IS_TRANSPOSED=False,
         )  # fmt: skip
         b_p = tl.math.exp2(b_s - b_lse[:, None])
-        if IS_DIAGONAL:
+        if IS_EDGE:
+            b_seen = seen(p_spans, o_i, o_j, T, SEGMENTED, IS_TRANSPOSED=False)
+            b_p = tl.where(b_seen, b_p, 0.0)
+        elif IS_DIAGONAL:
             b_p = tl.where(o_i[:, None] >= o_j[None, :], b_p, 0.0)
         b_dp = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)
         b_ds = b_p * (b_dp - b_sums[:, None])
@@ -208,17 +240,18 @@ def visit_keys(
 
 @triton.jit
 def by_queries(
-    p_q, p_k, p_v, p_do, p_lse, p_sums, p_x, p_y, p_z, p_w, p_o, p_dq, T, H, G, scale, plain_scale,
-    q_strides, k_strides, v_strides, do_strides, x_strides, y_strides,
-    w_strides, out_strides, dq_strides,
+    p_q, p_k, p_v, p_do, p_lse, p_sums, p_x, p_y, p_z, p_w, p_o, p_dq, p_spans, p_sink, T, H, G,
+    scale, plain_scale, q_strides, k_strides, v_strides, do_strides, x_strides, y_strides,
+    w_strides, out_strides, dq_strides, spans_b,
     KIND: tl.constexpr, NEEDS_SUMS: tl.constexpr, REACH: tl.constexpr, USES_HORIZON: tl.constexpr,
-    USES_LINES: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    USES_LINES: tl.constexpr, KEEPS: tl.constexpr, SEGMENTED: tl.constexpr, E: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head: dq, and the row sums that the other gradients need.
 
     Args:
-        p_q, p_k, p_v, p_o, p_x, p_y, p_z, p_w: as in `forward`. p_do: (B, H, T, D). p_dq: as p_q.
+        p_q, p_k, p_v, p_o, p_x, p_y, p_z, p_w, p_spans, p_sink: as in `forward`.
+        p_do: (B, H, T, D). p_dq: as p_q.
         p_lse: (B, H, T) float32. p_sums: (B, H, T) float32, written: rowsum(dO o), corrected with
             NEEDS_SUMS.
     """
@@ -240,6 +273,8 @@ def by_queries(
     b_o = tl.load(tile(p_o, out_strides, i_b, i_h, o_i, o_d), mask=m_i, other=0.0)
     b_sums = tl.sum(b_o.to(tl.float32) * b_do.to(tl.float32), 1)
     b_rest = tl.zeros((BM,), tl.float32)
+    if p_sink is not None:  # what the sink, whose value is 0, has of a row of dS
+        b_rest -= tl.math.exp2(sink_logits(p_sink + i_h, p_x, o_i, KIND) - b_lse) * b_sums
     b_dq = tl.zeros((BM, E), tl.float32)
     diagonal, far = (i0 // BN) * BN, 0
     if USES_HORIZON:
@@ -248,18 +283,34 @@ def by_queries(
         far = tl.maximum((i0 - far_from(p_x, KIND, REACH, BN)) // BN, 0) * BN
         b_dq, b_rest = visit_keys(
             b_dq, b_rest, b_q, b_do, b_lse, b_sums, p_k, p_v, o_i, i0, 0, far, T,
-            k_strides[2], v_strides[2], scale, p_x, p_y, p_z, p_w, KIND, REACH, E, D, BN, PRECISION,
-            NEEDS_SUMS, IS_FAR=True, IS_DIAGONAL=False,
+            k_strides[2], v_strides[2], scale, p_x, p_y, p_z, p_w, p_spans, KIND, REACH, SEGMENTED,
+            E, D, BN, PRECISION, NEEDS_SUMS, IS_FAR=True, IS_EDGE=False, IS_DIAGONAL=False,
+        )  # fmt: skip
+    if p_spans is not None:
+        p_spans += i_b * spans_b
+        start, far = keys_of_queries(p_spans, o_i, diagonal, T, SEGMENTED, BN)
+        if KEEPS:
+            begin, end = first_keys(p_spans, o_i, start, T, BN)
+            b_dq, b_rest = visit_keys(
+                b_dq, b_rest, b_q, b_do, b_lse, b_sums, p_k, p_v, o_i, i0, begin, end, T,
+                k_strides[2], v_strides[2], scale, p_x, p_y, p_z, p_w, p_spans, KIND, REACH,
+                SEGMENTED, E, D, BN, PRECISION, NEEDS_SUMS, IS_FAR=False, IS_EDGE=True,
+                IS_DIAGONAL=False,
+            )  # fmt: skip
+        b_dq, b_rest = visit_keys(
+            b_dq, b_rest, b_q, b_do, b_lse, b_sums, p_k, p_v, o_i, i0, start, far, T,
+            k_strides[2], v_strides[2], scale, p_x, p_y, p_z, p_w, p_spans, KIND, REACH, SEGMENTED,
+            E, D, BN, PRECISION, NEEDS_SUMS, IS_FAR=False, IS_EDGE=True, IS_DIAGONAL=False,
         )  # fmt: skip
     b_dq, b_rest = visit_keys(
         b_dq, b_rest, b_q, b_do, b_lse, b_sums, p_k, p_v, o_i, i0, far, diagonal, T,
-        k_strides[2], v_strides[2], scale, p_x, p_y, p_z, p_w, KIND, REACH, E, D, BN, PRECISION,
-        NEEDS_SUMS, IS_FAR=False, IS_DIAGONAL=False,
+        k_strides[2], v_strides[2], scale, p_x, p_y, p_z, p_w, p_spans, KIND, REACH, SEGMENTED, E,
+        D, BN, PRECISION, NEEDS_SUMS, IS_FAR=False, IS_EDGE=False, IS_DIAGONAL=False,
     )  # fmt: skip
     b_dq, b_rest = visit_keys(
         b_dq, b_rest, b_q, b_do, b_lse, b_sums, p_k, p_v, o_i, i0, diagonal, i0 + BM, T,
-        k_strides[2], v_strides[2], scale, p_x, p_y, p_z, p_w, KIND, REACH, E, D, BN, PRECISION,
-        NEEDS_SUMS, IS_FAR=False, IS_DIAGONAL=True,
+        k_strides[2], v_strides[2], scale, p_x, p_y, p_z, p_w, p_spans, KIND, REACH, SEGMENTED, E,
+        D, BN, PRECISION, NEEDS_SUMS, IS_FAR=False, IS_EDGE=p_spans is not None, IS_DIAGONAL=True,
     )  # fmt: skip
     tl.store(p_sums + o_rows, b_sums + b_rest, mask=o_i < T)
     tl.store(tile(p_dq, dq_strides, i_b, i_h, o_i, o_e), b_dq * plain_scale, mask=m_i)

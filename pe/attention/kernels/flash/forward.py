@@ -48,6 +48,7 @@ from pe.attention.kernels.flash.piecewise_linear import (
     offsets_along,
     offsets_from_middle,
 )
+from pe.attention.kernels.flash.spans import LEAST, first_keys, keys_of_queries, seen
 
 
 @triton.jit
@@ -169,12 +170,14 @@ def far_from(p_x, KIND: tl.constexpr, REACH: tl.constexpr, SIDE: tl.constexpr):
 @triton.jit
 def visit_keys(
     b_acc, b_max, b_total, b_q, p_k, p_v, o_i, i0, start, stop, T, k_t, v_t, scale, p_x, p_y, p_z,
-    p_w,
-    KIND: tl.constexpr, REACH: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BN: tl.constexpr,
-    PRECISION: tl.constexpr, IS_FAR: tl.constexpr, IS_DIAGONAL: tl.constexpr,
+    p_w, p_spans,
+    KIND: tl.constexpr, REACH: tl.constexpr, SEGMENTED: tl.constexpr, E: tl.constexpr,
+    D: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, IS_FAR: tl.constexpr,
+    IS_EDGE: tl.constexpr, IS_DIAGONAL: tl.constexpr,
 ):  # fmt: skip
     """Update the online softmax by the key blocks from ``start`` to ``stop``.
 
+    IS_EDGE: some of these keys are hidden from some of the queries (`spans`).
     b_acc (BM, D): the sum of weighted values; b_max and b_total (BM,): the largest logit and the
     sum of weights so far.
     """
@@ -191,7 +194,10 @@ def visit_keys(
             b_s, o_i, o_j, i0, j0, near, p_x, p_y, p_z, KIND, REACH, IS_FAR, IS_DIAGONAL,
             IS_TRANSPOSED=False,
         )  # fmt: skip
-        if IS_DIAGONAL:
+        if IS_EDGE:
+            b_seen = seen(p_spans, o_i, o_j, T, SEGMENTED, IS_TRANSPOSED=False)
+            b_s = tl.where(b_seen, b_s, float("-inf"))
+        elif IS_DIAGONAL:
             b_s = tl.where(o_i[:, None] >= o_j[None, :], b_s, float("-inf"))
         b_max_new = tl.maximum(b_max, tl.max(b_s, 1))
         b_p = tl.math.exp2(b_s - b_max_new[:, None])
@@ -209,11 +215,21 @@ def visit_keys(
 
 
 @triton.jit
+def sink_logits(p_sink, p_x, o_i, KIND: tl.constexpr):
+    """A head's sink beside the logits of its queries: above it by the query's own x for KEYS."""
+    logits = tl.load(p_sink) + 0.0 * o_i.to(tl.float32)
+    if KIND == KEYS:
+        logits += tl.load(p_x + o_i)
+    return logits
+
+
+@triton.jit
 def forward(
-    p_q, p_k, p_v, p_o, p_lse, p_x, p_y, p_z, p_w, T, H, G, scale,
-    q_strides, k_strides, v_strides, out_strides, x_strides, y_strides, w_strides,
+    p_q, p_k, p_v, p_o, p_lse, p_x, p_y, p_z, p_w, p_spans, p_sink, T, H, G, scale,
+    q_strides, k_strides, v_strides, out_strides, x_strides, y_strides, w_strides, spans_b,
     KIND: tl.constexpr, REACH: tl.constexpr, USES_HORIZON: tl.constexpr, USES_LINES: tl.constexpr,
-    E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+    KEEPS: tl.constexpr, SEGMENTED: tl.constexpr, E: tl.constexpr, D: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head: the output, and the base-2 logsumexp of its logits.
 
@@ -225,6 +241,11 @@ def forward(
             of (head, query block).
         scale: of the logits, times log2(e).
         USES_HORIZON: keys beyond the horizon p_z are skipped. USES_LINES: far blocks are linear.
+        p_spans, KEEPS, SEGMENTED: which keys are visible (`pe.attention.kernels.flash.spans`), with
+            spans_b, the stride by batch; or None, False, False and None. Not with REACH,
+            USES_HORIZON or USES_LINES.
+        p_sink: (H,) float32, a logit beside those of the keys, times log2(e); or None. Measured
+            like those of the keys, which for KEYS are above what they should be by the query's own.
     """
     i_block = tl.num_programs(0) - 1 - tl.program_id(0)  # those with most keys first
     i_b, i_h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
@@ -243,6 +264,10 @@ def forward(
     b_acc = tl.zeros((BM, D), tl.float32)
     b_max = tl.full((BM,), float("-inf"), tl.float32)
     b_total = tl.zeros((BM,), tl.float32)
+    if p_sink is not None:
+        b_max, b_total = sink_logits(p_sink + i_h, p_x, o_i, KIND), b_total + 1.0
+    elif p_spans is not None:
+        b_max = tl.full((BM,), LEAST, tl.float32)
     diagonal = (i0 // BN) * BN  # key blocks before this lie behind all queries
     far = 0
     if USES_HORIZON:
@@ -251,18 +276,33 @@ def forward(
         far = tl.maximum((i0 - far_from(p_x, KIND, REACH, BN)) // BN, 0) * BN
         b_acc, b_max, b_total = visit_keys(
             b_acc, b_max, b_total, b_q, p_k, p_v, o_i, i0, 0, far, T, k_strides[2],
-            v_strides[2], scale, p_x, p_y, p_z, p_w, KIND, REACH, E, D, BN, PRECISION,
-            IS_FAR=True, IS_DIAGONAL=False,
+            v_strides[2], scale, p_x, p_y, p_z, p_w, p_spans, KIND, REACH, SEGMENTED, E, D, BN,
+            PRECISION, IS_FAR=True, IS_EDGE=False, IS_DIAGONAL=False,
+        )  # fmt: skip
+    if p_spans is not None:
+        p_spans += i_b * spans_b
+        start, far = keys_of_queries(p_spans, o_i, diagonal, T, SEGMENTED, BN)
+        if KEEPS:
+            begin, end = first_keys(p_spans, o_i, start, T, BN)
+            b_acc, b_max, b_total = visit_keys(
+                b_acc, b_max, b_total, b_q, p_k, p_v, o_i, i0, begin, end, T, k_strides[2],
+                v_strides[2], scale, p_x, p_y, p_z, p_w, p_spans, KIND, REACH, SEGMENTED, E, D, BN,
+                PRECISION, IS_FAR=False, IS_EDGE=True, IS_DIAGONAL=False,
+            )  # fmt: skip
+        b_acc, b_max, b_total = visit_keys(
+            b_acc, b_max, b_total, b_q, p_k, p_v, o_i, i0, start, far, T, k_strides[2],
+            v_strides[2], scale, p_x, p_y, p_z, p_w, p_spans, KIND, REACH, SEGMENTED, E, D, BN,
+            PRECISION, IS_FAR=False, IS_EDGE=True, IS_DIAGONAL=False,
         )  # fmt: skip
     b_acc, b_max, b_total = visit_keys(
         b_acc, b_max, b_total, b_q, p_k, p_v, o_i, i0, far, diagonal, T, k_strides[2],
-        v_strides[2], scale, p_x, p_y, p_z, p_w, KIND, REACH, E, D, BN, PRECISION,
-        IS_FAR=False, IS_DIAGONAL=False,
+        v_strides[2], scale, p_x, p_y, p_z, p_w, p_spans, KIND, REACH, SEGMENTED, E, D, BN,
+        PRECISION, IS_FAR=False, IS_EDGE=False, IS_DIAGONAL=False,
     )  # fmt: skip
     b_acc, b_max, b_total = visit_keys(
         b_acc, b_max, b_total, b_q, p_k, p_v, o_i, i0, diagonal, i0 + BM, T, k_strides[2],
-        v_strides[2], scale, p_x, p_y, p_z, p_w, KIND, REACH, E, D, BN, PRECISION,
-        IS_FAR=False, IS_DIAGONAL=True,
+        v_strides[2], scale, p_x, p_y, p_z, p_w, p_spans, KIND, REACH, SEGMENTED, E, D, BN,
+        PRECISION, IS_FAR=False, IS_EDGE=p_spans is not None, IS_DIAGONAL=True,
     )  # fmt: skip
     out = b_acc / b_total[:, None]
     tl.store(p_o + o_i[:, None] * out_strides[2] + o_d[None, :], out, mask=m_i)

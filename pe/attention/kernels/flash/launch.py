@@ -1,12 +1,13 @@
 """Run the kernels: shapes and strides in, tensors out. Autograd is added by `op`.
 
-q (B, H, T, E), k (B, K, T, E), v (B, K, T, D); ``own`` and ``parts`` as `op` has them.
+q (B, H, T, E), k (B, K, T, E), v (B, K, T, D); ``own``, ``parts``, ``shown`` and ``sink`` as `op`
+has them.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,11 +28,29 @@ from pe.attention.kernels.flash.piecewise_linear import (
 )
 from pe.attention.kernels.flash.sums import by_distance, by_unit
 from pe.attention.kernels.layout import contiguous_last_dim, strides_of, tokens_first
-from pe.encodings.core.forms import FIRE, KEYS, LOGARITHM, NONE, PADDING, POWER, TABLE
+from pe.encodings.core.forms import FIRE, KEYS, LOG2E, LOGARITHM, NONE, PADDING, POWER, TABLE
 
 LN2 = math.log(2.0)
 PROGRAMS, SHARED = 1024, 2048
 """Programs that the gradient of FIRE's network is spread over, at most, and that of a table."""
+
+
+class Shown(NamedTuple):
+    """Which keys are visible, as `op` is told: the fields of `pe.attention.spans.Spans`."""
+
+    rows: Tensor | None = None
+    keeps: bool = False
+    segmented: bool = False
+    near: int = 0
+
+    @property
+    def stride(self) -> int | None:
+        """Of p_spans by batch; None without."""
+        return None if self.rows is None else _batch_stride(self.rows)
+
+
+ALL_KEYS = Shown()
+"""A query sees all keys before it."""
 
 
 class _Bias:
@@ -98,6 +117,10 @@ def _batch_stride(x: Tensor) -> int:
     return 0 if x.shape[0] == 1 else x.stride(0)
 
 
+def _in_base_2(sink: Tensor | None) -> Tensor | None:
+    return None if sink is None else (sink.float() * LOG2E).contiguous()
+
+
 def _precision(q: Tensor) -> str:
     return "ieee" if q.dtype == torch.float32 else "tf32"
 
@@ -105,28 +128,33 @@ def _precision(q: Tensor) -> str:
 def forward(
     q: Tensor, k: Tensor, v: Tensor, scale: float, kind: int, own: Tensor | None,
     parts: list[Tensor], reach: int, least: int | None = None, long: int = LONG,
+    shown: Shown = ALL_KEYS, sink: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """o (B, H, T, D), lse (B, H, T) in base 2, and the horizon (B, H), empty where none is used.
 
     Keys beyond it are skipped in sequences of ``least`` tokens and more (None: `horizon.LEAST`);
-    FIRE takes lines in sequences of ``long`` and more.
+    FIRE takes lines in sequences of ``long`` and more. Where ``shown`` hides keys, neither is done,
+    nor is ``reach`` looked at: what is left of them in a window is not worth a loop.
     """
     q, k, v = (contiguous_last_dim(x) for x in (q, k, v))
     batch, heads, length, width = q.shape
     out = tokens_first(q, v.shape[-1])
     lse = q.new_empty(batch, heads, length, dtype=torch.float32)
-    skips = skips_underflowed(kind, length, least)
+    skips = shown.rows is None and skips_underflowed(kind, length, least)
     beyond = horizon(q, k, scale) if skips else lse.new_empty(0)
     bias = _Bias(kind, q, own, parts, beyond)
+    reach = reach if shown.rows is None else 0
     whole = plan_for(width, v.shape[-1], kind, reach)
     plan = whole.forward
-    linear = _uses_lines(kind, q, whole, long)
+    linear = shown.rows is None and _uses_lines(kind, q, whole, long)
     w = _lines(kind, linear, q, parts, plan)
     flash.forward[(cdiv(length, plan.queries), batch * heads)](
-        q, k, v, out, lse, *bias.tensors, w, length, heads, heads // k.shape[1], scale / LN2,
-        strides_of(q), strides_of(k), strides_of(v), strides_of(out), *bias.strides,
-        w.stride()[:2], KIND=kind, REACH=reach, USES_HORIZON=skips, USES_LINES=linear, E=width,
-        D=v.shape[-1], BM=plan.queries, BN=plan.keys, PRECISION=_precision(q), **plan.options(),
+        q, k, v, out, lse, *bias.tensors, w, shown.rows, _in_base_2(sink), length, heads,
+        heads // k.shape[1], scale / LN2, strides_of(q), strides_of(k), strides_of(v),
+        strides_of(out), *bias.strides, w.stride()[:2], shown.stride, KIND=kind, REACH=reach,
+        USES_HORIZON=skips, USES_LINES=linear, KEEPS=shown.keeps, SEGMENTED=shown.segmented,
+        E=width, D=v.shape[-1], BM=plan.queries, BN=plan.keys, PRECISION=_precision(q),
+        **plan.options(),
     )  # fmt: skip
     return out, lse, beyond
 
@@ -134,29 +162,32 @@ def forward(
 def backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, beyond: Tensor,
     scale: float, kind: int, own: Tensor | None, parts: list[Tensor], reach: int, learns: bool,
-    long: int = LONG,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """dq, dk, dv and the gradient of ``own``, empty unless ``learns``."""
+    long: int = LONG, shown: Shown = ALL_KEYS, sink: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """dq, dk, dv, the gradient of ``own``, empty unless ``learns``, and that of ``sink`` or
+    nothing."""
     q, k, v, gradient = (contiguous_last_dim(x) for x in (q, k, v, gradient))
     batch, heads, length, width = q.shape
     key_heads, value_width = k.shape[1], v.shape[-1]
     groups = heads // key_heads
+    reach = reach if shown.rows is None else 0
     plan = plan_for(width, value_width, kind, reach)
     bias, skips = _Bias(kind, q, own, parts, beyond), beyond.numel() > 0
-    linear = _uses_lines(kind, q, plan, long)
+    linear = shown.rows is None and _uses_lines(kind, q, plan, long)
     sums = torch.empty_like(lse)
     inputs = (q, k, v, gradient, lse, sums, *bias.tensors)
     strides = tuple(strides_of(x) for x in (q, k, v, gradient))
     shape: dict[str, Any] = {"KIND": kind, "REACH": reach, "E": width}
-    shape |= {"D": value_width, "PRECISION": _precision(q)}
+    shape |= {"D": value_width, "PRECISION": _precision(q), "SEGMENTED": shown.segmented}
+    logits = _in_base_2(sink)
     dq, dk, dv = tokens_first(q, width), tokens_first(k, width), tokens_first(v, value_width)
     b = plan.queries
     w = _lines(kind, linear, q, parts, b)
     gradients.by_queries[(cdiv(length, b.queries), batch * heads)](
-        *inputs, w, out, dq, length, heads, groups, scale / LN2, scale, *strides, *bias.strides,
-        w.stride()[:2], strides_of(out), strides_of(dq),
-        NEEDS_SUMS=learns, USES_HORIZON=skips, USES_LINES=linear,
-        BM=b.queries, BN=b.keys, **shape, **b.options(),
+        *inputs, w, out, dq, shown.rows, logits, length, heads, groups, scale / LN2, scale,
+        *strides, *bias.strides, w.stride()[:2], strides_of(out), strides_of(dq), shown.stride,
+        KEEPS=shown.keeps, NEEDS_SUMS=learns or sink is not None, USES_HORIZON=skips,
+        USES_LINES=linear, BM=b.queries, BN=b.keys, **shape, **b.options(),
     )  # fmt: skip
     by_keys = learns and kind in (KEYS, LOGARITHM, POWER)
     sizes = 1 if kind == KEYS else 2, batch, heads, length if by_keys else 0
@@ -166,43 +197,54 @@ def backward(
     network = _Network(kind, q, parts, w, MIN_SIDES.value + 1)
     gradients.by_keys[(cdiv(length, b.keys), batch * key_heads)](
         *inputs, w, dk, dv, by_key[0], by_key[-1], network.order, *network.tensors,
-        length, heads, groups, scale / LN2, scale, *strides, *bias.strides, w.stride()[:2],
-        strides_of(dk), strides_of(dv), NEEDS_SUMS=by_keys, USES_HORIZON=skips, USES_LINES=linear,
-        BM=b.queries, BN=b.keys, **shape,
+        shown.rows, length, heads, groups, scale / LN2, scale, *strides, *bias.strides,
+        w.stride()[:2], strides_of(dk), strides_of(dv), shown.stride, NEEDS_SUMS=by_keys,
+        USES_HORIZON=skips, USES_LINES=linear, BM=b.queries, BN=b.keys, **shape,
         UNITS=network.units, KNOTS=bias.knots, PADDED=network.padded, **b.options(),
     )  # fmt: skip
+    by_sink, dsink = None, q.new_empty(0, dtype=torch.float32)
+    if logits is not None:  # dS of the sink, by query
+        rises = own[..., :length] if kind == KEYS and own is not None else 0.0
+        by_sink = -(logits[:, None] + rises - lse).exp2() * sums
+        dsink = by_sink.sum((0, 2))
     if not learns or own is None:
-        return dq, dk, dv, q.new_empty(0, dtype=torch.float32)
+        return dq, dk, dv, q.new_empty(0, dtype=torch.float32), dsink
     if kind == KEYS:
-        dx = by_key[0].sum(0, keepdim=True) if own.shape[0] == 1 else by_key[0]
-        return dq, dk, dv, pad(dx * LN2, (0, own.shape[-1] - length))
+        # A query's own x is in all its logits, but not in that of the sink.
+        dx = by_key[0] if by_sink is None else by_key[0] + by_sink
+        dx = dx.sum(0, keepdim=True) if own.shape[0] == 1 else dx
+        return dq, dk, dv, pad(dx * LN2, (0, own.shape[-1] - length)), dsink
     if by_keys:
         first, second = by_key.sum((1, 3))
         second = second * own[:, 0] * (LN2 * LN2 if kind == POWER else 1.0)
-        return dq, dk, dv, -torch.stack((first * LN2, second), -1)
+        return dq, dk, dv, -torch.stack((first * LN2, second), -1), dsink
     b = plan.table
     size = b.queries
-    arguments = (batch, length, heads, groups, scale / LN2, *strides, bias.strides[0][1])
+    arguments = (
+        batch, length, heads, groups, scale / LN2, *strides, shown.stride, bias.strides[0][1]
+    )  # fmt: skip
     options: dict[str, Any] = {"BM": size} | b.options()
     if kind == FIRE:
         blocks = cdiv(length, size)
         programs = min(blocks * (blocks + 1) // 2, PROGRAMS)
         sums_of_f = q.new_empty(heads, programs, 4, network.padded, dtype=torch.float32)
         learned.of_network[(programs, heads)](
-            *inputs, w, *network.tensors[:-1], sums_of_f, *arguments, w.stride()[:2],
+            *inputs, shown.rows, w, *network.tensors[:-1], sums_of_f, *arguments, w.stride()[:2],
             network.units, KNOTS=bias.knots, PADDED=network.padded, USES_LINES=linear, **shape,
             **options,
         )  # fmt: skip
         total = sums_of_f.sum(1) + network.far.sum((0, 2))
-        return dq, dk, dv, by_unit(total[..., : network.units], parts[7], parts[8])
+        return dq, dk, dv, by_unit(total[..., : network.units], parts[7], parts[8]), dsink
     diagonals = cdiv(length, size)
     if reach:  # the gradient of what is constant beyond follows from the rest
         diagonals = min(diagonals, cdiv(reach + size - 1, size))
+    if shown.near:
+        diagonals = min(diagonals, cdiv(shown.near + size - 1, size))
     steps = batch * cdiv(length, size)  # of the longest diagonal
     shares = min(steps, cdiv(SHARED, diagonals * heads))
     tiles = q.new_empty(heads, diagonals, shares, size, size, dtype=torch.float32)
     learned.of_table[(diagonals, shares, heads)](
-        *inputs, tiles, *arguments, **shape, **options
+        *inputs, shown.rows, tiles, *arguments, **shape, **options
     )  # fmt: skip
-    dtable = by_distance(tiles.sum(2), own.shape[-1] - PADDING, reach) * LN2
-    return dq, dk, dv, pad(dtable, (PADDING, 0))
+    dtable = by_distance(tiles.sum(2), own.shape[-1] - PADDING, reach, dsink) * LN2
+    return dq, dk, dv, pad(dtable, (PADDING, 0)), dsink

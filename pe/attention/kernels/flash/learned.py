@@ -13,13 +13,14 @@ import triton.language as tl
 from pe.attention.kernels.flash.elementary import log2
 from pe.attention.kernels.flash.forward import add_bias, at_distance, distances
 from pe.attention.kernels.flash.kinds import LOG2E
+from pe.attention.kernels.flash.spans import block_is_seen, seen
 
 
 @triton.jit
 def score_gradient(
-    p_q, p_k, p_v, p_do, p_lse, p_sums, p_x, p_y, p_z, i_b, i_h, i0, j0, T, H, G, scale,
-    q_strides, k_strides, v_strides, do_strides,
-    KIND: tl.constexpr, REACH: tl.constexpr, E: tl.constexpr,
+    p_q, p_k, p_v, p_do, p_lse, p_sums, p_x, p_y, p_z, p_spans, i_b, i_h, i0, j0, T, H, G, scale,
+    q_strides, k_strides, v_strides, do_strides, spans_b,
+    KIND: tl.constexpr, REACH: tl.constexpr, SEGMENTED: tl.constexpr, E: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dS of one square block, (BM, BM) float32."""
@@ -46,15 +47,19 @@ def score_gradient(
         IS_TRANSPOSED=False,
     )  # fmt: skip
     b_p = tl.math.exp2(b_s - b_lse[:, None])
-    b_p = tl.where(o_i[:, None] >= o_j[None, :], b_p, 0.0)
+    if p_spans is not None:
+        b_seen = seen(p_spans + i_b * spans_b, o_i, o_j, T, SEGMENTED, IS_TRANSPOSED=False)
+        b_p = tl.where(b_seen, b_p, 0.0)
+    else:
+        b_p = tl.where(o_i[:, None] >= o_j[None, :], b_p, 0.0)
     return b_p * (tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION) - b_sums[:, None])
 
 
 @triton.jit
 def of_table(
-    p_q, p_k, p_v, p_do, p_lse, p_sums, p_x, p_y, p_z, p_tiles, B, T, H, G, scale,
-    q_strides, k_strides, v_strides, do_strides, x_h,
-    KIND: tl.constexpr, REACH: tl.constexpr, E: tl.constexpr,
+    p_q, p_k, p_v, p_do, p_lse, p_sums, p_x, p_y, p_z, p_spans, p_tiles, B, T, H, G, scale,
+    q_strides, k_strides, v_strides, do_strides, spans_b, x_h,
+    KIND: tl.constexpr, REACH: tl.constexpr, SEGMENTED: tl.constexpr, E: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The sum of dS over a share of the n-th diagonal of blocks, whose distances agree.
@@ -62,8 +67,8 @@ def of_table(
     Program (n, share, head) goes down the diagonal, one sequence after another.
 
     Args:
-        p_q, p_k, p_v, p_do, p_lse, p_sums, p_x, p_y, p_z: as in `backward.by_keys`; x_h: the stride
-            of x by head.
+        p_q, p_k, p_v, p_do, p_lse, p_sums, p_x, p_y, p_z, p_spans: as in `backward.by_keys`; x_h:
+            the stride of x by head.
         p_tiles: (H, diagonals, shares, BM, BM) float32.
     """
     i_n, i_share, i_h = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -73,11 +78,15 @@ def of_table(
     for step in tl.range(i_share * each, tl.minimum((i_share + 1) * each, B * blocks)):
         i_b = (step // blocks).to(tl.int64)
         j0 = (step % blocks) * BM
-        b_total += score_gradient(
-            p_q, p_k, p_v, p_do, p_lse, p_sums, p_x + i_h * x_h, p_y, p_z, i_b, i_h, j0 + i_n * BM,
-            j0, T, H, G, scale, q_strides, k_strides, v_strides, do_strides,
-            KIND, REACH, E, D, BM, PRECISION,
-        )  # fmt: skip
+        is_seen = True
+        if p_spans is not None:
+            is_seen = block_is_seen(p_spans + i_b * spans_b, j0 + i_n * BM, j0, T, BM)
+        if is_seen:
+            b_total += score_gradient(
+                p_q, p_k, p_v, p_do, p_lse, p_sums, p_x + i_h * x_h, p_y, p_z, p_spans, i_b, i_h,
+                j0 + i_n * BM, j0, T, H, G, scale, q_strides, k_strides, v_strides, do_strides,
+                spans_b, KIND, REACH, SEGMENTED, E, D, BM, PRECISION,
+            )  # fmt: skip
     o_at = ((i_h * tl.num_programs(0) + i_n) * tl.num_programs(1) + i_share).to(tl.int64)
     o_r = tl.arange(0, BM)
     tl.store(p_tiles + o_at * BM * BM + o_r[:, None] * BM + o_r[None, :], b_total)
@@ -91,18 +100,20 @@ def sum_of_block(x):
 
 @triton.jit
 def of_network(
-    p_q, p_k, p_v, p_do, p_lse, p_sums, p_x, p_y, p_z, p_w, p_breaks, p_by_c, p_rows_c, p_rows_m,
-    p_parts, B, T, H, G, scale, q_strides, k_strides, v_strides, do_strides, x_h, w_strides, UNITS,
-    KIND: tl.constexpr, REACH: tl.constexpr, KNOTS: tl.constexpr, PADDED: tl.constexpr,
-    USES_LINES: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
-    PRECISION: tl.constexpr,
+    p_q, p_k, p_v, p_do, p_lse, p_sums, p_x, p_y, p_z, p_spans, p_w, p_breaks, p_by_c, p_rows_c,
+    p_rows_m, p_parts, B, T, H, G, scale, q_strides, k_strides, v_strides, do_strides, spans_b, x_h,
+    w_strides, UNITS,
+    KIND: tl.constexpr, REACH: tl.constexpr, SEGMENTED: tl.constexpr, KNOTS: tl.constexpr,
+    PADDED: tl.constexpr, USES_LINES: tl.constexpr, E: tl.constexpr, D: tl.constexpr,
+    BM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """FIRE: what every n-th block, of the whole batch, gives its network and two parameters.
 
     With u the argument of f, the sums of dS, dS u, dS du/dc and dS du/dm over u > breaks[n].
 
     Args:
-        p_q, p_k, p_v, p_do, p_lse, p_sums, p_x, p_y, p_z: as in `backward.by_keys`.
+        p_q, p_k, p_v, p_do, p_lse, p_sums, p_x, p_y, p_z, p_spans: as in `backward.by_keys`, of one
+            document for all sequences.
         p_w: (H, blocks, blocks) int32; with USES_LINES blocks within one piece of f, which have a
             number from 0 on here, are left to `pe.attention.kernels.flash.fire_far`.
         p_breaks: (UNITS,) float32, the corners of f. p_by_c, p_rows_c, p_rows_m: float32, parts of
@@ -127,14 +138,16 @@ def of_network(
             if USES_LINES
             else False
         )
+        if p_spans is not None:
+            done = not block_is_seen(p_spans, i0, j0, T, BM)
         if not done:
             b_total = tl.zeros((BM, BM), tl.float32)
             for i_b in tl.range(0, B):
                 b_total += score_gradient(
-                    p_q, p_k, p_v, p_do, p_lse, p_sums, p_x, p_y, p_z,
+                    p_q, p_k, p_v, p_do, p_lse, p_sums, p_x, p_y, p_z, p_spans,
                     i_b + tl.full((), 0, tl.int64), i_h, i0, j0, T, H, G, scale, q_strides,
-                    k_strides, v_strides, do_strides,
-                    KIND, REACH, E, D, BM, PRECISION,
+                    k_strides, v_strides, do_strides, spans_b,
+                    KIND, REACH, SEGMENTED, E, D, BM, PRECISION,
                 )  # fmt: skip
             o_i, o_j = i0 + tl.arange(0, BM), j0 + tl.arange(0, BM)
             rows = tl.load(p_z + o_i) / KNOTS

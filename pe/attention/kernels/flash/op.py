@@ -1,10 +1,12 @@
 """The kernels as one differentiable operator that torch.compile takes as one node.
 
     pe::flash           q, k, v and the parts of the bias -> o, lse, horizon
-    pe::flash_backward  -> dq, dk, dv, and the gradient of ``own``
+    pe::flash_backward  -> dq, dk, dv, and the gradients of ``own`` and ``sink``
 
-q (B, H, T, E), k (B, K, T, E), v (B, K, T, D); plain causal attention. ``own`` gets a gradient
-if it requires one, ``parts`` never do; `pe.encodings.core.forms` computes both:
+q (B, H, T, E), k (B, K, T, E), v (B, K, T, D); causal attention, to all keys or, with ``spans``,
+``keeps``, ``segmented`` and ``near``, to those that `pe.attention.spans.Spans` says. ``sink`` (H,)
+float32 is a logit beside those of the keys, or None. ``own`` gets a gradient if it requires one,
+``parts`` never do; `pe.encodings.core.forms` computes both:
 
     NONE   neither
     KEYS   own (B or 1, H, T + P): x of `forward`; parts: y
@@ -25,7 +27,7 @@ from torch import Tensor
 from pe.attention.kernels import self_check as checks
 from pe.attention.kernels.flash import self_check as cases
 from pe.attention.kernels.flash.horizon import skips_underflowed
-from pe.attention.kernels.flash.launch import backward, forward
+from pe.attention.kernels.flash.launch import ALL_KEYS, Shown, backward, forward
 from pe.attention.kernels.layout import tokens_first
 from pe.encodings.core.forms import NONE
 
@@ -33,7 +35,8 @@ from pe.encodings.core.forms import NONE
 @torch.library.custom_op("pe::flash", mutates_args=())
 def attend(
     q: Tensor, k: Tensor, v: Tensor, scale: float, kind: int, own: Tensor | None,
-    parts: list[Tensor], reach: int,
+    parts: list[Tensor], reach: int, spans: Tensor | None, keeps: bool, segmented: bool, near: int,
+    sink: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """o (B, H, T, D), lse (B, H, T) in base 2, and the horizon (B, H) or nothing.
 
@@ -41,45 +44,67 @@ def attend(
         RuntimeError: on this machine the kernels do not compute what they should.
     """
     if q.is_cuda:
-        self_check(kind, reach, q.shape[-1], v.shape[-1], q.dtype, q.device)
-    return forward(q, k, v, scale, kind, own, parts, reach)
+        self_check(
+            kind, 0 if spans is not None else reach, q.shape[-1], v.shape[-1], q.dtype, q.device,
+            spans is not None, segmented, sink is not None,
+        )  # fmt: skip
+    shown = Shown(spans, keeps, segmented, near)
+    return forward(q, k, v, scale, kind, own, parts, reach, shown=shown, sink=sink)
 
 
 @attend.register_fake
 def _(
     q: Tensor, k: Tensor, v: Tensor, scale: float, kind: int, own: Tensor | None,
-    parts: list[Tensor], reach: int,
+    parts: list[Tensor], reach: int, spans: Tensor | None, keeps: bool, segmented: bool, near: int,
+    sink: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    beyond = q.shape[:2] if skips_underflowed(kind, q.shape[2]) else (0,)
+    skips = spans is None and skips_underflowed(kind, q.shape[2])
+    beyond = q.shape[:2] if skips else (0,)
     return tokens_first(q, v.shape[-1]), lse, lse.new_empty(beyond)
 
 
-attend_backward = torch.library.custom_op("pe::flash_backward", backward, mutates_args=())
+@torch.library.custom_op("pe::flash_backward", mutates_args=())
+def attend_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, beyond: Tensor,
+    scale: float, kind: int, own: Tensor | None, parts: list[Tensor], reach: int, learns: bool,
+    spans: Tensor | None, keeps: bool, segmented: bool, near: int, sink: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """dq, dk, dv, and the gradients of ``own`` and ``sink``, each empty where there is none."""
+    return backward(
+        gradient, q, k, v, out, lse, beyond, scale, kind, own, parts, reach, learns,
+        shown=Shown(spans, keeps, segmented, near), sink=sink,
+    )  # fmt: skip
 
 
 @attend_backward.register_fake
 def _(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, beyond: Tensor,
     scale: float, kind: int, own: Tensor | None, parts: list[Tensor], reach: int, learns: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    spans: Tensor | None, keeps: bool, segmented: bool, near: int, sink: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     dparams = q.new_empty(own.shape if learns and own is not None else (0,), dtype=torch.float32)
     dk, dv = tokens_first(k, k.shape[-1]), tokens_first(v, v.shape[-1])
-    return tokens_first(q, q.shape[-1]), dk, dv, dparams
+    dsink = dparams.new_empty((0,) if sink is None else sink.shape)
+    return tokens_first(q, q.shape[-1]), dk, dv, dparams, dsink
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    q, k, v, ctx.scale, ctx.kind, own, parts, ctx.reach = inputs
-    ctx.save_for_backward(q, k, v, *output, own, *parts)
+    q, k, v, ctx.scale, ctx.kind, own, parts, ctx.reach, spans, *ctx.shown, sink = inputs
+    ctx.save_for_backward(q, k, v, *output, own, spans, sink, *parts)
     ctx.learns = own is not None and own.requires_grad
 
 
 def _backward(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Any, ...]:
-    q, k, v, out, lse, beyond, own, *parts = ctx.saved_tensors
-    dq, dk, dv, dparams = attend_backward(
-        gradient, q, k, v, out, lse, beyond, ctx.scale, ctx.kind, own, parts, ctx.reach, ctx.learns
-    )
-    return dq, dk, dv, None, None, dparams if ctx.learns else None, [None] * len(parts), None
+    q, k, v, out, lse, beyond, own, spans, sink, *parts = ctx.saved_tensors
+    dq, dk, dv, dparams, dsink = attend_backward(
+        gradient, q, k, v, out, lse, beyond, ctx.scale, ctx.kind, own, parts, ctx.reach,
+        ctx.learns, spans, *ctx.shown, sink,
+    )  # fmt: skip
+    return (
+        dq, dk, dv, None, None, dparams if ctx.learns else None, [None] * len(parts), None, None,
+        None, None, None, None if sink is None else dsink.to(sink.dtype),
+    )  # fmt: skip
 
 
 attend.register_autograd(_backward, setup_context=_save)
@@ -87,9 +112,12 @@ attend.register_autograd(_backward, setup_context=_save)
 
 @functools.cache
 def self_check(
-    kind: int, reach: int, width: int, value_width: int, dtype: torch.dtype, device: torch.device
-) -> None:
+    kind: int, reach: int, width: int, value_width: int, dtype: torch.dtype, device: torch.device,
+    hides: bool = False, segmented: bool = False, has_sink: bool = False,
+) -> None:  # fmt: skip
     """Compare the kernels with the definition, once per kind, before they are relied on.
+
+    ``hides``: with a window and first keys, in two documents if ``segmented``.
 
     Raises:
         RuntimeError: they fail or differ; says how, and what to use instead.
@@ -97,11 +125,14 @@ def self_check(
     case, scale = cases.case(kind, reach, width, value_width, dtype, device), width**-0.5
     q, k, v, gradient, (_, own, parts, reach) = case
     bias = kind, own, list(parts), reach
+    spans = cases.spans_of(q, segmented) if hides else None
+    sink = torch.linspace(-1.0, 2.0, q.shape[1], device=device) if has_sink else None
+    shown = ALL_KEYS if spans is None else Shown(*spans)
 
     def compute() -> tuple[Tensor, ...]:
-        out, lse, beyond = forward(q, k, v, scale, *bias, 0, 0)
+        out, lse, beyond = forward(q, k, v, scale, *bias, 0, 0, shown, sink)
         return out, *backward(
-            gradient, q, k, v, out, lse, beyond, scale, *bias, kind != NONE, 0
+            gradient, q, k, v, out, lse, beyond, scale, *bias, kind != NONE, 0, shown, sink
         )  # fmt: skip
 
-    checks.agree(compute, cases.expected(case, scale), dtype)
+    checks.agree(compute, cases.expected(case, scale, spans, sink), dtype)

@@ -2,6 +2,8 @@
 
 P = softmax(scale q k^T + b)    o = P v    dv = P^T dO    dS = P (dP - rowsum(P dP)),  dP = dO v^T
 dq = scale dS k    dk = scale dS^T q    and dS added up by what the bias depends on
+
+With a sink P has one more key, whose value is 0.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ from torch import Tensor
 from pe.attention.kernels.flash.horizon import FALLING
 from pe.attention.kernels.flash.piecewise_linear import takes_lines
 from pe.attention.kernels.self_check import Case, inputs, random_on
+from pe.attention.spans import Spans, spans
 from pe.encodings.core import forms
 from pe.encodings.core.forms import Form
+from pe.encodings.core.key_range import KeyRange
 
 BATCH, HEADS, LENGTH = 2, 2, 256
 LN2 = math.log(2.0)
@@ -57,22 +61,46 @@ def case(
     return Case(q, k, v, gradient, form)
 
 
-def expected(case: Case, scale: float) -> tuple[Tensor, ...]:
-    """o, dq, dk, dv and the gradient of the bias' parameters, float64."""
+def spans_of(q: Tensor, segmented: bool) -> Spans:
+    """A window and first keys that begin and end within blocks; ``segmented``: two documents, and
+    tokens in front of and among them that are padding."""
+    length = q.shape[2]
+    padding = documents = None
+    if segmented:
+        index = torch.arange(length, device=q.device).expand(q.shape[0], -1)
+        documents, padding = index // (length // 2 + 9), (index >= 5).int()
+        padding[0, length // 3] = 0
+    return spans(KeyRange(90, None, 3), length, q.device, padding, documents)
+
+
+def expected(
+    case: Case, scale: float, spans: Spans | None = None, sink: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """o, dq, dk, dv and the gradients of the bias' parameters and the sink, float64."""
     q, k, v, gradient = (t.double() for t in case[:4])
     logits = scale * (q @ k.transpose(-1, -2))
     if case.form.kind != forms.NONE:
         logits = logits + forms.matrix(case.form, q.shape[-2])
     seen = torch.ones_like(logits[0, 0], dtype=torch.bool, device=q.device).tril()
-    weights = logits.masked_fill(~seen, -math.inf).softmax(-1)
+    logits = logits.masked_fill(~(seen if spans is None else spans.mask()), -math.inf)
     by_weight = gradient @ v.transpose(-1, -2)
-    by_logit = weights * (by_weight - (weights * by_weight).sum(-1, keepdim=True))
+    if sink is None:
+        weights = logits.softmax(-1)
+    else:
+        own = sink.double()[:, None, None].expand(*logits.shape[:-1], 1)
+        weights = torch.cat((logits, own), -1).softmax(-1)[..., :-1]
+    sums = (weights * by_weight).sum(-1, keepdim=True)
+    by_logit = weights * (by_weight - sums)
+    by_sink = weights.new_empty(0)
+    if sink is not None:
+        by_sink = ((weights.sum(-1, keepdim=True) - 1) * sums).sum((0, 2, 3))
     return (
         weights @ v,
         scale * (by_logit @ k),
         scale * (by_logit.transpose(-1, -2) @ q).sum(1, keepdim=True),
         (weights.transpose(-1, -2) @ gradient).sum(1, keepdim=True),
         _own(case.form, by_logit),
+        by_sink,
     )
 
 
@@ -85,7 +113,7 @@ def _own(form: Form, by_logit: Tensor) -> Tensor:
         return by_logit.new_empty(0)
     own = torch.zeros_like(form.own, dtype=torch.float64)
     if form.kind == forms.KEYS:
-        own[..., :length] = by_logit.sum(-2) * LN2
+        own[..., :length] = (by_logit.sum(-2) - by_logit.sum(-1)) * LN2
     elif form.kind == forms.TABLE:
         reached = distance.clamp(max=form.reach) if form.reach else distance
         sums = by_logit.sum(0).flatten(1) * LN2

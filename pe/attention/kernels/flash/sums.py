@@ -7,11 +7,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 
-def by_distance(tiles: Tensor, width: int, reach: int) -> Tensor:
+def by_distance(tiles: Tensor, width: int, reach: int, by_sink: Tensor) -> Tensor:
     """Blocks summed along diagonals, (H, n, S, S) -> sums over equal distances (H, width).
 
-    Entry (r, c) of block n is at distance n S + r - c. The sum over all distances is 0, since each
-    row of dS sums to 0: so the entry ``reach``, for all from there on, is minus the sum before it.
+    Entry (r, c) of block n is at distance n S + r - c. The sum over all distances and the sink,
+    ``by_sink`` (H,) or nothing, is 0, since each row of dS sums to 0: so the entry ``reach``, for
+    all from there on, is minus the sum before it and that of the sink.
     """
     heads, count, size, _ = tiles.shape
     flipped = pad(tiles.flip(-1), (0, size)).flatten(-2)[..., : size * (2 * size - 1)]
@@ -24,6 +25,8 @@ def by_distance(tiles: Tensor, width: int, reach: int) -> Tensor:
     if 0 < reach < width:
         sums[:, reach:] = 0
         sums[:, reach] = -sums[:, :reach].sum(-1)
+        if by_sink.numel():
+            sums[:, reach] -= by_sink
     return sums
 
 

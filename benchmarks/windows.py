@@ -1,0 +1,157 @@
+"""What does a sliding window cost beside full attention, and beside torch's flex attention?
+
+    python benchmarks/windows.py --out windows.csv                 # 4 x 16,384 tokens
+
+Times attention alone, forward and backward, bfloat16, in one process and in turns: torch's fused
+causal attention (what NoPE and RoPE without a window train with), our kernels without a window, and
+for each window ours, ours with first keys and a sink, ours with ALiBi, and
+`torch.nn.attention.flex_attention` compiled, with a block mask of the same window. Memory is the
+peak above what the inputs take. Every result is compared with torch's attention under a mask first,
+on the last `CHECKED` queries. A whole training step is measured by
+
+    python benchmarks/train_speed.py --recipe tiny --compile --batch-size 4 \\
+        --context-length 16384 --systems pe:nope,pe:nope+window:512,pe:rope+window:512
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from kernels import milliseconds
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+
+import pe
+
+HEADS, WIDTH, CHECKED = 8, 64, 256
+TOLERANCE = 2e-2
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class System(NamedTuple):
+    """One way to compute attention."""
+
+    name: str
+    window: int
+    """0: full attention."""
+    attend: Attend
+    checked: bool = True
+    """It computes plain attention in that window, without a bias or a sink."""
+
+
+def ours(spec: str) -> Attend:
+    """`pe.attend` with this encoding."""
+    enc = pe.encoding(spec, head_dim=WIDTH, num_heads=HEADS).to("cuda")
+    backend = "kernel" if spec == "nope" else None
+    return lambda q, k, v: pe.attend(enc, q, k, v, backend=backend)
+
+
+def flex(window: int, length: int) -> Attend:
+    """torch's flex attention with the same window, compiled."""
+
+    def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (j <= i) & (i - j < window)
+
+    mask = create_block_mask(seen, None, None, length, length, device="cuda")
+    compiled = torch.compile(flex_attention)
+    return lambda q, k, v: compiled(q, k, v, block_mask=mask)
+
+
+def systems(windows: list[int], length: int) -> Iterator[System]:
+    yield System(
+        "torch full", 0, lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True)
+    )
+    yield System("ours full", 0, ours("nope"))
+    for window in windows:
+        yield System("ours", window, ours(f"window:{window}"))
+        yield System("ours, 4 first keys and a sink", window,
+                     ours(f"window:{window}+sinks:4+sink"), checked=False)  # fmt: skip
+        yield System("ours, ALiBi", window, ours(f"alibi+window:{window}"), checked=False)
+        yield System("flex attention", window, flex(window, length))
+
+
+def error(system: System, inputs: list[Tensor]) -> float:
+    """How far the last queries' output is from torch's attention under a mask, relative."""
+    q, k, v = (x.detach() for x in inputs[:3])
+    length = q.shape[2]
+    index = torch.arange(length, device="cuda")
+    query = index[-CHECKED:, None]
+    mask = (index <= query) & (query - index < (system.window or length))
+    want = scaled_dot_product_attention(q[:, :, -CHECKED:], k, v, mask).float()
+    got = system.attend(q, k, v)[:, :, -CHECKED:].float()
+    return float((got - want).norm() / want.norm())
+
+
+def measured(system: System, inputs: list[Tensor], repeats: int) -> tuple[float, float, float]:
+    """Milliseconds forward and backward, and GiB at the peak."""
+    q, k, v, gradient = inputs
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out = system.attend(q, k, v)
+    torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)
+    peak = (torch.cuda.max_memory_allocated() - before) / 2**30
+    forth = milliseconds(lambda: system.attend(q, k, v), repeats)
+    back = milliseconds(
+        lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True), repeats
+    )
+    return forth, back, peak
+
+
+def main() -> None:
+    """Check, time in turns, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--windows", default="128,512,2048", help="tokens, separated by commas")
+    parser.add_argument("--length", type=int, default=16_384)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3, help="turns; the median counts")
+    parser.add_argument("--repeats", type=int, default=6, help="in each turn")
+    parser.add_argument("--out", type=Path, help="a CSV file")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this needs a CUDA device")
+    generator = torch.Generator("cuda").manual_seed(0)
+    shape = options.batch, options.length, HEADS, WIDTH
+    inputs = [
+        torch.randn(shape, device="cuda", generator=generator).bfloat16().transpose(1, 2)
+        for _ in range(4)
+    ]
+    for x in inputs[:3]:
+        x.requires_grad_()
+    every = list(systems([int(w) for w in options.windows.split(",")], options.length))
+    for system in every:
+        if system.checked and (off := error(system, inputs)) > TOLERANCE:
+            raise RuntimeError(f"{system.name}, window {system.window}: off by {off:.1g}")
+        measured(system, inputs, 1)  # compiles
+    results: dict[tuple[str, int], list[tuple[float, float, float]]] = {}
+    for _ in range(options.rounds):
+        for system in every:
+            key = system.name, system.window
+            results.setdefault(key, []).append(measured(system, inputs, options.repeats))
+    medians = {
+        key: [statistics.median(column) for column in zip(*turns, strict=True)]
+        for key, turns in results.items()
+    }
+    full = sum(medians["torch full", 0][:2])
+    rows = []
+    for (name, window), (forth, back, peak) in medians.items():
+        ratio = full / (forth + back)
+        rows.append([options.batch, options.length, name, window, round(forth, 4), round(back, 4),
+                     round(ratio, 2), round(peak, 3)])  # fmt: skip
+        print(f"{name:30} {window or 'all':>5} {forth:8.3f} ms {back:8.3f} ms back "
+              f"{ratio:6.2f} x full {peak:7.3f} GiB")  # fmt: skip
+    if options.out:
+        with options.out.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow("batch length system window forward backward times_full gib".split())
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Released models' schedules, and how much a cache holds under a schedule.
+
+| ```{preset-table}            each preset, its spec, and where its numbers are from
+| ```{cache-sizes}             keys and values after 32,768 tokens, of each preset's own model
+| ```{cache-sizes} windows     the same of the model of a study, a line for each schedule in it
+
+What a cache holds is read off such a cache (`pe.model.cache.held_tokens`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from book_directives import Made
+from sphinx.application import Sphinx
+
+from pe.encodings.core.presets import PRESETS
+from pe.model.cache import held_tokens
+from pe.results.markdown import pipe
+from pe.results.quantities import label
+from pe.results.rows import short
+from pe.study.plan import load_plan
+
+TOKENS = 32_768
+BYTES = 2
+"""Of a number in bfloat16."""
+
+
+class Cached(NamedTuple):
+    """A model, as its cache sees it."""
+
+    name: str
+    spec: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+    def sizes(self) -> tuple[int, int]:
+        """Bytes of the keys and values held after `TOKENS`, and of all there were."""
+        held = held_tokens(self.spec, self.layers, TOKENS)
+        each = 2 * self.kv_heads * self.head_dim * BYTES
+        return sum(held) * each, TOKENS * self.layers * each
+
+
+def preset_table() -> str:
+    """Name, spec, model and source of each preset."""
+    lines = [[f"`{name}`", preset.model, f"`{preset.spec}`", preset.source]
+             for name, preset in PRESETS.items()]  # fmt: skip
+    return pipe(["name", "model", "spec", "numbers from"], lines, 4)
+
+
+def cache_table(models: Sequence[Cached]) -> str:
+    """A line for each model: what it holds, and the share of what it would without windows."""
+    lines = []
+    for model in models:
+        held, whole = model.sizes()
+        size = f"{model.layers} × {model.kv_heads} × {model.head_dim}"
+        lines.append([model.name, size, _mebibytes(held), _mebibytes(whole), f"{held / whole:.0%}"])
+    heads = ["schedule", "layers × key heads × width", "MiB", "all layers seeing all", "share"]
+    return pipe(heads, lines)
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / 2**20:,.0f}"
+
+
+def of_presets() -> list[Cached]:
+    """The model of each preset."""
+    return [Cached(f"`{name}`", p.spec, p.layers, p.kv_heads, p.head_dim)
+            for name, p in PRESETS.items()]  # fmt: skip
+
+
+def of_study(study: str) -> list[Cached]:
+    """The model of each schedule in a study's plan."""
+    rows = {planned.recipe.pe: planned for planned in load_plan(study) if planned.recipe.steps}
+    return [
+        Cached(
+            short(pe, label(pe), planned.label), pe, planned.recipe.num_hidden_layers,
+            planned.recipe.num_key_value_heads, planned.recipe.head_dim,
+        )
+        for pe, planned in rows.items()
+    ]  # fmt: skip
+
+
+class PresetTable(Made):
+    """`preset_table`."""
+
+    required_arguments = 0
+
+    def text(self) -> str:
+        return preset_table()
+
+
+class CacheSizes(Made):
+    """`cache_table` of a study, or of the presets' own models."""
+
+    required_arguments = 0
+    optional_arguments = 1
+
+    def text(self) -> str:
+        return cache_table(of_study(self.arguments[0]) if self.arguments else of_presets())
+
+
+def setup(app: Sphinx) -> None:
+    """Register with Sphinx."""
+    app.add_directive("preset-table", PresetTable)
+    app.add_directive("cache-sizes", CacheSizes)

@@ -1,0 +1,120 @@
+"""Which keys each query of causal attention sees, by four numbers per token instead of a mask.
+
+Number the tokens of a document from 0. Query n sees the keys from max(n - w + 1, n - n mod c, 0) to
+n, in a window of w and chunks of c, and besides them the first s (`pe.encodings.core.keys`). Turned
+round, key n is seen by the queries from n to min(n + w - 1, n - n mod c + c - 1), and if n < s by
+all later ones. Both are intervals, so as places in the sequence four numbers per token say it all:
+
+    first   of a query: the first key it sees, without the first s
+    last    of a key: the last query that sees it
+    origin  of a token: the first token of its document, which names the document, too
+    kept    of a query: where the first s keys of its document end
+
+    query i sees key j  if  j <= i <= last_j  and  origin_i = origin_j
+
+Kernels read their loop bounds from them, B_q queries and B_k keys in a block. A block of queries
+sees no key before the least of its `first`, and each of its queries sees all keys from the largest
+on. A block of keys is seen by no query after the largest of its `last`, and all its keys are seen
+up to the least. Blocks beyond the outer bound are not visited and blocks within the inner bound
+take no mask. B_q queries in a row see at most w + B_q - 1 keys, so a block of them visits at most
+w + B_q + 2 B_k, whatever the length is.
+
+A padding token is a document by itself: nobody reads what it computes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pe.encodings.core.key_range import KeyRange
+
+
+class Spans(NamedTuple):
+    """The four numbers, and what they are made of."""
+
+    rows: Tensor
+    """(1 or B, 4, T) int32: `first`, `last`, `origin` and `kept` of each token."""
+    keeps: bool
+    """Some keys before `first` are seen: those from `origin` to `kept`."""
+    segmented: bool
+    """There are several documents, or padding."""
+    near: int
+    """Keys at this distance and farther are hidden, 0 where that is not so."""
+
+    def mask(self) -> Tensor:
+        """(1 or B, 1, T, T), True where a query sees a key: for what takes nothing else."""
+        _, last, origin, _ = self.rows.unbind(1)
+        index = torch.arange(last.shape[-1], device=last.device)
+        query = index[:, None]
+        seen = (index <= query) & (query <= last[:, None])
+        return (seen & (origin[:, :, None] == origin[:, None]))[:, None]
+
+    def of_last_query(self) -> Tensor:
+        """(1 or B, T), True at the keys that the last token sees."""
+        _, last, origin, _ = self.rows.unbind(1)
+        return (last == last.shape[-1] - 1) & (origin == origin[:, -1:])
+
+
+def spans(
+    shown: KeyRange,
+    length: int,
+    device: torch.device,
+    padding: Tensor | None = None,
+    documents: Tensor | None = None,
+) -> Spans:
+    """The spans of ``length`` queries and as many keys; memory grows with the length alone.
+
+    Args:
+        padding: (B, T), 0 at padding. documents: (B, T), the document of each token, in any order.
+    """
+    window, chunk, sinks = shown
+    index = torch.arange(length, device=device)[None]
+    order, begin, size = index, torch.zeros_like(index), torch.full_like(index, length)
+    number = index
+    segmented = padding is not None or documents is not None
+    if segmented:
+        name = torch.zeros_like(index) if documents is None else 2 * documents.long()
+        if padding is not None:
+            name = torch.where(padding.bool(), name, 2 * index + 1)
+        order = name.argsort(dim=-1, stable=True)
+        place = order.argsort(dim=-1)
+        names = name.gather(-1, order)
+        begin = torch.searchsorted(names, names).gather(-1, place)
+        size = torch.searchsorted(names, names, right=True).gather(-1, place) - begin
+        number = place - begin
+    first, last = torch.zeros_like(number), size - 1
+    if window is not None:
+        first, last = first.maximum(number - window + 1), last.minimum(number + window - 1)
+    if chunk is not None:
+        before = number - number % chunk
+        first, last = first.maximum(before), last.minimum(before + chunk - 1)
+    last = torch.where(number < sinks, size - 1, last)
+    rows = (first, last, torch.zeros_like(number), size.clamp(max=max(sinks, 1)) - 1)
+    places = torch.stack([order.gather(-1, begin + row) for row in rows], 1)
+    places[:, 3] += 1
+    limits = [limit for limit in (window, chunk) if limit is not None]
+    near = min(limits) if limits and not sinks else 0
+    return Spans(places.int().contiguous(), sinks > 0, segmented, near)
+
+
+@torch.no_grad()
+def counted_within(spans: Spans, positions: Tensor) -> bool:
+    """Whether distances are differences of places: no document has gaps, and ``positions``,
+    (T,) or (B, T), rise by one from token to token of it.
+
+    Waits for the device, so a compiler is told that it is not so.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    origin = spans.rows[:, 2].long()
+    index = torch.arange(origin.shape[-1], device=origin.device)
+    counts = torch.zeros_like(origin).scatter_add_(-1, origin, torch.ones_like(origin))
+    ends = torch.where(counts > 0, index + counts, 0)
+    whole = index < ends.gather(-1, origin)  # as many tokens as there are places from the first
+    place = positions.expand(max(len(origin), len(positions) if positions.dim() > 1 else 1), -1)
+    start = place.gather(-1, origin.expand_as(place))
+    rises = place - start == index - origin
+    return bool((whole & rises).all())

@@ -1,0 +1,121 @@
+"""The file of the ledger and its types."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+
+from pe._errors import explain
+
+Paper = Annotated[str, StringConstraints(pattern=r"^\d{4}\.\d{4,5}$")]
+Key = Annotated[str, StringConstraints(pattern=r"^(runs|tasks|numerics):[^/]+/.+\.[^.]+$")]
+"""Address of a value: see `pe.claims.values`."""
+Read = Literal["paper", "authors' records", "secondary source", "memory"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Condition(_Part):
+    """Something that is so if the claim holds: a bound of a value, or that one value is larger.
+
+    ``value`` is at least or at most a number, if ``over`` is given after dividing by it; or it is
+    ``above`` another value.
+    """
+
+    say: str
+    """What it says, in words."""
+    value: Key
+    over: Key | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+    above: Key | None = None
+    """Compared seed by seed: with fewer than two common seeds nothing is decided."""
+
+    @model_validator(mode="after")
+    def _one_comparison(self) -> Condition:
+        if sum(x is not None for x in (self.at_least, self.at_most, self.above)) != 1:
+            raise ValueError("expected exactly one of at_least, at_most and above")
+        if self.above is not None and self.over is not None:
+            raise ValueError("over: goes with at_least or at_most, not with above")
+        return self
+
+    @property
+    def keys(self) -> list[str]:
+        """All values that it needs."""
+        return [key for key in (self.value, self.over, self.above) if key is not None]
+
+
+class NotTestable(_Part):
+    """Why this claim cannot be tested here."""
+
+    why: str
+
+
+class Claim(_Part):
+    """One published claim."""
+
+    id: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
+    paper: Paper | None
+    """Number on arXiv; null where the claim has no paper."""
+    where: str
+    """Table, figure or section; or the repository."""
+    claim: str
+    """What is claimed, in one sentence."""
+    theirs: str
+    """Their numbers."""
+    setup: str
+    """Their models, data and seeds."""
+    read: Read
+    """Where their number was read: the paper itself, records that the authors published, a
+    secondary source, or memory, which has to be checked before it is quoted."""
+    ours: str = ""
+    """Our set-up, where it is not the task's or study's own."""
+    test: list[Condition] | NotTestable
+    """Conditions that are met if the claim holds."""
+    note: str = ""
+    """What to keep in mind when reading the verdict."""
+
+
+def load(path: str | Path) -> list[Claim]:
+    """Read the ledger.
+
+    Raises:
+        ValueError: names the file, the claim and what is not right in it; or two claims with the
+            same id.
+    """
+    import yaml
+
+    entries = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    if not isinstance(entries, list):
+        raise ValueError(f"{path}: expected a list of claims")
+    claims: dict[str, Claim] = {}
+    for number, entry in enumerate(entries, 1):
+        name = entry.get("id", number) if isinstance(entry, dict) else number
+        try:
+            claim = Claim.model_validate(entry)
+        except ValidationError as error:
+            lines = "; ".join(explain(error, "field", Claim.model_fields))
+            raise ValueError(f"{path}: claim {name}: {lines}") from None
+        if claim.id in claims:
+            raise ValueError(f"{path}: two claims are called {claim.id!r}")
+        claims[claim.id] = claim
+    return list(claims.values())
+
+
+def parts(key: str) -> tuple[str, str, str, str]:
+    """``"runs:every/rope.ppl@2x"`` -> ``("runs", "every", "rope", "ppl@2x")``."""
+    match = re.fullmatch(r"(\w+):([^/]+)/(.+)\.([^.]+)", key)
+    assert match is not None, "checked by Key"
+    kind, place, subject, quantity = match.groups()
+    return kind, place, subject, quantity

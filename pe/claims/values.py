@@ -1,0 +1,120 @@
+"""Values of records by address.
+
+runs:STUDY/NAME.COLUMN            language models: NAME is an encoding (its runs from scratch) or
+                                  a run's folder; COLUMN one of `pe.runs.load`
+tasks:TASK/PE.SPLIT-QUANTITY      small models: of the newest experiment on the task with most
+                                  seeds; QUANTITY is token, exact, loss or solved
+numerics:NAME/SUBJECT.QUANTITY    computed without training: runs/numerics/NAME/numerics.json
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from pe import runs
+from pe.claims.ledger import parts
+from pe.runs.models import NumericsRecord
+from pe.tasks.measure import record, summary
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class Value(NamedTuple):
+    """A value for each seed, and where it is on record."""
+
+    by_seed: dict[int, float]
+    """Computed values have the seed 0."""
+    where: str
+    """Folder below the folder of runs."""
+    geometric: bool = False
+    """Perplexities are averaged in nats."""
+    samples: int | None = None
+    """Of a share that is computed without training: of how many samples. None where it depends on a
+    seed of training."""
+
+    @property
+    def mean(self) -> float:
+        """Over seeds."""
+        values = list(self.by_seed.values())
+        if self.geometric:
+            return math.exp(sum(map(math.log, values)) / len(values))
+        return sum(values) / len(values)
+
+
+class Values:
+    """Looks up values in a folder of runs (default `pe.runs.root`)."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = runs.root() if folder is None else folder
+        self._study = functools.cache(self._load_study)
+
+    def __call__(self, key: str) -> Value | None:
+        """None where nothing is on record yet, or the record has no such value.
+
+        Raises:
+            ValueError: a quantity that no record has.
+        """
+        kind, place, subject, quantity = parts(key)
+        look_up = {"runs": self._of_runs, "tasks": self._of_tasks, "numerics": self._of_numerics}
+        return look_up[kind](place, subject, quantity)
+
+    def _load_study(self, study: str) -> pandas.DataFrame | None:
+        return runs.load(self.folder, study) if (self.folder / study).is_dir() else None
+
+    def _of_runs(self, study: str, subject: str, quantity: str) -> Value | None:
+        table = self._study(study)
+        if table is None or quantity not in table:
+            return None
+        named = table["run"] == subject
+        scratch = (table["pe"] == subject) & table["start_from"].isna()
+        mine = table[(named if named.any() else scratch) & (table["status"] == "complete")]
+        mine = mine[mine[quantity].notna()]
+        if mine.empty:
+            return None
+        if mine["seed"].duplicated().any():
+            raise ValueError(
+                f"{study}/{subject}: several runs of a seed; name one: {list(mine['run'])}"
+            )
+        by_seed = {int(s): float(v) for s, v in zip(mine["seed"], mine[quantity], strict=True)}
+        names = ", ".join(f"{study}/{name}" for name in mine["run"])
+        return Value(by_seed, names, geometric=quantity.startswith("ppl"))
+
+    def _of_tasks(self, task: str, pe: str, quantity: str) -> Value | None:
+        split, _, what = quantity.partition("-")
+        known = {"token": summary.token, "exact": summary.exact, "loss": summary.loss}
+        if what not in (*known, "solved"):
+            raise ValueError(f"{quantity!r}: expected SPLIT-token, -exact, -loss or -solved")
+        best: Value | None = None
+        for run in record.find(self.folder):
+            there = [r for r in run.encoded() if (r.task, r.pe) == (task, pe)]
+            if run.study == "local" or not there or there[0].status != "complete":
+                continue
+            of = summary.token if what == "solved" else known[what]
+            values = summary.by_seed(there[0], split, of)
+            if any(value is None for value in values):
+                continue
+            numbers = [float(v) for v in values if v is not None]
+            if what == "solved":
+                numbers = [float(v >= summary.SOLVED) for v in numbers]
+            found = Value(
+                dict(zip(there[0].seeds, numbers, strict=True)), f"{run.study}/{run.name}"
+            )
+            if best is None or len(found.by_seed) > len(best.by_seed):
+                best = found
+        return best
+
+    def _of_numerics(self, name: str, subject: str, quantity: str) -> Value | None:
+        path = self.folder / "numerics" / name
+        part = runs.Folder(path).part("numerics")
+        if part is None:
+            return None
+        found = NumericsRecord.model_validate(part)
+        values = found.values.get(subject, {})
+        if quantity not in values:
+            return None
+        samples = found.settings[f"{quantity.partition('@')[0].partition('-')[2]}_samples"]
+        return Value({0: values[quantity]}, f"numerics/{name}", samples=samples)

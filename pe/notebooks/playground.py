@@ -1,0 +1,318 @@
+"""The playground: encodings against each other on a task, with controls and live curves.
+
+`notebooks/playground.ipynb` shows it in Jupyter, and ``voila notebooks/playground.ipynb`` as a web
+page. A setting that is wrong gets a sentence below the buttons. Training runs in a thread, so that
+the stop button is heard; figures are drawn under a lock, for matplotlib's settings are the
+process's.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ipywidgets as widgets
+from matplotlib.figure import Figure
+
+from pe import figures
+from pe.encodings import about as about_encoding
+from pe.encodings import list_encodings
+from pe.figures import attention as attention_figures
+from pe.figures import tasks as pictures
+from pe.notebooks.page import shown
+from pe.notebooks.parameters import configure_tasks
+from pe.notebooks.tasks_page import EXAMPLE_SEED
+from pe.results.quantities import label
+from pe.runs.models import TaskRecord
+from pe.tasks import about, names, task
+from pe.tasks.measure import summary
+from pe.tasks.measure.record import TaskRun
+
+REDRAW_SECONDS = 0.8
+EXAMPLES = 5
+"""Examples whose attention can be chosen."""
+NOTHING_TRAINED = "Nothing has been trained here yet."
+
+
+class Playground:
+    """Controls, and what they lead to. `view` is the widget to display.
+
+    Attributes:
+        controls: by name, the widgets of the settings.
+        records: of the encodings that are done, in order.
+    """
+
+    def __init__(self, study: str = "local") -> None:
+        self.study = study
+        self.records: list[TaskRecord] = []
+        self._models: dict[str, Any] = {}
+        self._run: TaskRun | None = None
+        self._stop = threading.Event()
+        self._drawing = threading.Lock()
+        self._thread: threading.Thread | None = None
+        wide = {"description_width": "7em"}
+        box = widgets.Layout(width="23em")
+
+        def number(value: int, name: str) -> widgets.IntText:
+            return widgets.IntText(value=value, description=name, style=wide, layout=box)
+
+        def text(value: str, name: str) -> widgets.Text:
+            return widgets.Text(value=value, description=name, style=wide, layout=box)
+
+        self.controls: dict[str, Any] = {
+            "task": widgets.Dropdown(
+                options=[(about(name).title, name) for name in names()],
+                value="k_back", description="task", style=wide, layout=box,
+            ),
+            "k": number(3, "k"),
+            "pe": widgets.SelectMultiple(
+                options=[(about_encoding(name).title, name) for name in list_encodings()],
+                value=("nope", "rope", "alibi"), rows=8, description="encodings", style=wide,
+                layout=box,
+            ),
+            "others": text("", "or a sum"),
+            "steps": number(300, "steps"),
+            "width": number(64, "width"),
+            "layers": number(2, "layers"),
+            "heads": number(4, "heads"),
+            "batch_size": number(32, "batch"),
+            "learning_rates": text("3e-3", "rates"),
+            "seeds": number(2, "seeds"),
+            "again": widgets.Checkbox(
+                value=False, description="train again what is on record", indent=False, layout=box
+            ),
+        }  # fmt: skip
+        self.controls["others"].placeholder = "rope+alibi; 3*rope, nope"
+        self.train = widgets.Button(description="Train", button_style="primary", icon="play")
+        self.stop = widgets.Button(description="Stop", icon="stop", disabled=True)
+        self.message = widgets.HTML()
+        self.definition = widgets.HTML()
+        self.curves, self.table = widgets.HTML(), widgets.HTML()
+        self.by_length, self.by_position = widgets.HTML(), widgets.HTML()
+        self.configuration = widgets.Textarea(
+            layout=widgets.Layout(width="100%", height="16em"), disabled=False
+        )
+        self.which = widgets.Dropdown(description="encoding", options=[])
+        self.layer = widgets.Dropdown(description="layer", options=[])
+        self.head = widgets.Dropdown(description="head", options=[])
+        self.example = widgets.Dropdown(
+            description="example", options=[(str(i + 1), i) for i in range(EXAMPLES)]
+        )
+        self.map = widgets.HTML(NOTHING_TRAINED)
+        self.train.on_click(lambda _: self.start())
+        self.stop.on_click(lambda _: self._stop.set())
+        self.controls["task"].observe(lambda _: self._describe(), "value")
+        for chosen in (self.which, self.layer, self.head, self.example):
+            chosen.observe(lambda _: self._draw_attention(), "value")
+        self._describe()
+        self.view = self._layout()
+
+    def _layout(self) -> widgets.Widget:
+        results = widgets.Tab(
+            children=[
+                widgets.VBox([self.curves, self.table]),
+                self.by_length,
+                self.by_position,
+                widgets.VBox(
+                    [widgets.HBox([self.which, self.layer, self.head, self.example]), self.map]
+                ),
+                widgets.VBox([widgets.HTML("To copy:"), self.configuration]),
+            ],
+            layout=widgets.Layout(min_width="44em", flex="1 1 44em"),
+        )
+        titles = ("Curves and summary", "By length", "By position", "Attention", "Configuration")
+        for place, name in enumerate(titles):
+            results.set_title(place, name)
+        left = [
+            *self.controls.values(), widgets.HBox([self.train, self.stop]), self.message,
+            self.definition,
+        ]  # fmt: skip
+        return widgets.HBox(
+            [widgets.VBox(left, layout=widgets.Layout(width="25em", flex="0 0 25em")), results],
+            layout=widgets.Layout(flex_flow="row wrap", align_items="flex-start"),
+        )
+
+    def _describe(self) -> None:
+        """What the chosen task is, in one example; ``k`` is shown where the task has it."""
+        name = self.controls["task"].value
+        known = about(name)
+        self.controls["k"].layout.display = None if "k" in known.options else "none"
+        made = task(name)
+        example = made.text(made.example(EXAMPLE_SEED, 0, "id", min(made.train_lengths)))
+        if len(example) > 300:
+            example = f"{example[:300]} …"
+        self.definition.value = (
+            f"<p>{html.escape(known.title)}: chance {100 * made.chance:.1f}%, trained on lengths "
+            f"{made.train_lengths[0]}–{made.train_lengths[1]}. An example, what is read and what "
+            f"is asked at each place:</p><p style='line-height:1.3'><code>{html.escape(example)}"
+            "</code></p>"
+        )
+
+    def settings(self) -> TaskRun:
+        """The experiment that the controls describe. ValueError says what is wrong."""
+        values = {name: widget.value for name, widget in self.controls.items()}
+        encodings = [*values["pe"], *(w.strip() for w in values["others"].split(";") if w.strip())]
+        if values["seeds"] < 1:
+            raise ValueError(
+                f"seeds: how many models per encoding? 1 or more, not {values['seeds']}"
+            )
+        options = {"k": values["k"]} if "k" in about(values["task"]).options else {}
+        return configure_tasks(
+            task=values["task"],
+            pe=";".join(encodings) + ";",
+            size="small",
+            study=self.study,
+            steps=values["steps"],
+            width=values["width"],
+            layers=values["layers"],
+            heads=values["heads"],
+            batch_size=values["batch_size"],
+            seeds=",".join(map(str, range(values["seeds"]))),
+            learning_rates=values["learning_rates"],
+            task_options=options,
+        )
+
+    def start(self) -> None:
+        """Check the settings and train in a thread; a mistake is shown and nothing starts."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        try:
+            run = self.settings()
+        except ValueError as error:
+            self._show_mistake(error)
+            return
+        assert run.experiment is not None
+        self._stop.clear()
+        self._run, self.records, self._models = run, [], {}
+        self.table.value = self.curves.value = self.by_length.value = self.by_position.value = ""
+        self.which.options = []
+        self.map.value = NOTHING_TRAINED
+        self.train.disabled, self.stop.disabled = True, False
+        settings = run.experiment.model_dump(mode="json") | {"encodings": run.encodings}
+        self.configuration.value = json.dumps(settings, indent=1)
+        self._thread = threading.Thread(target=self._work, args=(run,), daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until the training has ended."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _work(self, run: TaskRun) -> None:
+        try:
+            self._train(run)
+        except Exception as error:  # a thread has nobody above it who would show the error
+            self._show_mistake(error)
+        finally:
+            self.train.disabled, self.stop.disabled = False, True
+
+    def _train(self, run: TaskRun) -> None:
+        from pe.tasks.measure.experiment import Stream, measure
+        from pe.tasks.measure.many import Many
+
+        experiment = run.experiment
+        assert experiment is not None
+        made = experiment.make_task()
+        stream, steps = Stream(made), experiment.settings.steps
+        history: dict[str, list[list[float]]] = {}
+        last = time.monotonic()
+        for pe in run.encodings:
+            if self._stop.is_set():
+                break
+
+            def on_step(number: int, losses: list[float], pe: str = pe) -> bool:
+                nonlocal last
+                history.setdefault(pe, []).append(losses)
+                if time.monotonic() - last > REDRAW_SECONDS or number == steps:
+                    last = time.monotonic()
+                    self.message.value = f"{html.escape(label(pe))}: step {number} of {steps}"
+                    self._draw(
+                        self.curves, lambda: pictures.live_curves(history, steps, made.chance)
+                    )
+                return self._stop.is_set()
+
+            def on_trained(many: Many, pe: str = pe) -> None:
+                self._models[pe] = many
+
+            record = measure(
+                run, pe, on_step, stream, on_trained, again=self.controls["again"].value
+            )
+            self.records.append(record)
+            if pe in self._models:
+                place = [m.learning_rate for m in record.models].index(record.best_rate)
+                self._models[pe] = self._models[pe].model(place)
+            self._show_results()
+        known = len(self.records) - len(history)
+        old = f"; {known} of them on record from before" if known else ""
+        end = "Stopped" if self._stop.is_set() else "Done"
+        self.message.value = (
+            f"{end}: {len(self.records)} of {len(run.encodings)} encodings are recorded in "
+            f"<code>{html.escape(shown(run))}</code>{old}."
+        )
+
+    def _show_results(self) -> None:
+        from tabulate import tabulate
+
+        heads, lines = summary.rows(self.records)
+        plain = [[cell.replace("*", "") for cell in line] for line in lines]
+        table = tabulate(plain, heads, tablefmt="html", disable_numparse=True)
+        self.table.value = (
+            "<style>.pe-table td, .pe-table th {padding: 2px 8px; text-align: right}</style>"
+            f"<div class='pe-table'>{table}</div>"
+            "<p>Means over seeds, with 95% intervals where there are several.</p>"
+        )
+        self._draw(self.curves, lambda: pictures.learning_curves(self.records))
+        self._draw(self.by_length, lambda: pictures.accuracy_by_length(self.records))
+        self._draw(self.by_position, lambda: pictures.accuracy_by_position(self.records))
+        _offer(self.which, [(label(pe), pe) for pe in self._models])
+        if self._models:
+            assert self._run is not None
+            assert self._run.experiment is not None
+            sizes = self._run.experiment.settings
+            _offer(self.layer, [(str(n + 1), n) for n in range(sizes.layers)])
+            _offer(self.head, [(str(n + 1), n) for n in range(sizes.heads)])
+            self._draw_attention()
+        else:
+            self.map.value = (
+                "Attention is shown of models that were trained in this session: tick "
+                "“train again what is on record”."
+            )
+
+    def _draw_attention(self) -> None:
+        choice = (self.which.value, self.layer.value, self.head.value, self.example.value)
+        if None in choice or self._run is None:
+            return
+        from pe.evaluation.attention import attention_maps
+
+        pe, layer, head, number = choice
+        experiment = self._run.experiment
+        assert experiment is not None
+        made = experiment.make_task()
+        example = made.example(EXAMPLE_SEED, number, "id")
+        weights = attention_maps(self._models[pe], example.tokens.tolist())[layer, head].numpy()
+        labels = [made.symbols[token] for token in example.tokens]
+        title = f"{label(pe)}, layer {layer + 1}, head {head + 1}"
+        self._draw(self.map, lambda: attention_figures.one_map(weights, labels, title))
+
+    def _draw(self, place: widgets.HTML, figure: Callable[[], Figure]) -> None:
+        with self._drawing:
+            place.value = figures.svg(figure())
+
+    def _show_mistake(self, error: Exception) -> None:
+        known = isinstance(error, ValueError)
+        text = str(error) if known else f"{type(error).__name__}: {error}"
+        self.message.value = (
+            f"<p style='color:#c0392b' role='alert'>{html.escape(' '.join(text.split()))}</p>"
+        )
+
+
+def _offer(choice: widgets.Dropdown, options: list[tuple[str, Any]]) -> None:
+    """Replace the options; what was chosen stays chosen if it is still there, else the first is."""
+    old, values = choice.value, [value for _, value in options]
+    choice.options = options
+    if values:
+        choice.value = old if old in values else values[0]

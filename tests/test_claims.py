@@ -1,0 +1,134 @@
+"""The ledger: verdicts follow from records, and none is given without one."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pe import runs
+from pe.claims import Claim, Judged, Values, Verdict, judge, load
+from pe.claims.values import Value
+from pe.runs.models import NumericsRecord
+
+ROOT = Path(__file__).resolve().parent.parent
+LEDGER = ROOT / "book" / "tables" / "claims.yaml"
+A, B = "tasks:copy/a.id-token", "tasks:copy/b.id-token"
+
+
+def claim(*conditions: dict[str, Any]) -> Claim:
+    return Claim.model_validate(
+        {"id": "x", "paper": None, "where": "", "claim": "", "theirs": "", "setup": "",
+         "read": "paper", "test": list(conditions)}
+    )  # fmt: skip
+
+
+def verdict(one: Claim, **values: dict[int, float]) -> Judged:
+    names = {"a": A, "b": B}
+    known = {names[name]: Value(by_seed, f"here/{name}") for name, by_seed in values.items()}
+    return judge(one, known.get)  # type: ignore[arg-type]
+
+
+ABOVE = {"say": "a above b", "value": A, "above": B}
+LOW = {0: 0.1, 1: 0.12, 2: 0.11}
+HIGH = {0: 0.9, 1: 0.91, 2: 0.93}
+
+
+def test_a_difference_over_seeds_decides_and_one_that_could_be_chance_does_not() -> None:
+    one = claim(ABOVE)
+    assert verdict(one, a=HIGH, b=LOW).verdict == Verdict.HOLDS
+    assert verdict(one, a=LOW, b=HIGH).verdict == Verdict.FAILS
+    assert verdict(one, a={0: 0.1, 1: 0.9}, b={0: 0.2, 1: 0.7}).verdict == Verdict.UNDECIDED
+    assert verdict(one, a={0: 0.9}, b={0: 0.1}).verdict == Verdict.UNDECIDED, "one seed"
+
+
+def test_without_a_record_nothing_is_said() -> None:
+    judged = verdict(claim(ABOVE), a=HIGH)
+    assert (judged.verdict, judged.records, judged.numbers) == (Verdict.NOT_MEASURED, [], "")
+    assert B in judged.why
+
+
+def test_bounds_that_are_met_in_part_are_named() -> None:
+    half = {"say": "a is half", "value": A, "at_least": 0.5}
+    ratio = {"say": "a is twice b", "value": A, "over": B, "at_least": 20}
+    judged = verdict(claim(half, ratio), a={0: 0.9}, b={0: 0.1})
+    assert judged.verdict == Verdict.DEPENDS
+    assert judged.why == "so: a is half. Not so: a is twice b"
+    assert "0.9 / 0.1 = 9" in judged.numbers
+    assert judged.numbers.endswith("(one seed)")
+    assert judged.records == ["here/a", "here/b"]
+
+
+def test_every_verdict_of_the_ledger_has_a_record_or_a_reason() -> None:
+    claims, values = load(LEDGER), Values(ROOT / "runs")
+    assert len(claims) >= 40
+    for judged in (judge(one, values) for one in claims):
+        if judged.verdict in (Verdict.HOLDS, Verdict.FAILS, Verdict.DEPENDS, Verdict.UNDECIDED):
+            assert judged.records, judged.claim.id
+            assert judged.numbers
+        else:
+            assert judged.why, judged.claim.id
+
+
+def test_no_record_means_no_verdict_of_the_whole_ledger(tmp_path: Path) -> None:
+    kinds = {judge(one, Values(tmp_path)).verdict for one in load(LEDGER)}
+    assert kinds == {Verdict.NOT_MEASURED, Verdict.NOT_TESTABLE}
+
+
+def test_language_models_are_addressed_by_encoding_or_by_run(tmp_path: Path) -> None:
+    for name in ("rope-s0-507d441e", "rope-s1-45798220", "nope-s0-f341ed51"):
+        shutil.copytree(ROOT / "runs" / "demo" / name, tmp_path / "demo" / name)
+    values = Values(tmp_path)
+    both, one = values("runs:demo/rope.ppl@2x"), values("runs:demo/rope-s1-45798220.ppl@2x")
+    assert both is not None
+    assert one is not None
+    assert sorted(both.by_seed) == [0, 1]
+    assert one.by_seed == {1: both.by_seed[1]}
+    assert both.mean == pytest.approx((both.by_seed[0] * both.by_seed[1]) ** 0.5), "in nats"
+    assert values("runs:demo/alibi.ppl@2x") is None
+    assert values("runs:domo/rope.ppl@2x") is None
+
+
+def test_the_record_of_numerics_is_valid_and_decides_a_claim() -> None:
+    part = runs.Folder(ROOT / "runs" / "numerics" / "inversion").part("numerics")
+    record = NumericsRecord.model_validate(part)
+    value = Values(ROOT / "runs")("numerics:inversion/nope.position-aliasing@128")
+    assert value is not None
+    assert value.by_seed == {0: record.values["nope"]["position-aliasing@128"]}
+    assert value.mean == 1.0, "without positions every distance has the same logit"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"test": [{"say": "s", "value": "runs:every"}]}, "test"),
+        ({"test": [{"say": "s", "value": A}]}, "exactly one of at_least, at_most and above"),
+        ({"paper": "alibi"}, "paper"),
+        ({"verdict": "holds"}, "unknown field 'verdict'"),
+    ],
+)
+def test_a_mistake_in_the_ledger_names_the_claim(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    entry = yaml.safe_load(LEDGER.read_text())[0] | change
+    path = tmp_path / "claims.yaml"
+    path.write_text(yaml.safe_dump([entry]))
+    with pytest.raises(ValueError, match=f"claim {entry['id']}: .*{message}"):
+        load(path)
+
+
+def test_the_page_shows_the_verdicts_and_no_number_from_memory() -> None:
+    sys.path.insert(0, str(ROOT / "book" / "_ext"))
+    pytest.importorskip("sphinx")
+    import book_claims
+
+    found = book_claims.judged(ROOT / "book")
+    assert f"| *all*             |       {len(found)} |" in book_claims.tally(found)
+    (one,) = (judged for judged in found if judged.claim.id == "rope-breaks")
+    assert "Records: `every/rope-s0-62968d12`" in book_claims.entry(one)
+    (recalled,) = (judged for judged in found if judged.claim.id == "cope-flip-flop")
+    assert recalled.claim.theirs not in book_claims.entry(recalled)

@@ -1,0 +1,114 @@
+"""Benchmarks/lease: what fits into a transfer, and what still begins before the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pe.recipes.named import recipe
+from pe.study.plan import Planned, load_plan
+from pe.study.zero_shot import ZeroShot
+
+FOLDER = Path(__file__).parents[1] / "benchmarks" / "lease"
+
+
+@pytest.fixture
+def lease(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a module of the folder by its name."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    names = ("runner", "tokens", "warm")
+    yield importlib.import_module
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def planned(pe: str = "rope", **fields: Any) -> Planned:
+    return Planned(pe, recipe("tiny", pe=pe, **fields), "study")
+
+
+def test_a_run_is_judged_by_those_of_its_kind_so_that_short_ones_still_begin(lease: Any) -> None:
+    pace = lease("runner").Pace()
+    long, short = planned(steps=3400), planned("yarn", steps=400)
+    assert pace.expected(long) == 0.0, "nothing is known yet"
+    pace.learn(long, seconds=420.0, training=340.0)
+    assert pace.expected(long) == pytest.approx(420)
+    assert pace.expected(short) == pytest.approx(120)  # the slowest run alone would say 420
+    far = planned("alibi", steps=400, evaluation_lengths=(1024, 16384, 32768))
+    pace.learn(far, seconds=400.0, training=40.0)
+    assert pace.expected(short) == pytest.approx(120), "an expensive evaluation is not everybody's"
+    longer = planned(steps=100, context_length=4096, batch_size=16)
+    assert pace.expected(longer) == pytest.approx(360 + 10), "of another kind: by tokens, and safe"
+    part = ZeroShot(run="study/rope", factors=[2.0], methods=["pi", "yarn"])
+    task = dataclasses.replace(short, zero_shot=part)
+    assert pace.expected(task) == pytest.approx(2 * 360)
+    pace.learn(task, seconds=50.0, training=0.0)
+    assert pace.expected(task) == pytest.approx(50)
+
+
+def test_a_word_names_a_study_or_its_runs_of_one_label_and_none_comes_twice(lease: Any) -> None:
+    plans = lease("runner").plans
+    both = plans(["every/rope", "every"])
+    assert {p.label for p in both["every/rope"]} == {"rope"}
+    assert [p.recipe.seed for p in both["every/rope"]] == [0, 1, 2]
+    assert len(both["every/rope"]) + len(both["every"]) == len(load_plan("every"))
+    with pytest.raises(ValueError, match="every/rop: no run of every is called 'rop'"):
+        plans(["every/rop"])
+
+
+def test_runs_wait_for_a_task_and_a_task_for_the_weights_it_extends(
+    lease: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = lease("runner")
+    left = runner.plans(["every/rope", "extending"])
+    queue = runner.Queue(left, tmp_path, until=1e9)
+    assert queue.take("extending").label == "rope", "all else waits for its weights"
+    done: set[str] = set()
+    monkeypatch.setattr(runner, "complete", lambda run: run.name in done)
+    monkeypatch.setattr(runner.Run, "exists", lambda run: True)
+    monkeypatch.setattr(
+        ZeroShot, "missing", lambda part, run: [] if f"cells of {run.name}" in done else ["yarn@2"]
+    )
+    first = next(p for p in load_plan("every") if p.label == "rope")
+    queue.running.clear()
+    done.add(first.name)
+    begun = [queue.take("extending") for _ in range(40)]
+    labels = [p.label for p in begun if p is not None and p.study == "extending"]
+    assert labels[0] == "zero-shot"
+    assert not [name for name in labels if name.startswith("longrope")]
+    assert {p.recipe.seed for p in begun if p is not None and p.study == "extending"} == {0}
+    done.add(f"cells of {first.name}")
+    assert queue.take("extending").label == "longrope-0"
+
+
+def test_parts_are_cut_to_what_a_transfer_has_room_for_beside_the_tree(
+    lease: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = lease("tokens")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tokens, "TRANSFER", 30_000)
+    monkeypatch.setattr(tokens, "MARGIN", 1_000)
+    subprocess.run(["git", "init", "-q"], check=True)
+    folder, parts = Path(".gpu/lease"), Path(".gpu/lease.parts")
+    folder.mkdir(parents=True)
+    (folder / "code").write_bytes(b"c" * 2_000)
+    Path("tracked").write_bytes(b"t" * 5_000)
+    content = bytes(range(256)) * 150
+    tokens.cut(parts, content, '{"about": 1}', 25_000)  # as of a smaller tree
+    left = tokens.room(folder, parts)
+    assert left == 30_000 - 1_000 - 7_000
+    tokens.pack("", "corpus", "16384", str(parts), str(folder))
+    pieces = tokens._pieces(parts)
+    assert b"".join(path.read_bytes() for path in pieces) == content
+    for number in range(len(pieces)):
+        size = sum(path.stat().st_size for path in (parts / str(number)).iterdir())
+        assert 7_000 + size < 30_000
+    assert (parts / "0" / "about.json").read_text() == '{"about": 1}'
+    Path("grown").write_bytes(b"g" * 15_000)
+    with pytest.raises(SystemExit, match="only 7,000 bytes of a transfer are left"):
+        tokens.room(folder, parts)

@@ -1,0 +1,267 @@
+"""Experiments on tasks: records, what follows from them, the notebook, the study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from notebook_tools import shown
+
+import pe
+from pe._errors import PositionError
+from pe.figures import colour, marker, svg
+from pe.figures import tasks as pictures
+from pe.figures.style import distinct
+from pe.notebooks.parameters import configure_tasks
+from pe.runs import RunError
+from pe.runs.models import TaskAnswers, TaskRecord
+from pe.tasks import study as studies
+from pe.tasks.measure import summary
+from pe.tasks.measure.experiment import Stream, measure
+from pe.tasks.measure.many import Many, Member
+from pe.tasks.measure.record import Experiment, lengths_of, load, slug, split_of, task_run
+from pe.tasks.measure.settings import Settings
+
+NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "tasks.ipynb"
+SMALL: dict[str, Any] = {
+    "layers": 1, "width": 8, "heads": 2, "feedforward": 8, "steps": 3, "batch_size": 4,
+}  # fmt: skip
+EXPERIMENT = Experiment(
+    task="k_back", task_options={"items": 5, "train_lengths": (6, 8), "ood_lengths": (9, 12)},
+    seeds=(0, 1), learning_rates=(1e-3, 1e-1), settings=Settings(**SMALL), examples=10,
+    validation=8, each_length=4,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(own_runs: Path) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> list[TaskRecord]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PE_RUNS", str(tmp_path_factory.mktemp("tasks")))
+        run = task_run(EXPERIMENT)
+        stream = Stream(EXPERIMENT.make_task())
+        return [measure(run, name, stream=stream) for name in ("rope", "learned")]
+
+
+def test_a_record_holds_every_seed_at_every_rate_and_the_best_is_that_of_validation(
+    records: list[TaskRecord],
+) -> None:
+    record = records[0]
+    pairs = [(m.seed, m.learning_rate) for m in record.models]
+    assert pairs == [(0, 1e-3), (0, 1e-1), (1, 1e-3), (1, 1e-1)]
+
+    def loss(rate: float) -> float:
+        return sum(m.validation.loss or 9e9 for m in summary.at_rate(record, rate))
+
+    assert loss(record.best_rate) == min(map(loss, record.learning_rates))
+    assert [len(m.losses) for m in record.models] == [3] * 4
+    assert record.chance == 1 / 5
+    assert record.baselines["neighbour"].keys() == {"id", "ood"}
+    assert sorted(map(int, record.lengths)) == lengths_of(EXPERIMENT.make_task())
+    for places in record.positions.values():
+        assert places is not None
+        assert [share is None for share in places.shares[0][:3]] == [True] * 3, "nothing is asked"
+
+
+def test_what_an_encoding_has_no_positions_for_is_left_open(records: list[TaskRecord]) -> None:
+    learned = records[1]
+    assert learned.models[0].splits["id"] is not None
+    assert learned.models[0].splits["ood"] is None
+    assert learned.lengths["12"] is None
+    assert "no such positions" in summary.table(records)
+    assert summary.solved(learned, "ood") is None
+
+
+def test_scores_of_the_record_are_those_of_the_models(own_runs: Path) -> None:
+    kept: list[Many] = []
+    record = measure(task_run(EXPERIMENT), "rope", on_trained=kept.append)
+    seen = kept[0].answers("ood", 10, 2**63 + 1)
+    recorded = [m.splits["ood"] for m in record.models]
+    assert [a and a.tokens_right for a in recorded] == [a.score.tokens_right for a in seen]
+    for one in seen:
+        assert (one.right.sum(), one.asked.sum()) == (one.score.tokens_right, one.score.tokens)
+    assert kept[0].only([2]).score("id", 5) == [kept[0].score("id", 5)[2]]
+
+
+def test_groups_of_models_are_what_all_are_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    def losses() -> list[float]:
+        members = [Member(0, 1e-2), Member(1, 1e-2), Member(2, 1e-2)]
+        many = Many(EXPERIMENT.make_task(), "alibi", members, EXPERIMENT.settings)
+        many.step()
+        return [*many.step().tolist(), *(a.loss for a in many.answers("id", 6))]
+
+    together = losses()
+    monkeypatch.setattr("pe.tasks.measure.many.ATTENTION", 1)
+    assert losses() == pytest.approx(together, rel=1e-5)
+
+
+def test_a_stopped_training_is_recorded_as_such_and_made_once_more(own_runs: Path) -> None:
+    run = task_run(EXPERIMENT)
+    record = measure(run, "nope", on_step=lambda number, losses: number == 2)
+    assert (record.status, record.steps) == ("stopped", [1, 2])
+    assert measure(run, "nope").status == "complete"
+    before = run.file("nope").read_bytes()
+    assert measure(run, "nope", on_step=lambda number, losses: True).status == "complete"
+    assert run.file("nope").read_bytes() == before
+    assert run.busy() is None
+
+
+def test_another_source_of_the_encoding_is_not_shown_as_this_one(
+    own_runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = task_run(EXPERIMENT)
+    measure(run, "nope")
+    monkeypatch.setattr(
+        "pe.tasks.measure.experiment.source_hashes", lambda name: {"pe.encodings.nope": "0" * 16}
+    )
+    with pytest.raises(RunError, match=r"another source of nope \(pe.encodings.nope changed"):
+        measure(run, "nope")
+
+
+def test_the_table_of_all_records_and_a_damaged_one(own_runs: Path) -> None:
+    run = task_run(EXPERIMENT)
+    measure(run, "nope")
+    table = load()
+    assert len(table) == 4
+    assert {"id_token", "ood_exact", "best", "validation_loss"} <= set(table.columns)
+    assert pe.tasks.load().equals(table)
+    run.file("nope").write_text("{}")
+    with pytest.raises(RunError, match="task-nope.json"):
+        load()
+
+
+def test_the_name_of_an_experiment_depends_on_all_but_the_encoding() -> None:
+    name = EXPERIMENT.name()
+    for change in (
+        {"seeds": (0, 2)},
+        {"examples": 11},
+        {"settings": Settings(**SMALL | {"steps": 4})},
+    ):
+        assert Experiment(**(dict(EXPERIMENT) | change)).name() != name
+    options = EXPERIMENT.task_options | {"k": 3, "read": "copy"}
+    assert EXPERIMENT.model_copy(update={"task_options": options}).name() == name, "defaults"
+    assert slug("rope+alibi") == "rope+alibi"
+    assert len({slug(pe) for pe in ("rope, nope", "rope; nope", "rope nope")}) == 3
+
+
+def test_every_task_has_examples_at_the_lengths_that_are_scored() -> None:
+    for name in pe.tasks.names():
+        task = pe.tasks.task(name)
+        for length in (lengths_of(task)[0], lengths_of(task)[-1]):
+            task.example(0, 0, split_of(task, length), length)
+
+
+def test_intervals_are_over_seeds_and_one_seed_has_none() -> None:
+    def value(*values: float) -> str:
+        return summary.share(summary.mean(values))
+
+    assert value(0.5) == "50.0"
+    assert value(0.9, 1.0) == "95.0 (31.5–100.0)", "a share ends at 100"
+    assert summary.mean([0.5, None]) is None
+    assert summary.nats(None) == "–"
+    answers = TaskAnswers(tokens_right=3, tokens=4, examples_right=1, examples=2, loss=None)
+    assert (summary.token(answers), summary.exact(answers)) == (0.75, 0.5)
+
+
+def test_figures_say_what_is_chance_and_tell_encodings_apart(records: list[TaskRecord]) -> None:
+    drawn = [pictures.learning_curves(records), pictures.accuracy_by_position(records)]
+    for figure in (*drawn, pictures.accuracy_by_length(records)):
+        text = svg(figure)
+        for word in ("RoPE", "Learned", "uniform guessing"):
+            assert word in text
+    looks = distinct(["rope", "alibi", "nope", "pope", "yarn"])
+    assert len({colour for colour, _ in looks.values()}) == 5
+    assert looks["rope"] == (colour("rope"), marker("rope"))
+
+
+GIVEN: dict[str, Any] = {
+    "task": "k_back", "pe": "rope, alibi", "size": "small", "study": "mine", "steps": 2, "width": 8,
+    "layers": 1, "heads": 2, "batch_size": 4, "seeds": "0,1", "learning_rates": 0.01,
+    "task_options": {"k": 1, "train_lengths": [4, 4], "ood_lengths": [6, 6]},
+    "overrides": {"examples": 4, "validation": 4, "each_length": 2},
+}  # fmt: skip
+
+
+def test_the_notebook_trains_shows_and_adds_encodings_to_the_same_folder(own_runs: Path) -> None:
+    page = shown(NOTEBOOK, **GIVEN)
+    (folder,) = (own_runs / "mine").iterdir()
+    there = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    figures = {"learning.svg", "lengths.svg", "positions.svg"}
+    drawn = {"attention-rope.svg", "attention-alibi.svg"}
+    assert there == {"task-rope.json", "task-alibi.json", *figures, *drawn}
+    assert "| ALiBi " in page
+    assert "| *neighbour* " in page
+    record = (folder / "task-rope.json").read_bytes()
+    run = configure_tasks(**GIVEN | {"pe": "rope;nope"})
+    assert run.directory == folder
+    measure(run, "rope")
+    assert (folder / "task-rope.json").read_bytes() == record
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": "kback"}, r"unknown task 'kback' \(did you mean 'k_back'\?\)"),
+        ({"pe": "rope,alibo"}, r"unknown encoding 'alibo' \(did you mean 'alibi'\?\)"),
+        ({"pe": " "}, "pe: which encodings"),
+        ({"pe": "rope,rope"}, "pe: each encoding once"),
+        ({"size": "huge"}, "unknown size 'huge'"),
+        ({"width": 9}, "width: 9 does not divide into 2 heads"),
+        ({"seeds": "one"}, "seeds: expected whole numbers with commas between, got 'one'"),
+        ({"seeds": "1,1"}, "seeds: expected different values"),
+        ({"learning_rates": "-1"}, "learning_rates.*more than 0"),
+        ({"task_options": {"kk": 1}}, "unknown option of the task 'k_back' 'kk'"),
+        ({"overrides": {"warmup": 1}}, "unknown override 'warmup'"),
+    ],
+)
+def test_a_mistake_is_one_sentence(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        configure_tasks(**GIVEN | change)
+
+
+def test_the_parts_of_a_study_are_all_of_it_and_what_is_done_is_not_done_again(
+    own_runs: Path,
+) -> None:
+    study = studies.load_study("core")
+    assert (len(study.encodings), len(study.seeds), len(study.learning_rates)) == (14, 8, 3)
+    assert len(study.tasks) == 10
+    every = studies.jobs(study)
+    assert len(every) == 140
+    assert [job for n in (1, 2, 3) for job in names(studies.jobs(study, (n, 3)))] == names(every)
+    with pytest.raises(ValueError, match="part: expected 1/3 to 3/3, got 4/3"):
+        studies.jobs(study, (4, 3))
+    mini = studies.jobs(studies.load_study("core", mini=True))[:1]
+    lines: list[str] = []
+    assert names(list(studies.carry_out(mini, lines.append))) == names(mini)
+    assert list(studies.carry_out(mini, lines.append)) == []
+    assert len(lines) == 1
+    with pytest.raises(ValueError, match=r"unknown study over tasks 'cor' \(did you mean"):
+        studies.load_study("cor")
+
+
+def names(todo: list[studies.Job]) -> list[tuple[str, str]]:
+    return [(job.run.name, job.pe) for job in todo]
+
+
+def test_attention_maps_are_causal_rows_that_sum_to_one() -> None:
+    from pe.evaluation.attention import attention_maps, entropies
+
+    many = Many(EXPERIMENT.make_task(), "rope", [Member(0, 1e-2)], EXPERIMENT.settings)
+    weights = attention_maps(many.model(0), [1, 2, 3, 4])
+    assert weights.shape == (1, 2, 4, 4)
+    assert weights.sum(-1).flatten().tolist() == pytest.approx([1.0] * 8)
+    assert weights.triu(1).abs().sum() == 0
+    spread = entropies(weights)
+    assert spread.shape == (1, 2, 4)
+    assert spread[..., 0].abs().max() == 0, "the first query sees one key"
+    assert spread.max() <= 1.3863 + 1e-4
+    with pytest.raises(ValueError, match=r"expected one sequence"):
+        attention_maps(many.model(0), [])
+    learned = Many(EXPERIMENT.make_task(), "learned", [Member(0, 1e-2)], EXPERIMENT.settings)
+    with pytest.raises(PositionError):
+        attention_maps(learned.model(0), list(range(5)) * 3)
