@@ -25,7 +25,7 @@ from pe.figures import attention as attention_figures
 from pe.figures import tasks as pictures
 from pe.notebooks.page import shown
 from pe.notebooks.parameters import configure_tasks
-from pe.notebooks.tasks_page import EXAMPLE_SEED
+from pe.notebooks.tasks_page import EXAMPLE_SEED, short_example
 from pe.results.quantities import label
 from pe.runs.models import TaskRecord
 from pe.tasks import about, names, task
@@ -124,7 +124,7 @@ class Playground:
             ],
             layout=widgets.Layout(min_width="44em", flex="1 1 44em"),
         )
-        titles = ("Curves and summary", "By length", "By position", "Attention", "Configuration")
+        titles = ("Summary", "By length", "By position", "Attention", "Configuration")
         for place, name in enumerate(titles):
             results.set_title(place, name)
         left = [
@@ -142,7 +142,7 @@ class Playground:
         known = about(name)
         self.controls["k"].layout.display = None if "k" in known.options else "none"
         made = task(name)
-        example = made.text(made.example(EXAMPLE_SEED, 0, "id", min(made.train_lengths)))
+        example = made.text(short_example(made))
         if len(example) > 300:
             example = f"{example[:300]} …"
         self.definition.value = (
@@ -180,10 +180,13 @@ class Playground:
         """Check the settings and train in a thread; a mistake is shown and nothing starts."""
         if self._thread is not None and self._thread.is_alive():
             return
+        self.train.disabled = True
+        self.message.value = "Preparing …"  # the first time, torch and the models are loaded
         try:
             run = self.settings()
         except ValueError as error:
             self._show_mistake(error)
+            self.train.disabled = False
             return
         assert run.experiment is not None
         self._stop.clear()
@@ -191,7 +194,7 @@ class Playground:
         self.table.value = self.curves.value = self.by_length.value = self.by_position.value = ""
         self.which.options = []
         self.map.value = NOTHING_TRAINED
-        self.train.disabled, self.stop.disabled = True, False
+        self.stop.disabled = False
         settings = run.experiment.model_dump(mode="json") | {"encodings": run.encodings}
         self.configuration.value = json.dumps(settings, indent=1)
         self._thread = threading.Thread(target=self._work, args=(run,), daemon=True)

@@ -13,7 +13,7 @@ from pe.notebooks.page import show, shown
 from pe.results.markdown import pipe
 from pe.results.quantities import label
 from pe.runs.models import TaskRecord
-from pe.tasks import about, task_class
+from pe.tasks import Example, Task, about, task_class
 from pe.tasks.measure import summary
 from pe.tasks.measure.record import TaskRun, slug
 from pe.training.progress import Progress
@@ -33,8 +33,7 @@ def plan(run: TaskRun) -> Markdown:
     experiment = run.experiment
     assert experiment is not None, "made by configure_tasks"
     made, known, sizes = experiment.make_task(), about(experiment.task), experiment.settings
-    short = made.example(EXAMPLE_SEED, 0, "id", max(made.shortest, min(made.train_lengths)))
-    text = made.text(short)
+    text = made.text(short_example(made))
     paper = f" ([arXiv:{known.paper}](https://arxiv.org/abs/{known.paper}))" if known.paper else ""
     options = ", ".join(f"{k} {v}" for k, v in made.model_dump().items() if "lengths" not in k)
     models = len(experiment.seeds) * len(experiment.learning_rates)
@@ -56,6 +55,17 @@ def plan(run: TaskRun) -> Markdown:
     table = pipe(["", ""], [[key, value] for key, value in rows.items()], 2)
     definition = inspect.getdoc(inspect.getmodule(task_class(experiment.task)))
     return show(f"{table}\n\n```text\n{text}\n```\n\n```text\n{definition}\n```")
+
+
+def short_example(made: Task) -> Example:
+    """An example of about eight symbols, if the task has one, else of its least length."""
+    for length in (8, 12, 16):
+        try:
+            made.refuse_length(length)
+        except ValueError:  # too short, as with k = 10
+            continue
+        return made.example(EXAMPLE_SEED, 0, "id", length)
+    return made.example(EXAMPLE_SEED, 0, "id", min(made.train_lengths))
 
 
 def carry_out(run: TaskRun) -> list[TaskRecord]:
