@@ -31,7 +31,7 @@ def _dynamic(head_dim: int, original: int, factor: float) -> RoPE:
 
 
 def decoding_errors(
-    original: int = 64, longest: int = 256, head_dim: int = 32
+    original: int = 32, longest: int = 128, head_dim: int = 32
 ) -> dict[str, Tensor]:
     """Largest error of a decoding step's logits against the whole text read at once, by length.
 
@@ -89,8 +89,8 @@ def draw_dynamic_ntk_decoding() -> Figure:
     ax.plot(
         lengths, errors["raw"], color=figures.colour("dynamic_ntk"), label="all keys turned anew"
     )
-    ax.axvline(64, color=figures.FAINT, lw=0.8, ls=":")
-    ax.annotate("L₀ = 64", (66, float(errors["stale"].max()) * 0.9), fontsize=8)
+    ax.axvline(32, color=figures.FAINT, lw=0.8, ls=":")
+    ax.annotate("L₀ = 32", (33, float(errors["stale"].max()) * 0.9), fontsize=8)
     ax.set(xlabel="length at this step", ylabel="largest error of a logit")
     ax.legend(frameon=False, fontsize=8, loc="lower right")
     return figure
