@@ -83,8 +83,17 @@ def _line(one: Mapping[str, Any], kind: str, names: list[str]) -> str:
     if one["type"] == "value_error":
         return f"{at}{context['error']}"
     if one["type"] in _EXPECTED:
-        return f"{at}expected {_EXPECTED[one['type']].format(**context)}, got {value!r}"
+        hint = _as_number(value) if one["type"] == "float_type" else ""
+        return f"{at}expected {_EXPECTED[one['type']].format(**context)}, got {value!r}{hint}"
     return f"{at}{one['msg']}, got {value!r}"
+
+
+def _as_number(value: object) -> str:
+    """What to write for a text such as ``1e-3``, which YAML takes for no number."""
+    try:
+        return f"; write {float(value)!r}" if isinstance(value, str) else ""
+    except ValueError:
+        return ""
 
 
 class PositionError(ValueError):

@@ -73,13 +73,22 @@ def _print_table(columns: Sequence[str], lines: Sequence[Sequence[Any]]) -> None
 
 @app.command("list")
 def list_() -> None:
-    """List every encoding: its name, title, what it acts on, and its paper on arXiv."""
+    """List every encoding: its name, title, what it acts on, and its paper on arXiv.
+
+    After them, what is added to one (which keys a layer sees), and the schedules of released
+    models.
+    """
     from pe.encodings import FAMILIES, about, list_encodings
+    from pe.encodings.core.presets import PRESETS
+    from pe.encodings.core.registry import list_keys
 
     names = {name: about(name) for name in list_encodings()}
     order = sorted(names, key=lambda name: (FAMILIES.index(names[name].family), name))
     lines = [(name, names[name].title, names[name].family, names[name].paper) for name in order]
+    lines += [(name, about(name).title, "keys", about(name).paper) for name in list_keys()]
     _print_table(("name", "title", "acts on", "arXiv"), lines)
+    print()
+    _print_table(("schedule", "of"), [(name, p.model) for name, p in PRESETS.items()])
 
 
 @app.command()

@@ -189,6 +189,19 @@ def test_an_adapted_model_saves_and_loads_with_what_it_learned(tmp_path: Path, l
     torch.testing.assert_close(logits(back, tokens()), logits(llama, tokens()), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_hooks_work_in_bfloat16_and_under_autocast(kind: str) -> None:
+    model = host(kind, **FAMILIES[kind])
+    hooked, exact = pe.adapt(model, plain=False), logits(model, tokens())
+    with torch.autocast("cpu", torch.bfloat16):
+        for one in (model, hooked, pe.adapt(model, "rope+alibi")):
+            assert logits(one, tokens()).dtype == torch.bfloat16
+        torch.testing.assert_close(logits(hooked, tokens()).float(), exact, rtol=0.1, atol=0.03)
+    half = pe.adapt(model.bfloat16(), plain=False)
+    torch.testing.assert_close(logits(half, tokens()).float(), exact, rtol=0.1, atol=0.03)
+    assert generated(half).shape == (2, 46)
+
+
 def test_gemmas_local_layers_keep_their_base() -> None:
     model = host("gemma3_text", **FAMILIES["gemma3_text"])
     settings = pe.adapt(model, "yarn", factor=4).config.rope_parameters

@@ -114,6 +114,9 @@ def test_every_part_that_waits_for_records_is_one_that_will_be_there(
     nothing: Studies, everything: Studies
 ) -> None:
     waits = directives("if-recorded")
+    assert waits.count("extending") == 1
+    assert book_plans.there(everything, "extending") == [], "a study of its own, not in this folder"
+    waits.remove("extending")
     assert len(waits) == 7
     for text in waits:
         assert book_plans.there(nothing, text) == []

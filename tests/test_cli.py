@@ -11,6 +11,8 @@ from tiny_training import tiny, write_corpus
 import pe
 from pe import cli
 from pe.encodings import about, list_encodings
+from pe.encodings.core.presets import PRESETS
+from pe.encodings.core.registry import list_keys
 from pe.recipes.named import recipe as named_recipe
 from pe.runs import Run, find
 
@@ -20,8 +22,10 @@ PARAMETERS = {"pe", "pe_options", "seed", "steps", "corpus", "context_length", "
 
 def test_list_names_every_encoding_with_its_paper(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list"]) == 0
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()[2:]}
-    assert sorted(lines) == list_encodings()
+    encodings, schedules = capsys.readouterr().out.split("\n\n")
+    lines = {line.split()[0]: line for line in encodings.splitlines()[2:]}
+    assert sorted(lines) == sorted([*list_encodings(), *list_keys()])
+    assert [line.split()[0] for line in schedules.splitlines()[2:]] == list(PRESETS)
     assert all((about(name).paper or "") in line for name, line in lines.items())
 
 

@@ -119,15 +119,9 @@ def test_fire_has_the_authors_threshold_or_the_training_length() -> None:
     assert FIRE(4, original_length=2048).threshold == 512
     assert FIRE(4, original_length=256).threshold == 256
     assert FIRE(4, original_length=256, threshold=1000).threshold == 1000
-    for options in ({"threshold": 0.0}, {"c": 0.0}, {"eps": 0.0}, {"mlp_width": 0}):
+    for options in ({"threshold": 0.0}, {"c": -0.1}, {"eps": 0.0}, {"mlp_width": 0}):
         with pytest.raises(ValueError, match=next(iter(options))):
             encoding("fire", **SIZES, **options)
-
-
-def test_fire_may_begin_with_a_negative_c() -> None:
-    here, there = (FIRE(4, original_length=24, c=c) for c in (0.3, -0.3))
-    there.load_state_dict(here.state_dict() | {"c": there.c})
-    torch.testing.assert_close(fire_matrix(there, 30), fire_matrix(here, 30))
 
 
 def test_fire_moves_its_threshold_by_queries_below_it_only() -> None:

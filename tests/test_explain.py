@@ -14,6 +14,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import pe
 from pe.cli import main
+from pe.pretrained.picture import layer_rows
 
 LLAMA = {
     "model_type": "llama", "max_position_embeddings": 4096, "rope_theta": 10000.0,
@@ -569,6 +570,17 @@ def test_the_picture_shows_every_method_but_the_window(tmp_path):
     assert titles == {method.title for method in explanation.methods if method.name != "window"}
     assert explanation.save_figure(tmp_path / "a.svg").read_text().startswith("<?xml")
     assert explanation.save_figure(tmp_path / "a.png").stat().st_size > 1000
+
+
+def test_the_picture_shows_what_layers_see_where_they_differ():
+    rows, length = layer_rows(pe.explain(GEMMA3).kinds)
+    assert length == 2048
+    assert [row.spans for row in rows] == [[(1536, 2048)]] * 5 + [[(0, 2048)]]
+    assert rows[0].title == "RoPE, base 10,000, sliding 512"
+    rows, length = layer_rows(pe.explain(LLAMA4).kinds)
+    assert (len(rows), rows[0].spans) == (4, [(24576, 32768)]), "one period, its last chunk"
+    assert rows[3].title == "NoPE"
+    assert layer_rows(pe.explain(LLAMA).kinds) == ([], 0)
 
 
 def test_the_page_shows_what_the_command_prints_and_its_python_runs(tmp_path, monkeypatch, capsys):

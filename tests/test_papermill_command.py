@@ -15,6 +15,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from papermill import execute_notebook
 from papermill_stub import (
     FAILS,
     REPORTS,
@@ -27,6 +28,7 @@ from papermill_stub import (
     write_stub,
 )
 
+from pe.notebooks.papermill.engine import Busy
 from pe.runs import RunBusy
 
 TRAIN = Path(__file__).resolve().parent.parent / "notebooks" / "train.ipynb"
@@ -135,7 +137,7 @@ def started(notebook: Path, runs: Path, **more: str) -> subprocess.Popen[str]:
         # Tests that run in a shell's background job would hand on that SIGINT is ignored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not list(runs.glob("*/*/begun")):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
@@ -144,14 +146,17 @@ def started(notebook: Path, runs: Path, **more: str) -> subprocess.Popen[str]:
 
 
 def test_sigterm_lets_the_cell_save_and_a_second_command_is_refused_meanwhile(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     notebook, runs = write_stub(tmp_path / "nb.ipynb", SLEEPS), tmp_path / "runs"
     process = started(notebook, runs)
     before = {p: p.read_bytes() for p in folder(runs).iterdir() if p.is_file()}
-    second = run(notebook, runs=runs, stdin=subprocess.DEVNULL)
-    assert second.returncode == RunBusy.EXIT_CODE
-    (line,) = second.stderr.splitlines()
+    monkeypatch.setenv("PE_RUNS", str(runs))
+    with pytest.raises(Busy) as second:  # of which papermill's command makes a line and a code
+        execute_notebook(notebook, None, progress_bar=False)
+    assert second.value.exit_code == RunBusy.EXIT_CODE
+    second.value.show()
+    (line,) = capsys.readouterr().err.splitlines()
     assert f"is being written by process {process.pid}" in line
     assert {p: p.read_bytes() for p in folder(runs).iterdir() if p.is_file()} == before
     process.send_signal(signal.SIGTERM)

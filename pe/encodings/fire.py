@@ -50,12 +50,7 @@ class FIRE(Encoding):
         if threshold is None:
             threshold = min(AUTHORS_THRESHOLD, original_length or AUTHORS_THRESHOLD)
         self.threshold = positive("threshold", threshold)
-        if not (math.isfinite(c) and c != 0):
-            raise ValueError(
-                f"c: expected a finite number other than 0, got {c!r}; at 0 every share is 0 and c "
-                "gets no gradient, so that it would stay there"
-            )
-        self.initial_c, self.eps = c, positive("eps", eps)
+        self.initial_c, self.eps = positive("c", c), positive("eps", eps)
         width = at_least("mlp_width", mlp_width, 1)
         self.c = nn.Parameter(torch.empty(1))
         self.multiplier = nn.Parameter(torch.empty(1))

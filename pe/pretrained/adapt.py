@@ -426,7 +426,8 @@ def _logits(model: Any) -> Tensor:
     training = model.training
     model.eval()
     try:
-        out = model(input_ids=tokens, use_cache=False)
+        with torch.autocast(tokens.device.type, enabled=False):
+            out = model(input_ids=tokens, use_cache=False)
     finally:
         model.train(training)
     result: Tensor = out.logits if hasattr(out, "logits") else out.last_hidden_state

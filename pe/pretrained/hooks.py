@@ -26,7 +26,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pe._errors import PositionError
 from pe.attention import scaled
-from pe.attention.choose import bias_of, compute
+from pe.attention.choose import bias_of, compute, spans_for
+from pe.attention.spans import Spans
 from pe.encodings import Encoding, Prepared
 from pe.encodings.core.base import tightest
 
@@ -184,20 +185,28 @@ def attention(
             f"attention_mask: expected booleans (or a padding mask of two dimensions), got "
             f"{attention_mask.dtype}"
         )
+    # Under autocast the host's cosines of 1 have widened queries and keys, and values are narrow.
+    query, key = query.to(value.dtype), key.to(value.dtype)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     enc = pe_call.encoding or Encoding()
-    mask, bias_args = attention_mask, _where(pe_call, enc, query, key)
+    q_positions, k_positions, tables, counted = _where(pe_call, enc, query, key)
+    # The host's own sink is unknown to the choice of a kernel.
+    backend = None if s_aux is None else "sdpa"
+    shown: Tensor | Spans | None = attention_mask
     if enc.hides:
-        mask = enc.narrow(mask, query.shape[2], key.shape[2], query.device)
-    q_positions, k_positions, tables, counted = bias_args
-    # Not every kernel of a bias takes a sink, and of the model's own the encoding says nothing.
-    counted = counted and mask is None and s_aux is None
-    bias = bias_of(enc, query, key, q_positions, k_positions, pe_call.state, mask, counted, None)
+        length, known = query.shape[2], key.shape[2]
+        if attention_mask is None and length == known:
+            shown = spans_for(enc, query.device, query.dtype, query.shape[-1], length, backend)
+        if not isinstance(shown, Spans):
+            shown = enc.narrow(attention_mask, length, known, query.device)
+    bias = bias_of(
+        enc, query, key, q_positions, k_positions, pe_call.state, shown, counted, backend
+    )  # fmt: skip
     factor = enc.logit_scale(q_positions)
     q, k = enc.rotate(query, key, q_positions, k_positions, tables)
-    sinks = [sink for sink in (enc.sink_logit(), s_aux) if sink is not None]
-    sink = torch.stack([sink.float() for sink in sinks]).logsumexp(0) if sinks else None
-    out = compute(scaled(q, factor), k, value, scale, bias, mask, None, sink)
+    sinks = [sink.float() for sink in (enc.sink_logit(), s_aux) if sink is not None]
+    sink = torch.stack(sinks).logsumexp(0) if sinks else None
+    out = compute(scaled(q, factor), k, value, scale, bias, shown, backend, sink)
     return out.transpose(1, 2).contiguous(), None
 
 

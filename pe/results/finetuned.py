@@ -50,9 +50,7 @@ def fine_tuned(rows: Sequence[Row]) -> list[FineTuned]:
             found.append(FineTuned(row, title, before, extended, trained))
     titles = [one.title for one in found]
     return [
-        one
-        if titles.count(one.title) == 1
-        else replace(one, title=f"{one.title} ({one.row.label})")
+        replace(one, title=f"{one.title} ({one.row.label})") if titles.count(one.title) > 1 else one
         for one in found
     ]
 

@@ -14,8 +14,9 @@ from pe.study.plan import Planned, load_plan
 
 
 def carry_out(root: Path, study: str, labels: list[str] | None = None) -> dict[str, Run]:
-    """A record for each planned run, or for those named, by label."""
+    """A record for each planned run of the first seed, or for those named, by label."""
     plan = [p for p in load_plan(study) if labels is None or p.label in labels]
+    plan = [p for p in plan if p.recipe.seed == plan[0].recipe.seed]
     return {p.label: write(root, study, p, place) for place, p in enumerate(plan)}
 
 

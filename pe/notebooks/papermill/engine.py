@@ -154,10 +154,11 @@ def execute(
             with client.stoppable():
                 client.execute(env=_environment(run))
             if client.ignored:
-                launcher = LAUNCHERS[str(document.kind(nb))].__name__
+                kind = document.kind(nb)
+                assert kind is not None  # or `plan` would have refused the notebook
                 raise Refused(
                     f"the cells of this notebook never asked for the run that the command named "
-                    f"({_shown(run.directory)}): call {launcher} of "
+                    f"({_shown(run.directory)}): call {LAUNCHERS[kind].__name__} of "
                     "pe.notebooks.parameters in them, as the notebooks of this package do"
                 )
         except BaseException as error:
