@@ -63,10 +63,15 @@ def test_bounds_that_are_met_in_part_are_named() -> None:
     assert judged.records == ["here/a", "here/b"]
 
 
-def test_every_verdict_of_the_ledger_has_a_record_or_a_reason() -> None:
-    claims, values = load(LEDGER), Values(ROOT / "runs")
-    assert len(claims) >= 40
-    for judged in (judge(one, values) for one in claims):
+@pytest.fixture(scope="module")
+def ledger() -> list[Judged]:
+    values = Values(ROOT / "runs")
+    return [judge(one, values) for one in load(LEDGER)]
+
+
+def test_every_verdict_of_the_ledger_has_a_record_or_a_reason(ledger: list[Judged]) -> None:
+    assert len(ledger) >= 40
+    for judged in ledger:
         if judged.verdict in (Verdict.HOLDS, Verdict.FAILS, Verdict.DEPENDS, Verdict.UNDECIDED):
             assert judged.records, judged.claim.id
             assert judged.numbers
@@ -121,14 +126,13 @@ def test_a_mistake_in_the_ledger_names_the_claim(
         load(path)
 
 
-def test_the_page_shows_the_verdicts_and_no_number_from_memory() -> None:
+def test_the_page_shows_the_verdicts_and_no_number_from_memory(ledger: list[Judged]) -> None:
     sys.path.insert(0, str(ROOT / "book" / "_ext"))
     pytest.importorskip("sphinx")
     import book_claims
 
-    found = book_claims.judged(ROOT / "book")
-    assert f"| *all*             |       {len(found)} |" in book_claims.tally(found)
-    (one,) = (judged for judged in found if judged.claim.id == "rope-breaks")
+    assert f"| *all*             |       {len(ledger)} |" in book_claims.tally(ledger)
+    (one,) = (judged for judged in ledger if judged.claim.id == "rope-breaks")
     assert "Records: `every/rope-s0-62968d12`" in book_claims.entry(one)
-    (recalled,) = (judged for judged in found if judged.claim.id == "cope-flip-flop")
+    (recalled,) = (judged for judged in ledger if judged.claim.id == "cope-flip-flop")
     assert recalled.claim.theirs not in book_claims.entry(recalled)

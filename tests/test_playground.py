@@ -9,12 +9,15 @@ import pytest
 from notebook_tools import shown
 
 from pe.notebooks.playground import Playground
+from pe.tasks.measure.record import SIZES
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "playground.ipynb"
 
 
 @pytest.fixture
-def playground(own_runs: Path) -> Playground:
+def playground(own_runs: Path, monkeypatch: pytest.MonkeyPatch) -> Playground:
+    few = {"examples": 4, "validation": 4, "each_length": 2}
+    monkeypatch.setitem(SIZES, "small", SIZES["small"] | few)
     made = Playground()
     values = {
         "pe": ("rope",), "steps": 2, "width": 8, "layers": 1, "heads": 2, "batch_size": 2,

@@ -104,7 +104,7 @@ class Playground:
         )
         self.map = widgets.HTML(NOTHING_TRAINED)
         self.train.on_click(lambda _: self.start())
-        self.stop.on_click(lambda _: self._stop.set())
+        self.stop.on_click(lambda _: self._end())
         self.controls["task"].observe(lambda _: self._describe(), "value")
         for chosen in (self.which, self.layer, self.head, self.example):
             chosen.observe(lambda _: self._draw_attention(), "value")
@@ -199,6 +199,12 @@ class Playground:
         self.configuration.value = json.dumps(settings, indent=1)
         self._thread = threading.Thread(target=self._work, args=(run,), daemon=True)
         self._thread.start()
+
+    def _end(self) -> None:
+        """Let the training end after this step; what was trained is scored and recorded."""
+        self._stop.set()
+        self.stop.disabled = True
+        self.message.value = "Stopping: what was trained is scored and recorded …"
 
     def wait(self) -> None:
         """Until the training has ended."""
