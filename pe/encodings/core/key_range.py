@@ -1,4 +1,4 @@
-"""Which keys a query sees, where numbers say it, so that kernels can skip what is hidden.
+"""Which keys a query sees, where numbers say it: kernels skip what is hidden, and scales count it.
 
 Apart from `Encoding`, whose source is part of what a record holds of its encoding.
 """
@@ -6,6 +6,9 @@ Apart from `Encoding`, whose source is part of what a record holds of its encodi
 from __future__ import annotations
 
 from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
 
 from pe.encodings.core.base import Encoding
 from pe.encodings.core.composite import Composite
@@ -49,3 +52,24 @@ def key_range(enc: Encoding) -> KeyRange | None:
             return None
         shown = shown._replace(chunk=shown.chunk or chunk, sinks=max(shown.sinks, sinks))
     return shown
+
+
+class Narrowed(Composite):
+    """A sum with a window or a chunk: logit scales go by the number of keys that are shown.
+
+    SSMax scales by ln n, where n is how many keys the softmax is over (arXiv:2501.19399). In a
+    window that is not the position plus one, so each part is told a position one less than n.
+    """
+
+    def logit_scale(self, q_positions: Tensor) -> Tensor | None:
+        return super().logit_scale(self.shown(q_positions) - 1)
+
+    def shown(self, query: Tensor) -> Tensor:
+        """How many keys the query of this number sees, where no token is hidden otherwise."""
+        ranges = [part.key_range() for part in self._all if isinstance(part, HasKeyRange)]
+        firsts = [torch.zeros_like(query)]
+        firsts += [query - r.window + 1 for r in ranges if r.window is not None]
+        firsts += [query // r.chunk * r.chunk for r in ranges if r.chunk is not None]
+        first = torch.stack(firsts).amax(0)
+        kept = [first.clamp(max=r.sinks) for r in ranges if r.sinks]
+        return sum(kept, query - first + 1)

@@ -9,7 +9,7 @@
 i and j count the tokens that a query may see at all (`Encoding.narrow`): hidden tokens count
 nowhere, and each document of a sequence is counted from its first token. So positions have no say
 in what is seen. p is the query's position, or in a layer with a window or a chunk one less than the
-number of keys that it shows (`Narrowed`).
+number of keys that it shows (`pe.encodings.core.key_range.Narrowed`).
 
 Windows: Beltagy, Peters, Cohan 2020 (arXiv:2004.05150), Jiang et al. 2023 (arXiv:2310.06825).
 Chunks: Llama 4, in transformers' code. First tokens that are kept: Xiao et al. 2023
@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from pe.encodings.core.base import Encoding
 from pe.encodings.core.checks import positive
-from pe.encodings.core.composite import Composite
 from pe.encodings.core.distance import at_least_float32
 from pe.encodings.core.key_range import KeyRange
 from pe.encodings.core.registry import register_keys
@@ -52,10 +51,6 @@ class Window(Encoding):
     def key_range(self) -> KeyRange:
         return KeyRange(window=self.window)
 
-    def first_shown(self, query: Tensor) -> Tensor:
-        """The first key that a query sees."""
-        return (query - self.window + 1).clamp(min=0)
-
 
 @register_keys("chunk", title="chunk")
 class Chunk(Encoding):
@@ -72,10 +67,6 @@ class Chunk(Encoding):
 
     def key_range(self) -> KeyRange:
         return KeyRange(chunk=self.chunk)
-
-    def first_shown(self, query: Tensor) -> Tensor:
-        """The first key that a query sees."""
-        return query // self.chunk * self.chunk
 
 
 @register_keys("sinks", title="sinks", paper="2309.17453")
@@ -133,21 +124,3 @@ class Temperature(Encoding):
         steps = q_positions // self.temperature  # of integers: exact at any position
         scale = 1.0 + self.temperature_scale * steps.to(torch.float64).log1p()
         return scale[..., None, :]  # (B, 1, T), or (1, T); float64, rounded as queries need it
-
-
-class Narrowed(Composite):
-    """A sum with a window or a chunk: logit scales go by the number of keys that are shown.
-
-    SSMax scales by ln n, where n is how many keys the softmax is over (arXiv:2501.19399). In a
-    window that is not the position plus one, so each part is told a position one less than n.
-    """
-
-    def logit_scale(self, q_positions: Tensor) -> Tensor | None:
-        return super().logit_scale(self.shown(q_positions) - 1)
-
-    def shown(self, query: Tensor) -> Tensor:
-        """How many keys the query of this number sees, where no token is hidden otherwise."""
-        hiding = [part for part in self._all if isinstance(part, Window | Chunk)]
-        first = torch.stack([part.first_shown(query) for part in hiding]).amax(0)
-        kept = [first.clamp(max=part.sinks) for part in self._all if isinstance(part, Sinks)]
-        return sum(kept, query - first + 1)

@@ -26,6 +26,7 @@ from pe.encodings.core.checks import UNSET
 from pe.encodings.core.composite import Composite
 from pe.encodings.core.extension import Method, Variant
 from pe.encodings.core.frequencies import FrequencyTransform
+from pe.encodings.core.key_range import HasKeyRange, Narrowed
 from pe.encodings.core.presets import PRESETS
 from pe.encodings.core.spec import LayerSpec, PartSpec, is_sum, joined, layer_specs, parse
 
@@ -338,10 +339,8 @@ def encoding(
 def sum_class(parts: Iterable[type]) -> type[Composite]:
     """The class of a sum of these encodings: where one hides keys and another scales logits, one
     that tells the second how many keys are shown."""
-    from pe.encodings.core.keys import Chunk, Narrowed, Window  # which import this module
-
     encodings = [part for part in parts if issubclass(part, Encoding)]
-    hides = any(issubclass(part, Window | Chunk) for part in encodings)
+    hides = any(part.hides and issubclass(part, HasKeyRange) for part in encodings)
     scales = any(part.logit_scale is not Encoding.logit_scale for part in encodings)
     return Narrowed if hides and scales else Composite
 
