@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import platform
 import resource
@@ -81,6 +82,10 @@ def page_faults(keep: bool) -> int:
 
     The allocator needs some rounds until it finds room for them in what it kept.
     """
+    glibc = ctypes.CDLL(None)  # as it begins, whatever an earlier test of this process trained
+    glibc.mallopt(devices.M_MMAP_MAX, 65536)
+    glibc.mallopt(devices.M_TRIM_THRESHOLD, 128 * 1024)
+    glibc.malloc_trim(0)
     if keep:
         devices.keep_memory(CPU)
     for bits in (18, 20, 22, 24):
