@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pe.pretrained.judged import Judged
 from pe.pretrained.load import load
 from pe.pretrained.trial import try_out
 
+ROOT = Path(__file__).resolve().parent.parent
 SIZES: dict[str, Any] = {
     "vocab_size": 264, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
@@ -66,6 +68,8 @@ def test_variants_are_judged_on_the_same_tokens_and_recorded(place: Path) -> Non
         "type": "llama", "parameters": record["host"]["parameters"], "training_length": 128,
         "known_from": "",
     }  # fmt: skip
+    assert record["data"]["tokenizer"] == record["settings"]["model"]
+    assert str(run.directory) not in json.dumps(record), "no path of this machine"
     assert record["transformers_settings"]["rope_type"] == "yarn"
     untouched, adapted = (record["outcomes"][v] for v in ("untouched", "adapted"))
     assert list(record["outcomes"]) == ["untouched", "adapted"]
@@ -127,3 +131,25 @@ def test_logits_that_are_a_multiple_of_the_product_are_scored_as_they_are() -> N
         have = judged.lm_head(judged.model(ids).last_hidden_state)
         torch.testing.assert_close(have, model(ids).logits, rtol=1e-4, atol=1e-5)
     assert pe.adapt(model, "pi").get_output_embeddings() is not None
+
+
+def test_the_guide_shows_each_outcome_beside_the_untouched_model() -> None:
+    pytest.importorskip("sphinx")
+    sys.path.insert(0, str(ROOT / "book" / "_ext"))
+    import book_pretrained
+    import book_records
+
+    def record(pe_name: str, loss: float) -> dict[str, Any]:
+        outcomes = {
+            name: {"perplexity": {"512": {"nll": nll}}}
+            for name, nll in (("untouched", 1.5), ("adapted", loss))
+        }
+        settings = {"model": "tiny", "pe": pe_name, "options": {"factor": 4.0}, "lengths": [512]}
+        return {"settings": settings, "outcomes": outcomes}
+
+    text = book_pretrained.table([record("yarn", 1.625), record("pi", 3.0)])
+    assert book_records.lines(text)[1:] == [
+        ["tiny", "untouched", "1.500"],
+        ["tiny", "`yarn`, factor 4", "1.625 (+0.125)"],
+        ["tiny", "`pi`, factor 4", "3.000 (+1.500)"],
+    ]

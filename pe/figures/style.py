@@ -57,7 +57,7 @@ def marker(pe: str) -> str:
 
 
 def distinct(names: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Colour and marker of each encoding of one figure, no two of them alike.
+    """Colour and marker of each encoding of one figure; no two have both the same.
 
     The first with a colour keeps it; others take the next colour and marker that are free, as long
     as there are some.

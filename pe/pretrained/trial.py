@@ -115,7 +115,7 @@ class _Trial:
             "command": command() or "", "code": code(), "versions": versions(),
             "hardware": hardware(), "study": self.run.study, "run": self.run.name,
             "status": "running", "settings": self.settings.model_dump(mode="json"),
-            "data": data.summary(),
+            "data": data.summary() | {"tokenizer": self.settings.model},  # not its path here
             "host": {
                 "type": self.model.config.model_type,
                 "parameters": sum(p.numel() for p in self.model.parameters()),

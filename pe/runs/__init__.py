@@ -321,9 +321,7 @@ class Run(Folder):
         Sessions that began there or later led to nothing that is kept, and are forgotten.
         """
         old = self.record
-        session = Session(
-            created=provenance.now(), step=step, code=old.code, hardware=old.hardware
-        )
+        session = Session(created=provenance.now(), step=step, code=old.code, hardware=old.hardware)
         sessions = [*(s for s in old.sessions if s.step < step), session]
         self.update(sessions=[s.model_dump(exclude_unset=True) for s in sessions])
 
@@ -481,7 +479,9 @@ def _row(run: Run) -> dict[str, Any]:
         "commit": ", ".join(record.commits) or None,
         "directory": str(run.directory),
     }
-    row |= record.training.model_dump(exclude={"passes", "resumes", "best"}) if record.training else {}
+    row |= (
+        record.training.model_dump(exclude={"passes", "resumes", "best"}) if record.training else {}
+    )
     cells = {f"ppl@{at}": cell["value"] for at, cell in evaluation.get("perplexity", {}).items()}
     for part in (evaluation[name] for name in ("retrieval", "needles") if evaluation.get(name)):
         samples = part.get("samples", 1)

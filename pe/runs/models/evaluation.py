@@ -1,0 +1,180 @@
+"""evaluation.json: what a run reads and finds."""
+
+from __future__ import annotations
+
+from typing import Annotated, Generic, TypeVar
+
+from pydantic import Field
+
+from pe.runs.models.parts import (
+    Cell,
+    Code,
+    Created,
+    Part,
+    Perplexity,
+    Reason,
+    Record,
+    Scored,
+    Seconds,
+    Tokens,
+)
+
+WindowPerplexity = Annotated[
+    dict[Tokens, Cell], Field(description="By length: all tokens of the window but the first.")
+]
+
+
+class LossByPosition(Part):
+    """Mean loss along the window, at the longest length that has a value."""
+
+    length: int | None
+    """Tokens of the windows."""
+    edges: list[int]
+    """Bin edges, one more than values: bin i holds the tokens predicted from positions edges[i] to
+    edges[i+1]-1."""
+    nll: list[float]
+    """Nats per token in each bin."""
+
+
+Number = TypeVar("Number")
+
+
+class Answers(Part, Generic[Number]):
+    """Prompts, or single digits, that were answered right."""
+
+    exact: Number
+    """Prompts with all digits right, chosen among the ten digits."""
+    greedy: Number
+    """Prompts with all digits right, chosen from the whole vocabulary."""
+    digits: Number
+    """Single digits right, chosen among the ten."""
+
+
+class Controls(Part):
+    """The same prompts where the answer cannot be read, over all depths."""
+
+    removed: Answers[int]
+    """The needle removed."""
+    another: Answers[int]
+    """The needle stating another number."""
+
+
+class RetrievalCell(Answers[list[int] | None]):
+    """One length of prompt and answer, in tokens: counts by depth, null where there are none."""
+
+    controls: Controls | None
+    reason: Reason
+
+
+class Retrieval(Part):
+    """Numbers hidden in test text: how many prompts (or single digits) were answered right. Only
+    where the recipe asks for it."""
+
+    samples: int
+    """Prompts for each length and depth."""
+    depths: list[float]
+    """Share of the text before the number."""
+    digits: int
+    """Digits of an answer."""
+    tasks: dict[str, dict[Tokens, RetrievalCell]]
+    """By task, and by length in tokens."""
+
+
+class NeedleCell(Part):
+    """One length of prompt and answers, in tokens."""
+
+    prompts: str | None
+    """1 for each prompt whose answers are all right and 0 for the others, in an order that is the
+    same for every model; null where the model cannot be run."""
+    numbers: float | None = None
+    """Share of the numbers that are right."""
+    digits: float | None = None
+    """Share of the digits that are right, each chosen among the ten; chance 0.1."""
+    controls: dict[str, int] | None = None
+    """Prompts that are right where the answer cannot be read: ``removed`` and ``another``."""
+    reason: Reason
+
+
+class Needles(Part):
+    """The same for recipes with retrieval_tasks: numbers of seven digits, hits of each prompt."""
+
+    count: int
+    """Prompts for each task and length."""
+    seed: int
+    """Of the prompts."""
+    digits: int
+    """Digits of a number."""
+    tasks: dict[str, dict[Tokens, NeedleCell]]
+    """By task, and by length in tokens."""
+
+
+class Measures(Part):
+    """How a model does by context length."""
+
+    perplexity: Perplexity
+    window_perplexity: WindowPerplexity
+    loss_by_position: LossByPosition
+    retrieval: Retrieval | None = None
+    needles: Needles | None = None
+
+
+class Fit(Part):
+    """A length temperature fitted on validation text."""
+
+    value: float
+    """c in the factor 1 + c ln(n / L) of the logits of a query that sees n > L tokens."""
+    nll: float
+    """Mean loss on the validation windows with it, nats per token."""
+    nll_without: float
+    """The same at c = 0."""
+    lengths: list[int]
+    """Context lengths it was fitted on, in tokens."""
+    windows: int
+    """Validation windows."""
+    trials: list[list[float]]
+    """Every [c, nll] that was tried."""
+    at_bound: bool = False
+    """Whether the search ended at an end of its range: the best c may lie beyond. Not in older
+    records."""
+
+
+class Tempered(Part):
+    """The same measurements with a length temperature fitted on validation text, where the recipe
+    asks for it."""
+
+    fit: Fit | None
+    """That of the shortest length; null where no length lies beyond the training context."""
+    fits: dict[Tokens, Fit] = {}
+    """By length beyond the training context: the fit that is used at that length. Not in older
+    records, which used one fit over all lengths."""
+    reason: str | None
+    """Why there is no fit."""
+    perplexity: Perplexity = {}
+    window_perplexity: WindowPerplexity = {}
+    loss_by_position: LossByPosition | None = None
+    retrieval: Retrieval | None = None
+    needles: Needles | None = None
+
+
+class Precision(Part):
+    """Types of matrix products and of the residual stream."""
+
+    products: str
+    """Type of matrix products, such as bfloat16."""
+    residual: str
+    """Type of the residual stream."""
+
+
+class Evaluation(Measures, Scored, Record):
+    """How a trained model does at context lengths it may never have seen."""
+
+    created: Created
+    code: Code | None = None
+    """The code that evaluated. Not in older records."""
+    windows_wanted: int | None = None
+    """Windows that the recipe asked for; the corpus may have fewer. Not in the oldest records."""
+    precision: Precision | None = None
+    """Types of matrix products and of the residual stream. Not in older records: those of the
+    recipe, the residual stream as the products."""
+    seconds: Seconds
+    tempered: Tempered | None = None

@@ -1,0 +1,84 @@
+"""extension.json and longrope-<factor>x.json: a trained run read with other frequencies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pe.runs.models.evaluation import Needles
+from pe.runs.models.parts import Computed, Part, Perplexity, Record, Scored, TargetTokens, Tokens
+from pe.runs.models.run import Retrained
+
+
+class ExtensionCell(Computed):
+    """One conversion."""
+
+    pe: str
+    """Encoding the model was converted to."""
+    options: dict[str, Any]
+    """Its options; empty where ``by_length`` has them."""
+    by_length: dict[Tokens, dict[str, Any]] | None = None
+    """Options at each length beyond the training length, where the factor equals the length."""
+    retrained: Retrained | None = None
+    """Only where the run's weights were lost and this is measured on those of a second training."""
+    perplexity: Perplexity
+    needles: Needles | None = None
+    """Where the recipe names retrieval tasks; not in older records."""
+
+
+class Extension(Scored, Record):
+    """A trained rotary model extended without training, by method and factor.
+
+    The windows are those of evaluation.json.
+    """
+
+    cells: dict[str, ExtensionCell]
+    """By method and factor, such as yarn@4 and yarn@length."""
+
+
+class Candidate(Part):
+    """One vector of factors and its loss."""
+
+    generation: int
+    """0: the seeds and their mutations."""
+    origin: str
+    """A seed's name (pi, ntk, yarn, blend), mutation or crossover."""
+    nll: float | None
+    """Mean negative log likelihood in nats per token; null where it is no number."""
+    perplexity: float | None
+    """exp(nll)."""
+    factors: list[float]
+    """By how much each frequency is slowed."""
+
+
+class SearchSettings(Part):
+    """What the search was asked for, and what follows from that."""
+
+    pe: str
+    """Encoding that the model is converted to."""
+    factor: float
+    """How many training lengths are read."""
+    magnitude: str | float
+    """LongRoPE's option, for all candidates."""
+    population: int
+    """Size of the first generation."""
+    seed: int
+    """Of all random choices."""
+    windows: int
+    """Windows asked for."""
+    length: int
+    """Tokens of a window."""
+    target_tokens: TargetTokens
+    windows_found: int
+    """Windows that the corpus has, each inside one validation document."""
+    data: str
+    """Fingerprint of the texts."""
+
+
+class Search(Computed, Record):
+    """A search for LongRoPE's factors: every candidate and its loss."""
+
+    settings: SearchSettings
+    history: list[Candidate]
+    """Every candidate in the order of evaluation."""
+    best: Candidate | None
+    """The candidate with the least loss; the first of equals."""

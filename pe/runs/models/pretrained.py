@@ -1,0 +1,98 @@
+"""pretrained.json: a model that somebody else trained."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pe.runs.models.evaluation import Measures
+from pe.runs.models.parts import Lengths, Part, Process, Record, Seconds, TargetTokens
+from pe.runs.models.run import Data
+
+
+class PretrainedSettings(Part):
+    """What was asked of a model that somebody else trained."""
+
+    model: str
+    """Name of its folder or gguf file."""
+    pe: str
+    """Encoding that it is given, as the registry spells it."""
+    options: dict[str, Any]
+    """Options of the encoding."""
+    corpus: str
+    """Name or path of the text."""
+    lengths: Lengths
+    windows: int
+    """Windows asked for at each length."""
+    target_tokens: TargetTokens
+    prompts: int
+    """Prompts that hide a number, for each task and length."""
+    steps: int
+    """Optimizer steps under the new encoding; 0: none."""
+    context_length: int
+    """Tokens in a training window."""
+    batch_size: int
+    """Windows in an optimizer step."""
+    learning_rate: float
+    """At its peak; a cosine leads to a tenth of it."""
+    seed: int
+    """Of the order of training windows and of new parameters."""
+
+
+class Host(Part):
+    """The model as it was."""
+
+    type: str
+    """transformers' name of its kind."""
+    parameters: int
+    """All parameters, a tied head counted once."""
+    training_length: int
+    """Tokens of the longest texts that it is meant for."""
+    known_from: str
+    """How the training length is known."""
+
+
+class Outcome(Measures):
+    """How one variant of the model does."""
+
+    no_needles: str | None
+    """Why no hidden numbers were looked for; null where they were, at lengths with room for them."""
+    seconds: Seconds
+    sample: str
+    """A continuation of the first tokens of the test split, without drawing (greedy)."""
+
+
+class Step(Part):
+    """One logged step of a training."""
+
+    step: int
+    """Optimizer steps so far."""
+    loss: float
+    """Mean since the line before, nats per token."""
+    learning_rate: float
+    """Of that step."""
+
+
+class PretrainedRecord(Process, Record):
+    """A model that somebody else trained, before and after `pe.adapt`."""
+
+    study: str
+    """Folder that the record belongs to."""
+    run: str
+    """Folder of the record."""
+    status: Literal["running", "complete"]
+    """Whether all that was asked for is there."""
+    settings: PretrainedSettings
+    data: Data
+    host: Host
+    windows: int
+    """Windows at each length, each inside one test document."""
+    precision: dict[str, str]
+    """Types of matrix products and of weights."""
+    transformers_settings: dict[str, Any] | None
+    """rope_parameters that stand for the new encoding; null where it works through hooks."""
+    outcomes: dict[str, Outcome]
+    """By variant: untouched, adapted, trained."""
+    training: list[Step]
+    """Of the variant trained."""
+    peak_memory_gib: float | None
+    """Peak device memory (CUDA) or resident memory (CPU) in GiB."""
