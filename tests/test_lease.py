@@ -57,8 +57,11 @@ def test_a_word_names_a_study_or_its_runs_of_one_label_and_none_comes_twice(leas
     assert {p.label for p in both["every/rope"]} == {"rope"}
     assert [p.recipe.seed for p in both["every/rope"]] == [0, 1, 2]
     assert len(both["every/rope"]) + len(both["every"]) == len(load_plan("every"))
-    with pytest.raises(ValueError, match="every/rop: no run of every is called 'rop'"):
-        plans(["every/rop"])
+    assert [p.recipe.seed for p in plans(["every/rope#1"])["every/rope#1"]] == [1]
+    assert {p.recipe.seed for p in plans(["extending#2"])["extending#2"]} == {2}
+    for unknown in ("every/rop", "every/rope#7", "every#7"):
+        with pytest.raises(ValueError, match=f"{unknown}: every has no run of that label and seed"):
+            plans([unknown])
 
 
 def test_runs_wait_for_a_task_and_a_task_for_the_weights_it_extends(

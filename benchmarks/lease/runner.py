@@ -1,11 +1,13 @@
 """Carry out the plans of studies, several runs at a time on each GPU, without Dask.
 
-    python runner.py every/rope:2 extending:4 [--gpus 2] [--until 1500] [--mini] [--first 3]
+    python runner.py every/rope#0:1 extending:4 [--gpus 2] [--until 1500] [--mini] [--first 3]
 
 ``extending:4`` gives four of the places to the study `extending`; ``every/rope:2`` gives two to the
-runs of `every` that are called rope, with all their seeds, and leaves its others out. The places
-are spread over the GPUs. Each place takes the first run of its study whose parent is done, and of
-another study where its own has none left. The zero-shot part of a study is a task like a run.
+runs of `every` that are called rope, with all their seeds, and leaves its others out;
+``every/rope#0:1`` gives one place to its run of seed 0. A word with ``:0`` has no place of its own.
+The places are spread over the GPUs. Each place takes the first run of its word whose parent is
+done, and that of another word, in the order of the command, where its own has none ready. The
+zero-shot part of a study is a task like a run.
 
 A run that would not end within ``--until`` seconds is not begun. How long it takes is judged by
 those before it, training and evaluation each by those of its kind, so that shorter runs still begin
@@ -222,7 +224,7 @@ def place(study: str, queue: Queue, gpu: int | None) -> None:
 def plans(
     words: Sequence[str], *, mini: bool = False, first: int = 10**6
 ) -> dict[str, list[Planned]]:
-    """The runs that each word names, ``STUDY`` or ``STUDY/LABEL``; none is there twice.
+    """The runs that each word names, ``STUDY[/LABEL][#SEED]``; none is there twice.
 
     Raises:
         ValueError: no such study, or no run of it that is called so.
@@ -230,10 +232,15 @@ def plans(
     found: dict[str, list[Planned]] = {}
     known: set[tuple[str, str]] = set()
     for word in words:
-        study, _, label = word.partition("/")
-        plan = [p for p in load_plan(study, mini=mini) if label in ("", p.label)]
+        wanted, _, seed = word.partition("#")
+        study, _, label = wanted.partition("/")
+        plan = [
+            p
+            for p in load_plan(study, mini=mini)
+            if label in ("", p.label) and seed in ("", str(p.recipe.seed))
+        ]
         if not plan:
-            raise ValueError(f"{word}: no run of {study} is called {label!r}")
+            raise ValueError(f"{word}: {study} has no run of that label and seed")
         found[word] = [p for p in plan[:first] if (p.study, p.name) not in known]
         known |= {(p.study, p.name) for p in found[word]}
     return found
@@ -242,7 +249,7 @@ def plans(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("studies", nargs="+", metavar="STUDY[/LABEL]:PLACES")
+    parser.add_argument("studies", nargs="+", metavar="STUDY[/LABEL][#SEED]:PLACES")
     parser.add_argument("--mini", action="store_true")
     parser.add_argument("--gpus", type=int, default=0, help="0: whatever the process sees")
     parser.add_argument("--until", type=float, default=math.inf)

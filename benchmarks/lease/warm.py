@@ -1,6 +1,6 @@
 """Compile the models of studies' first runs, with two steps each on text that Python carries.
 
-    python warm.py STUDY[/LABEL]:PLACES ...
+    python warm.py STUDY[/LABEL][#SEED]:PLACES ...
 
 Stops when it is killed or done. What is compiled stays in the compilers' caches.
 """
