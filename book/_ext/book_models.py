@@ -74,7 +74,9 @@ def table() -> str:
         name = model["name"] + (f" `{model['class']}`" if "class" in model else "")
         line = [name, str(year(model))]
         for column in COLUMNS:
-            line.append("; ".join(f"{e['says']} ({source(e)})" for e in entries(model, column)) or "–")
+            line.append(
+                "; ".join(f"{e['says']} ({source(e)})" for e in entries(model, column)) or "–"
+            )
         lines.append(line)
     return pipe(["model", "year", *COLUMNS.values()], lines, 7)
 

@@ -98,8 +98,8 @@ def draw_beyond() -> Figure:
     distance = torch.arange(1, 400)
     right.plot(distance, buckets()[distance], color=figures.colour("t5"), drawstyle="steps-post",
                lw=1.6, label="T5")  # fmt: skip
-    right.plot(distance, distance.clamp(max=CLIP), color=figures.colour("relative_content"), ls="--",
-               lw=1.6, label=f"Shaw, clipped at {CLIP}")  # fmt: skip
+    right.plot(distance, distance.clamp(max=CLIP), color=figures.colour("relative_content"),
+               ls="--", lw=1.6, label=f"Shaw, clipped at {CLIP}")  # fmt: skip
     right.set(xscale="log", xlabel="distance", ylabel="number of the entry")
     right.set_xticks([1, 16, 113, 400], ["1", "16", "113", "400"])
     right.minorticks_off()

@@ -28,7 +28,8 @@ def draw_terms() -> Figure:
         for column, has in enumerate(kept):
             ax.add_patch(
                 FancyBboxPatch(
-                    (column + 0.08, row + 0.12), 0.84, 0.76, boxstyle="round,pad=0,rounding_size=0.08",
+                    (column + 0.08, row + 0.12), 0.84, 0.76,
+                    boxstyle="round,pad=0,rounding_size=0.08",
                     facecolor=colour if has else "none", alpha=0.55 if has else 1,
                     edgecolor=figures.GRID, lw=1,
                 )
