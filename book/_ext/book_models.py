@@ -1,6 +1,7 @@
 """Who uses what: book/tables/models.yaml as a table. Each cell names where it is from.
 
-| ```{models}      one row per model, in the order of years
+| ```{models} table      one row per model, in the order of years
+| ```{models} classes    the class in transformers that holds the defaults of each
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import yaml
 from book_directives import Made
 from sphinx.application import Sphinx
 
+from pe._errors import unknown
 from pe.results.markdown import pipe
 
 FILE = Path(__file__).resolve().parents[1] / "tables" / "models.yaml"
@@ -71,8 +73,7 @@ def table() -> str:
     """All models, oldest first."""
     lines = []
     for model in sorted(ledger()["models"], key=when):
-        name = model["name"] + (f" `{model['class']}`" if "class" in model else "")
-        line = [name, str(year(model))]
+        line = [model["name"], str(year(model))]
         for column in COLUMNS:
             line.append(
                 "; ".join(f"{e['says']} ({source(e)})" for e in entries(model, column)) or "–"
@@ -81,15 +82,26 @@ def table() -> str:
     return pipe(["model", "year", *COLUMNS.values()], lines, 7)
 
 
-class Models(Made):
-    """The table of models."""
+def classes() -> str:
+    """The configuration class of each model that has one."""
+    named = [[m["name"], f"`{m['class']}`"] for m in ledger()["models"] if "class" in m]
+    return pipe(["model", "configuration class"], named, 2)
 
-    required_arguments = 0
+
+PARTS = {"table": table, "classes": classes}
+
+
+class Models(Made):
+    """The table of models, or the list of their configuration classes."""
+
     classes: ClassVar[list[str]] = ["pe-results", "wrap"]
 
     def text(self) -> str:
         self.env.note_dependency(str(FILE))
-        return table()
+        part = self.arguments[0]
+        if part not in PARTS:
+            raise unknown("part", part, PARTS)
+        return PARTS[part]()
 
 
 def setup(app: Sphinx) -> None:
