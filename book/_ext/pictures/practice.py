@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from pe import figures
-from pictures.common import BASE, canvas, frequencies
+from pictures.common import BASE, NARROW, canvas, frequencies
 
 SIDE, HEAD_DIM = 16, 64
 
@@ -39,8 +39,19 @@ def stated() -> list[tuple[str, float, float, bool]]:
     return found
 
 
+_PLACES: dict[str, dict[str, Any]] = {
+    "GPT-J": {"xytext": (-2, 9), "ha": "right"},
+    "Llama 3": {"xytext": (-8, -13), "ha": "right"},
+    "Qwen3": {"xytext": (6, -4), "ha": "left"},
+    "DeepSeek-V3": {"xytext": (-2, 7), "ha": "left"},
+    "Gemma 2": {"xytext": (0, -7), "va": "top", "ha": "center"},
+    "Mistral Large 4": {"xytext": (-8, -7), "va": "top", "ha": "left"},
+}
+"""Where the names stand at points that are near others; elsewhere to the left, above."""
+
+
 def draw_base() -> Figure:
-    figure, axes = canvas(height=3.4)
+    figure, axes = canvas(height=3.6, width=NARROW)
     ax = axes[0, 0]
     length = torch.logspace(9, 17, 50, base=2, dtype=torch.float64)
     ax.plot(length.numpy(), least_base(length).numpy(), color=figures.FAINT, lw=1.2,
@@ -51,12 +62,8 @@ def draw_base() -> Figure:
         ax.plot([tokens], [base], "o", ms=6, mfc="none" if more else colour, mec=colour)
         drawn.setdefault((tokens, base), []).append(name)
     for (tokens, base), names in drawn.items():
-        look: dict[str, Any] = {"xytext": (-6, 5), "ha": "right"}
-        if tokens < 1024:
-            look = {"xytext": (0, 7), "ha": "center"}
-        elif base < 0.9 * least_base(torch.tensor(tokens)):
-            look = {"xytext": (-3, -7), "va": "top", "ha": "center" if tokens < 8192 else "left"}
-        ax.annotate("\n".join(names), (tokens, base), textcoords="offset points", fontsize=8.5,
+        look = _PLACES.get(names[0], {"xytext": (-6, 5), "ha": "right"})
+        ax.annotate("\n".join(names), (tokens, base), textcoords="offset points", fontsize=9,
                     **look)  # fmt: skip
     ax.set(xscale="log", yscale="log", xlabel="tokens of a training text", ylabel="base of RoPE",
            xlim=(250, 200_000), ylim=(3e3, 2e7))  # fmt: skip
@@ -78,12 +85,12 @@ def kernels() -> dict[str, Tensor]:
 
 
 def draw_kernels() -> Figure:
-    figure, axes = canvas(columns=2, height=3.2)
+    figure, axes = canvas(columns=2, height=2.5, width=NARROW)
     for ax, (title, values) in zip(axes[0], kernels().items(), strict=True):
         image = ax.imshow(values.numpy(), cmap=figures.SEQUENTIAL, vmin=0.2, vmax=1)
         ax.set(title=title, xlabel="column", ylabel="row")
         ax.grid(visible=False)
-    figure.colorbar(image, ax=axes[0].tolist(), shrink=0.8, label="likeness to the middle patch")
+    figure.colorbar(image, ax=axes[0].tolist(), shrink=0.8, label="likeness")
     return figure
 
 

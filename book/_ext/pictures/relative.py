@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from pe import figures
-from pictures.common import canvas
+from pictures.common import NARROW, canvas
 
-TERMS = ("word, word", "word, distance", "distance, word", "distance alone")
+TERMS = ("word,\nword", "word,\ndistance", "distance,\nword", "distance\nalone")
 KEPT = {
     "Shaw": (1, 1, 0, 0),
     "Transformer-XL": (1, 1, 0, 1),
@@ -21,7 +21,7 @@ KEPT = {
 
 
 def draw_terms() -> Figure:
-    figure, axes = canvas(height=2.6)
+    figure, axes = canvas(height=2.4, width=NARROW + 0.3)
     ax = axes[0, 0]
     colour = figures.colour("relative_content")
     for row, kept in enumerate(KEPT.values()):
@@ -34,7 +34,7 @@ def draw_terms() -> Figure:
                     edgecolor=figures.GRID, lw=1,
                 )
             )  # fmt: skip
-    ax.text(2.5, 1.5, "word alone", ha="center", va="center", fontsize=9)
+    ax.text(2.5, 1.5, "word\nalone", ha="center", va="center", fontsize=9)
     ax.set(xlim=(0, 4), ylim=(5, 0))
     ax.set_xticks([0.5, 1.5, 2.5, 3.5], TERMS)
     ax.set_yticks([0.5 + row for row in range(len(KEPT))], list(KEPT))

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from pe import figures
-from pictures.common import canvas
+from pictures.common import NARROW, canvas
 
 LEAD, TRAINED = 8.0, 1024
 Rule = Callable[[Tensor], Tensor]
@@ -30,20 +30,22 @@ def weights(rule: Rule, ratio: Tensor) -> Tensor:
 
 
 def draw_rules() -> Figure:
-    figure, axes = canvas(columns=2, height=3.2)
-    left, right = axes[0]
+    figure, axes = canvas(rows=2, height=5.6, width=NARROW)
+    top, bottom = axes[:, 0]
     ratio = torch.logspace(0, 8, 400, base=2, dtype=torch.float64)
     for name, (encoding, dash, rule) in RULES.items():
         look = {"color": figures.colour(encoding), "ls": dash, "lw": 1.6}
-        left.plot((TRAINED * ratio).numpy(), weights(rule, ratio).numpy(), **look)
-        right.plot(ratio.numpy(), rule(ratio).numpy(), label=name, **look)
-    left.set(xscale="log", xlabel="keys", ylabel="weight of the wanted key", ylim=(0, 1))
-    left.set_xticks([1024, 8192, 65536, 262144], ["1k", "8k", "64k", "256k"])
-    right.set(xscale="log", xlabel="r, times the length of training", ylabel="factor on the logits")
-    right.set_xticks([1, 4, 16, 64, 256], ["1", "4", "16", "64", "256"])
-    for ax in (left, right):
+        top.plot((TRAINED * ratio).numpy(), weights(rule, ratio).numpy(), **look)
+        bottom.plot(ratio.numpy(), rule(ratio).numpy(), label=name, **look)
+    top.set(xscale="log", xlabel="keys", ylabel="weight of the wanted key", ylim=(0, 1))
+    top.set_xticks([1024, 8192, 65536, 262144], ["1k", "8k", "64k", "256k"])
+    bottom.set(
+        xscale="log", xlabel="r, times the length of training", ylabel="factor on the logits"
+    )
+    bottom.set_xticks([1, 4, 16, 64, 256], ["1", "4", "16", "64", "256"])
+    for ax in (top, bottom):
         ax.minorticks_off()
-    right.legend(fontsize=8.5, loc="upper left")
+    bottom.legend(fontsize=9, loc="upper left")
     return figure
 
 

@@ -8,7 +8,7 @@ from book_models import ledger, when
 from matplotlib.figure import Figure
 
 from pe import figures
-from pictures.common import canvas
+from pictures.common import NARROW, canvas
 
 YEARS = (2017, 2026)
 APART = 0.3
@@ -30,7 +30,7 @@ def placed(times: list[float], apart: float = APART) -> list[float]:
 
 
 def draw_timeline() -> Figure:
-    figure, axes = canvas(height=6.4)
+    figure, axes = canvas(height=6.4, width=NARROW + 0.3)
     ax = axes[0, 0]
     methods = ledger()["methods"]
     for column, (place, entries) in enumerate(methods.items()):
