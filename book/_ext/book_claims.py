@@ -2,7 +2,7 @@
 
 | ```{claims} tally          how many claims have which verdict
 | ```{claims} holds          the claims of a verdict, one after the other; "does-not-hold" and so on
-| ```{claim-table} ID ID     these claims as a table: what they say, what we found, the verdict
+| ```{claim-table} ID ID     these claims as a table: the verdict, what they say, what we found
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ def entry(one: Judged) -> str:
 
 
 def beside(found: list[Judged]) -> str:
-    """Claims as a table: what they say, what we found, the verdict."""
+    """Claims as a table; the verdict is second, where a phone shows it."""
     rows = []
     for one in found:
         theirs = "not checked against the paper" if one.claim.read == "memory" else one.claim.theirs
         verdict = f"**{one.verdict.value}**"
         if one.verdict == Verdict.DEPENDS:
             verdict += f" ({one.why})"
-        rows.append([one.claim.claim, f"{theirs}; {one.claim.setup}", one.numbers or "–", verdict])
-    return pipe(["claim", "theirs", "ours", "verdict"], rows, 4)
+        rows.append([one.claim.claim, verdict, f"{theirs}; {one.claim.setup}", one.numbers or "–"])
+    return pipe(["claim", "verdict", "theirs", "ours"], rows, 4)
 
 
 def _sentence(text: str) -> str:
