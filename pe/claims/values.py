@@ -2,8 +2,10 @@
 
 runs:STUDY/NAME.COLUMN            language models: NAME is an encoding (its runs from scratch) or
                                   a run's folder; COLUMN one of `pe.runs.load`
-tasks:TASK/PE.SPLIT-QUANTITY      small models: of the newest experiment on the task with most
-                                  seeds; QUANTITY is token, exact, loss or solved
+tasks:TASK/PE.SPLIT-QUANTITY      small models; QUANTITY is token, exact, loss or solved. TASK may
+                                  name options, as in copy@kind=repeat; others, but for lengths, are
+                                  the task's defaults. Of several experiments the one with most
+                                  seeds counts, then with most training, then the newest
 numerics:NAME/SUBJECT.QUANTITY    computed without training: runs/numerics/NAME/numerics.json
 """
 
@@ -12,11 +14,13 @@ from __future__ import annotations
 import functools
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pe import runs
+from pe._errors import unknown
 from pe.claims.ledger import parts
 from pe.runs.models import NumericsRecord
+from pe.tasks import about
 from pe.tasks.measure import record, summary
 
 if TYPE_CHECKING:
@@ -88,24 +92,28 @@ class Values:
         known = {"token": summary.token, "exact": summary.exact, "loss": summary.loss}
         if what not in (*known, "solved"):
             raise ValueError(f"{quantity!r}: expected SPLIT-token, -exact, -loss or -solved")
-        best: Value | None = None
+        name, options = _task_options(task)
+        best: tuple[tuple[int, float, str], Value] | None = None
         for run in record.find(self.folder):
-            there = [r for r in run.encoded() if (r.task, r.pe) == (task, pe)]
+            there = [r for r in run.encoded() if (r.task, r.pe) == (name, pe)]
             if run.study == "local" or not there or there[0].status != "complete":
                 continue
+            one = there[0]
+            if not _same_options(one.task_options, options):
+                continue
             of = summary.token if what == "solved" else known[what]
-            values = summary.by_seed(there[0], split, of)
+            values = summary.by_seed(one, split, of)
             if any(value is None for value in values):
                 continue
             numbers = [float(v) for v in values if v is not None]
             if what == "solved":
                 numbers = [float(v >= summary.SOLVED) for v in numbers]
-            found = Value(
-                dict(zip(there[0].seeds, numbers, strict=True)), f"{run.study}/{run.name}"
-            )
-            if best is None or len(found.by_seed) > len(best.by_seed):
-                best = found
-        return best
+            value = Value(dict(zip(one.seeds, numbers, strict=True)), f"{run.study}/{run.name}")
+            trained = float(one.settings["steps"] * one.settings["batch_size"] * one.parameters)
+            rank = len(one.seeds), trained, one.created
+            if best is None or rank > best[0]:
+                best = rank, value
+        return best and best[1]
 
     def _of_numerics(self, name: str, subject: str, quantity: str) -> Value | None:
         path = self.folder / "numerics" / name
@@ -118,3 +126,26 @@ class Values:
             return None
         samples = found.settings[f"{quantity.partition('@')[0].partition('-')[2]}_samples"]
         return Value({0: values[quantity]}, f"numerics/{name}", samples=samples)
+
+
+def _task_options(address: str) -> tuple[str, dict[str, str]]:
+    """``copy@kind=repeat,items=50`` -> the task and its options, those not named at their defaults.
+
+    Raises:
+        ValueError: the task does not have such an option.
+    """
+    name, _, text = address.partition("@")
+    defaults = {key: str(value) for key, value in about(name).options.items()}
+    named = dict(pair.split("=", 1) for pair in text.split(",")) if text else {}
+    if wrong := named.keys() - defaults.keys():
+        raise unknown(f"option of the task {name!r}", min(wrong), defaults)
+    return name, defaults | named
+
+
+def _same_options(recorded: dict[str, Any], options: dict[str, str]) -> bool:
+    """Whether an experiment has these options, lengths aside."""
+    return all(
+        str(value) == options[key]
+        for key, value in recorded.items()
+        if not key.endswith("_lengths")
+    )
