@@ -176,7 +176,7 @@ class Many:
             weights = (parameters,)
             with devices.autocast(self.settings.precision, self.device):
                 out: Tensor = functional_call(self._model, weights, kwargs=arguments).logits
-            return out[..., self._answers]
+            return out.index_select(-1, self._answers)
 
         if self._random:
             seed_step(*draw, 0)
@@ -207,8 +207,8 @@ class Many:
             width: T; None: of the widest batch.
         """
         width = width or max(batch.tokens.shape[1] for batch in batches)
-        tokens = np.stack([_padded(batch.tokens, width, 0) for batch in batches])
-        targets = np.stack([_padded(batch.targets, width, IGNORE) for batch in batches])
+        tokens = _padded([batch.tokens for batch in batches], width, 0)
+        targets = _padded([batch.targets for batch in batches], width, IGNORE)
         sizes = np.stack([batch.sizes for batch in batches])
         mask = None
         if self._looks and (sizes < width).any():
@@ -397,8 +397,12 @@ def _cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:
     return each.view(len(wanted), -1)
 
 
-def _padded(rows: Any, width: int, value: int) -> Any:
-    return np.pad(rows, ((0, 0), (0, width - rows.shape[1])), constant_values=value)
+def _padded(rows: Sequence[Int], width: int, value: int) -> Int:
+    """M arrays (B, up to width) -> (M, B, width)."""
+    whole = np.full((len(rows), len(rows[0]), width), value)
+    for place, own in zip(whole, rows, strict=True):
+        place[:, : own.shape[1]] = own
+    return whole
 
 
 def train_many(
