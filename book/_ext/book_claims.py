@@ -2,15 +2,18 @@
 
 | ```{claims} tally      how many claims have which verdict
 | ```{claims} holds      the claims of a verdict, one after the other; "does-not-hold" and so on
+| ```{claims} this-page  on methods/NAME.md: the claims about its encodings, their number beside ours
 """
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from pathlib import Path
 from typing import ClassVar
 
 from book_directives import Made
+from book_measured import of_page
 from sphinx.application import Sphinx
 
 from pe import claims
@@ -22,6 +25,7 @@ LEDGER = Path("tables") / "claims.yaml"
 _WORDS = {verdict.value.replace(" ", "-"): verdict for verdict in Verdict}
 
 
+@functools.cache
 def judged(book: Path) -> list[Judged]:
     """All claims with their verdicts, in the ledger's order."""
     values = claims.Values(book.parent / "runs")
@@ -54,6 +58,28 @@ def entry(one: Judged) -> str:
     return "\n\n".join(lines)
 
 
+def beside(found: list[Judged], encodings: list[str]) -> str:
+    """The claims about some encodings as a table: their number, ours, the verdict. "" for none."""
+    lines = [
+        [
+            one.claim.claim,
+            "not checked" if one.claim.read == "memory" else one.claim.theirs,
+            one.numbers or "–",
+            one.verdict.value,
+        ]
+        for one in found
+        if set(one.claim.encodings) & set(encodings)
+    ]
+    if not lines:
+        return ""
+    table = pipe(["what is claimed", "their number", "ours", "verdict"], lines, 4)
+    return (
+        "Claims beside our records. Set-ups differ, mostly in size: {doc}`the ledger <../claims>` "
+        "has both, and how verdicts are reached.\n\n"
+        f"````{{container}} pe-results wrap\n{table}\n````"
+    )
+
+
 def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}{'' if text[-1] in '.)' else '.'}" if text else ""
 
@@ -69,9 +95,15 @@ class Claims(Made):
             if record.name.startswith(("task-", "numerics")):
                 self.env.note_dependency(str(record))
         part = self.arguments[0]
-        if part != "tally" and part not in _WORDS:
-            raise unknown("part", part, ["tally", *_WORDS])
+        if part not in ("tally", "this-page") and part not in _WORDS:
+            raise unknown("part", part, ["tally", "this-page", *_WORDS])
         found = judged(self.book.folder)
+        if part == "this-page":
+            folder, _, stem = self.env.docname.rpartition("/")
+            names = of_page(stem) if folder == "methods" else []
+            if text := beside(found, names):
+                return text
+            raise ValueError("no claim of the ledger is about an encoding of this page")
         if part == "tally":
             return tally(found)
         mine = [entry(one) for one in found if one.verdict == _WORDS[part]]

@@ -5,7 +5,8 @@ runs:STUDY/NAME.COLUMN            language models: NAME is an encoding (its runs
 tasks:TASK/PE.SPLIT-QUANTITY      small models; QUANTITY is token, exact, loss or solved. TASK may
                                   name options, as in copy@kind=repeat; others, but for lengths, are
                                   the task's defaults. Of several experiments the one with most
-                                  seeds counts, then with most training, then the newest
+                                  seeds counts, then with most training, then the newest.
+                                  token@9+16-18: the mean share of right tokens at these positions
 numerics:NAME/SUBJECT.QUANTITY    computed without training: runs/numerics/NAME/numerics.json
 """
 
@@ -19,12 +20,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pe import runs
 from pe._errors import unknown
 from pe.claims.ledger import parts
-from pe.runs.models import NumericsRecord
+from pe.runs.models import NumericsRecord, TaskRecord
 from pe.tasks import about
 from pe.tasks.measure import record, summary
 
 if TYPE_CHECKING:
     import pandas
+
+
+QUANTITIES: dict[str, summary.Quantity] = {
+    "token": summary.token, "exact": summary.exact, "loss": summary.loss,
+}  # fmt: skip
 
 
 class Value(NamedTuple):
@@ -89,9 +95,12 @@ class Values:
 
     def _of_tasks(self, task: str, pe: str, quantity: str) -> Value | None:
         split, _, what = quantity.partition("-")
-        known = {"token": summary.token, "exact": summary.exact, "loss": summary.loss}
-        if what not in (*known, "solved"):
-            raise ValueError(f"{quantity!r}: expected SPLIT-token, -exact, -loss or -solved")
+        what, _, places = what.partition("@")
+        if what not in (*QUANTITIES, "solved") or (places and what != "token"):
+            raise ValueError(
+                f"{quantity!r}: expected SPLIT-token, -exact, -loss or -solved, or "
+                "SPLIT-token@POSITIONS"
+            )
         name, options = _task_options(task)
         best: tuple[tuple[int, float, str], Value] | None = None
         for run in record.find(self.folder):
@@ -101,8 +110,10 @@ class Values:
             one = there[0]
             if not _same_options(one.task_options, options):
                 continue
-            of = summary.token if what == "solved" else known[what]
+            of = summary.token if what == "solved" else QUANTITIES[what]
             values = summary.by_seed(one, split, of)
+            if places:
+                values = _at_positions(one, split, places)
             if any(value is None for value in values):
                 continue
             numbers = [float(v) for v in values if v is not None]
@@ -124,8 +135,28 @@ class Values:
         values = found.values.get(subject, {})
         if quantity not in values:
             return None
-        samples = found.settings[f"{quantity.partition('@')[0].partition('-')[2]}_samples"]
+        samples = found.settings.get(f"{quantity.partition('@')[0].partition('-')[2]}_samples")
         return Value({0: values[quantity]}, f"numerics/{name}", samples=samples)
+
+
+def _at_positions(one: TaskRecord, split: str, places: str) -> list[float | None]:
+    """Of each seed, the mean share of right tokens at positions such as ``9+16-18``."""
+    recorded = one.positions[split]
+    if recorded is None:
+        return [None]
+    wanted: list[int] = []
+    for part in places.split("+"):
+        first, _, last = part.partition("-")
+        wanted += range(int(first), int(last or first) + 1)
+    if missing := sorted(set(wanted) - set(recorded.starts)):
+        raise ValueError(f"{one.run}: positions {missing} are not recorded one by one")
+    index = [recorded.starts.index(place) for place in wanted]
+    return [_mean_at(shares, index) for shares in recorded.shares]
+
+
+def _mean_at(shares: list[float | None], index: list[int]) -> float | None:
+    known = [share for place in index if (share := shares[place]) is not None]
+    return sum(known) / len(known) if len(known) == len(index) else None
 
 
 def _task_options(address: str) -> tuple[str, dict[str, str]]:
