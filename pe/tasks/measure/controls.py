@@ -9,6 +9,7 @@ and not the others, so that a reason that is wrong shows:
     Scattered    no                         no                      yes
     Gray         no                         yes: one bit differs    yes
     Loud         yes                        yes                     no: ``scale`` times as large
+    Quiet        no                         but for carries         yes: decimal digits over 9
 
 `studies/tasks/reasons.yaml` trains them; the ledger (book/claims.md) judges.
 """
@@ -22,6 +23,7 @@ from pe.encodings.binary import Binary
 from pe.encodings.core.additive import Additive
 from pe.encodings.core.checks import positive
 from pe.encodings.core.digits import digits
+from pe.encodings.decimal import Decimal
 from pe.encodings.sinusoidal import Sinusoidal
 
 PLACES = 4096
@@ -55,6 +57,14 @@ class Gray(Binary):
         whole = positions.long()
         columns = digits(whole ^ (whole >> 1), self.powers, self.base).to(dtype)
         return torch.nn.functional.pad(columns, (self.hidden_size - len(self.powers), 0))
+
+
+class Quiet(Decimal):
+    """Decimal digits divided by 9. `decimal_norm` has this scale too, and besides it a -1 in every
+    column that holds no digit."""
+
+    def rows(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        return super().rows(positions, dtype) / 9
 
 
 class Loud(Sinusoidal):
