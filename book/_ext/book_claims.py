@@ -2,7 +2,7 @@
 
 | ```{claims} tally      how many claims have which verdict
 | ```{claims} holds      the claims of a verdict, one after the other; "does-not-hold" and so on
-| ```{claims} this-page  on methods/NAME.md: the claims about its encodings, their number beside ours
+| ```{claims} this-page  on methods/NAME.md: the claims about its encodings, both numbers
 """
 
 from __future__ import annotations

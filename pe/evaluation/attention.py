@@ -34,7 +34,8 @@ def spread_by_length(scorer: Scorer) -> dict[str, Any]:
     """The part "attention" of evaluation.json: mean entropy of each head at each length.
 
     The queries are the last `QUERIES` tokens of the first `WINDOWS` windows, or as many as the
-    shortest length has: the same tokens at each length. Each window is computed by itself on the dense path.
+    shortest length has: the same tokens at each length. Each window is computed by itself on the
+    dense path.
     """
     config, device = scorer.model.config, scorer.model.device
     most = LOGITS.get(device.type, LOGITS["cpu"])
@@ -79,7 +80,7 @@ def _entropies_alone(model: PEForCausalLM, spreads: list[Tensor], queries: int) 
 
     hooks: list[Any] = [model.model.register_forward_pre_hook(ask, with_kwargs=True)]
     for layer in model.model.layers:
-        hooks.append(layer.attention.register_forward_hook(read))  # type: ignore[union-attr, operator]
+        hooks.append(layer.attention.register_forward_hook(read))  # type: ignore[union-attr]
     try:
         yield
     finally:
