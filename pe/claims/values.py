@@ -61,6 +61,7 @@ class Values:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = runs.root() if folder is None else folder
         self._study = functools.cache(self._load_study)
+        self._records = functools.cache(self._load_records)
 
     def __call__(self, key: str) -> Value | None:
         """None where nothing is on record yet, or the record has no such value.
@@ -74,6 +75,10 @@ class Values:
 
     def _load_study(self, study: str) -> pandas.DataFrame | None:
         return runs.load(self.folder, study) if (self.folder / study).is_dir() else None
+
+    def _load_records(self, task: str, pe: str) -> list[TaskRecord]:
+        folders = [record.TaskRun(path) for path in sorted(self.folder.glob(f"*/{task}-*/"))]
+        return [one for folder in folders if (one := folder.record(pe)) is not None]
 
     def _of_runs(self, study: str, subject: str, quantity: str) -> Value | None:
         table = self._study(study)
@@ -103,11 +108,9 @@ class Values:
             )
         name, options = _task_options(task)
         best: tuple[tuple[int, float, str], Value] | None = None
-        for run in record.find(self.folder):
-            there = [r for r in run.encoded() if (r.task, r.pe) == (name, pe)]
-            if run.study == "local" or not there or there[0].status != "complete":
+        for one in self._records(name, pe):
+            if one.study == "local" or one.status != "complete":
                 continue
-            one = there[0]
             if not _same_options(one.task_options, options):
                 continue
             of = summary.token if what == "solved" else QUANTITIES[what]
@@ -119,7 +122,7 @@ class Values:
             numbers = [float(v) for v in values if v is not None]
             if what == "solved":
                 numbers = [float(v >= summary.SOLVED) for v in numbers]
-            value = Value(dict(zip(one.seeds, numbers, strict=True)), f"{run.study}/{run.name}")
+            value = Value(dict(zip(one.seeds, numbers, strict=True)), f"{one.study}/{one.run}")
             trained = float(one.settings["steps"] * one.settings["batch_size"] * one.parameters)
             rank = len(one.seeds), trained, one.created
             if best is None or rank > best[0]:
