@@ -29,6 +29,7 @@ import book_directives  # noqa: E402
 import book_dropping  # noqa: E402
 import book_encodings  # noqa: E402
 import book_every  # noqa: E402
+import book_explorer  # noqa: E402
 import book_measured  # noqa: E402
 import book_mirror  # noqa: E402
 import book_pages  # noqa: E402
@@ -61,6 +62,7 @@ def prepare(app: Sphinx, config: Config) -> None:
     drawn = book_measured.figures_of(studies) | book_dropping.figures_of(studies)
     drawn |= book_pictures.shown(BOOK, book_pictures.record_figures(studies) | drawn)
     book_pictures.draw(ROOT, BOOK, drawn)
+    config.html_extra_path += book_explorer.prepare(studies, speeds, BOOK)
     book_mirror.write(BOOK / "_generated" / "records.json", studies.fingerprint())
     app.pe_book = book_directives.Book(  # type: ignore[attr-defined]
         studies, BOOK, drawn, speeds
@@ -98,7 +100,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     for part in (
         book_encodings, book_tables, book_plans, book_speed, book_every, book_measured,
         book_dropping, book_recipes, book_caches, book_claims,
-        book_pretrained,
+        book_pretrained, book_explorer,
     ):  # fmt: skip
         part.setup(app)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
