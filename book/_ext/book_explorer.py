@@ -13,6 +13,7 @@ The second one computes in the browser; tests hold its numbers equal to the pack
 from __future__ import annotations
 
 import html
+import io
 import json
 import math
 import re
@@ -20,16 +21,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import book_manners
 from book_directives import Block
 from book_mirror import write
 from book_studies import LOCAL, Snapshot, Speeds, Studies
 from docutils import nodes
 from docutils.parsers.rst import directives
+from matplotlib.figure import Figure
 from sphinx.application import Sphinx
 
 from pe._errors import unknown
-from pe.figures.axes import LENGTHS, PERPLEXITY
-from pe.figures.style import colour, marker
+from pe.figures.axes import LENGTHS, PERPLEXITY, log_perplexity, numbers, powers_of_two
+from pe.figures.style import FAINT, colour, marker, style
 from pe.results import extensions, quantities
 from pe.results.quantities import QUANTITIES, TASKS, At, multiples, rescaled, trained_length
 from pe.results.rows import (
@@ -71,10 +74,37 @@ def prepare(studies: Studies, speeds: Speeds, book: Path) -> list[str]:
             path = book / SITE / pages.of(run)
             write(path, record_page(run, pages))
             kept.add(path)
-    for path in (book / SITE).rglob("*.*"):
-        if path.is_file() and path not in kept:
+    for path in [*(book / SITE / "explorer").glob("*"), *(book / SITE / "runs").rglob("*.html")]:
+        if path not in kept:
             path.unlink()
+    first = next((one["name"] for one in sets if one["name"] in studies.runs), studies.reference)
+    draw_card(list(studies.rows(first).values()), book / SITE / book_manners.CARD)
     return [str(CODE), str(book / SITE)]
+
+
+def draw_card(rows: Sequence[Row], path: Path) -> None:
+    """The picture that is shown where somebody shares a page: 1,200 x 630 pixels."""
+    shown = [row for row in comparable(rows) if measure(row, "ppl@1x").value is not None][:8]
+    with style():
+        figure = Figure(figsize=(12, 6.3), facecolor="white")
+        axes = figure.add_axes((0.08, 0.13, 0.68, 0.6))
+        at = [float(name[:-1]) for name in multiples([run for row in shown for run in row.runs])]
+        for row in shown:
+            values = numbers(measure(row, f"ppl@{one:g}x").value for one in at)
+            axes.plot(at, values, color=colour(row.pe), marker=marker(row.pe), lw=3, ms=9,
+                      label=row.title)  # fmt: skip
+        if at:
+            powers_of_two(axes, at)
+            log_perplexity(axes, quantities.vocabulary(shown[0].runs[0]))
+        axes.tick_params(labelsize=15)
+        axes.set_xlabel(LENGTHS, fontsize=16)
+        figure.legend(loc="center right", fontsize=17)
+        figure.text(0.05, 0.87, "Positional encodings, trained and measured", fontsize=32)
+        figure.text(0.05, 0.79, "perplexity of the same words behind longer and longer texts",
+                    fontsize=18, color=FAINT)  # fmt: skip
+        out = io.BytesIO()
+        figure.savefig(out, format="png", dpi=100, metadata={"Software": None})
+    write(path, out.getvalue())
 
 
 class Pages:
@@ -441,6 +471,7 @@ _PAGE = """\
 <meta name="robots" content="noindex">
 <title>{title}</title>
 <meta name="description" content="{title}: what was measured, and the recipe.">
+<link rel="icon" href="../../../_static/logo.svg">
 <link rel="stylesheet" href="../../../explorer/record.css">
 </head>
 <body>

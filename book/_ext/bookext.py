@@ -30,6 +30,7 @@ import book_dropping  # noqa: E402
 import book_encodings  # noqa: E402
 import book_every  # noqa: E402
 import book_explorer  # noqa: E402
+import book_manners  # noqa: E402
 import book_measured  # noqa: E402
 import book_mirror  # noqa: E402
 import book_pages  # noqa: E402
@@ -62,6 +63,7 @@ def prepare(app: Sphinx, config: Config) -> None:
     drawn = book_measured.figures_of(studies) | book_dropping.figures_of(studies)
     drawn |= book_pictures.shown(BOOK, book_pictures.record_figures(studies) | drawn)
     book_pictures.draw(ROOT, BOOK, drawn)
+    config.template_bridge = "book_manners.Pages"
     config.html_extra_path += book_explorer.prepare(studies, speeds, BOOK)
     book_mirror.write(BOOK / "_generated" / "records.json", studies.fingerprint())
     app.pe_book = book_directives.Book(  # type: ignore[attr-defined]
@@ -95,6 +97,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("config-inited", prepare, priority=100)
     app.connect("html-page-context", tidy, priority=900)
     book_pages.setup(app)
+    book_manners.setup(app)
     book_directives.setup(app)
     app.add_directive("api", book_api.Api)
     for part in (

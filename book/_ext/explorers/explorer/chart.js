@@ -348,14 +348,16 @@ window.peChart = (() => {
     svg.addEventListener("pointerleave", () => show(null));
     svg.addEventListener("click", (event) => {
       // A point is opened with a mouse by one click; with a finger the first tap names it.
-      const entry = nearest(event, 40);
+      const own = event.target.closest(".pe-x-point");
+      const entry = event.detail === 0 // by the keyboard, which has no place
+        ? entries.find(({ mark }) => mark === own) : nearest(event, 40);
       const byTouch = event.pointerType === "touch" && entry !== current;
       if (!entry || byTouch) event.preventDefault();
       if (!entry) return;
       show(entry);
       chart.onpoint?.(entry.line, entry.point, true);
       const links = entry.point.links || [];
-      const onMark = event.target.closest(".pe-x-point") === entry.mark;
+      const onMark = own === entry.mark;
       if (!byTouch && links.length === 1 && !onMark && links[0].href) {
         event.preventDefault();
         window.location.assign(links[0].href);
