@@ -24,6 +24,7 @@ import shutil
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
@@ -45,7 +46,7 @@ from pe.data.batches import Batch
 from pe.data.needles import NeedleMix
 from pe.encodings.core.source import source_hashes
 from pe.model import PEForCausalLM
-from pe.model.loss import IGNORE
+from pe.model.loss import CHUNK_LOGITS, IGNORE
 from pe.model.rng import same_draws, seed_step
 from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunError, checked
@@ -299,7 +300,12 @@ class Trainer:
         else:
             if compiled:
                 model.compile()
-            self.model, self.optimizer = self.accelerator.prepare(model, build_optimizer(model, r))
+                self._keep_graph_whole(data.vocab_size)
+            with warnings.catch_warnings():  # torch 2.13 is about to rename an argument of DDP
+                warnings.filterwarnings("ignore", ".*forward_sync_buffers", FutureWarning)
+                self.model, self.optimizer = self.accelerator.prepare(
+                    model, build_optimizer(model, r)
+                )
         if self.accelerator.num_processes > 1:
             checkpoint.hold_whole_tensors(self.accelerator, self.model, self.optimizer)
         first = data.end_id if r.first_token else None
@@ -318,6 +324,17 @@ class Trainer:
         if peak is not None:
             peak *= self.accelerator.num_processes
         self.metrics = Metrics(self.run, self.main, flops, peak)
+
+    def _keep_graph_whole(self, vocab_size: int) -> None:
+        """Switch off what torch.compile refuses to do to a graph that computes parts of it twice.
+
+        With several processes it cuts the graph into pieces, so that gradients are added up while
+        others are still computed. It cannot cut a graph with checkpoints in it.
+        """
+        r = self.recipe
+        chunked = self.micro * r.context_length * vocab_size > CHUNK_LOGITS
+        if self.accelerator.num_processes > 1 and (chunked or r.activation_checkpointing):
+            torch._dynamo.config.optimize_ddp = False
 
     def _initial_model(self) -> PEForCausalLM:
         """Drawn weights, or those of the run to start from. A checkpoint will overwrite them."""
