@@ -71,7 +71,7 @@ class Claims(Made):
         part = self.arguments[0]
         if part != "tally" and part not in _WORDS:
             raise unknown("part", part, ["tally", *_WORDS])
-        found = judged(self.book.folder)
+        found = self.book.once("claims", lambda: judged(self.book.folder))
         if part == "tally":
             return tally(found)
         mine = [entry(one) for one in found if one.verdict == _WORDS[part]]
