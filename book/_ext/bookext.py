@@ -33,6 +33,7 @@ import book_explorer  # noqa: E402
 import book_manners  # noqa: E402
 import book_measured  # noqa: E402
 import book_mirror  # noqa: E402
+import book_models  # noqa: E402
 import book_pages  # noqa: E402
 import book_pictures  # noqa: E402
 import book_plans  # noqa: E402
@@ -103,7 +104,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     for part in (
         book_encodings, book_tables, book_plans, book_speed, book_every, book_measured,
         book_dropping, book_recipes, book_caches, book_claims,
-        book_pretrained, book_explorer,
+        book_models, book_pretrained, book_explorer,
     ):  # fmt: skip
         part.setup(app)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
