@@ -39,6 +39,7 @@ import book_pictures  # noqa: E402
 import book_plans  # noqa: E402
 import book_pretrained  # noqa: E402
 import book_recipes  # noqa: E402
+import book_scaling  # noqa: E402
 import book_speed  # noqa: E402
 import book_tables  # noqa: E402
 from book_studies import Studies  # noqa: E402
@@ -104,7 +105,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     for part in (
         book_encodings, book_tables, book_plans, book_speed, book_every, book_measured,
         book_dropping, book_recipes, book_caches, book_claims,
-        book_models, book_pretrained, book_explorer,
+        book_models, book_pretrained, book_explorer, book_scaling,
     ):  # fmt: skip
         part.setup(app)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -38,7 +38,7 @@ LEVEL = 0.05
 # Fields that change neither the weights nor what a perplexity means.
 _NO_DIFFERENCE = (
     "name", "checkpoint_every", "keep_steps", "keep_states", "log_every", "validate_every",
-    "keep_best", "activation_checkpointing", "evaluation_lengths",
+    "keep_best", "activation_checkpointing", "fsdp", "evaluation_lengths",
 )  # fmt: skip
 
 

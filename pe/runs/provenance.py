@@ -11,9 +11,12 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pe._version import __version__
+
+if TYPE_CHECKING:
+    import torch
 
 PACKAGES = (
     "torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy", "papermill",
@@ -107,6 +110,14 @@ def hardware() -> dict[str, Any]:
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "platform": platform.platform(terse=True),
     }
+
+
+def device_name(device: torch.device) -> str:
+    """``cuda:1 NVIDIA H200``, or ``cpu`` and the processor's name."""
+    import torch
+
+    named = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    return f"{device if device.type == 'cuda' else device.type} {named}"
 
 
 def _processor() -> str:
