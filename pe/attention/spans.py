@@ -121,12 +121,30 @@ def spans(
     Args:
         padding: (B, T), 0 at padding. documents: (B, T), the document of each token, in any order.
     """
-    window, chunk, sinks = shown
+    rows = span_rows(length, device, *shown, padding, documents)
+    limits = [limit for limit in (shown.window, shown.chunk) if limit is not None]
+    near = min(limits) if limits and not shown.sinks else 0
+    segmented = padding is not None or documents is not None
+    return Spans(rows, shown.sinks > 0, segmented, near)
+
+
+# One op, since a compiler that reasons about the arithmetic of indices can fail at it: torch 2.11's
+# raises "The argument '-511 + ((49152))' is not comparable" for a window of 512 on a GPU.
+@torch.library.custom_op("pe::spans", mutates_args=())
+def span_rows(
+    length: int,
+    device: torch.device,
+    window: int | None,
+    chunk: int | None,
+    sinks: int,
+    padding: Tensor | None,
+    documents: Tensor | None,
+) -> Tensor:
+    """`Spans.rows`, of queries and keys that `KeyRange` describes."""
     index = torch.arange(length, device=device)[None]
     order, begin, size = index, torch.zeros_like(index), torch.full_like(index, length)
     number = index
-    segmented = padding is not None or documents is not None
-    if segmented:
+    if padding is not None or documents is not None:
         name = torch.zeros_like(index) if documents is None else 2 * documents.long()
         if padding is not None:
             name = torch.where(padding.bool(), name, 2 * index + 1)
@@ -146,9 +164,21 @@ def spans(
     rows = (first, last, torch.zeros_like(number), size.clamp(max=max(sinks, 1)) - 1)
     places = torch.stack([order.gather(-1, begin + row) for row in rows], 1)
     places[:, 3] += 1
-    limits = [limit for limit in (window, chunk) if limit is not None]
-    near = min(limits) if limits and not sinks else 0
-    return Spans(places.int().contiguous(), sinks > 0, segmented, near)
+    return places.int().contiguous()
+
+
+@span_rows.register_fake
+def _(
+    length: int,
+    device: torch.device,
+    window: int | None,
+    chunk: int | None,
+    sinks: int,
+    padding: Tensor | None,
+    documents: Tensor | None,
+) -> Tensor:
+    sequences = max([1, *(x.shape[0] for x in (padding, documents) if x is not None)])
+    return torch.empty(sequences, 4, length, dtype=torch.int32, device=device)
 
 
 @torch.no_grad()

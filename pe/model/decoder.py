@@ -186,7 +186,7 @@ class PEModel(PEPreTrainedModel):
         mask = None
         if any(some is None for some in spans):
             mask = visible(length, past + length, x.device, attention_mask, document_ids)
-        self._refuse_too_far(k_positions)
+        self._refuse_too_far(k_positions, plain)
         lengths = {}
         if document_ids is not None and any(enc.length_dependent for enc in self.encodings):
             assert mask is not None
@@ -307,7 +307,8 @@ class PEModel(PEPreTrainedModel):
         factor: Tensor = 1.0 + weight * excess.clamp(min=1.0).log()
         return factor
 
-    def _refuse_too_far(self, positions: Tensor) -> None:
+    def _refuse_too_far(self, positions: Tensor, counted: bool) -> None:
+        """Args: counted: positions are 0, 1, 2 ..., so nothing waits for a GPU to look at them."""
         limit, _ = tightest(self.encodings)
         if limit is None or positions.numel() == 0:
             return
@@ -317,8 +318,9 @@ class PEModel(PEPreTrainedModel):
             if positions.shape[-1] <= limit:
                 return
             torch._dynamo.graph_break()
-        if int(positions.max()) >= limit:
-            raise PositionError(int(positions.max()), limit, self.config.pe)
+        farthest = positions.shape[-1] - 1 if counted else int(positions.max())
+        if farthest >= limit:
+            raise PositionError(farthest, limit, self.config.pe)
 
 
 class PEForCausalLM(PEPreTrainedModel, GenerationMixin):
