@@ -1,7 +1,7 @@
 """Values of records by address.
 
-runs:STUDY/NAME.COLUMN            language models: NAME is an encoding (its runs from scratch) or
-                                  a run's folder; COLUMN one of `pe.runs.load`
+runs:STUDY/NAME.COLUMN            language models: NAME is an encoding (its runs from scratch on the
+                                  study's windows) or a run's folder; COLUMN one of `pe.runs.load`
 tasks:TASK/PE.SPLIT-QUANTITY      small models; QUANTITY is token, exact, loss or solved. TASK may
                                   name options, as in copy@kind=repeat; others, but for lengths, are
                                   the task's defaults. Of several experiments the one with most
@@ -46,6 +46,11 @@ class Value(NamedTuple):
     """Of a share that is computed without training: of how many samples. None where it depends on a
     seed of training."""
 
+    def beside(self, other: Value) -> Value:
+        """Of the seeds that another value has too; of all where they have none in common."""
+        common = {seed: v for seed, v in self.by_seed.items() if seed in other.by_seed}
+        return self._replace(by_seed=common or self.by_seed)
+
     @property
     def mean(self) -> float:
         """Over seeds."""
@@ -86,6 +91,8 @@ class Values:
             return None
         named = table["run"] == subject
         scratch = (table["pe"] == subject) & table["start_from"].isna()
+        # One trained on longer windows is the ceiling, no other seed of the same.
+        scratch &= table["context_length"] == table.loc[scratch, "context_length"].min()
         mine = table[(named if named.any() else scratch) & (table["status"] == "complete")]
         mine = mine[mine[quantity].notna()]
         if mine.empty:

@@ -103,8 +103,9 @@ def _judge(condition: Condition, there: dict[str, Value]) -> _Outcome:
         return _Outcome(_above(value, other), numbers, [value, other])
     mean, used, numbers = value.mean, [value], _text(value.mean)
     if condition.over is not None:
-        below = there[condition.over]
-        mean, used = mean / below.mean, [value, below]
+        below = there[condition.over].beside(value)
+        value = value.beside(below)
+        mean, used = value.mean / below.mean, [value, below]
         numbers = f"{_text(value.mean)} / {_text(below.mean)} = {_text(mean)}"
     if condition.at_least is not None:
         return _Outcome(mean >= condition.at_least, numbers, used)
