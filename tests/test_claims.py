@@ -193,3 +193,18 @@ def test_a_table_sets_chosen_claims_beside_what_we_found() -> None:
     assert chosen[1].claim.theirs not in second
     with pytest.raises(ValueError, match="rope-breaks"):
         book_claims.judged(ROOT / "book", ["rope-brakes"])
+
+
+def test_a_page_shows_the_claims_about_its_own_encodings() -> None:
+    sys.path.insert(0, str(ROOT / "book" / "_ext"))
+    pytest.importorskip("sphinx")
+    import book_claims
+
+    book = ROOT / "book"
+    assert "binary-carries" in book_claims.about_page(book, "binary")
+    assert "kerple-log" in book_claims.about_page(book, "kerple")
+    assert "rope-breaks" in book_claims.about_page(book, "rope")
+    assert "rope-breaks" not in book_claims.about_page(book, "multiscale_rope")
+    for page in (book / "methods").glob("*.md"):
+        if "```{claim-table}\n" in page.read_text():
+            assert book_claims.about_page(book, page.stem), page.name
