@@ -10,9 +10,8 @@ from notebook_tools import shown
 
 import pe
 from pe._errors import PositionError
-from pe.figures import colour, marker, svg
+from pe.figures import svg
 from pe.figures import tasks as pictures
-from pe.figures.style import distinct
 from pe.notebooks.parameters import configure_tasks
 from pe.runs import RunError
 from pe.runs.models import TaskAnswers, TaskRecord
@@ -174,9 +173,6 @@ def test_figures_say_what_is_chance_and_tell_encodings_apart(records: list[TaskR
         text = svg(figure)
         for word in ("RoPE", "Learned", "uniform guessing"):
             assert word in text
-    looks = distinct(["rope", "alibi", "nope", "pope", "yarn"])
-    assert len({colour for colour, _ in looks.values()}) == 5
-    assert looks["rope"] == (colour("rope"), marker("rope"))
 
 
 GIVEN: dict[str, Any] = {

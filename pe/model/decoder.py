@@ -28,10 +28,10 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from pe._errors import PositionError, unknown
-from pe.attention.choose import spans_for
+from pe.attention.choose import bounded, spans_for
 from pe.attention.documents import document_lengths
 from pe.attention.masks import positions_of, visible
-from pe.attention.spans import Spans, counted_within
+from pe.attention.spans import Bounded, Spans, counted_within
 from pe.encodings import Encoding, Prepared, layer_encodings
 from pe.encodings.core.base import Lengths, tightest
 from pe.model.cache import WindowLayer, window_layer
@@ -239,9 +239,11 @@ class PEModel(PEPreTrainedModel):
             enc, x.device, dtype, self.config.head_dim, x.shape[1], backend,
             padding, documents,
         )  # fmt: skip
-        if result is None or plain or not enc.biased:
+        if result is None or plain or not enc.biased or isinstance(result, Bounded):
             return result
-        return result if enc.relative and counted_within(result, positions) else None
+        if enc.relative and counted_within(result, positions):
+            return result
+        return bounded(enc, result, backend)
 
     def _window_layers(self, cache: Cache, index: int, enc: Encoding) -> list[WindowLayer]:
         """The layers of the cache that forget what a window hides: of keys, and of their state."""
@@ -275,7 +277,7 @@ class PEModel(PEPreTrainedModel):
         length, known = positions.shape[-1], k_positions.shape[-1]
         if spans is not None:
             if held is not None:
-                kept = spans.of_last_query().any(0)
+                kept = spans.of_next_query().any(0)
         elif enc.hides:
             mask = enc.narrow(mask, length, known, positions.device)
             if held is not None:

@@ -30,7 +30,8 @@ REFERENCE = "demo"
 # Fields in which runs may differ and still be drawn in one figure.
 _FREE = (
     "name", "pe", "pe_options", "seed", "log_every", "validate_every", "checkpoint_every",
-    "keep_steps", "keep_states", "keep_best", "activation_checkpointing", "evaluation_lengths",
+    "keep_steps", "keep_states", "keep_best", "activation_checkpointing", "fsdp",
+    "evaluation_lengths",
 )  # fmt: skip
 
 
@@ -71,12 +72,28 @@ def plan(run: Run) -> Markdown:
         "recipe, seed": f"{r.name}, {r.seed}",
         "recorded in": f"`{shown(run)}`",
     }
+    memory = _memory(r)
+    if memory:
+        rows["memory"] = memory
     table = markdown.pipe(["", ""], [[key, value] for key, value in rows.items()], 2)
     from pe.encodings.core.registry import part_classes
 
     _show_layers(r)
     formulas = "\n\n".join(_formula(part) for part in part_classes(r.pe))
     return show(f"{table}\n\n{formulas}")
+
+
+def _memory(recipe: Recipe) -> str:
+    """What training will take of each GPU; nothing on a CPU, and where nothing is trained."""
+    import torch
+
+    from pe import devices
+    from pe.training import memory, processes
+
+    if devices.choose().type != "cuda" or not recipe.steps:
+        return ""
+    gib = torch.cuda.get_device_properties(0).total_memory / 2**30
+    return memory.sentence(recipe, processes.wanted(), gib)
 
 
 def _show_layers(recipe: Recipe) -> None:
