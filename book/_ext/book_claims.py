@@ -3,6 +3,7 @@
 | ```{claims} tally          how many claims have which verdict
 | ```{claims} holds          the claims of a verdict, one after the other; "does-not-hold" and so on
 | ```{claim-table} ID ID     these claims as a table: the verdict, what they say, what we found
+| ```{claim-table}           on methods/NAME.md: those about the encodings of the page
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from book_directives import Made
+from book_measured import of_page
 from sphinx.application import Sphinx
 
 from pe import claims
@@ -109,13 +111,26 @@ class Claims(_OfLedger):
 
 
 class ClaimTable(_OfLedger):
-    """Some claims, by their ids."""
+    """Some claims, by their ids, or those about the encodings whose page this is."""
 
+    required_arguments, optional_arguments = 0, 1
     final_argument_whitespace = True
     classes: ClassVar[list[str]] = ["pe-results", "wrap"]
 
     def text(self) -> str:
-        return beside(self.judged(self.arguments[0].split()))
+        names = self.arguments[0].split() if self.arguments else self._of_page()
+        return beside(self.judged(names))
+
+    def _of_page(self) -> list[str]:
+        """Ids of the claims about this page's encodings, without those that have another page."""
+        folder, _, stem = self.env.docname.rpartition("/")
+        pages = self.book.folder / "methods"
+        own = {name for name in of_page(stem) if not (pages / f"{name}.md").exists()} | {stem}
+        ledger = claims.load(self.book.folder / LEDGER)
+        found = [claim.id for claim in ledger if own & set(claim.encodings)]
+        if folder != "methods" or not found:
+            raise ValueError("no claim of the ledger is about the encoding of this page")
+        return found
 
 
 def setup(app: Sphinx) -> None:

@@ -101,7 +101,7 @@ def _study_figures(studies: Studies, study: str, runs: list[Snapshot]) -> Figure
 def shown(book: Path, figures: Figures) -> Figures:
     """Those that a page shows, and those of the reader's own runs: the others cost time."""
     pages = [path.read_text("utf-8") for path in book.rglob("*.md") if "runs" not in path.parts]
-    names = set(re.findall(r"\{picture\} (\S+)", "\n".join(pages)))
+    names = set(re.findall(r"(?:\{picture\}|:picture:) (\S+)", "\n".join(pages)))
     return {n: figure for n, figure in figures.items() if n in names or n.startswith(f"{LOCAL}-")}
 
 
