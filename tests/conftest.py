@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytest_plugins = ["pytester"]
+pytest_plugins = ["pytester", "book_browser"]
 
 # Before torch is imported anywhere: many workers with many threads each are slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

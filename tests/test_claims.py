@@ -136,3 +136,19 @@ def test_the_page_shows_the_verdicts_and_no_number_from_memory(ledger: list[Judg
     assert "Records: `every/rope-s0-62968d12`" in book_claims.entry(one)
     (recalled,) = (judged for judged in ledger if judged.claim.id == "cope-flip-flop")
     assert recalled.claim.theirs not in book_claims.entry(recalled)
+
+
+def test_a_table_sets_chosen_claims_beside_what_we_found() -> None:
+    sys.path.insert(0, str(ROOT / "book" / "_ext"))
+    pytest.importorskip("sphinx")
+    import book_claims
+
+    chosen = book_claims.judged(ROOT / "book", ["rope-breaks", "cope-flip-flop"])
+    heads, _, first, second = book_claims.beside(chosen).splitlines()
+    assert heads.replace("|", " ").split() == ["claim", "verdict", "theirs", "ours"]
+    assert chosen[0].numbers in first
+    assert chosen[0].verdict.value in first
+    assert "not checked against the paper" in second
+    assert chosen[1].claim.theirs not in second
+    with pytest.raises(ValueError, match="rope-breaks"):
+        book_claims.judged(ROOT / "book", ["rope-brakes"])

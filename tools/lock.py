@@ -22,7 +22,9 @@ ROOT = Path(__file__).resolve().parent.parent
 CUDA = re.compile(r"^(nvidia-|cuda-)")
 # Versions that are chosen, not resolved: what the tests and the committed records were made with.
 # triton is the one that this torch's CUDA build pins; a CPU build leaves it to the test extra.
-CHOSEN = {"torch": "2.13.0", "triton": "3.7.1"}
+# The next jsonschema needs rfc3987-syntax, which builds a grammar at import: 1.4 s of CPU at each
+# start of papermill and of jupyter-book.
+CHOSEN = {"torch": "2.13.0", "triton": "3.7.1", "jsonschema": "4.24.1"}
 # Not for every system. appnope is what ipykernel needs on macOS, where nothing is resolved here.
 SYSTEMS = {"triton": "linux", "appnope": "darwin"}
 ELSEWHERE = {"appnope": "0.1.4"}

@@ -2,7 +2,8 @@
 
     not testable here     the ledger says why
     not measured yet      a condition needs a record that there is not
-    not decided           two values were compared and their difference could be chance
+    not decided           two values were compared and their difference could be chance, or what
+                          the test takes for granted is not so
     holds                 all conditions are met
     does not hold         none is
     depends               some are; which, is said
@@ -63,17 +64,22 @@ def judge(claim: Claim, values: Values) -> Judged:
     """
     if isinstance(claim.test, NotTestable):
         return Judged(claim, Verdict.NOT_TESTABLE, claim.test.why, "", [])
-    found = {key: values(key) for condition in claim.test for key in condition.keys}
+    conditions = [*claim.given, *claim.test]
+    found = {key: values(key) for condition in conditions for key in condition.keys}
     there = {key: value for key, value in found.items() if value is not None}
     missing = [key for key in found if key not in there]
     if missing:
         return Judged(claim, Verdict.NOT_MEASURED, f"no record of {', '.join(missing)}", "", [])
-    outcomes = [(condition, _judge(condition, there)) for condition in claim.test]
-    used = [value for _, outcome in outcomes for value in outcome.values]
-    numbers = "; ".join(dict.fromkeys(f"{c.say}: {o.numbers}" for c, o in outcomes))
+    judged = [(condition, _judge(condition, there)) for condition in conditions]
+    given, outcomes = judged[: len(claim.given)], judged[len(claim.given) :]
+    used = [value for _, outcome in judged for value in outcome.values]
+    numbers = "; ".join(dict.fromkeys(f"{c.say}: {o.numbers}" for c, o in judged))
     if any(len(value.by_seed) == 1 and value.samples is None for value in used):
         numbers += " (one seed)"
     verdict, why = _sum_up(outcomes)
+    lacking = [condition.say for condition, outcome in given if not outcome.met]
+    if lacking:
+        verdict, why = Verdict.UNDECIDED, f"the test needs what is not so: {'; '.join(lacking)}"
     return Judged(claim, verdict, why, numbers, list(dict.fromkeys(v.where for v in used)))
 
 

@@ -189,6 +189,10 @@ def attention(
     query, key = query.to(value.dtype), key.to(value.dtype)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     enc = pe_call.encoding or Encoding()
+    if enc.content_dependent:  # it takes logits to be divided by the root of the width
+        wide = torch.promote_types(query.dtype, torch.float32)
+        query = (query.to(wide) * (scale * query.shape[-1] ** 0.5)).to(query.dtype)
+        scale = query.shape[-1] ** -0.5
     q_positions, k_positions, tables, counted = _where(pe_call, enc, query, key)
     # The host's own sink is unknown to the choice of a kernel.
     backend = None if s_aux is None else "sdpa"

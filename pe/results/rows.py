@@ -299,6 +299,13 @@ def cut(row: Row, quantity: str) -> float | None:
     return near * sum(inside) / len(inside)
 
 
+def cut_base(found: Sequence[Row]) -> Row | None:
+    """The row that `cut` is shown of: RoPE, or else the first; of the shortest training length."""
+    shortest = quantities.trained_length(run for row in found for run in row.runs)
+    own = [row for row in found if quantities.trained_length(row.runs) == shortest]
+    return next((row for row in own if row.label == "rope"), own[0]) if own else None
+
+
 def _asked(row: Row, quantity: str) -> tuple[int, int]:
     """Right answers and prompts of a share, of all depths and seeds together."""
     right = asked = 0

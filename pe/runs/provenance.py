@@ -47,20 +47,20 @@ def code() -> dict[str, Any]:
     """
     top = Path(__file__).resolve().parents[2]
     common = {"version": __version__, "files": _hash_of_files(top / "pe")}
-    commit = _git(top, "rev-parse", "HEAD") if (top / ".git").exists() else None
+    commit = git(top, "rev-parse", "HEAD") if (top / ".git").exists() else None
     if commit is None:
         told = os.environ.get("PE_COMMIT") or None
         source = "told" if told else "unknown"
         return {"commit": told, "dirty": None, "source": source, **common}
     # Records of runs are output: writing one does not make the code another. A new file in pe/
     # does, for an encoding may be such a file.
-    changed = _git(top, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!runs")
-    added = _git(top, "status", "--porcelain", "--untracked-files=all", "--", "pe")
+    changed = git(top, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!runs")
+    added = git(top, "status", "--porcelain", "--untracked-files=all", "--", "pe")
     dirty = None if changed is None or added is None else bool(changed or added)
     return {"commit": commit, "dirty": dirty, "source": "git", **common}
 
 
-def _git(top: Path, *arguments: str) -> str | None:
+def git(top: Path, *arguments: str) -> str | None:
     """What git answers; None where there is no git, or no answer."""
     try:
         done = subprocess.run(

@@ -19,7 +19,7 @@ from papermill.clientwrap import PapermillNotebookClient
 from tqdm import tqdm
 from traitlets.config import Config
 
-from pe.notebooks.parameters import PLANNED
+from pe.notebooks.parameters.common import PLANNED
 
 GRACE_SECONDS = 60.0
 """How long a cell may take to save and end once it has been interrupted ($PE_GRACE_SECONDS)."""

@@ -18,7 +18,8 @@ from papermill.log import logger
 
 from pe.notebooks.papermill import document
 from pe.notebooks.papermill.client import Client, note
-from pe.notebooks.parameters import LAUNCHERS, PLANNED, launch
+from pe.notebooks.parameters import LAUNCHERS, launch
+from pe.notebooks.parameters.common import PLANNED
 from pe.runs import Folder, Run, RunBusy, RunError, write_atomically
 from pe.runs.models import RunRecord, Status
 

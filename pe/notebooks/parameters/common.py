@@ -1,0 +1,134 @@
+"""What all notebooks share: types of parameters, checks, and the folder that was planned."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, validate_call
+
+from pe._errors import explain
+from pe.notebooks.failures import in_one_line
+from pe.runs import Folder
+
+PLANNED = "PE_RUN_DIR"
+"""Environment variable of a kernel: the folder that the command named."""
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _number(value: Any) -> Any:
+    """YAML reads ``1e-4`` as text."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _mapping(value: Any) -> Any:
+    """A text that is a dictionary in JSON or YAML."""
+    import yaml
+
+    try:
+        return yaml.safe_load(value) or {} if isinstance(value, str) else value
+    except yaml.YAMLError:
+        return value
+
+
+Words = Annotated[str, BeforeValidator(lambda v: str(v) if type(v) in (int, float) else v)]
+Whole = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
+Count = Annotated[int, BeforeValidator(_whole), Field(gt=0)]
+Number = Annotated[float, BeforeValidator(_number), Field(ge=0)]
+Positive = Annotated[float, BeforeValidator(_number), Field(gt=0)]
+Switch = Annotated[bool, Field(strict=False)]
+Options = Annotated[dict[str, Any], BeforeValidator(_mapping)]
+
+P = ParamSpec("P")
+F = TypeVar("F", bound=Folder)
+
+
+def launcher(function: Callable[P, F]) -> Callable[P, F]:
+    """Check the arguments against the annotations, and the folder against what was planned.
+
+    In a kernel, failures are shown in one line from there on (`pe.notebooks.failures`).
+    """
+    names = list(inspect.signature(function).parameters)
+    checked = validate_call(config=ConfigDict(strict=True, allow_inf_nan=False))(function)
+
+    @functools.wraps(function)
+    def launch(*arguments: P.args, **values: P.kwargs) -> F:
+        in_one_line()
+        try:
+            folder = checked(*arguments, **values)
+        except ValidationError as error:
+            raise ValueError(_explained(error, names)) from None
+        planned = os.environ.pop(PLANNED, None)
+        if planned is not None and Path(planned).resolve() != folder.directory.resolve():
+            raise ValueError(
+                f"the command named {planned}, and the cells of this notebook lead to "
+                f"{folder.directory}; give parameters on the command line (-p NAME VALUE) or in "
+                "the cell tagged 'parameters'"
+            )
+        return folder
+
+    return launch
+
+
+def _explained(error: ValidationError, names: list[str]) -> str:
+    from pe.recipes.recipe import Recipe
+
+    lines = []
+    for one, line in zip(error.errors(), explain(error, "parameter", names), strict=True):
+        name = str(one["loc"][-1])
+        if one["type"] == "unexpected_keyword_argument" and name in Recipe.__dataclass_fields__:
+            line = (
+                f"unknown parameter {name!r}: it is a field of the recipe; "
+                f"pass it as -y 'overrides: {{{name}: VALUE}}'"
+            )
+        elif one["type"] == "string_type" and len(one["loc"]) == 1:
+            line += f"; to pass it as text write -r {name} {one['input']}"
+        lines.append(line)
+    return "; ".join(lines)
+
+
+def words_in(text: str | None) -> list[str]:
+    """Words with commas between."""
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
+
+
+def whole_numbers_in(text: str | None, parameter: str) -> list[int]:
+    """Whole numbers from 0 on with commas between. ValueError for a word that is none."""
+    for word in words_in(text):
+        if not word.isdecimal():
+            raise ValueError(
+                f"{parameter}: expected whole numbers with commas between, got {word!r}"
+            )
+    return [int(word) for word in words_in(text)]
+
+
+def without_none(**values: Any) -> dict[str, Any]:
+    """What was given: None stands for a default."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def refuse_strange_study(study: str) -> None:
+    """Raise ValueError for a name that would be no plain folder."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", study):
+        raise ValueError(
+            f"study names a folder: use letters, digits, '.', '_' and '-', not {study!r}"
+        )
+
+
+def other_fields(overrides: Mapping[str, Any] | None, names: Iterable[str]) -> dict[str, Any]:
+    """Fields of the recipe that have no parameter; ``names`` are the parameters."""
+    for name in overrides or {}:
+        if name in names:
+            raise ValueError(f"overrides: {name} is a parameter of this notebook; give it there")
+    return dict(overrides or {})
