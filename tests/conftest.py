@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.util
 import os
@@ -14,7 +15,7 @@ import pytest
 
 pytest_plugins = ["pytester"]
 
-# Of a process that imports so much, looking for garbage is a quarter of what collecting tests costs.
+# Of a process that imports so much, looking for garbage is a quarter of what collecting costs.
 gc.set_threshold(50_000, 20, 1_000)
 
 # Before torch is imported anywhere: many workers with many threads each are slower than one.
@@ -50,6 +51,25 @@ def own_cache(shared_directory: Path) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PE_CACHE", str(path))
         yield path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_look_at_the_checkout() -> Iterator[None]:
+    """Git is asked and the package's files are hashed once per session, not for every record.
+
+    A test that lets the package be elsewhere gets that place looked at.
+    """
+    from pe.runs import provenance
+
+    look, here = provenance.code, provenance.__file__
+    of_this_checkout = functools.cache(look)
+
+    def code() -> dict[str, Any]:
+        return dict(of_this_checkout()) if provenance.__file__ == here else look()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(provenance, "code", code)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -94,7 +114,9 @@ def alone(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def same_draws() -> None:
     """Every test that draws random numbers draws the same ones, alone or in company."""
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(0)
+        from pe._seed import seed_torch
+
+        seed_torch(0)
 
 
 @pytest.fixture
