@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch._functorch.config
 from kernels import milliseconds
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -114,6 +115,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=6, help="in each turn")
     parser.add_argument("--out", type=Path, help="a CSV file")
     options = parser.parse_args()
+    # Each backward pass is timed several times over one forward pass, so its buffers have to stay.
+    torch._functorch.config.donated_buffer = False
     if not torch.cuda.is_available():
         parser.error("this needs a CUDA device")
     generator = torch.Generator("cuda").manual_seed(0)

@@ -7,6 +7,7 @@
     pe check my_module:MyEncoding
     pe study scaffold --dry-run          the runs of a study, and what they would take
     pe speed --minutes 14                speed and memory of every encoding on this machine
+    pe memory paper --processes 8        what a recipe takes of a GPU, and what makes it fit
     pe explain config.json --length 65536   what a model does about positions; settings for longer
 
 Imports no torch before a command needs it.
@@ -275,6 +276,60 @@ def speed(
             on_row=lambda row, speed: print(measuring.line(row, speed), flush=True),
         )  # fmt: skip
     print(f"{record['status']}: {run.file}")
+
+
+@app.command()
+def memory(
+    recipe: Annotated[str, typer.Argument(help="a named recipe")],
+    processes: Annotated[int, typer.Option(min=1, help="that train together, a GPU each")] = 1,
+    gib: Annotated[float | None, typer.Option(help="of a GPU; default: this machine's")] = None,
+    override: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="a recipe field; repeatable"),
+    ] = None,
+) -> None:
+    """Estimate the memory that training a recipe takes of each GPU, and what makes it fit.
+
+    The options change no result. Status 0: something fits; 1: nothing does; 2: wrong input.
+    """
+    import dataclasses
+
+    with _checked("memory"):
+        from pe.recipes.named import recipe as named_recipe
+        from pe.training import memory as estimates
+
+        chosen = named_recipe(recipe, **dict(map(option_value, override or [])))
+        if gib is None:
+            gib = _gpu_gib()
+    lines: list[list[str]] = []
+    fitting = False
+    for changes in [{}, *estimates.options(chosen, processes)]:
+        changed = dataclasses.replace(chosen, **changes)
+        parts, fits = (
+            estimates.estimate(changed, processes),
+            estimates.fits(changed, processes, gib),
+        )
+        fitting |= fits
+        numbers = [f"{part:.1f}" for part in (*parts, parts.total)]
+        lines.append([estimates.spelled(changes) or "as it is", *numbers, "yes" if fits else "no"])
+    heads = ("options", "state", "activations", "logits", "GiB in all", f"fits {gib:.0f} GiB")
+    print(f"{recipe}: {estimates.parameters(chosen) / 1e6:,.0f} M parameters, {processes} GPUs\n")
+    _print_table(heads, lines)
+    if not fitting:
+        raise typer.Exit(1)
+
+
+def _gpu_gib() -> float:
+    """Memory of this machine's GPU in GiB.
+
+    Raises:
+        ValueError: there is none.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ValueError("this machine has no GPU; say how much memory yours has: --gib 80")
+    return float(torch.cuda.get_device_properties(0).total_memory / 2**30)
 
 
 @app.command()

@@ -18,7 +18,7 @@ from book_pictures import record_figures  # noqa: E402
 from book_studies import Studies  # noqa: E402
 
 STUDIES = Studies.load(ROOT / "runs", ROOT / "runs", "demo")
-PAGES = ("scaffold", "seeds", "extended", "finetuned", "every", "dropped", "rerun")
+PAGES = ("scaffold", "seeds", "paper", "extended", "finetuned", "every", "dropped", "rerun")
 
 
 def recorded(label: str) -> tuple[dict, dict]:
@@ -98,7 +98,7 @@ def page(name: str) -> str:
 @pytest.mark.parametrize("name", PAGES)
 def test_no_result_is_typed_into_the_pages(name: str) -> None:
     """What is left when roles, code, formulas and multiples are taken out holds no measurement."""
-    made = "study-table|dropping-table|missing-runs|extension|rerun|fine-tuned|settings"
+    made = "study-table|scaling|dropping-table|missing-runs|extension|rerun|fine-tuned|settings"
     text = re.sub(rf"```\{{({made})\}}.*?```", "", page(name), flags=re.S)
     text = re.sub(r"^:(alt|name|class|columns):.*$", "", text, flags=re.M)
     text = re.sub(r"`{3,}", "", re.sub(r"```bash.*?```", "", text, flags=re.S))

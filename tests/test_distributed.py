@@ -1,7 +1,8 @@
 """Two processes train as one does.
 
-They are started with the variables that torchrun and `accelerate launch` set, and talk through
-gloo. (`accelerate launch --cpu --num_processes 2` itself starts two only where MPI is installed.)
+They talk through gloo, and are started with the variables that torchrun sets, or by PE_PROCESSES
+(`pe.training.processes`), whose processes come from the server of `tiny_training` here, which has
+torch imported.
 """
 
 from __future__ import annotations
@@ -15,10 +16,22 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_training import TrainingProcess, lines, tiny, weights, with_step
+from tiny_training import (
+    ProcessOfARun,
+    TrainingProcess,
+    killed_after,
+    lines,
+    tiny,
+    weights,
+    with_step,
+)
 
+from pe.data import Batches
 from pe.recipes.recipe import Recipe
 from pe.runs import Run
+from pe.study.devices import visible_gpus
+from pe.training import checkpoint, processes
+from pe.training.loop import Interrupted, train
 
 
 def uneven(signal_at: int = 0) -> Any:
@@ -26,8 +39,6 @@ def uneven(signal_at: int = 0) -> Any:
 
     With ``signal_at`` the second process, and only that one, is told to stop at this step.
     """
-    from pe.data import Batches
-
     at, done = Batches.at, 0
 
     def holed(self: Any, number: int) -> Any:
@@ -110,6 +121,139 @@ def test_two_processes_stop_go_on_and_equal_one(shared: Path) -> None:
     assert [p.name for p in sorted((two.directory / "checkpoints").iterdir())] == [
         "step-000015", "step-000018",
     ]  # fmt: skip
+
+
+@pytest.fixture
+def two(shared: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, ProcessOfARun]:
+    """PE_PROCESSES=2, on text as `uneven` makes it; the processes that were started, by rank."""
+    monkeypatch.setenv("PE_CACHE", str(shared / "cache"))
+    monkeypatch.setenv(processes.PROCESSES, "2")
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 5.0)
+    monkeypatch.setattr(Batches, "at", Batches.at)  # put back at the end
+    uneven()
+    started: dict[int, ProcessOfARun] = {}
+
+    def start(task: Any, environment: Any, log: Path) -> ProcessOfARun:
+        process = ProcessOfARun(task, environment, log, uneven)
+        started[process.rank] = process
+        return process
+
+    monkeypatch.setattr(processes, "_started", start)
+    return started
+
+
+def test_a_process_that_is_killed_ends_all_and_other_numbers_of_processes_go_on(
+    shared: Path, two: dict[int, ProcessOfARun], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    chosen = recipe(shared, micro_batch_size=1)
+    run, one = (Run(shared / name / chosen.run_name(), chosen) for name in ("many", "alone"))
+
+    def kill_the_second(process: ProcessOfARun) -> int | None:
+        if process.rank and [line["step"] for line in run.metric_lines(drop_torn_end=True)][6:]:
+            process.kill()
+        return process.process.exitcode
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ProcessOfARun, "poll", kill_the_second)
+        with pytest.raises(
+            processes.ProcessDied, match="process 1 of 2 was killed by SIGKILL"
+        ) as e:
+            train(run, quiet=True)
+    assert not any(process.process.is_alive() for process in two.values())
+    assert run.record.status == "failed"
+    assert run.record.reason == f"ProcessDied: {e.value}"
+    assert run.record.hardware.devices is not None
+    assert [name[:4] for name in run.record.hardware.devices] == ["cpu ", "cpu "]
+
+    with monkeypatch.context() as patch:  # on one
+        patch.delenv(processes.PROCESSES)
+        killed_after(run, 6)
+        train(one, quiet=True)
+    assert [s.step for s in run.record.sessions] == [0, 5]
+
+    divided = Run(run.directory, recipe(shared, micro_batch_size=1, fsdp=True,
+                                        activation_checkpointing=True))  # fmt: skip
+    assert divided.name == run.name, "how memory is saved does not change what a run is"
+    train(divided)
+    assert "step 18/18" in capsys.readouterr().err, "the progress of process 0 is shown here"
+    record = run.record
+    assert (record.status, [s.step for s in record.sessions]) == ("complete", [0, 5, 10])
+    assert record.command.startswith("PE_PROCESSES=2 ")
+    assert not list(run.directory.glob("*.log"))
+    assert [x for *_, x in lines(run)] == pytest.approx([x for *_, x in lines(one)], abs=2e-5)
+    for (name, a), b in zip(weights(run).items(), weights(one).values(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-3, atol=5e-5), name
+    # What two processes wrote of a divided model, any number can read.
+    last, same = (checkpoint.checkpoints(r.directory / "checkpoints")[-1] for r in (run, one))
+    ours, theirs = (torch.load(path / checkpoint.OPTIMIZER) for path in (last, same))
+    assert ours["param_groups"] == theirs["param_groups"]
+    for index, state in theirs["state"].items():
+        for name, value in state.items():
+            assert torch.allclose(ours["state"][index][name], value, rtol=1e-2, atol=1e-5)
+
+
+def test_an_error_in_one_process_is_raised_where_they_were_started(
+    shared: Path, two: dict[int, ProcessOfARun]
+) -> None:
+    chosen = recipe(shared, batch_size=3)
+    run = Run(shared / "refused" / chosen.run_name(), chosen)
+    with pytest.raises(ValueError, match="batch_size 3 does not divide among 2 processes"):
+        train(run, quiet=True)
+    assert run.record.status == "failed"
+    assert "Traceback" in run.traceback.read_text()
+
+
+def test_a_signal_stops_all_processes_at_the_same_step(
+    shared: Path, two: dict[int, ProcessOfARun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(shared / "stopped" / "run", recipe(shared))
+    sent = []
+
+    def poll(process: ProcessOfARun) -> int | None:
+        if not sent and run.metric_lines(drop_torn_end=True):
+            sent.append(process)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return process.process.exitcode
+
+    monkeypatch.setattr(ProcessOfARun, "poll", poll)
+    with pytest.raises(Interrupted, match=r"stopped after step \d+ of 18") as stopped:
+        train(run, quiet=True)
+    assert stopped.value.signal == run.record.signal == "SIGTERM"
+    assert run.record.status == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("two", "expected a whole number from 1 on, got 'two'"), ("0", "got '0'")],
+)
+def test_a_number_of_processes_that_is_none_is_refused(
+    text: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(processes.PROCESSES, text)
+    with pytest.raises(ValueError, match=f"PE_PROCESSES: .*{message}"):
+        processes.wanted()
+
+
+def test_more_processes_than_gpus_are_refused_and_torchrun_comes_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pe.devices.choose", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7,8")
+    monkeypatch.setenv(processes.PROCESSES, "3")
+    with pytest.raises(ValueError, match="asks for 3 processes, and this machine has 2 GPUs"):
+        processes.wanted()
+    monkeypatch.setenv(processes.PROCESSES, "2")
+    assert visible_gpus() == ["4,5", "6,7"], "a run of a study takes two together"
+    monkeypatch.setenv("RANK", "0")
+    assert processes.wanted() == 1
+
+
+def test_fsdp_has_no_effect_in_one_process_and_says_so(shared: Path, alone: None) -> None:
+    run = Run(shared / "undivided" / "run", recipe(shared, fsdp=True))
+    with pytest.raises(ValueError, match="fsdp: spreads a model over processes, and there is one"):
+        train(run, quiet=True)
 
 
 def test_a_batch_that_does_not_divide_is_a_clear_error(shared: Path) -> None:

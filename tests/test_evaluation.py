@@ -19,20 +19,24 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 import pe
+from pe import figures
 from pe.data import Split, evaluation_windows, prepare
 from pe.data.tokenizer import END, PAD, train_bpe
 from pe.encodings import Encoding
 from pe.evaluation import evaluate as evaluating
 from pe.evaluation import scorer as module
 from pe.evaluation import temperature
+from pe.evaluation.attention import attention_maps, entropies, spread_by_length
 from pe.evaluation.evaluate import evaluate
 from pe.evaluation.load import load_model, load_tokenizer
 from pe.evaluation.scorer import Scorer, by_position, cell
+from pe.figures.attention import entropy_by_length
 from pe.model import PEForCausalLM
 from pe.model.layers import Block
 from pe.model.loss import token_losses
 from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunBusy, RunError
+from pe.runs.models.evaluation import AttentionSpread
 from pe.training.build import build_model
 from pe.training.loop import train
 
@@ -494,3 +498,26 @@ def test_a_temperature_changes_only_what_lies_beyond_the_training_context() -> N
         sharper = scorer.losses(2 * length)
     np.testing.assert_array_equal(plain[:, :length], sharper[:, :length])
     assert np.abs(plain[:, length:] - sharper[:, length:]).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["rope", "learned"])
+def test_the_spread_of_attention_on_record_is_that_of_the_maps(name: str) -> None:
+    model, split = model_and_text(name)
+    scorer = scorer_of(model, split, [16, 64])
+    spread = spread_by_length(scorer)
+    maps = [
+        attention_maps(model, torch.tensor(split.tokens[end - 17 : end - 1].astype(np.int64)))
+        for end in scorer.ends[: spread["windows"]]
+    ]
+    expected = torch.stack([entropies(one).mean(dim=-1) for one in maps]).mean(dim=0)
+    recorded = spread["lengths"]["16"]["entropy"]
+    assert torch.allclose(torch.tensor(recorded), expected, atol=1e-4)
+    longer = spread["lengths"]["64"]
+    if name == "learned":
+        assert longer["entropy"] is None
+        assert longer["reason"] == "no value: longest position 47"
+    else:
+        assert longer["entropy"] != recorded
+    assert not model.model.layers[0].attention._forward_hooks, "nothing stays behind"
+    AttentionSpread.model_validate(spread)
+    assert "layer 2" in figures.svg(entropy_by_length(spread, 16))

@@ -207,6 +207,12 @@ def test_methods_that_extend_rope_have_a_colour_each() -> None:
     assert len({figures.colour(name) for name in ("rope", *single)}) == 1 + len(single)
 
 
+def test_no_two_encodings_look_the_same() -> None:
+    looks = {name: (figures.colour(name), figures.marker(name)) for name in list_encodings()}
+    same = [(a, b) for a, b in itertools.combinations(looks, 2) if looks[a] == looks[b]]
+    assert not same, f"search for other seeds in pe/figures/style.py: {same}"
+
+
 def test_a_highlighted_encoding_is_the_only_one_in_colour(study: list[runs.Run]) -> None:
     figure = figures.perplexity_by_length(study, highlight="rope")
     coloured = {

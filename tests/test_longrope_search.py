@@ -14,12 +14,22 @@ from tiny_training import text, tiny, write_corpus
 
 import pe
 from pe.data import prepare
+from pe.data.needles import NeedleText
 from pe.encodings.core.frequencies import base_frequencies
 from pe.encodings.longrope import LongRoPE
 from pe.evaluation.load import load_model
 from pe.evaluation.longrope import search as longrope_search
-from pe.evaluation.longrope.evolution import Candidate, Evolution, Scored, rises, seeds
+from pe.evaluation.longrope.evolution import (
+    Candidate,
+    Evolution,
+    Scored,
+    bounded_seeds,
+    critical_frequency,
+    rises,
+    seeds,
+)
 from pe.evaluation.longrope.search import Fitness, search_longrope
+from pe.evaluation.retrieval import prompts
 from pe.evaluation.scorer import Scorer
 from pe.runs import Run, RunError
 
@@ -351,3 +361,118 @@ def test_a_loss_that_is_no_number_is_never_the_best(
 
 def test_it_is_a_public_name() -> None:
     assert pe.search_longrope is longrope_search.search_longrope
+
+
+# LongRoPE2: by needles, and bounded by the critical frequency
+
+
+def test_the_critical_frequency_is_that_of_the_authors_script() -> None:
+    """``math.ceil(math.log(original_length / 2 / math.pi, rope_base) * head_size / 2) - 1``"""
+    for dim, theta, length in ((128, 500_000.0, 8192), (96, 10_000.0, 2048), (64, 10_000.0, 1024)):
+        theirs = math.ceil(math.log(length / 2 / math.pi, theta) * dim / 2) - 1
+        assert critical_frequency(dim, theta, length) == theirs
+        turns = base_frequencies(dim, theta).inv_freq * length / (2 * math.pi)
+        assert turns[theirs] >= 1 > turns[theirs + 1]
+    assert critical_frequency(128, 500_000.0, 8192) == 34
+    assert critical_frequency(8, 10_000.0, 2) == 1
+    assert critical_frequency(4, 10_000.0, 10**9) == 1
+
+
+def test_bounded_seeds_are_the_authors() -> None:
+    """Their ``ntk_init`` of genetic_base.py for 64 times, from 64 on in steps of 4."""
+    spectrum = base_frequencies(96, 10_000.0)
+    yarn, *made = bounded_seeds(spectrum, 64.0, 2048, 27)
+    for step, seed in enumerate(made):
+        scale = 64 + 4 * step
+        extended = scale ** (48 / 27)
+        below = [extended ** (i / 48) for i in range(27)]
+        assert seed.factors[:27] == pytest.approx(below)
+        assert seed.factors[27:] == pytest.approx([scale + scale / 640 * i for i in range(21)])
+    assert len(made) == 8
+    assert made[0].factors[28] == pytest.approx(64.1)
+    assert yarn.factors[27:] == (64.0,) * 21
+    assert all(rises(c.factors) for c in (yarn, *made))
+
+
+@pytest.mark.parametrize(("dim", "length"), [(8, 64), (32, 256), (128, 4096)])
+def test_no_frequency_from_the_critical_one_on_is_slowed_by_less(dim: int, length: int) -> None:
+    critical = critical_frequency(dim, 10_000.0, length)
+    first = bounded_seeds(base_frequencies(dim, 10_000.0), 4.0, length, critical)
+    rules, known = Evolution(first, 4.0, 16, seed=1, critical=critical), []
+    for number in range(5):
+        for c in rules.generation(number, known):
+            assert rises(c.factors)
+            assert c.factors[critical] >= 4.0
+            assert c.factors[0] >= 1.0
+            assert c.factors[-1] <= 8.0
+            known.append(Scored(c.factors, sum(c.factors)))
+    assert min(k.factors[0] for k in known) < 4.0
+    assert len({k.factors for k in known}) == len(known) > 16
+
+
+NEEDLES: dict[str, Any] = {
+    "iterations": 1, "population": 9, "windows": 3, "needles": "multikey", "quiet": True,
+}  # fmt: skip
+
+
+def test_a_search_by_needles_measures_answers_and_has_a_file_of_its_own(run: Run) -> None:
+    """Of 16 times the training length, where the task fits."""
+    found = search_longrope(run, 16.0, **NEEDLES)
+    record = json.loads((run.directory / "longrope-16x-multikey.json").read_text())
+    settings, history = record["settings"], record["history"]
+    assert (settings["needles"], settings["critical"]) == ("multikey", None)
+    assert (settings["length"], settings["windows_found"]) == (256, 3)
+    assert found == record["best"]["factors"]
+    assert [e["origin"] for e in history[:3]] == ["yarn", "ntk to 16", "ntk to 17"]
+    critical = critical_frequency(32, 10_000.0, 16)
+    assert all(e["factors"][critical] >= 16.0 for e in history)
+    assert run.part("longrope", "-16x") is None, "that is the search by text"
+    # The loss of the digits by hand, from the model's logits.
+    data = prepare(run.recipe.corpus, run.recipe.vocab_size, run.recipe.tokenizer)
+    options = {"factor": 16.0, "long_factor": history[1]["factors"]}
+    model = pe.convert(load_model(run), "longrope", **options).eval()
+    split = Scorer(model, data, run.recipe, [256], split="validation", windows=3).split
+    losses = []
+    hidden = NeedleText("multikey", data.tokenizer)
+    for prompt in prompts(hidden, split, 256, 3, seed=longrope_search.NEEDLE_SEED):
+        assert hidden.digit_ids[prompt.digits].tolist() == prompt.ids[prompt.places].tolist()
+        with torch.no_grad():
+            logits = model(torch.from_numpy(prompt.ids)[None], use_cache=False).logits[0]
+        for place in prompt.places:
+            losses.append(-logits.log_softmax(-1)[place - 1, prompt.ids[place]].item())
+    assert sum(losses) / len(losses) == pytest.approx(history[1]["nll"], abs=1e-5)
+
+
+def test_numbers_of_the_search_are_not_those_of_the_evaluation(run: Run) -> None:
+    data = prepare(run.recipe.corpus, run.recipe.vocab_size, run.recipe.tokenizer)
+    hidden = NeedleText("multikey", data.tokenizer)
+    asked, searched = (
+        prompts(hidden, data.test, 256, 4, seed=seed)
+        for seed in (None, longrope_search.NEEDLE_SEED)
+    )
+    assert all((a.digits != s.digits).any() for a, s in zip(asked, searched, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"critical": 3}, "critical 3: has no effect without needles"),
+        (NEEDLES | {"population": 8}, "population 8: expected at least 9, the seeds of a search"),
+        (NEEDLES | {"critical": 16}, "critical 16: expected one of the frequencies 1 to 15"),
+        (NEEDLES | {"critical": 0}, "critical 0: expected one of the frequencies 1 to 15"),
+        (NEEDLES | {"needles": "haystack"}, "unknown retrieval task 'haystack'"),
+    ],
+)
+def test_a_search_by_needles_that_cannot_be_done_is_refused(
+    run: Run, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        search_longrope(run, 16.0, **(SMALL | options))
+    assert not list(run.directory.glob("longrope*"))
+
+
+def test_another_critical_frequency_is_another_search(run: Run) -> None:
+    few = NEEDLES | {"iterations": 0}
+    search_longrope(run, 16.0, critical=4, **few)
+    with pytest.raises(RunError, match=r"multikey.json is of a search with other .*critical 4"):
+        search_longrope(run, 16.0, critical=3, **few)

@@ -30,7 +30,7 @@ OTHER: dict[str, Any] = {
     "keep_steps": (40, 60), "retrieval_share": 0.02, "retrieval_samples": 5,
     "fit_temperature": True, "deterministic": True, "encoding_rate": 3.0, "embedding_std": 0.5,
     "first_token": True, "retrieval_tasks": ("multikey",), "dropout": 0.1, "keep_best": True,
-    "activation_checkpointing": True, "separator": "blank-lines", "tune": "encoding",
+    "activation_checkpointing": True, "fsdp": True, "separator": "blank-lines", "tune": "encoding",
 }  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def test_the_hash_changes_with_what_is_trained_and_nothing_else(name: str) -> No
     judged_or_watched = {
         "name", "evaluation_lengths", "target_tokens", "evaluation_windows", "log_every",
         "validate_every", "checkpoint_every", "keep_steps", "keep_states",
-        "retrieval_samples", "fit_temperature", "keep_best", "activation_checkpointing",
+        "retrieval_samples", "fit_temperature", "keep_best", "activation_checkpointing", "fsdp",
     }  # fmt: skip
     assert same == (name in judged_or_watched)
     assert set(NOT_IDENTITY) == judged_or_watched

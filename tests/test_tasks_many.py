@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 
 import pe
 from pe.model import PEForCausalLM
 from pe.model.initialize import draw_weights
 from pe.model.rng import seed_step
-from pe.tasks import IGNORE, Task, score
+from pe.tasks import IGNORE, Batch, Task, score
 from pe.tasks.measure.many import Many, Member, Settings, train_many
 
 SMALL = Settings(layers=2, width=16, heads=2, feedforward=24, steps=4, batch_size=5)
@@ -54,7 +54,7 @@ def one_by_one(many: Many, member: Member) -> tuple[list[float], PEForCausalLM]:
             group["lr"] = member.learning_rate * min(1.0, warm)
         batch = task.batch(member.seed, step * settings.batch_size, settings.batch_size)
         seed_step(0, step, 0)
-        logits = logits_of(model, batch.tokens, batch.sizes)[..., answers]
+        logits = training_logits(model, batch, task.longest("train"))[..., answers]
         asked = batch.targets != IGNORE
         classes = torch.tensor([answers.index(t) for t in batch.targets[asked]])
         loss = cross_entropy(logits[torch.from_numpy(asked)], classes)
@@ -64,6 +64,16 @@ def one_by_one(many: Many, member: Member) -> tuple[list[float], PEForCausalLM]:
         adam.step()
         losses.append(loss.item())
     return losses, model.eval()
+
+
+def training_logits(model: PEForCausalLM, batch: Batch, longest: int) -> Tensor:
+    """Of a batch as it is; an encoding that draws positions draws as many as the longest has."""
+    if not any(enc.random for enc in model.model.encodings):
+        return logits_of(model, batch.tokens, batch.sizes)
+    width = batch.tokens.shape[1]
+    ids = pad(torch.as_tensor(batch.tokens), (0, longest - width))
+    logits: Tensor = model(ids, use_cache=False).logits
+    return logits[:, :width]
 
 
 def logits_of(model: PEForCausalLM, tokens: object, sizes: object) -> Tensor:
@@ -115,7 +125,7 @@ def test_padding_does_not_count_as_length() -> None:
     many = Many(copying(), "dynamic_ntk", MEMBERS[:1], SMALL)
     batch = copying().batch(0, 0, 6, "ood")
     short = int(batch.sizes.argmin())
-    tokens, mask = many._on_device([batch])
+    tokens, _, mask = many._on_device([batch])
     with torch.no_grad():
         inside = many.logits(tokens, mask)[0, short, : batch.sizes[short]]
         alone = many.logits(tokens[:, short : short + 1, : batch.sizes[short]])[0, 0]

@@ -10,9 +10,8 @@ from notebook_tools import shown
 
 import pe
 from pe._errors import PositionError
-from pe.figures import colour, marker, svg
+from pe.figures import svg
 from pe.figures import tasks as pictures
-from pe.figures.style import distinct
 from pe.notebooks.parameters import configure_tasks
 from pe.runs import RunError
 from pe.runs.models import TaskAnswers, TaskRecord
@@ -174,9 +173,6 @@ def test_figures_say_what_is_chance_and_tell_encodings_apart(records: list[TaskR
         text = svg(figure)
         for word in ("RoPE", "Learned", "uniform guessing"):
             assert word in text
-    looks = distinct(["rope", "alibi", "nope", "pope", "yarn"])
-    assert len({colour for colour, _ in looks.values()}) == 5
-    assert looks["rope"] == (colour("rope"), marker("rope"))
 
 
 GIVEN: dict[str, Any] = {
@@ -224,24 +220,59 @@ def test_a_mistake_is_one_sentence(change: dict[str, Any], message: str) -> None
         configure_tasks(**GIVEN | change)
 
 
-def test_the_parts_of_a_study_are_all_of_it_and_what_is_done_is_not_done_again(
+def test_what_is_done_of_a_study_is_not_done_again_and_what_would_end_late_is_not_begun(
     own_runs: Path,
 ) -> None:
     study = studies.load_study("core")
-    assert (len(study.encodings), len(study.seeds), len(study.learning_rates)) == (14, 8, 3)
-    assert len(study.tasks) == 10
+    assert (len(study.encodings), len(study.seeds), len(study.learning_rates)) == (14, 8, 4)
     every = studies.jobs(study)
-    assert len(every) == 140
-    assert [job for n in (1, 2, 3) for job in names(studies.jobs(study, (n, 3)))] == names(every)
-    with pytest.raises(ValueError, match="part: expected 1/3 to 3/3, got 4/3"):
-        studies.jobs(study, (4, 3))
+    whole = [run for run in {job.run.name for job in every} if names(every).count((run, "fox"))]
+    assert len(whole) == 10, "ten tasks have all encodings"
+    assert sorted(names(studies.jobs(study, first=3))) == sorted(names(every))
+    assert studies.jobs(study, first=3)[0].experiment.task == study.tasks[3].task
     mini = studies.jobs(studies.load_study("core", mini=True))[:1]
     lines: list[str] = []
+    assert list(studies.carry_out(mini, lines.append, until=0)) == []
     assert names(list(studies.carry_out(mini, lines.append))) == names(mini)
     assert list(studies.carry_out(mini, lines.append)) == []
-    assert len(lines) == 1
+    assert "not begun" in lines[0]
+    assert lines[1].endswith("6 steps")
+    assert len(lines) == 2
     with pytest.raises(ValueError, match=r"unknown study over tasks 'cor' \(did you mean"):
         studies.load_study("cor")
+
+
+def test_after_a_sweep_all_seeds_learn_at_the_rate_that_its_seeds_have_chosen(
+    own_runs: Path,
+) -> None:
+    swept = EXPERIMENT.model_copy(update={"sweep_seeds": 1, "sweep_steps": 2})
+    assert swept.models() == 4
+    record = measure(task_run(swept), "rope")
+    assert record.sweep is not None
+    assert (record.sweep.seeds, record.sweep.steps) == ([0], 2)
+    losses = {rate: answers[0].loss or 9e9 for rate, answers in record.sweep.validation.items()}
+    assert f"{record.best_rate:g}" == min(losses, key=lambda rate: losses[rate])
+    assert [(m.seed, m.learning_rate) for m in record.models] == [
+        (seed, record.best_rate) for seed in EXPERIMENT.seeds
+    ]
+    assert "0.001" in summary.rates([record])
+    whole = measure(task_run(EXPERIMENT), "rope")
+    alone = next(m for m in whole.models if m.learning_rate == record.best_rate)
+    assert alone.losses == record.models[0].losses, "a seed is the same in either"
+    with pytest.raises(ValueError, match="sweep_seeds: there are 2, got 3"):
+        Experiment(**EXPERIMENT.model_dump() | {"sweep_seeds": 3})
+
+
+def test_training_ends_once_every_model_has_solved_the_task(
+    own_runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pe.tasks.measure.experiment.STOP_EVERY", 2)
+    settings = EXPERIMENT.settings.model_copy(update={"steps": 7, "stop_loss": 100.0})
+    record = measure(task_run(EXPERIMENT.model_copy(update={"settings": settings})), "nope")
+    assert (record.status, record.solved_after, record.steps) == ("complete", 2, [1, 2])
+    never = settings.model_copy(update={"stop_loss": 1e-9})
+    record = measure(task_run(EXPERIMENT.model_copy(update={"settings": never})), "nope")
+    assert (record.solved_after, record.steps[-1]) == (None, 7)
 
 
 def names(todo: list[studies.Job]) -> list[tuple[str, str]]:

@@ -130,8 +130,9 @@ def test_windows_that_do_not_divide_are_refused_before_any_work(
     with pytest.raises(ValueError, match="batch_size 4 does not divide among 3 processes"):
         train(run, quiet=True)
     monkeypatch.setattr("accelerate.Accelerator.num_processes", 2)
-    run = Run(tmp_path / "other", tiny(shared / "corpus", micro_batch_size=4))
-    with pytest.raises(ValueError, match="micro_batch_size 4 does not divide the 2 windows"):
+    odd = tiny(shared / "corpus", batch_size=12, micro_batch_size=4)
+    run = Run(tmp_path / "other", odd)
+    with pytest.raises(ValueError, match="micro_batch_size 4 does not divide the 6 windows"):
         train(run, quiet=True)
 
 

@@ -1,16 +1,20 @@
 """The ledger of claims: book/tables/claims.yaml judged by the records of runs/.
 
-| ```{claims} tally      how many claims have which verdict
-| ```{claims} holds      the claims of a verdict, one after the other; "does-not-hold" and so on
+| ```{claims} tally          how many claims have which verdict
+| ```{claims} holds          the claims of a verdict, one after the other; "does-not-hold" and so on
+| ```{claim-table} ID ID     these claims as a table: the verdict, what they say, what we found
+| ```{claim-table}           on methods/NAME.md: those about the encodings of the page
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from book_directives import Made
+from book_measured import of_page
 from sphinx.application import Sphinx
 
 from pe import claims
@@ -22,10 +26,23 @@ LEDGER = Path("tables") / "claims.yaml"
 _WORDS = {verdict.value.replace(" ", "-"): verdict for verdict in Verdict}
 
 
-def judged(book: Path) -> list[Judged]:
-    """All claims with their verdicts, in the ledger's order."""
+def judged(book: Path, names: Sequence[str] = ()) -> list[Judged]:
+    """All claims with their verdicts, in the ledger's order; or those of these ids, in theirs.
+
+    Raises:
+        ValueError: an id that the ledger does not have.
+    """
     values = claims.Values(book.parent / "runs")
-    return [claims.judge(claim, values) for claim in claims.load(book / LEDGER)]
+    return selected([claims.judge(one, values) for one in claims.load(book / LEDGER)], names)
+
+
+def selected(found: list[Judged], names: Sequence[str]) -> list[Judged]:
+    """The claims of these ids, in their order; all where none is named."""
+    ledger = {one.claim.id: one for one in found}
+    for name in names:
+        if name not in ledger:
+            raise unknown("claim", name, list(ledger))
+    return [ledger[name] for name in names or ledger]
 
 
 def tally(found: list[Judged]) -> str:
@@ -54,30 +71,76 @@ def entry(one: Judged) -> str:
     return "\n\n".join(lines)
 
 
+def beside(found: list[Judged]) -> str:
+    """Claims as a table; the verdict is second, where a phone shows it."""
+    rows = []
+    for one in found:
+        theirs = "not checked against the paper" if one.claim.read == "memory" else one.claim.theirs
+        verdict = f"**{one.verdict.value}**"
+        if one.verdict == Verdict.DEPENDS:
+            verdict += f" ({one.why})"
+        rows.append([one.claim.claim, verdict, f"{theirs}; {one.claim.setup}", one.numbers or "–"])
+    return pipe(["claim", "verdict", "theirs", "ours"], rows, 4)
+
+
 def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}{'' if text[-1] in '.)' else '.'}" if text else ""
 
 
-class Claims(Made):
+def about_page(book: Path, stem: str) -> list[str]:
+    """Ids of the claims about a method page's encodings, without those that have another page."""
+    own = {name for name in of_page(stem) if not (book / "methods" / f"{name}.md").exists()}
+    ledger = claims.load(book / LEDGER)
+    return [claim.id for claim in ledger if (own | {stem}) & set(claim.encodings)]
+
+
+class _OfLedger(Made):
+    """Reads the ledger, and follows it and the records in the next build."""
+
+    def judged(self, names: Sequence[str] = ()) -> list[Judged]:
+        """All claims with their verdicts, or those of these ids."""
+        self.env.note_dependency(str(self.book.folder / LEDGER))
+        for record in sorted((self.book.folder.parent / "runs").glob("*/*/*.json")):
+            if record.name.startswith(("task-", "numerics")):
+                self.env.note_dependency(str(record))
+        found = self.book.once("claims", lambda: judged(self.book.folder))
+        return selected(found, names)
+
+
+class Claims(_OfLedger):
     """The tally, or the claims of one verdict."""
 
     classes: ClassVar[list[str]] = []
 
     def text(self) -> str:
-        self.env.note_dependency(str(self.book.folder / LEDGER))
-        for record in sorted((self.book.folder.parent / "runs").glob("*/*/*.json")):
-            if record.name.startswith(("task-", "numerics")):
-                self.env.note_dependency(str(record))
         part = self.arguments[0]
         if part != "tally" and part not in _WORDS:
             raise unknown("part", part, ["tally", *_WORDS])
-        found = self.book.once("claims", lambda: judged(self.book.folder))
+        found = self.judged()
         if part == "tally":
             return tally(found)
         mine = [entry(one) for one in found if one.verdict == _WORDS[part]]
         return "\n\n".join(mine) if mine else "*None.*"
 
 
+class ClaimTable(_OfLedger):
+    """Some claims, by their ids, or those about the encodings whose page this is."""
+
+    required_arguments, optional_arguments = 0, 1
+    final_argument_whitespace = True
+    classes: ClassVar[list[str]] = ["pe-results", "wrap"]
+
+    def text(self) -> str:
+        if self.arguments:
+            return beside(self.judged(self.arguments[0].split()))
+        folder, _, stem = self.env.docname.rpartition("/")
+        names = about_page(self.book.folder, stem) if folder == "methods" else []
+        if not names:
+            raise ValueError("no claim of the ledger is about the encoding of this page")
+        return beside(self.judged(names))
+
+
 def setup(app: Sphinx) -> None:
     """Register with Sphinx."""
     app.add_directive("claims", Claims)
+    app.add_directive("claim-table", ClaimTable)

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,7 +156,8 @@ class Picture(Block):
         if "alt" not in self.options:
             return self.warn(f"picture {name!r} has no :alt: text for readers who cannot see it")
         figure = nodes.figure(align="center")
-        pair = nodes.container(classes=["pe-pair"])  # the theme hides captions beside a hidden twin
+        # the theme hides captions beside a hidden twin
+        pair = nodes.container(classes=["pe-pair", least_width(folder / f"{name}.svg")])
         for twin, shown in (("", "only-light"), ("-dark", "only-dark")):
             image = nodes.image(uri=f"/_generated/{name}{twin}.svg", alt=self.options["alt"])
             image["classes"] = [shown]
@@ -173,6 +175,26 @@ class Picture(Block):
         self.set_source_info(figure)
         self.add_name(figure)
         return [figure]
+
+
+SMALLEST_TEXT = 9
+"""Pixels of the smallest letters of a figure, on any screen."""
+_LEAST = range(320, 801, 40)
+"""Widths for which _static/pe.css has a class."""
+
+
+def least_width(picture: Path) -> str:
+    """The class of the width, in pixels, at which a picture's smallest letters can be read.
+
+    A narrower screen shows the picture that wide, in a box that scrolls.
+    """
+    text = picture.read_text("utf-8")
+    box = re.search(r'viewBox="0 0 ([\d.]+)', text)
+    sizes = [float(size) for size in re.findall(r"font:? ?(?:-size: )?([\d.]+)px", text)]
+    if box is None or not sizes:
+        return f"pe-least-{_LEAST[0]}"
+    needed = SMALLEST_TEXT * float(box[1]) / min(sizes)
+    return f"pe-least-{next((width for width in _LEAST if width >= needed), _LEAST[-1])}"
 
 
 class RecordSchema(Made):

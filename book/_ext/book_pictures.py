@@ -101,7 +101,7 @@ def _study_figures(studies: Studies, study: str, runs: list[Snapshot]) -> Figure
 def shown(book: Path, figures: Figures) -> Figures:
     """Those that a page shows, and those of the reader's own runs: the others cost time."""
     pages = [path.read_text("utf-8") for path in book.rglob("*.md") if "runs" not in path.parts]
-    names = set(re.findall(r"\{picture\} (\S+)", "\n".join(pages)))
+    names = set(re.findall(r"(?:\{picture\}|:picture:) (\S+)", "\n".join(pages)))
     return {n: figure for n, figure in figures.items() if n in names or n.startswith(f"{LOCAL}-")}
 
 
@@ -120,7 +120,8 @@ def draw(root: Path, book: Path, wanted: Figures) -> None:
         if stamps[name] != old.get(name) or not _drawn(target, name):
             _draw(target, name, function)
     encodings = (root / "pe" / "encodings").rglob("*.py")
-    code = look + _hash([*sorted((book / "_ext" / "pictures").glob("*.py")), *sorted(encodings)])
+    drawn_from = [*(book / "_ext" / "pictures").glob("*.py"), *(book / "tables").glob("*.yaml")]
+    code = look + _hash([*sorted(drawn_from), *sorted(encodings)])
     explanatory = [name for name, stamp in old.items() if stamp == code]
     if not explanatory or not all(_drawn(target, name) for name in explanatory):
         from pictures import PICTURES  # it imports torch: only when there is something to draw

@@ -19,7 +19,7 @@ import json
 from pathlib import Path
 from typing import Any, ClassVar
 
-from book_directives import Block, Book
+from book_directives import Block, Book, least_width
 from book_mirror import write
 from book_studies import Speeds
 from docutils import nodes
@@ -119,7 +119,8 @@ class SpeedBlock(Block):
         if self.book.speeds.best is None:
             return []
         figure = nodes.figure(align="center")
-        pair = nodes.container(classes=["pe-pair"])
+        least = least_width(self.book.folder / FOLDER / "training.svg")
+        pair = nodes.container(classes=["pe-pair", least])
         for twin, shown in (("", "only-light"), ("-dark", "only-dark")):
             image = nodes.image(uri=f"/{FOLDER}/training{twin}.svg", alt=self.options["alt"])
             image["classes"] = [shown]

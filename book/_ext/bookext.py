@@ -30,13 +30,17 @@ import book_directives  # noqa: E402
 import book_dropping  # noqa: E402
 import book_encodings  # noqa: E402
 import book_every  # noqa: E402
+import book_explorer  # noqa: E402
+import book_manners  # noqa: E402
 import book_measured  # noqa: E402
 import book_mirror  # noqa: E402
+import book_models  # noqa: E402
 import book_pages  # noqa: E402
 import book_pictures  # noqa: E402
 import book_plans  # noqa: E402
 import book_pretrained  # noqa: E402
 import book_recipes  # noqa: E402
+import book_scaling  # noqa: E402
 import book_speed  # noqa: E402
 import book_tables  # noqa: E402
 from book_studies import Studies  # noqa: E402
@@ -65,6 +69,8 @@ def prepare(app: Sphinx, config: Config) -> None:
     drawn = book_measured.figures_of(studies) | book_dropping.figures_of(studies)
     drawn |= book_pictures.shown(BOOK, book_pictures.record_figures(studies) | drawn)
     book_pictures.draw(ROOT, BOOK, drawn)
+    config.template_bridge = "book_manners.Pages"
+    config.html_extra_path += book_explorer.prepare(studies, speeds, BOOK)
     book_mirror.write(BOOK / "_generated" / "records.json", studies.fingerprint())
     app.pe_book = book_directives.Book(  # type: ignore[attr-defined]
         studies, BOOK, drawn, speeds
@@ -97,12 +103,13 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("config-inited", prepare, priority=100)
     app.connect("html-page-context", tidy, priority=900)
     book_pages.setup(app)
+    book_manners.setup(app)
     book_directives.setup(app)
     app.add_directive("api", book_api.Api)
     for part in (
         book_encodings, book_tables, book_plans, book_speed, book_every, book_measured,
         book_dropping, book_recipes, book_caches, book_claims,
-        book_pretrained,
+        book_models, book_pretrained, book_explorer, book_scaling,
     ):  # fmt: skip
         part.setup(app)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

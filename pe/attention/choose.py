@@ -4,7 +4,8 @@
     kernel  our Triton kernels: a bias that is made block by block (`pe.encodings.core.forms`), and
             windows, chunks and first keys, whose hidden blocks are skipped (`pe.attention.spans`)
     matrix  torch's attention with a matrix: the bias in float32, or which keys a window shows
-    rows    the same, a block of rows at a time (`pe.attention.rows`), where it would be large
+    rows    the same, a block of rows at a time (`pe.attention.rows`), where it would be large; in
+            a window that hides most keys, each block with those that it sees
     dense   the definition (`pe.attention.dense`), only where it is asked for
 
 The first of these is taken that is exact for the case at hand and whose memory does not grow with
@@ -23,7 +24,7 @@ from pe._errors import unknown
 from pe.attention.available import INTERPRETED, unavailable_reason
 from pe.attention.dense import dense_attention
 from pe.attention.sdpa import sdpa_attention
-from pe.attention.spans import Spans, spans
+from pe.attention.spans import Bounded, Spans, spans
 from pe.encodings.core.base import Encoding
 from pe.encodings.core.forms import COUNTS, FIRE, Form
 from pe.encodings.core.key_range import key_range
@@ -32,6 +33,8 @@ BACKENDS = {"dense": dense_attention, "sdpa": sdpa_attention}
 """Those that take any bias and any mask, ``(q, k, v, scale, bias, mask, sink) -> output``."""
 LARGEST_MATRIX = 2**29
 """Entries, over batch and heads, up to which a bias is made whole: 2 GiB in float32."""
+FEW = 4
+"""A window hides most keys where the length is more than this many times what it shows."""
 WIDTHS = (16, 32, 64, 128)
 COUNTING_WIDTHS = (16, 32, 64)
 """Of heads that count (CoPE): `pe.attention.kernels.cope.op.WIDEST` says why not 128."""
@@ -90,7 +93,9 @@ def path_for(
         return "flash"
     if device.type == "cuda" and length > 1 and not obstacle(enc, device, dtype, True, head_dim):
         return "kernel"
-    return "rows" if enc.biased and sequences * length**2 > LARGEST_MATRIX else "matrix"
+    if shows_few(enc, length) or (enc.biased and sequences * length**2 > LARGEST_MATRIX):
+        return "rows"
+    return "matrix"
 
 
 def kernel_form(
@@ -109,7 +114,7 @@ def kernel_form(
     Raises:
         ValueError: ``backend="kernel"`` and they cannot serve this case.
     """
-    if backend not in (None, "kernel"):
+    if backend not in (None, "kernel") or isinstance(mask, Bounded):
         return None
     if backend is None and not (_needs_kernel(enc) and q.is_cuda):
         return None  # interpreted kernels are for tests, which ask for them
@@ -139,8 +144,8 @@ def spans_for(
     padding: Tensor | None = None,
     documents: Tensor | None = None,
 ) -> Spans | None:
-    """What the kernels take in place of a mask for as many queries as keys, or None where they do
-    not serve the case and a mask is made.
+    """What stands in place of a mask for as many queries as keys: what the kernels take, or where
+    they do not serve the case `Bounded`, or None where a mask is made.
 
     Args:
         padding, documents: as in `pe.attention.masks.visible`.
@@ -148,11 +153,29 @@ def spans_for(
     shown = key_range(enc)
     if not enc.hides or shown is None or backend not in (None, "kernel"):
         return None
-    if backend is None and (device.type != "cuda" or length == 1):
+    served = backend == "kernel" or (device.type == "cuda" and length > 1)
+    if served and obstacle(enc, device, dtype, True, head_dim) is None:
+        return spans(shown, length, device, padding, documents)
+    if backend is not None or torch.compiler.is_compiling() or not shows_few(enc, length):
         return None
-    if obstacle(enc, device, dtype, True, head_dim) is not None:
+    return Bounded(*spans(shown, length, device, padding, documents))
+
+
+def bounded(enc: Encoding, result: Spans, backend: str | None) -> Bounded | None:
+    """The spans of a case that kernels turn out not to serve, or None where a mask is made."""
+    length = result.rows.shape[-1]
+    if backend is not None or torch.compiler.is_compiling() or not shows_few(enc, length):
         return None
-    return spans(shown, length, device, padding, documents)
+    return Bounded(*result)
+
+
+def shows_few(enc: Encoding, length: int) -> bool:
+    """Whether a window or a chunk hides most keys of a text of this length."""
+    shown = key_range(enc)
+    if not enc.hides or shown is None:
+        return False
+    limits = [limit for limit in (shown.window, shown.chunk) if limit is not None]
+    return bool(limits) and length > FEW * (min(limits) + shown.sinks)
 
 
 def refuse_broadcast(what: str, x: Tensor, shape: tuple[int, ...]) -> None:
@@ -171,6 +194,8 @@ class Bias(NamedTuple):
     whole: Tensor | None = None
     form: Form | None = None
     by_rows: Callable[[int, int], Tensor | None] | None = None
+    in_window: Callable[[slice, slice | Tensor, Tensor], Tensor | None] | None = None
+    """As `pe.attention.rows.WindowBias` says; only beside `Bounded`."""
 
 
 def bias_of(
@@ -203,6 +228,15 @@ def bias_of(
     form = kernel_form(enc, q, k, state, mask, counted, backend)
     if form is not None:
         return Bias(form=form)
+    if isinstance(mask, Bounded):
+
+        def among(queries: slice, keys: slice | Tensor, seen: Tensor) -> Tensor | None:
+            return enc.masked_bias(
+                q[:, :, queries], k[:, :, keys], q_positions[..., queries], k_positions[..., keys],
+                None if state is None else state[:, :, keys], seen,
+            )  # fmt: skip
+
+        return Bias(in_window=among)
     mask = mask.mask() if isinstance(mask, Spans) else mask
     length, known = q.shape[-2], k.shape[-2]
     entries = q.shape[0] * q.shape[1] * length * known
@@ -244,6 +278,12 @@ def compute(
 
     ``sink``, (H,), is a logit that each query has beside those of its keys, or None.
     """
+    if isinstance(mask, Bounded):
+        from pe.attention.rows import attend_in_window
+
+        assert bias.in_window is not None
+        in_window: Tensor = attend_in_window(bias.in_window, q, k, v, scale, mask, sink)
+        return in_window
     if bias.form is None:
         matrix = mask.mask() if isinstance(mask, Spans) else mask
         if bias.by_rows is not None:

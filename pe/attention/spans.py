@@ -46,16 +46,67 @@ class Spans(NamedTuple):
 
     def mask(self) -> Tensor:
         """(1 or B, 1, T, T), True where a query sees a key: for what takes nothing else."""
+        every = slice(None)
+        return self.block(every, every)
+
+    def block(self, queries: slice, keys: slice | Tensor) -> Tensor:
+        """(1 or B, 1, q, k), a part of `mask`; ``keys`` may be places, (k,)."""
         _, last, origin, _ = self.rows.unbind(1)
         index = torch.arange(last.shape[-1], device=last.device)
-        query = index[:, None]
-        seen = (index <= query) & (query <= last[:, None])
-        return (seen & (origin[:, :, None] == origin[:, None]))[:, None]
+        key, query = index[keys], index[queries, None]
+        seen = (key <= query) & (query <= last[:, None, keys])
+        return (seen & (origin[:, queries, None] == origin[:, None, keys]))[:, None]
 
-    def of_last_query(self) -> Tensor:
-        """(1 or B, T), True at the keys that the last token sees."""
-        _, last, origin, _ = self.rows.unbind(1)
-        return (last == last.shape[-1] - 1) & (origin == origin[:, -1:])
+    def of_next_query(self) -> Tensor:
+        """(1 or B, T), True at the keys that a token after these may see.
+
+        That token continues the last document; padding may come after it. Where all documents have
+        one token, as padding has, nothing tells them apart, and all are kept.
+        """
+        _, last, origin, _ = self.rows.long().unbind(1)
+        index = torch.arange(last.shape[-1], device=last.device).expand_as(origin)
+        count = torch.zeros_like(origin).scatter_add_(-1, origin, torch.ones_like(origin))
+        end = torch.zeros_like(origin).scatter_reduce_(-1, origin, index, "amax")
+        seen = last == end.gather(-1, origin)
+        several = count.gather(-1, origin) > 1
+        newest = torch.where(several, index, -1).amax(-1, keepdim=True)
+        here = origin == origin.gather(-1, newest.clamp(min=0))
+        return seen & (here | (newest < 0))
+
+
+class Bounded(Spans):
+    """Spans that kernels do not take: attention is computed a block of query rows at a time, with
+    the keys that it sees (`pe.attention.rows`), and no mask of tokens times tokens is made."""
+
+    __slots__ = ()
+
+    @torch.no_grad()
+    def widest(self) -> int:
+        """How many keys a query has from the first that its window shows to itself, at most."""
+        first = self.rows[:, 0]
+        return int((torch.arange(first.shape[-1], device=first.device) - first).max()) + 1
+
+    @torch.no_grad()
+    def keys_of(self, blocks: list[slice]) -> list[slice | Tensor]:
+        """For each block of queries the places of the keys that they may see, in their order.
+
+        The block itself is the end of them. Places that no query of the block sees may be among
+        them.
+        """
+        first, last, _, kept = self.rows.long().unbind(1)
+        starts = torch.stack([first[:, block].min() for block in blocks]).tolist()
+        index = torch.arange(first.shape[-1], device=first.device)
+        # the first keys of a document that later queries still see
+        firsts = ((index < kept) & (last > index)).any(0).nonzero()[:, 0] if self.keeps else None
+        keys: list[slice | Tensor] = []
+        for start, block in zip(starts, blocks, strict=True):
+            near = slice(start, block.stop)
+            before = None if firsts is None else firsts[firsts < start]
+            if before is None or not len(before):
+                keys.append(near)
+            else:
+                keys.append(torch.cat((before, index[near])))
+        return keys
 
 
 def spans(
@@ -70,12 +121,30 @@ def spans(
     Args:
         padding: (B, T), 0 at padding. documents: (B, T), the document of each token, in any order.
     """
-    window, chunk, sinks = shown
+    rows = span_rows(length, device, *shown, padding, documents)
+    limits = [limit for limit in (shown.window, shown.chunk) if limit is not None]
+    near = min(limits) if limits and not shown.sinks else 0
+    segmented = padding is not None or documents is not None
+    return Spans(rows, shown.sinks > 0, segmented, near)
+
+
+# One op, since a compiler that reasons about the arithmetic of indices can fail at it: torch 2.11's
+# raises "The argument '-511 + ((49152))' is not comparable" for a window of 512 on a GPU.
+@torch.library.custom_op("pe::spans", mutates_args=())
+def span_rows(
+    length: int,
+    device: torch.device,
+    window: int | None,
+    chunk: int | None,
+    sinks: int,
+    padding: Tensor | None,
+    documents: Tensor | None,
+) -> Tensor:
+    """`Spans.rows`, of queries and keys that `KeyRange` describes."""
     index = torch.arange(length, device=device)[None]
     order, begin, size = index, torch.zeros_like(index), torch.full_like(index, length)
     number = index
-    segmented = padding is not None or documents is not None
-    if segmented:
+    if padding is not None or documents is not None:
         name = torch.zeros_like(index) if documents is None else 2 * documents.long()
         if padding is not None:
             name = torch.where(padding.bool(), name, 2 * index + 1)
@@ -95,9 +164,21 @@ def spans(
     rows = (first, last, torch.zeros_like(number), size.clamp(max=max(sinks, 1)) - 1)
     places = torch.stack([order.gather(-1, begin + row) for row in rows], 1)
     places[:, 3] += 1
-    limits = [limit for limit in (window, chunk) if limit is not None]
-    near = min(limits) if limits and not sinks else 0
-    return Spans(places.int().contiguous(), sinks > 0, segmented, near)
+    return places.int().contiguous()
+
+
+@span_rows.register_fake
+def _(
+    length: int,
+    device: torch.device,
+    window: int | None,
+    chunk: int | None,
+    sinks: int,
+    padding: Tensor | None,
+    documents: Tensor | None,
+) -> Tensor:
+    sequences = max([1, *(x.shape[0] for x in (padding, documents) if x is not None)])
+    return torch.empty(sequences, 4, length, dtype=torch.int32, device=device)
 
 
 @torch.no_grad()

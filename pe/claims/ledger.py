@@ -81,10 +81,24 @@ class Claim(_Part):
     secondary source, or memory, which has to be checked before it is quoted."""
     ours: str = ""
     """Our set-up, where it is not the task's or study's own."""
+    given: list[Condition] = []
+    """Conditions without which the test says nothing, such as that a task is learned at all."""
     test: list[Condition] | NotTestable
     """Conditions that are met if the claim holds."""
     note: str = ""
     """What to keep in mind when reading the verdict."""
+    about: list[str] = []
+    """Encodings that the claim is about, on whose pages it stands; default: those whose values come
+    first in a condition."""
+
+    @property
+    def encodings(self) -> list[str]:
+        """Those that the claim is about."""
+        if self.about or isinstance(self.test, NotTestable):
+            return self.about
+        subjects = [parts(condition.value)[2] for condition in self.test]
+        names = [re.sub(r"-s\d+-[0-9a-f]{8}$", "", s.partition("@")[0]) for s in subjects]
+        return list(dict.fromkeys(names))
 
 
 def load(path: str | Path) -> list[Claim]:

@@ -1,9 +1,13 @@
 """Values of records by address.
 
-runs:STUDY/NAME.COLUMN            language models: NAME is an encoding (its runs from scratch) or
-                                  a run's folder; COLUMN one of `pe.runs.load`
-tasks:TASK/PE.SPLIT-QUANTITY      small models: of the newest experiment on the task with most
-                                  seeds; QUANTITY is token, exact, loss or solved
+runs:STUDY/NAME.COLUMN            language models: NAME is what the study calls a run, an encoding
+                                  (its runs from scratch) or a run's folder; COLUMN one of
+                                  `pe.runs.load`
+tasks:TASK/PE.SPLIT-QUANTITY      small models; QUANTITY is token, exact, loss or solved. TASK may
+                                  name options, as in copy@kind=repeat; others, but for lengths, are
+                                  the task's defaults. Of several experiments the one with most
+                                  seeds counts, then with most training, then the newest.
+                                  token@9+16-18: the mean share of right tokens at these positions
 numerics:NAME/SUBJECT.QUANTITY    computed without training: runs/numerics/NAME/numerics.json
 """
 
@@ -11,16 +15,26 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pe import runs
+from pe._errors import unknown
 from pe.claims.ledger import parts
-from pe.runs.models import NumericsRecord
+from pe.results.rows import planned
+from pe.runs.models import NumericsRecord, TaskRecord
+from pe.study.plan import load_plan
+from pe.tasks import about
 from pe.tasks.measure import record, summary
 
 if TYPE_CHECKING:
     import pandas
+
+
+QUANTITIES: dict[str, summary.Quantity] = {
+    "token": summary.token, "exact": summary.exact, "loss": summary.loss,
+}  # fmt: skip
 
 
 class Value(NamedTuple):
@@ -44,6 +58,10 @@ class Value(NamedTuple):
             return math.exp(sum(map(math.log, values)) / len(values))
         return sum(values) / len(values)
 
+    def of(self, seeds: Collection[int]) -> Value:
+        """Only these seeds."""
+        return self._replace(by_seed={s: v for s, v in self.by_seed.items() if s in seeds})
+
 
 class Values:
     """Looks up values in a folder of runs (default `pe.runs.root`)."""
@@ -51,6 +69,8 @@ class Values:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = runs.root() if folder is None else folder
         self._study = functools.cache(self._load_study)
+        self._labels = functools.cache(self._load_labels)
+        self._records = functools.cache(self._load_records)
 
     def __call__(self, key: str) -> Value | None:
         """None where nothing is on record yet, or the record has no such value.
@@ -65,11 +85,23 @@ class Values:
     def _load_study(self, study: str) -> pandas.DataFrame | None:
         return runs.load(self.folder, study) if (self.folder / study).is_dir() else None
 
+    def _load_labels(self, study: str) -> dict[str, str]:
+        """What the plan of a study calls its runs, by their folders; nothing where it has none."""
+        return {p.name: p.label for p in load_plan(study)} if planned(study) else {}
+
+    def _load_records(self, task: str, pe: str) -> list[TaskRecord]:
+        folders = [record.TaskRun(path) for path in sorted(self.folder.glob(f"*/{task}-*/"))]
+        return [one for folder in folders if (one := folder.record(pe)) is not None]
+
     def _of_runs(self, study: str, subject: str, quantity: str) -> Value | None:
         table = self._study(study)
         if table is None or quantity not in table:
             return None
-        named = table["run"] == subject
+        labels = self._labels(study)
+        if subject in labels.values():
+            named = table["run"].map(labels.get) == subject
+        else:
+            named = table["run"] == subject
         scratch = (table["pe"] == subject) & table["start_from"].isna()
         mine = table[(named if named.any() else scratch) & (table["status"] == "complete")]
         mine = mine[mine[quantity].notna()]
@@ -85,27 +117,34 @@ class Values:
 
     def _of_tasks(self, task: str, pe: str, quantity: str) -> Value | None:
         split, _, what = quantity.partition("-")
-        known = {"token": summary.token, "exact": summary.exact, "loss": summary.loss}
-        if what not in (*known, "solved"):
-            raise ValueError(f"{quantity!r}: expected SPLIT-token, -exact, -loss or -solved")
-        best: Value | None = None
-        for run in record.find(self.folder):
-            there = [r for r in run.encoded() if (r.task, r.pe) == (task, pe)]
-            if run.study == "local" or not there or there[0].status != "complete":
+        what, _, places = what.partition("@")
+        if what not in (*QUANTITIES, "solved") or (places and what != "token"):
+            raise ValueError(
+                f"{quantity!r}: expected SPLIT-token, -exact, -loss or -solved, or "
+                "SPLIT-token@POSITIONS"
+            )
+        name, options = _task_options(task)
+        best: tuple[tuple[int, float, str], Value] | None = None
+        for one in self._records(name, pe):
+            if one.study == "local" or one.status != "complete":
                 continue
-            of = summary.token if what == "solved" else known[what]
-            values = summary.by_seed(there[0], split, of)
+            if not _same_options(one.task_options, options):
+                continue
+            of = summary.token if what == "solved" else QUANTITIES[what]
+            values = summary.by_seed(one, split, of)
+            if places:
+                values = _at_positions(one, split, places)
             if any(value is None for value in values):
                 continue
             numbers = [float(v) for v in values if v is not None]
             if what == "solved":
                 numbers = [float(v >= summary.SOLVED) for v in numbers]
-            found = Value(
-                dict(zip(there[0].seeds, numbers, strict=True)), f"{run.study}/{run.name}"
-            )
-            if best is None or len(found.by_seed) > len(best.by_seed):
-                best = found
-        return best
+            value = Value(dict(zip(one.seeds, numbers, strict=True)), f"{one.study}/{one.run}")
+            trained = float(one.settings["steps"] * one.settings["batch_size"] * one.parameters)
+            rank = len(one.seeds), trained, one.created
+            if best is None or rank > best[0]:
+                best = rank, value
+        return best and best[1]
 
     def _of_numerics(self, name: str, subject: str, quantity: str) -> Value | None:
         path = self.folder / "numerics" / name
@@ -116,5 +155,48 @@ class Values:
         values = found.values.get(subject, {})
         if quantity not in values:
             return None
-        samples = found.settings[f"{quantity.partition('@')[0].partition('-')[2]}_samples"]
+        samples = found.settings.get(f"{quantity.partition('@')[0].partition('-')[2]}_samples")
         return Value({0: values[quantity]}, f"numerics/{name}", samples=samples)
+
+
+def _at_positions(one: TaskRecord, split: str, places: str) -> list[float | None]:
+    """Of each seed, the mean share of right tokens at positions such as ``9+16-18``."""
+    recorded = one.positions[split]
+    if recorded is None:
+        return [None]
+    wanted: list[int] = []
+    for part in places.split("+"):
+        first, _, last = part.partition("-")
+        wanted += range(int(first), int(last or first) + 1)
+    if missing := sorted(set(wanted) - set(recorded.starts)):
+        raise ValueError(f"{one.run}: positions {missing} are not recorded one by one")
+    index = [recorded.starts.index(place) for place in wanted]
+    return [_mean_at(shares, index) for shares in recorded.shares]
+
+
+def _mean_at(shares: list[float | None], index: list[int]) -> float | None:
+    known = [share for place in index if (share := shares[place]) is not None]
+    return sum(known) / len(known) if len(known) == len(index) else None
+
+
+def _task_options(address: str) -> tuple[str, dict[str, str]]:
+    """``copy@kind=repeat,items=50`` -> the task and its options, those not named at their defaults.
+
+    Raises:
+        ValueError: the task does not have such an option.
+    """
+    name, _, text = address.partition("@")
+    defaults = {key: str(value) for key, value in about(name).options.items()}
+    named = dict(pair.split("=", 1) for pair in text.split(",")) if text else {}
+    if wrong := named.keys() - defaults.keys():
+        raise unknown(f"option of the task {name!r}", min(wrong), defaults)
+    return name, defaults | named
+
+
+def _same_options(recorded: dict[str, Any], options: dict[str, str]) -> bool:
+    """Whether an experiment has these options, lengths aside."""
+    return all(
+        str(value) == options[key]
+        for key, value in recorded.items()
+        if not key.endswith("_lengths")
+    )

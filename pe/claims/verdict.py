@@ -2,7 +2,8 @@
 
     not testable here     the ledger says why
     not measured yet      a condition needs a record that there is not
-    not decided           two values were compared and their difference could be chance
+    not decided           two values were compared and their difference could be chance, or what
+                          the test takes for granted is not so
     holds                 all conditions are met
     does not hold         none is
     depends               some are; which, is said
@@ -63,17 +64,22 @@ def judge(claim: Claim, values: Values) -> Judged:
     """
     if isinstance(claim.test, NotTestable):
         return Judged(claim, Verdict.NOT_TESTABLE, claim.test.why, "", [])
-    found = {key: values(key) for condition in claim.test for key in condition.keys}
+    conditions = [*claim.given, *claim.test]
+    found = {key: values(key) for condition in conditions for key in condition.keys}
     there = {key: value for key, value in found.items() if value is not None}
     missing = [key for key in found if key not in there]
     if missing:
         return Judged(claim, Verdict.NOT_MEASURED, f"no record of {', '.join(missing)}", "", [])
-    outcomes = [(condition, _judge(condition, there)) for condition in claim.test]
-    used = [value for _, outcome in outcomes for value in outcome.values]
-    numbers = "; ".join(dict.fromkeys(f"{c.say}: {o.numbers}" for c, o in outcomes))
+    judged = [(condition, _judge(condition, there)) for condition in conditions]
+    given, outcomes = judged[: len(claim.given)], judged[len(claim.given) :]
+    used = [value for _, outcome in judged for value in outcome.values]
+    numbers = "; ".join(dict.fromkeys(f"{c.say}: {o.numbers}" for c, o in judged))
     if any(len(value.by_seed) == 1 and value.samples is None for value in used):
         numbers += " (one seed)"
     verdict, why = _sum_up(outcomes)
+    lacking = [condition.say for condition, outcome in given if not outcome.met]
+    if lacking:
+        verdict, why = Verdict.UNDECIDED, f"the test needs what is not so: {'; '.join(lacking)}"
     return Judged(claim, verdict, why, numbers, list(dict.fromkeys(v.where for v in used)))
 
 
@@ -92,18 +98,24 @@ def _sum_up(outcomes: list[tuple[Condition, _Outcome]]) -> tuple[Verdict, str]:
 def _judge(condition: Condition, there: dict[str, Value]) -> _Outcome:
     value = there[condition.value]
     if condition.above is not None:
-        other = there[condition.above]
+        value, other = _paired(value, there[condition.above])
         numbers = f"{_text(value.mean)} against {_text(other.mean)}"
         return _Outcome(_above(value, other), numbers, [value, other])
     mean, used, numbers = value.mean, [value], _text(value.mean)
     if condition.over is not None:
-        below = there[condition.over]
-        mean, used = mean / below.mean, [value, below]
+        value, below = _paired(value, there[condition.over])
+        mean, used = value.mean / below.mean, [value, below]
         numbers = f"{_text(value.mean)} / {_text(below.mean)} = {_text(mean)}"
     if condition.at_least is not None:
         return _Outcome(mean >= condition.at_least, numbers, used)
     assert condition.at_most is not None
     return _Outcome(mean <= condition.at_most, numbers, used)
+
+
+def _paired(value: Value, other: Value) -> tuple[Value, Value]:
+    """Both on the seeds that they share, if they share any: one seed differs from the next."""
+    seeds = value.by_seed.keys() & other.by_seed.keys()
+    return (value.of(seeds), other.of(seeds)) if seeds else (value, other)
 
 
 def _above(value: Value, other: Value) -> bool | None:

@@ -4,16 +4,88 @@
 
 Long contexts spread attention: where the entropy of a head grows with the position and its answers
 get worse, it no longer finds what it looks for ("dispersion"; scalable softmax, arXiv:2501.19399).
+`spread_by_length` puts that on record for a trained run: a part of evaluation.json, drawn on the
+run's page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from pe._errors import PositionError
+from pe.evaluation.scorer import Scorer, no_value
 from pe.model import PEForCausalLM
+
+WINDOWS = 4
+"""Test windows of which the attention is looked at, at most."""
+QUERIES = 64
+"""Last tokens of a window whose attention counts; the same at every length."""
+LOGITS = {"cpu": 2**26, "cuda": 2**29}
+"""Most logits of a layer, heads x T x T, by device; longer windows are left out."""
+
+
+def spread_by_length(scorer: Scorer) -> dict[str, Any]:
+    """The part "attention" of evaluation.json: mean entropy of each head at each length.
+
+    The queries are the last `QUERIES` tokens of the first `WINDOWS` windows, or as many as the
+    shortest length has: the same tokens at each length. Each window is computed by itself on the
+    dense path.
+    """
+    config, device = scorer.model.config, scorer.model.device
+    most = LOGITS.get(device.type, LOGITS["cpu"])
+    ends, queries = scorer.ends[:WINDOWS], min(QUERIES, scorer.lengths[0])
+    lengths: dict[str, Any] = {}
+    for length in scorer.lengths:
+        if config.num_attention_heads * length**2 > most:
+            reason = f"more than {most:,} logits per layer: not computed on this device"
+            lengths[str(length)] = {"entropy": None, "reason": reason}
+            continue
+        try:
+            means = [_spread_of_window(scorer, end, length, queries) for end in ends]
+        except PositionError as error:
+            lengths[str(length)] = {"entropy": None, "reason": no_value(error)}
+            continue
+        by_head = torch.stack(means).mean(dim=0)  # (layers, heads)
+        rounded = [[round(value, 4) for value in layer] for layer in by_head.tolist()]
+        lengths[str(length)] = {"entropy": rounded, "reason": None}
+    return {"queries": queries, "windows": len(ends), "lengths": lengths}
+
+
+def _spread_of_window(scorer: Scorer, end: int, length: int, queries: int) -> Tensor:
+    """(layers, heads) mean entropy of the last queries of a window, in nats."""
+    tokens = np.asarray(scorer.split.tokens[end - length - 1 : end], dtype=np.int64)[None]
+    spreads: list[Tensor] = []
+    with _entropies_alone(scorer.model, spreads, queries):
+        scorer.apply(tokens, lambda hidden, some: hidden[:, -1:, :1].float())
+    return torch.stack(spreads)
+
+
+@contextmanager
+def _entropies_alone(model: PEForCausalLM, spreads: list[Tensor], queries: int) -> Iterator[None]:
+    """Inside, each layer computes its probabilities, leaves their spread, and drops them."""
+
+    def ask(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return args, kwargs | {"output_attentions": True}
+
+    def read(module: nn.Module, args: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> Any:
+        out, weights = output
+        spreads.append(entropies(weights[0, :, -queries:].float()).mean(dim=-1).cpu())
+        return out, None
+
+    hooks: list[Any] = [model.model.register_forward_pre_hook(ask, with_kwargs=True)]
+    for layer in model.model.layers:
+        hooks.append(layer.attention.register_forward_hook(read))  # type: ignore[union-attr]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @torch.no_grad()

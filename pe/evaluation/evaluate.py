@@ -9,6 +9,7 @@ from typing import Any
 from pe import devices
 from pe.data import TokenData
 from pe.data.needles import DEPTHS
+from pe.evaluation.attention import spread_by_length
 from pe.evaluation.covers import covers
 from pe.evaluation.load import load_model
 from pe.evaluation.retrieval import evaluate_retrieval
@@ -83,6 +84,7 @@ def _evaluate(
         "windows_wanted": recipe.evaluation_windows,
         "precision": scorer.precision(),
         **_measure(scorer, log),
+        "attention": spread_by_length(scorer),
     }
     if recipe.fit_temperature:
         record["tempered"] = _tempered(scorer, log)

@@ -32,12 +32,17 @@ CONTROLS = 0.2
 
 
 def prompts(
-    text: NeedleText, split: Split, length: int, count: int, variant: str = "found"
+    text: NeedleText,
+    split: Split,
+    length: int,
+    count: int,
+    variant: str = "found",
+    seed: int | None = None,
 ) -> list[Prompt]:
     """``count`` prompts of ``length`` tokens; the first needle asked for lies at even depths.
 
     Each haystack begins with a document, one document after another. The earlier tasks have as many
-    prompts at each of `DEPTHS`, one depth after the other.
+    prompts at each of `DEPTHS`, one depth after the other. ``seed`` is `SEED` unless given.
 
     Raises:
         ValueError: no document of ``split`` has ``length`` tokens, or no room in ``length``.
@@ -49,15 +54,25 @@ def prompts(
             "shorter evaluation_lengths"
         )
     earlier = text.task.earlier
+    if seed is None:
+        seed = EARLIER_SEED if earlier else SEED
     each = count // len(DEPTHS)
     made = []
     for index in range(count):
         depth = DEPTHS[index // each] if earlier else even_depth(index, count)
         start = int(split.starts[documents[index % len(documents)]])
         haystack = np.asarray(split.tokens[start : start + length], dtype=np.int64)
-        seed = EARLIER_SEED if earlier else SEED
         made.append(text.build(seed, index, length, haystack, depth=depth, variant=variant))
     return made
+
+
+def answer_states(hidden: Tensor, places: np.ndarray) -> Tensor:
+    """(n, T, hidden) states -> (n, A, hidden), those from which the tokens at ``places`` follow.
+
+    The token at place t is predicted from those before it, at t - 1.
+    """
+    at = torch.from_numpy(places - 1).to(hidden.device)[..., None]
+    return hidden.gather(1, at.expand(-1, -1, hidden.shape[-1]))
 
 
 def hits(scorer: Scorer, made: Sequence[Prompt], digit_ids: np.ndarray) -> np.ndarray:
@@ -65,14 +80,11 @@ def hits(scorer: Scorer, made: Sequence[Prompt], digit_ids: np.ndarray) -> np.nd
 
     First with the choice among the ten digits, then with the whole vocabulary.
     """
-    # The token at place t is predicted from those before it, at t - 1.
-    places = np.stack([p.places for p in made]) - 1
+    places = np.stack([p.places for p in made])
 
     def best(hidden: Tensor, some: slice) -> Tensor:
-        at = torch.from_numpy(places[some]).to(hidden.device)[..., None]
         choices = torch.from_numpy(digit_ids).to(hidden.device)
-        states = hidden.gather(1, at.expand(-1, -1, hidden.shape[-1]))
-        logits: Tensor = scorer.model.lm_head(states).float()
+        logits: Tensor = scorer.model.lm_head(answer_states(hidden, places[some])).float()
         return torch.stack((choices[logits[..., choices].argmax(-1)], logits.argmax(-1)), 1)
 
     answers = digit_ids[np.stack([p.digits for p in made])]

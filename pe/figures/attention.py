@@ -1,10 +1,11 @@
-"""Attention maps: which keys each query looks at, with the model's own inputs as labels.
+"""Attention maps, with the model's own inputs as labels, and how spread attention is by length.
 
 The colour goes with the square root of the probability, so that weak attention is seen.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,6 +62,40 @@ def one_map(weights: Any, labels: Sequence[str], title: str = "") -> Figure:
     axes.set_yticks(list(places), written, fontsize=7.5)
     axes.set_xlabel("key")
     axes.set_ylabel("query")
+    axes.set_title(title, fontsize=10.5)
+    return figure
+
+
+@style()
+def entropy_by_length(spread: dict[str, Any], training_length: int, title: str = "") -> Figure:
+    """A line per layer, the mean over its heads, and the range of its heads as a band.
+
+    The dashed line is even attention to all tokens, ln(length): what no head exceeds.
+
+    Args:
+        spread: the part "attention" of evaluation.json. training_length: marked in the figure.
+    """
+    found = {int(n): one["entropy"] for n, one in spread["lengths"].items() if one["entropy"]}
+    lengths = sorted(found)
+    layers = len(found[lengths[0]]) if lengths else 0
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    for layer in range(layers):
+        heads = [found[length][layer] for length in lengths]
+        colour = SEQUENTIAL(0.35 + 0.65 * layer / max(layers - 1, 1))
+        means = [sum(own) / len(own) for own in heads]
+        axes.plot(lengths, means, color=colour, marker="o", label=f"layer {layer + 1}")
+        axes.fill_between(
+            lengths, [min(own) for own in heads], [max(own) for own in heads],
+            color=colour, alpha=0.12, linewidth=0,
+        )  # fmt: skip
+    axes.plot(lengths, [math.log(n) for n in lengths], color=FAINT, linestyle="--", label="even")
+    axes.axvline(training_length, color=FAINT, linewidth=0.8)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
+    axes.set_xlabel("context, tokens")
+    axes.set_ylabel("entropy of attention, nats")
+    axes.legend(fontsize=8, ncols=2)
     axes.set_title(title, fontsize=10.5)
     return figure
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,11 +33,12 @@ _COLOURS = (
     "#8f8f8f", "#3f8fd8", "#d9641e", "#d03060", "#159570", "#9a63c9", "#b8860b", "#3a94a8",
     "#a0694b", "#7a8f1f",
 )  # fmt: skip
-_MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<", ">", "h")
-_SALT = 4267709
-"""Of the hash that gives an encoding its colour and its marker, so that a new encoding changes no
-other one's. It was searched for: NoPE, RoPE, PoPE and YaRN get the colours that colour-blind
-readers tell apart best, and transforms of RoPE's frequencies, which share figures, one each."""
+_MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<", ">", "h", "d", "p")
+_COLOUR_SEED, _MARKER_SEED = (2626178, 10), (1534296, 14)
+"""A number to hash beside a name, and a byte of the hash, so that a new encoding changes no other
+one's look. They were searched for: no two encodings of the registry have both in common; NoPE,
+RoPE, PoPE and YaRN have the colours that colour-blind readers tell apart best; RoPE and what
+transforms its frequencies have a colour each, as have the encodings of the study `every`."""
 
 SEQUENTIAL = LinearSegmentedColormap.from_list("pe_sequential", ["#2f7fc400", "#2f7fc4ff"])
 """From nothing to blue: reads on both backgrounds because its zero is transparent."""
@@ -49,34 +50,21 @@ DIVERGING = LinearSegmentedColormap.from_list(
 
 def colour(pe: str) -> str:
     """The encoding's colour; the same name gets the same colour in every process."""
-    return _COLOURS[_hash(pe)[0] % len(_COLOURS)]
+    return _COLOURS[_hash(pe, *_COLOUR_SEED) % len(_COLOURS)]
 
 
 def marker(pe: str) -> str:
     """The encoding's marker, so that no figure depends on colour alone."""
-    return _MARKERS[_hash(pe)[1] % len(_MARKERS)]
+    return _MARKERS[_hash(pe, *_MARKER_SEED) % len(_MARKERS)]
 
 
-def distinct(names: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Colour and marker of each encoding of one figure; no two have both the same.
-
-    The first with a colour keeps it; others take the next colour and marker that are free, as long
-    as there are some.
-    """
-    looks: dict[str, tuple[str, str]] = {}
-    for name in names:
-        own = (colour(name), marker(name))
-        for place, palette in enumerate((_COLOURS, _MARKERS)):
-            used = {look[place] for look in looks.values()}
-            free = [value for value in palette if value not in used]
-            if own[place] in used and free:
-                own = (free[0], own[1]) if place == 0 else (own[0], free[0])
-        looks[name] = own
-    return looks
+def look(pe: str) -> tuple[str, str]:
+    """The encoding's colour and marker, in every figure."""
+    return colour(pe), marker(pe)
 
 
-def _hash(pe: str) -> bytes:
-    return hashlib.sha256(f"{_SALT} {pe}".encode()).digest()
+def _hash(pe: str, seed: int, byte: int) -> int:
+    return hashlib.sha256(f"{seed} {pe}".encode()).digest()[byte]
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from pe.figures.axes import GUESS, WHOLE, legend, mark, numbers
-from pe.figures.style import FAINT, distinct, style
+from pe.figures.style import FAINT, look, style
 from pe.results.quantities import label
 from pe.runs.models import TaskRecord
 from pe.tasks.core.registry import task
@@ -51,13 +51,12 @@ def learning_curves(records: Sequence[TaskRecord]) -> Figure:
     """Loss of the training batches by step; a line at the loss of uniform guessing."""
     if not any(record.steps for record in records):
         return _empty()
-    looks = distinct(record.pe for record in records)
     figure = Figure(figsize=(6.4, 3.9), layout="constrained")
     axes = figure.add_subplot()
     for record in records:
         losses = [model.losses for model in summary.at_rate(record)]
         values = [summary.mean(at) for at in zip(*losses, strict=True)]
-        _band(axes, record.steps, values, record.pe, looks[record.pe], dots=False)
+        _band(axes, record.steps, values, record.pe, look(record.pe), dots=False)
     axes.axhline(-math.log(records[0].chance), **GUESS)
     axes.set_ylim(bottom=0, top=1.25 * -math.log(records[0].chance))
     axes.set_xlabel("step")
@@ -77,14 +76,20 @@ def live_curves(
         losses: by encoding, a list per step with the loss of each model. steps: where the axis
             ends. chance: of the task.
     """
-    looks = distinct(losses)
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.add_subplot()
     for pe, history in losses.items():
         means = [sum(at) / len(at) for at in history]
         every = max(1, len(means) // 400)
         at = range(1, len(means) + 1, every)
-        axes.plot(at, means[::every], color=looks[pe][0], label=label(pe))
+        axes.plot(
+            at,
+            means[::every],
+            color=look(pe)[0],
+            marker=look(pe)[1],
+            markevery=0.1,
+            label=label(pe),
+        )
     axes.axhline(-math.log(chance), **GUESS)
     axes.set_xlim(0, max(1, steps))
     axes.set_ylim(bottom=0, top=1.25 * -math.log(chance))
@@ -107,7 +112,6 @@ def accuracy_by_length(records: Sequence[TaskRecord]) -> Figure:
     """Share of right tokens by length as the task counts it; a dotted line ends training."""
     if not records:
         return _empty()
-    looks = distinct(record.pe for record in records)
     figure = Figure(figsize=(6.4, 3.9), layout="constrained")
     axes = figure.add_subplot()
     for record in records:
@@ -116,7 +120,7 @@ def accuracy_by_length(records: Sequence[TaskRecord]) -> Figure:
             None if answers is None else summary.mean([summary.token(one) for one in answers])
             for answers in (record.lengths[str(length)] for length in lengths)
         ]
-        _band(axes, lengths, values, record.pe, looks[record.pe], dots=True)
+        _band(axes, lengths, values, record.pe, look(record.pe), dots=True)
     _shares(axes, records[0])
     _, longest = task(records[0].task, **records[0].task_options).train_lengths
     mark(axes, longest, "trained up to here")
@@ -132,7 +136,6 @@ def accuracy_by_position(records: Sequence[TaskRecord]) -> Figure:
     names = summary.splits(records[0]) if records else []
     if not names:
         return _empty()
-    looks = distinct(record.pe for record in records)
     figure = Figure(figsize=(3.6 * len(names), 3.7), layout="constrained")
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axes, split in zip(panels, names, strict=True):
@@ -146,7 +149,7 @@ def accuracy_by_position(records: Sequence[TaskRecord]) -> Figure:
                     places.starts,
                     values,
                     record.pe,
-                    looks[record.pe],
+                    look(record.pe),
                     dots=len(places.starts) < 12,
                 )
         axes.set_title(summary.title(split), fontsize=10.5)

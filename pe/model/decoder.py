@@ -28,10 +28,10 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from pe._errors import PositionError, unknown
-from pe.attention.choose import spans_for
+from pe.attention.choose import bounded, spans_for
 from pe.attention.documents import document_lengths
 from pe.attention.masks import positions_of, visible
-from pe.attention.spans import Spans, counted_within
+from pe.attention.spans import Bounded, Spans, counted_within
 from pe.encodings import Encoding, Prepared, layer_encodings
 from pe.encodings.core.base import Lengths, tightest
 from pe.model.cache import WindowLayer, window_layer
@@ -186,7 +186,7 @@ class PEModel(PEPreTrainedModel):
         mask = None
         if any(some is None for some in spans):
             mask = visible(length, past + length, x.device, attention_mask, document_ids)
-        self._refuse_too_far(k_positions)
+        self._refuse_too_far(k_positions, plain)
         lengths = {}
         if document_ids is not None and any(enc.length_dependent for enc in self.encodings):
             assert mask is not None
@@ -239,9 +239,11 @@ class PEModel(PEPreTrainedModel):
             enc, x.device, dtype, self.config.head_dim, x.shape[1], backend,
             padding, documents,
         )  # fmt: skip
-        if result is None or plain or not enc.biased:
+        if result is None or plain or not enc.biased or isinstance(result, Bounded):
             return result
-        return result if enc.relative and counted_within(result, positions) else None
+        if enc.relative and counted_within(result, positions):
+            return result
+        return bounded(enc, result, backend)
 
     def _window_layers(self, cache: Cache, index: int, enc: Encoding) -> list[WindowLayer]:
         """The layers of the cache that forget what a window hides: of keys, and of their state."""
@@ -275,7 +277,7 @@ class PEModel(PEPreTrainedModel):
         length, known = positions.shape[-1], k_positions.shape[-1]
         if spans is not None:
             if held is not None:
-                kept = spans.of_last_query().any(0)
+                kept = spans.of_next_query().any(0)
         elif enc.hides:
             mask = enc.narrow(mask, length, known, positions.device)
             if held is not None:
@@ -305,7 +307,8 @@ class PEModel(PEPreTrainedModel):
         factor: Tensor = 1.0 + weight * excess.clamp(min=1.0).log()
         return factor
 
-    def _refuse_too_far(self, positions: Tensor) -> None:
+    def _refuse_too_far(self, positions: Tensor, counted: bool) -> None:
+        """Args: counted: positions are 0, 1, 2 ..., so nothing waits for a GPU to look at them."""
         limit, _ = tightest(self.encodings)
         if limit is None or positions.numel() == 0:
             return
@@ -315,8 +318,9 @@ class PEModel(PEPreTrainedModel):
             if positions.shape[-1] <= limit:
                 return
             torch._dynamo.graph_break()
-        if int(positions.max()) >= limit:
-            raise PositionError(int(positions.max()), limit, self.config.pe)
+        farthest = positions.shape[-1] - 1 if counted else int(positions.max())
+        if farthest >= limit:
+            raise PositionError(farthest, limit, self.config.pe)
 
 
 class PEForCausalLM(PEPreTrainedModel, GenerationMixin):

@@ -30,7 +30,8 @@ REFERENCE = "demo"
 # Fields in which runs may differ and still be drawn in one figure.
 _FREE = (
     "name", "pe", "pe_options", "seed", "log_every", "validate_every", "checkpoint_every",
-    "keep_steps", "keep_states", "keep_best", "activation_checkpointing", "evaluation_lengths",
+    "keep_steps", "keep_states", "keep_best", "activation_checkpointing", "fsdp",
+    "evaluation_lengths",
 )  # fmt: skip
 
 
@@ -71,12 +72,28 @@ def plan(run: Run) -> Markdown:
         "recipe, seed": f"{r.name}, {r.seed}",
         "recorded in": f"`{shown(run)}`",
     }
+    memory = _memory(r)
+    if memory:
+        rows["memory"] = memory
     table = markdown.pipe(["", ""], [[key, value] for key, value in rows.items()], 2)
     from pe.encodings.core.registry import part_classes
 
     _show_layers(r)
     formulas = "\n\n".join(_formula(part) for part in part_classes(r.pe))
     return show(f"{table}\n\n{formulas}")
+
+
+def _memory(recipe: Recipe) -> str:
+    """What training will take of each GPU; nothing on a CPU, and where nothing is trained."""
+    import torch
+
+    from pe import devices
+    from pe.training import memory, processes
+
+    if devices.choose().type != "cuda" or not recipe.steps:
+        return ""
+    gib = torch.cuda.get_device_properties(0).total_memory / 2**30
+    return memory.sentence(recipe, processes.wanted(), gib)
 
 
 def _show_layers(recipe: Recipe) -> None:
@@ -213,6 +230,42 @@ def retrieval(runs: Sequence[Run], run: Run) -> Markdown:
     return show(markdown.table(grouped(runs), tasks))
 
 
+MAP_TOKENS = 32
+"""Of the text whose attention is drawn."""
+
+
+def attention(run: Run) -> Markdown:
+    """How spread attention is by length, and which tokens each head looks at in a short text."""
+    from IPython.display import SVG, display
+
+    from pe import figures
+    from pe.evaluation.attention import attention_maps
+    from pe.evaluation.load import load_model
+    from pe.evaluation.scorer import text_of
+    from pe.figures import attention as pictures
+
+    spread = (run.evaluation() or {}).get("attention")
+    if spread is None:
+        return show("The record is older than this measurement.")
+    title = quantities.label(run.recipe.pe)
+    length = run.recipe.context_length
+    display(keep(pictures.entropy_by_length(spread, length, title), run, "entropy.svg"))
+    missing = [f"{int(n):,}: {c['reason']}" for n, c in spread["lengths"].items() if c["reason"]]
+    drawn = run.directory / "attention.svg"
+    try:
+        data, model = text_of(run), load_model(run)
+    except RunError:  # records travel, weights do not
+        if drawn.exists():
+            display(SVG(drawn.read_text()))
+    else:
+        tokens = data.test.tokens[:MAP_TOKENS].tolist()
+        labels = [data.tokenizer.decode([token]) for token in tokens]
+        weights = attention_maps(model, tokens).numpy()
+        display(SVG(figures.save(pictures.maps(weights, labels, title), drawn).read_text()))
+    queries = f"The last {spread['queries']} tokens of {spread['windows']} test windows."
+    return show(" ".join([queries, *(f"Not at {one}." for one in missing)]))
+
+
 def sample(run: Run, prompt: str = "", tokens: int = 64) -> Markdown:
     """Text the trained model writes, or why there is none."""
     import pe
@@ -234,6 +287,8 @@ def record(run: Run) -> Markdown:
         "loss.svg": "the first figure above",
         "perplexity.svg": "the second",
         "retrieval.svg": "the third",
+        "entropy.svg": "how spread attention is by length",
+        "attention.svg": "where each head looks in a short text",
         "train.ipynb": "this page, executed (written by papermill)",
         "checkpoint": "weights and tokenizer in Hugging Face format (not in git)",
     }

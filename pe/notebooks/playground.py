@@ -270,8 +270,10 @@ class Playground:
         plain = [[cell.replace("*", "") for cell in line] for line in lines]
         table = tabulate(plain, heads, tablefmt="html", disable_numparse=True)
         self.table.value = (
-            "<style>.pe-table td, .pe-table th {padding: 2px 8px; text-align: right}</style>"
-            f"<div class='pe-table'>{table}</div>"
+            "<style>.pe-table td, .pe-table th {padding: 2px 6px; text-align: right; "
+            "line-height: 1.3}</style>"
+            # Its tab is narrower than the table where a browser shows the files beside it.
+            f"<div class='pe-table' style='overflow-x: auto'>{table}</div>"
             "<p>Means over seeds, with 95% intervals where there are several.</p>"
         )
         self._draw(self.curves, lambda: pictures.learning_curves(self.records))

@@ -189,6 +189,10 @@ def attention(
     query, key = query.to(value.dtype), key.to(value.dtype)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     enc = pe_call.encoding or Encoding()
+    if enc.content_dependent:  # it takes logits to be divided by the root of the width
+        wide = torch.promote_types(query.dtype, torch.float32)
+        query = (query.to(wide) * (scale * query.shape[-1] ** 0.5)).to(query.dtype)
+        scale = query.shape[-1] ** -0.5
     q_positions, k_positions, tables, counted = _where(pe_call, enc, query, key)
     # The host's own sink is unknown to the choice of a kernel.
     backend = None if s_aux is None else "sdpa"
@@ -199,9 +203,10 @@ def attention(
             shown = spans_for(enc, query.device, query.dtype, query.shape[-1], length, backend)
         if not isinstance(shown, Spans):
             shown = enc.narrow(attention_mask, length, known, query.device)
-    bias = bias_of(
-        enc, query, key, q_positions, k_positions, pe_call.state, shown, counted, backend
-    )  # fmt: skip
+    state = pe_call.state
+    if state is not None:  # a window of the host has forgotten the keys before
+        state = state[:, :, -key.shape[2] :]
+    bias = bias_of(enc, query, key, q_positions, k_positions, state, shown, counted, backend)
     factor = enc.logit_scale(q_positions)
     q, k = enc.rotate(query, key, q_positions, k_positions, tables)
     sinks = [sink.float() for sink in (enc.sink_logit(), s_aux) if sink is not None]

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pe.encodings.core.extension import Rotary, raised_base
 from pe.encodings.core.frequencies import base_frequencies
+from pe.encodings.self_extend import smallest_group
 from pe.encodings.yarn import magnitude
 from pe.pretrained.rope import PAPERS, TITLES, Rope, original, turns
 
@@ -46,6 +47,8 @@ class Method(BaseModel):
     """Frequencies that reach angles which training did not have."""
     first_unseen: int | None
     """The first distance between two tokens with such an angle; None: none up to ``length``."""
+    reach: int | None = None
+    """Distances stay below this; None: they go up to the length of the text."""
     short_texts: str
     """What it does to texts within the training length."""
     remark: str = ""
@@ -83,7 +86,7 @@ def method(
     Args:
         now: the settings that the model was trained with, at ``trained`` tokens.
         rope: the settings of the method; frequencies follow from them unless given.
-        reach: tokens that a query sees; default: ``length``.
+        reach: distances stay below it; default: ``length``.
     """
     if rope is not None and inv_freq is None:
         spectrum = rope.spectrum(length)
@@ -100,7 +103,7 @@ def method(
         attention_factor=attention_factor,
         logits=logits / now.logits(trained),
         changed=int((~torch.isclose(seen, inv_freq, rtol=1e-9, atol=0.0)).sum()),
-        unseen=unseen, first_unseen=int(new.min()) if unseen else None,
+        unseen=unseen, first_unseen=int(new.min()) if unseen else None, reach=reach,
         short_texts=short_texts, remark=remark,
     )  # fmt: skip
 
@@ -216,7 +219,23 @@ def _of_plain(now: Rope, trained: int, length: int, common: dict[str, Any]) -> l
                 remark="the smallest base without a new angle; meant for continued training",
             )
         )  # fmt: skip
+    methods += _self_extend(now, trained, length, common)
     return methods
+
+
+def _self_extend(now: Rope, trained: int, length: int, common: dict[str, Any]) -> list[Method]:
+    if now.width % 2 or trained < 2:
+        return []
+    size, window = smallest_group(trained, length)
+    return [
+        method(
+            "self_extend", "Self-Extend", "2401.01325", **common, reach=trained,
+            inv_freq=base_frequencies(now.width, now.base).inv_freq,
+            short_texts=f"unchanged up to {window:,} tokens",
+            remark=f"counts distances from {window:,} on in groups of {size}; neither transformers "
+            f"nor vLLM has it; pe.adapt(model, 'self_extend', length={length}) does",
+        )
+    ]  # fmt: skip
 
 
 def _scaled_further(now: Rope, trained: int, length: int, common: dict[str, Any]) -> list[Method]:

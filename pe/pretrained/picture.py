@@ -54,7 +54,7 @@ def picture(e: Explanation) -> Figure:
     for number, method in enumerate(e.methods):
         if method.name == "window":
             continue
-        reach = min(e.reach or e.length, e.length)
+        reach = min(method.reach or e.reach or e.length, e.length)
         furthest = torch.tensor(method.inv_freq, dtype=torch.float64)[index] * reach
         below.plot(
             index, (furthest / seen).tolist(), _STYLES[number % len(_STYLES)],

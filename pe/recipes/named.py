@@ -2,7 +2,8 @@
 
 `small`, `medium` and `large` have about 55, 150 and 440 million parameters. `paper` is the budget
 of the scaffold study: 16,000 steps of 64 x 1024 tokens, cosine 3e-4 -> 3e-5, 3% warmup, at about
-340 million parameters.
+340 million parameters. `59m`, `164m`, `470m` and `1200m` are named by their parameters and see
+about 40 tokens for each; the larger two are for several GPUs.
 """
 
 from __future__ import annotations
@@ -90,10 +91,32 @@ PAPER = _sized(
     learning_rate=3e-4, min_learning_rate=3e-5,
 )  # fmt: skip
 
+# Forty tokens per parameter. Batches grow with the model, as more of a large one pays off
+# (arXiv:1812.06162); rates have not been swept. The sample of fineweb-edu has 10 billion tokens, so
+# the larger two read it about twice and five times.
+M59 = _sized(
+    "59m", 512, 12, 8, 1600, corpus="fineweb-edu@2500M", steps=36000, warmup_steps=1080,
+    learning_rate=1e-3, min_learning_rate=1e-4,
+)  # fmt: skip
+M164 = _sized(
+    "164m", 768, 18, 12, 2304, corpus="fineweb-edu@7G", steps=25000, warmup_steps=750,
+    batch_size=256, micro_batch_size=32,
+)  # fmt: skip
+M470 = _sized(
+    "470m", 1280, 20, 20, 3840, steps=36000, warmup_steps=1080,
+    batch_size=512, micro_batch_size=16, learning_rate=4e-4, min_learning_rate=4e-5,
+)  # fmt: skip
+M1200 = _sized(
+    "1200m", 2048, 22, 32, 5632, steps=46000, warmup_steps=1380,
+    batch_size=1024, micro_batch_size=16, learning_rate=3e-4, min_learning_rate=3e-5,
+)  # fmt: skip
+
 DECLARED = "declared"
 """In place of an ``encoding_rate``: what the encoding itself says. Recipes hold the number, so an
 old recipe means what it meant, whatever an encoding declares later."""
-RECIPES: dict[str, Recipe] = {r.name: r for r in (DEMO, TINY, SMALL, MEDIUM, LARGE, PAPER)}
+RECIPES: dict[str, Recipe] = {
+    r.name: r for r in (DEMO, TINY, SMALL, MEDIUM, LARGE, PAPER, M59, M164, M470, M1200)
+}
 
 
 def recipe(name: str = "auto", **overrides: Any) -> Recipe:

@@ -27,7 +27,7 @@ LONGEST_NAME = 80
 NOT_IDENTITY = (
     "name", "evaluation_lengths", "target_tokens", "evaluation_windows", "log_every",
     "validate_every", "checkpoint_every", "keep_steps", "keep_states", "retrieval_samples",
-    "fit_temperature", "keep_best", "activation_checkpointing",
+    "fit_temperature", "keep_best", "activation_checkpointing", "fsdp",
 )  # fmt: skip
 """Fields that say how a run is judged or watched; they do not change the weights it ends with."""
 NEW_FIELD_DEFAULTS = {
@@ -159,7 +159,7 @@ class Recipe:
     batch_size: Count
     """Windows in an optimizer step, over all processes."""
     micro_batch_size: Natural = 0
-    """Windows in one forward pass of one process; 0: as many as there are."""
+    """Windows in one forward pass of one process, at most; 0: as many as it has."""
     learning_rate: Positive
     min_learning_rate: NonNegative
     encoding_rate: Positive = 1.0
@@ -182,6 +182,9 @@ class Recipe:
     activation_checkpointing: bool = False
     """Compute each layer again in the backward pass instead of keeping what it computed: less
     memory, more time, the same result."""
+    fsdp: bool = False
+    """Divide weights, gradients and optimizer among the processes of the run (PE_PROCESSES): less
+    memory for each, the same result up to the order of sums."""
     deterministic: bool = False
     """The same bits from run to run on the same machine (`pe.devices.deterministic`); slower."""
 

@@ -18,6 +18,7 @@ from pe.results.rows import (
     common_seeds,
     comparable,
     cut,
+    cut_base,
     difference,
     measure,
     p_value,
@@ -125,9 +126,7 @@ def cropped(rows: Sequence[Row], names: Sequence[str]) -> list[str] | None:
 
     None if no column is a perplexity beyond the training length.
     """
-    shortest = quantities.trained_length(run for row in rows for run in row.runs)
-    own = [row for row in rows if quantities.trained_length(row.runs) == shortest]
-    row = next((row for row in own if row.label == "rope"), own[0]) if own else None
+    row = cut_base(rows)
     reached = [row and name.startswith("ppl@") and cut(row, name) is not None for name in names]
     if row is None or sum(map(bool, reached)) < 2:
         return None
@@ -148,9 +147,14 @@ def _against(
             return False
         return measure(row, quantities.rescaled(name, row.runs[0], length)).value is not None
 
+    def of_pair(row: Row, name: str) -> str:
+        """The same tokens, counted by `difference` in the shorter training length of the two."""
+        shorter = min((row, base), key=lambda one: quantities.trained_length(one.runs))
+        return quantities.rescaled(name, shorter.runs[0], length)
+
     others = [row for row in rows if row.label != base.label]
     found = {
-        (row.label, name): difference(row, base, name)
+        (row.label, name): difference(row, base, of_pair(row, name))
         for row in others
         for name in names
         if known(row, name) and known(base, name)

@@ -87,6 +87,8 @@ class Quantity:
     find: Callable[[Mapping[str, Any]], float | None]
     """From its record."""
     write: Callable[[float], str]
+    more_is_better: bool | None = None
+    """None where neither is."""
 
 
 def significant(value: float) -> str:
@@ -150,17 +152,19 @@ def _of(part: str, key: str) -> Callable[[Mapping[str, Any]], float | None]:
 
 _THREE, _TWO = "{:.3f}".format, "{:.2f}".format
 QUANTITIES: dict[str, Quantity] = {
-    "final_loss": Quantity("training loss", _of("training", "final_loss"), _THREE),
-    "validation_loss": Quantity("validation loss", _of("training", "validation_loss"), _THREE),
-    "unseen_loss": Quantity("unseen windows", _of("training", "unseen_loss"), _THREE),
-    "tokens_per_second": Quantity("tokens/s", _of("training", "tokens_per_second"), rounded),
-    "wall_time": Quantity("training time", _of("training", "wall_seconds"), duration),
-    "peak_memory": Quantity("peak memory, GiB", _of("training", "peak_memory_gib"), _TWO),
+    "final_loss": Quantity("training loss", _of("training", "final_loss"), _THREE, False),
+    "validation_loss": Quantity(
+        "validation loss", _of("training", "validation_loss"), _THREE, False
+    ),
+    "unseen_loss": Quantity("unseen windows", _of("training", "unseen_loss"), _THREE, False),
+    "tokens_per_second": Quantity("tokens/s", _of("training", "tokens_per_second"), rounded, True),
+    "wall_time": Quantity("training time", _of("training", "wall_seconds"), duration, False),
+    "peak_memory": Quantity("peak memory, GiB", _of("training", "peak_memory_gib"), _TWO, False),
     "parameters": Quantity("parameters", _of("model", "parameters"), whole),
     "encoding_parameters": Quantity("of the encoding", _of("model", "encoding_parameters"), whole),
     "steps": Quantity("steps", _of("training", "steps"), whole),
     "tokens": Quantity("tokens", _of("training", "tokens"), whole),
-    "mfu": Quantity("MFU", _of("training", "mfu"), "{:.1%}".format),
+    "mfu": Quantity("MFU", _of("training", "mfu"), "{:.1%}".format, True),
     "passes": Quantity("passes", _of("training", "passes"), _TWO),
     "learning_rate": Quantity("peak rate", _of("recipe", "learning_rate"), "{:g}".format),
     "encoding_rate": Quantity("own parameters", _of("recipe", "encoding_rate"), "× {:g}".format),

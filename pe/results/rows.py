@@ -38,7 +38,7 @@ LEVEL = 0.05
 # Fields that change neither the weights nor what a perplexity means.
 _NO_DIFFERENCE = (
     "name", "checkpoint_every", "keep_steps", "keep_states", "log_every", "validate_every",
-    "keep_best", "activation_checkpointing", "evaluation_lengths",
+    "keep_best", "activation_checkpointing", "fsdp", "evaluation_lengths",
 )  # fmt: skip
 
 
@@ -297,6 +297,13 @@ def cut(row: Row, quantity: str) -> float | None:
         return None
     inside = [depth >= 1 - 1 / where.multiple for depth in asked.depths]
     return near * sum(inside) / len(inside)
+
+
+def cut_base(found: Sequence[Row]) -> Row | None:
+    """The row that `cut` is shown of: RoPE, or else the first; of the shortest training length."""
+    shortest = quantities.trained_length(run for row in found for run in row.runs)
+    own = [row for row in found if quantities.trained_length(row.runs) == shortest]
+    return next((row for row in own if row.label == "rope"), own[0]) if own else None
 
 
 def _asked(row: Row, quantity: str) -> tuple[int, int]:

@@ -276,9 +276,16 @@ class Run(Folder):
         self.write(record)
         return record
 
-    def start(self) -> None:
-        """Write the record of a run that has done nothing yet, or goes on in this process."""
-        self.write(self._started())
+    def start(self, devices: list[str] | None = None) -> None:
+        """Write the record of a run that has done nothing yet, or goes on in this process.
+
+        Args:
+            devices: that of each process, where there are several.
+        """
+        record = self._started()
+        if devices is not None:
+            record["hardware"]["devices"] = devices
+        self.write(record)
         self.traceback.unlink(missing_ok=True)
 
     def _started(self) -> dict[str, Any]:

@@ -11,9 +11,12 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pe._version import __version__
+
+if TYPE_CHECKING:
+    import torch
 
 PACKAGES = (
     "torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy", "papermill",
@@ -44,20 +47,20 @@ def code() -> dict[str, Any]:
     """
     top = Path(__file__).resolve().parents[2]
     common = {"version": __version__, "files": _hash_of_files(top / "pe")}
-    commit = _git(top, "rev-parse", "HEAD") if (top / ".git").exists() else None
+    commit = git(top, "rev-parse", "HEAD") if (top / ".git").exists() else None
     if commit is None:
         told = os.environ.get("PE_COMMIT") or None
         source = "told" if told else "unknown"
         return {"commit": told, "dirty": None, "source": source, **common}
     # Records of runs are output: writing one does not make the code another. A new file in pe/
     # does, for an encoding may be such a file.
-    changed = _git(top, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!runs")
-    added = _git(top, "status", "--porcelain", "--untracked-files=all", "--", "pe")
+    changed = git(top, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!runs")
+    added = git(top, "status", "--porcelain", "--untracked-files=all", "--", "pe")
     dirty = None if changed is None or added is None else bool(changed or added)
     return {"commit": commit, "dirty": dirty, "source": "git", **common}
 
 
-def _git(top: Path, *arguments: str) -> str | None:
+def git(top: Path, *arguments: str) -> str | None:
     """What git answers; None where there is no git, or no answer."""
     try:
         done = subprocess.run(
@@ -107,6 +110,14 @@ def hardware() -> dict[str, Any]:
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "platform": platform.platform(terse=True),
     }
+
+
+def device_name(device: torch.device) -> str:
+    """``cuda:1 NVIDIA H200``, or ``cpu`` and the processor's name."""
+    import torch
+
+    named = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    return f"{device if device.type == 'cuda' else device.type} {named}"
 
 
 def _processor() -> str:

@@ -1,5 +1,7 @@
 """The GPUs of this machine: which there are, and one run at a time on each.
 
+With ``PE_PROCESSES`` a run takes so many GPUs together, and they count as one here.
+
 Starting Python, a kernel and torch takes a run longer than many of its evaluations do, and needs no
 GPU. So a worker of a GPU has two runs: one works, and the other has imported everything and waits
 for the GPU's mutex. Only one is ever on the device, so speeds are measured as if it were alone.
@@ -12,6 +14,8 @@ import tempfile
 
 from filelock import FileLock
 
+from pe.training import processes
+
 MUTEX = "PE_GPU_MUTEX"
 """Environment variable: the file that a process locks while it is on the device."""
 
@@ -19,7 +23,11 @@ _held: list[FileLock] = []
 
 
 def visible_gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES may be set to for each GPU of this machine."""
+    """What CUDA_VISIBLE_DEVICES may be set to for each run at a time on this machine.
+
+    Raises:
+        ValueError: ``PE_PROCESSES`` asks for more GPUs than there are.
+    """
     import torch
 
     from pe import devices
@@ -27,7 +35,9 @@ def visible_gpus() -> list[str]:
     if devices.choose().type != "cuda":
         return []
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
+    gpus = named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
+    each = processes.wanted()
+    return [",".join(gpus[i : i + each]) for i in range(0, len(gpus) - each + 1, each)]
 
 
 def workers_here(workers: int | None = None) -> int:

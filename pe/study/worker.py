@@ -11,7 +11,6 @@ import importlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -27,6 +26,7 @@ from pe.runs import Run, RunBusy, RunError
 from pe.study.complete import complete
 from pe.study.devices import wait_for_device
 from pe.study.zero_shot import ZeroShot, carry_out
+from pe.training.processes import stop_with_parent
 from pe.training.start import is_retrained_copy
 
 NOTEBOOK = shipped("notebooks") / "train.ipynb"
@@ -113,15 +113,9 @@ def _reason(run: Run, log: Path) -> str:
     return tail[0][:500] if tail else "no output"
 
 
-def _watch_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.2)
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
 def main(task: Mapping[str, Any]) -> None:
     """What the process of one run does, until it ends or its parent does."""
-    threading.Thread(target=_watch_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=stop_with_parent, args=(os.getppid(),), daemon=True).start()
     carry_out_task(task)
 
 

@@ -9,7 +9,8 @@ hold what another run needs to start from, and no optimizer; with ``keep_states`
 everything, for a branch. With ``keep_best`` the run's folder ``best/`` holds the weights with the
 least validation loss, no optimizer, and the tokenizer. Each is written under another name, flushed
 to disk and renamed, so it is whole or it is not there. Any of them loads with
-``AutoModelForCausalLM.from_pretrained``.
+``AutoModelForCausalLM.from_pretrained``. The files are the same whatever number of processes wrote
+them and however they divided the model, so that any number can go on from them.
 """
 
 from __future__ import annotations
@@ -26,18 +27,45 @@ from typing import TYPE_CHECKING
 import torch
 from accelerate import Accelerator
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
 from pe._errors import one_line
 from pe._quiet import quiet_libraries
 from pe.model.config import PEConfig
 from pe.runs import RunError, write_atomically, writing
+from pe.training import sharding
 from pe.training.start import KEPT, TrainState, checkpoints, read_state
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 KEEP = 2
+WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.bin"
+
+
+def hold_whole_tensors(
+    accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Let several processes write and read what one process would.
+
+    Accelerate would save a model that runs in several processes under the names of what wraps it.
+    """
+
+    def save(models: list[nn.Module], weights: list[dict[str, Tensor]], folder: str) -> None:
+        weights[:] = [sharding.whole_weights(accelerator, model)]
+        if sharding.is_sharded(model):
+            state = sharding.whole_optimizer(accelerator, optimizer)
+            accelerator.save(state, Path(folder) / OPTIMIZER)
+
+    def load(models: list[nn.Module], folder: str) -> None:
+        if sharding.is_sharded(model):
+            sharding.load_weights(model, Path(folder) / WEIGHTS)
+            sharding.load_optimizer(optimizer, Path(folder) / OPTIMIZER)
+        else:
+            models[:] = [accelerator.unwrap_model(model)]
+
+    accelerator.register_save_state_pre_hook(save)
+    accelerator.register_load_state_pre_hook(load)
 
 
 def save(
@@ -65,7 +93,7 @@ def keep_weights(
     tokenizer: PreTrainedTokenizerFast | None = None,
 ) -> None:
     """Write a folder ``final`` of weights alone. All processes call this together."""
-    weights = accelerator.get_state_dict(model)
+    weights = sharding.whole_weights(accelerator, model)
     with _folder(accelerator, final, state) as folder:
         if accelerator.is_main_process:
             accelerator.unwrap_model(model).save_pretrained(folder, state_dict=weights)

@@ -2,7 +2,7 @@
 
 One optimizer step is a pure function of the recipe, the step's number and the state in the last
 checkpoint, so a run that was killed ends with the same weights as one that was not. Runs on one
-device or on many: with ``accelerate launch`` or ``torchrun`` each process takes a part of every
+device or on many (`pe.training.processes`, or torchrun): each process takes a part of every
 batch, and the loss is divided by the target count of the whole batch, so neither processes nor
 micro-batches change the result, except through what a step draws (dropout, random positions).
 
@@ -16,6 +16,7 @@ The learning rate is a function of the step alone, t of S steps, W of them warmu
 from __future__ import annotations
 
 import contextlib
+import datetime
 import functools
 import math
 import os
@@ -23,28 +24,34 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DataLoaderConfiguration
+from accelerate.utils import (
+    DataLoaderConfiguration,
+    DistributedDataParallelKwargs,
+    InitProcessGroupKwargs,
+    gather_object,
+)
 from torch import Tensor
 
 from pe import devices
-from pe._errors import Explained, one_line
+from pe._errors import one_line
 from pe.data import Batches, is_path, prepare
 from pe.data.batches import Batch
 from pe.data.needles import NeedleMix
 from pe.encodings.core.source import source_hashes
 from pe.model import PEForCausalLM
-from pe.model.loss import IGNORE
+from pe.model.loss import CHUNK_LOGITS, IGNORE
 from pe.model.rng import same_draws, seed_step
 from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunError, checked
-from pe.runs.provenance import hardware, now
-from pe.training import checkpoint, trackers
+from pe.runs.provenance import device_name, hardware, now
+from pe.training import checkpoint, processes, sharding, trackers
 from pe.training.build import (
     attention_path,
     build_optimizer,
@@ -54,6 +61,7 @@ from pe.training.build import (
     set_rate,
     start_model,
 )
+from pe.training.interrupted import Interrupted
 from pe.training.metrics import (
     Metrics,
     NonFiniteLoss,
@@ -73,15 +81,8 @@ from pe.training.start import (
 )
 
 VALIDATION_BATCHES = 8
-
-
-class Interrupted(RuntimeError, Explained):
-    """Training was asked to stop, and saved a checkpoint before it did."""
-
-    def __init__(self, message: str, signal: str | None = None) -> None:
-        super().__init__(message)
-        self.signal = signal
-        """Name of the signal; None where another process got it."""
+PATIENCE = datetime.timedelta(hours=1)
+"""How long a process waits for another, which may be writing a large checkpoint."""
 
 
 def train(
@@ -89,11 +90,15 @@ def train(
 ) -> Run:
     """Train ``run`` to the end of its recipe; a complete run returns at once.
 
+    With ``PE_PROCESSES`` in the environment so many processes do it together
+    (`pe.training.processes`).
+
     Args:
         trainer: what carries it out, in place of `Trainer`: a subclass with another `Trainer.step`.
 
     Raises:
         RunBusy: another process holds the run's folder.
+        ProcessDied: one of several processes was killed.
         NonFiniteLoss: the loss became NaN or infinite; names the last good checkpoint.
         RunError: the folder holds another configuration or cannot be written, no checkpoint of it
             can be read, or the source of the encoding has changed since it was trained.
@@ -111,16 +116,49 @@ def train(
         if record["status"] == "complete":
             _check_edited(run, record["data"])
             return run
+    count = processes.wanted()
+    if count > 1:
+        _train_in_processes(run, count, quiet, trainer)
+        return run
     main = int(os.environ.get("RANK", "0")) == 0
-    with run.lock() if main else contextlib.nullcontext():
-        try:
-            with devices.deterministic(run.recipe.deterministic):
-                (trainer or Trainer)(run, quiet).go()
-        except BaseException as error:
-            if main:
-                _record_failure(run, error)
-            raise
+    with (
+        run.lock() if main else contextlib.nullcontext(),
+        _recording_failure(run, main),
+        devices.deterministic(run.recipe.deterministic),
+    ):
+        (trainer or Trainer)(run, quiet).go()
     return run
+
+
+def _train_in_processes(run: Run, count: int, quiet: bool, trainer: object) -> None:
+    """Prepare the text, which the others would wait for, and start them."""
+    if trainer is not None:
+        raise ValueError(
+            f"trainer: {processes.PROCESSES} starts processes that do not know this one's trainer; "
+            "start your own script with torchrun instead"
+        )
+    r, progress = run.recipe, Progress(enabled=not quiet)
+    with run.lock(), _recording_failure(run):
+        prepare(
+            r.corpus, r.vocab_size, r.tokenizer, separator=r.separator, on_progress=progress.show
+        )
+
+    def record(error: BaseException) -> None:
+        with run.lock():
+            _record_failure(run, error)
+
+    processes.launch(run, count, progress, record)
+
+
+@contextlib.contextmanager
+def _recording_failure(run: Run, main: bool = True) -> Iterator[None]:
+    """Write into the record why the run ended, if it ends with an error in the main process."""
+    try:
+        yield
+    except BaseException as error:
+        if main:
+            _record_failure(run, error)
+        raise
 
 
 def _record_failure(run: Run, error: BaseException) -> None:
@@ -176,25 +214,38 @@ class Trainer:
             log_with=names or None,
             project_dir=str(run.directory / "trackers"),
             dataloader_config=DataLoaderConfiguration(),
+            kwargs_handlers=[
+                InitProcessGroupKwargs(timeout=PATIENCE),
+                # Buffers are constants, and gradients need no second place.
+                DistributedDataParallelKwargs(
+                    broadcast_buffers=False, gradient_as_bucket_view=True
+                ),
+            ],
         )
         self.device, self.main = self.accelerator.device, self.accelerator.is_main_process
         devices.keep_memory(self.device)
-        processes = self.accelerator.num_processes
-        if self.recipe.batch_size % processes:
+        count = self.accelerator.num_processes
+        if self.recipe.batch_size % count:
             raise ValueError(
-                f"batch_size {self.recipe.batch_size} does not divide among {processes} processes"
+                f"batch_size {self.recipe.batch_size} does not divide among {count} processes"
             )
-        self.windows = self.recipe.batch_size // processes
-        self.micro = self.recipe.micro_batch_size or self.windows
+        self.windows = self.recipe.batch_size // count
+        self.micro = min(self.recipe.micro_batch_size or self.windows, self.windows)
         if self.windows % self.micro:
             raise ValueError(
                 f"micro_batch_size {self.micro} does not divide the {self.windows} windows that "
-                f"each of {processes} processes gets"
+                f"each of {count} processes gets"
+            )
+        if self.recipe.fsdp and count == 1:
+            raise ValueError(
+                "fsdp: spreads a model over processes, and there is one; start several with "
+                f"{processes.PROCESSES}, or leave fsdp out"
             )
         self.start = start_of(self.recipe, run.directory.parent)
         self.progress = Progress(enabled=self.main and not quiet)
+        every = gather_object([device_name(self.device)]) if count > 1 else None
         if self.main:
-            run.start()
+            run.start(every)
         if names:
             trackers.start(self.accelerator, run)
 
@@ -232,9 +283,23 @@ class Trainer:
             # transformers 5 renamed this method on the way.
             enable = getattr(model, "activation_checkpointing_enable", None)
             (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
-        if devices.compiles(r.compile, self.device):
-            model.compile()
-        self.model, self.optimizer = self.accelerator.prepare(model, build_optimizer(model, r))
+        compiled = devices.compiles(r.compile, self.device)
+        if r.fsdp:
+            self.model = sharding.shard(
+                model, self.device, self.accelerator.num_processes, compiled
+            )
+            self.optimizer = build_optimizer(self.model, r)
+        else:
+            if compiled:
+                model.compile()
+                self._keep_graph_whole(data.vocab_size)
+            with warnings.catch_warnings():  # torch 2.13 is about to rename an argument of DDP
+                warnings.filterwarnings("ignore", ".*forward_sync_buffers", FutureWarning)
+                self.model, self.optimizer = self.accelerator.prepare(
+                    model, build_optimizer(model, r)
+                )
+        if self.accelerator.num_processes > 1:
+            checkpoint.hold_whole_tensors(self.accelerator, self.model, self.optimizer)
         first = data.end_id if r.first_token else None
         self.train_batches = Batches(data.train, r.context_length, r.batch_size, r.seed, first)
         if r.retrieval_share:
@@ -251,6 +316,17 @@ class Trainer:
         if peak is not None:
             peak *= self.accelerator.num_processes
         self.metrics = Metrics(self.run, self.main, flops, peak)
+
+    def _keep_graph_whole(self, vocab_size: int) -> None:
+        """Switch off what torch.compile refuses to do to a graph that computes parts of it twice.
+
+        With several processes it cuts the graph into pieces, so that gradients are added up while
+        others are still computed. It cannot cut a graph with checkpoints in it.
+        """
+        r = self.recipe
+        chunked = self.micro * r.context_length * vocab_size > CHUNK_LOGITS
+        if self.accelerator.num_processes > 1 and (chunked or r.activation_checkpointing):
+            torch._dynamo.config.optimize_ddp = False
 
     def _initial_model(self) -> PEForCausalLM:
         """Drawn weights, or those of the run to start from. A checkpoint will overwrite them."""
@@ -366,7 +442,7 @@ class Trainer:
         norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.recipe.grad_clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return total, norm.detach()
+        return total, sharding.whole(norm.detach())
 
     def synchronize(self) -> None:
         """Wait until the device has finished the steps that were launched."""
@@ -409,7 +485,8 @@ class Trainer:
 
     def _refuse_broken_weights(self) -> None:
         """An update can overflow although its loss and gradient were numbers."""
-        finite = torch.stack([torch.isfinite(p).all() for p in self.model.parameters()]).all()
+        parts = map(sharding.local, self.model.parameters())
+        finite = torch.stack([torch.isfinite(p).all() for p in parts]).all()
         broken = self.accelerator.reduce((~finite).float(), "sum")  # the same answer everywhere
         if broken.item() > 0:
             raise NonFiniteLoss(
@@ -469,6 +546,7 @@ class Trainer:
                     total += float(model(**inputs, num_items_in_batch=1).loss)
                 count += int((inputs["shift_labels"] != IGNORE).sum())
         model.train()
+        sharding.reshard(model)
         return total / count
 
     def _unseen_loss(self) -> float | None:
@@ -490,21 +568,26 @@ class Trainer:
     def _finish(self) -> None:
         """Save model and tokenizer, and declare the run complete."""
         validation, unseen = self._validate(), self._unseen_loss()
-        weights = self.accelerator.get_state_dict(self.model)
+        weights = sharding.whole_weights(self.accelerator, self.model)
+        memory = devices.peak_memory(self.device)
+        if self.accelerator.num_processes > 1 and memory is not None:
+            memory = max(gather_object([memory]))
         self.accelerator.end_training()
         if not self.main:
             return
-        training = self._summary(validation, unseen)
+        training = self._summary(validation, unseen, memory)
         with checkpoint.writing_weights(self.run.checkpoint):
             model = self.accelerator.unwrap_model(self.model)
             model.save_pretrained(self.run.checkpoint, state_dict=weights)
             self.data.load_tokenizer().save_pretrained(self.run.checkpoint)
         self.run.update(status="complete", reason=None, finished=now(), training=training)
 
-    def _summary(self, validation: float, unseen: float | None) -> dict[str, Any]:
-        """The ``training`` part of the record."""
-        state, memory = self.state, devices.peak_memory(self.device)
-        metrics, trained = self.metrics, state.step > 0
+    def _summary(
+        self, validation: float, unseen: float | None, memory: float | None
+    ) -> dict[str, Any]:
+        """The ``training`` part of the record; ``memory`` in GiB, of the process that took most."""
+        state, metrics = self.state, self.metrics
+        trained = state.step > 0
         return {
             "steps": state.step,
             "tokens": state.tokens,

@@ -2,13 +2,14 @@
 
 In a Jupyter kernel one display is updated in place, so an executed notebook keeps only its last
 state; `pe.notebooks.papermill.client` shows the same updates in papermill's terminal. Elsewhere
-lines go to standard error.
+lines go to standard error, or to the process that started this one (`pe.training.processes`).
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 
@@ -20,10 +21,19 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """One line that changes. `show` may be called at any rate; it updates the line at its own."""
+    """One line that changes. `show` may be called at any rate; it updates the line at its own.
 
-    def __init__(self, enabled: bool = True, every_seconds: float = 5.0) -> None:
-        self.enabled, self.every = enabled, every_seconds
+    Args:
+        write: called with a line and whether it is the last, in place of showing it.
+    """
+
+    def __init__(
+        self,
+        enabled: bool = True,
+        every_seconds: float = 5.0,
+        write: Callable[[str, bool], None] | None = None,
+    ) -> None:
+        self.enabled, self.every, self.write = enabled, every_seconds, write
         self._last = float("-inf")
         self._handle: Any = None
         self._in_kernel = _in_kernel()
@@ -37,7 +47,9 @@ class Progress:
         if not last and moment - self._last < pause:
             return
         self._last = moment
-        if self._in_kernel:
+        if self.write is not None:
+            self.write(text, last)
+        elif self._in_kernel:
             self._update(text)
         else:
             print(text, file=sys.stderr, flush=True)

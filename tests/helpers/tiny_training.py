@@ -139,6 +139,16 @@ def lines(run: Run) -> list[tuple[int, str, float]]:
 # A process that trains: started by a server that has the imports done, so that it costs a second.
 
 
+def _context() -> Any:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["tiny_training", "pe.training.loop", "pe.runs.provenance", "psutil",
+         "transformers.models.auto.tokenization_auto"]
+    )  # fmt: skip
+    return context
+
+
 def _child(
     folder: str, recipe: dict[str, Any], environment: dict[str, str], hook: Any, log: str
 ) -> None:
@@ -173,12 +183,7 @@ class TrainingProcess:
         hook: Callable[[], Any] | None = None,
         rank: dict[str, str] | None = None,
     ) -> None:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(
-            ["tiny_training", "pe.training.loop", "pe.runs.provenance", "psutil",
-             "transformers.models.auto.tokenization_auto"]
-        )  # fmt: skip
+        context = _context()
         environment = {"PE_CACHE": str(cache)} | (rank or {})
         log = f"{run.name}-{environment.get('RANK', 0)}.log"
         self.run, self.log = run, run.directory.parent / log
@@ -213,3 +218,58 @@ class TrainingProcess:
     def output(self) -> str:
         """Standard output and error."""
         return self.log.read_text() if self.log.exists() else ""
+
+
+def _process_of_a_run(
+    task: dict[str, Any], environment: dict[str, str], reports: Any, log: str, hook: Any
+) -> None:
+    os.setsid()
+    os.dup2(reports.fileno(), 1)
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    hook()
+    from pe.training.process import main
+
+    main(task)
+
+
+class ProcessOfARun:
+    """What `pe.training.processes` starts, without imports: has what it uses of a Popen."""
+
+    def __init__(
+        self, task: dict[str, Any], environment: dict[str, str], log: Path, hook: Any
+    ) -> None:
+        context = _context()
+        read, write = context.Pipe(duplex=False)
+        environment = {"PE_CACHE": os.environ["PE_CACHE"], **environment}
+        self.rank = int(environment["RANK"])
+        self.process = context.Process(
+            target=_process_of_a_run, args=(task, environment, write, str(log), hook)
+        )
+        self.process.start()
+        write.close()
+        self.stdout = os.fdopen(os.dup(read.fileno()))
+        read.close()
+        self.pid = self.process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """As Popen has it."""
+        return self.process.exitcode
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs."""
+        return self.process.exitcode
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        self.process.join()
+
+    def send_signal(self, number: int) -> None:
+        """To this process."""
+        os.kill(self.pid or 0, number)
+
+    def kill(self) -> None:
+        """At once."""
+        self.process.kill()

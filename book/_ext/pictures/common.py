@@ -26,8 +26,14 @@ def randn(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def canvas(columns: int = 1, rows: int = 1, height: float = 2.9) -> tuple[Figure, np.ndarray]:
-    figure = Figure(figsize=(6.8, height), layout="constrained")
+NARROW = 4.4
+"""Inches: as wide as a figure may be whose smallest text, 9 points, has 9 pixels on a phone."""
+
+
+def canvas(
+    columns: int = 1, rows: int = 1, height: float = 2.9, width: float = 6.8
+) -> tuple[Figure, np.ndarray]:
+    figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 

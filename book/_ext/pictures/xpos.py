@@ -68,7 +68,7 @@ def draw_xpos_stretches() -> Figure:
         for index, row in enumerate(sizes):
             shown = torch.where(row > 0, row, torch.nan).numpy()
             ax.plot(positions.numpy(), shown, ls=("-", "--", ":")[index],
-                    color=figures.colour("xpos"), label=f"stretch {index}")  # fmt: skip
+                    color=figures.colour("xpos"), label=f"chunk {index}")  # fmt: skip
         ax.set(yscale="log", xlabel="position", ylabel=f"factor on a {what}", ylim=(1e-40, 1e40))
     axes[0, 1].legend(frameon=False, fontsize=8)
     return figure

@@ -89,6 +89,8 @@ class Encoding(nn.Module):
         hides: some of the keys that causality, padding and documents leave visible are hidden.
         keeps: `shows` names keys that stay visible where another part hides them.
         exclusive: set where nothing may be added but what hides or keeps keys.
+        corrects_logits: set where the bias is the difference between other logits and those of the
+            rotated queries and keys, which nothing may scale then.
         mixes_heads: set where what a head gets depends on other heads' queries and keys.
         max_positions: how many positions there are, 0 to max_positions - 1; None: no limit.
     """

@@ -88,8 +88,8 @@ def register(
         title: how tables and figures write it; default: the class's name.
         paper: the number of its paper on arXiv, such as ``2104.09864``.
         family: one of `FAMILIES`.
-        extends: ways to extend a trained model with it, beside that of its name
-            (`extension_methods`).
+        extends: ways to extend a trained model with it, beside that of a transform's name
+            (`extension_methods`). One of the encoding's own name extends by the encoding itself.
         encoding_rate: the multiple of the learning rate that its own parameters need
             (`declared_rate`); None: nothing is known, or it has none.
 
@@ -109,7 +109,8 @@ def register(
             _RATES[name] = float(encoding_rate)
         for way in extends:
             _VARIANTS[way.name] = Method(way.name, name, way.options, way.scaled)
-            _ABOUT[way.name] = About(way.title, way.paper, "frequencies")
+            if way.name != name:
+                _ABOUT[way.name] = About(way.title, way.paper, "frequencies")
         return cls
 
     return add
@@ -265,7 +266,7 @@ def lookup(name: str) -> Part:
         return part
     if name in _KEYS:
         return _KEYS[name]
-    if name in _VARIANTS:
+    if name in _VARIANTS and name not in _REGISTRY:
         raise ValueError(
             f"{name!r} is a way to extend a trained model with {_VARIANTS[name].spec!r} "
             "(pe.extend), and no encoding; give that name and its options"
@@ -532,6 +533,13 @@ def _refuse_impossible(spec: str, classes: dict[str, Part]) -> None:
                     f"{spec!r}: {name} takes its weights from the logits of queries and keys "
                     f"alone, so {other} cannot be added to it; what it sees may be limited, as in "
                     f"'{name}+window:512'"
+                )
+    for name in (n for n, c in classes.items() if getattr(c, "corrects_logits", False)):
+        for other, part in classes.items():
+            if getattr(part, "logit_scale", Encoding.logit_scale) is not Encoding.logit_scale:
+                raise ValueError(
+                    f"{spec!r}: {name} adds the difference to other logits, so {other} cannot "
+                    f"scale them; leave out {other}"
                 )
     for trait, what in ONE_ONLY.items():
         first, *others = [n for n, c in classes.items() if getattr(c, trait, False)] or [""]

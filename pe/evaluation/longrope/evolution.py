@@ -4,6 +4,12 @@ A candidate is one factor per frequency, lambda_0 .. lambda_(d/2-1), by which it
 to 1 + s and never falling from a frequency to the next, since a slower one has seen less
 of the circle (arXiv:2402.13753). New genes lie on a grid.
 
+LongRoPE2 (arXiv:2502.20082) bounds the factors by a critical frequency c, the last one that
+completed a turn in training or an earlier one: lambda_i is at least s from c on, where angles would
+be new otherwise, and may be as much as 2s. Its seeds follow NTK up to c. Rules and seeds are those
+of the search script in the first author's fork of the published code (J-shang/LongRoPE), which
+leaves the upper bound to the caller.
+
 Every generation has its own random generator, seeded by (seed, generation). So what is made
 depends on the seed and on what was evaluated before, and a search that was stopped makes the same
 candidates again.
@@ -20,12 +26,14 @@ from typing import NamedTuple
 
 from pe.encodings.core.frequencies import Frequencies
 from pe.encodings.longrope import yarn_factors
-from pe.encodings.yarn import YaRN
+from pe.encodings.yarn import YaRN, rotations_index
 
 Factors = tuple[float, ...]
 GRID = 100
 """Steps of the grid between 1 and 2."""
 MUTATED, VISITED, SWAPPED = 0.3, 0.3, 0.5
+REACHES = 8
+"""How many seeds LongRoPE2 begins with beside YaRN's, from s on in steps of s / 16."""
 TRIES = 20
 """Attempts at a child that nobody has evaluated, before another way is taken."""
 
@@ -64,6 +72,35 @@ def seeds(spectrum: Frequencies, factor: float, original_length: int) -> list[Ca
     return [Candidate(tuple(round(f, 9) for f in fs), name) for name, fs in factors_of.items()]
 
 
+def critical_frequency(dim: int, theta: float, original_length: int) -> int:
+    """The last frequency that completes a turn in ``original_length`` tokens, counted from 0.
+
+    At least 1, so that one remains before it, and one of the ``dim`` / 2 that there are.
+    """
+    index = math.ceil(rotations_index(1.0, dim, theta, original_length)) - 1
+    return min(max(index, 1), dim // 2 - 1)
+
+
+def bounded_seeds(
+    spectrum: Frequencies, factor: float, original_length: int, critical: int
+) -> list[Candidate]:
+    """LongRoPE2's: t^(i/c) up to the critical frequency c, then t and a little more for each.
+
+    t goes from s on in steps of s / 16, and a little is t / 640: 4 and 0.1 in the authors' search
+    for s = 64. The first seed is YaRN's factors, raised to s from c on.
+    """
+    pairs = len(spectrum.inv_freq)
+    yarn = yarn_factors(spectrum.dim, spectrum.theta, original_length, factor)
+    factors_of = {"yarn": [f if i < critical else max(f, factor) for i, f in enumerate(yarn)]}
+    for step in range(REACHES):
+        reach = factor * (1 + step / 16)
+        below = [reach ** (i / critical) for i in range(critical)]
+        factors_of[f"ntk to {reach:g}"] = below + [
+            reach * (1 + i / 640) for i in range(pairs - critical)
+        ]
+    return [Candidate(tuple(round(f, 9) for f in fs), name) for name, fs in factors_of.items()]
+
+
 def rises(factors: Sequence[float]) -> bool:
     """Whether no factor is below the one before it."""
     return all(a <= b for a, b in itertools.pairwise(factors))
@@ -77,6 +114,17 @@ class Evolution:
     factor: float
     population: int
     seed: int
+    critical: int | None = None
+    """From this frequency on factors are at least ``factor`` (LongRoPE2); None: 1 is enough."""
+
+    @property
+    def highest(self) -> float:
+        """What no factor exceeds."""
+        return 1 + self.factor if self.critical is None else 2 * self.factor
+
+    def least(self, index: int) -> float:
+        """What the factor of this frequency is at least."""
+        return self.factor if self.critical is not None and index >= self.critical else 1.0
 
     @property
     def parents(self) -> int:
@@ -137,8 +185,8 @@ class Evolution:
         for i in range(len(genes)):
             if rng.random() >= MUTATED:
                 continue
-            low = genes[i - 1] if i else 1.0
-            high = genes[i + 1] if i + 1 < len(genes) else 1 + self.factor
+            low = max(genes[i - 1], self.least(i)) if i else 1.0
+            high = genes[i + 1] if i + 1 < len(genes) else self.highest
             first, last = math.ceil(low * GRID - 1e-9), math.floor(high * GRID + 1e-9)
             if first <= last:
                 genes[i] = min(max(rng.randint(first, last) / GRID, low), high)

@@ -4,31 +4,56 @@ Fitness is the perplexity of the run's model, with a candidate's factors in plac
 frequencies and nothing trained, on validation text of ``factor`` times the training length. Test
 text is never read. Candidates are made by `pe.evaluation.longrope.evolution`.
 
+LongRoPE2 (arXiv:2502.20082) reads the perplexity of answers instead: numbers that the text hides
+and then asks for. Most tokens of a text follow from those just before them, whatever the factors
+are; an answer follows from its needle alone.
+
 Every evaluation is written to longrope-<factor>x.json beside run.json as soon as it is made, so a
-search that is stopped goes on where it was and ends as if it had not been.
+search that is stopped goes on where it was and ends as if it had not been. A search by needles has
+a file of its own, longrope-<factor>x-<needles>.json.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from pe.data import TokenData
+from pe.data.needles import NeedleText, Prompt
 from pe.encodings.core.frequencies import base_frequencies
 from pe.encodings.core.registry import part_classes
 from pe.encodings.longrope import LongRoPE
 from pe.encodings.rope import RoPE
 from pe.evaluation.load import holder, load_model
-from pe.evaluation.longrope.evolution import Candidate, Evolution, Factors, Scored, seeds
+from pe.evaluation.longrope.evolution import (
+    REACHES,
+    Candidate,
+    Evolution,
+    Factors,
+    Scored,
+    bounded_seeds,
+    critical_frequency,
+    seeds,
+)
+from pe.evaluation.retrieval import answer_states, prompts
 from pe.evaluation.scorer import Scorer, text_of
 from pe.model import PEForCausalLM
 from pe.model.convert import convert
+from pe.model.loss import token_losses
 from pe.recipes.recipe import Recipe
 from pe.runs import SCHEMA_VERSION, Run, RunError
 from pe.runs.provenance import code, hardware, now
 from pe.training.progress import Progress
+
+NEEDLE_SEED = 20_250_228
+"""Of hidden numbers and where they lie: others than those of the evaluation."""
 
 
 def search_longrope(
@@ -41,6 +66,8 @@ def search_longrope(
     windows: int = 16,
     magnitude: str | float = "su",
     spec: str = "longrope",
+    needles: str | None = None,
+    critical: int | None = None,
     quiet: bool = False,
 ) -> list[float]:
     """Search factors with which the model of ``run`` reads ``factor`` times its training length.
@@ -52,23 +79,44 @@ def search_longrope(
         population: size of the first generation. The better half of all so far have children, a
             quarter as many by mutation and a quarter by crossover.
         seed: of all random choices.
-        windows: how many stretches of validation text are scored, at most.
+        windows: how many stretches of validation text are scored, at most; with needles, how many
+            texts that hide numbers.
         magnitude: as `longrope` takes it; the same for all candidates.
         spec: what the model is converted to, ``"longrope+alibi"`` for example.
+        needles: LongRoPE2's search: a retrieval task such as ``"multikey"``
+            (`pe.data.needles.NEEDLE_TASKS`). Fitness is the perplexity of the answers' digits, and
+            factors are at least ``factor`` from the critical frequency on. None: LongRoPE's.
+        critical: with needles, the critical frequency, counted from 0. None: the last one that
+            completed a turn in training. The authors find that an earlier one may be better.
 
     Returns:
-        The best factors so far, one per frequency; never worse than YaRN's on the text searched on.
+        The best factors so far, one per frequency. By LongRoPE's rules they are never worse than
+        YaRN's on the text searched on; by LongRoPE2's YaRN's are raised to ``factor`` from the
+        critical frequency on before they are a seed.
 
     Raises:
         RunError: the run is not complete, its checkpoint is not on this machine, or
             longrope-<factor>x.json holds a search with other settings.
-        ValueError: no validation document is long enough, or the model has no frequencies to slow.
+        ValueError: no validation document is long enough, the model has no frequencies to slow, or
+            ``critical`` is none of them or has no needles beside it.
     """
     _check(factor, iterations, population, spec)
-    settings = {
+    settings: dict[str, Any] = {
         "pe": spec, "factor": float(factor), "magnitude": magnitude, "population": population,
         "seed": seed, "windows": windows,
     }  # fmt: skip
+    if needles is not None:
+        if population <= REACHES:
+            raise ValueError(
+                f"population {population}: expected at least {REACHES + 1}, the seeds of a search "
+                "by needles"
+            )
+        settings |= {"needles": needles, "critical": critical}
+    elif critical is not None:
+        raise ValueError(
+            f"critical {critical}: has no effect without needles; name a retrieval task, such as "
+            "needles='multikey'"
+        )
     record = run.read()
     if record["status"] != "complete":
         raise RunError(f"{run.directory} is {record['status']}; train it before searching")
@@ -95,6 +143,8 @@ class Fitness:
 
     scorer: Scorer
     length: int
+    prompts: Sequence[Prompt] = ()
+    """Texts that hide numbers; () where all of a text counts."""
 
     @classmethod
     def of(
@@ -106,21 +156,51 @@ class Fitness:
         length = math.ceil(settings["factor"] * _transforms(longer)[0].original_length)
         windows = settings["windows"]
         scorer = Scorer(longer, data, recipe, [length], split="validation", windows=windows)
-        return cls(scorer, length)
+        hidden: Sequence[Prompt] = ()
+        if settings.get("needles") is not None:
+            text = NeedleText(settings["needles"], data.tokenizer)
+            hidden = prompts(text, scorer.split, length, windows, seed=NEEDLE_SEED)
+        return cls(scorer, length, hidden)
 
-    def seeds(self, factor: float) -> list[Candidate]:
-        """What the search begins with, for the spectrum that the model has."""
-        model = self.scorer.model
+    def rules(self, settings: dict[str, Any]) -> Evolution:
+        """How candidates are made for the spectrum that the model has."""
+        model, factor = self.scorer.model, settings["factor"]
         rope = next(m for m in model.modules() if isinstance(m, RoPE) and len(m.transforms))
         spectrum = base_frequencies(rope.rotary_dim, rope.theta)
-        return seeds(spectrum, factor, _transforms(model)[0].original_length)
+        length, critical = _transforms(model)[0].original_length, None
+        if self.prompts:
+            critical = settings["critical"]
+            if critical is None:
+                critical = critical_frequency(spectrum.dim, spectrum.theta, length)
+            if not 0 < critical < len(spectrum.inv_freq):
+                raise ValueError(
+                    f"critical {critical}: expected one of the frequencies 1 to "
+                    f"{len(spectrum.inv_freq) - 1}"
+                )
+            first: list[Candidate] = bounded_seeds(spectrum, factor, length, critical)
+        else:
+            first = seeds(spectrum, factor, length)
+        return Evolution(first, factor, settings["population"], settings["seed"], critical)
 
     def nll(self, factors: Factors) -> float:
-        """Mean loss of the last targets of each window; the model's factors are exchanged."""
+        """Mean loss of the last targets of each window, or of the answers' digits; the model's
+        factors are exchanged."""
         for transform in _transforms(self.scorer.model):
             assert transform.factors is not None
             transform.factors = (factors, transform.factors[1])
-        return self.scorer.nll(self.length)
+        return self._of_answers() if self.prompts else self.scorer.nll(self.length)
+
+    def _of_answers(self) -> float:
+        texts, weight = np.stack([p.ids for p in self.prompts]), self.scorer.model.lm_head.weight
+        places = np.stack([p.places for p in self.prompts])
+        answers = np.take_along_axis(texts, places, 1)
+
+        def read(hidden: Tensor, some: slice) -> Tensor:
+            targets = torch.from_numpy(answers[some]).to(hidden.device)
+            states = answer_states(hidden, places[some])
+            return token_losses(states.flatten(0, 1), weight, targets.flatten()).view_as(targets)
+
+        return float(self.scorer.apply(texts, read).astype(np.float64).mean())
 
 
 def _transforms(model: PEForCausalLM) -> list[LongRoPE]:
@@ -135,14 +215,14 @@ class _Search:
     ) -> None:
         self.run, self.fitness, self.progress = run, fitness, progress
         self.suffix = f"-{settings['factor']:g}x"
+        if fitness.prompts:
+            self.suffix += f"-{settings['needles']}"
         settings = settings | {
             "length": fitness.length, "target_tokens": run.recipe.target_tokens,
-            "windows_found": len(fitness.scorer.ends), "data": fitness.scorer.data.fingerprint,
+            "windows_found": len(fitness.prompts or fitness.scorer.ends),
+            "data": fitness.scorer.data.fingerprint,
         }  # fmt: skip
-        self.rules = Evolution(
-            fitness.seeds(settings["factor"]), settings["factor"], settings["population"],
-            settings["seed"],
-        )  # fmt: skip
+        self.rules = fitness.rules(settings)
         self.state = run.part("longrope", self.suffix) or {
             "schema": SCHEMA_VERSION, "created": now(), "code": code(),
             "hardware": hardware()["name"], "seconds": 0.0, "settings": settings, "history": [],

@@ -165,6 +165,26 @@ class Precision(Part):
     """Type of the residual stream."""
 
 
+class Spread(Part):
+    """How spread attention is at a length."""
+
+    entropy: list[list[float]] | None
+    """By layer and head, the mean entropy of the last queries in nats; null where the model cannot
+    be run, or where the probabilities of a layer would not fit."""
+    reason: Reason
+
+
+class AttentionSpread(Part):
+    """How spread attention is by context length, for the same queries."""
+
+    queries: int
+    """Last tokens of each window, whose attention counts."""
+    windows: int
+    """Test windows."""
+    lengths: dict[Tokens, Spread]
+    """By length in tokens."""
+
+
 class Evaluation(Measures, Scored, Record):
     """How a trained model does at context lengths it may never have seen."""
 
@@ -177,4 +197,6 @@ class Evaluation(Measures, Scored, Record):
     """Types of matrix products and of the residual stream. Not in older records: those of the
     recipe, the residual stream as the products."""
     seconds: Seconds
+    attention: AttentionSpread | None = None
+    """Not in older records."""
     tempered: Tempered | None = None

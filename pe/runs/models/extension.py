@@ -41,7 +41,7 @@ class Candidate(Part):
     generation: int
     """0: the seeds and their mutations."""
     origin: str
-    """A seed's name (pi, ntk, yarn, blend), mutation or crossover."""
+    """A seed's name (pi, ntk, yarn, blend, or ntk to some factor), mutation or crossover."""
     nll: float | None
     """Mean negative log likelihood in nats per token; null where it is no number."""
     perplexity: float | None
@@ -72,6 +72,11 @@ class SearchSettings(Part):
     """Windows that the corpus has, each inside one validation document."""
     data: str
     """Fingerprint of the texts."""
+    needles: str | None = None
+    """Retrieval task whose answers are scored (LongRoPE2); only where there is one."""
+    critical: int | None = None
+    """With needles, the critical frequency that was asked for; null: the last that completed a turn
+    in training."""
 
 
 class Search(Computed, Record):

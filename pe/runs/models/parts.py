@@ -63,6 +63,9 @@ class Hardware(Part):
     """Processor or GPU."""
     count: int
     """Devices used."""
+    devices: list[str] | None = None
+    """The device of each process, in the order of their ranks, where one run had several. Not in
+    older records."""
     cores: int
     """CPU cores."""
     memory_gib: float

@@ -47,6 +47,17 @@ class TaskPlaces(Part):
     """For each seed and group the share of right tokens; null where nothing is asked."""
 
 
+class TaskSweep(Part):
+    """How the rate was chosen, where not every seed was trained at every rate."""
+
+    seeds: list[int]
+    """Seeds that were trained at every rate."""
+    steps: int
+    """Steps of each."""
+    validation: dict[str, list[TaskAnswers]]
+    """By rate, what the models of each of these seeds answered."""
+
+
 class TaskRecord(Process, Record):
     """One encoding on one synthetic task: several seeds, each at several learning rates."""
 
@@ -67,7 +78,7 @@ class TaskRecord(Process, Record):
     settings: dict[str, Any]
     """Sizes of the models and how they were trained (`pe.tasks.measure.settings.Settings`)."""
     seeds: list[int]
-    """Seeds, each of which was trained at every rate."""
+    """Seeds, each of which was trained at every rate, or where there is a `sweep` at the best."""
     learning_rates: list[float]
     """Learning rates, in order."""
     best_rate: float
@@ -80,10 +91,14 @@ class TaskRecord(Process, Record):
     """Token accuracy of uniform guesses among the answers."""
     baselines: dict[str, dict[str, float]]
     """Token accuracy of the task's trivial strategies, by name and split."""
+    sweep: TaskSweep | None = None
+    """How the rate was chosen where only some of the seeds were trained at every rate."""
+    solved_after: int | None = None
+    """Training ended after so many steps by the setting ``stop_loss``, before its last."""
     steps: list[int]
     """Steps, counted from 1, whose losses are recorded."""
     models: list[TaskModel]
-    """All rates of the first seed, then of the second."""
+    """All rates of the first seed, then of the second; after a `sweep` those at the best rate."""
     lengths: dict[Tokens, list[TaskAnswers] | None]
     """By length as the task counts it, the answers of the models at the best rate, a seed after the
     other; null where the encoding has no such positions."""

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from pe._errors import PositionError
 from pe.encodings.core.source import source_hashes
@@ -17,6 +19,7 @@ from pe.runs.models import TaskRecord
 from pe.tasks.core.base import Batch, Task
 from pe.tasks.measure.many import Answers, Many, Member
 from pe.tasks.measure.record import Experiment, TaskRun, lengths_of, options_of, split_of
+from pe.tasks.measure.settings import STOP_EVERY
 
 VALIDATION_SEED, TEST_SEED = 2**63, 2**63 + 1
 """Seeds of examples that no training sees; both draw from the split "id"."""
@@ -57,7 +60,8 @@ def measure(
 
     Args:
         run: a folder with its experiment. on_step: called after each step with its number, counted
-            from 1, and the loss of each model; training ends early where it returns True.
+            from 1, and the loss of each model; training ends early where it returns True. Not
+            called in a sweep.
         stream: examples shared with other encodings. on_trained: called with the trained models.
         again: train and replace a complete record.
 
@@ -78,19 +82,18 @@ def measure(
             )
         return known
     task = experiment.make_task()
-    members = [Member(s, rate) for s in experiment.seeds for rate in experiment.learning_rates]
     began, created = time.monotonic(), provenance.now()
     code = provenance.code()  # now: files may change while this trains
-    many = Many(task, pe, members, experiment.settings, make_batch=stream)
     with run.lock(f".{run.file(pe).stem}.lock"):
-        history: list[list[float]] = []
-        stopped = False
-        for number in range(1, experiment.settings.steps + 1):
-            history.append(many.step().tolist())
-            if on_step is not None and on_step(number, history[-1]):
-                stopped = number < experiment.settings.steps
-                break
-        outcome = _outcome(many, task, experiment, history)
+        meanwhile = run.record(pe)  # by a process that held the lock until now
+        if meanwhile is not None and meanwhile.status == "complete" and not again:
+            return meanwhile
+        best, sweep = _sweep(task, pe, experiment, stream)
+        rates = experiment.learning_rates if best is None else [best]
+        members = [Member(seed, rate) for seed in experiment.seeds for rate in rates]
+        many = Many(task, pe, members, experiment.settings, make_batch=stream)
+        history, stopped = train(many, on_step)
+        outcome = _outcome(many, task, experiment, history, best)
         if on_trained is not None:
             on_trained(many)
         model = many.model(0)
@@ -118,11 +121,72 @@ def measure(
             ),
             "chance": task.chance,
             "baselines": baselines(task, experiment.examples),
+            "sweep": sweep,
+            "solved_after": None
+            if stopped or len(history) == experiment.settings.steps
+            else len(history),
             **outcome,
             "seconds": round(time.monotonic() - began, 2),
         }
         run.write_part("task", record, run.file(pe).stem.removeprefix("task"))
     return TaskRecord.model_validate(record)
+
+
+def train(many: Many, on_step: OnStep | None = None) -> tuple[list[list[float]], bool]:
+    """Train to the last step, or until the setting ``stop_loss`` ends it.
+
+    Returns:
+        The loss of each model at each step, and whether ``on_step`` ended the training.
+    """
+    history: list[list[float]] = []
+    waiting: list[Tensor] = []  # a GPU is not waited for at each step
+    settings = many.settings
+    for number in range(1, settings.steps + 1):
+        waiting.append(many.step())
+        if on_step is None and number % STOP_EVERY and number < settings.steps:
+            continue
+        history += torch.stack(waiting).tolist()
+        waiting.clear()
+        if on_step is not None and on_step(number, history[-1]):
+            return history, number < settings.steps
+        if settings.stop_loss and not number % STOP_EVERY:
+            means = np.mean(history[-STOP_EVERY:], axis=0)
+            if (means < settings.stop_loss).all():  # never where a loss is no number
+                break
+    return history, False
+
+
+def _sweep(
+    task: Task, pe: str, experiment: Experiment, stream: Stream | None
+) -> tuple[float | None, dict[str, Any] | None]:
+    """The rate with the least loss in validation over the seeds of the sweep, and its record.
+
+    None and None where every seed is trained at every rate.
+    """
+    if not experiment.sweep_seeds:
+        return None, None
+    seeds, rates = experiment.seeds[: experiment.sweep_seeds], experiment.learning_rates
+    steps = experiment.sweep_steps or experiment.settings.steps
+    settings = experiment.settings.model_copy(update={"steps": steps, "stop_loss": 0.0})
+    members = [Member(seed, rate) for seed in seeds for rate in rates]
+    many = Many(task, pe, members, settings, make_batch=stream)
+    train(many)
+    answers = many.answers("id", experiment.validation, VALIDATION_SEED)
+    by_rate = {
+        f"{rate:g}": [
+            _counts(a) for m, a in zip(members, answers, strict=True) if m.learning_rate == rate
+        ]
+        for rate in rates
+    }
+    best = _best_rate(experiment, members, answers)
+    return best, {"seeds": list(seeds), "steps": steps, "validation": by_rate}
+
+
+def _best_rate(
+    experiment: Experiment, members: Sequence[Member], validation: Sequence[Answers]
+) -> float:
+    """The rate with the least mean loss in validation."""
+    return min(experiment.learning_rates, key=lambda rate: _mean_loss(members, validation, rate))
 
 
 def command(experiment: Experiment, pe: str, study: str) -> str:
@@ -162,17 +226,24 @@ def baselines(task: Task, examples: int) -> dict[str, dict[str, float]]:
 
 
 def _outcome(
-    many: Many, task: Task, experiment: Experiment, history: list[list[float]]
+    many: Many,
+    task: Task,
+    experiment: Experiment,
+    history: list[list[float]],
+    best: float | None,
 ) -> dict[str, Any]:
-    """The part of the record that the models decide."""
+    """The part of the record that the models decide.
+
+    Args:
+        best: the rate that a sweep has chosen.
+    """
     validation = many.answers("id", experiment.validation, VALIDATION_SEED)
     scored = {
         split: _answers(many, split, experiment.examples)
         for split in task.splits
         if split != "train"
     }
-    rates = experiment.learning_rates
-    best = min(rates, key=lambda rate: _mean_loss(many.members, validation, rate))
+    best = _best_rate(experiment, many.members, validation) if best is None else best
     chosen = [i for i, member in enumerate(many.members) if member.learning_rate == best]
     few = many.only(chosen)
     steps = _spread(len(history), CURVE)

@@ -11,6 +11,10 @@ the parameter), examples by (seed, number). AdamW (arXiv:1711.05101) with beta 0
 constant rate after a warmup, gradients clipped for each model by itself. The loss is the mean over
 the positions at which something is asked, of the cross-entropy among the task's answers, in nats.
 
+All parameters of the models lie in one tensor, a row per model, so that the update is a few
+operations on it. On a GPU the whole step is recorded and replayed (`pe.tasks.measure.replay`),
+unless the encoding draws positions or looks at the length of each row.
+
 Cost, on one core of an AMD EPYC with AVX-512 (2026-11-29, 56 GFLOP/s in products of matrices): the
 default settings on ``k_back``, 0.4 million parameters at 4,096 tokens per step, take 0.27 s per
 step and 80 to 100 s for 300 steps with scoring, so four encodings one after the other took 340 s.
@@ -23,15 +27,16 @@ M models, B examples, T tokens, A answers.
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 
 from pe import devices
 from pe._errors import PositionError
@@ -41,9 +46,13 @@ from pe.model.rng import seed_step
 from pe.tasks.core.base import Batch, Task
 from pe.tasks.core.draws import Int
 from pe.tasks.core.scoring import IGNORE, Score, score
+from pe.tasks.measure.replay import Replayed
 from pe.tasks.measure.settings import Settings
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
+ALIGNED = 8
+STRIDE = 16
+"""Widths of recorded steps are multiples of this."""
 ALL = slice(None)
 ATTENTION = 2**31
 """Most attention weights of a layer at a time; more are computed in groups of models."""
@@ -123,18 +132,25 @@ class Many:
             models.append(PEForCausalLM(self.config).to(self.device))
             draw_weights(models[-1], member.seed, std=self.config.initializer_range)
         self._model = models[0]
+        encodings = self._model.model.encodings
+        self._random = any(enc.random for enc in encodings)
+        self._looks = any(enc.length_dependent for enc in encodings)
         stacked, _ = stack_module_state(models)
-        self.parameters: dict[str, Tensor] = {
-            name: value.detach().requires_grad_() for name, value in stacked.items()
-        }
-        """(M, ...) by the name of the parameter."""
-        self._moments = [
-            {name: torch.zeros_like(value) for name, value in self.parameters.items()}
-            for _ in BETAS
-        ]
+        self._weights, self.parameters = _in_one(stacked)
+        """(M, P), and views of it by the name of the parameter, each (M, ...)."""
+        self._moments = [torch.zeros_like(self._weights) for _ in BETAS]
+        exact = torch.float32 if self.device.type == "mps" else torch.float64
+        self._updates = torch.zeros((), dtype=exact, device=self.device)
         rates = [member.learning_rate for member in self.members]
-        self._rates = torch.tensor(rates, device=self.device)
+        self._rates = torch.tensor(rates, device=self.device)[:, None]
         self._answers = torch.tensor(task.answers, device=self.device)
+        places = torch.full((task.vocab_size,), IGNORE)
+        places[list(task.answers)] = torch.arange(len(task.answers))
+        self._places = places.to(self.device)
+        """Of each token, its place among the answers."""
+        self._replayed: Replayed | None = None
+        if self.device.type == "cuda" and not (self._random or self._looks):
+            self._replayed = Replayed(self._train)
 
     def logits(
         self,
@@ -148,9 +164,10 @@ class Many:
         Args:
             rows: which of the models; tokens, mask and logits are then of these alone.
             mask: (M, B, T), 0 at padding. Needed where there is padding and the encoding looks at
-                the length, or draws as many positions; others see nothing of what follows a token.
-                Models are then computed one after the other: positions that differ from row to row
-                are looked at, and `torch.func.vmap` has none to show.
+                the length; others see nothing of what follows a token, and one that draws
+                positions draws as many as the batch is wide. Models are then computed one after
+                the other: positions that differ from row to row are looked at, and
+                `torch.func.vmap` has none to show.
             draw: two numbers that decide what an encoding draws, the same for all models.
         """
 
@@ -159,16 +176,18 @@ class Many:
             weights = (parameters,)
             with devices.autocast(self.settings.precision, self.device):
                 out: Tensor = functional_call(self._model, weights, kwargs=arguments).logits
-            return out[..., self._answers]
+            return out.index_select(-1, self._answers)
 
-        seed_step(*draw, 0)
+        if self._random:
+            seed_step(*draw, 0)
         if mask is None:
             every = vmap(lambda p, t: one(p, t, None), randomness="same")
             together: Tensor = every({n: p[rows] for n, p in self.parameters.items()}, tokens)
             return together
         outputs = []
         for place, index in enumerate(range(len(self.members))[rows]):
-            seed_step(*draw, 0)
+            if self._random:
+                seed_step(*draw, 0)
             of_one = {name: value[index] for name, value in self.parameters.items()}
             outputs.append(one(of_one, tokens[place], mask[place]))
         return torch.stack(outputs)
@@ -179,35 +198,30 @@ class Many:
         size = max(1, ATTENTION // each)
         return [slice(first, first + size) for first in range(0, len(self.members), size)]
 
-    def _on_device(self, batches: Sequence[Batch]) -> tuple[Tensor, Tensor | None]:
-        """Tokens (M, B, T) of batches of several widths, and a mask if one is needed."""
-        width = max(batch.tokens.shape[1] for batch in batches)
-        tokens = np.stack([_padded(batch.tokens, width, 0) for batch in batches])
-        sizes = np.stack([batch.sizes for batch in batches])
-        looks = any(enc.length_dependent or enc.random for enc in self._model.model.encodings)
-        mask = None
-        if looks and (sizes < width).any():
-            mask = torch.from_numpy(np.arange(width) < sizes[..., None]).long().to(self.device)
-        return torch.from_numpy(tokens).to(self.device), mask
-
-    def losses(self, batches: Sequence[Batch], rows: slice = ALL) -> Tensor:
-        """(M,) loss of each model on its batch; differentiable by `parameters`.
+    def _on_device(
+        self, batches: Sequence[Batch], width: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Tokens (M, B, T) of batches, where they are among the answers, and a mask if needed.
 
         Args:
-            rows: which of the models; batches and losses are then of these alone.
+            width: T; None: of the widest batch.
         """
-        tokens, mask = self._on_device(batches)
-        wanted = self._classes(batches, tokens.shape[-1])
-        each = _cross_entropy(self.logits(tokens, mask, (0, self.step_number), rows), wanted)
-        return each.sum(dim=1) / (wanted != IGNORE).flatten(1).sum(dim=1)
+        width = width or max(batch.tokens.shape[1] for batch in batches)
+        tokens = _padded([batch.tokens for batch in batches], width, 0)
+        targets = _padded([batch.targets for batch in batches], width, IGNORE)
+        sizes = np.stack([batch.sizes for batch in batches])
+        mask = None
+        if self._looks and (sizes < width).any():
+            mask = self._moved(np.arange(width) < sizes[..., None]).long()
+        asked = self._moved(targets)
+        wanted = torch.where(asked == IGNORE, IGNORE, self._places[asked.clamp(min=0)])
+        return self._moved(tokens), wanted, mask
 
-    def _classes(self, batches: Sequence[Batch], width: int) -> Tensor:
-        """(M, B, width) places of the targets among the answers, `IGNORE` where none is."""
-        targets = np.stack([_padded(batch.targets, width, IGNORE) for batch in batches])
-        place = np.full(self.task.vocab_size, IGNORE)
-        place[list(self.task.answers)] = np.arange(len(self.task.answers))
-        classes = np.where(targets == IGNORE, IGNORE, place[np.maximum(targets, 0)])
-        return torch.from_numpy(classes).to(self.device)
+    def _moved(self, values: Any) -> Tensor:
+        """An array on the device; nothing waits for a GPU."""
+        host = torch.from_numpy(values)
+        host = host.pin_memory() if self.device.type == "cuda" else host
+        return host.to(self.device, non_blocking=True)
 
     def batches(self, step: int) -> list[Batch]:
         """What each model sees at a step: the next examples of its seed."""
@@ -219,37 +233,80 @@ class Many:
         return [made[member.seed] for member in self.members]
 
     def step(self) -> Tensor:
-        """Train one step; (M,) losses before it."""
-        batches, losses = self.batches(self.step_number), []
-        longest = max(batch.tokens.shape[1] for batch in batches)
-        for rows in self.groups(self.settings.batch_size, longest):
-            losses.append(self.losses(batches[rows], rows))
-            losses[-1].sum().backward()  # no parameter is shared: each gradient is of its model
-        self._update()
+        """Train one step; (M,) losses before it, on the device."""
+        batches = self.batches(self.step_number)
+        tokens, wanted, mask = self._on_device(batches, self._width(batches))
+        if self._replayed is None:
+            losses = self._train(tokens, wanted, mask)
+        else:
+            losses = self._replayed(tokens, wanted)
         self.step_number += 1
+        return losses
+
+    def _width(self, batches: Sequence[Batch]) -> int:
+        """How wide the batches of a step are made.
+
+        As many positions are drawn as a batch is wide, which must not depend on who is beside a
+        model; and a GPU records a step for each width, of which there should be few.
+        """
+        longest = self.task.longest("train")
+        if self._random:
+            return longest
+        widest: int = max(batch.tokens.shape[1] for batch in batches)
+        return widest if self._replayed is None else min(longest, -(-widest // STRIDE) * STRIDE)
+
+    @property
+    def refusal(self) -> str:
+        """Why torch does not replay the step on this GPU; empty where it does, or need not."""
+        return "" if self._replayed is None else self._replayed.refusal
+
+    def _train(self, tokens: Tensor, wanted: Tensor, mask: Tensor | None = None) -> Tensor:
+        """One update from (M, B, T) tokens and places of answers. Nothing waits for the device."""
+        losses, total = [], torch.zeros_like(self._weights)
+        with self._products():
+            for rows in self.groups(*tokens.shape[1:]):
+                inside = None if mask is None else mask[rows]
+                logits = self.logits(tokens[rows], inside, (0, self.step_number), rows)
+                each = _cross_entropy(logits, wanted[rows])
+                losses.append(each.sum(dim=1) / (wanted[rows] != IGNORE).flatten(1).sum(dim=1))
+                # No parameter is shared: the gradient of the sum is of each model its own.
+                total += self._gradient(losses[-1].sum())
+            self._update(total)
         return torch.cat(losses).detach()
 
+    def _gradient(self, loss: Tensor) -> Tensor:
+        """(M, P), in the order of the parameters."""
+        found = torch.autograd.grad(
+            loss, list(self.parameters.values()), allow_unused=True, materialize_grads=True
+        )
+        together = torch.cat([gradient.flatten(1) for gradient in found], dim=1)
+        return pad(together, (0, self._weights.shape[1] - together.shape[1]))
+
     @torch.no_grad()
-    def _update(self) -> None:
-        """AdamW, after clipping the gradients of each model to a norm."""
-        number, settings = self.step_number + 1, self.settings
-        gradients = {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
-        squares = torch.stack([g.flatten(1).square().sum(dim=1) for g in gradients.values()])
-        factor = (settings.clip / (squares.sum(dim=0).sqrt() + 1e-6)).clamp(max=1.0)
-        warm = min(1.0, number / (settings.warmup_steps + 1))
-        for name, gradient in gradients.items():
-            shape = (-1, *[1] * (gradient.dim() - 1))
-            rate = (self._rates * warm).view(shape)
-            parameter = self.parameters[name]
-            gradient *= factor.view(shape)
-            first, second = (moments[name] for moments in self._moments)
-            first.lerp_(gradient, 1 - BETAS[0])
-            second.lerp_(gradient.square(), 1 - BETAS[1])
-            size = (second / (1 - BETAS[1] ** number)).sqrt_().add_(EPSILON)
-            if settings.weight_decay:
-                parameter -= rate * settings.weight_decay * parameter
-            parameter -= rate / (1 - BETAS[0] ** number) * first / size
-            self.parameters[name].grad = None
+    def _update(self, gradient: Tensor) -> None:
+        """AdamW, after clipping the gradients (M, P) of each model to a norm."""
+        settings, (first, second), number = self.settings, self._moments, self._updates
+        number += 1
+        norm = gradient.square().sum(dim=1, keepdim=True).sqrt()
+        gradient = gradient * (settings.clip / (norm + 1e-6)).clamp(max=1.0)
+        rate = self._rates * (number / (settings.warmup_steps + 1)).clamp(max=1.0)
+        first.lerp_(gradient, 1 - BETAS[0])
+        second.lerp_(gradient.square(), 1 - BETAS[1])
+        size = (second / (1 - BETAS[1] ** number)).sqrt_().add_(EPSILON)
+        if settings.weight_decay:
+            self._weights -= rate * settings.weight_decay * self._weights
+        self._weights -= rate / (1 - BETAS[0] ** number) * first / size
+
+    @contextlib.contextmanager
+    def _products(self) -> Iterator[None]:
+        """Inside, a GPU multiplies matrices as the setting ``precision`` says."""
+        before = torch.get_float32_matmul_precision()
+        if self.settings.precision == "tf32" and self.device.type == "cuda":
+            torch.set_float32_matmul_precision("high")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
 
     def score(
         self, split: str, examples: int = 640, seed: int = 0, length: int | None = None
@@ -282,10 +339,9 @@ class Many:
             asked[:here] += there.sum(axis=0)
             scores.append([])
             for rows in self.groups(count, here):
-                copies = [batch] * len(self.members[rows])
-                tokens, mask = self._on_device(copies)
-                logits = self.logits(tokens, mask, (1, first), rows)
-                wanted = self._classes(copies, here)
+                tokens, wanted, mask = self._on_device([batch] * len(self.members[rows]))
+                with self._products():
+                    logits = self.logits(tokens, mask, (1, first), rows)
                 nll[rows] += _cross_entropy(logits, wanted).double().sum(dim=1).cpu().numpy()
                 best = self._answers[logits.argmax(dim=-1)].cpu().numpy()
                 scores[-1] += [score(predicted, batch.targets) for predicted in best]
@@ -312,6 +368,26 @@ class Many:
         return alone
 
 
+def _in_one(stacked: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """(M, ...) tensors by name -> one tensor (M, P), and views of it that take gradients.
+
+    Parameters whose size is a multiple of `ALIGNED` come first, and P is one, so that their rows
+    begin where a GPU reads them at full speed.
+    """
+    in_order = dict(sorted(stacked.items(), key=lambda item: item[1][0].numel() % ALIGNED > 0))
+    sizes = [value[0].numel() for value in in_order.values()]
+    rest = -sum(sizes) % ALIGNED
+    together = torch.cat([value.detach().flatten(1) for value in in_order.values()], dim=1)
+    flat = pad(together, (0, rest))
+    views = {
+        name: part.view(value.shape).detach().requires_grad_()
+        for (name, value), part in zip(
+            in_order.items(), flat[:, : sum(sizes)].split(sizes, dim=1), strict=True
+        )
+    }
+    return flat, views
+
+
 def _cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:
     """(M, B, T, A) and (M, B, T) -> (M, B * T), 0 where nothing is asked."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -321,8 +397,12 @@ def _cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:
     return each.view(len(wanted), -1)
 
 
-def _padded(rows: Any, width: int, value: int) -> Any:
-    return np.pad(rows, ((0, 0), (0, width - rows.shape[1])), constant_values=value)
+def _padded(rows: Sequence[Int], width: int, value: int) -> Int:
+    """M arrays (B, up to width) -> (M, B, width)."""
+    whole = np.full((len(rows), len(rows[0]), width), value)
+    for place, own in zip(whole, rows, strict=True):
+        place[:, : own.shape[1]] = own
+    return whole
 
 
 def train_many(

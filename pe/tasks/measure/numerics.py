@@ -1,19 +1,23 @@
-"""Put position and token inversion and aliasing on record.
+"""Put on record what follows from formulas alone: nothing is trained.
 
-    python -m pe.tasks.measure.numerics
+    python -m pe.tasks.measure.numerics inversion     position and token inversion and aliasing
+    python -m pe.tasks.measure.numerics shifting      whether a linear map shifts added positions
 
-writes runs/numerics/inversion/numerics.json, in a few minutes on a CPU. Nothing is trained: the
-numbers follow from the encodings' formulas and normal queries and keys (`inversion`).
+writes runs/numerics/NAME/numerics.json. The first takes a few minutes on a CPU, the second none.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
 import pe
+from pe._errors import unknown
+from pe.encodings.core.additive import Additive
 from pe.runs import SCHEMA_VERSION, Folder, provenance, root
 from pe.tasks.measure import inversion
+from pe.tasks.measure.shifting import shift_errors
 
 HEAD_DIM = 64
 INVERSION_LENGTHS = (128, 1024, 8192, 65536, 524288)
@@ -28,8 +32,28 @@ ENCODINGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def measure() -> dict[str, Any]:
-    """The record."""
+SHIFT_WIDTH, SHIFT_LENGTH, SHIFT = 32, 64, 3
+ADDED = {
+    name: f"pe.tasks.measure.controls:{name}" if name[0].isupper() else name
+    for name in ("sinusoidal", "sinonly", "binary", "decimal", "Scattered", "Gray")
+}
+
+
+def measure_shifting() -> dict[str, Any]:
+    """The record of `shifting`: errors on the positions that a map was fitted to, and beyond."""
+    began, created = time.monotonic(), provenance.now()
+    values = {}
+    for name, spec in ADDED.items():
+        enc = pe.encoding(spec, head_dim=SHIFT_WIDTH, num_heads=1, hidden_size=SHIFT_WIDTH)
+        assert isinstance(enc, Additive)
+        errors = shift_errors(enc, SHIFT_LENGTH, SHIFT)
+        values[name] = {"shift-error@inside": errors.inside, "shift-error@beyond": errors.beyond}
+    settings = {"hidden_size": SHIFT_WIDTH, "shift": SHIFT, "error_samples": SHIFT_LENGTH}
+    return _record("shifting", created, began, settings, values)
+
+
+def measure_inversion() -> dict[str, Any]:
+    """The record of `inversion`."""
     began, created = time.monotonic(), provenance.now()
     values: dict[str, dict[str, float]] = {}
     for name, (encoding, options) in ENCODINGS.items():
@@ -43,26 +67,49 @@ def measure() -> dict[str, Any]:
         for length in ALIASING_LENGTHS:
             own[f"position-aliasing@{length}"] = inversion.position_aliasing(enc, HEAD_DIM, length)
             own[f"token-aliasing@{length}"] = inversion.token_aliasing(enc, HEAD_DIM, length)
+    settings = {
+        "head_dim": HEAD_DIM, "alignment": 0.5, "seed": 0,
+        "inversion_samples": 4000, "aliasing_samples": 200, "tolerance": 2**-8,
+    }  # fmt: skip
+    return _record("inversion", created, began, settings, values)
+
+
+def _record(
+    name: str,
+    created: str,
+    began: float,
+    settings: dict[str, Any],
+    values: dict[str, dict[str, float]],
+) -> dict[str, Any]:
     return {
         "schema": SCHEMA_VERSION,
-        "run": "inversion",
+        "run": name,
         "created": created,
         "finished": provenance.now(),
-        "command": "python -m pe.tasks.measure.numerics",
+        "command": f"python -m pe.tasks.measure.numerics {name}",
         "code": provenance.code(),
         "versions": provenance.versions(),
         "hardware": provenance.hardware(),
-        "settings": {
-            "head_dim": HEAD_DIM, "alignment": 0.5, "seed": 0,
-            "inversion_samples": 4000, "aliasing_samples": 200, "tolerance": 2**-8,
-        },
+        "settings": settings,
         "values": values,
         "seconds": round(time.monotonic() - began, 2),
-    }  # fmt: skip
+    }
+
+
+MEASURES = {"inversion": measure_inversion, "shifting": measure_shifting}
+
+
+def main(name: str) -> None:
+    """Measure and write runs/numerics/NAME/numerics.json."""
+    if name not in MEASURES:
+        raise unknown("numbers", name, MEASURES)
+    folder = Folder(root() / "numerics" / name)
+    folder.directory.mkdir(parents=True, exist_ok=True)
+    folder.write_part("numerics", MEASURES[name]())
+    print(folder.directory / "numerics.json")
 
 
 if __name__ == "__main__":
-    folder = Folder(root() / "numerics" / "inversion")
-    folder.directory.mkdir(parents=True, exist_ok=True)
-    folder.write_part("numerics", measure())
-    print(folder.directory / "numerics.json")
+    if len(sys.argv) != 2:
+        sys.exit(f"usage: python -m pe.tasks.measure.numerics {'|'.join(MEASURES)}")
+    main(sys.argv[1])

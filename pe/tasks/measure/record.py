@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from pe.runs import Folder, RunError, root
 from pe.runs.models import TaskRecord
@@ -53,6 +53,11 @@ class Experiment(Options):
     learning_rates: Annotated[
         tuple[Rate, ...], Field(strict=False, min_length=1), AfterValidator(_different)
     ] = (1e-3, 3e-3)
+    sweep_seeds: Annotated[int, Field(ge=0)] = 0
+    """So many of the first seeds are trained at every rate, and then all seeds at the best; 0: all
+    seeds at every rate."""
+    sweep_steps: Annotated[int, Field(ge=1)] | None = None
+    """Steps of the former; None: as many as of the others."""
     settings: Settings = Settings()
     examples: Annotated[int, Field(ge=1)] = 640
     """Examples per split and model at the end."""
@@ -61,6 +66,21 @@ class Experiment(Options):
     each_length: Annotated[int, Field(ge=1)] = 128
     """Examples per length."""
 
+    @model_validator(mode="after")
+    def _a_sweep_is_possible(self) -> Experiment:
+        if self.sweep_seeds > len(self.seeds):
+            raise ValueError(f"sweep_seeds: there are {len(self.seeds)}, got {self.sweep_seeds}")
+        if self.sweep_seeds and len(self.learning_rates) == 1:
+            raise ValueError("sweep_seeds: with one learning rate there is nothing to choose")
+        if self.sweep_steps is not None and not self.sweep_seeds:
+            raise ValueError("sweep_steps: has no effect without sweep_seeds")
+        return self
+
+    def models(self) -> int:
+        """How many models are trained for each encoding, those of a sweep included."""
+        seeds, rates = len(self.seeds), len(self.learning_rates)
+        return self.sweep_seeds * rates + seeds if self.sweep_seeds else seeds * rates
+
     def make_task(self) -> Task:
         """The task. ValueError for an unknown one, or a wrong option."""
         return task(self.task, **self.task_options)
@@ -68,6 +88,12 @@ class Experiment(Options):
     def name(self) -> str:
         """``k_back-1a2b3c4d``: the task, and a hash of everything else."""
         values = self.model_dump(mode="json") | {"task_options": options_of(self.make_task())}
+        # Fields that came later leave the names of older experiments alone.
+        for where, field in (
+            (values, "sweep_seeds"), (values, "sweep_steps"), (values["settings"], "stop_loss"),
+        ):  # fmt: skip
+            if not where[field]:
+                del where[field]
         text = json.dumps(values, sort_keys=True, separators=(",", ":"))
         return f"{self.task}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 

@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 
 from pe.tasks.core.options import Options
 
+STOP_EVERY = 50
+
 
 class Settings(Options):
     """Sizes of the models and how they are trained; defaults are those of the comparison app.
@@ -26,8 +28,12 @@ class Settings(Options):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     clip: Annotated[float, Field(gt=0)] = 1.0
     """Largest norm of a model's gradient."""
-    precision: Literal["float32", "bfloat16", "auto"] = "float32"
-    """As in a recipe: ``auto`` is bfloat16 on CUDA."""
+    precision: Literal["float32", "tf32", "bfloat16", "auto"] = "float32"
+    """As in a recipe: ``auto`` is bfloat16 on CUDA. ``tf32``: on CUDA, products of float32 matrices
+    keep 10 bits of each number's fraction; elsewhere it is float32."""
+    stop_loss: Annotated[float, Field(ge=0)] = 0.0
+    """Training ends early once, in every model, the mean loss of the last `STOP_EVERY` steps is
+    below this; looked at every `STOP_EVERY` steps. 0: never."""
 
     @model_validator(mode="after")
     def _heads_divide_the_width(self) -> Settings:

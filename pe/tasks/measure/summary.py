@@ -149,15 +149,19 @@ def rows(records: Sequence[TaskRecord]) -> tuple[list[str], list[list[str]]]:
 
 
 def rates(records: Sequence[TaskRecord]) -> str:
-    """Loss in validation and accuracy in distribution of each encoding at each rate."""
+    """Loss in validation and accuracy in distribution of each encoding at each rate.
+
+    Where there was a sweep, of its models.
+    """
     heads = ["encoding", *(f"rate {rate:g}" for rate in records[0].learning_rates)]
     lines = []
     for record in records:
         line = [label(record.pe)]
         for rate in record.learning_rates:
-            models = at_rate(record, rate)
-            value = mean([model.validation.loss for model in models])
-            right = mean([token(model.validation) for model in models])
+            swept = record.sweep and record.sweep.validation[f"{rate:g}"]
+            answers = swept or [model.validation for model in at_rate(record, rate)]
+            value = mean([one.loss for one in answers])
+            right = mean([token(one) for one in answers])
             text = f"{nats(value)}; {share(right)}%"
             line.append(f"**{text}**" if rate == record.best_rate else text)
         lines.append(line)

@@ -1,15 +1,23 @@
 """A study over tasks: every encoding on every task, from one file of studies/tasks/.
 
-    python -m pe.tasks.study core --dry-run      what it would take
-    python -m pe.tasks.study core --mini         in miniature, for a CPU
-    python -m pe.tasks.study core --part 1/4     a quarter of it, for one of four GPUs
+    python -m pe.tasks.study core --dry-run          what it would take
+    python -m pe.tasks.study core --mini             in miniature, for a CPU
+    python -m pe.tasks.study core --processes 6      six processes, spread over the GPUs there are
+    python -m pe.tasks.study core --until 540        begin nothing that would end after 540 s
 
-What is on record is not trained again, so the same command goes on where it stopped, and parts may
-run at the same time.
+What is on record is not trained again, and each encoding on a task is on record when it is done, so
+the same command goes on where it stopped. Several processes may run at the same time: each takes
+what no other is at.
 """
 
 from __future__ import annotations
 
+import math
+import os
+import subprocess
+import sys
+import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -17,16 +25,22 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from pe._errors import unknown
-from pe.runs import RunBusy, root
+from pe.encodings.core.registry import part_classes
+from pe.runs import RunBusy, RunError, root
 from pe.tasks.core.options import Options
 from pe.tasks.measure.record import Experiment, TaskRun, task_run
 from pe.tasks.measure.settings import Settings
 
 FOLDER = Path(__file__).resolve().parents[3] / "studies" / "tasks"
-STEP_SECONDS = 0.035
-"""What calling torch takes per step on a GPU, whatever the size: an assumption."""
-FLOPS_PER_SECOND = 1.5e13
-"""What an H200 is assumed to reach in float32 on products of small matrices; not measured."""
+CALLED_SECONDS = 0.03
+"""What calling torch takes per step on a GPU, whatever the size, where no step is recorded (of
+encodings that draw positions): an assumption."""
+REPLAYED_SECONDS = 0.002
+"""The least that a recorded step takes, some thousand kernels of 2 microseconds: an assumption."""
+BYTES_PER_SECOND = 2.5e12
+"""What an H200 is assumed to move in the many short kernels of a step; not measured."""
+SCORED_SECONDS = 4.0
+"""Scores, start and recording of an encoding: an assumption."""
 
 
 class TaskOf(Options):
@@ -36,6 +50,10 @@ class TaskOf(Options):
     options: dict[str, Any] = {}
     settings: dict[str, Any] = {}
     """Settings that differ from those of the study."""
+    encodings: list[str] | None = None
+    """None: those of the study."""
+    sweep_steps: int | None = None
+    """None: as the study says."""
 
 
 class TaskStudy(Options):
@@ -46,6 +64,9 @@ class TaskStudy(Options):
     encodings: Annotated[list[str], Field(min_length=1)]
     seeds: list[int]
     learning_rates: list[float]
+    sweep_seeds: int = 0
+    """As in an `Experiment`."""
+    sweep_steps: int | None = None
     settings: dict[str, Any] = {}
     tasks: Annotated[list[TaskOf], Field(min_length=1)]
     examples: int = 640
@@ -60,6 +81,8 @@ class TaskStudy(Options):
                 task_options=one.options,
                 seeds=tuple(self.seeds),
                 learning_rates=tuple(self.learning_rates),
+                sweep_seeds=self.sweep_seeds,
+                sweep_steps=one.sweep_steps or self.sweep_steps,
                 settings=Settings(**(self.settings | one.settings)),
                 examples=self.examples,
                 validation=self.validation,
@@ -75,21 +98,46 @@ class Job(NamedTuple):
     run: TaskRun
     pe: str
 
+    @property
+    def experiment(self) -> Experiment:
+        """What is trained."""
+        assert self.run.experiment is not None, "made by task_run"
+        return self.run.experiment
+
     def done(self) -> bool:
         """Whether a complete record is there."""
         record = self.run.record(self.pe)
         return record is not None and record.status == "complete"
 
     def seconds(self) -> float:
-        """About how long it takes on one GPU: computed from the sizes, not measured."""
-        experiment = self.run.experiment
-        assert experiment is not None
-        sizes, made = experiment.settings, experiment.make_task()
-        tokens = made.longest("train")
-        per_token = 4 * sizes.width**2 + 3 * sizes.width * sizes.feedforward + tokens * sizes.width
-        flops = 6.0 * sizes.layers * per_token * tokens * sizes.batch_size
-        models = len(experiment.seeds) * len(experiment.learning_rates)
-        return 1.3 * sizes.steps * (STEP_SECONDS + models * flops / FLOPS_PER_SECOND)
+        """About how long it takes on one H200: computed from the sizes, not measured."""
+        return SCORED_SECONDS + self._trained(self._step_seconds)
+
+    def busy_seconds(self) -> float:
+        """How much of `seconds` the GPU is busy."""
+        return self._trained(self._moving_seconds)
+
+    def _trained(self, step: Callable[[int], float]) -> float:
+        """All steps, where one of so many models takes so long."""
+        experiment, steps = self.experiment, self.experiment.settings.steps
+        rates, seeds = len(experiment.learning_rates), len(experiment.seeds)
+        if not experiment.sweep_seeds:
+            return steps * step(seeds * rates)
+        swept = experiment.sweep_steps or steps
+        return swept * step(experiment.sweep_seeds * rates) + steps * step(seeds)
+
+    def _step_seconds(self, models: int) -> float:
+        """A step of so many models."""
+        draws = any(getattr(part, "random", False) for part in part_classes(self.pe).values())
+        return max(CALLED_SECONDS if draws else 0.0, self._moving_seconds(models))
+
+    def _moving_seconds(self, models: int) -> float:
+        """A layer reads and writes its activations, (T, width), about 90 times forward and
+        backward, and what attention computes for each pair of tokens 25 times."""
+        sizes, tokens = self.experiment.settings, self.experiment.make_task().longest("train")
+        numbers = 90 * tokens * sizes.width + 25 * sizes.heads * tokens**2
+        moved = 4.0 * models * sizes.batch_size * sizes.layers * numbers
+        return max(REPLAYED_SECONDS, moved / BYTES_PER_SECOND)
 
 
 def load_study(name: str, mini: bool = False) -> TaskStudy:
@@ -125,47 +173,90 @@ def load_study(name: str, mini: bool = False) -> TaskStudy:
     return study
 
 
-def jobs(study: TaskStudy, part: tuple[int, int] = (1, 1)) -> list[Job]:
-    """All encodings of the first task, then of the second.
+def jobs(study: TaskStudy, first: int = 0) -> list[Job]:
+    """All encodings of a task, then of the next.
 
     Args:
-        part: (2, 4): the second of four parts, which differ by a job in length.
+        first: the task to begin with; those before it come last.
     """
-    number, parts = part
-    if not 1 <= number <= parts:
-        raise ValueError(f"part: expected 1/{parts} to {parts}/{parts}, got {number}/{parts}")
-    every = [
+    pairs = list(zip(study.experiments(), study.tasks, strict=True))
+    first %= len(pairs)
+    return [
         Job(task_run(experiment, study.encodings, study.study), pe)
-        for experiment in study.experiments()
-        for pe in study.encodings
+        for experiment, one in pairs[first:] + pairs[:first]
+        for pe in one.encodings or study.encodings
     ]
-    size, rest = divmod(len(every), parts)
-    first = (number - 1) * size + min(number - 1, rest)
-    return every[first : first + size + (number <= rest)]
 
 
-def carry_out(todo: list[Job], log: Callable[[str], None] = print) -> Iterator[Job]:
+def carry_out(
+    todo: list[Job], log: Callable[[str], None] = print, until: float = math.inf
+) -> Iterator[Job]:
     """Train and score what is not on record; yields each job when it is done.
 
-    A job that another process is at is left to it.
+    A job that another process is at is left to it. One that torch cannot carry out is logged, and
+    the next begins.
+
+    Args:
+        until: seconds. A job is not begun if it would end later, as far as those before it say.
+
+    Raises:
+        RunError: at the end, if jobs failed.
     """
     from pe.tasks.measure.experiment import Stream, measure
+    from pe.tasks.measure.many import Many
 
-    stream, folder = None, None
+    began, stream, folder, slower = time.monotonic(), None, None, 1.0
+    failed: list[str] = []
     for number, job in enumerate(todo, 1):
         if job.done():
             continue
-        experiment = job.run.experiment
-        assert experiment is not None
-        if folder != job.run.directory:
-            stream, folder = Stream(experiment.make_task()), job.run.directory
-        try:
-            record = measure(job.run, job.pe, stream=stream)
-        except RunBusy as busy:
-            log(f"{number}/{len(todo)} {experiment.task} {job.pe}: left to {busy.holder}")
+        name = f"{number}/{len(todo)} {job.experiment.task} {job.pe}"
+        if time.monotonic() - began + slower * job.seconds() > until:
+            log(f"{name}: not begun, {until:.0f} s would not do")
             continue
-        log(f"{number}/{len(todo)} {experiment.task} {job.pe}: {record.seconds:.0f} s")
+        if folder != job.run.directory:
+            stream, folder = Stream(job.experiment.make_task()), job.run.directory
+        refusals: list[str] = []
+
+        def on_trained(many: Many, refusals: list[str] = refusals) -> None:
+            refusals += [f", no step replayed: {many.refusal}"] if many.refusal else []
+
+        try:
+            record = measure(job.run, job.pe, stream=stream, on_trained=on_trained)
+        except RunBusy as busy:
+            log(f"{name}: left to {busy.holder}")
+            continue
+        except RuntimeError as error:  # torch's: out of memory, for example
+            log(f"{name}: failed\n{''.join(traceback.format_exception(error))}")
+            failed.append(name)
+            continue
+        slower = max(slower / 2, record.seconds / job.seconds())
+        steps = record.solved_after or record.settings["steps"]
+        log(f"{name}: {record.seconds:.0f} s, {steps} steps{''.join(refusals)}")
         yield job
+    if failed:
+        raise RunError(f"{len(failed)} failed: {'; '.join(failed)}")
+
+
+def spread(arguments: list[str], processes: int, tasks: int) -> int:
+    """Carry out a study in several processes, each beginning at another task, and wait for them.
+
+    Args:
+        arguments: of ``python -m pe.tasks.study``. tasks: how many the study has.
+
+    Returns:
+        How many of them failed.
+    """
+    import torch
+
+    cards = torch.cuda.device_count()
+    running = []
+    for number in range(processes):
+        where = os.environ | ({"CUDA_VISIBLE_DEVICES": str(number % cards)} if cards else {})
+        begin = ["--first", str(number * tasks // processes)]
+        command = [sys.executable, "-m", "pe.tasks.study", *arguments, *begin]
+        running.append(subprocess.Popen(command, env=where))
+    return sum(process.wait() != 0 for process in running)
 
 
 def text(study: TaskStudy, todo: list[Job]) -> str:
@@ -181,10 +272,12 @@ def text(study: TaskStudy, todo: list[Job]) -> str:
         minutes = sum(job.seconds() for job in left) / 60
         lines.append([name, len(own), len(own) - len(left), f"{minutes:.0f}"])
     total = sum(job.seconds() for job in todo if not job.done()) / 60
+    busy = sum(job.busy_seconds() for job in todo if not job.done()) / 60
     table = tabulate(lines, headers=["task", "encodings", "done", "minutes left"])
-    models = len(study.seeds) * len(study.learning_rates)
+    models = study.experiments()[0].models()
     return (
-        f"{study.title}\n\n{table}\n\n{models} models per encoding; about {total:.0f} minutes are "
-        "left on one H200 (computed from the sizes, not measured; a CPU takes some hundred times "
-        f"as long). Records: {root() / study.study}"
+        f"{study.title}\n\n{table}\n\n{models} models per encoding. At most about {total:.0f} "
+        f"minutes are left on one H200 in one process; the GPU is busy in {busy:.0f} of them, the "
+        "least that several processes take. Computed from the sizes, not measured; a CPU takes "
+        f"some hundred times as long. Records: {root() / study.study}"
     )

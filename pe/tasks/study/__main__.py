@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Annotated
 
@@ -14,19 +15,28 @@ def main(
     name: Annotated[str, typer.Argument(help="a file of studies/tasks/, or a path")] = "core",
     mini: Annotated[bool, typer.Option(help="in miniature, for a CPU")] = False,
     dry_run: Annotated[bool, typer.Option(help="only say what it would take")] = False,
-    part: Annotated[str, typer.Option(help="1/4: the first of four parts")] = "1/1",
+    processes: Annotated[int, typer.Option(min=1, help="at a time, spread over the GPUs")] = 1,
+    first: Annotated[int, typer.Option(min=0, help="the task to begin with, from 0 on")] = 0,
+    until: Annotated[float, typer.Option(help="begin nothing that would end later")] = math.inf,
 ) -> None:
     """Train every encoding of a study on every task of it."""
     try:
-        number, _, parts = part.partition("/")
-        if not (number.isdigit() and parts.isdigit()):
-            raise ValueError(f"part: expected a part such as 1/4, got {part!r}")
         study = studies.load_study(name, mini)
-        todo = studies.jobs(study, (int(number), int(parts)))
-        print(studies.text(study, todo), flush=True)
-        if not dry_run:
-            for _ in studies.carry_out(todo):
-                sys.stdout.flush()
+        todo = studies.jobs(study, first)
+        if processes == 1 and first:  # one of several processes, and the first says it for all
+            print(f"process beginning at {todo[0].run.name}", flush=True)
+        else:
+            print(studies.text(study, todo), flush=True)
+        if dry_run:
+            return
+        if processes > 1:
+            own = [name, *(["--mini"] if mini else []), "--until", str(until)]
+            if failed := studies.spread(own, processes, len(study.tasks)):
+                print(f"pe.tasks.study: {failed} processes failed", file=sys.stderr)
+                raise typer.Exit(1)
+            return
+        for _ in studies.carry_out(todo, until=until):
+            sys.stdout.flush()
     except ValueError as error:
         print(f"pe.tasks.study: {error}", file=sys.stderr)
         raise typer.Exit(2) from error

@@ -1,0 +1,191 @@
+"""Where a training step's time goes: every kernel, and what keeps the step from the card's peak.
+
+    python benchmarks/profile_step.py --recipe paper                 # one GPU, RoPE, compiled
+    python benchmarks/profile_step.py --recipe paper --pe pope --micro 16 --out profile.json
+
+Steps are those of `pe.training.loop.Trainer` on text that every Python carries. torch.profiler
+watches a few of them after the compiler is done. Kernels are put in groups by their names. Of the
+matrix products it is known how much they have to compute, so the table says how fast they were and
+what the step would have been worth, in MFU, had they been the only thing in it. "Nothing" is the
+time in which no kernel ran.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from tabulate import tabulate
+from torch.profiler import ProfilerActivity, profile
+
+from pe import devices
+from pe.model.rng import seed_step
+from pe.recipes.named import recipe as named_recipe
+from pe.recipes.recipe import Recipe
+from pe.runs import Run
+from pe.runs.provenance import code, hardware, now, versions
+from pe.training.build import set_rate
+from pe.training.loop import Trainer, learning_rate
+from pe.training.metrics import peak_flops
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "attention": ("sdpa", "flash", "fmha", "cudnn_generated", "compute_dot_do_o", "convert_dq",
+                  "attention", "_forward_kernel", "_backward_kernel"),
+    "matrix products": ("nvjet", "gemm", "cutlass", "cublas", "splitk", "mm_kernel", "sgemm",
+                        "aten::mm", "aten::addmm"),
+    "loss": ("log_softmax", "cross_entropy", "nll_loss", "online"),
+    "optimizer": ("adam", "multi_tensor", "foreach", "fused_adamw", "lpnorm", "l2norm"),
+    "norms": ("rms_norm", "layer_norm", "native_layer"),
+    "feed-forward, between products": ("silu", "sigmoid"),
+    "embedding": ("embedding", "index_put", "scatter"),
+    "communication": ("nccl",),
+    "rotation": ("add_cat", "cat_mul"),
+    "casts of weights": ("fused__to_copy_view",),
+    "copies": ("memcpy", "memset", "clone"),
+}  # fmt: skip
+"""Parts of kernels' names, in lower case; the first group with one of them has the kernel."""
+OTHER = "other pointwise"
+WARM = 4
+
+
+def group_of(name: str) -> str:
+    """The group of a kernel."""
+    lower = name.lower()
+    for group, parts in GROUPS.items():
+        if any(part in lower for part in parts):
+            return group
+    return OTHER
+
+
+def product_flops(recipe: Recipe, parameters: int) -> float:
+    """FLOPs of a step's matrix products, forward and backward, without attention."""
+    return 6.0 * parameters * recipe.batch_size * recipe.context_length
+
+
+def kernels(recipe: Recipe, steps: int, folder: Path) -> dict[str, Any]:
+    """Names, milliseconds per step and calls per step of all kernels, and the step's own time."""
+    trainer = Trainer(Run(folder / "profile" / recipe.run_name(), recipe=recipe), quiet=True)
+    trainer._prepare()
+    trainer.model.train()
+    number = 0
+
+    def go(count: int) -> float:
+        nonlocal number
+        trainer.synchronize()
+        begun = time.perf_counter()
+        for _ in range(count):
+            set_rate(trainer.optimizer, learning_rate(recipe, number))
+            seed_step(recipe.seed, number, 0)
+            trainer.step(trainer.train_batches.at(number))
+            number += 1
+        trainer.synchronize()
+        return (time.perf_counter() - begun) / count
+
+    go(WARM)
+    seconds = go(3 * steps)
+    cuda = trainer.device.type == "cuda"
+    kind = ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU
+    with profile(activities=[kind]) as watched:
+        go(steps)
+    times: dict[str, list[float]] = {}
+    for event in watched.events():
+        took = event.device_time_total if cuda else event.self_cpu_time_total
+        on_device = not cuda or event.device_type == torch.autograd.DeviceType.CUDA
+        if took > 0 and on_device and not event.is_user_annotation:
+            times.setdefault(event.name, []).append(took)
+    rows = [
+        {"kernel": name, "group": group_of(name), "ms": sum(all_) / 1000 / steps,
+         "calls": len(all_) / steps}
+        for name, all_ in times.items()
+    ]  # fmt: skip
+    return {
+        "step_ms": seconds * 1000,
+        "parameters": sum(p.numel() for p in trainer.model.parameters()),
+        "flops_per_token": trainer.metrics.flops,
+        "peak_memory_gib": devices.peak_memory(trainer.device),
+        "kernels": sorted(rows, key=lambda row: -float(str(row["ms"]))),
+    }
+
+
+def groups(result: dict[str, Any]) -> dict[str, float]:
+    """Milliseconds per step by group, the longest first, and those in which nothing ran."""
+    sums: dict[str, float] = {}
+    for row in result["kernels"]:
+        sums[row["group"]] = sums.get(row["group"], 0.0) + row["ms"]
+    ordered = dict(sorted(sums.items(), key=lambda item: -item[1]))
+    return ordered | {"nothing": max(0.0, result["step_ms"] - sum(sums.values()))}
+
+
+def report(recipe: Recipe, result: dict[str, Any], most: int) -> str:
+    """The tables, and what they say about MFU where the card's peak is known."""
+    step, sums = result["step_ms"], groups(result)
+    tokens = recipe.batch_size * recipe.context_length
+    lines = [[name, f"{ms:.2f}", f"{ms / step:.1%}"] for name, ms in sums.items()]
+    parts = [
+        f"a step of {tokens:,} tokens: {step:.2f} ms, {tokens / step * 1000:,.0f} tokens/s",
+        tabulate(lines, headers=("group", "ms per step", "share"), disable_numparse=True),
+    ]
+    peak = peak_flops(hardware()["name"])
+    if peak is not None:
+        useful = result["flops_per_token"] * tokens
+        products = product_flops(recipe, result["parameters"])
+        attention = useful - products
+        at_peak = {
+            "matrix products": products / peak * 1000, "attention": attention / peak * 1000
+        }  # fmt: skip
+        parts.append(f"MFU {useful / (step / 1000) / peak:.1%}. Lost, in ms per step:")
+        lost = [
+            [name, f"{ms - at_peak.get(name, 0.0):.2f}",
+             f"{at_peak[name]:.2f} at the card's peak, {at_peak[name] / ms:.0%} of it reached"
+             if name in at_peak else "computes nothing that MFU counts"]
+            for name, ms in sums.items()
+        ]  # fmt: skip
+        parts.append(tabulate(lost, headers=("group", "lost", ""), disable_numparse=True))
+        half = useful / peak / 0.5 * 1000
+        parts.append(f"At 50% MFU a step takes {half:.2f} ms: {step - half:.2f} have to go.")
+    rows = [
+        [f"{row['ms']:.3f}", f"{row['calls']:.0f}", row["group"], row["kernel"][:90]]
+        for row in result["kernels"][:most]
+    ]
+    parts.append(tabulate(rows, headers=("ms", "calls", "group", "kernel"), disable_numparse=True))
+    return "\n\n".join(parts)
+
+
+def main() -> None:
+    """Profile, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--recipe", default="paper")
+    parser.add_argument("--pe", default="rope")
+    parser.add_argument("--micro", type=int, default=None, help="windows in a forward pass")
+    parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--most", type=int, default=40, help="kernels to print")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    from pe.cli import option_value
+
+    changes = dict(map(option_value, options.set))
+    if options.micro is not None:
+        changes["micro_batch_size"] = options.micro
+    recipe = named_recipe(
+        options.recipe, pe=options.pe, **({"corpus": "stdlib", "validate_every": 0} | changes)
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        result = kernels(recipe, options.steps, Path(folder))
+    print(report(recipe, result, options.most))
+    if options.out:
+        record = {
+            "benchmark": "profile_step", "created": now(), "recipe": recipe.to_dict(),
+            "code": code(), "hardware": hardware(), "versions": versions(),
+            "groups": groups(result), **result,
+        }  # fmt: skip
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

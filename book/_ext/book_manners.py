@@ -1,0 +1,244 @@
+"""What every page says about itself, and how little it loads.
+
+* A page has a description, a card for those who share it, its licence, version, date and commit,
+  and a block to cite it. A notebook says how to run it.
+* Nothing is loaded that a page does not use: MathJax only beside a formula, the search index only
+  on the page of the search, and instead of Font Awesome the icons of _static/icons.css.
+* What axe finds in the theme's templates is mended here, in the written page.
+
+The address of the repository is that of git's remote ``origin`` or of the GitHub workflow that
+builds; the address of the site is ``$PE_SITE``. Where neither is known, no link is invented.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.jinja2glue import BuiltinTemplateLoader
+
+from pe.runs.provenance import git
+
+ROOT = Path(__file__).resolve().parents[2]
+CARD = "card.png"
+DESCRIPTION = 160
+"""Characters of a description: what search engines show."""
+
+
+@dataclass(frozen=True)
+class About:
+    """The guide as a whole."""
+
+    author: str
+    title: str
+    version: str
+    released: str
+    licence: str
+    commit: str | None
+    date: str
+    repository: str | None
+    site: str | None
+
+    @classmethod
+    def read(cls, root: Path = ROOT) -> About:
+        """From CITATION.cff and git."""
+        cited = yaml.safe_load((root / "CITATION.cff").read_text("utf-8"))
+        in_git = (root / ".git").exists()
+        commit = git(root, "rev-parse", "HEAD") if in_git else None
+        committed = git(root, "log", "-1", "--format=%cs") if in_git else None
+        remote = git(root, "remote", "get-url", "origin") if in_git else None
+        hosted = os.environ.get("GITHUB_REPOSITORY")
+        server = os.environ.get("GITHUB_SERVER_URL", "https://github.com")
+        released = str(cited["date-released"])
+        return cls(
+            author=cited["authors"][0]["name"], title=cited["title"], version=cited["version"],
+            released=released, licence=cited["license"], commit=commit,
+            date=committed or released,
+            repository=f"{server}/{hosted}" if hosted else web_address(remote),
+            site=(os.environ.get("PE_SITE") or "").rstrip("/") or None,
+        )  # fmt: skip
+
+
+def web_address(remote: str | None) -> str | None:
+    """The page of a git remote on a public host; None for a folder of this machine.
+
+    >>> web_address("git@github.com:someone/pe.git")
+    'https://github.com/someone/pe'
+    """
+    found = re.fullmatch(
+        r"(?:https://(?:[^@/]+@)?|git@|ssh://git@)([\w.-]+\.\w+)[:/](\S+?)(?:\.git)?/?",
+        remote or "",
+    )
+    return f"https://{found[1]}/{found[2]}" if found else None
+
+
+class Pages(BuiltinTemplateLoader):
+    """Sphinx's templates, with every written page mended."""
+
+    def render(self, template: str, context: dict[str, Any]) -> str:  # type: ignore[override]
+        text = str(super().render(template, context))
+        about = context.get("pe_about")
+        if about is None or "</html>" not in text:
+            return text
+        return mend(text, context, about)
+
+
+def mend(text: str, context: Mapping[str, Any], about: About) -> str:
+    """A page of the theme as it should be."""
+    name = str(context["pagename"])
+    pathto = context["pathto"]
+    text = without_unused(text, name)
+    # Three times the same.
+    first, *more = text.split('<meta name="viewport"')
+    if more:
+        rest = [re.sub(r"^[^>]*>\s*", "", part) for part in more[1:]]
+        text = first + '<meta name="viewport"' + more[0] + "".join(rest)
+    for wrong, right in THEME:
+        text = re.sub(wrong, right, text)
+    heads = describe(context, about, pathto)
+    text = text.replace("</head>", f"{heads}\n  </head>", 1)
+    author = re.compile(r'<p class="component-author">.*?</p>', re.S)
+    text = author.sub(lambda _: footer(context, about), text, count=1)
+    if name.startswith("notebooks/"):
+        text = text.replace("</h1>", "</h1>\n" + how_to_run(name, about), 1)
+    return text
+
+
+def without_unused(text: str, name: str) -> str:
+    """The page without the scripts that it does not use."""
+    text = re.sub(r'\s*<script[^>]*src="[^"]*fontawesome\.js[^>]*></script>', "", text)
+    if 'class="math' not in text and "mathjax_process" not in text.partition("<body")[2]:
+        text = re.sub(r"\s*<script>window\.MathJax = .*?</script>", "", text)
+        text = re.sub(r"\s*<script[^>]*mathjax/tex-svg\.js[^>]*></script>", "", text)
+    if name != "search":
+        text = re.sub(
+            r'\s*<script src="[^"]*(?:searchtools|language_data|searchindex)\.js[^>]*></script>',
+            "", text,
+        )  # fmt: skip
+    return text
+
+
+THEME = [
+    # its words are its name; the label has others
+    (r'(<button class="btn search-button-field[^>]*?) title="Search" aria-label="Search"', r"\1"),
+    # the name of the site stands outside every landmark
+    (r'(<div id="pst-primary-sidebar")', r'\1 role="complementary" aria-label="Site"'),
+    # an arrow without a word
+    (r'<summary>(\s*<span class="toctree-toggle")', r'<summary aria-label="Pages below">\1'),
+    # roles that hold no items, and that are no longer known
+    (r' role="list" class="citation-list"', ' class="citation-list"'),
+    (r' role="doc-biblioentry"', ""),
+    # an empty cell is no heading
+    (r'<th class="head([^"]*)">\s*(?:<p>\s*</p>)?\s*</th>', r'<td class="head\1"></td>'),
+]
+
+
+def described(doctree: nodes.document) -> str:
+    """The first sentences of a page: as many as a description has room for."""
+    for paragraph in doctree.findall(nodes.paragraph):
+        if isinstance(paragraph.parent, nodes.section | nodes.document):
+            text = " ".join(paragraph.astext().split())
+            if len(text) > 40:
+                break
+    else:
+        return ""
+    if len(text) <= DESCRIPTION:
+        return text
+    whole = re.match(rf".{{60,{DESCRIPTION - 1}}}[.!?](?= )", text)
+    if whole:
+        return whole[0]
+    return text[: DESCRIPTION - 1].rpartition(" ")[0].rstrip(",;:") + "…"
+
+
+def describe(context: Mapping[str, Any], about: About, pathto: Any) -> str:
+    """Description, card and address of a page, for its head."""
+    title = re.sub(r"<[^>]+>", "", str(context.get("title") or context["docstitle"]))
+    title = html.unescape(title)
+    text = context.get("pe_description") or about.title
+    name = str(context["pagename"])
+    card = f"{about.site}/{CARD}" if about.site else pathto(CARD, 1)
+    found = {"description": text, "twitter:card": "summary_large_image"}
+    graph = {
+        "og:type": "article", "og:site_name": str(context["docstitle"]), "og:title": title,
+        "og:description": text, "og:image": card,
+        "og:image:alt": "Positional encodings, trained and measured: perplexity by length",
+    }  # fmt: skip
+    if about.site:
+        graph["og:url"] = f"{about.site}/{name}.html"
+    lines = [f'<meta name="{key}" content="{html.escape(v)}"/>' for key, v in found.items()]
+    lines += [f'<meta property="{key}" content="{html.escape(v)}"/>' for key, v in graph.items()]
+    if about.site:
+        lines.append(f'<link rel="canonical" href="{html.escape(graph["og:url"])}"/>')
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def footer(context: Mapping[str, Any], about: About) -> str:
+    """Licence, version, date, commit, repository, and how to cite the page."""
+    title = html.unescape(re.sub(r"<[^>]+>", "", str(context.get("title") or about.title)))
+    parts = [f"By {about.author}", f"pe {about.version}"]
+    if about.commit:
+        commit = f"commit <code>{about.commit[:12]}</code>"
+        if about.repository:
+            commit = f'<a href="{about.repository}/tree/{about.commit}">{commit}</a>'
+        parts.append(f"{commit} of {about.date}")
+    else:
+        parts.append(about.date)
+    licence = f"{about.licence} licence"
+    if about.repository:
+        licence = f'<a href="{about.repository}/blob/HEAD/LICENSE">{licence}</a>'
+        parts.append(f'<a href="{about.repository}">Repository</a>')
+    parts.append(licence)
+    address = f"{about.site}/{context['pagename']}.html" if about.site else about.repository
+    entry = [
+        ("author", f"{{{about.author}}}"),
+        ("title", title),
+        ("howpublished", "Positional encodings, trained and measured"),
+        ("year", about.date[:4]),
+        ("note", f"pe {about.version}" + (f", commit {about.commit[:12]}" if about.commit else "")),
+        *([("url", address)] if address else []),
+    ]
+    fields = ",\n".join(f"  {key} = {{{value}}}" for key, value in entry)
+    key = re.sub(r"[^a-z0-9]+", "-", str(context["pagename"]).lower())
+    cite = html.escape(f"@misc{{pe-{key},\n{fields}\n}}")
+    return (
+        f'<p class="pe-about">{" · ".join(parts)}</p>\n'
+        f'<details class="pe-cite"><summary>Cite this page</summary>\n'
+        f'<pre tabindex="0">{cite}</pre></details>'
+    )
+
+
+def how_to_run(name: str, about: About) -> str:
+    """Below the title of a notebook: where it can be run."""
+    file = f"{name}.ipynb"
+    source = html.escape(f"../_sources/{file}")
+    links = [f'<a href="{source}" download>download the notebook</a>']
+    if about.repository and about.repository.startswith("https://github.com/"):
+        place = about.repository.removeprefix("https://github.com/")
+        colab = f"https://colab.research.google.com/github/{place}/blob/HEAD/{file}"
+        links.append(f'<a href="{colab}">open it in Colab</a>')
+    return (
+        f'<p class="pe-run-it">In a checkout: <code>jupyter lab {html.escape(file)}</code>, or '
+        f"{' or '.join(links)}.</p>"
+    )
+
+
+def say(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Hand the templates what `mend` needs."""
+    context["pe_about"] = app.pe_about  # type: ignore[attr-defined]
+    meta = context.get("meta") or {}
+    words = meta.get("description") if isinstance(meta, dict) else None
+    context["pe_description"] = words or (described(doctree) if doctree is not None else "")
+
+
+def setup(app: Sphinx) -> None:
+    """Register with Sphinx."""
+    app.pe_about = About.read()  # type: ignore[attr-defined]
+    app.connect("html-page-context", say, priority=950)

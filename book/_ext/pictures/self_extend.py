@@ -1,0 +1,65 @@
+"""Pictures of Self-Extend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+import pe
+from pe import figures
+from pe.encodings.self_extend import SelfExtend
+from pictures.common import canvas
+
+LENGTH, LONGEST = 4096, 16384
+
+
+def distances(positions: Tensor, **options: int) -> Tensor:
+    """(T, T) the distance at which each query reads each key; keys ahead of it get 0."""
+    enc = pe.encoding("self_extend", head_dim=2, num_heads=1, **options)
+    assert isinstance(enc, SelfExtend)
+    queries, keys = enc.grouped(positions, positions)
+    plain = positions[:, None] - positions
+    far = queries[:, None] - keys
+    return torch.where(plain < enc.neighbor_window, plain, far).clamp(min=0)
+
+
+def last_query(group_size: int) -> Tensor:
+    """(LONGEST,) the distances of the last of LONGEST tokens to all of them, the nearest first."""
+    enc = pe.encoding(
+        "self_extend", head_dim=2, num_heads=1, original_length=LENGTH, group_size=group_size
+    )
+    assert isinstance(enc, SelfExtend)
+    positions = torch.arange(LONGEST)
+    queries, keys = enc.grouped(positions[-1:], positions)
+    plain = positions[-1] - positions
+    return torch.where(plain < enc.neighbor_window, plain, queries - keys).flip(0)
+
+
+def draw_self_extend_distances() -> Figure:
+    figure, axes = canvas(columns=2, height=3.1)
+    left, right = axes[0]
+    ink = figures.colour("self_extend")
+    true = torch.arange(LONGEST)
+    left.plot(true, true, color=figures.colour("rope"), ls="--", label="RoPE")
+    for group_size, line in ((5, "-"), (16, ":")):
+        read = last_query(group_size)
+        left.plot(true, read, color=ink, ls=line, label=f"groups of {group_size}")
+    left.axhline(LENGTH, color=figures.INK, lw=0.8, ls=":")
+    left.set(xlabel="distance in the text", ylabel="distance in the model", ylim=(0, 6000))
+    left.legend(fontsize=8)
+    small = distances(torch.arange(16), original_length=8, group_size=4, neighbor_window=4)
+    for i in range(16):
+        for j in range(i + 1):
+            near = i - j < 4
+            right.text(
+                j, i, str(int(small[i, j])), ha="center", va="center", fontsize=6.5,
+                color=figures.colour("rope") if near else ink,
+            )  # fmt: skip
+    right.set(xlim=(-0.7, 15.7), ylim=(15.7, -0.7), xlabel="key", ylabel="query")
+    return figure
+
+
+PICTURES: dict[str, Callable[[], Figure]] = {"self-extend-distances": draw_self_extend_distances}

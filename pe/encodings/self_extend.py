@@ -1,0 +1,159 @@
+"""Self-Extend: near keys at their own distance, far keys counted in groups.
+
+    z(i, j) = q_i^T R(D(i, j)) k_j / sqrt(d)
+    D(i, j) = i - j                                              if i - j < w
+              floor(i / G) - floor(j / G) + w - floor(w / G)     otherwise
+
+R turns as RoPE does (arXiv:2104.09864). w is the neighbour window and G the size of a group.
+Jin et al. 2024 (arXiv:2401.01325). Learns nothing: it is put on a trained rotary model. A model
+that was trained on L tokens reads up to (L - w + floor(w / G)) G of them without a distance that
+training did not have.
+
+Of the authors' two published forms this is the first, with floor(w / G); the second has w / G,
+which is the same where G divides w. Groups begin at position 0, so logits of far keys depend on
+both positions and not on their difference alone.
+
+RoPE turns queries and keys; the bias here is the difference between the grouped logit and RoPE's, 0
+in the window. So nothing may scale the logits in between. No kernel knows it: it is a matrix, and a
+large one is made a block of rows at a time. Keys are cached unrotated, once.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from pe.encodings.core.checks import UNSET, at_least
+from pe.encodings.core.extension import Variant
+from pe.encodings.core.frequencies import FrequencyTransform
+from pe.encodings.core.query_rows import by_query_rows
+from pe.encodings.core.registry import register
+from pe.encodings.rope import RoPE
+
+HELD = 3
+"""About how many numbers a block holds for each head, query and key."""
+SHARE = 4
+"""The window is the training length over this unless given, rounded down to whole groups: 1,024 of
+4,096 tokens is what the authors take for Llama 2."""
+
+
+def window_of(original_length: int, group_size: int) -> int:
+    """w where it is not given."""
+    share = max(1, original_length // SHARE)
+    return share // group_size * group_size or share
+
+
+def longest_text(original_length: int, neighbor_window: int, group_size: int) -> int:
+    """The most tokens without a distance of ``original_length`` or more."""
+    return (original_length - neighbor_window + neighbor_window // group_size) * group_size
+
+
+def smallest_group(
+    original_length: int, tokens: float, neighbor_window: int | None = None
+) -> tuple[int, int]:
+    """The smallest G with which a text of ``tokens`` has no new distance, and its w."""
+    for group_size in itertools.count(1):
+        window = neighbor_window or window_of(original_length, group_size)
+        if longest_text(original_length, window, group_size) >= tokens:
+            break
+    return group_size, window
+
+
+ZERO_SHOT = Variant(
+    "self_extend", "Self-Extend", "2401.01325", lambda rope, factor: {"factor": float(factor)}
+)
+
+
+@register(
+    "self_extend", title="Self-Extend", paper="2401.01325", family="positions", extends=[ZERO_SHOT]
+)
+class SelfExtend(RoPE):
+    """RoPE whose far keys are counted in groups.
+
+    Options: ``group_size`` is G, or ``factor``, from which the smallest G follows that covers so
+    many times ``original_length``; 4 where neither is given. ``neighbor_window`` is w, a quarter of
+    ``original_length`` in whole groups unless given. The others are RoPE's.
+    """
+
+    relative = False
+    content_dependent = True
+    corrects_logits: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        head_dim: int,
+        original_length: int,
+        factor: float = UNSET,
+        group_size: int = UNSET,
+        neighbor_window: int = UNSET,
+        theta: float = 10000.0,
+        layout: str = "half",
+        rotary_fraction: float = 1.0,
+        transforms: Sequence[FrequencyTransform] = (),
+    ) -> None:
+        for transform in transforms:
+            if transform.length_dependent:
+                raise ValueError(
+                    f"{transform.name} depends on the length of the text or learns, and "
+                    "self_extend counts far keys with fixed frequencies; combine it with a static "
+                    "one, such as llama3 or yarn"
+                )
+        super().__init__(head_dim, theta, layout, rotary_fraction, transforms)
+        self.original_length = length = at_least("original_length", original_length, 2)
+        window = (
+            None if neighbor_window is UNSET else at_least("neighbor_window", neighbor_window, 1)
+        )
+        if window is not None and window >= length:
+            raise ValueError(
+                f"neighbor_window {window}: a model trained on {length} tokens would have no "
+                f"distance left for groups; use less than {length}, such as {window_of(length, 1)}"
+            )
+        if group_size is UNSET:
+            factor = at_least("factor", 4.0 if factor is UNSET else factor, 1.0)
+            self.group_size, self.neighbor_window = smallest_group(length, factor * length, window)
+        elif factor is not UNSET:
+            raise ValueError(
+                f"factor {factor:g} and group_size {group_size} are two ways to say the same; "
+                "leave one out"
+            )
+        else:
+            self.group_size = at_least("group_size", group_size, 1)
+            self.neighbor_window = window or window_of(length, group_size)
+
+    def grouped(self, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions whose difference is the distance of far keys."""
+        window, size = self.neighbor_window, self.group_size
+        return q_positions // size + window - window // size, k_positions // size
+
+    def bias(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_positions: Tensor,
+        k_positions: Tensor,
+        state: Tensor | None = None,
+    ) -> Tensor:
+        """(B, H, Tq, Tk), float32; float64 where the queries are."""
+        self.refuse_misfit(q, k, q_positions, k_positions)
+        batch, heads, length, width = q.shape
+        known = k.shape[-2]
+        wide = torch.promote_types(q.dtype, torch.float32)
+        with torch.autocast(q.device.type, enabled=False):
+            q, k = q.to(wide) / math.sqrt(width), k.to(wide)
+            near_q, near_k = self.rotate(q, k, q_positions, k_positions)
+            far_q, far_k = self.rotate(q, k, *self.grouped(q_positions, k_positions))
+            # One product of twice the width: the grouped logit less RoPE's.
+            queries: Tensor = torch.cat((far_q, -near_q), -1).unflatten(1, (k.shape[1], -1))
+            keys = torch.cat((far_k, near_k), -1)[:, :, None].transpose(-1, -2)
+
+            def block(start: int, stop: int) -> Tensor:
+                seen = known - length + stop
+                change = (queries[..., start:stop, :] @ keys[..., :seen]).flatten(1, 2)
+                distance = q_positions[..., start:stop, None] - k_positions[..., None, :seen]
+                near = distance < self.neighbor_window
+                return change.masked_fill(near if near.dim() == 2 else near[:, None], 0.0)
+
+            return by_query_rows(block, length, known, HELD * batch * heads)

@@ -1,0 +1,78 @@
+"""Encodings that are there to test why others fail. They are no proposals and are not registered.
+
+Sine-only, binary and decimal positions are said to fail because no linear map shifts them, because
+they jump at carries, and because their numbers are large. Each control has one of these properties
+and not the others, so that a reason that is wrong shows:
+
+                 shifted by a linear map    neighbours are alike    as large as sinusoids
+    sinusoidal   yes                        yes                     yes
+    Scattered    no                         no                      yes
+    Gray         no                         yes: one bit differs    yes
+    Loud         yes                        yes                     no: ``scale`` times as large
+    Quiet        no                         but for carries         yes: decimal digits over 9
+
+`studies/tasks/reasons.yaml` trains them; the ledger (book/claims.md) judges.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pe.encodings.binary import Binary
+from pe.encodings.core.additive import Additive
+from pe.encodings.core.checks import positive
+from pe.encodings.core.digits import digits
+from pe.encodings.decimal import Decimal
+from pe.encodings.sinusoidal import Sinusoidal
+
+PLACES = 4096
+RMS = 0.5**0.5
+"""Of a sinusoidal vector's columns."""
+
+
+class Scattered(Additive):
+    """Each of 4,096 positions has a vector of its own that was drawn once; none is learned."""
+
+    table: Tensor
+
+    def __init__(self, hidden_size: int, scale_embeddings: bool = True) -> None:
+        super().__init__(hidden_size, scale_embeddings)
+        self.max_positions = PLACES
+        self.register_exact_buffers()
+
+    def exact_buffers(self) -> dict[str, Tensor]:
+        drawn = torch.Generator(device="cpu").manual_seed(0)
+        table = torch.randn(PLACES, self.hidden_size, generator=drawn, device="cpu")
+        return {"table": RMS * table}
+
+    def rows(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        return self.table[positions].to(dtype)
+
+
+class Gray(Binary):
+    """Bits of the position in Gray code: the next position differs in one bit, at carries too."""
+
+    def rows(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        whole = positions.long()
+        columns = digits(whole ^ (whole >> 1), self.powers, self.base).to(dtype)
+        return torch.nn.functional.pad(columns, (self.hidden_size - len(self.powers), 0))
+
+
+class Quiet(Decimal):
+    """Decimal digits divided by 9. `decimal_norm` has this scale too, and besides it a -1 in every
+    column that holds no digit."""
+
+    def rows(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        return super().rows(positions, dtype) / 9
+
+
+class Loud(Sinusoidal):
+    """Sinusoidal positions, multiplied by ``scale``; 9 is as large as the largest digit."""
+
+    def __init__(self, hidden_size: int, scale: float = 9.0) -> None:
+        super().__init__(hidden_size)
+        self.factor = positive("scale", scale)
+
+    def rows(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        return super().rows(positions, dtype) * self.factor

@@ -1,0 +1,84 @@
+"""A Chromium and the guide's site for tests in a browser: one of each per session."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FLAGS = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+).split()
+
+
+def chromium() -> str | None:
+    """A Chromium of this machine; PE_CHROMIUM wins."""
+    named = os.environ.get("PE_CHROMIUM")
+    names = [named] if named else ["/usr/bin/chromium", "chromium", "chromium-browser",
+                                   "google-chrome", "google-chrome-stable"]  # fmt: skip
+    return next((found for name in names if (found := shutil.which(name))), None)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = chromium()
+    if path is None:
+        pytest.skip("no Chromium found: install one or name it in PE_CHROMIUM")
+    with api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield running
+        running.close()
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def address(site: Path) -> Iterator[str]:
+    handler = functools.partial(Quiet, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+class Visit:
+    """One page in a fresh context, with everything it complained about or asked for."""
+
+    def __init__(self, browser: Any, url: str, **options: Any) -> None:
+        self.outside: list[str] = []
+        self.errors: list[str] = []
+        host = "/".join(url.split("/")[:3])
+        self.context = browser.new_context(**options)
+        self.page = self.context.new_page()
+        self.page.on("request", lambda r: None if r.url.startswith((host, "data:"))
+                     else self.outside.append(r.url))  # fmt: skip
+        self.page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
+        self.page.on("pageerror", lambda e: self.errors.append(str(e)))
+        self.page.goto(url)
+        self.page.wait_for_function(
+            "!window.MathJax?.startup || MathJax.startup.promise.then(() => true)", timeout=30_000
+        )
+
+    def __enter__(self) -> Visit:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.close()
+
+    def overflow(self) -> int:
+        """Pixels by which the page is wider than its window."""
+        return int(
+            self.page.evaluate("(e => e.scrollWidth - e.clientWidth)(document.scrollingElement)")
+        )
