@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.util
 import os
@@ -52,6 +53,25 @@ def own_cache(shared_directory: Path) -> Iterator[Path]:
         yield path
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_look_at_the_checkout() -> Iterator[None]:
+    """Git is asked and the package's files are hashed once per session, not for every record.
+
+    A test that lets the package be elsewhere gets that place looked at.
+    """
+    from pe.runs import provenance
+
+    look, here = provenance.code, provenance.__file__
+    of_this_checkout = functools.cache(look)
+
+    def code() -> dict[str, Any]:
+        return dict(of_this_checkout()) if provenance.__file__ == here else look()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(provenance, "code", code)
+        yield
+
+
 @pytest.fixture(scope="session")
 def site(shared_directory: Path) -> Path:
     """The whole guide, built once per session by the user's command."""
@@ -94,7 +114,9 @@ def alone(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def same_draws() -> None:
     """Every test that draws random numbers draws the same ones, alone or in company."""
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(0)
+        from pe._seed import seed_torch
+
+        seed_torch(0)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from study_tools import CHAIN, by_label, run_in_this_process, trained_steps, wri
 from pe import cli
 from pe.notebooks.parameters import configure
 from pe.recipes.command import notebook_command, notebook_parameters
-from pe.study import load_plan, run_study
+from pe.study import load_plan, run_study, worker
 from pe.study.queue import StudyFailed
 from pe.study.show import rows, text
 from pe.study.worker import execute
@@ -226,6 +227,30 @@ def test_a_study_runs_in_order_a_failure_skips_what_starts_from_it_and_nothing_r
     assert "pe study: 2 of 4 runs failed" in printed.err
 
 
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_run_that_failed_is_explained_by_its_record_or_else_by_what_was_printed_last(
+    recorded: bool, tmp_path: Path, own_runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (planned,) = load_plan(write(tmp_path, {"rope": {"pe": "rope"}}))
+    run = planned.run()
+
+    def process(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        if recorded:
+            run.fail("NonFiniteLoss: step 7")
+        options["stdout"].write(b"Traceback\npe.X: as printed\n\n")
+        return subprocess.CompletedProcess(command, 1)
+
+    stub = SimpleNamespace(run=process, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(worker, "subprocess", stub)
+    task = {
+        "directory": str(run.directory), "recipe": planned.recipe.to_dict(),
+        "study": planned.study, "notebook": True,
+    }  # fmt: skip
+    reason = "NonFiniteLoss: step 7" if recorded else "pe.X: as printed"
+    with pytest.raises(worker.RunFailed, match=rf"rope.*: {reason} \(exit code 1; log: "):
+        worker.execute(task, {"PE_RUNS": str(own_runs)})
+
+
 @pytest.fixture
 def scheduler(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
     """The file of a Dask scheduler in this process, and a list for workers in their own ones."""
@@ -255,15 +280,15 @@ def test_a_killed_worker_loses_nothing_and_nothing_runs_twice(
 ) -> None:
     file, started = scheduler
     plan = load_plan(write(tmp_path, CHAIN, steps=400, checkpoint_every=20, validate_every=0))
-    worker = add_worker(file, started)
+    first = add_worker(file, started)
     parent = plan[0].run()
     killed: list[int] = []
 
     def kill_in_the_middle(states: dict[str, str]) -> None:
         path = parent.directory / "metrics.jsonl"
         if not killed and path.exists() and len(path.read_text().splitlines()) > 50:
-            os.kill(worker.pid, signal.SIGKILL)
-            killed.append(worker.pid)
+            os.kill(first.pid, signal.SIGKILL)
+            killed.append(first.pid)
             add_worker(file, started)
 
     run_study(plan, address=file, notebooks=False, on_progress=kill_in_the_middle)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pe._seed import seed_torch
 from pe.attention import attend, scaled
 from pe.attention.masks import lower_right_causal
 from pe.encodings import Encoding, encoding, layer_encodings
@@ -165,7 +166,7 @@ def tokens(batch: int, length: int, seed: int = 0) -> Tensor:
 def same_draw(seed: int = 0) -> Iterator[None]:
     """Random encodings draw the same here each time; the caller's own numbers are untouched."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        seed_torch(seed)
         yield
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 
 import torch
 
+from pe._seed import seed_torch
+
 
 def seed_of(*parts: object) -> int:
     """A seed that depends on these and nothing else."""
@@ -21,12 +23,12 @@ def seed_of(*parts: object) -> int:
 
 def seed_step(seed: int, step: int, process: int) -> None:
     """Seed torch for one training step of one process."""
-    torch.manual_seed(seed_of(seed, step, process))
+    seed_torch(seed_of(seed, step, process))
 
 
 @contextlib.contextmanager
 def same_draws(device: torch.device) -> Iterator[None]:
     """Inside, torch draws the same numbers each time; outside, nothing was drawn."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(0)
+        seed_torch(0)
         yield

@@ -23,8 +23,10 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("_config.yml", "_toc.yml", "book", "pe", "notebooks", "runs", "studies")
-MADE = {"_generated", "__pycache__", "local", "checkpoint", "checkpoints", ".ipynb_checkpoints"}
+PARTS = (
+    "_config.yml", "_toc.yml", "CITATION.cff", "book", "pe", "notebooks", "runs", "studies",
+)  # fmt: skip
+MADE = {"_generated", "local", "checkpoint", "checkpoints", ".ipynb_checkpoints"}
 
 SMALL_TOC = """\
 format: jb-book
@@ -55,7 +57,10 @@ Caption.
 
 
 def copy_without_symlinks(target: Path, parts: tuple[str, ...] = PARTS) -> Path:
-    """Copy what the book is made of, leaving out everything that is made by building or running."""
+    """Copy what the book is made of, leaving out everything that is made by building or running.
+
+    What Python has compiled comes along, with the times by which it knows that it is up to date.
+    """
     for part in parts:
         source = ROOT / part
         if not source.is_dir():
@@ -75,7 +80,7 @@ def copy_without_symlinks(target: Path, parts: tuple[str, ...] = PARTS) -> Path:
                 if path.is_symlink():
                     copy.write_text(os.readlink(path))
                 else:
-                    shutil.copyfile(path, copy)
+                    shutil.copy2(path, copy)
     return target
 
 
