@@ -204,9 +204,10 @@ window.peEncodings = (() => {
 
   function start(root) {
     const options = JSON.parse(root.querySelector("script").textContent);
+    const chosen = options.methods.filter(({ name }) => name in METHODS);
     const state = { ...options.start, automatic: true };
     for (const [key, value] of new URLSearchParams(window.location.hash.slice(1))) {
-      if (key === "method" && value in METHODS) state.method = value;
+      if (key === "method" && chosen.some(({ name }) => name === value)) state.method = value;
       else if (key in state && key !== "method" && Number.isFinite(Number(value))) state[key] = Number(value);
       if (key === "factor") state.automatic = false;
     }
@@ -258,7 +259,6 @@ window.peEncodings = (() => {
       return Math.max(1, Number((state.length / state.trained).toPrecision(6)) || 1);
     }
 
-    const chosen = options.methods.filter(({ name }) => name in METHODS);
     const factor = number("factor", "Factor", [1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128],
       { min: 1, step: "any" });
     const form = make("form", { class: "pe-x-controls", onsubmit: (event) => event.preventDefault() },
