@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import book_explorer
 import pytest
@@ -15,17 +15,18 @@ from book_numbers import look_up
 from book_studies import Studies
 from bs4 import BeautifulSoup
 
-from pe.encodings import about, encoding, extension_methods
+from pe.encodings import encoding, extension_methods
 from pe.encodings.core.extension import Rotary
 from pe.encodings.core.frequencies import base_frequencies
 from pe.encodings.core.registry import extension_method
+from pe.encodings.self_extend import SelfExtend
 from pe.pretrained.methods import first_new
 from pe.pretrained.rope import turns
 
 ROOT = Path(__file__).resolve().parent.parent
 CODE = book_explorer.CODE / "explorer"
 PAGES = book_explorer.Pages(ROOT / "book")
-METHODS = [name for name in extension_methods() if about(name).family == "frequencies"]
+METHODS = extension_methods()
 
 MODELS = [
     {"theta": 10000.0, "dim": 64, "trained": 64, "length": 192},
@@ -45,8 +46,18 @@ def grid() -> list[dict[str, Any]]:
     ]
 
 
-def of_the_package(s: dict[str, Any]) -> tuple[torch.Tensor, float, list[float]]:
-    """Frequencies, magnitude, and the logit of equal channels by distance, from an encoding."""
+class Package(NamedTuple):
+    """What the package has for some settings."""
+
+    inv_freq: torch.Tensor
+    magnitude: float
+    distances: torch.Tensor
+    """As the last token and the token so far before it are rotated."""
+    logits: list[float]
+    """Of a query and a key whose channels are all equal, by distance."""
+
+
+def of_the_package(s: dict[str, Any]) -> Package:
     spec, options = "rope", {}
     if s["method"]:
         method = extension_method(s["method"])
@@ -58,10 +69,16 @@ def of_the_package(s: dict[str, Any]) -> tuple[torch.Tensor, float, list[float]]
     )  # fmt: skip
     spectrum = enc.frequencies(torch.tensor(s["length"]))
     ones = torch.ones(1, 1, s["length"], s["dim"], dtype=torch.float64)
-    positions = torch.arange(s["length"])
+    positions = distances = torch.arange(s["length"])
     q, k = enc.rotate(ones, ones, positions, positions)
-    logits = (q[0, 0] @ k[0, 0, 0] / s["dim"]).tolist()
-    return spectrum.inv_freq, float(spectrum.magnitude), logits
+    logits = k[0, 0] @ q[0, 0, -1] / s["dim"]
+    if isinstance(enc, SelfExtend):
+        bias = enc.bias(ones, ones, positions, positions)[0, 0, -1]
+        logits = logits + bias / math.sqrt(s["dim"])
+        of_q, of_k = enc.grouped(positions, positions)
+        far = (of_q[-1] - of_k).flip(0)
+        distances = torch.where(distances < enc.neighbor_window, distances, far)
+    return Package(spectrum.inv_freq, float(spectrum.magnitude), distances, logits.flip(0).tolist())
 
 
 @pytest.fixture(scope="module")
@@ -80,32 +97,39 @@ def test_frequencies_angles_logits_and_temperature_are_the_package_s(script: Any
         """cases => cases.map(s => {
           const r = window.peEncodings.compute(s);
           const logits = Array.from({length: s.length}, (_, d) =>
-            window.peEncodings.logit(r.frequencies, r.magnitude, d));
-          return {...r, firstNew: r.firstNew.map(String), logits_by_distance: logits};
+            window.peEncodings.logit(r.frequencies, r.magnitude, r.distance(d)));
+          const firstNew = r.firstNew.map(String);
+          return {...r, distance: null, firstNew, logits_by_distance: logits};
         })""",
         cases,
     )
     for s, ours in zip(cases, found, strict=True):
-        inv_freq, magnitude, logits = of_the_package(s)
+        theirs = of_the_package(s)
         close = {"rel": 1e-9, "abs": 1e-12}
-        assert ours["frequencies"] == pytest.approx(inv_freq.tolist(), **close), s
-        assert ours["magnitude"] == pytest.approx(magnitude, **close), s
-        assert ours["logits"] == pytest.approx(magnitude**2, **close), s
-        assert ours["logits_by_distance"] == pytest.approx(logits, abs=1e-6), s
+        assert ours["frequencies"] == pytest.approx(theirs.inv_freq.tolist(), **close), s
+        assert ours["magnitude"] == pytest.approx(theirs.magnitude, **close), s
+        assert ours["logits"] == pytest.approx(theirs.magnitude**2, **close), s
+        assert ours["logits_by_distance"] == pytest.approx(theirs.logits, abs=1e-6), s
         seen = base_frequencies(s["dim"], s["theta"]).inv_freq
         window = s["window"] or math.inf
         trained, reach = int(min(s["trained"], window)), int(min(s["length"], window))
-        made = turns(seen, trained)
+        made, furthest = turns(seen, trained), int(theirs.distances[reach - 1])
+        assert ours["furthest"] == furthest, s
         assert ours["turns"] == pytest.approx(made.tolist(), **close), s
         assert ours["completed"] == int((made >= 1).sum()), s
-        assert ours["turnsAtLength"] == pytest.approx(turns(inv_freq, reach).tolist(), **close), s
-        first = first_new(seen, inv_freq, trained, reach).tolist()
+        there = turns(theirs.inv_freq, furthest + 1)
+        assert ours["turnsAtLength"] == pytest.approx(there.tolist(), **close), s
+        new = first_new(seen, theirs.inv_freq, trained, furthest + 1)
+        first = [
+            float((theirs.distances >= one).nonzero()[0]) if one.isfinite() else math.inf
+            for one in new
+        ]
         assert [float(one.replace("Infinity", "inf")) for one in ours["firstNew"]] == first, s
         assert ours["unseen"] == sum(map(math.isfinite, first)), s
 
 
 @pytest.mark.browser
-def test_every_way_to_change_frequencies_is_in_the_explorer(script: Any) -> None:
+def test_every_way_to_extend_a_model_is_in_the_explorer(script: Any) -> None:
     known = script.evaluate("Object.keys(window.peEncodings.METHODS)")
     offered = [method["name"] for method in book_explorer.rotary_settings()["methods"]]
     assert set(known) == set(offered) == {"", *METHODS}

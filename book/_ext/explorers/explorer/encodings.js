@@ -47,7 +47,19 @@ window.peEncodings = (() => {
     return frequencies.map((w) => (w > 0 ? TURN / Math.max(halfToEven(TURN / w), 1) : 0));
   }
 
-  /** By name, from the settings and RoPE's frequencies to {frequencies, magnitude}. */
+  /** The smallest group with which `factor` times the training length has no new distance, and its
+      window. */
+  function grouping(trained, factor) {
+    for (let group = 1; ; group += 1) {
+      const share = Math.max(1, Math.floor(trained / 4));
+      const window = Math.floor(share / group) * group || share;
+      const longest = (trained - window + Math.floor(window / group)) * group;
+      if (longest >= factor * trained) return { group, window };
+    }
+  }
+
+  /** By name, from the settings and RoPE's frequencies to {frequencies, magnitude}; where tokens are
+      counted otherwise, `distance` from the last token as it is rotated. */
   const METHODS = {
     "": (s, w) => ({ frequencies: w, magnitude: 1 }),
     pi: (s, w) => ({ frequencies: w.map((one) => one / s.factor), magnitude: 1 }),
@@ -85,6 +97,13 @@ window.peEncodings = (() => {
       const frequencies = s.length > s.trained ? yarn(s, w, s.factor) : w;
       return { frequencies, magnitude: scaled };
     },
+    self_extend: (s, w) => {
+      const { group, window } = grouping(s.trained, s.factor);
+      const last = Math.floor((s.length - 1) / group) + window - Math.floor(window / group);
+      const distance = (d) => (d < window ? d : last - Math.floor((s.length - 1 - d) / group));
+      const note = `Groups of ${group} tokens, beyond a window of ${window}.`;
+      return { frequencies: w, magnitude: 1, distance, note };
+    },
     resonance: (s, w) => ({ frequencies: rounded(w), magnitude: 1 }),
     "yarn+resonance": (s, w) => {
       const stretched = METHODS.yarn(s, w);
@@ -93,12 +112,19 @@ window.peEncodings = (() => {
   };
 
   /** For each frequency the first distance below `reach` with an angle that training did not have;
-      Infinity: none. */
-  function firstNew(seen, changed, trained, reach) {
+      Infinity: none. `distance` grows with the number of tokens between. */
+  function firstNew(seen, changed, trained, reach, distance) {
     return seen.map((w, i) => {
-      const distance = Math.ceil((trained * w) / changed[i] - 1e-6);
-      const never = (w * trained) / TURN >= 1 || changed[i] === 0 || distance >= reach;
-      return never ? Infinity : distance;
+      const least = Math.ceil((trained * w) / changed[i] - 1e-6);
+      const never = (w * trained) / TURN >= 1 || changed[i] === 0 || distance(reach - 1) < least;
+      if (never) return Infinity;
+      let [low, high] = [0, reach - 1];
+      while (low < high) {
+        const middle = Math.floor((low + high) / 2);
+        if (distance(middle) >= least) high = middle;
+        else low = middle + 1;
+      }
+      return low;
     });
   }
 
@@ -129,20 +155,25 @@ window.peEncodings = (() => {
   function compute(settings) {
     check(settings);
     const before = base(settings.dim, settings.theta);
-    const { frequencies, magnitude: m, theta } = METHODS[settings.method](settings, before);
+    const { frequencies, magnitude: m, theta, distance = (d) => d, note = "" } =
+      METHODS[settings.method](settings, before);
     const reach = settings.window ? Math.min(settings.window, settings.length) : settings.length;
     const trainedReach = settings.window
       ? Math.min(settings.window, settings.trained) : settings.trained;
     const seen = turns(before, trainedReach);
-    const there = turns(frequencies, reach);
-    const first = firstNew(before, frequencies, trainedReach, reach);
+    const furthest = distance(reach - 1);
+    const there = turns(frequencies, furthest + 1);
+    const first = firstNew(before, frequencies, trainedReach, reach, distance);
     return {
       before,
       frequencies,
       theta: theta || settings.theta,
       magnitude: m,
       logits: m * m,
+      distance,
+      note,
       reach,
+      furthest,
       trainedReach,
       turns: seen,
       turnsAtLength: there,
@@ -173,9 +204,10 @@ window.peEncodings = (() => {
 
   function start(root) {
     const options = JSON.parse(root.querySelector("script").textContent);
+    const chosen = options.methods.filter(({ name }) => name in METHODS);
     const state = { ...options.start, automatic: true };
     for (const [key, value] of new URLSearchParams(window.location.hash.slice(1))) {
-      if (key === "method" && value in METHODS) state.method = value;
+      if (key === "method" && chosen.some(({ name }) => name === value)) state.method = value;
       else if (key in state && key !== "method" && Number.isFinite(Number(value))) state[key] = Number(value);
       if (key === "factor") state.automatic = false;
     }
@@ -227,7 +259,6 @@ window.peEncodings = (() => {
       return Math.max(1, Number((state.length / state.trained).toPrecision(6)) || 1);
     }
 
-    const chosen = options.methods.filter(({ name }) => name in METHODS);
     const factor = number("factor", "Factor", [1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128],
       { min: 1, step: "any" });
     const form = make("form", { class: "pe-x-controls", onsubmit: (event) => event.preventDefault() },
@@ -271,9 +302,10 @@ window.peEncodings = (() => {
       for (const refresh of Object.values(fields)) refresh();
       const about = chosen.find(({ name }) => name === state.method);
       factor.hidden = !about.scaled;
+      const paper = about.paper ? `arXiv:${about.paper}` : "";
       hint.textContent = about.scaled && state.method === "dynamic_ntk"
         ? "The factor is the slope of the published code: 1 is as the paper has it."
-        : about.paper ? `arXiv:${about.paper}` : "";
+        : paper;
       const share = { ...state };
       delete share.automatic;
       if (state.automatic) delete share.factor;
@@ -281,6 +313,7 @@ window.peEncodings = (() => {
       try {
         last = compute(state);
         error.textContent = "";
+        hint.textContent += last.note && ` ${last.note}`;
       } catch (problem) {
         if (!(problem instanceof RangeError)) throw problem;
         error.textContent = `${problem.message}.`;
@@ -303,7 +336,7 @@ window.peEncodings = (() => {
         ["frequencies with angles never seen", `${last.unseen} of ${all}`],
         ["first distance with such an angle",
           last.unseen ? last.firstUnseen.toLocaleString("en-GB") : "none"],
-        ["largest distance that a layer sees", (last.reach - 1).toLocaleString("en-GB")],
+        ["largest distance that is rotated", last.furthest.toLocaleString("en-GB")],
         ["logits multiplied by (temperature)", last.logits.toFixed(3)],
         ["base after the change", plain(Number(last.theta.toPrecision(6)))],
       ];
@@ -356,22 +389,22 @@ window.peEncodings = (() => {
           { name: "RoPE in training", colour: options.colours.before, marker: "o",
             points: points(last.turns, `in ${last.trainedReach.toLocaleString("en-GB")} tokens`) },
           { name: "at the target length", colour: options.colours.after, marker: "^",
-            points: points(last.turnsAtLength, `in ${last.reach.toLocaleString("en-GB")} tokens`) },
+            points: points(last.turnsAtLength, `in ${(last.furthest + 1).toLocaleString("en-GB")} tokens`) },
         ],
         rules: [{ y: 1, text: "one turn" }],
       });
       const distances = steps(last.reach);
-      const line = (w, m) => distances.map((d) => ({
-        x: Math.max(d, 0.5), y: logit(w, m, d), text: `distance ${d}: ${logit(w, m, d).toFixed(3)}` }));
+      const line = (w, m, distance) => distances.map((d) => ({
+        x: Math.max(d, 0.5), y: logit(w, m, distance(d)) }));
       const rules = [{ x: last.trainedReach, text: "trained up to here" }];
       draw(boxes.logits, {
         label: "Logit by distance, of plain RoPE and after the change", height: 300,
         x: { title: "distance, tokens", log: true, domain: [0.5, Math.max(last.reach, 2)] },
         y: { title: "logit" },
         lines: [
-          { name: "RoPE as trained", colour: options.colours.before, dash: 1, points: line(last.before, 1) },
+          { name: "RoPE as trained", colour: options.colours.before, dash: 1, points: line(last.before, 1, (d) => d) },
           { name: "after the change", colour: options.colours.after,
-            points: line(last.frequencies, last.magnitude) },
+            points: line(last.frequencies, last.magnitude, last.distance) },
         ],
         rules: last.trainedReach < last.reach ? rules : [],
       });
