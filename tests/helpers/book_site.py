@@ -23,7 +23,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("_config.yml", "_toc.yml", "book", "pe", "notebooks", "runs", "studies")
+PARTS = ("_config.yml", "_toc.yml", "CITATION.cff", "book", "pe", "notebooks", "runs", "studies")
 MADE = {"_generated", "__pycache__", "local", "checkpoint", "checkpoints", ".ipynb_checkpoints"}
 
 SMALL_TOC = """\
