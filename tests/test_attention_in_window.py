@@ -19,7 +19,6 @@ SIZES: dict[str, Any] = {"head_dim": 16, "num_heads": 2, "original_length": 16, 
 SPECS = [
     "rope+window:3+sinks:1", "cope+window:4", "fire+window:3+sink", "fire+chunk:4, nope+window:3",
     "fox+window:3+sinks:1", "path+window:4", "dape+chunk:4", "self_extend+window:4",
-    "stickbreaking+window:4", "relative_content+window:3+sinks:1", "rope+ssmax+window:4",
 ]  # fmt: skip
 
 
