@@ -317,6 +317,8 @@ def test_a_plain_python_is_no_kernel() -> None:
         ("alibi", {}, "matrix"),
         ("rope", {"mask_documents": True}, "flash"),
         ("fire", {"reset_positions": True}, "matrix"),
+        ("fire+window:16", {"mask_documents": True}, "rows"),
+        ("rope+window:16", {"compile": "on"}, "matrix"),
     ],
 )
 def test_the_record_says_how_attention_was_computed(

@@ -83,17 +83,20 @@ def path_for(
     length: int,
     sequences: int = 1,
     head_dim: int = 64,
+    compiled: bool = False,
 ) -> str:
     """The path of a training or prefill step.
 
     Args:
-        length: tokens of each sequence. sequences: batch size times heads.
+        length: tokens of each sequence. sequences: batch size times heads. compiled: by
+            torch.compile, which takes a mask where a window would be taken by rows.
     """
     if not _needs_kernel(enc):
         return "flash"
     if device.type == "cuda" and length > 1 and not obstacle(enc, device, dtype, True, head_dim):
         return "kernel"
-    if shows_few(enc, length) or (enc.biased and sequences * length**2 > LARGEST_MATRIX):
+    few = not compiled and shows_few(enc, length)
+    if few or (enc.biased and sequences * length**2 > LARGEST_MATRIX):
         return "rows"
     return "matrix"
 

@@ -12,6 +12,7 @@ from pe import devices
 from pe._errors import one_line
 from pe._quiet import quiet_libraries
 from pe.attention import path_for
+from pe.attention.choose import shows_few
 from pe.data import TokenData, evaluation_windows
 from pe.data.needles import texts_of
 from pe.encodings import Encoding
@@ -210,11 +211,15 @@ def attention_path(model: PEForCausalLM, recipe: Recipe, device: torch.device) -
         compiled = devices.compiles(recipe.compile, device)
         # A compiler cannot look at positions, which a bias by distance needs (`PEModel._spans`).
         by_spans = enc.hides and (not enc.biased or (enc.relative and not compiled))
+        by_rows = not compiled and shows_few(enc, recipe.context_length)
         if recipe.mask_documents and enc.length_dependent:
-            by_spans = False
+            by_spans = by_rows = False
         if (recipe.reset_positions or recipe.mask_documents) and not by_spans:
-            return "matrix" if enc.biased or enc.hides else "flash"
-        return path_for(enc, device, dtype, recipe.context_length, sequences, recipe.head_dim)
+            masked = "matrix" if enc.biased or enc.hides else "flash"
+            return "rows" if by_rows else masked
+        return path_for(
+            enc, device, dtype, recipe.context_length, sequences, recipe.head_dim, compiled
+        )
 
     paths = set(map(path, model.model.encodings))
     return next(slow for slow in ("rows", "matrix", "kernel", "flash") if slow in paths)
