@@ -505,7 +505,7 @@ _PAGE = """\
 <body>
 <header><nav aria-label="Guide"><a href="../../../index.html">Positional encodings</a> ·
 <a href="../../../{page}">{heading}</a> ·
-<a href="../../../explorer.html#study={study}">Explorer of results</a></nav></header>
+<a href="../../../explorer.html?study={study}">Explorer of results</a></nav></header>
 <main>
 <h1>{title}</h1>
 <p>The record of this run is <code>runs/{study}/{name}/</code> in the repository, made

@@ -91,7 +91,7 @@
     }
 
     function read() {
-      const share = new URLSearchParams(window.location.hash.slice(1));
+      const share = new URLSearchParams(window.location.hash.slice(1) || window.location.search);
       for (const key of ["study", "quantity", "seeds"]) state[key] = share.get(key) || state[key];
       const length = share.get("length");
       if (length !== null && length !== "") state.length = Number(length);
