@@ -577,13 +577,16 @@ def _table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def rotary_settings() -> dict[str, Any]:
-    """What the explorer of encodings starts from: methods by the registry, and colours."""
+    """What the explorer of encodings starts from: methods that change frequencies, by the registry,
+    and colours."""
     from pe.encodings import about, extension_methods
     from pe.encodings.core.registry import extension_method
 
     methods = [{"name": "", "title": "RoPE as it is", "scaled": False, "paper": "2104.09864"}]
     for name in extension_methods():
         shown = about(name)
+        if shown.family != "frequencies":  # Self-Extend changes distances
+            continue
         scaled = extension_method(name).scaled
         methods.append(
             {"name": name, "title": shown.title, "scaled": scaled, "paper": shown.paper or ""}
