@@ -90,7 +90,11 @@ def recipe_of(job: Job) -> Recipe:
     """The recipe whose steps are measured."""
     fields = dict(job["set"])
     name = fields.pop("recipe")
-    common = {"corpus": "stdlib", "validate_every": 0, "steps": 1000, "warmup_steps": 100}
+    length = fields.get("context_length") or named_recipe(name).context_length
+    common = {
+        "corpus": "stdlib", "validate_every": 0, "steps": 1000, "warmup_steps": 100,
+        "evaluation_lengths": [length],
+    }  # fmt: skip
     return named_recipe(name, **(common | fields))
 
 
