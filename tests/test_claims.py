@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from pe import runs
-from pe.claims import Claim, Judged, Values, Verdict, judge, load
+from pe.claims import Claim, Condition, Judged, Values, Verdict, judge, load
 from pe.claims.values import Value
 from pe.runs.models import NumericsRecord
 
@@ -63,6 +63,26 @@ def test_bounds_that_are_met_in_part_are_named() -> None:
     assert judged.records == ["here/a", "here/b"]
 
 
+def test_a_ratio_is_of_the_seeds_that_both_have() -> None:
+    judged = verdict(claim({"say": "r", "value": A, "over": B, "at_most": 1}), a={0: 1.0, 1: 9.0},
+                     b={0: 2.0})  # fmt: skip
+    assert judged.verdict == Verdict.HOLDS
+    assert "1 / 2 = 0.5 (one seed)" in judged.numbers
+
+
+def test_what_a_test_takes_for_granted_decides_whether_it_says_anything() -> None:
+    learned = {"say": "b is learned", "value": B, "at_least": 0.5}
+    one = claim(ABOVE).model_copy(update={"given": [Condition.model_validate(learned)]})
+    assert verdict(one, a=HIGH, b=LOW).verdict == Verdict.UNDECIDED
+    assert "b is learned" in verdict(one, a=HIGH, b=LOW).why
+    assert verdict(one, a=LOW, b=HIGH).verdict == Verdict.FAILS
+
+
+def test_a_claim_is_about_the_encodings_whose_values_come_first() -> None:
+    run = {"say": "d", "value": "runs:dropping/nope-s0-00e94ec8.ppl@1x", "at_most": 1}
+    assert claim(ABOVE, run).encodings == ["a", "nope"]
+
+
 @pytest.fixture(scope="module")
 def ledger() -> list[Judged]:
     values = Values(ROOT / "runs")
@@ -96,6 +116,27 @@ def test_language_models_are_addressed_by_encoding_or_by_run(tmp_path: Path) -> 
     assert both.mean == pytest.approx((both.by_seed[0] * both.by_seed[1]) ** 0.5), "in nats"
     assert values("runs:demo/alibi.ppl@2x") is None
     assert values("runs:domo/rope.ppl@2x") is None
+
+
+def test_small_models_are_addressed_by_task_options_and_positions() -> None:
+    values = Values(ROOT / "runs")
+    whole = values("tasks:k_back@items=16/binary.id-token")
+    some = values("tasks:k_back@items=16/binary.id-token@9+16-18")
+    assert whole is not None
+    assert some is not None
+    assert sorted(some.by_seed) == sorted(whole.by_seed) == list(range(8))
+    assert some.mean > whole.mean
+    plain = values("tasks:k_back/rope.id-token")
+    assert plain is not None
+    assert plain.where == "tasks/k_back-1af2abf1", "items are 50 where nothing is said"
+    assert values("tasks:k_back@items=17/binary.id-token") is None
+    for address, message in [
+        ("tasks:k_back@item=16/binary.id-token", "unknown option of the task 'k_back' 'item'"),
+        ("tasks:k_back@items=16/binary.id-token@40", r"positions \[40\] are not recorded"),
+        ("tasks:k_back@items=16/binary.id-loss@3", "SPLIT-token@POSITIONS"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            values(address)
 
 
 def test_the_record_of_numerics_is_valid_and_decides_a_claim() -> None:
@@ -133,7 +174,7 @@ def test_the_page_shows_the_verdicts_and_no_number_from_memory(ledger: list[Judg
 
     assert f"| *all*             |       {len(ledger)} |" in book_claims.tally(ledger)
     (one,) = (judged for judged in ledger if judged.claim.id == "rope-breaks")
-    assert "Records: `every/rope-s0-62968d12`" in book_claims.entry(one)
+    assert "Records: `every/rope-s0-62968d12, every/" in book_claims.entry(one)
     (recalled,) = (judged for judged in ledger if judged.claim.id == "cope-flip-flop")
     assert recalled.claim.theirs not in book_claims.entry(recalled)
 
@@ -152,3 +193,18 @@ def test_a_table_sets_chosen_claims_beside_what_we_found() -> None:
     assert chosen[1].claim.theirs not in second
     with pytest.raises(ValueError, match="rope-breaks"):
         book_claims.judged(ROOT / "book", ["rope-brakes"])
+
+
+def test_a_page_shows_the_claims_about_its_own_encodings() -> None:
+    sys.path.insert(0, str(ROOT / "book" / "_ext"))
+    pytest.importorskip("sphinx")
+    import book_claims
+
+    book = ROOT / "book"
+    assert "binary-carries" in book_claims.about_page(book, "binary")
+    assert "kerple-log" in book_claims.about_page(book, "kerple")
+    assert "rope-breaks" in book_claims.about_page(book, "rope")
+    assert "rope-breaks" not in book_claims.about_page(book, "multiscale_rope")
+    for page in (book / "methods").glob("*.md"):
+        if "```{claim-table}\n" in page.read_text():
+            assert book_claims.about_page(book, page.stem), page.name

@@ -398,3 +398,21 @@ def test_a_run_on_the_device_resumes_and_records_its_speed(
     assert record["training"]["final_loss"] < 5.0
     assert record["training"]["peak_memory_gib"] > 0
     assert evaluation["perplexity"]["256"]["value"] < 512
+
+
+@pytest.mark.parametrize("name", ["learned", "rope", "pope", "alibi", "t5", "sandwich", "fire",
+                                  "cope", "fox", "kerple_log"])  # fmt: skip
+def test_replayed_steps_of_many_models_are_those_that_are_called_one_by_one(name: str) -> None:
+    from pe.tasks.measure.many import Many, Member
+    from pe.tasks.measure.settings import Settings
+
+    task = pe.tasks.task("copy", train_lengths=(2, 20), ood_lengths=(21, 24))
+    members = [Member(0, 1e-3), Member(1, 3e-3)]
+    settings = Settings(width=64, heads=2, feedforward=96, batch_size=8)
+    replayed, called = (Many(task, name, members, settings) for _ in range(2))
+    called._replayed = None
+    losses = [torch.stack([many.step() for _ in range(12)]) for many in (replayed, called)]
+    assert replayed.refusal == ""
+    assert replayed._replayed is not None
+    assert replayed._replayed._graphs, "some steps were replayed"
+    assert torch.allclose(*losses, rtol=1e-3)

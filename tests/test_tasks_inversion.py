@@ -6,9 +6,11 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 import pe
 from pe.encodings import Encoding
+from pe.encodings.core.additive import Additive
 from pe.tasks.measure.inversion import (
     logits_at,
     position_aliasing,
@@ -16,6 +18,9 @@ from pe.tasks.measure.inversion import (
     token_aliasing,
     token_inversion,
 )
+from pe.tasks.measure.shifting import Errors, shift_errors
+
+CONTROLS = "pe.tasks.measure.controls"
 
 
 def one_head(name: str, **options: float) -> Encoding:
@@ -86,3 +91,35 @@ def test_what_cannot_be_measured_is_refused() -> None:
         position_aliasing(one_head("rope"), 32, 1)
     with pytest.raises(ValueError, match="alignment: expected a correlation"):
         position_inversion(one_head("rope"), 32, 64, alignment=2.0)
+
+
+def test_a_rotation_shifts_positions_that_were_not_seen_and_other_vectors_do_not() -> None:
+    def errors(spec: str) -> Errors:
+        enc = pe.encoding(spec, head_dim=16, num_heads=1, hidden_size=16)
+        assert isinstance(enc, Additive)
+        return shift_errors(enc, 32, 3)
+
+    assert max(errors("sinusoidal")) < 1e-4
+    assert errors("sinonly").inside > 0.01
+    scattered = errors(f"{CONTROLS}:Scattered")
+    assert scattered.inside > 0.3
+    assert scattered.beyond > 0.9
+
+
+def test_controls_have_the_properties_that_they_are_there_for() -> None:
+    def rows(name: str) -> Tensor:
+        enc = pe.encoding(f"{CONTROLS}:{name}", head_dim=16, num_heads=1, hidden_size=16)
+        assert isinstance(enc, Additive)
+        return enc.rows(torch.arange(40), torch.float64)
+
+    gray = rows("Gray")
+    assert ((gray[1:] != gray[:-1]).sum(dim=1) == 1).all(), "one bit from a position to the next"
+    assert len({tuple(row) for row in gray.tolist()}) == 40
+    decimal = pe.encoding("decimal", head_dim=16, num_heads=1, hidden_size=16)
+    assert isinstance(decimal, Additive)
+    assert torch.allclose(9 * rows("Quiet"), decimal.rows(torch.arange(40), torch.float64))
+    sinusoidal = pe.encoding("sinusoidal", head_dim=16, num_heads=1, hidden_size=16)
+    assert isinstance(sinusoidal, Additive)
+    assert torch.allclose(rows("Loud"), 9 * sinusoidal.rows(torch.arange(40), torch.float64))
+    size = rows("Scattered").square().mean().sqrt()
+    assert float(size) == pytest.approx(0.5**0.5, rel=0.1)

@@ -1,19 +1,24 @@
 #!/bin/bash
-# The steps of a lease: lease.sh pack here, then setup|warm|part|go|wait on the lent machine
-# (README.md).
+# The steps of a lease: lease.sh pack here, then setup|warm|part|go|wait on the lent machine; for a
+# study over tasks, which needs no text, pack-tasks here, then setup|tasks|wait (README.md).
 # WORK holds everything there; LEASE is the folder that travels.
-if [ "$1" = pack ]; then # LEASE, CORPUS, STUDY, PE_CACHE, PYTHON; in the root of the repository
+# pack: LEASE, CORPUS, STUDY, PE_CACHE, PYTHON; pack-tasks: LEASE, PYTHON; in the repository's root
+if [ "$1" = pack ] || [ "$1" = pack-tasks ]; then
   set -e
   mkdir -p "$LEASE/whl"
   cp benchmarks/lease/*.py benchmarks/lease/lease.sh "$LEASE/"
   git archive --format=tar.gz -o "$LEASE/code.tar.gz" HEAD pe studies
   git rev-parse HEAD >"$LEASE/commit"
   echo "$STUDY" >"$LEASE/study"
-  pinned=$(grep -iE '^(pydantic|pydantic-core|annotated-types|filelock|typing-inspection)==' \
+  names='pydantic|pydantic-core|annotated-types|filelock|typing-inspection'
+  [ "$1" = pack-tasks ] && names="$names|typer|annotated-doc|shellingham|click|rich|tabulate"
+  [ "$1" = pack-tasks ] && names="$names|markdown-it-py|mdurl|pygments"
+  pinned=$(grep -iE "^($names)==" \
     requirements-lock.txt | cut -d' ' -f1)
   $PYTHON -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 \
     --implementation cp --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
     --platform manylinux2014_x86_64 -d "$LEASE/whl" $pinned
+  [ "$1" = pack-tasks ] && du -sb "$LEASE" && exit
   $PYTHON benchmarks/lease/tokens.py pack "$PE_CACHE" "$CORPUS" 16384 "$LEASE.parts" "$LEASE"
   du -sb "$LEASE" "$LEASE.parts"/*
   exit
@@ -45,10 +50,16 @@ go) # all parts are in $WORK/parts
   $PYTHON "$WORK/tokens.py" place "$WORK/parts" "${CORPUS:-corpus}" 16384 || exit 1
   setsid nohup $PYTHON "$WORK/runner.py" $STUDY $MORE \
     >"$WORK/runner.log" 2>&1 & echo $! >"$WORK/runner.pid" ;;
+tasks) # STUDY of studies/tasks, MORE, RECORDS: records.tgz of an earlier lease, to go on from
+  [ -n "$RECORDS" ] && { tar -xzf "$FROM/$RECORDS" -C "$WORK/work" runs || exit 1; }
+  export PE_RUNS=$WORK/work/runs OMP_NUM_THREADS=1
+  mkdir -p "$PE_RUNS"
+  setsid nohup $PYTHON -m pe.tasks.study ${STUDY:-core} $MORE \
+    >"$WORK/runner.log" 2>&1 & echo $! >"$WORK/runner.pid" ;;
 wait) # $2 seconds at most; records go to $OUT every half minute, so that none is lost
   end=$((SECONDS + $2))
   while :; do
-    tar -czf "$WORK/records.tgz" --exclude=checkpoints --exclude=checkpoint --exclude=best --exclude='.lock' \
+    tar -czf "$WORK/records.tgz" --exclude=checkpoints --exclude=checkpoint --exclude=best --exclude='.*lock' \
       -C "$WORK/work" runs -C "$WORK" runner.log 2>/dev/null
     cp "$WORK/records.tgz" "$OUT/.new" && mv "$OUT/.new" "$OUT/records.tgz"
     grep -q 'the end$' "$WORK/runner.log" && break

@@ -33,11 +33,16 @@ def judged(book: Path, names: Sequence[str] = ()) -> list[Judged]:
         ValueError: an id that the ledger does not have.
     """
     values = claims.Values(book.parent / "runs")
-    ledger = {claim.id: claim for claim in claims.load(book / LEDGER)}
+    return selected([claims.judge(one, values) for one in claims.load(book / LEDGER)], names)
+
+
+def selected(found: list[Judged], names: Sequence[str]) -> list[Judged]:
+    """The claims of these ids, in their order; all where none is named."""
+    ledger = {one.claim.id: one for one in found}
     for name in names:
         if name not in ledger:
             raise unknown("claim", name, list(ledger))
-    return [claims.judge(ledger[name], values) for name in names or ledger]
+    return [ledger[name] for name in names or ledger]
 
 
 def tally(found: list[Judged]) -> str:
@@ -82,6 +87,13 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}{'' if text[-1] in '.)' else '.'}" if text else ""
 
 
+def about_page(book: Path, stem: str) -> list[str]:
+    """Ids of the claims about a method page's encodings, without those that have another page."""
+    own = {name for name in of_page(stem) if not (book / "methods" / f"{name}.md").exists()}
+    ledger = claims.load(book / LEDGER)
+    return [claim.id for claim in ledger if (own | {stem}) & set(claim.encodings)]
+
+
 class _OfLedger(Made):
     """Reads the ledger, and follows it and the records in the next build."""
 
@@ -91,7 +103,8 @@ class _OfLedger(Made):
         for record in sorted((self.book.folder.parent / "runs").glob("*/*/*.json")):
             if record.name.startswith(("task-", "numerics")):
                 self.env.note_dependency(str(record))
-        return judged(self.book.folder, names)
+        found = self.book.once("claims", lambda: judged(self.book.folder))
+        return selected(found, names)
 
 
 class Claims(_OfLedger):
@@ -118,19 +131,13 @@ class ClaimTable(_OfLedger):
     classes: ClassVar[list[str]] = ["pe-results", "wrap"]
 
     def text(self) -> str:
-        names = self.arguments[0].split() if self.arguments else self._of_page()
-        return beside(self.judged(names))
-
-    def _of_page(self) -> list[str]:
-        """Ids of the claims about this page's encodings, without those that have another page."""
+        if self.arguments:
+            return beside(self.judged(self.arguments[0].split()))
         folder, _, stem = self.env.docname.rpartition("/")
-        pages = self.book.folder / "methods"
-        own = {name for name in of_page(stem) if not (pages / f"{name}.md").exists()} | {stem}
-        ledger = claims.load(self.book.folder / LEDGER)
-        found = [claim.id for claim in ledger if own & set(claim.encodings)]
-        if folder != "methods" or not found:
+        names = about_page(self.book.folder, stem) if folder == "methods" else []
+        if not names:
             raise ValueError("no claim of the ledger is about the encoding of this page")
-        return found
+        return beside(self.judged(names))
 
 
 def setup(app: Sphinx) -> None:

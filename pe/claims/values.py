@@ -1,7 +1,8 @@
 """Values of records by address.
 
-runs:STUDY/NAME.COLUMN            language models: NAME is an encoding (its runs from scratch) or
-                                  a run's folder; COLUMN one of `pe.runs.load`
+runs:STUDY/NAME.COLUMN            language models: NAME is what the study calls a run, an encoding
+                                  (its runs from scratch) or a run's folder; COLUMN one of
+                                  `pe.runs.load`
 tasks:TASK/PE.SPLIT-QUANTITY      small models; QUANTITY is token, exact, loss or solved. TASK may
                                   name options, as in copy@kind=repeat; others, but for lengths, are
                                   the task's defaults. Of several experiments the one with most
@@ -14,13 +15,16 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pe import runs
 from pe._errors import unknown
 from pe.claims.ledger import parts
+from pe.results.rows import planned
 from pe.runs.models import NumericsRecord, TaskRecord
+from pe.study.plan import load_plan
 from pe.tasks import about
 from pe.tasks.measure import record, summary
 
@@ -54,6 +58,10 @@ class Value(NamedTuple):
             return math.exp(sum(map(math.log, values)) / len(values))
         return sum(values) / len(values)
 
+    def of(self, seeds: Collection[int]) -> Value:
+        """Only these seeds."""
+        return self._replace(by_seed={s: v for s, v in self.by_seed.items() if s in seeds})
+
 
 class Values:
     """Looks up values in a folder of runs (default `pe.runs.root`)."""
@@ -61,6 +69,7 @@ class Values:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = runs.root() if folder is None else folder
         self._study = functools.cache(self._load_study)
+        self._labels = functools.cache(self._load_labels)
         self._records = functools.cache(self._load_records)
 
     def __call__(self, key: str) -> Value | None:
@@ -76,6 +85,10 @@ class Values:
     def _load_study(self, study: str) -> pandas.DataFrame | None:
         return runs.load(self.folder, study) if (self.folder / study).is_dir() else None
 
+    def _load_labels(self, study: str) -> dict[str, str]:
+        """What the plan of a study calls its runs, by their folders; nothing where it has none."""
+        return {p.name: p.label for p in load_plan(study)} if planned(study) else {}
+
     def _load_records(self, task: str, pe: str) -> list[TaskRecord]:
         folders = [record.TaskRun(path) for path in sorted(self.folder.glob(f"*/{task}-*/"))]
         return [one for folder in folders if (one := folder.record(pe)) is not None]
@@ -84,7 +97,11 @@ class Values:
         table = self._study(study)
         if table is None or quantity not in table:
             return None
-        named = table["run"] == subject
+        labels = self._labels(study)
+        if subject in labels.values():
+            named = table["run"].map(labels.get) == subject
+        else:
+            named = table["run"] == subject
         scratch = (table["pe"] == subject) & table["start_from"].isna()
         mine = table[(named if named.any() else scratch) & (table["status"] == "complete")]
         mine = mine[mine[quantity].notna()]

@@ -98,18 +98,24 @@ def _sum_up(outcomes: list[tuple[Condition, _Outcome]]) -> tuple[Verdict, str]:
 def _judge(condition: Condition, there: dict[str, Value]) -> _Outcome:
     value = there[condition.value]
     if condition.above is not None:
-        other = there[condition.above]
+        value, other = _paired(value, there[condition.above])
         numbers = f"{_text(value.mean)} against {_text(other.mean)}"
         return _Outcome(_above(value, other), numbers, [value, other])
     mean, used, numbers = value.mean, [value], _text(value.mean)
     if condition.over is not None:
-        below = there[condition.over]
-        mean, used = mean / below.mean, [value, below]
+        value, below = _paired(value, there[condition.over])
+        mean, used = value.mean / below.mean, [value, below]
         numbers = f"{_text(value.mean)} / {_text(below.mean)} = {_text(mean)}"
     if condition.at_least is not None:
         return _Outcome(mean >= condition.at_least, numbers, used)
     assert condition.at_most is not None
     return _Outcome(mean <= condition.at_most, numbers, used)
+
+
+def _paired(value: Value, other: Value) -> tuple[Value, Value]:
+    """Both on the seeds that they share, if they share any: one seed differs from the next."""
+    seeds = value.by_seed.keys() & other.by_seed.keys()
+    return (value.of(seeds), other.of(seeds)) if seeds else (value, other)
 
 
 def _above(value: Value, other: Value) -> bool | None:
