@@ -296,7 +296,7 @@ def failure(folder: Path, mini: bool) -> dict[str, Any]:
         while not [line for line in run.metric_lines(drop_torn_end=True) if line["step"] > 50]:
             time.sleep(0.05)
         for line in os.popen("ps -eo pid,args").read().splitlines():
-            if "pe.training.processes" in line and str(run.directory) in line:
+            if "pe.training.worker" in line and str(run.directory) in line:
                 pids.append(int(line.split()[0]))
         os.kill(max(pids), 9)
 
