@@ -172,9 +172,9 @@ def main() -> None:
     changes = dict(map(option_value, options.set))
     if options.micro is not None:
         changes["micro_batch_size"] = options.micro
-    recipe = named_recipe(
-        options.recipe, pe=options.pe, **({"corpus": "stdlib", "validate_every": 0} | changes)
-    )
+    length = changes.get("context_length") or named_recipe(options.recipe).context_length
+    common = {"corpus": "stdlib", "validate_every": 0, "evaluation_lengths": [length]}
+    recipe = named_recipe(options.recipe, pe=options.pe, **(common | changes))
     with tempfile.TemporaryDirectory() as folder:
         result = kernels(recipe, options.steps, Path(folder))
     print(report(recipe, result, options.most))

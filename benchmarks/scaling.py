@@ -90,7 +90,11 @@ def recipe_of(job: Job) -> Recipe:
     """The recipe whose steps are measured."""
     fields = dict(job["set"])
     name = fields.pop("recipe")
-    common = {"corpus": "stdlib", "validate_every": 0, "steps": 1000, "warmup_steps": 100}
+    length = fields.get("context_length") or named_recipe(name).context_length
+    common = {
+        "corpus": "stdlib", "validate_every": 0, "steps": 1000, "warmup_steps": 100,
+        "evaluation_lengths": [length],
+    }  # fmt: skip
     return named_recipe(name, **(common | fields))
 
 
@@ -292,7 +296,7 @@ def failure(folder: Path, mini: bool) -> dict[str, Any]:
         while not [line for line in run.metric_lines(drop_torn_end=True) if line["step"] > 50]:
             time.sleep(0.05)
         for line in os.popen("ps -eo pid,args").read().splitlines():
-            if "pe.training.processes" in line and str(run.directory) in line:
+            if "pe.training.worker" in line and str(run.directory) in line:
                 pids.append(int(line.split()[0]))
         os.kill(max(pids), 9)
 

@@ -300,7 +300,11 @@ def memory(
 
         chosen = named_recipe(recipe, **dict(map(option_value, override or [])))
         if gib is None:
-            gib = _gpu_gib()
+            from pe.devices import gpu_memory
+
+            gib = gpu_memory()
+        if gib is None:
+            raise ValueError("this machine has no GPU; say how much memory yours has: --gib 80")
     lines: list[list[str]] = []
     fitting = False
     for changes in [{}, *estimates.options(chosen, processes)]:
@@ -317,19 +321,6 @@ def memory(
     _print_table(heads, lines)
     if not fitting:
         raise typer.Exit(1)
-
-
-def _gpu_gib() -> float:
-    """Memory of this machine's GPU in GiB.
-
-    Raises:
-        ValueError: there is none.
-    """
-    import torch
-
-    if not torch.cuda.is_available():
-        raise ValueError("this machine has no GPU; say how much memory yours has: --gib 80")
-    return float(torch.cuda.get_device_properties(0).total_memory / 2**30)
 
 
 @app.command()

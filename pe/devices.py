@@ -84,6 +84,13 @@ def free_memory(device: torch.device) -> None:
         torch.accelerator.empty_cache()
 
 
+def gpu_memory() -> float | None:
+    """GiB of the GPU on which models are trained; None without one."""
+    if choose().type != "cuda":
+        return None
+    return float(torch.cuda.get_device_properties(0).total_memory / 2**30)
+
+
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Parameters of glibc's mallopt(3)."""
 

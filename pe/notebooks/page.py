@@ -85,14 +85,12 @@ def plan(run: Run) -> Markdown:
 
 def _memory(recipe: Recipe) -> str:
     """What training will take of each GPU; nothing on a CPU, and where nothing is trained."""
-    import torch
-
     from pe import devices
     from pe.training import memory, processes
 
-    if devices.choose().type != "cuda" or not recipe.steps:
+    gib = devices.gpu_memory()
+    if gib is None or not recipe.steps:
         return ""
-    gib = torch.cuda.get_device_properties(0).total_memory / 2**30
     return memory.sentence(recipe, processes.wanted(), gib)
 
 

@@ -47,6 +47,15 @@ class ProcessDied(RuntimeError, Explained):
     """One of the processes of a run ended and left no error, as one that was killed."""
 
 
+class Interrupted(RuntimeError, Explained):
+    """Training was asked to stop, and saved a checkpoint before it did."""
+
+    def __init__(self, message: str, signal: str | None = None) -> None:
+        super().__init__(message)
+        self.signal = signal
+        """Name of the signal; None where another process got it."""
+
+
 class Failure(NamedTuple):
     """Why the processes of a run ended."""
 
@@ -150,7 +159,7 @@ class _Group:
         for rank, log in enumerate(self.logs):
             task = {
                 "directory": str(self.run.directory), "recipe": self.run.recipe.to_dict(),
-                "error": str(self._error_file(rank)),
+                "error": str(self._error_file(rank)), "parent": os.getpid(),
             }  # fmt: skip
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             self.processes.append(_started(task, common | own, log))
@@ -269,10 +278,14 @@ class _Remote(Exception):
 def _started(
     task: Mapping[str, Any], environment: Mapping[str, str], log: Path
 ) -> subprocess.Popen[str]:
-    """A process that carries out `main`; standard output is a pipe, all else goes to ``log``."""
+    """A process of `pe.training.worker`: standard output is a pipe, all else goes to ``log``."""
     with log.open("w") as out:
         return subprocess.Popen(
+<<<<<<< HEAD
             [sys.executable, "-m", "pe.training.process", json.dumps(task)],
+=======
+            [sys.executable, "-m", "pe.training.worker", json.dumps(task)],
+>>>>>>> scale
             env=os.environ | environment, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=out,
             start_new_session=True,  # signals reach it through the process that started it alone
