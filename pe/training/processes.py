@@ -47,15 +47,6 @@ class ProcessDied(RuntimeError, Explained):
     """One of the processes of a run ended and left no error, as one that was killed."""
 
 
-class Interrupted(RuntimeError, Explained):
-    """Training was asked to stop, and saved a checkpoint before it did."""
-
-    def __init__(self, message: str, signal: str | None = None) -> None:
-        super().__init__(message)
-        self.signal = signal
-        """Name of the signal; None where another process got it."""
-
-
 class Failure(NamedTuple):
     """Why the processes of a run ended."""
 
@@ -281,11 +272,7 @@ def _started(
     """A process of `pe.training.worker`: standard output is a pipe, all else goes to ``log``."""
     with log.open("w") as out:
         return subprocess.Popen(
-<<<<<<< HEAD
-            [sys.executable, "-m", "pe.training.process", json.dumps(task)],
-=======
             [sys.executable, "-m", "pe.training.worker", json.dumps(task)],
->>>>>>> scale
             env=os.environ | environment, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=out,
             start_new_session=True,  # signals reach it through the process that started it alone
