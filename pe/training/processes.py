@@ -31,7 +31,6 @@ from typing import IO, Any, NamedTuple
 from pe._errors import Explained
 from pe.recipes.command import notebook_command, notebook_parameters
 from pe.runs import Run, RunBusy, provenance
-from pe.training.interrupted import Interrupted
 from pe.training.progress import Progress
 
 PROCESSES = "PE_PROCESSES"
@@ -281,11 +280,7 @@ def _started(
     """A process of `pe.training.worker`: standard output is a pipe, all else goes to ``log``."""
     with log.open("w") as out:
         return subprocess.Popen(
-<<<<<<< HEAD
-            [sys.executable, "-m", "pe.training.process", json.dumps(task)],
-=======
             [sys.executable, "-m", "pe.training.worker", json.dumps(task)],
->>>>>>> scale
             env=os.environ | environment, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=out,
             start_new_session=True,  # signals reach it through the process that started it alone

@@ -229,11 +229,7 @@ def _process_of_a_run(
     os.environ.update(environment)
     torch.set_num_threads(1)
     hook()
-<<<<<<< HEAD
-    from pe.training.process import main
-=======
     from pe.training.worker import main
->>>>>>> scale
 
     main(task | {"parent": os.getppid()})  # the server is the parent here
 
