@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import sys
@@ -12,6 +13,9 @@ from typing import Any
 import pytest
 
 pytest_plugins = ["pytester", "book_browser"]
+
+# Of a process that imports so much, looking for garbage is a quarter of what collecting tests costs.
+gc.set_threshold(50_000, 20, 1_000)
 
 # Before torch is imported anywhere: many workers with many threads each are slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -129,6 +129,24 @@ def test_any_encoding_gives_the_same_logits_with_a_cache_and_beside_padding(
     torch.testing.assert_close(padded[0, 7:], logits(model, ids[:1, 7:])[0], rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("spec", ["fox", "cope", "alibi+fox"])
+@pytest.mark.parametrize("kind", ["gemma3_text", "gpt_oss"])
+def test_an_encoding_on_a_hosts_windows_is_the_same_beyond_them_with_a_cache(
+    kind: str, spec: str
+) -> None:
+    """Of windows of 16 tokens the cache keeps 15, and 40 are read."""
+    model, ids = pe.adapt(host(kind, **FAMILIES[kind]), spec, layers=(0, 1)), tokens()
+    whole = logits(model, ids, use_cache=False)
+    with torch.no_grad():
+        first = model(ids[:, :20], use_cache=True)
+        cache = first.get("cache", first.get("past_key_values"))
+        steps = [first.logits]
+        for start, stop in ((20, 25), (25, 26), (26, 40)):
+            steps.append(model(ids[:, start:stop], past_key_values=cache, use_cache=True).logits)
+    torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=0, atol=2e-6)
+    assert [layer.keys.shape[-2] for layer in cache.layers[:2]] == [15, 40]
+
+
 def test_beams_and_windows_decode_as_without_a_cache(llama: Any) -> None:
     model = pe.adapt(llama, "rope+window:8, fox")
     cached = generated(model, num_beams=2)

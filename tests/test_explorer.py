@@ -13,9 +13,9 @@ import torch
 from book_browser import Visit
 from book_numbers import look_up
 from book_studies import Studies
+from bs4 import BeautifulSoup
 
-from pe import runs
-from pe.encodings import encoding, extension_methods
+from pe.encodings import about, encoding, extension_methods
 from pe.encodings.core.extension import Rotary
 from pe.encodings.core.frequencies import base_frequencies
 from pe.encodings.core.registry import extension_method
@@ -25,12 +25,12 @@ from pe.pretrained.rope import turns
 ROOT = Path(__file__).resolve().parent.parent
 CODE = book_explorer.CODE / "explorer"
 PAGES = book_explorer.Pages(ROOT / "book")
-PHONE = {"width": 360, "height": 740}
+METHODS = [name for name in extension_methods() if about(name).family == "frequencies"]
 
 MODELS = [
-    {"theta": 10000.0, "dim": 64, "trained": 64, "length": 256},
-    {"theta": 500000.0, "dim": 8, "trained": 96, "length": 300},
-    {"theta": 100.0, "dim": 32, "trained": 128, "length": 128},
+    {"theta": 10000.0, "dim": 64, "trained": 64, "length": 192},
+    {"theta": 500000.0, "dim": 8, "trained": 96, "length": 200},
+    {"theta": 100.0, "dim": 32, "trained": 80, "length": 80},
 ]
 
 
@@ -39,8 +39,8 @@ def grid() -> list[dict[str, Any]]:
     return [
         model | {"method": method, "factor": factor, "window": window}
         for model in MODELS
-        for method in ["", *extension_methods()]
-        for factor, window in ((1.0, 0), (4.0, 0), (6.5, 48))
+        for method in ["", *METHODS]
+        for factor, window in ((4.0, 0), (6.5, 48), *([(1.0, 0)] if model is MODELS[1] else []))
         if method != "abf" or model["theta"] > 100
     ]
 
@@ -105,10 +105,10 @@ def test_frequencies_angles_logits_and_temperature_are_the_package_s(script: Any
 
 
 @pytest.mark.browser
-def test_every_way_to_extend_a_model_is_in_the_explorer(script: Any) -> None:
+def test_every_way_to_change_frequencies_is_in_the_explorer(script: Any) -> None:
     known = script.evaluate("Object.keys(window.peEncodings.METHODS)")
     offered = [method["name"] for method in book_explorer.rotary_settings()["methods"]]
-    assert set(known) == set(offered) == {"", *extension_methods()}
+    assert set(known) == set(offered) == {"", *METHODS}
 
 
 @pytest.mark.browser
@@ -132,7 +132,7 @@ def studies() -> Studies:
 
 def test_cells_are_those_of_prose_and_tables(studies: Studies) -> None:
     study = "dropping"
-    rows = studies.rows(study)
+    rows = dict(list(studies.rows(study).items())[:4])
     data = book_explorer.study_set(study, [study], list(rows.values()), PAGES)
     shown = {row["label"]: row for row in data["rows"] if "a" in row["views"]}
     assert shown.keys() == rows.keys()
@@ -141,10 +141,10 @@ def test_cells_are_those_of_prose_and_tables(studies: Studies) -> None:
         for label, row in shown.items():
             for i, cell in enumerate(row["cells"].get(quantity["key"], [])):
                 place = f"@{quantity['lengths'][i]['at']:g}x" if quantity["lengths"] else ""
-                if cell and cell[0] is not None:
-                    assert cell[3] == look_up(studies, f"{study}/{label}.{quantity['key']}{place}")
+                if cell and len(cell) > 1:
+                    assert cell[0] == look_up(studies, f"{study}/{label}.{quantity['key']}{place}")
                     checked += 1
-    assert checked > 50
+    assert checked > 40
 
 
 def test_a_mean_stands_beside_means_of_the_same_seeds(studies: Studies) -> None:
@@ -159,27 +159,48 @@ def test_a_mean_stands_beside_means_of_the_same_seeds(studies: Studies) -> None:
     assert [row["seeds"] for row in every] == [[0], [1], [2]]
 
 
-def test_the_data_of_the_site_hold_every_complete_run(site: Path) -> None:
-    text = (site / "explorer" / "data.js").read_text("utf-8")
-    data = json.loads(text.removeprefix("window.peResults = ").rstrip().removesuffix(";"))
-    pages = {run["name"]: run["page"] for one in data["sets"] for run in one["runs"]}
-    studies = Studies.load(ROOT / "runs", runs.root(), "demo")
+def test_the_data_of_the_site_hold_every_complete_run(site: Path, studies: Studies) -> None:
+    folder = site / "explorer"
+    listed = json.loads((folder / "data.js").read_text("utf-8").partition(" = ")[2].rstrip(";\n"))
+    sets = [
+        json.loads((folder / one["file"]).read_text("utf-8").partition("(")[2].rstrip(");\n"))
+        for one in listed["sets"]
+    ]
+    pages = {run["name"]: run["page"] for one in sets for run in one["runs"]}
     for run in studies.complete():
         if run.study != "local":
             assert (site / pages[f"{run.study}/{run.name}"]).exists()
-    for one in data["sets"]:
+    for one in sets:
         assert (site / one["page"]).exists()
         keys = [(row["key"], view) for row in one["rows"] for view in row["views"]]
         assert len(keys) == len(set(keys)), one["name"]
 
 
+PHONE = {"viewport": {"width": 360, "height": 740}, "color_scheme": "dark"}
+
+
+def fits(page: Any) -> bool:
+    """Whether no letter of any chart is smaller than 9 pixels."""
+    sizes = page.locator(".pe-x-chart text").evaluate_all(
+        "ts => ts.map(t => parseFloat(getComputedStyle(t).fontSize) "
+        "* t.ownerSVGElement.getBoundingClientRect().width "
+        "/ t.ownerSVGElement.viewBox.baseVal.width)"
+    )
+    return bool(sizes) and min(sizes) >= 9
+
+
 @pytest.mark.browser
-def test_results_are_chosen_sorted_filtered_and_opened(browser: Any, address: str) -> None:
-    with Visit(browser, f"{address}/explorer.html#study=dropping&quantity=ppl") as visit:
+def test_results_are_chosen_sorted_filtered_and_opened_on_a_phone_and_from_the_disk(
+    browser: Any, site: Path
+) -> None:
+    address = (site / "explorer.html").as_uri() + "#study=dropping&quantity=ppl"
+    with Visit(browser, address, **PHONE) as visit:
         page = visit.page
+        page.wait_for_selector(".pe-x-point", state="attached")
         assert page.locator(".pe-x-chart .pe-x-point").count() > 20
-        heads = page.locator(".pe-x-table thead button")
-        heads.nth(2).click()
+        assert visit.overflow() <= 0
+        assert fits(page)
+        page.locator(".pe-x-table thead button").nth(2).click()
         assert page.locator(".pe-x-table th[aria-sort=ascending]").count() == 1
         values = page.locator(".pe-x-table tbody tr td:nth-child(3)").all_inner_texts()
         assert values == sorted(values, key=lambda v: float(v.split()[0].replace(",", "")))
@@ -187,59 +208,40 @@ def test_results_are_chosen_sorted_filtered_and_opened(browser: Any, address: st
         titles = page.locator(".pe-x-table tbody th").all_inner_texts()
         assert titles
         assert all("YaRN" in title for title in titles)
-        assert f"{len(titles)} rows" in page.locator(".pe-x-status").inner_text()
+        assert f"{len(titles)} row" in page.locator(".pe-x-status").inner_text()
         page.locator("[data-key=length]").select_option("2")
         assert "length=2" in page.url
         page.locator("[data-key=length]").select_option("")
-        point = page.locator(".pe-x-point[tabindex='0']")
-        point.focus()
+        page.locator(".pe-x-point[tabindex='0']").focus()
         first = page.locator(".pe-x-tip").inner_text()
         assert "dropping/" in first, "hovering and the keyboard name the record"
         page.keyboard.press("ArrowRight")
         assert page.locator(".pe-x-tip").inner_text() != first
         page.keyboard.press("Enter")
-        page.wait_for_url("**/runs/dropping/**")
+        page.wait_for_url("**/runs/dropping/**", timeout=5_000)
         assert page.locator("h1").count() == 1
-        assert not visit.outside
         assert not visit.errors
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("name", ["explorer", "comparisons/explorer"])
-def test_explorers_work_on_a_phone_and_from_the_disk(browser: Any, site: Path, name: str) -> None:
-    options = {"viewport": PHONE, "color_scheme": "dark"}
-    with Visit(browser, (site / f"{name}.html").as_uri(), **options) as visit:
+def test_another_method_changes_what_was_never_seen(browser: Any, site: Path) -> None:
+    with Visit(browser, (site / "comparisons/explorer.html").as_uri(), **PHONE) as visit:
         assert visit.overflow() <= 0
-        chart = visit.page.locator(".pe-x-chart").first
-        assert chart.is_visible()
-        sizes = chart.locator("text").evaluate_all(
-            "ts => ts.map(t => parseFloat(getComputedStyle(t).fontSize) "
-            "* t.ownerSVGElement.getBoundingClientRect().width "
-            "/ t.ownerSVGElement.viewBox.baseVal.width)"
-        )
-        assert min(sizes) >= 9
-        assert not visit.errors
-
-
-@pytest.mark.browser
-def test_another_method_changes_what_was_never_seen(browser: Any, address: str) -> None:
-    with Visit(browser, f"{address}/comparisons/explorer.html") as visit:
+        assert fits(visit.page)
         status = visit.page.locator(".pe-x-status")
         assert "the first at distance" in status.inner_text()
         visit.page.get_by_label("Method").select_option("yarn")
         assert "No frequency reaches" in status.inner_text()
         visit.page.get_by_label("Rotated channels per head", exact=True).fill("7")
         assert "even number" in visit.page.locator(".pe-x-error").inner_text()
+        assert not visit.errors
 
 
-@pytest.mark.browser
 @pytest.mark.parametrize("name", ["explorer", "comparisons/explorer"])
-def test_without_scripts_a_picture_is_in_the_place_of_an_explorer(
-    browser: Any, address: str, name: str
-) -> None:
-    context = browser.new_context(java_script_enabled=False)
-    page = context.new_page()
-    page.goto(f"{address}/{name}.html")
-    pictures = page.locator(".pe-x .pe-pair img")
-    assert [pictures.nth(i).is_visible() for i in range(2)] == [True, False]
-    context.close()
+def test_without_scripts_a_picture_is_in_the_place_of_an_explorer(site: Path, name: str) -> None:
+    soup = BeautifulSoup((site / f"{name}.html").read_text("utf-8"), "html.parser")
+    light, dark = soup.select(".pe-x .pe-pair img")
+    assert len(light["alt"]) > 40
+    assert "only-dark" in dark["class"]
+    css = (site / "_static" / "pe.css").read_text()
+    assert 'html[data-theme="auto"] .only-dark:not(#x) { display: none' in css

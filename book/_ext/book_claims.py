@@ -33,11 +33,16 @@ def judged(book: Path, names: Sequence[str] = ()) -> list[Judged]:
         ValueError: an id that the ledger does not have.
     """
     values = claims.Values(book.parent / "runs")
-    ledger = {claim.id: claim for claim in claims.load(book / LEDGER)}
+    return selected([claims.judge(one, values) for one in claims.load(book / LEDGER)], names)
+
+
+def selected(found: list[Judged], names: Sequence[str]) -> list[Judged]:
+    """The claims of these ids, in their order; all where none is named."""
+    ledger = {one.claim.id: one for one in found}
     for name in names:
         if name not in ledger:
             raise unknown("claim", name, list(ledger))
-    return [claims.judge(ledger[name], values) for name in names or ledger]
+    return [ledger[name] for name in names or ledger]
 
 
 def tally(found: list[Judged]) -> str:
@@ -98,7 +103,8 @@ class _OfLedger(Made):
         for record in sorted((self.book.folder.parent / "runs").glob("*/*/*.json")):
             if record.name.startswith(("task-", "numerics")):
                 self.env.note_dependency(str(record))
-        return judged(self.book.folder, names)
+        found = self.book.once("claims", lambda: judged(self.book.folder))
+        return selected(found, names)
 
 
 class Claims(_OfLedger):

@@ -8,10 +8,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from book_numbers import look_up
 from book_pictures import Figures
@@ -31,6 +31,7 @@ from pe.results.rows import Row
 from pe.runs import models
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,21 @@ class Book:
     folder: Path
     figures: Figures
     speeds: Speeds
+    shared: dict[str, Any] = field(default_factory=dict)
+    """What several directives of a build need and one of them has made (`once`)."""
 
     @classmethod
     def of(cls, env: BuildEnvironment) -> Book:
         """That of the build."""
         book: Book = env.app.pe_book  # type: ignore[attr-defined]
         return book
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """The value of ``make``, which only the first directive that needs it calls."""
+        if name not in self.shared:
+            self.shared[name] = make()
+        value: T = self.shared[name]
+        return value
 
     @property
     def stamp(self) -> str:

@@ -59,27 +59,48 @@ SCRIPTS = {
     "encodings": ("chart.js", "encodings.js"),
 }
 KINDS = ("ppl", *TASKS)
-_DIGITS = 6
+_DIGITS = 5
+"""Of the numbers that a chart draws; texts have the digits of the tables."""
 
 
 def prepare(studies: Studies, speeds: Speeds, book: Path) -> list[str]:
     """Write the data and the pages of records; return the folders that belong into the site."""
     pages = Pages(book)
     sets = [*study_sets(studies, pages), *speed_sets(speeds)]
-    text = json.dumps({"sets": sets}, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    kept = {book / SITE / "explorer" / "data.js"}
-    write(book / SITE / "explorer" / "data.js", f"window.peResults = {text};\n")
+    kept = write_sets(sets, book / SITE / "explorer")
     for run in studies.complete():
         if not pages.notebook(run):
             path = book / SITE / pages.of(run)
             write(path, record_page(run, pages))
             kept.add(path)
-    for path in [*(book / SITE / "explorer").glob("*"), *(book / SITE / "runs").rglob("*.html")]:
+    for path in [
+        *(book / SITE / "explorer").rglob("*.js"),
+        *(book / SITE / "runs").rglob("*.html"),
+    ]:
         if path not in kept:
             path.unlink()
     first = next((one["name"] for one in sets if one["name"] in studies.runs), studies.reference)
     draw_card(list(studies.rows(first).values()), book / SITE / book_manners.CARD)
     return [str(CODE), str(book / SITE)]
+
+
+def write_sets(sets: Sequence[Mapping[str, Any]], folder: Path) -> set[Path]:
+    """A list of the sets, and a script with each one, which the page loads when it is chosen.
+
+    Scripts, because a page that is read from the disk can load nothing else.
+    """
+    listed, kept = [], {folder / "data.js"}
+    for number, one in enumerate(sets):
+        file = f"sets/{number}.js"
+        listed.append({"name": one["name"], "title": one["title"], "file": file})
+        write(folder / file, f"window.peResults.found({_compact(one)});\n")
+        kept.add(folder / file)
+    write(folder / "data.js", f"window.peResults = {_compact({'sets': listed})};\n")
+    return kept
+
+
+def _compact(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def draw_card(rows: Sequence[Row], path: Path) -> None:
@@ -162,7 +183,7 @@ def study_sets(studies: Studies, pages: Pages) -> list[dict[str, Any]]:
             if any(records.values()):
                 cells = extensions.rows(row, records)
                 name = f"{study}/{row.label} extended"
-                found.append(study_set(name, [study], cells, pages))
+                found.append(study_set(name, [study], cells, pages, once=()))
     # the study that tells most comes first: most rows, each of most numbers
     return sorted(found, key=lambda one: -_told(one))
 
@@ -222,9 +243,16 @@ def _joined(rows: Mapping[str, Sequence[Row]]) -> list[Row]:
 
 
 def study_set(
-    name: str, studies: Sequence[str], rows: Sequence[Row], pages: Pages
+    name: str,
+    studies: Sequence[str],
+    rows: Sequence[Row],
+    pages: Pages,
+    once: Sequence[str] = (*QUANTITIES, "c"),
 ) -> dict[str, Any]:
-    """What the script reads of some rows: see `SITE` and explorers/explorer/results.js."""
+    """What the script reads of some rows: see `SITE` and explorers/explorer/results.js.
+
+    ``once``: the quantities without a length; a run that was extended has none of its own.
+    """
     longer = {row.label for row in ceilings(rows)}
     runs = [run for row in rows if row.label not in longer for run in row.runs]
     length = trained_length(runs)
@@ -264,7 +292,7 @@ def study_set(
             "label": label, "title": row.title, "pe": row.pe, "views": view,
             "seeds": list(seeds), **looks[label],
             "runs": [listed[f"{run.study}/{run.name}"] for run in row.runs],
-            "cells": _cells(row, length, lengths, asked),
+            "cells": _cells(row, length, lengths, asked, once),
         })  # fmt: skip
     lines.sort(key=lambda line: order.index(line["label"]))
     page, heading = pages.study(studies)
@@ -290,7 +318,7 @@ def _looks(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
 
 
 def _cells(
-    row: Row, length: int, lengths: Sequence[float], asked: Iterable[str]
+    row: Row, length: int, lengths: Sequence[float], asked: Iterable[str], once: Iterable[str]
 ) -> dict[str, list[Any]]:
     """By quantity without its length, a value for each length; nothing where no run has one."""
     found: dict[str, list[Any]] = {}
@@ -302,18 +330,18 @@ def _cells(
         )  # of the same tokens, whatever it was trained on
         cells = found.setdefault(_kind(at), [None] * len(lengths))
         cells[lengths.index(at.multiple)] = _cell(measure(row, there), there)
-    for name in [*QUANTITIES, "c"]:
+    for name in once:
         found[name] = [_cell(measure(row, name), name)]
     return {key: cells for key, cells in found.items() if any(cells)}
 
 
 def _cell(cell: Cell, quantity: str) -> list[Any] | None:
-    """[value, low, high, text] of a cell; None where nothing was measured."""
+    """[text, value, low, high] of a cell, as far as there are; None: nothing was measured."""
     text = write_cell(cell, quantity)
     if cell.value is None:
-        return None if text == "–" else [None, None, None, text]
-    ends = (cell.interval.low, cell.interval.high) if cell.interval else (None, None)
-    return [_short(cell.value), *map(_short, ends), text]
+        return None if text == "–" else [text]
+    ends = (cell.interval.low, cell.interval.high) if cell.interval else ()
+    return [text, *map(_short, (cell.value, *ends))]
 
 
 def _short(value: float | None) -> float | None:
@@ -448,16 +476,16 @@ def speed_set(speed: Speed) -> dict[str, Any]:
 def _speed_cell(speed: Speed, system: str, mode: str, length: int, key: str) -> list[Any] | None:
     result = speed.result(system, mode, length)
     if result.reason:
-        return [None, None, None, tables.short(result.reason)]
+        return [tables.short(result.reason)]
     if key == "rate":
         rate, spread = result.tokens_per_second, result.spread
         assert rate is not None
         assert spread is not None
-        return [_short(rate), *map(_short, spread), tables.rate(rate)]
+        return [tables.rate(rate), *map(_short, (rate, *spread))]
     value = speed.ratio(system, mode, length) if key == "ratio" else result["peak_memory_gib"]
     if value is None:
         return None
-    return [_short(value), None, None, f"{value:.2f}" if key == "ratio" else f"{value:.1f}"]
+    return [f"{value:.2f}" if key == "ratio" else f"{value:.1f}", _short(value)]
 
 
 # The page of a record -----------------------------------------------------------------------
@@ -549,13 +577,16 @@ def _table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def rotary_settings() -> dict[str, Any]:
-    """What the explorer of encodings starts from: methods by the registry, and colours."""
+    """What the explorer of encodings starts from: methods that change frequencies, by the registry,
+    and colours."""
     from pe.encodings import about, extension_methods
     from pe.encodings.core.registry import extension_method
 
     methods = [{"name": "", "title": "RoPE as it is", "scaled": False, "paper": "2104.09864"}]
     for name in extension_methods():
         shown = about(name)
+        if shown.family != "frequencies":  # Self-Extend changes distances
+            continue
         scaled = extension_method(name).scaled
         methods.append(
             {"name": name, "title": shown.title, "scaled": scaled, "paper": shown.paper or ""}

@@ -133,6 +133,9 @@ THEME = [
     (r'(<div id="pst-primary-sidebar")', r'\1 role="complementary" aria-label="Site"'),
     # an arrow without a word
     (r'<summary>(\s*<span class="toctree-toggle")', r'<summary aria-label="Pages below">\1'),
+    # roles that hold no items, and that are no longer known
+    (r' role="list" class="citation-list"', ' class="citation-list"'),
+    (r' role="doc-biblioentry"', ""),
     # an empty cell is no heading
     (r'<th class="head([^"]*)">\s*(?:<p>\s*</p>)?\s*</th>', r'<td class="head\1"></td>'),
 ]

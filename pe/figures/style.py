@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import matplotlib as mpl
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
@@ -101,8 +102,15 @@ def style() -> Iterator[None]:
 def svg(figure: Figure) -> str:
     """The figure as SVG text without dates; equal figures give equal text."""
     out = io.StringIO()
-    with style():
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    canvas, dpi, paper = figure.canvas, figure.dpi, figure.get_facecolor()
+    try:
+        with style():
+            figure.set_facecolor("none")
+            # `savefig` would draw twice, the first time for the layout alone.
+            FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None, "Creator": None})
+    finally:
+        figure.set_canvas(canvas)
+        figure.set(dpi=dpi, facecolor=paper)
     # The font list is matplotlib's own; readers get the page's sans-serif instead.
     text = out.getvalue().replace("'DejaVu Sans', 'Bitstream Vera Sans', ", "")
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"

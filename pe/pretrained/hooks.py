@@ -203,9 +203,10 @@ def attention(
             shown = spans_for(enc, query.device, query.dtype, query.shape[-1], length, backend)
         if not isinstance(shown, Spans):
             shown = enc.narrow(attention_mask, length, known, query.device)
-    bias = bias_of(
-        enc, query, key, q_positions, k_positions, pe_call.state, shown, counted, backend
-    )  # fmt: skip
+    state = pe_call.state
+    if state is not None:  # a window of the host has forgotten the keys before
+        state = state[:, :, -key.shape[2] :]
+    bias = bias_of(enc, query, key, q_positions, k_positions, state, shown, counted, backend)
     factor = enc.logit_scale(q_positions)
     q, k = enc.rotate(query, key, q_positions, k_positions, tables)
     sinks = [sink.float() for sink in (enc.sink_logit(), s_aux) if sink is not None]

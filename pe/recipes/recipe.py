@@ -217,7 +217,8 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))  # type: ignore[no-any-return]
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return json.loads(json.dumps(values))  # type: ignore[no-any-return]
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Recipe:

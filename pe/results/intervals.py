@@ -6,6 +6,7 @@ or prompts says nothing about another seed. Imports no torch.
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -31,10 +32,15 @@ def wilson(right: int, n: int) -> Interval:
     """
     if n < 1 or not 0 <= right <= n:
         raise ValueError(f"{right} right answers of {n}; expected 0 to n of at least one")
+    return Interval(right / n, *_wilson_bounds(right, n), n)
+
+
+@functools.cache
+def _wilson_bounds(right: int, n: int) -> tuple[float, float]:
     from scipy.stats import binomtest
 
-    found = binomtest(right, n).proportion_ci(confidence_level=LEVEL, method="wilson")
-    return Interval(right / n, float(found.low), float(found.high), n)
+    bounds = binomtest(right, n).proportion_ci(confidence_level=LEVEL, method="wilson")
+    return float(bounds.low), float(bounds.high)
 
 
 def newcombe(first: Interval, second: Interval) -> Interval:
@@ -65,11 +71,16 @@ def _student(values: Sequence[float], factor: float) -> Interval:
     n = len(values)
     if n < 2:
         raise ValueError(f"an interval of a mean needs at least two values; there is {n}")
+    mean = statistics.fmean(values)
+    half = _quantile_of_t(n - 1) * statistics.stdev(values) / math.sqrt(n) * factor
+    return Interval(mean, mean - half, mean + half, n)
+
+
+@functools.cache
+def _quantile_of_t(freedom: int) -> float:
     from scipy.stats import t
 
-    mean = statistics.fmean(values)
-    half = float(t.ppf((1 + LEVEL) / 2, n - 1)) * statistics.stdev(values) / math.sqrt(n) * factor
-    return Interval(mean, mean - half, mean + half, n)
+    return float(t.ppf((1 + LEVEL) / 2, freedom))
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> list[float]:

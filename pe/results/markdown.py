@@ -147,9 +147,14 @@ def _against(
             return False
         return measure(row, quantities.rescaled(name, row.runs[0], length)).value is not None
 
+    def of_pair(row: Row, name: str) -> str:
+        """The same tokens, counted by `difference` in the shorter training length of the two."""
+        shorter = min((row, base), key=lambda one: quantities.trained_length(one.runs))
+        return quantities.rescaled(name, shorter.runs[0], length)
+
     others = [row for row in rows if row.label != base.label]
     found = {
-        (row.label, name): difference(row, base, name)
+        (row.label, name): difference(row, base, of_pair(row, name))
         for row in others
         for name in names
         if known(row, name) and known(base, name)

@@ -36,6 +36,7 @@ named ``t5@0.003,x10``, and `pe.results.sweeps` finds the best. This module impo
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -164,7 +165,7 @@ class Planned:
     zero_shot: ZeroShot | None = None
     """Nothing to train: what the recipe starts from is measured, extended by other encodings."""
 
-    @property
+    @functools.cached_property
     def name(self) -> str:
         """Its folder in that of the study: encoding, seed, hash."""
         if self.zero_shot:

@@ -155,7 +155,7 @@ def _train_in_processes(run: Run, count: int, quiet: bool, trainer: object) -> N
         with run.lock():
             _record_failure(run, error)
 
-    processes.launch(run, count, quiet=quiet, record=record)
+    processes.launch(run, count, progress, record)
 
 
 @contextlib.contextmanager

@@ -88,10 +88,13 @@ def _check_devices(count: int) -> None:
         )
 
 
-def launch(run: Run, count: int, *, quiet: bool, record: Callable[[BaseException], None]) -> None:
+def launch(
+    run: Run, count: int, progress: Progress, record: Callable[[BaseException], None]
+) -> None:
     """Train ``run`` in ``count`` processes of this machine, to the end of its recipe.
 
     Args:
+        progress: shows that of process 0.
         record: called with an error that process 0 could not write into the record.
 
     Raises:
@@ -107,7 +110,7 @@ def launch(run: Run, count: int, *, quiet: bool, record: Callable[[BaseException
         try:
             with group.signals_forwarded():
                 group.start()
-                failed = group.wait(Progress(enabled=not quiet))
+                failed = group.wait(progress)
         finally:
             group.kill()
         if failed is None:

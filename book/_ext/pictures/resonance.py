@@ -26,10 +26,14 @@ def points(name: str, head_dim: int, length: int) -> Tensor:
 def gaps(name: str, head_dim: int = 64, trained: int = 256, tested: int = 2048) -> Tensor:
     """Largest angle (P,) between a position trained..tested-1 and the nearest one of training."""
     where = points(name, head_dim, tested)
-    seen, new = where[:, None, :trained], where[:, trained:, None]
-    sine = (new[..., 0] * seen[..., 1] - new[..., 1] * seen[..., 0]).abs()
-    cosine = (new * seen).sum(-1)
-    return torch.atan2(sine, cosine).amin(2).amax(1)
+    turn = 2 * math.pi
+    angles = torch.atan2(where[..., 1], where[..., 0]).remainder(turn)
+    seen, new = angles[:, :trained].sort(1).values, angles[:, trained:].contiguous()
+    # The circle closes: before the smallest angle lies the largest, a turn earlier.
+    seen = torch.cat((seen[:, -1:] - turn, seen, seen[:, :1] + turn), 1)
+    after = torch.searchsorted(seen, new)
+    gap = torch.minimum(seen.gather(1, after) - new, new - seen.gather(1, after - 1))
+    return gap.amax(1)
 
 
 def changes(head_dim: int, **options: float) -> Tensor:

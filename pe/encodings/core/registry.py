@@ -10,6 +10,7 @@ says what it goes with (`Encoding.alone_with`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -139,7 +140,9 @@ def list_keys() -> list[str]:
     return sorted(_KEYS)
 
 
+@functools.cache
 def _discover() -> None:
+    """Import every encoding of the package, once."""
     for module in pkgutil.iter_modules([str(Path(__file__).parents[1])]):
         importlib.import_module(f"pe.encodings.{module.name}")
     importlib.import_module("pe.encodings.core.keys")

@@ -88,6 +88,9 @@ window.peChart = (() => {
     if (value === 0) return "0";
     const size = Math.abs(value);
     if (size >= 1e15 || size < 1e-4) return value.toExponential(0).replace("e+", "e");
+    if (size >= 1e5) {
+      return value.toLocaleString("en-GB", { notation: "compact", maximumSignificantDigits: 3 });
+    }
     return value.toLocaleString("en-GB", { maximumSignificantDigits: size >= 1000 ? 6 : 3 });
   };
 

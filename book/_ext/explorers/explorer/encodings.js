@@ -247,7 +247,7 @@ window.peEncodings = (() => {
     function panel(name, title, text) {
       boxes[name] = make("div", { class: "pe-x-box" });
       return make("section", { class: "pe-x-panel", "aria-label": title },
-        make("h3", {}, title), make("p", {}, text), boxes[name]);
+        make("h2", {}, title), make("p", {}, text), boxes[name]);
     }
 
     const facts = make("dl", { class: "pe-x-facts" });

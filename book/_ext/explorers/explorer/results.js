@@ -1,6 +1,6 @@
 /* Explorer of results: lines and a table of any recorded study.
-   window.peResults (data.js) holds values, intervals and texts as the book's tables write them;
-   nothing is averaged here. */
+   window.peResults (data.js) lists the sets; sets/N.js holds values, intervals and texts of one as the
+   book's tables write them, and is loaded when it is chosen. Nothing is averaged here. */
 "use strict";
 
 (() => {
@@ -9,8 +9,23 @@
     c: "the seeds that all rows have", a: "all seeds of each row", e: "each seed by itself",
   };
 
+  /** The set of a name, loaded once. */
+  const loaded = new Map();
+  function load({ name, file }, prefix) {
+    if (!loaded.has(name)) {
+      loaded.set(name, new Promise((resolve, reject) => {
+        window.peResults.found = (one) => window.peResults.waiting.get(one.name)(one);
+        (window.peResults.waiting ??= new Map()).set(name, resolve);
+        document.head.append(make("script", { src: `${prefix}explorer/${file}`,
+          onerror: () => reject(new Error(`${file} could not be loaded`)) }));
+      }));
+    }
+    return loaded.get(name);
+  }
+
   function start(root) {
     const data = window.peResults;
+    let own = null;
     const prefix = root.dataset.root;
     const state = { study: data.sets[0].name, quantity: "", seeds: "c", length: "", hidden: new Set(),
       words: "", sort: null, cut: true, bands: true, columns: false };
@@ -33,7 +48,7 @@
 
     // What is chosen -------------------------------------------------------------------------
 
-    const set = () => data.sets.find(({ name }) => name === state.study);
+    const set = () => own;
     const quantity = () => set().quantities.find(({ key }) => key === state.quantity);
     const href = (run) => (run.page ? prefix + run.page : null);
 
@@ -51,14 +66,16 @@
 
     const shown = () => rows().filter((row) => !state.hidden.has(row.key));
 
+    /** {text, value, low, high} of a row; null where nothing was measured. */
     function cell(row, key, i) {
-      const found = row.cells[key];
-      return (found && found[i]) || null;
+      const found = row.cells[key]?.[i];
+      if (!found) return null;
+      const [text, value = null, low = null, high = null] = found;
+      return { text, value, low, high };
     }
 
     /** What does not fit the study is set to the first choice that does. */
     function settle() {
-      if (!set()) state.study = data.sets[0].name;
       if (!quantity()) state.quantity = set().quantities[0].key;
       const views = Object.keys(VIEWS).filter((key) => set().rows.some((row) => row.views.includes(key)));
       if (!views.includes(state.seeds)) [state.seeds] = views;
@@ -83,14 +100,14 @@
 
     // The parts of the page ------------------------------------------------------------------
 
-    function choose(key, value) {
+    async function choose(key, value) {
       state[key] = value;
       if (key === "study") {
         state.hidden = new Set();
         state.sort = null;
       }
       if (key === "quantity") state.sort = null;
-      update();
+      await update();
       // the control that was used is made anew: the keyboard stays where it was
       form.querySelector(`[data-key="${key}"]`)?.focus();
     }
@@ -109,7 +126,6 @@
     }
 
     function controls() {
-      const own = set();
       const views = Object.entries(VIEWS).filter(([key]) =>
         own.rows.some((row) => row.views.includes(key)));
       const lengths = quantity().lengths;
@@ -149,8 +165,8 @@
 
     function point(row, i, x) {
       const found = cell(row, state.quantity, i);
-      if (!found || found[0] === null) return { x, y: NaN };
-      const [value, low, high, text] = found;
+      if (!found || found.value === null) return { x, y: NaN };
+      const { text, value, low, high } = found;
       const where = quantity().lengths[i];
       return { x, y: value, low, high, links: links(row),
         text: `${where ? `${where.text}: ` : ""}${quantity().short} ${text}` };
@@ -178,10 +194,9 @@
       }
       if (one) {
         const i = state.length === "" ? 0 : state.length;
-        const known = there.filter((row) => cell(row, state.quantity, i)?.[0] !== null &&
-          cell(row, state.quantity, i));
+        const known = there.filter((row) => Number.isFinite(cell(row, state.quantity, i)?.value));
         const sorted = known.sort((a, b) =>
-          (what.more ? -1 : 1) * (cell(a, state.quantity, i)[0] - cell(b, state.quantity, i)[0]));
+          (what.more ? -1 : 1) * (cell(a, state.quantity, i).value - cell(b, state.quantity, i).value));
         draw(chart, { ...common,
           label: `${what.title}, one row each, best on top. The table below has the same numbers.`,
           x: { ...y, domain: y.domain, title: `${what.axis}${what.lengths[i] ? `, ${what.lengths[i].text}` : ""}` },
@@ -240,8 +255,7 @@
       const value = (row) => {
         if (column === 0) return row.title.toLowerCase();
         if (column === 1) return row.seeds.length;
-        const there = head && cell(row, head.key, head.i);
-        return there && there[0] !== null ? there[0] : null;
+        return head ? cell(row, head.key, head.i)?.value ?? null : null;
       };
       return [...found].sort((one, other) => {
         const [a, b] = [value(one), value(other)];
@@ -256,19 +270,19 @@
       const found = sorted(shown().filter((row) =>
         words.every((word) => `${row.title} ${row.label} ${row.pe}`.toLowerCase().includes(word))), heads);
       const best = heads.map(({ key, i, more }) => {
-        const values = found.map((row) => cell(row, key, i)?.[0]).filter(Number.isFinite);
+        const values = found.map((row) => cell(row, key, i)?.value).filter(Number.isFinite);
         if (more === null || values.length < 2) return NaN;
         return more ? Math.max(...values) : Math.min(...values);
       });
       const titles = ["run", "seeds", ...heads.map(({ title }) => title)];
       const head = titles.map((title, column) => {
-        const own = state.sort?.column === column;
+        const first = state.sort?.column === column;
         const button = make("button", { type: "button", onclick: () => {
-          state.sort = { column, up: own ? !state.sort.up : true };
+          state.sort = { column, up: first ? !state.sort.up : true };
           fill();
           table.querySelectorAll("thead button")[column].focus();
-        } }, title, make("span", { "aria-hidden": "true" }, own ? (state.sort.up ? " ↑" : " ↓") : " ↕"));
-        return make("th", { scope: "col", "aria-sort": own
+        } }, title, make("span", { "aria-hidden": "true" }, first ? (state.sort.up ? " ↑" : " ↓") : " ↕"));
+        return make("th", { scope: "col", "aria-sort": first
           ? (state.sort.up ? "ascending" : "descending") : "none" }, button);
       });
       const body = found.map((row) => make("tr", {},
@@ -278,8 +292,8 @@
             : make("span", { title: name }, String(seed))])),
         ...heads.map(({ key, i }, column) => {
           const there = cell(row, key, i);
-          const top = there && there[0] === best[column];
-          return make("td", { class: top ? "best" : null }, there ? there[3] : "–");
+          const top = there && there.value === best[column];
+          return make("td", { class: top ? "best" : null }, there ? there.text : "–");
         })));
       table.replaceChildren(make("table", {},
         make("thead", {}, make("tr", {}, head)), make("tbody", {}, body)));
@@ -288,7 +302,17 @@
         `${state.sort ? `, sorted by ${titles[state.sort.column]}, ${state.sort.up ? "ascending" : "descending"}` : ""}.`;
     }
 
-    function update() {
+    async function update() {
+      const chosen = data.sets.find(({ name }) => name === state.study) || data.sets[0];
+      state.study = chosen.name;
+      try {
+        const found = await load(chosen, prefix);
+        if (state.study !== chosen.name) return; // another one was chosen meanwhile
+        own = found;
+      } catch (error) {
+        status.textContent = `${error.message}.`;
+        return;
+      }
       settle();
       controls();
       fillLegend();
@@ -297,7 +321,7 @@
       write();
     }
 
-    whenResized(root, fillChart);
+    whenResized(root, () => own && fillChart());
     update();
   }
 
