@@ -14,7 +14,7 @@ import pytest
 
 pytest_plugins = ["pytester", "book_browser"]
 
-# Of a process that imports so much, looking for garbage is a quarter of what collecting tests costs.
+# Of a process that imports so much, garbage collection takes a quarter of the time.
 gc.set_threshold(50_000, 20, 1_000)
 
 # Before torch is imported anywhere: many workers with many threads each are slower than one.

@@ -40,7 +40,7 @@ from accelerate.utils import (
 from torch import Tensor
 
 from pe import devices
-from pe._errors import Explained, one_line
+from pe._errors import one_line
 from pe.data import Batches, is_path, prepare
 from pe.data.batches import Batch
 from pe.data.needles import NeedleMix
@@ -61,6 +61,7 @@ from pe.training.build import (
     set_rate,
     start_model,
 )
+from pe.training.interrupted import Interrupted
 from pe.training.metrics import (
     Metrics,
     NonFiniteLoss,
@@ -82,15 +83,6 @@ from pe.training.start import (
 VALIDATION_BATCHES = 8
 PATIENCE = datetime.timedelta(hours=1)
 """How long a process waits for another, which may be writing a large checkpoint."""
-
-
-class Interrupted(RuntimeError, Explained):
-    """Training was asked to stop, and saved a checkpoint before it did."""
-
-    def __init__(self, message: str, signal: str | None = None) -> None:
-        super().__init__(message)
-        self.signal = signal
-        """Name of the signal; None where another process got it."""
 
 
 def train(

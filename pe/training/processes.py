@@ -23,7 +23,6 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
@@ -32,6 +31,7 @@ from typing import IO, Any, NamedTuple
 from pe._errors import Explained
 from pe.recipes.command import notebook_command, notebook_parameters
 from pe.runs import Run, RunBusy, provenance
+from pe.training.interrupted import Interrupted
 from pe.training.progress import Progress
 
 PROCESSES = "PE_PROCESSES"
@@ -194,8 +194,6 @@ class _Group:
         A process that was killed comes before all errors, and an error that explains itself before
         one that does not: a process whose partner is gone reports a broken connection.
         """
-        from pe.training.loop import Interrupted  # which imports this module
-
         errors = {rank: self._error(rank) for rank in range(self.count)}
         reported = [
             Failure(error, rank == 0) for rank, error in errors.items() if error is not None
@@ -274,7 +272,7 @@ def _started(
     """A process that carries out `main`; standard output is a pipe, all else goes to ``log``."""
     with log.open("w") as out:
         return subprocess.Popen(
-            [sys.executable, "-m", "pe.training.processes", json.dumps(task)],
+            [sys.executable, "-m", "pe.training.process", json.dumps(task)],
             env=os.environ | environment, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=out,
             start_new_session=True,  # signals reach it through the process that started it alone
@@ -295,50 +293,3 @@ def stop_with_parent(parent: int, patience: float | None = None) -> None:
     if patience is not None:
         time.sleep(patience)
         os._exit(1)
-
-
-def main(task: Mapping[str, Any]) -> None:
-    """One of the processes. Progress goes to what was standard output, all else to the log."""
-    reports = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    watch = threading.Thread(
-        target=stop_with_parent, args=(os.getppid(), SAVE_SECONDS), daemon=True
-    )
-    watch.start()
-    from pe.recipes.recipe import Recipe
-    from pe.training.loop import Trainer, train
-
-    def reporting(run: Run, quiet: bool) -> Trainer:
-        trainer = Trainer(run, quiet)
-        if trainer.main:
-            trainer.progress = Progress(
-                every_seconds=0.5,
-                write=lambda text, last: print(json.dumps([text, last]), file=reports, flush=True),
-            )
-        return trainer
-
-    run = Run(task["directory"], recipe=Recipe.from_dict(task["recipe"]))
-    try:
-        train(run, trainer=reporting)
-    except BaseException as error:
-        traceback.print_exc()
-        _hand_over(error, Path(task["error"]))
-        sys.stderr.flush()
-        os._exit(1)  # a communicator whose partner is gone would wait for it
-
-
-def _hand_over(error: BaseException, path: Path) -> None:
-    """Write ``error`` where the process that started this one looks for it."""
-    text = traceback.format_exc()
-    try:
-        content = pickle.dumps((error, text))
-        pickle.loads(content)
-    except Exception:  # an exception of another library, with arguments of its own
-        content = pickle.dumps((RuntimeError(f"{type(error).__name__}: {error}"), text))
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(content)
-    partial.rename(path)
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))

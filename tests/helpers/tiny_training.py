@@ -229,7 +229,7 @@ def _process_of_a_run(
     os.environ.update(environment)
     torch.set_num_threads(1)
     hook()
-    from pe.training.processes import main
+    from pe.training.process import main
 
     main(task)
 
