@@ -61,7 +61,6 @@ from pe.training.build import (
     set_rate,
     start_model,
 )
-from pe.training.interrupted import Interrupted
 from pe.training.metrics import (
     Metrics,
     NonFiniteLoss,

@@ -31,7 +31,6 @@ from typing import IO, Any, NamedTuple
 from pe._errors import Explained
 from pe.recipes.command import notebook_command, notebook_parameters
 from pe.runs import Run, RunBusy, provenance
-from pe.training.interrupted import Interrupted
 from pe.training.progress import Progress
 
 PROCESSES = "PE_PROCESSES"

@@ -249,10 +249,12 @@ def spread(arguments: list[str], processes: int, tasks: int) -> int:
     """
     import torch
 
-    cards = torch.cuda.device_count()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    cards = visible.split(",") if visible else list(map(str, range(torch.cuda.device_count())))
     running = []
     for number in range(processes):
-        where = os.environ | ({"CUDA_VISIBLE_DEVICES": str(number % cards)} if cards else {})
+        one = {"CUDA_VISIBLE_DEVICES": cards[number % len(cards)]} if cards else {}
+        where = os.environ | one
         begin = ["--first", str(number * tasks // processes)]
         command = [sys.executable, "-m", "pe.tasks.study", *arguments, *begin]
         running.append(subprocess.Popen(command, env=where))
