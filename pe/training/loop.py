@@ -68,6 +68,7 @@ from pe.training.metrics import (
     peak_flops,
     perplexity,
 )
+from pe.training.processes import Interrupted
 from pe.training.progress import Progress, duration
 from pe.training.start import (
     KEPT,

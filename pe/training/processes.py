@@ -46,6 +46,15 @@ class ProcessDied(RuntimeError, Explained):
     """One of the processes of a run ended and left no error, as one that was killed."""
 
 
+class Interrupted(RuntimeError, Explained):
+    """Training was asked to stop, and saved a checkpoint before it did."""
+
+    def __init__(self, message: str, signal: str | None = None) -> None:
+        super().__init__(message)
+        self.signal = signal
+        """Name of the signal; None where another process got it."""
+
+
 class Failure(NamedTuple):
     """Why the processes of a run ended."""
 
