@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import io
 import os
 import re
@@ -112,6 +113,7 @@ def build_small(tree: Path, strict: bool = True) -> Built:
 
     from pe.study import plan
 
+    gc.collect()  # an extension of Sphinx fails at what an earlier build has left behind
     out = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bookext, "ROOT", tree)
