@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -302,6 +303,7 @@ def test_the_pages_build_before_and_after_the_runs(recorded: bool, tmp_path: Pat
         planned_records.carry_out(tree / "runs", "every", shown)
         planned_records.carry_out(tree / "runs", "dropping")
         planned_records.carry_out(tree / "runs", "presets", ["rope", "gpt_oss", "smollm3"])
+        shutil.copytree(ROOT / "runs" / "repeated", tree / "runs" / "repeated")
     done = book_site.build_small(tree)
     assert done.returncode == 0, done.stdout[-3000:]
     words = {name: book_site.text(tree / "_build" / "html" / f"{name}.html") for name in pages}
