@@ -6,8 +6,6 @@ import functools
 import gc
 import importlib.util
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,32 +70,6 @@ def one_look_at_the_checkout() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(provenance, "code", code)
         yield
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of the whole guide come last: `guide_in_background` builds it meanwhile."""
-    items.sort(key=lambda item: "site" in getattr(item, "fixturenames", ()))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def guide_in_background(
-    request: pytest.FixtureRequest, shared_directory: Path, own_cache: Path
-) -> Iterator[None]:
-    """Begin to build what `site` needs, so that no test process waits for another that builds."""
-    needed = any("site" in getattr(item, "fixturenames", ()) for item in request.session.items)
-    if not needed or os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
-        yield
-        return
-    helpers = str(Path(__file__).parent / "helpers")
-    code = "import sys, pathlib, book_site; book_site.whole_site(pathlib.Path(sys.argv[1]))"
-    building = subprocess.Popen(
-        [sys.executable, "-c", code, str(shared_directory)],
-        env=os.environ | {"PYTHONPATH": helpers}, start_new_session=True,
-    )  # fmt: skip
-    yield
-    if building.poll() is None:  # the session was stopped
-        os.killpg(building.pid, signal.SIGKILL)
-    building.wait()
 
 
 @pytest.fixture(scope="session")
