@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import book_explorer
+import book_explorer_data
 import pytest
 import torch
 from book_browser import Visit
@@ -25,7 +26,7 @@ from pe.pretrained.rope import turns
 
 ROOT = Path(__file__).resolve().parent.parent
 CODE = book_explorer.CODE / "explorer"
-PAGES = book_explorer.Pages(ROOT / "book")
+PAGES = book_explorer_data.Pages(ROOT / "book")
 METHODS = extension_methods()
 
 MODELS = [
@@ -157,7 +158,7 @@ def studies() -> Studies:
 def test_cells_are_those_of_prose_and_tables(studies: Studies) -> None:
     study = "dropping"
     rows = dict(list(studies.rows(study).items())[:4])
-    data = book_explorer.study_set(study, [study], list(rows.values()), PAGES)
+    data = book_explorer_data.study_set(study, [study], list(rows.values()), PAGES)
     shown = {row["label"]: row for row in data["rows"] if "a" in row["views"]}
     assert shown.keys() == rows.keys()
     checked = 0
@@ -173,11 +174,11 @@ def test_cells_are_those_of_prose_and_tables(studies: Studies) -> None:
 
 def test_a_mean_stands_beside_means_of_the_same_seeds(studies: Studies) -> None:
     names = ["demo", "demo-every"]
-    assert names in book_explorer.together(
+    assert names in book_explorer_data.together(
         {n: list(studies.rows(n).values()) for n in studies.runs}
     )
     rows = [row for name in names for row in studies.rows(name).values()]
-    data = book_explorer.study_set("both", names, rows, PAGES)
+    data = book_explorer_data.study_set("both", names, rows, PAGES)
     assert {tuple(row["seeds"]) for row in data["rows"] if "c" in row["views"]} == {(0,)}
     every = [row for row in data["rows"] if "e" in row["views"] and row["pe"] == "rope"]
     assert [row["seeds"] for row in every] == [[0], [1], [2]]

@@ -188,3 +188,16 @@ def test_rows_of_one_encoding_are_told_apart_by_their_settings(tmp_path: Path) -
     ]  # fmt: skip
     titles = [r.title for r in results.rows("no-such-study", made)]
     assert titles == ["RoPE (learning_rate 0.001)", "RoPE (learning_rate 0.003)"]
+
+
+def test_rows_of_longer_windows_are_compared_at_the_same_tokens() -> None:
+    """A column is a multiple of the shortest training length, whatever two rows were trained on."""
+    found = {r.label: r for r in results.rows("extending", runs.find(ROOT / "runs", "extending"))}
+    short, base, other = (found[label] for label in ("as-it-was", "rope", "yarn"))
+    table = markdown.table([short, base, other], ["multikey@4x"], base=base)
+    lines = book_records.lines(table)[1:]
+    own = results.difference(other, base, "multikey@1x")  # 4,096 tokens are once their windows
+    assert [line[-1].partition(" points")[0].strip("*") for line in lines] == [
+        quantities.signed(100 * gap.value, 0)
+        for gap in (results.difference(short, base, "multikey@4x"), own)
+    ]

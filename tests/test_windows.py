@@ -14,10 +14,11 @@ from transformers import DynamicCache
 import pe
 from pe.attention import BACKENDS, choose, path_for
 from pe.attention.choose import obstacle
+from pe.attention.spans import spans
 from pe.conformance import check_laws
 from pe.encodings import Encoding, check, encoding, layer_encodings
 from pe.encodings.core.composite import Composite
-from pe.encodings.core.key_range import key_range
+from pe.encodings.core.key_range import KeyRange, key_range
 from pe.encodings.core.registry import about
 from pe.encodings.core.spec import joined, layer_specs, parse
 from pe.figures.schedule import layer_rows
@@ -348,3 +349,20 @@ def test_some_layers_are_dropped_or_extended_and_the_others_stay() -> None:
         assert torch.equal(*frequencies)
     same = pe.convert(pe.convert(model, f"{kept}, nope"), f"{kept}, rope")
     close(same(ids).logits, model(ids).logits)
+
+
+def test_a_compiler_sees_one_op_for_what_a_window_shows() -> None:
+    """torch 2.11 failed on a GPU when it reasoned about the arithmetic behind it."""
+    traced: list[str] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        traced.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    def rows(x: Tensor) -> Tensor:
+        return spans(KeyRange(window=4), x.shape[1], x.device).rows
+
+    x = torch.zeros(1, 9)
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(rows, backend=keep, fullgraph=True)(x), rows(x))
+    assert traced == ["pe.spans.default"], "no arange, minimum or stack beside it"

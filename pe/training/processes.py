@@ -6,7 +6,8 @@
 They are started with the variables that torchrun sets, so `pe.training.loop` knows one way only.
 The first process that ends with an error ends all: what ended it is raised here, as if it had
 happened here. A signal to this process goes to all of them, and they save and stop together; if
-this process dies, so do they. Imports no torch.
+this process dies, so do they. torch's own launcher kills what it started 30 seconds after a signal
+(torch.distributed.elastic); a checkpoint of a large model takes longer. Imports no torch.
 """
 
 from __future__ import annotations
