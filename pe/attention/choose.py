@@ -159,7 +159,7 @@ def spans_for(
     served = backend == "kernel" or (device.type == "cuda" and length > 1)
     if served and obstacle(enc, device, dtype, True, head_dim) is None:
         return spans(shown, length, device, padding, documents)
-    if backend is not None or torch.compiler.is_compiling() or not shows_few(enc, length):
+    if not _in_blocks(enc, length, backend):
         return None
     return Bounded(*spans(shown, length, device, padding, documents))
 
@@ -167,9 +167,12 @@ def spans_for(
 def bounded(enc: Encoding, result: Spans, backend: str | None) -> Bounded | None:
     """The spans of a case that kernels turn out not to serve, or None where a mask is made."""
     length = result.rows.shape[-1]
-    if backend is not None or torch.compiler.is_compiling() or not shows_few(enc, length):
-        return None
-    return Bounded(*result)
+    return Bounded(*result) if _in_blocks(enc, length, backend) else None
+
+
+def _in_blocks(enc: Encoding, length: int, backend: str | None) -> bool:
+    """Whether what no kernel serves is computed in blocks of a window, without a mask."""
+    return backend is None and not torch.compiler.is_compiling() and shows_few(enc, length)
 
 
 def shows_few(enc: Encoding, length: int) -> bool:
