@@ -1,6 +1,6 @@
 #!/bin/bash
 # The steps of a lease: lease.sh pack here, then setup|warm|part|go|wait on the lent machine; for a
-# study over tasks, which needs no text, pack-tasks here, then setup|tasks|wait (README.md).
+# study over tasks, which needs no text, pack-tasks here, then setup|tasks|wait N tasks (README.md).
 # WORK holds everything there; LEASE is the folder that travels.
 # pack: LEASE, CORPUS, STUDY, PE_CACHE, PYTHON; pack-tasks: LEASE, PYTHON; in the repository's root
 if [ "$1" = pack ] || [ "$1" = pack-tasks ]; then
@@ -11,8 +11,7 @@ if [ "$1" = pack ] || [ "$1" = pack-tasks ]; then
   git rev-parse HEAD >"$LEASE/commit"
   echo "$STUDY" >"$LEASE/study"
   names='pydantic|pydantic-core|annotated-types|filelock|typing-inspection'
-  [ "$1" = pack-tasks ] && names="$names|typer|annotated-doc|shellingham|click|rich|tabulate"
-  [ "$1" = pack-tasks ] && names="$names|markdown-it-py|mdurl|pygments"
+  names="$names|typer|annotated-doc|shellingham|click|rich|tabulate|markdown-it-py|mdurl|pygments"
   pinned=$(grep -iE "^($names)==" \
     requirements-lock.txt | cut -d' ' -f1)
   $PYTHON -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 \
@@ -50,23 +49,23 @@ go) # all parts are in $WORK/parts
   $PYTHON "$WORK/tokens.py" place "$WORK/parts" "${CORPUS:-corpus}" 16384 || exit 1
   setsid nohup $PYTHON "$WORK/runner.py" $STUDY $MORE \
     >"$WORK/runner.log" 2>&1 & echo $! >"$WORK/runner.pid" ;;
-tasks) # STUDY of studies/tasks, MORE, RECORDS: records.tgz of an earlier lease, to go on from
+tasks) # TASKS of studies/tasks, MORE, RECORDS: records.tgz of an earlier lease, to go on from
   [ -n "$RECORDS" ] && { tar -xzf "$FROM/$RECORDS" -C "$WORK/work" runs || exit 1; }
   export PE_RUNS=$WORK/work/runs OMP_NUM_THREADS=1
   mkdir -p "$PE_RUNS"
-  setsid nohup $PYTHON -m pe.tasks.study ${STUDY:-core} $MORE \
-    >"$WORK/runner.log" 2>&1 & echo $! >"$WORK/runner.pid" ;;
-wait) # $2 seconds at most; records go to $OUT every half minute, so that none is lost
-  end=$((SECONDS + $2))
+  setsid nohup $PYTHON -m pe.tasks.study ${TASKS:-core} $MORE \
+    >"$WORK/tasks.log" 2>&1 & echo $! >"$WORK/tasks.pid" ;;
+wait) # $2 seconds at most for $3, runner or tasks; records go to $OUT every half minute, so that none is lost
+  end=$((SECONDS + $2)) what=${3:-runner}
   while :; do
     tar -czf "$WORK/records.tgz" --exclude=checkpoints --exclude=checkpoint --exclude=best --exclude='.*lock' \
-      -C "$WORK/work" runs -C "$WORK" runner.log 2>/dev/null
+      -C "$WORK/work" runs -C "$WORK" $(cd "$WORK" && ls runner.log tasks.log 2>/dev/null) 2>/dev/null
     cp "$WORK/records.tgz" "$OUT/.new" && mv "$OUT/.new" "$OUT/records.tgz"
-    grep -q 'the end$' "$WORK/runner.log" && break
-    kill -0 "$(cat "$WORK/runner.pid")" 2>/dev/null || break
+    grep -q 'the end$' "$WORK/$what.log" && break
+    kill -0 "$(cat "$WORK/$what.pid")" 2>/dev/null || break
     [ $SECONDS -ge $end ] && break
     left=$((end - SECONDS)); sleep $((left < 25 ? (left > 0 ? left : 1) : 25))
   done
   nvidia-smi --query-gpu=utilization.gpu,memory.used --format=csv,noheader 2>/dev/null
-  df -h "$WORK" | tail -1; uptime; cat "$WORK/runner.log" ;;
+  df -h "$WORK" | tail -1; uptime; cat "$WORK/$what.log" ;;
 esac
