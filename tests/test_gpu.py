@@ -400,6 +400,18 @@ def test_a_run_on_the_device_resumes_and_records_its_speed(
     assert evaluation["perplexity"]["256"]["value"] < 512
 
 
+@pytest.mark.parametrize("name", ["learned", "t5", "fire", "rope+alibi"])
+def test_weights_are_drawn_alike_on_the_device_and_off_it(name: str) -> None:
+    config = pe.model.PEConfig(vocab_size=64, hidden_size=32, num_attention_heads=2,
+                               num_hidden_layers=1, intermediate_size=48, pe="nope")  # fmt: skip
+    model = pe.model.PEForCausalLM(config)
+    off = pe.convert(model, name, seed=3).state_dict()
+    on = pe.convert(model.cuda(), name, seed=3)
+    assert all(p.is_cuda for p in on.parameters())
+    for key, value in on.state_dict().items():
+        assert torch.equal(value.cpu(), off[key]), key
+
+
 @pytest.mark.parametrize("name", ["learned", "rope", "pope", "alibi", "t5", "sandwich", "fire",
                                   "cope", "fox", "kerple_log"])  # fmt: skip
 def test_replayed_steps_of_many_models_are_those_that_are_called_one_by_one(name: str) -> None:
