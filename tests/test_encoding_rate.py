@@ -14,7 +14,7 @@ from pe.recipes.named import recipe as named_recipe
 from pe.runs import Run
 from pe.study.plan import load_plan
 from pe.training.build import build_model
-from pe.training.loop import train
+from pe.training.train import train
 
 pytestmark = pytest.mark.usefixtures("alone")
 

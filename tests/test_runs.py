@@ -433,7 +433,7 @@ def test_a_lock_is_freed_by_an_error(tmp_path: Path) -> None:
 
 
 def test_training_and_evaluating_respect_the_lock(tmp_path: Path) -> None:
-    from pe.training.loop import train
+    from pe.training.train import train
 
     run = Run(tmp_path / "run", recipe("demo"))
     with run.lock(), pytest.raises(RunBusy):

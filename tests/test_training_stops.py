@@ -14,9 +14,9 @@ from tiny_training import spoiled, tiny, train_tiny, with_step
 import pe
 from pe.runs import Run, RunError
 from pe.training import checkpoint, trackers
-from pe.training.loop import train
 from pe.training.metrics import NonFiniteLoss
 from pe.training.start import start_of
+from pe.training.train import train
 
 pytestmark = pytest.mark.usefixtures("alone")
 
