@@ -276,7 +276,7 @@ def test_load_gives_one_row_a_run(run: Run, record: dict[str, Any], tmp_path: Pa
     with pytest.raises(RunError, match=r"unknown study 'locl' \(did you mean 'local'\?\)"):
         runs.load(tmp_path, study="locl")
     (tmp_path / "empty").mkdir()
-    assert set(runs.load(tmp_path, study="empty")) == set(runs.COLUMNS)
+    assert set(runs.load(tmp_path, study="empty")) == set(runs.table.COLUMNS)
 
 
 def test_load_has_the_share_of_prompts_that_each_run_answered() -> None:

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from pe._errors import Explained
-from pe.runs import Run, write_atomically, writing
+from pe._files import write_atomically
+from pe.runs import Run, writing
 
 PEAK_BF16_TFLOPS = {
     "H100 PCIe": 756.0,
