@@ -33,12 +33,9 @@ from pe._errors import unknown
 from pe.figures.axes import LENGTHS, log_perplexity, numbers, powers_of_two
 from pe.figures.style import FAINT, colour, marker, style
 from pe.results import quantities
+from pe.results.measure import measure
 from pe.results.quantities import multiples
-from pe.results.rows import (
-    Row,
-    comparable,
-    measure,
-)
+from pe.results.rows import Row, comparable
 
 CODE = Path(__file__).resolve().parent / "explorers"
 """Scripts and styles; copied to the root of the site, where only the explorers load them."""
