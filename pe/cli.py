@@ -121,7 +121,7 @@ def train(
     with _checked("train"):
         from pe.notebooks.parameters import configure
         from pe.results import outcome
-        from pe.study.plan import Planned
+        from pe.study.planned import Planned
 
         run = configure(
             encoding, recipe, study, seed, steps, corpus, context_length, batch_size,
