@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from pe._errors import Explained
+from pe._files import write_atomically
 from pe.encodings.core.key_range import shown_share
 from pe.model.decoder import PEModel
-from pe.runs import Run, write_atomically, writing
+from pe.runs import Run, writing
 
 PEAK_BF16_TFLOPS = {
     "H100 PCIe": 756.0,
