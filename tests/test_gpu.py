@@ -14,6 +14,7 @@ import torch
 import pe
 from pe.devices import autocast
 from pe.encodings.core import clex_ode
+from pe.model import PEConfig, PEForCausalLM
 from pe.runs import Run
 from pe.training.build import build_model
 
@@ -402,9 +403,9 @@ def test_a_run_on_the_device_resumes_and_records_its_speed(
 
 @pytest.mark.parametrize("name", ["learned", "t5", "fire", "rope+alibi"])
 def test_weights_are_drawn_alike_on_the_device_and_off_it(name: str) -> None:
-    config = pe.model.PEConfig(vocab_size=64, hidden_size=32, num_attention_heads=2,
+    config = PEConfig(vocab_size=64, hidden_size=32, num_attention_heads=2,
                                num_hidden_layers=1, intermediate_size=48, pe="nope")  # fmt: skip
-    model = pe.model.PEForCausalLM(config)
+    model = PEForCausalLM(config)
     off = pe.convert(model, name, seed=3).state_dict()
     on = pe.convert(model.cuda(), name, seed=3)
     assert all(p.is_cuda for p in on.parameters())
