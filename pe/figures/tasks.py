@@ -217,6 +217,6 @@ def _line_of(axes: Axes, line: int, pe: str, record: TaskRecord | None, split: s
     if whole != tokens:
         axes.plot(
             of_tokens.mean, line, "D", markersize=4.5, markerfacecolor="none", markeredgecolor=ink,
-            linestyle="none", label="right tokens" if line == 0 else None,
+            linestyle="none", label="right tokens",
         )  # fmt: skip
     axes.plot(mean.mean, line, dot, color=ink)
