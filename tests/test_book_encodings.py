@@ -56,6 +56,10 @@ def test_pages_and_papers_exist() -> None:
     assert ROWS["rope"].paper == "su2021"
 
 
+def test_the_page_of_an_encoding_is_its_own_where_another_shows_its_file_too() -> None:
+    assert ROWS["rope"].page == "rope"  # multiscale_rope.md shows a function of rope.py
+
+
 def test_sentences_of_laws_fit_into_a_table() -> None:
     for law in LAWS.values():
         assert "|" not in law.sentence

@@ -119,10 +119,12 @@ def cached(enc: Encoding) -> str:
 
 
 def page(part: Part) -> str | None:
-    """The page that shows the class's file."""
-    file = Path(str(sys.modules[part.__module__].__file__)).name
+    """The page that is named as the class's file, or else shows it."""
+    file = Path(str(sys.modules[part.__module__].__file__))
+    if (BOOK / "methods" / f"{file.stem}.md").exists():
+        return file.stem
     for path in sorted((BOOK / "methods").glob("*.md")):
-        if re.search(rf"literalinclude\}} .*/encodings/{file}\n", path.read_text("utf-8")):
+        if re.search(rf"literalinclude\}} .*/encodings/{file.name}\n", path.read_text("utf-8")):
             return path.stem
     return None
 
