@@ -137,7 +137,8 @@ def unsolved(found: Sequence[Outcome]) -> str:
     ]
     if not names:
         return ""
-    return f"**Not learned by any seed with any encoding on record**, in this time: {', '.join(names)}."
+    listed = ", ".join(names)
+    return f"**Not learned by any seed with any encoding on record**, in this time: {listed}."
 
 
 def edge(record: TaskRecord) -> str:
