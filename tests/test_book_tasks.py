@@ -58,6 +58,13 @@ def test_a_cell_counts_the_seeds_that_solve_a_task_and_links_to_its_record(
     assert "8 of 8" in outcome.table(copied, {})
     assert "some seeds" not in outcome.solvers(copied, "ood")
     assert "none with RoPE" in outcome.solvers(copied, "ood")
+    assert outcome.unsolved([copied]) == ""
+
+
+def test_a_task_that_no_seed_solves_is_named(core: dict[str, Outcome]) -> None:
+    one = core["addition"]
+    nope = Outcome(one.run, one.task, one.planned, {"nope": one.records["nope"]})
+    assert "Addition." in outcome.unsolved([nope])
 
 
 def test_a_page_of_a_record_has_its_seeds_and_its_file(copied: Outcome) -> None:

@@ -4,6 +4,7 @@
 | ```{tasks} progress             how much is recorded
 | ```{tasks} matrix               encodings by tasks: how many seeds solve it, with links to records
 | ```{tasks} settings             what all models have in common, and what each task has
+| ```{tasks} unsolved             tasks that no seed of any encoding solves
 | ```{tasks} doubts               rates at an edge, seeds that diverged, nothing above the trivial
 | ```{tasks} copy                 a task: who solves it, and a table; options as in copy@kind=repeat
 | ```{tasks} of-page              on methods/NAME.md: all tasks with the encodings of the page
@@ -251,6 +252,8 @@ class Tasks(Made):
             return outcome.progress(found)
         if part == "settings":
             return settings(found)
+        if part == "unsolved":
+            return outcome.unsolved(found)
         if part == "doubts":
             return outcome.doubts(found)
         if part == "matrix":
@@ -265,7 +268,7 @@ class Tasks(Made):
         return f"{said}\n\n{_narrow(outcome.table(one, links_of))}"
 
 
-PARTS = ("progress", "settings", "doubts", "matrix", "of-page")
+PARTS = ("progress", "settings", "unsolved", "doubts", "matrix", "of-page")
 
 
 class TaskRole(SphinxRole):

@@ -207,7 +207,7 @@ def _line_of(axes: Axes, line: int, pe: str, record: TaskRecord | None, split: s
     mean, of_tokens = summary.mean(whole), summary.mean(tokens)
     if mean is None or of_tokens is None:
         words = "not run" if record is None else "no such positions"
-        axes.text(0.5, line, words, ha="center", va="center", color=FAINT, fontsize=8.5)
+        axes.text(0.3, line, words, ha="center", va="center", color=FAINT, fontsize=8.5)
         return
     ink, dot = look(pe)
     seeds = numbers(whole)

@@ -10,8 +10,11 @@ and not the others, so that a reason that is wrong shows:
     Gray         no                         yes: one bit differs    yes
     Loud         yes                        yes                     no: ``scale`` times as large
     Quiet        no                         but for carries         yes: decimal digits over 9
+    Soft         yes                        yes                     no: as large as our embeddings
 
-`studies/tasks/reasons.yaml` trains them; the ledger (book/claims.md) judges.
+`studies/tasks/reasons.yaml` trains all but the last; the ledger (book/claims.md) judges. Sinusoids
+are three times as large as the token embeddings of our small models. Soft, in
+`studies/tasks/longer.yaml`, says whether that is why they learn slowly.
 """
 
 from __future__ import annotations
@@ -76,3 +79,10 @@ class Loud(Sinusoidal):
 
     def rows(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
         return super().rows(positions, dtype) * self.factor
+
+
+class Soft(Loud):
+    """Sinusoidal positions that are as large as token embeddings of width 128 drawn with 0.02."""
+
+    def __init__(self, hidden_size: int, scale: float = 0.3) -> None:
+        super().__init__(hidden_size, scale)

@@ -128,6 +128,19 @@ def solvers(one: Outcome, split: str) -> str:
     return f"{where[0].upper()}{where[1:]}: {'; '.join(parts)}." if parts else ""
 
 
+def unsolved(found: Sequence[Outcome]) -> str:
+    """A sentence about tasks that no seed of any encoding solves; empty where there is none."""
+    names = [
+        one.title
+        for one in found
+        if one.records and not any(summary.solved(record, "id") for record in one.records.values())
+    ]
+    if not names:
+        return ""
+    listed = ", ".join(names)
+    return f"**Not learned by any seed with any encoding on record**, in this time: {listed}."
+
+
 def edge(record: TaskRecord) -> str:
     """``least`` or ``largest`` where the best rate is at that end of those tried; else empty."""
     rates = record.learning_rates
