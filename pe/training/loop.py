@@ -52,6 +52,7 @@ from pe.training.metrics import (
     Metrics,
     NonFiniteLoss,
     flops_per_token,
+    layers_shown,
     peak_flops,
     perplexity,
 )
@@ -147,6 +148,7 @@ class Trainer:
         self.config = model.config
         check_evaluation(r, data, model)
         counts = parameter_counts(model)
+        layers = layers_shown(model.model, r.context_length)
         if self.main:
             path = {"attention": attention_path(model, r, self.device)}
             self.run.update(data=data.summary(), model=counts | path)
@@ -180,9 +182,7 @@ class Trainer:
         self.validation_batches = Batches(
             data.validation, r.context_length, r.batch_size, seed=0, first_token=first
         )
-        flops = flops_per_token(
-            counts["parameters"], r.num_hidden_layers, r.hidden_size, r.context_length
-        )
+        flops = flops_per_token(counts["parameters"], layers, r.hidden_size, r.context_length)
         peak = peak_flops(hardware()["name"]) if self.device.type == "cuda" else None
         if peak is not None:
             peak *= self.accelerator.num_processes
