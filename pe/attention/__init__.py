@@ -77,9 +77,9 @@ def attend(
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor) or not x.is_floating_point():
             raise ValueError(f"{name}: expected a tensor of floating-point numbers, got {_kind(x)}")
-    for name, x in (("q_positions", q_positions), ("k_positions", k_positions)):
-        if x is not None and (not isinstance(x, Tensor) or x.is_floating_point()):
-            raise ValueError(f"{name}: expected a tensor of whole numbers, got {_kind(x)}")
+    for name, at in (("q_positions", q_positions), ("k_positions", k_positions)):
+        if at is not None and (not isinstance(at, Tensor) or at.is_floating_point()):
+            raise ValueError(f"{name}: expected a tensor of whole numbers, got {_kind(at)}")
     backend = checked(backend)
     scale = 1.0 / math.sqrt(q.shape[-1])
     enc.refuse_misfit(q, k)
