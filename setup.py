@@ -7,7 +7,7 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-SHIPPED = ("notebooks/*.ipynb", "studies/*.yaml")
+SHIPPED = ("notebooks/*.ipynb", "studies/*.yaml", "studies/tasks/*.yaml")
 
 
 class BuildWithNotebooks(build_py):
@@ -19,7 +19,7 @@ class BuildWithNotebooks(build_py):
             return
         root = Path(__file__).resolve().parent
         for path in (path for pattern in SHIPPED for path in sorted(root.glob(pattern))):
-            target = Path(self.build_lib, "pe", "shipped", path.parent.name)
+            target = Path(self.build_lib, "pe", "shipped", path.parent.relative_to(root))
             self.mkpath(str(target))
             self.copy_file(str(path), str(target))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 
 def shipped(folder: str) -> Path:
@@ -25,3 +26,47 @@ def write_atomically(path: Path, text: str) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def read_yaml(path: Path) -> Any:
+    """What a YAML file says.
+
+    Raises:
+        ValueError: it is not YAML in UTF-8, or a key is there twice, of which YAML's readers would
+            drop the first without a word; names the file and the line.
+    """
+    import yaml
+
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)  # in C, where there is one
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _refuse_repeated_keys(path, node)
+        return loader.construct_document(node)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: expected text in UTF-8 ({error})") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = "" if mark is None else f"line {mark.line + 1}: "
+        raise ValueError(f"{path}: {line}no YAML: {error.problem}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: no YAML: {' '.join(str(error).split())}") from None
+
+
+def _refuse_repeated_keys(path: Path, top: Any) -> None:
+    nodes = [top]
+    while nodes:
+        node = nodes.pop()
+        if node.id == "sequence":
+            nodes += node.value
+        if node.id != "mapping":
+            continue
+        seen = set()
+        for key, value in node.value:
+            nodes.append(value)
+            if key.id == "scalar" and (key.tag, key.value) in seen:
+                line = key.start_mark.line + 1
+                raise ValueError(f"{path}: line {line}: {key.value!r} is there twice; give it once")
+            seen.add((key.tag, key.value) if key.id == "scalar" else id(key))

@@ -68,11 +68,22 @@ def test_train_records_the_run_that_its_words_describe_and_runs_lists_it(
     assert "unknown study 'mien' (did you mean 'mine'?)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("act", [pe.train, pe.evaluate])
+@pytest.mark.parametrize(
+    "act",
+    [
+        pe.train, pe.evaluate, pe.evaluate_start, pe.extend, pe.sample,
+        lambda run: pe.search_longrope(run, 4.0),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("given", ["rope", Path("/no/where"), 3])
 def test_what_is_no_run_is_refused_with_the_way_to_one(act: Any, given: Any) -> None:
     with pytest.raises(TypeError, match="expected a run, got .*pe.configure"):
         act(given)
+
+
+def test_a_study_is_run_by_its_plan_and_not_by_its_name() -> None:
+    with pytest.raises(TypeError, match="got 'every'; pe.load_plan makes one of a study's name"):
+        pe.run_study("every")  # type: ignore[arg-type]
 
 
 def test_wrong_words_end_train_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:

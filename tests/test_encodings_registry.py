@@ -135,6 +135,11 @@ def test_every_file_registers_what_it_defines_and_names_of_records_stay() -> Non
         ("mine.py:Mine", {}, "write 'mine:Mine'"),
         ("collections:OrderedDict", {}, "no subclass of pe.encodings.Encoding"),
         ("math:pi", {}, "no subclass of pe.encodings.Encoding"),
+        ("..:Mine", {}, "'..:Mine': expected 'module:Class', as Python imports them"),
+        ("folder/mine:Mine", {}, "expected 'module:Class', as Python imports them"),
+        (":Mine", {}, "':Mine': expected 'module:Class', as Python imports them"),
+        ("rope+window:4(window=8)", {}, "window is given twice; leave out :4 or window="),
+        ("rope+window:99999999999999999999", {}, "option window: expected at most "),
     ],
 )
 def test_what_is_refused(spec: str, options: dict[str, Any], said: str) -> None:
@@ -154,13 +159,51 @@ def test_a_missing_size_is_named() -> None:
         encoding("rope", head_dim=15, num_heads=2)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"head_dim": -2}, "head_dim: expected a whole number above 0, got -2"),
+        ({"head_dim": "16"}, "head_dim: expected a whole number above 0, got '16'"),
+        ({"num_heads": 0}, "num_heads: expected a whole number above 0, got 0"),
+        ({"num_heads": True}, "num_heads: expected a whole number above 0, got True"),
+        ({"num_kv_heads": 0}, "num_kv_heads: expected a whole number above 0, got 0"),
+        ({"num_kv_heads": 3}, "num_kv_heads: expected a divisor of the 2 heads, got 3"),
+        ({"hidden_size": 0}, "hidden_size: expected a whole number above 0, got 0"),
+        ({"original_length": 64.0}, "original_length: expected a whole number above 0, got 64.0"),
+        ({"layer_index": -1}, "layer_index: expected a whole number from 0 on, got -1"),
+        ({"layer_index": "1"}, "layer_index: expected a whole number from 0 on, got '1'"),
+    ],
+)
+def test_sizes_that_no_model_has_are_refused_for_every_encoding(
+    sizes: dict[str, Any], said: str
+) -> None:
+    for name in ("nope", "pope", "sinusoidal"):
+        with pytest.raises(ValueError, match=re.escape(said)):
+            encoding(name, **SIZES | sizes)
+
+
+def test_attend_refuses_what_is_no_tensor_of_the_right_numbers() -> None:
+    q = torch.randn(1, 2, 4, 16)
+    rope, where = encoding("rope", **SIZES), torch.arange(4)
+    cases: list[tuple[list[Any], str]] = [
+        ([q.int(), q, q], "q: expected a tensor of floating-point numbers, got torch.int32"),
+        ([q, q.numpy(), q], "k: expected a tensor of floating-point numbers, got a ndarray"),
+        ([q, q, None], "v: expected a tensor of floating-point numbers, got a NoneType"),
+        ([q, q, q, [0, 1, 2, 3]], "q_positions: expected a tensor of whole numbers, got a list"),
+        ([q, q, q, where, where.float()], "k_positions: expected a tensor of whole numbers, got "),
+    ]
+    for arguments, said in cases:
+        with pytest.raises(ValueError, match=re.escape(said)):
+            pe.attend(rope, *arguments)
+
+
 def test_sizes_are_no_options_but_the_length_extended_from_is() -> None:
     with pytest.raises(ValueError, match="head_dim follows from the model's sizes"):
         check("rope", {"head_dim": 3})
     check("yarn", {"original_length": 128})
-    with pytest.raises(ValueError, match="original_length: expected .* at least 1, got 0"):
+    with pytest.raises(ValueError, match="original_length: expected .* above 0, got 0"):
         check("yarn", {"original_length": 0})
-    with pytest.raises(ValueError, match="original_length: expected int, got '128'"):
+    with pytest.raises(ValueError, match="original_length: expected .* above 0, got '128'"):
         check("yarn", {"original_length": "128"})
 
 

@@ -271,7 +271,7 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None
     }
     wanted |= {
         f"pe/shipped/{path.relative_to(source)}"
-        for path in (*source.glob("notebooks/*.ipynb"), *source.glob("studies/*.yaml"))
+        for path in (*source.glob("notebooks/*.ipynb"), *source.glob("studies/**/*.yaml"))
     }
     assert packed == wanted
 
@@ -281,7 +281,10 @@ def test_the_installed_package_knows_its_studies_in_an_empty_folder(
 ) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
-    code = "import pe; print(pe.__file__, len(pe.load_plan('scaffold')))"
+    code = (
+        "import pe, pe.tasks.study; pe.tasks.study.load_study('core'); "
+        "print(pe.__file__, len(pe.load_plan('scaffold')))"
+    )
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
     (tmp_path / "empty").mkdir()
     done = subprocess.run(

@@ -100,6 +100,14 @@ def test_a_sweep_is_a_run_for_each_rate_and_multiple(tmp_path: Path) -> None:
         ({"a": {"pe": "rope", "strat": {}}}, r"unknown key 'strat' \(did you mean 'start'\?\)"),
         ({"a": {"pe": "rope", "set": {"stepz": 3}}}, r"runs.a: unknown recipe field 'stepz'"),
         ({"a": {"pe": "rope", "set": {"steps": "many"}}}, "expected steps, a fraction"),
+        ({"a": {"pe": "rope", "set": {"steps": "1/0"}}}, "expected steps, a fraction"),
+        ({"a": {"pe": "rope", "set": {"keep_steps": None}}}, "keep_steps: expected a list, got"),
+        ({"a": {"pe": "rope", "set": {"seed": 3}}}, "'seed' has no effect here; .* under seeds"),
+        ({"a": {"pe": "rope", "set": {"start_from": "b"}}}, "'start_from' has no effect here"),
+        (
+            {"a": {"pe": "rope"}, "b": {"pe": "nope", "start": {"run": "a", "at": 0}}},
+            "runs.b: starts at step 0, which 'a' has not",
+        ),
         (
             {"b": {"pe": "nope", "start": {"run": "a", "at": 3}}, "a": {"pe": "rope"}},
             "starts from 'a'; expected STUDY/RUN or one of: none",
@@ -116,6 +124,43 @@ def test_a_file_that_is_no_study_is_refused_by_name(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         load_plan(write(tmp_path, runs))
+
+
+def test_steps_to_keep_may_be_one_and_a_share_for_all_runs_and_for_one(tmp_path: Path) -> None:
+    runs = {"a": {"pe": "rope"}, "b": {"pe": "nope", "set": {"keep_steps": 3}}}
+    plan = by_label(load_plan(write(tmp_path, runs, keep_steps="1/2")))
+    assert plan["a"].recipe.keep_steps == (plan["a"].recipe.steps // 2,)
+    assert plan["b"].recipe.keep_steps == (3,)
+
+
+def test_on_and_off_mean_what_yaml_makes_of_them(tmp_path: Path) -> None:
+    path = Path(write(tmp_path, {"a": {"pe": "rope"}}, compile="auto"))
+    for word, read in (("off", "off"), ("on", "on"), ("'off'", "off"), ("auto", "auto")):
+        text = path.read_text().replace("compile: auto", f"compile: {word}")
+        other = tmp_path / "other.yaml"
+        other.write_text(text)
+        (planned,) = load_plan(str(other))
+        assert planned.recipe.compile == read
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"runs:\n  a: {pe: rope}\n  a: {pe: nope}\n", "line 3: 'a' is there twice; give it once"),
+        (b"recipe: demo\nrecipe: tiny\n", "line 2: 'recipe' is there twice"),
+        (b"runs: {a: {pe: rope}\n", "line 2: no YAML: "),
+        (b"recipe:\tdemo\n\tx: 1\n", "no YAML: "),
+        (b"title: \xff\n", "expected text in UTF-8"),
+    ],
+)
+def test_a_file_that_is_read_otherwise_than_it_was_meant_is_refused_in_one_line(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"small.yaml: .*{message}") as error:
+        load_plan(str(path))
+    assert "\n" not in str(error.value)
 
 
 def test_every_mistake_of_a_study_has_a_line_with_its_place(tmp_path: Path) -> None:

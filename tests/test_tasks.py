@@ -116,7 +116,6 @@ def test_uniform_guesses_reach_chance(task: Task) -> None:
         spread = np.sqrt(task.chance * (1 - task.chance) / result.tokens)
         assert abs(result.token - task.chance) < 4.5 * spread
         each = task.chance ** (batch.targets != IGNORE).sum(axis=1)
-        assert task.chance_exact(batch) == pytest.approx(each.mean())
         spread = np.sqrt((each * (1 - each)).sum()) / EXAMPLES
         assert abs(result.exact - each.mean()) < 4.5 * spread + 3 / EXAMPLES  # a few are luck
 
@@ -228,8 +227,6 @@ def test_scores_count_tokens_and_whole_examples() -> None:
     result = score(np.array([[0, 1, 1], [3, 0, 0]]), targets)
     assert result == (2, 3, 1, 2)
     assert (result.token, result.exact) == (2 / 3, 1 / 2)
-    interval = result.exact_interval()
-    assert 0 < interval.low < 0.5 < interval.high < 1
     with pytest.raises(ValueError, match="expected the same"):
         score(targets[:, :2], targets)
     with pytest.raises(ValueError, match="at least one per example"):

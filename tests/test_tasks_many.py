@@ -12,13 +12,14 @@ from torch.func import vmap
 from torch.nn.functional import cross_entropy, pad
 
 import pe
+from pe._errors import PositionError
 from pe.encodings.core import query_rows
 from pe.encodings.core.frequencies import cos_sin
 from pe.model import PEForCausalLM
 from pe.model.initialize import draw_weights
 from pe.model.rng import seed_step
 from pe.tasks import IGNORE, Batch, Task, score
-from pe.tasks.measure.many import Many, Member, Settings, train_many
+from pe.tasks.measure.many import Many, Member, Settings
 
 SMALL = Settings(layers=2, width=16, heads=2, feedforward=24, steps=4, batch_size=5)
 MEMBERS = [Member(0, 1e-2), Member(0, 3e-2), Member(1, 1e-2)]
@@ -166,34 +167,20 @@ def test_padding_does_not_count_as_length() -> None:
 def test_a_task_is_learned_and_scored() -> None:
     task = pe.tasks.task("k_back", k=1, items=4, train_lengths=(8, 8), ood_lengths=(12, 12))
     settings = SMALL.model_copy(update={"steps": 80, "batch_size": 16, "width": 32})
-    seen: list[int] = []
-    results = train_many(
-        task,
-        "rope",
-        seeds=(0, 1),
-        learning_rates=(1e-4, 2e-2),
-        settings=settings,
-        examples=50,
-        on_progress=lambda number, losses: seen.append(number),
-    )
-    assert [tuple(r.member) for r in results] == [(0, 1e-4), (0, 2e-2), (1, 1e-4), (1, 2e-2)]
-    assert seen == list(range(1, 81))
-    for result in results:
-        found = result.scores["id"]
-        assert found is not None
+    members = [Member(seed, rate) for seed in (0, 1) for rate in (1e-4, 2e-2)]
+    many = Many(task, "rope", members, settings)
+    for _ in range(settings.steps):
+        assert many.step().shape == (4,)
+    for member, found in zip(members, many.score("id", 50), strict=True):
         assert found.examples == 50
-        assert set(result.scores) == {"id", "ood"}
-        assert (found.token > 0.9) == (result.member.learning_rate == 2e-2)
-        assert len(result.losses) == 80
+        assert (found.token > 0.9) == (member.learning_rate == 2e-2)
 
 
-def test_training_ends_when_it_is_told_to_and_positions_that_are_not_there_have_no_score() -> None:
-    (result,) = train_many(
-        copying(), "learned", settings=SMALL, examples=5, on_progress=lambda number, _: number == 2
-    )
-    assert len(result.losses) == 2
-    assert result.scores["id"] is not None
-    assert result.scores["ood"] is None
+def test_positions_that_are_not_there_have_no_score() -> None:
+    many = Many(copying(), "learned", MEMBERS[:1], SMALL)
+    assert many.score("id", 5)
+    with pytest.raises(PositionError):
+        many.score("ood", 5)
 
 
 def test_no_members_and_impossible_models_are_refused() -> None:

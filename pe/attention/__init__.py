@@ -74,6 +74,12 @@ def attend(
             f"attend(encoding, q, k, v): expected an encoding first, as pe.encoding makes one, got "
             f"a {type(enc).__name__}"
         )
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            raise ValueError(f"{name}: expected a tensor of floating-point numbers, got {_kind(x)}")
+    for name, at in (("q_positions", q_positions), ("k_positions", k_positions)):
+        if at is not None and (not isinstance(at, Tensor) or at.is_floating_point()):
+            raise ValueError(f"{name}: expected a tensor of whole numbers, got {_kind(at)}")
     backend = checked(backend)
     scale = 1.0 / math.sqrt(q.shape[-1])
     enc.refuse_misfit(q, k)
@@ -115,6 +121,11 @@ def attend(
         refuse_broadcast("logit_scale", factor, tuple(q.shape[:3]))
     q, k = enc.rotate(q, k, q_positions, k_positions, tables)
     return compute(scaled(q, factor), k, v, scale, bias, shown, backend, enc.sink_logit())
+
+
+def _kind(x: object) -> str:
+    """What a message calls it: a tensor by its type of numbers."""
+    return str(x.dtype) if isinstance(x, Tensor) else f"a {type(x).__name__}"
 
 
 def _whole(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:

@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from pe._errors import explain
+from pe._files import read_yaml
 
 Paper = Annotated[str, StringConstraints(pattern=r"^\d{4}\.\d{4,5}$")]
 Key = Annotated[str, StringConstraints(pattern=r"^(runs|tasks|numerics):[^/]+/.+\.[^.]+$")]
@@ -108,10 +109,7 @@ def load(path: str | Path) -> list[Claim]:
         ValueError: names the file, the claim and what is not right in it; or two claims with the
             same id.
     """
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, where there is one
-    entries = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=loader)
+    entries = read_yaml(Path(path))
     if not isinstance(entries, list):
         raise ValueError(f"{path}: expected a list of claims")
     claims: dict[str, Claim] = {}

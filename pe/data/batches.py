@@ -79,11 +79,6 @@ class Batches:
                 f"{context_length + 1:,}; use a larger corpus or a shorter context_length"
             )
 
-    @property
-    def tokens_per_epoch(self) -> int:
-        """Tokens that are predicted in an epoch."""
-        return self.windows * self.context_length
-
     def offsets(self, step: int) -> Int:
         """Return where in the split each row of batch ``step`` begins, (B,)."""
         if step < 0:

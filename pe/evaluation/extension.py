@@ -25,7 +25,7 @@ from pe.evaluation.retrieval import evaluate_retrieval
 from pe.evaluation.scorer import Scorer, text_of
 from pe.model import PEForCausalLM
 from pe.model.convert import convert
-from pe.runs import SCHEMA_VERSION, Run, RunError
+from pe.runs import SCHEMA_VERSION, Run, RunError, checked
 from pe.runs.provenance import code, hardware, now
 from pe.training.progress import Progress
 from pe.training.start import retraining
@@ -60,7 +60,7 @@ def extend(
         RunError: the run is not complete or its checkpoint is not on this machine.
         ValueError: a method that the run's model cannot be converted to.
     """
-    record, recipe, options = run.read(), run.recipe, options or {}
+    record, recipe, options = checked(run).read(), run.recipe, options or {}
     if record["status"] != "complete":
         raise RunError(f"{run.directory} is {record['status']}; train it before extending it")
     lengths = sorted(recipe.evaluation_lengths)

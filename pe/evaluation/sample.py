@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from pe.evaluation.load import load_model, load_tokenizer
-from pe.runs import Run
+from pe.runs import Run, checked
 from pe.training.build import max_positions
 
 
@@ -19,7 +19,7 @@ def sample(run: Run, prompt: str = "", tokens: int = 64, seed: int = 0) -> str:
         RunError: the run's weights are not on this machine.
         ValueError: prompt and continuation take more positions than the encoding has.
     """
-    model, tokenizer = load_model(run), load_tokenizer(run)
+    model, tokenizer = load_model(checked(run)), load_tokenizer(run)
     ids = tokenizer(prompt)["input_ids"] or [tokenizer.eos_token_id]
     limit = max_positions(model)
     most = None if limit is None else limit - len(ids) + 1  # the last token is not read

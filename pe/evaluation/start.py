@@ -16,7 +16,7 @@ from pe._quiet import quiet_libraries
 from pe.data import TokenData, prepare
 from pe.evaluation.scorer import Scorer
 from pe.model import PEForCausalLM
-from pe.runs import Run, RunError
+from pe.runs import Run, RunError, checked
 from pe.runs.provenance import now
 from pe.training.build import build_config, start_model
 from pe.training.progress import Progress
@@ -38,7 +38,7 @@ def evaluate_start(
         RunError: the run began with new weights, or those it began with are not on this
             machine, or the corpus is no longer what they were trained on.
     """
-    recipe = run.recipe
+    recipe = checked(run).recipe
     lengths = sorted(recipe.evaluation_lengths)
     wanted = {
         "lengths": lengths,

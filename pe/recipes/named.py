@@ -153,7 +153,7 @@ def recipe(name: str = "auto", **overrides: Any) -> Recipe:
                 n * length // base.context_length for n in base.evaluation_lengths
             ]
         if "target_tokens" not in overrides:
-            values["target_tokens"] = min(base.target_tokens, length // 2)
+            values["target_tokens"] = max(1, min(base.target_tokens, length // 2))
     if isinstance(steps, int):
         for key in ("warmup_steps", "decay_steps"):
             if key not in overrides:

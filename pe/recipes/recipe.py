@@ -63,6 +63,14 @@ FROM_LIST = BeforeValidator(_tuple)
 """A list, as JSON has it, becomes a tuple, and so does a single number or name."""
 Counts = Annotated[tuple[Count, ...], FROM_LIST]
 
+
+def _word(value: Any) -> Any:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+SWITCH = BeforeValidator(_word)
+"""YAML reads ``on`` and ``off`` as True and False."""
+
 Class = TypeVar("Class", bound=type)
 
 
@@ -134,7 +142,8 @@ class Recipe:
     reset_positions: bool = False
     """Restart positions at 0 at each document inside a window."""
     mask_documents: bool = False
-    """Forbid attention from one document into another inside a window."""
+    """Forbid attention from one document into another inside a window. Compiled, a window beside a
+    bias by distance is then computed under a mask of all queries and keys (`compile`)."""
     retrieval_share: Share = 0.0
     """Share of the training windows that hide a number and ask for it (`pe.data.needles`)."""
     retrieval_tasks: Annotated[tuple[str, ...], FROM_LIST] = ()
@@ -176,7 +185,7 @@ class Recipe:
     grad_clip: Positive = 1.0
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """``auto``: bfloat16 autocast on CUDA, float32 elsewhere."""
-    compile: Literal["auto", "on", "off"] = "auto"
+    compile: Annotated[Literal["auto", "on", "off"], SWITCH] = "auto"
     """``auto``: torch.compile on CUDA, off elsewhere."""
 
     activation_checkpointing: bool = False

@@ -42,13 +42,18 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
 from pe._errors import unknown
 from pe._files import shipped
 from pe.study.zero_shot import Distinct, Natural, YamlPart, ZeroShot
 
 FOLDER = shipped("studies")
+ELSEWHERE = {
+    "pe": "runs", "pe_options": "runs", "seed": "seeds", "start_from": "start",
+    "start_step": "start", "start_state": "branches", "keep_states": "branches",
+}  # fmt: skip
+"""Fields of a recipe that a study file gives in its own way, and the key that it has for them."""
 
 
 def study_file(study: str) -> Path:
@@ -70,7 +75,8 @@ def study_file(study: str) -> Path:
 
 def is_share(value: Any) -> bool:
     """Whether it is a fraction or a percentage of steps."""
-    return isinstance(value, str) and re.fullmatch(r"\d+/\d+|\d+(\.\d+)?%", value) is not None
+    share = r"\d+/0*[1-9]\d*|\d+(\.\d+)?%"
+    return isinstance(value, str) and re.fullmatch(share, value) is not None
 
 
 def steps_of(name: str, value: Any, of: int) -> int:
@@ -92,7 +98,23 @@ def _amount(value: Any) -> int | str:
 
 Amount = Annotated[int | str, PlainValidator(_amount)]
 Where = Annotated[int | str, PlainValidator(lambda v: v if v == "end" else _amount(v))]
+
+
+def _own_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a recipe; not those that the file says elsewhere, which would have no effect."""
+    for name, where in ELSEWHERE.items():
+        if name in fields:
+            raise ValueError(f"{name!r} has no effect here; the file says it under {where}")
+    keep = fields.get("keep_steps", [])
+    if isinstance(keep, int | str):  # as a recipe takes it
+        return fields | {"keep_steps": [keep]}
+    if not isinstance(keep, list):
+        raise ValueError(f"keep_steps: expected a list, got {keep!r}")
+    return fields
+
+
 Fields = dict[str, Any]
+RecipeFields = Annotated[Fields, AfterValidator(_own_fields)]
 OneOrMore = BeforeValidator(lambda v: [v] if isinstance(v, (int, float, str)) else v)
 Seeds = Annotated[list[Natural], Field(min_length=1), Distinct, OneOrMore]
 Rates = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1), Distinct, OneOrMore]
@@ -111,7 +133,7 @@ class RunEntry(YamlPart):
     pe: str
     pe_options: Fields = {}
     start: StartEntry | None = None
-    set: Fields = {}
+    set: RecipeFields = {}
     seeds: Seeds | None = None
     branches: Annotated[list[Amount], Distinct] = []
     rates: Rates | None = None
@@ -142,7 +164,7 @@ class MiniEntry(YamlPart):
     """What the miniature has in place of the study's own; ``set`` and ``zero_shot`` are merged."""
 
     recipe: str | None = None
-    set: Fields = {}
+    set: RecipeFields = {}
     seeds: Seeds | None = None
     zero_shot: Fields = {}
 
@@ -152,7 +174,7 @@ class StudyFile(YamlPart):
 
     title: str = ""
     recipe: str = "auto"
-    set: Fields = {}
+    set: RecipeFields = {}
     seeds: Seeds = [0]
     rates: Rates | None = None
     runs: Annotated[dict[str, RunEntry], Field(min_length=1)]

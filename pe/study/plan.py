@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pe._errors import explain
+from pe._files import read_yaml
 from pe.recipes.named import recipe as named_recipe
 from pe.recipes.recipe import Recipe
 from pe.study.file import RunEntry, StartEntry, StudyFile, is_share, steps_of, study_file
@@ -32,19 +33,16 @@ def load_plan(study: str, *, mini: bool = False, check: bool = False) -> list[Pl
     Raises:
         ValueError: a file that is not a study; one line per mistake, with its place in the file.
     """
-    import yaml
-
     path = study_file(study)
+    content = read_yaml(path)
     try:
-        file = StudyFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        file = StudyFile.model_validate(content)
         file = file.miniature() if mini else file
         return [
             planned
             for seed in file.seeds
             for planned in _Seed(f"{path.stem}-mini" if mini else path.stem, file, seed).plan(check)
         ]
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {error}") from error
     except ValidationError as error:
         raise ValueError("\n".join(f"{path}: {line}" for line in explain(error, "key"))) from None
     except ValueError as error:
@@ -179,8 +177,8 @@ class _Seed:
             fields |= begins
         if label in self.kept:
             marks = {_at(at, base.steps, steps) for at in self.kept[label]}
-            marks |= set(fields["keep_steps"])
-            fields["keep_steps"] = tuple(sorted(m for m in marks if m < steps))
+            marks = {mark for mark in marks if mark > 0} | set(fields["keep_steps"])
+            fields["keep_steps"] = tuple(sorted(mark for mark in marks if mark < steps))
         if entry.branches and (fields.get("schedule", base.schedule) != "wsd" or not decay):
             raise ValueError("branches need a plateau: set schedule: wsd and decay_steps, say 20%")
         ends = {
@@ -260,4 +258,5 @@ def _at(value: int | str, of: int, steps: int) -> int:
 
 def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of all runs that are whole already; shares are worked out for each run."""
-    return {k: v for k, v in fields.items() if k not in OWN_SHARES and not is_share(v)}
+    own = (*OWN_SHARES, "keep_steps")
+    return {k: v for k, v in fields.items() if k not in own and not is_share(v)}

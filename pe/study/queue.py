@@ -68,6 +68,8 @@ def run_study(
         RunError: runs start from a run of another study that is not there yet.
         RunError: the source of an encoding is not the one that its run was trained with.
     """
+    if not all(isinstance(planned, Planned) for planned in plan):
+        raise TypeError(f"expected a plan, got {plan!r}; pe.load_plan makes one of a study's name")
     listed = with_retrained_parents(plan)
     todo = [p for p in listed if not p.done()]
     states = {p.name: "waiting" if p in todo else "done" for p in listed}

@@ -51,11 +51,21 @@ def encoding(
         ValueError: unknown names, unknown options (the nearest is named), wrong values, or parts
             that cannot be combined.
     """
+    _refuse_wrong_sizes(
+        head_dim=head_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, hidden_size=hidden_size,
+        original_length=original_length,
+    )  # fmt: skip
+    if num_kv_heads is not None and num_heads % num_kv_heads:
+        raise ValueError(
+            f"num_kv_heads: expected a divisor of the {num_heads} heads, got {num_kv_heads}"
+        )
+    if not _is_whole(layer_index) or layer_index < 0:
+        raise ValueError(f"layer_index: expected a whole number from 0 on, got {layer_index!r}")
     arguments = {
         "head_dim": head_dim,
         "num_heads": num_heads,
-        "num_kv_heads": num_kv_heads or num_heads,
-        "hidden_size": hidden_size or head_dim * num_heads,
+        "num_kv_heads": num_heads if num_kv_heads is None else num_kv_heads,
+        "hidden_size": head_dim * num_heads if hidden_size is None else hidden_size,
         "original_length": original_length,
         "layer_index": layer_index,
     } | options
@@ -83,6 +93,17 @@ def encoding(
             arguments["transforms"] = changes
         parts = [build(name, c) for name, c in encodings.items()]
     return parts[0] if len(parts) == 1 else sum_class(encodings.values())(parts)
+
+
+def _refuse_wrong_sizes(**sizes: int | None) -> None:
+    """Raise ValueError for a size that is no whole number above 0; None is not looked at."""
+    for name, size in sizes.items():
+        if size is not None and not (_is_whole(size) and size > 0):
+            raise ValueError(f"{name}: expected a whole number above 0, got {size!r}")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def sum_class(parts: Iterable[type]) -> type[Composite]:

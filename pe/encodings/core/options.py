@@ -22,6 +22,10 @@ ALIASES = {
 """What published configurations call some options."""
 
 
+LARGEST = 2**62
+"""Of whole numbers: torch's positions have 64 bits."""
+
+
 def parameters(part: Part) -> dict[str, inspect.Parameter]:
     """The parameters of the class by name; not ``*args`` and ``**kwargs``."""
     every = inspect.signature(part).parameters.values()
@@ -57,6 +61,10 @@ def own_options(named: PartSpec, part: Part) -> dict[str, Any]:
     if named.argument is not None:
         if not (needed := needed_option(part)):
             raise ValueError(f"{named.name} takes no number; leave out :{named.argument}")
+        if needed in own:
+            raise ValueError(
+                f"{named}: {needed} is given twice; leave out :{named.argument} or {needed}="
+            )
         own[needed] = named.argument
     return own
 
@@ -90,6 +98,8 @@ def construct(name: str, part: Part, arguments: dict[str, Any]) -> Any:
                 raise ValueError(f"{name!r} needs {key}")
         elif key != "transforms" and not _fits(value, hints.get(key)):
             raise ValueError(f"{name!r}: option {key}: expected {_word(hints[key])}, got {value!r}")
+        elif isinstance(value, int) and abs(value) > LARGEST:
+            raise ValueError(f"{name!r}: option {key}: expected at most {LARGEST}, got {value}")
     return part(**{key: arguments[key] for key in taken})
 
 

@@ -149,6 +149,8 @@ def lookup(name: str) -> Part:
         module, _, attribute = name.partition(":")
         if module in _KEYS:
             raise ValueError(f"{name!r}: {attribute!r} is no whole number; write '{module}:512'")
+        if not all(word.isidentifier() for word in [*module.split("."), attribute]):
+            raise ValueError(f"encoding {name!r}: expected 'module:Class', as Python imports them")
         try:
             part = getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError) as error:

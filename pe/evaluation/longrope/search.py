@@ -48,7 +48,7 @@ from pe.model import PEForCausalLM
 from pe.model.convert import convert
 from pe.model.loss import token_losses
 from pe.recipes.recipe import Recipe
-from pe.runs import SCHEMA_VERSION, Run, RunError
+from pe.runs import SCHEMA_VERSION, Run, RunError, checked
 from pe.runs.provenance import code, hardware, now
 from pe.training.progress import Progress
 
@@ -100,6 +100,7 @@ def search_longrope(
         ValueError: no validation document is long enough, the model has no frequencies to slow, or
             ``critical`` is none of them or has no needles beside it.
     """
+    checked(run)
     _check(factor, iterations, population, spec)
     settings: dict[str, Any] = {
         "pe": spec, "factor": float(factor), "magnitude": magnitude, "population": population,

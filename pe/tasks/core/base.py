@@ -224,11 +224,6 @@ class Task(Options, ABC):
         lengths = np.array([length for _, length in drawn])
         return Batch(tokens, targets, lengths, np.array([len(e.tokens) for e, _ in drawn]))
 
-    def chance_exact(self, batch: Batch) -> float:
-        """Expected share of exact matches of uniform guesses at these examples."""
-        asked = (batch.targets != IGNORE).sum(axis=1)
-        return float(np.mean(self.chance**asked))
-
     def score_of(
         self, guess: Guess, split: str, examples: int = 1000, seed: int = 0, **more: Any
     ) -> Score:

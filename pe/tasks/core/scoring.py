@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from pe.tasks.core.draws import Int
-
-if TYPE_CHECKING:
-    from pe.results.intervals import Interval
 
 IGNORE = -100
 """The target of a position at which nothing is asked (`pe.model.loss.IGNORE`)."""
@@ -39,12 +36,6 @@ class Score(NamedTuple):
         ones until its first mistake, so its share of exact matches is this one.
         """
         return self.examples_right / self.examples
-
-    def exact_interval(self) -> Interval:
-        """Wilson's 95% interval of `exact`. Tokens of one example are not independent."""
-        from pe.results.intervals import wilson
-
-        return wilson(self.examples_right, self.examples)
 
 
 def score(predictions: Int, targets: Int) -> Score:

@@ -39,7 +39,6 @@ from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.functional import cross_entropy, pad
 
 from pe import devices
-from pe._errors import PositionError
 from pe._recompute import kept
 from pe.encodings.core.frequencies import cos_sin
 from pe.model import PEConfig, PEForCausalLM
@@ -65,16 +64,6 @@ class Member(NamedTuple):
 
     seed: int
     learning_rate: float
-
-
-class Result(NamedTuple):
-    """One model after training."""
-
-    member: Member
-    losses: list[float]
-    """Mean loss of each step's batch, before its update."""
-    scores: dict[str, Score | None]
-    """By split; None where the encoding has no such positions."""
 
 
 class Answers(NamedTuple):
@@ -438,50 +427,3 @@ def _padded(rows: Sequence[Int], width: int, value: int) -> Int:
     for place, own in zip(whole, rows, strict=True):
         place[:, : own.shape[1]] = own
     return whole
-
-
-def train_many(
-    task: Task,
-    pe: str,
-    seeds: Sequence[int] = (0,),
-    learning_rates: Sequence[float] = (3e-3,),
-    settings: Settings | None = None,
-    pe_options: dict[str, Any] | None = None,
-    examples: int = 640,
-    on_progress: Callable[[int, list[float]], bool | None] | None = None,
-) -> list[Result]:
-    """Train an encoding on a task, for each seed at each rate, and score every split.
-
-    Args:
-        examples: per split. on_progress: called after each step with its number, counted from 1,
-            and the loss of each model; training ends early where it returns True.
-
-    Returns:
-        One result per seed and rate: all rates of the first seed, then of the second.
-
-    Raises:
-        ValueError: see `Many`.
-    """
-    members = [Member(seed, rate) for seed in seeds for rate in learning_rates]
-    many = Many(task, pe, members, settings, pe_options)
-    history = []
-    for number in range(1, many.settings.steps + 1):
-        history.append(many.step().tolist())
-        if on_progress is not None and on_progress(number, history[-1]):
-            break
-    scores = {split: _scores(many, split, examples) for split in task.splits if split != "train"}
-    return [
-        Result(
-            member,
-            [losses[index] for losses in history],
-            {split: found[index] for split, found in scores.items()},
-        )
-        for index, member in enumerate(members)
-    ]
-
-
-def _scores(many: Many, split: str, examples: int) -> list[Score | None]:
-    try:
-        return list(many.score(split, examples))
-    except PositionError:
-        return [None] * len(many.members)

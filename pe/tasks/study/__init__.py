@@ -25,13 +25,14 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from pe._errors import unknown
+from pe._files import read_yaml, shipped
 from pe.encodings.core.parts import part_classes
 from pe.runs import RunBusy, RunError, root
 from pe.tasks.core.options import Options
 from pe.tasks.measure.record import Experiment, TaskRun, task_run
 from pe.tasks.measure.settings import Settings
 
-FOLDER = Path(__file__).resolve().parents[3] / "studies" / "tasks"
+FOLDER = shipped("studies") / "tasks"
 CALLED_SECONDS = 0.03
 """What calling torch takes per step on a GPU, whatever the size, where no step is recorded (of
 encodings that draw positions): an assumption."""
@@ -146,8 +147,6 @@ def load_study(name: str, mini: bool = False) -> TaskStudy:
     Raises:
         ValueError: there is no such study, or a field of it is not right.
     """
-    import yaml
-
     path = Path(name)
     if path.suffix != ".yaml":
         known = {p.stem: p for p in sorted(FOLDER.glob("*.yaml"))}
@@ -156,7 +155,7 @@ def load_study(name: str, mini: bool = False) -> TaskStudy:
         path = known[name]
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file")
-    content = yaml.safe_load(path.read_text())
+    content = read_yaml(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected fields such as title, encodings and tasks")
     small = content.pop("mini", None)
