@@ -506,9 +506,15 @@ def _refuse_unfilled(layer: LayerSpec, options: Mapping[str, Any], length: int |
             )
 
 
+@functools.cache
 def _parameters(part: Part) -> dict[str, inspect.Parameter]:
     parameters = inspect.signature(part).parameters.values()
     return {p.name: p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+
+@functools.cache
+def _hints(part: Part) -> dict[str, Any]:
+    return typing.get_type_hints(part.__init__)
 
 
 def takes(part: Part, name: str) -> bool:
@@ -588,7 +594,7 @@ def _refuse_unknown_options(spec: str, parts: list[Part], options: dict[str, Any
 
 
 def _build(name: str, part: Part, arguments: dict[str, Any]) -> Any:
-    hints = typing.get_type_hints(part.__init__)
+    hints = _hints(part)
     parameters = {key: p for key, p in _parameters(part).items() if key in arguments}
     for key, parameter in parameters.items():
         value = arguments[key]
