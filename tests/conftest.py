@@ -38,7 +38,7 @@ os.environ["HF_DATASETS_OFFLINE"] = "1"
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: full collections, of which there are some, look at the rest alone."""
+    """What was imported stays, so full collections look only at what came later."""
     gc.collect()
     gc.freeze()
 

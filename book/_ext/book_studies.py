@@ -17,7 +17,7 @@ from pe import runs
 from pe._errors import unknown
 from pe.results import rows as results
 from pe.speed.record import Speed
-from pe.study import plan
+from pe.study.plan import Planned, load_plan
 
 LOCAL = "local"
 FILES = ("run.json", "metrics.jsonl", "evaluation.json", "extension.json")
@@ -88,7 +88,7 @@ class Studies:
     runs: dict[str, list[Snapshot]] = field(default_factory=dict)
     incomplete: dict[str, list[Snapshot]] = field(default_factory=dict)
     _rows: dict[str, dict[str, results.Row]] = field(default_factory=dict)
-    _plans: dict[str, list[plan.Planned]] = field(default_factory=dict)
+    _plans: dict[str, list[Planned]] = field(default_factory=dict)
 
     def rows(self, study: str) -> dict[str, results.Row]:
         """The rows of a study by name; worked out once.
@@ -104,14 +104,14 @@ class Studies:
             self._rows[study] = {row.label: row for row in found}
         return self._rows[study]
 
-    def plan(self, study: str) -> list[plan.Planned]:
+    def plan(self, study: str) -> list[Planned]:
         """The plan of a study's YAML; worked out once.
 
         Raises:
             ValueError: there is no such YAML, or it is no study.
         """
         if study not in self._plans:
-            self._plans[study] = plan.load_plan(study)
+            self._plans[study] = load_plan(study)
         return self._plans[study]
 
     def row(self, study: str, label: str) -> results.Row:
@@ -167,8 +167,8 @@ class Studies:
         Pages that read records depend on the one file that holds this, so none is left stale.
         """
         here = Path(__file__).resolve().parent
-        code = [*here.glob("book*.py"), Path(str(plan.__file__))]
-        code += Path(str(results_package.__file__)).parent.glob("*.py")
+        package = Path(results_package.__file__ or "").resolve().parents[1]
+        code = [*here.glob("book*.py"), *package.glob("results/*.py"), *package.glob("study/*.py")]
         code += (here.parents[1] / "studies").glob("*.yaml")
         shown = b"".join(path.read_bytes() for path in sorted(code))
         result = {"code": hashlib.sha256(shown).hexdigest()}
