@@ -37,6 +37,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 
 
+def pytest_collection_finish() -> None:
+    """What was imported stays, so full collections look only at what came later."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def shared_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory that all workers of this test session share."""

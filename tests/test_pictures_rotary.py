@@ -99,9 +99,3 @@ def test_the_weights_of_ssmax() -> None:
         assert float(ssmax.weight_numbers(many, s)) == pytest.approx(limit, abs=0.02)
     assert ssmax.start(1_024) == pytest.approx(0.168, abs=5e-4)
     assert float(ssmax.factor(torch.tensor([378]))) == pytest.approx(1, abs=1e-3)
-
-
-@pytest.mark.parametrize("module", [fope, irope, multiscale_rope, partial, ssmax, xpos])
-def test_pictures_can_be_drawn(module: object) -> None:
-    for draw in module.PICTURES.values():  # type: ignore[attr-defined]
-        assert draw().axes

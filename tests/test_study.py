@@ -20,7 +20,7 @@ from study_tools import CHAIN, by_label, run_in_this_process, trained_steps, wri
 from pe import cli
 from pe.notebooks.parameters import configure
 from pe.recipes.command import notebook_command, notebook_parameters
-from pe.study import load_plan, run_study, worker
+from pe.study import load_plan, queue, run_study, worker
 from pe.study.queue import StudyFailed
 from pe.study.show import rows, text
 from pe.study.worker import execute
@@ -321,17 +321,19 @@ def add_worker(file: str, started: list[subprocess.Popen[bytes]]) -> subprocess.
 
 
 def test_a_killed_worker_loses_nothing_and_nothing_runs_twice(
-    tmp_path: Path, own_runs: Path, scheduler: tuple[str, list[subprocess.Popen[bytes]]]
-) -> None:
+    tmp_path: Path, own_runs: Path, scheduler: tuple[str, list[subprocess.Popen[bytes]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(queue, "POLL", 0.1)  # else many more steps are needed to be in the middle
     file, started = scheduler
-    plan = load_plan(write(tmp_path, CHAIN, steps=400, checkpoint_every=20, validate_every=0))
+    plan = load_plan(write(tmp_path, CHAIN, steps=240, checkpoint_every=20, validate_every=0))
     first = add_worker(file, started)
     parent = plan[0].run()
     killed: list[int] = []
 
     def kill_in_the_middle(states: dict[str, str]) -> None:
         path = parent.directory / "metrics.jsonl"
-        if not killed and path.exists() and len(path.read_text().splitlines()) > 50:
+        if not killed and path.exists() and len(path.read_text().splitlines()) > 30:
             os.kill(first.pid, signal.SIGKILL)
             killed.append(first.pid)
             add_worker(file, started)
@@ -340,8 +342,8 @@ def test_a_killed_worker_loses_nothing_and_nothing_runs_twice(
     assert killed
     assert all(p.done() for p in plan)
     assert parent.read()["training"]["resumes"] >= 1
-    assert trained_steps(parent) == list(range(1, 401))
-    assert trained_steps(plan[1].run()) == list(range(1, 201))
+    assert trained_steps(parent) == list(range(1, 241))
+    assert trained_steps(plan[1].run()) == list(range(1, 121))
 
     task = {
         "directory": str(parent.directory), "recipe": plan[0].recipe.to_dict(),

@@ -19,7 +19,7 @@ from sphinx.application import Sphinx
 
 from pe import claims
 from pe._errors import unknown
-from pe.claims import Judged, Verdict
+from pe.claims import Claim, Judged, Verdict
 from pe.results.markdown import pipe
 
 T = TypeVar("T")
@@ -88,10 +88,10 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}{'' if text[-1] in '.)' else '.'}" if text else ""
 
 
-def about_page(book: Path, stem: str) -> list[str]:
+def about_page(book: Path, stem: str, ledger: Sequence[Claim] | None = None) -> list[str]:
     """Ids of the claims about a method page's encodings, without those that have another page."""
     own = {name for name in of_page(stem) if not (book / "methods" / f"{name}.md").exists()}
-    ledger = claims.load(book / LEDGER)
+    ledger = claims.load(book / LEDGER) if ledger is None else ledger
     return [claim.id for claim in ledger if (own | {stem}) & set(claim.encodings)]
 
 
@@ -135,10 +135,12 @@ class ClaimTable(_OfLedger):
         if self.arguments:
             return beside(self.judged(self.arguments[0].split()))
         folder, _, stem = self.env.docname.rpartition("/")
-        names = about_page(self.book.folder, stem) if folder == "methods" else []
+        found = self.judged()
+        ledger = [one.claim for one in found]
+        names = about_page(self.book.folder, stem, ledger) if folder == "methods" else []
         if not names:
             raise ValueError("no claim of the ledger is about the encoding of this page")
-        return beside(self.judged(names))
+        return beside(selected(found, names))
 
 
 def setup(app: Sphinx) -> None:

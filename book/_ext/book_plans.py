@@ -36,7 +36,7 @@ def there(studies: Studies, text: str) -> list[Snapshot]:
     """
     study, _, rest = text.partition("/")
     label, _, part = rest.partition(".")
-    known = list(dict.fromkeys(planned.label for planned in load_plan(study)))
+    known = list(dict.fromkeys(planned.label for planned in studies.plan(study)))
     if label and label not in known:
         raise unknown("row", label, known)
     if part and part not in PARTS:
@@ -177,7 +177,7 @@ class MissingRuns(Made):
 
     def text(self) -> str:
         study, studies = self.arguments[0], self.book.studies
-        plan = load_plan(study)
+        plan = studies.plan(study)
         rows = studies.rows(study) if study in studies.runs else {}
         return missing_runs(study, plan, rows, unmeasured_cells(studies, plan))
 

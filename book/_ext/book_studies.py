@@ -17,6 +17,7 @@ from pe import runs
 from pe._errors import unknown
 from pe.results import rows as results
 from pe.speed.record import Speed
+from pe.study.plan import Planned, load_plan
 
 LOCAL = "local"
 FILES = ("run.json", "metrics.jsonl", "evaluation.json", "extension.json")
@@ -87,6 +88,7 @@ class Studies:
     runs: dict[str, list[Snapshot]] = field(default_factory=dict)
     incomplete: dict[str, list[Snapshot]] = field(default_factory=dict)
     _rows: dict[str, dict[str, results.Row]] = field(default_factory=dict)
+    _plans: dict[str, list[Planned]] = field(default_factory=dict)
 
     def rows(self, study: str) -> dict[str, results.Row]:
         """The rows of a study by name; worked out once.
@@ -97,9 +99,20 @@ class Studies:
         if study not in self.runs:
             raise unknown("study", study, self.runs)
         if study not in self._rows:
-            found = results.rows(study, self.runs[study])
+            planned = self.plan(study) if results.planned(study) else []
+            found = results.rows(study, self.runs[study], planned)
             self._rows[study] = {row.label: row for row in found}
         return self._rows[study]
+
+    def plan(self, study: str) -> list[Planned]:
+        """The plan of a study's YAML; worked out once.
+
+        Raises:
+            ValueError: there is no such YAML, or it is no study.
+        """
+        if study not in self._plans:
+            self._plans[study] = load_plan(study)
+        return self._plans[study]
 
     def row(self, study: str, label: str) -> results.Row:
         """One of them. ValueError names the nearest if there is none."""

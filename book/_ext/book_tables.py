@@ -12,6 +12,7 @@ Rows that are planned and not recorded yet are named, so that a page holds befor
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 from book_directives import Block, Made
@@ -60,7 +61,7 @@ class StudyTable(Made):
             found = studies.rows(self.options["beside"]) | found
         return study_table(
             found,
-            titles(study),
+            self.book.once(f"titles of {study}", partial(titles, study)),
             self.words("columns"),
             self.words("rows") or ([wanted] if wanted else []),
             self.book.pages(found.values()),

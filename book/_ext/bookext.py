@@ -19,6 +19,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+# A build keeps most of what it imports and makes. Looking for garbage as often as Python does by
+# itself took a fifth of its time.
+gc.set_threshold(50_000, 20, 1_000)
 BOOK = Path(__file__).resolve().parent.parent
 ROOT = BOOK.parent
 sys.path.insert(0, str(ROOT))  # the package beside the book, installed or not
@@ -52,9 +55,6 @@ from sphinx.errors import ExtensionError  # noqa: E402
 from pe import runs  # noqa: E402
 
 STUDY = "demo"
-# A build keeps most of what it makes. Looking for garbage as often as Python does by itself took a
-# fifth of its time.
-gc.set_threshold(50_000, 20, 1_000)
 _THEBE = re.compile(r"<script[^>]*thebe-config.*?</script>\s*<script>kernelName.*?</script>", re.S)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 import typing
+from collections.abc import Callable
 from typing import Any
 
 from pe._errors import nearest
@@ -28,6 +30,12 @@ LARGEST = 2**62
 
 def parameters(part: Part) -> dict[str, inspect.Parameter]:
     """The parameters of the class by name; not ``*args`` and ``**kwargs``."""
+    key: Any = part  # mypy does not know that classes can be hashed
+    return _parameters(key)
+
+
+@functools.cache
+def _parameters(part: Part) -> dict[str, inspect.Parameter]:
     every = inspect.signature(part).parameters.values()
     return {p.name: p for p in every if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
@@ -83,13 +91,18 @@ def refuse_unknown_options(spec: str, parts: list[Part], options: dict[str, Any]
             )
 
 
+@functools.cache
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    return typing.get_type_hints(function)
+
+
 def construct(name: str, part: Part, arguments: dict[str, Any]) -> Any:
     """Build a part with those of ``arguments`` that its class takes.
 
     Raises:
         ValueError: one that it needs is missing, or an option is of another type.
     """
-    hints = typing.get_type_hints(part.__init__)
+    hints = _hints(part.__init__)
     taken = {key: p for key, p in parameters(part).items() if key in arguments}
     for key, parameter in taken.items():
         value = arguments[key]
