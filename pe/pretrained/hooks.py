@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +27,23 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from pe._errors import PositionError
 from pe.attention import scaled
 from pe.attention.choose import bias_of, compute, spans_for
+from pe.attention.pieces import near_and_far
 from pe.attention.spans import Spans
 from pe.encodings import Encoding, Prepared
 from pe.encodings.core.base import tightest
 
 INTERFACE = "pe"
 """Name of the attention in transformers' registries."""
+
+
+@runtime_checkable
+class GroupsFarKeys(Protocol):
+    """An encoding that counts far keys in groups, as `pe.encodings.self_extend.SelfExtend`."""
+
+    neighbor_window: int
+
+    def grouped(self, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions whose difference is the distance of far keys."""
 
 
 class Call:
@@ -194,6 +205,12 @@ def attention(
         query = (query.to(wide) * (scale * query.shape[-1] ** 0.5)).to(query.dtype)
         scale = query.shape[-1] ** -0.5
     q_positions, k_positions, tables, counted = _where(pe_call, enc, query, key)
+    if isinstance(enc, GroupsFarKeys) and attention_mask is None and s_aux is None:
+        plain = torch.arange(key.shape[2], device=query.device)
+        alone = not pe_call.cached and not torch.is_grad_enabled()
+        if alone and bool((q_positions == plain).all()):
+            out = _in_pieces(enc, query, key, value, scale, plain)
+            return out.transpose(1, 2).contiguous(), None
     # The host's own sink is unknown to the choice of a kernel.
     backend = None if s_aux is None else "sdpa"
     shown: Tensor | Spans | None = attention_mask
@@ -213,6 +230,20 @@ def attention(
     sink = torch.stack(sinks).logsumexp(0) if sinks else None
     out = compute(scaled(q, factor), k, value, scale, bias, shown, backend, sink)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _in_pieces(
+    enc: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, positions: Tensor
+) -> Tensor:
+    """A whole text without a gradient: near and far keys in flash kernels, without a matrix."""
+    groups = query.shape[1] // key.shape[1]
+    kinds = [(positions, positions), enc.grouped(positions, positions)]
+    rotated = [enc.rotate(query, key, *where) for where in kinds]
+    near, far = [
+        (q.to(value.dtype), k.to(value.dtype).repeat_interleave(groups, 1)) for q, k in rotated
+    ]
+    values = value.repeat_interleave(groups, 1)
+    return near_and_far(near, far, values, enc.neighbor_window, scale)
 
 
 def _where(own: LayerCall, enc: Encoding, query: Tensor, key: Tensor) -> Prepared:

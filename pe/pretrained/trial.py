@@ -57,7 +57,7 @@ def try_out(run: PretrainedRun, *, quiet: bool = False) -> dict[str, Any]:
         return _Trial(run, Progress(enabled=not quiet)).go(record)
 
 
-def _recipe(run: PretrainedRun, config: Any, tokenizer: str, vocabulary: int) -> Recipe:
+def recipe_of(run: PretrainedRun, config: Any, tokenizer: str, vocabulary: int) -> Recipe:
     """The settings as this package's scorer, batches and optimizer read them."""
     settings = run.settings
     return Recipe(
@@ -97,7 +97,7 @@ class _Trial:
         folder = self.run.directory / "tokenizer"
         tokenizer.save_pretrained(folder)
         vocabulary = -(-len(tokenizer) // 8) * 8
-        self.recipe = _recipe(
+        self.recipe = recipe_of(
             self.run, self.model.config.get_text_config(decoder=True), str(folder), vocabulary
         )
         data = prepare(s.corpus, vocabulary, str(folder), on_progress=self.progress.show)
