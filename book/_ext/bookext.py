@@ -68,6 +68,7 @@ def prepare(app: Sphinx, config: Config) -> None:
     book_mirror.mirror(ROOT, BOOK, studies.complete())
     drawn = book_measured.figures_of(studies) | book_dropping.figures_of(studies)
     drawn |= book_pictures.shown(BOOK, book_pictures.record_figures(studies) | drawn)
+    drawn |= book_pretrained.figures_of(BOOK.parent / "runs")
     book_pictures.draw(ROOT, BOOK, drawn)
     config.template_bridge = "book_manners.Pages"
     config.html_extra_path += book_explorer.prepare(studies, speeds, BOOK)
