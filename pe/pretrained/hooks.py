@@ -205,10 +205,10 @@ def attention(
         query = (query.to(wide) * (scale * query.shape[-1] ** 0.5)).to(query.dtype)
         scale = query.shape[-1] ** -0.5
     q_positions, k_positions, tables, counted = _where(pe_call, enc, query, key)
-    if isinstance(enc, GroupsFarKeys) and attention_mask is None and s_aux is None:
+    alone = attention_mask is None and s_aux is None and not pe_call.cached
+    if alone and not torch.is_grad_enabled() and isinstance(enc, GroupsFarKeys):
         plain = torch.arange(key.shape[2], device=query.device)
-        alone = not pe_call.cached and not torch.is_grad_enabled()
-        if alone and bool((q_positions == plain).all()):
+        if bool((q_positions == plain).all()):
             out = _in_pieces(enc, query, key, value, scale, plain)
             return out.transpose(1, 2).contiguous(), None
     # The host's own sink is unknown to the choice of a kernel.
