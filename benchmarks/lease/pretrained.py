@@ -69,10 +69,12 @@ def pack(cache: str, corpus: str, model: str, parts: str, lease: str) -> None:
             "model": source.name, "sha256": _digest(source), "vocabulary": vocabulary,
         }  # fmt: skip
         tokens.compress([data.directory, source], folder, json.dumps(about), Path(lease))
+    config = folder / "0" / "config"
+    if not config.exists():
         where = {"gguf_file": source.name} if source.is_file() else {}
-        config = AutoConfig.from_pretrained(source.parent if where else source, **where)
-        config.save_pretrained(folder / "0" / "config")
-    shutil.copytree(folder / "0" / "config", Path(lease) / "config", dirs_exist_ok=True)
+        own = AutoConfig.from_pretrained(source.parent if where else source, **where)
+        own.save_pretrained(config)
+    shutil.copytree(config, Path(lease) / "config", dirs_exist_ok=True)
     tokens.recut(folder, Path(lease))
 
 

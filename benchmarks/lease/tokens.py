@@ -64,17 +64,19 @@ def pack(cache: str, corpus: str, vocab: str, parts: str, lease: str) -> None:
 
 def compress(sources: Sequence[Path], folder: Path, about: str, lease: Path) -> None:
     """Files and folders -> one archive, cut into parts that fit beside ``lease``."""
-    left = room(lease, folder)
-    folder.mkdir(parents=True)
-    whole = folder / "tokens.tar.xz"
+    left, new = room(lease, folder), folder.with_suffix(".new")
+    shutil.rmtree(new, ignore_errors=True)  # of a call that was cut off
+    new.mkdir(parents=True)
+    whole = new / "tokens.tar.xz"
     members = " ".join(f"-C {path.absolute().parent} {path.name}" for path in sources)
     subprocess.run(
         f"tar -cf - {members} | "
         f"xz -T0 --block-size=60MiB --lzma2=preset=6,lc=3,lp=1,pb=1 -c > {whole}",
         shell=True, check=True,
     )  # fmt: skip
-    cut(folder, whole.read_bytes(), about, left)
+    cut(new, whole.read_bytes(), about, left)
     whole.unlink()
+    new.rename(folder)
 
 
 def recut(folder: Path, lease: Path) -> None:

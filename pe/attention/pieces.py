@@ -28,26 +28,31 @@ def near_and_far(
 
     def cut(x: Tensor) -> Tensor:
         """(B, H, T, D) -> (B, H, blocks, size, D)."""
-        return pad(x, (0, 0, 0, blocks * size - length)).unflatten(2, (blocks, size))
+        padded: Tensor = pad(x, (0, 0, 0, blocks * size - length))
+        result: Tensor = padded.unflatten(2, (blocks, size))
+        return result
 
-    q, k, values = (cut(x) for x in (*near, v))
+    q, k, values = cut(near[0]), cut(near[1]), cut(v)
     own = _blockwise(q, k, values, scale)
-    earlier = tuple(x[:, :, :-1].flip(3)[..., :-1, :] for x in (k, values))
-    out, lse = _blockwise(q[:, :, 1:].flip(3)[..., 1:, :], *earlier, scale)
+    later, earlier, theirs = (x.flip(3) for x in (q[:, :, 1:], k[:, :, :-1], values[:, :, :-1]))
+    out, lse = _blockwise(later[..., 1:, :], earlier[..., :-1, :], theirs[..., :-1, :], scale)
+    # The last query of a block sees no key of the block before, and no query of the first block.
     before = (
-        pad(out, (0, 0, 1, 0)).flip(3),
-        pad(lse, (1, 0), value=float("-inf")).flip(3),
-    )  # the last query of a block sees no key of the block before
-    before = (pad(before[0], (0, 0, 0, 0, 1, 0)), pad(before[1], (0, 0, 1, 0), value=-torch.inf))
-    pieces = [(x.flatten(2, 3)[:, :, :length], s.flatten(2, 3)[:, :, :length])
-              for x, s in (own, before)]  # fmt: skip
+        pad(pad(out, (0, 0, 1, 0)).flip(3), (0, 0, 0, 0, 1, 0)),
+        pad(pad(lse, (1, 0), value=-torch.inf).flip(3), (0, 0, 1, 0), value=-torch.inf),
+    )
+    pieces: list[Piece] = [
+        (x.flatten(2, 3)[:, :, :length], sums.flatten(2, 3)[:, :, :length])
+        for x, sums in (own, before)
+    ]
     if length > size:
         q, k = far
         out, lse = _causal(q[:, :, size:], k[:, :, :-size], v[:, :, :-size], scale)
-        pieces.append((pad(out, (0, 0, size, 0)), pad(lse, (size, 0), value=float("-inf"))))
-    weights = torch.stack([lse for _, lse in pieces]).softmax(0)
-    total = sum(x.float() * w[..., None] for (x, _), w in zip(pieces, weights, strict=True))
-    assert isinstance(total, Tensor)
+        pieces.append((pad(out, (0, 0, size, 0)), pad(lse, (size, 0), value=-torch.inf)))
+    weights = torch.stack([sums for _, sums in pieces]).softmax(0)
+    total = torch.zeros_like(v, dtype=weights.dtype)
+    for (x, _), weight in zip(pieces, weights, strict=True):
+        total += x * weight[..., None]
     return total.to(v.dtype)
 
 
@@ -56,8 +61,8 @@ def _blockwise(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Piece:
     if not q.numel():
         return torch.zeros_like(q), q.new_zeros(q.shape[:-1], dtype=torch.float32)
     shape = q.shape[:3]
-    flat = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
-    out, lse = _causal(*flat, scale)
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+    out, lse = _causal(q, k, v, scale)
     back = (shape[0], shape[2])
     return out.unflatten(0, back).transpose(1, 2), lse.unflatten(0, back).transpose(1, 2)
 

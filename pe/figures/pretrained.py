@@ -108,7 +108,7 @@ def several(records: Sequence[Mapping[str, Any]]) -> Figure:
             turn = used.get((name, trained), 0)
             used[name, trained] = turn + 1
             dashes = ["-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5))][turn % 4]
-            look = {"color": colour(name), "marker": marker(name), "label": text}
+            look: dict[str, Any] = {"color": colour(name), "marker": marker(name), "label": text}
             look |= {"linestyle": dashes, "markerfacecolor": None if trained else "none"}
             lines.append((record, variant, look))
     for record, variant, look in lines:

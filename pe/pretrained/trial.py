@@ -187,7 +187,8 @@ class _Trial:
             outcome = other["outcomes"].get(variant)
             same = _what_decides(other, variant) == _what_decides(self.record, variant)
             if outcome is not None and same:
-                return {"taken_from": other["run"]} | outcome
+                taken: dict[str, Any] = {"taken_from": other["run"]} | outcome
+                return taken
         return None
 
     def _retrieval(self, scorer: Scorer, log: Log) -> dict[str, Any]:
