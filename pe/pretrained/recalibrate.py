@@ -22,8 +22,9 @@ from pe.model.loss import CHUNK_LOGITS, summed_loss
 from pe.pretrained.judged import Judged
 from pe.recipes.recipe import Recipe
 from pe.training.build import build_optimizer, set_rate
-from pe.training.loop import StopSignal, learning_rate
 from pe.training.metrics import NonFiniteLoss
+from pe.training.schedule import learning_rate
+from pe.training.stop import StopSignal
 
 MICRO_TOKENS = 2**15
 """Tokens in one forward and backward pass on a GPU; a step of more takes several."""

@@ -55,7 +55,7 @@ class Outcome(Measures):
     """How one variant of the model does."""
 
     no_needles: str | None
-    """Why no hidden numbers were looked for; null where they were, at lengths with room for them."""
+    """Why no hidden numbers were looked for; null where they were, at lengths with room."""
     seconds: Seconds
     taken_from: str | None = None
     """The record of the same study that it was taken from; null where it was measured here."""
