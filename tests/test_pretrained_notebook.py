@@ -98,6 +98,8 @@ def test_variants_are_judged_on_the_same_tokens_and_recorded(place: Path) -> Non
     assert "512" in page.plan(run).data
     for figure in (figures.by_length(record), figures.by_position(record)):
         assert figure.axes
+    drawn = [line.get_label() for line in figures.several([record]).axes[0].lines]
+    assert drawn[:2] == ["untouched", "YaRN, factor 4.0"]
     (place / "tiny" / "model.safetensors").unlink()
     assert try_out(run, quiet=True) == record, "a complete record needs no weights"
 
@@ -301,6 +303,22 @@ def test_the_guide_shows_each_outcome_beside_the_untouched_model() -> None:
         settings = {"model": "tiny", "pe": pe_name, "options": {"factor": 4.0}, "lengths": [512]}
         return {"settings": settings, "outcomes": outcomes}
 
+    trained = record("nope", 9.0)
+    trained["outcomes"]["trained"] = {"perplexity": {"512": {"nll": 1.75}}}
+    trained["outcomes"]["adapted"]["needles"] = {"tasks": {"passkey": {"512": {"prompts": "1101"}}}}
+    trained["settings"] |= {
+        "options": {}, "steps": 1600, "batch_size": 16, "context_length": 8192,
+        "learning_rate": 3e-4,
+    }  # fmt: skip
+    trained["training_speed"] = {"tokens_per_second": 2e5, "peak_memory_gib": 60.4}
+    trained |= {"host": {"training_length": 512}, "hardware": {"name": "a card"}}
+    assert book_records.lines(book_pretrained.training([record("pi", 3.0), trained]))[1:] == [
+        ["`nope`", "0.0003", "210 M", "9.000", "1.750", "200,000", "60", "a card"]
+    ]
+    assert book_records.lines(book_pretrained.found([trained]))[1:] == [
+        ["passkey", "`nope`", "75%"]
+    ]
+    assert book_pretrained.what(trained, "trained") == "`nope`, 1,600 steps at 0.0003"
     text = book_pretrained.table([record("yarn", 1.625), record("pi", 3.0)])
     assert book_records.lines(text)[1:] == [
         ["tiny", "untouched", "1.500"],
