@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from pe.notebooks.parameters.common import (
     Count,
     Options,
     Positive,
+    Switch,
     Whole,
     Words,
     launcher,
@@ -36,7 +36,7 @@ def configure_pretrained(
     batch_size: Count = 8,
     learning_rate: Positive = 1e-4,
     seed: Whole = 0,
-    compile: Literal["auto", "on", "off"] = "auto",
+    compiled: Switch | None = None,
     study: str = "pretrained",
 ) -> PretrainedRun:
     """Return the folder and settings of a trial of somebody else's model. Writes nothing.
@@ -82,7 +82,9 @@ def configure_pretrained(
         seed=seed,
     )
     run = PretrainedRun(root() / study / run_name(settings))
-    run.settings, run.path, run.compile = settings, path, compile
+    run.settings, run.path = settings, path
+    if compiled is not None:
+        run.compile = "on" if compiled else "off"
     return run
 
 
