@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, CohereConfig, LlamaConfig, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 import pe
+from pe.data import Batches
+from pe.data.shards import Split
 from pe.figures import pretrained as figures
 from pe.notebooks import pretrained_page as page
 from pe.notebooks.parameters import configure_pretrained
+from pe.pretrained import study as studies
 from pe.pretrained.judged import Judged
 from pe.pretrained.load import load
+from pe.pretrained.recalibrate import Recalibration
 from pe.pretrained.trial import try_out
+from pe.recipes.named import recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES: dict[str, Any] = {
@@ -83,6 +98,8 @@ def test_variants_are_judged_on_the_same_tokens_and_recorded(place: Path) -> Non
     assert "512" in page.plan(run).data
     for figure in (figures.by_length(record), figures.by_position(record)):
         assert figure.axes
+    drawn = [line.get_label() for line in figures.several([record]).axes[0].lines]
+    assert drawn[:2] == ["untouched", "YaRN, factor 4.0"]
     (place / "tiny" / "model.safetensors").unlink()
     assert try_out(run, quiet=True) == record, "a complete record needs no weights"
 
@@ -133,6 +150,133 @@ def test_logits_that_are_a_multiple_of_the_product_are_scored_as_they_are() -> N
     assert pe.adapt(model, "pi").get_output_embeddings() is not None
 
 
+def small(layers: int = 1) -> Any:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SIZES | {"num_hidden_layers": layers}, pad_token_id=0))
+
+
+def test_a_training_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+    tokens = np.random.default_rng(0).integers(0, 264, 400)
+    batches = Batches(Split(tokens, np.zeros(1, dtype=np.int64), ["drawn"]), 16, 2, 0)
+
+    def recalibration(model: Any, stop_at: int = 0) -> tuple[Recalibration, list[Any]]:
+        lines: list[Any] = []
+
+        def line(logged: dict[str, Any]) -> None:
+            lines.append(logged)
+            if logged["step"] == stop_at:
+                signal.raise_signal(signal.SIGTERM)
+
+        asked = recipe("tiny", steps=4, decay_steps=0, warmup_steps=1, compile="off")
+        return Recalibration(pe.adapt(model, "nope"), batches, asked, tmp_path, line), lines
+
+    whole, expected = recalibration(small())
+    speed = whole.run()
+    assert speed["tokens_per_second"] > 0
+    assert not speed["compiled"]
+    stopped, lines = recalibration(small(), stop_at=2)
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+        stopped.run()
+    rest, more = recalibration(small())
+    rest.run()
+    assert lines + more == expected
+    assert [line["step"] for line in lines] == [1, 2]
+    for one, other in zip(whole.model.parameters(), rest.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert not list(tmp_path.iterdir()), "a training that ended leaves no state"
+
+
+def test_a_study_measures_the_untouched_model_once_and_searches_factors(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "pe.pretrained.trial.SEARCH", {"iterations": 0, "population": 4, "windows": 2, "seed": 0}
+    )
+    first = try_out(configure_pretrained(**arguments(place, pe="pi", factor=2.0)), quiet=True)
+    searched = arguments(place, pe="longrope", factor=2.0, pe_options={"long_factor": "searched"})
+    run = configure_pretrained(**searched)
+    record = try_out(run, quiet=True)
+    untouched = record["outcomes"]["untouched"]
+    assert untouched.pop("taken_from") == first["run"]
+    assert untouched == first["outcomes"]["untouched"]
+    assert "taken_from" not in record["outcomes"]["adapted"]
+    search = json.loads((run.directory / "longrope-2x.json").read_text())
+    assert search["settings"]["length"] == 256
+    assert len(search["history"]) == 4
+
+
+def test_every_trial_of_the_study_can_be_put_on_a_model(place: Path) -> None:
+    study = studies.load_study("smollm2")
+    model = small()
+    for trial in study.runs:
+        run = studies.configured(study, trial, str(place / "tiny"), 100 if trial.trained else 0)
+        options = {k: v for k, v in run.settings.options.items() if v != "searched"}
+        assert pe.adapt(model, run.settings.pe, **options) is not model
+        assert bool(run.settings.steps) == trial.trained
+        assert trial.pe in studies.papermill(study, trial, 100)
+    with pytest.raises(ValueError, match="unknown study 'smolm2'"):
+        studies.load_study("smolm2")
+
+
+def test_trainings_get_a_card_each_and_what_would_end_too_late_is_not_begun(place: Path) -> None:
+    study = studies.load_study("smollm2", mini=True)
+    pace = studies.Pace(step_seconds=1.0)
+    assert studies.steps_in_time(study, pace, 8.5, cards=1) == 4
+    assert studies.steps_in_time(study, pace, 8.5, cards=2) == 4
+    assert studies.steps_in_time(study, pace, 7.0, cards=1) == 2
+    assert studies.steps_in_time(study, pace, 1.0, cards=1) == 2, "the least there is"
+    cards = studies.Cards(2, places=2)
+    assert cards.free(trained=True) == 0
+    cards.running[0].append(True)
+    assert cards.free(trained=False) == 1
+    cards.running[1] += [False, False]
+    assert cards.free(trained=False) is None
+    begun, lines = [], []
+
+    class Done:
+        returncode = 1
+
+        def poll(self) -> int:
+            return 1
+
+    def start(number: int, steps: int, gpu: int | None) -> Any:
+        begun.append((number, steps, gpu))
+        return Done()
+
+    few = study.model_copy(update={"runs": study.runs[:3]})
+    failed = studies.carry_out(
+        few, str(place / "tiny"), start, gpus=[0, 1], until=1000.0, pace=pace, log=lines.append
+    )
+    assert (begun, failed) == ([(0, 4, 0), (1, 4, 1), (2, 4, 0)], 3)
+    assert lines[-1].endswith("the end")
+    begun.clear()
+    slow = studies.Pace(step_seconds=1e4)
+    studies.carry_out(few, str(place / "tiny"), start, until=1e3, pace=slow, log=lines.append)
+    assert [number for number, _, _ in begun] == [2], "two steps do not fit"
+
+
+def test_a_packed_model_and_its_tokens_are_what_a_trial_finds_there(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "lease"))
+    lease = importlib.import_module("pretrained")
+    subprocess.run(["git", "init", "-q", "."], check=True)
+    corpus, tiny = str(place / "corpus"), place / "tiny"
+    (place / "lease").mkdir()
+    lease.pack(str(place / "cache"), corpus, str(tiny), "parts", "lease")
+    assert (place / "lease" / "config" / "config.json").exists()
+    monkeypatch.setenv("PE_CACHE", str(place / "there"))
+    lease.place(str(place / "parts" / "0"), corpus, str(place / "models"))
+    run = configure_pretrained(**arguments(place, model=str(place / "models" / "tiny"), pe="pi"))
+
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("the tokens that were packed are not found")
+
+    monkeypatch.setattr("pe.data.preparation.write_shards", refuse)
+    assert try_out(run, quiet=True)["status"] == "complete"
+    sys.modules.pop("pretrained"), sys.modules.pop("tokens")
+
+
 def test_the_guide_shows_each_outcome_beside_the_untouched_model() -> None:
     pytest.importorskip("sphinx")
     sys.path.insert(0, str(ROOT / "book" / "_ext"))
@@ -147,6 +291,22 @@ def test_the_guide_shows_each_outcome_beside_the_untouched_model() -> None:
         settings = {"model": "tiny", "pe": pe_name, "options": {"factor": 4.0}, "lengths": [512]}
         return {"settings": settings, "outcomes": outcomes}
 
+    trained = record("nope", 9.0)
+    trained["outcomes"]["trained"] = {"perplexity": {"512": {"nll": 1.75}}}
+    trained["outcomes"]["adapted"]["needles"] = {"tasks": {"passkey": {"512": {"prompts": "1101"}}}}
+    trained["settings"] |= {
+        "options": {}, "steps": 1600, "batch_size": 16, "context_length": 8192,
+        "learning_rate": 3e-4,
+    }  # fmt: skip
+    trained["training_speed"] = {"tokens_per_second": 2e5, "peak_memory_gib": 60.4}
+    trained |= {"host": {"training_length": 512}, "hardware": {"name": "a card"}}
+    assert book_records.lines(book_pretrained.training([record("pi", 3.0), trained]))[1:] == [
+        ["`nope`", "0.0003", "210 M", "9.000", "1.750", "200,000", "60", "a card"]
+    ]
+    assert book_records.lines(book_pretrained.found([trained]))[1:] == [
+        ["passkey", "`nope`", "75%"]
+    ]
+    assert book_pretrained.what(trained, "trained") == "`nope`, 1,600 steps at 0.0003"
     text = book_pretrained.table([record("yarn", 1.625), record("pi", 3.0)])
     assert book_records.lines(text)[1:] == [
         ["tiny", "untouched", "1.500"],

@@ -1,9 +1,12 @@
 #!/bin/bash
 # The steps of a lease: lease.sh pack here, then setup|warm|part|go|wait on the lent machine; for a
-# study over tasks, which needs no text, pack-tasks here, then setup|tasks|wait N tasks (README.md).
+# study over tasks, which needs no text, pack-tasks here, then setup|tasks|wait N tasks; for a model
+# that somebody else trained, pack-pretrained here, then setup|warm-pretrained|part|pretrained|wait N
+# pretrained (README.md).
 # WORK holds everything there; LEASE is the folder that travels.
-# pack: LEASE, CORPUS, STUDY, PE_CACHE, PYTHON; pack-tasks: LEASE, PYTHON; in the repository's root
-if [ "$1" = pack ] || [ "$1" = pack-tasks ]; then
+# In the repository's root: pack: LEASE, CORPUS, STUDY, PE_CACHE, PYTHON; pack-tasks: LEASE, PYTHON;
+# pack-pretrained: LEASE, CORPUS, MODEL, PE_CACHE, PYTHON (with the gguf package for a gguf file)
+if [ "$1" = pack ] || [ "$1" = pack-tasks ] || [ "$1" = pack-pretrained ]; then
   set -e
   mkdir -p "$LEASE/whl"
   cp benchmarks/lease/*.py benchmarks/lease/lease.sh "$LEASE/"
@@ -14,10 +17,13 @@ if [ "$1" = pack ] || [ "$1" = pack-tasks ]; then
   names="$names|typer|annotated-doc|shellingham|click|rich|tabulate|markdown-it-py|mdurl|pygments"
   pinned=$(grep -iE "^($names)==" \
     requirements-lock.txt | cut -d' ' -f1)
+  [ "$1" = pack-pretrained ] && pinned="$pinned gguf"
   $PYTHON -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 \
     --implementation cp --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
     --platform manylinux2014_x86_64 -d "$LEASE/whl" $pinned
   [ "$1" = pack-tasks ] && du -sb "$LEASE" && exit
+  [ "$1" = pack-pretrained ] && { $PYTHON benchmarks/lease/pretrained.py pack "$PE_CACHE" "$CORPUS" \
+    "$MODEL" "$LEASE.parts" "$LEASE"; du -sb "$LEASE" "$LEASE.parts"/*; exit; }
   $PYTHON benchmarks/lease/tokens.py pack "$PE_CACHE" "$CORPUS" 16384 "$LEASE.parts" "$LEASE"
   du -sb "$LEASE" "$LEASE.parts"/*
   exit
@@ -34,6 +40,7 @@ case $1 in
 setup) # LEASE=folder that travelled
   case $LEASE in /*) ;; *) LEASE=$FROM/$LEASE ;; esac
   cp "$LEASE"/*.py "$LEASE"/lease.sh "$LEASE"/commit "$LEASE"/study "$WORK"/ || exit 1
+  [ -d "$LEASE/config" ] && cp -r "$LEASE/config" "$WORK/"
   mkdir -p "$WORK/code" "$WORK/site" && tar -xzf "$LEASE/code.tar.gz" -C "$WORK/code" || exit 1
   ls "$LEASE"/whl/*.whl >/dev/null 2>&1 && { $PYTHON -m pip install -q --no-index --no-deps \
     --no-compile --no-cache-dir --upgrade --target "$WORK/site" "$LEASE"/whl/*.whl || exit 1; }
@@ -42,7 +49,7 @@ warm) # compile what the first runs need while the data is on its way
   setsid nohup $PYTHON "$WORK/warm.py" $STUDY >"$WORK/warm.log" 2>&1 & echo $! >"$WORK/warm.pid" ;;
 part) # $2: the folder of a part that travelled with this call
   case $2 in /*) part=$2 ;; *) part=$FROM/$2 ;; esac
-  cp "$part"/* "$WORK/parts/" || exit 1
+  cp -r "$part"/* "$WORK/parts/" || exit 1
   ls -l "$WORK/parts" ;;
 go) # all parts are in $WORK/parts
   [ -f "$WORK/warm.pid" ] && kill -9 -- -"$(cat "$WORK/warm.pid")" 2>/dev/null
@@ -55,11 +62,22 @@ tasks) # TASKS of studies/tasks, MORE, RECORDS: records.tgz of an earlier lease,
   mkdir -p "$PE_RUNS"
   setsid nohup $PYTHON -m pe.tasks.study ${TASKS:-core} $MORE \
     >"$WORK/tasks.log" 2>&1 & echo $! >"$WORK/tasks.pid" ;;
-wait) # $2 seconds at most for $3, runner or tasks; records go to $OUT every half minute, so that none is lost
+warm-pretrained) # TRIALS: a study of studies/pretrained; compile and time its training meanwhile
+  setsid nohup $PYTHON "$WORK/pretrained.py" warm "${TRIALS:-smollm2}" "$WORK/config" \
+    "$WORK/arguments" $MINI >"$WORK/warm.log" 2>&1 & echo $! >"$WORK/warm.pid" ;;
+pretrained) # all parts are in $WORK/parts; TRIALS, MORE; MINI=--mini to rehearse
+  $PYTHON "$WORK/pretrained.py" place "$WORK/parts" "${CORPUS:-python-packages}" "$WORK/models" || exit 1
+  while kill -0 "$(cat "$WORK/warm.pid")" 2>/dev/null; do sleep 1; done
+  cat "$WORK/warm.log"
+  setsid nohup $PYTHON -m pe.pretrained.study "${TRIALS:-smollm2}" $MINI \
+    --model "$(ls -d "$WORK"/models/*)" $(cat "$WORK/arguments") $MORE \
+    >"$WORK/pretrained.log" 2>&1 & echo $! >"$WORK/pretrained.pid" ;;
+wait) # $2 seconds at most for $3, runner, tasks or pretrained; records go to $OUT every half minute, so that none is lost
   end=$((SECONDS + $2)) what=${3:-runner}
   while :; do
     tar -czf "$WORK/records.tgz" --exclude=checkpoints --exclude=checkpoint --exclude=best --exclude='.*lock' \
-      -C "$WORK/work" runs -C "$WORK" $(cd "$WORK" && ls runner.log tasks.log 2>/dev/null) 2>/dev/null
+      --exclude=tokenizer -C "$WORK/work" runs -C "$WORK" \
+      $(cd "$WORK" && ls runner.log tasks.log pretrained.log warm.log 2>/dev/null) 2>/dev/null
     cp "$WORK/records.tgz" "$OUT/.new" && mv "$OUT/.new" "$OUT/records.tgz"
     grep -q 'the end$' "$WORK/$what.log" && break
     kill -0 "$(cat "$WORK/$what.pid")" 2>/dev/null || break

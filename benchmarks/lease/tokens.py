@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from pe.data.cache import cache_root, key_of, write_json
@@ -52,25 +53,41 @@ def room(lease: Path, parts: Path) -> int:
 
 def pack(cache: str, corpus: str, vocab: str, parts: str, lease: str) -> None:
     """Tokens of ``corpus`` in ``cache`` -> ``parts``/0 ... , with a list of what they are."""
-    folder, left = Path(parts), room(Path(lease), Path(parts))
+    folder = Path(parts)
     if not folder.exists():
         data = prepare(corpus, int(vocab), cache=cache)
-        folder.mkdir(parents=True)
-        filters = "--lzma2=preset=6,lc=3,lp=1,pb=1"
-        whole = folder / "tokens.tar.xz"
-        subprocess.run(
-            f"tar -C {data.directory.parent} -cf - {data.directory.name} | "
-            f"xz -T0 --block-size=60MiB {filters} -c > {whole}",
-            shell=True, check=True,
-        )  # fmt: skip
         names = sorted(p.name for p in Path(corpus).iterdir()) if is_path(corpus) else []
         about = {"summary": data.summary(), "notes": data.notes, "files": names}
-        cut(folder, whole.read_bytes(), json.dumps(about), left)
-        whole.unlink()
-    pieces = _pieces(folder)
+        compress([data.directory], folder, json.dumps(about), Path(lease))
+    recut(folder, Path(lease))
+
+
+def compress(sources: Sequence[Path], folder: Path, about: str, lease: Path) -> None:
+    """Files and folders -> one archive, cut into parts that fit beside ``lease``."""
+    left, new = room(lease, folder), folder.with_suffix(".new")
+    shutil.rmtree(new, ignore_errors=True)  # of a call that was cut off
+    new.mkdir(parents=True)
+    whole = new / "tokens.tar.xz"
+    members = " ".join(f"-C {path.absolute().parent} {path.name}" for path in sources)
+    subprocess.run(
+        f"tar -cf - {members} | "
+        f"xz -T0 --block-size=60MiB --lzma2=preset=6,lc=3,lp=1,pb=1 -c > {whole}",
+        shell=True, check=True,
+    )  # fmt: skip
+    cut(new, whole.read_bytes(), about, left)
+    whole.unlink()
+    new.rename(folder)
+
+
+def recut(folder: Path, lease: Path) -> None:
+    """Cut the parts once more if they have become too large for a call."""
+    left, pieces = room(lease, folder), _pieces(folder)
     if max(path.stat().st_size for path in pieces) + MARGIN > left:
         content, new = b"".join(path.read_bytes() for path in pieces), folder.with_suffix(".new")
         cut(new, content, (folder / "0" / "about.json").read_text(), left)
+        for other in (folder / "0").iterdir():  # what else the first part carries
+            if other.is_dir():
+                shutil.copytree(other, new / "0" / other.name)
         shutil.rmtree(folder)
         new.rename(folder)
     print(f"{len(_pieces(folder))} parts; each call has room for {left:,} bytes of them")
@@ -90,6 +107,17 @@ def _pieces(folder: Path) -> list[Path]:
     return sorted(folder.glob("*/tokens.[0-9]*"), key=lambda path: int(path.suffix[1:]))
 
 
+def join(folder: Path, where: Path) -> list[str]:
+    """The parts in ``folder`` -> what was packed; returns the names of the sources."""
+    whole = folder / "tokens.tar.xz"
+    with whole.open("wb") as out:
+        for part in sorted(folder.glob("tokens.[0-9]*"), key=lambda p: int(p.suffix[1:])):
+            out.write(part.read_bytes())
+    with tarfile.open(whole, "r:xz") as archive:  # no xz program is needed
+        archive.extractall(where, filter="data")
+        return [name for name in archive.getnames() if "/" not in name]
+
+
 def place(parts: str, corpus: str, vocab: str) -> None:
     """Parts in one folder -> a cache entry that `prepare` finds for ``corpus``."""
     folder = Path(parts)
@@ -99,13 +127,7 @@ def place(parts: str, corpus: str, vocab: str) -> None:
         (Path(corpus) / name).touch()
     root = cache_root()
     (root / "tokens").mkdir(exist_ok=True)
-    whole = folder / "tokens.tar.xz"
-    with whole.open("wb") as out:
-        for part in sorted(folder.glob("tokens.[0-9]*"), key=lambda p: int(p.suffix[1:])):
-            out.write(part.read_bytes())
-    with tarfile.open(whole, "r:xz") as archive:  # no xz program is needed
-        archive.extractall(root / "tokens", filter="data")
-        made = root / "tokens" / archive.getnames()[0]
+    made = root / "tokens" / join(folder, root / "tokens")[0]
     # The key names the version of tokenizers, which may be another one on this machine.
     fingerprint = about["summary"]["fingerprint"]
     made.rename(root / "tokens" / key_of(fingerprint, plan_tokenizer("bpe", int(vocab)).identity))

@@ -166,7 +166,7 @@ class Picture(Block):
             pair += image
         figure += pair
         text = "\n".join(self.content)
-        if name in self.book.figures:
+        if name in self.book.figures and self.book.figures[name][0]:
             text += f" *{_made_of(self.book.figures[name][0])}.*"
         caption, *more = self.markdown(text) or [nodes.paragraph()]
         figure += nodes.caption(text, "", *caption.children)

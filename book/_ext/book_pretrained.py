@@ -1,27 +1,49 @@
 """Models that somebody else trained, under other encodings: the records of runs/pretrained.
 
-| ```{pretrained-losses} pretrained    loss by length: the untouched model, and each outcome
+| ```{pretrained-losses} pretrained       loss by length: the untouched model, and each outcome
+| ```{pretrained-found} pretrained        hidden numbers found, by length
+| ```{pretrained-training} pretrained     what was trained on: loss, speed, memory
+| ```{pretrained-picture} pretrained      curves of both, by length
+
+``:corpus: NAME`` takes the records on one text. Where there is none, the page says so.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 from book_directives import Made
+from book_pictures import Figures
+from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
 
+from pe.figures import pretrained as figures
 from pe.pretrained.record import PretrainedRun
 from pe.results.markdown import pipe
 
 FILE = "pretrained.json"
 UNTOUCHED = "untouched"
 """The outcome that all records of a model on the same text share."""
+NONE = "No such record of a model that somebody else trained is here yet."
+PICTURE = "pretrained-by-length"
+
+
+def records_of(runs: Path, study: str, corpus: str = "") -> list[dict[str, Any]]:
+    """Complete records of a study, oldest first."""
+    read = [PretrainedRun(file.parent).read() for file in runs.glob(f"{study}/*/{FILE}")]
+    done = [record for record in read if record and record["status"] == "complete"]
+    chosen = [record for record in done if corpus in ("", record["settings"]["corpus"])]
+    return sorted(chosen, key=lambda record: (record["created"], record["run"]))
 
 
 def table(records: Sequence[dict[str, Any]]) -> str:
     """Nats per token of the same tokens; differences to the untouched model in parentheses."""
-    lengths = sorted({n for record in records for n in record["settings"]["lengths"]})
+    lengths = _lengths(records)
     lines: dict[tuple[str, ...], None] = {}  # the untouched model of two records is one line
     for record in records:
         own = _losses(record, UNTOUCHED, lengths)
@@ -30,10 +52,69 @@ def table(records: Sequence[dict[str, Any]]) -> str:
             for before, loss in zip(own, _losses(record, name, lengths), strict=True):
                 gap = "" if name == UNTOUCHED or before is None else f" ({loss - before:+.3f})"
                 cells.append("–" if loss is None else f"{loss:.3f}{gap}")
-            lines[record["settings"]["model"], _what(record, name), *cells] = None
+            lines[record["settings"]["model"], what(record, name), *cells] = None
     return pipe(
         ["model", "encoding", *(f"{n:,} tokens" for n in lengths)], list(map(list, lines)), 2
     )
+
+
+def found(records: Sequence[dict[str, Any]]) -> str:
+    """Share of prompts whose hidden numbers are all found, of each task, by length."""
+    lengths = _lengths(records)
+    lines: dict[tuple[str, ...], None] = {}
+    for record in records:
+        for name, outcome in record["outcomes"].items():
+            for task in (outcome.get("needles") or {"tasks": {}})["tasks"]:
+                shares = dict(
+                    zip(
+                        record["settings"]["lengths"], figures.found(record, name, task),
+                        strict=True,
+                    )
+                )  # fmt: skip
+                cells = [_share(shares.get(n)) for n in lengths]
+                lines[task, what(record, name), *cells] = None
+    if not lines:
+        return NONE
+    ordered = sorted(lines, key=lambda line: line[0])
+    return pipe(
+        ["task", "encoding", *(f"{n:,} tokens" for n in lengths)], list(map(list, ordered)), 2
+    )
+
+
+def training(records: Sequence[dict[str, Any]]) -> str:
+    """What was trained: rate, tokens, loss of the last steps, loss at the training length."""
+    lines = []
+    for record in records:
+        speed = record.get("training_speed")
+        if "trained" not in record["outcomes"] or speed is None:
+            continue
+        s, length = record["settings"], record["host"]["training_length"]
+        cells = [_losses(record, v, [length])[0] for v in ("adapted", "trained")]
+        rate, peak = speed["tokens_per_second"], speed["peak_memory_gib"]
+        lines.append(
+            [
+                f"`{s['pe']}`", f"{s['learning_rate']:g}",
+                f"{s['steps'] * s['batch_size'] * s['context_length'] / 1e6:,.0f} M",
+                *("–" if loss is None else f"{loss:.3f}" for loss in cells),
+                "–" if rate is None else f"{rate:,.0f}",
+                "–" if peak is None else f"{peak:.0f}", record["hardware"]["name"],
+            ]
+        )  # fmt: skip
+    if not lines:
+        return NONE
+    head = [
+        "encoding", "peak rate", "tokens", "loss before", "loss after", "tokens per second",
+        "peak memory, GiB", "on",
+    ]  # fmt: skip
+    return pipe(head, lines, 1)
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None or value != value else f"{value:.0%}"
+
+
+def _lengths(records: Sequence[dict[str, Any]]) -> list[int]:
+    return sorted({n for record in records for n in record["settings"]["lengths"]})
 
 
 def _losses(record: dict[str, Any], name: str, lengths: Sequence[int]) -> list[Any]:
@@ -41,26 +122,87 @@ def _losses(record: dict[str, Any], name: str, lengths: Sequence[int]) -> list[A
     return [cells.get(str(n), {}).get("nll") for n in lengths]
 
 
-def _what(record: dict[str, Any], name: str) -> str:
+def what(record: dict[str, Any], name: str) -> str:
+    """An outcome in words: the encoding, its options, the steps that it was trained for."""
     if name == UNTOUCHED:
         return name
     s = record["settings"]
-    options = "".join(f", {key} {value:g}" for key, value in sorted(s["options"].items()))
-    return f"`{s['pe']}`{options}" + (f", {s['steps']:,} steps" if name == "trained" else "")
+    options = "".join(f", {key} {_value(value)}" for key, value in sorted(s["options"].items()))
+    trained = f", {s['steps']:,} steps at {s['learning_rate']:g}" if name == "trained" else ""
+    return f"`{s['pe']}`{options}{trained}"
 
 
-class PretrainedLosses(Made):
-    """`table` of the complete records of a study."""
+def _value(value: Any) -> str:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{value:g}" if number else str(value)
+
+
+def _drawn_name(records: Sequence[dict[str, Any]]) -> str:
+    """Another name for other records, so that the picture is drawn again."""
+    text = json.dumps([record["outcomes"] for record in records], sort_keys=True)
+    return f"{PICTURE}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def figures_of(runs: Path) -> Figures:
+    """One picture for each study and text with a record beyond the training length."""
+    made: Figures = {}
+    for study in sorted({file.parent.parent.name for file in runs.glob(f"*/*/{FILE}")}):
+        known = records_of(runs, study)
+        for corpus in sorted({record["settings"]["corpus"] for record in known}):
+            chosen = [record for record in known if record["settings"]["corpus"] == corpus]
+            if len(chosen) > 1:
+                draw = functools.partial(figures.several, chosen)
+                made[_drawn_name(chosen)] = ([], draw)
+    return made
+
+
+class Pretrained(Made):
+    """What the complete records of a study say."""
+
+    option_spec: ClassVar[dict[str, Any]] = {"corpus": directives.unchanged}
+    shows = staticmethod(table)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Those that the directive is about."""
+        runs = self.book.folder.parent / "runs"
+        for file in sorted(runs.glob(f"{self.arguments[0]}/*/{FILE}")):
+            self.env.note_dependency(str(file))
+        return records_of(runs, self.arguments[0], self.options.get("corpus", ""))
 
     def text(self) -> str:
-        files = sorted((self.book.folder.parent / "runs").glob(f"{self.arguments[0]}/*/{FILE}"))
-        for file in files:
-            self.env.note_dependency(str(file))
-        records = [PretrainedRun(file.parent).read() for file in files]
-        done = [record for record in records if record and record["status"] == "complete"]
-        return table(done) if done else "No model of somebody else is recorded yet."
+        records = self.records()
+        return self.shows(records) if records else NONE
+
+
+class Found(Pretrained):
+    """`found`."""
+
+    shows = staticmethod(found)
+
+
+class Training(Pretrained):
+    """`training`."""
+
+    shows = staticmethod(training)
+
+
+class PretrainedPicture(Pretrained):
+    """Curves by length; the content is the caption."""
+
+    has_content = True
+
+    def text(self) -> str:
+        name = _drawn_name(self.records())
+        if name not in self.book.figures:
+            return NONE
+        caption = "\n".join(self.content)
+        alt = "Loss and hidden numbers found by length of the context; the tables have the numbers."
+        return f"````{{picture}} {name}\n:alt: {alt}\n\n{caption}\n````"
 
 
 def setup(app: Sphinx) -> None:
     """Register with Sphinx."""
-    app.add_directive("pretrained-losses", PretrainedLosses)
+    app.add_directive("pretrained-losses", Pretrained)
+    app.add_directive("pretrained-found", Found)
+    app.add_directive("pretrained-training", Training)
+    app.add_directive("pretrained-picture", PretrainedPicture)

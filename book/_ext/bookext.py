@@ -71,6 +71,7 @@ def prepare(app: Sphinx, config: Config) -> None:
     tasks = book_tasks.load(ROOT)
     of_records = book_pictures.record_figures(studies) | drawn | book_tasks.figures_of(tasks)
     drawn |= book_pictures.shown(BOOK, of_records)
+    drawn |= book_pretrained.figures_of(BOOK.parent / "runs")
     book_pictures.draw(ROOT, BOOK, drawn)
     config.template_bridge = "book_manners.Pages"
     book_tasks.write_pages(tasks, BOOK / book_explorer.SITE)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from pe.figures.axes import CUT, WHOLE, labels, legend, mark, numbers, powers_of_two
-from pe.figures.style import FAINT, INK, colour, style
+from pe.figures.style import FAINT, INK, colour, marker, style
 from pe.results.quantities import label
 
 TRAINED_TO = "trained up to here"
@@ -74,6 +74,60 @@ def by_length(record: Mapping[str, Any]) -> Figure:
             mark(axes, _trained(record))
     labels(figure, "context, tokens", "")
     legend(figure, panels[0].get_legend_handles_labels()[0], columns=4)
+    return figure
+
+
+@style()
+def several(records: Sequence[Mapping[str, Any]]) -> Figure:
+    """Of trials of one model on one text: loss, and numbers found, by length.
+
+    What was trained on has filled markers; of the same colours the later ones are dashed.
+    """
+    from pe.encodings.core.spec import parse  # brings torch
+
+    first, tasks = records[0], _tasks(records[0])
+    lengths = first["settings"]["lengths"]
+    figure = Figure(figsize=(7.2 if tasks else 5.0, 4.4), layout="constrained")
+    panels = figure.subplots(1, 2 if tasks else 1, squeeze=False)[0]
+    lines: list[tuple[Mapping[str, Any], str, dict[str, Any]]] = [
+        (first, "untouched", {"color": INK, "label": "untouched", "linewidth": 2.2})
+    ]
+    used: dict[tuple[str, bool], int] = {}
+    for record in records:
+        s = record["settings"]
+        name = parse(s["pe"])[0][0].name
+        for variant in [v for v in record["outcomes"] if v != "untouched"]:
+            trained = variant == "trained"
+            words = [label(s["pe"]), *(f"{k} {v}" for k, v in sorted(s["options"].items()))]
+            words += [f"trained at {s['learning_rate']:g}"] if trained else []
+            if variant == "adapted" and s["pe"] == "rope":
+                continue  # the untouched model
+            text = ", ".join(words)
+            if any(look["label"] == text for _, _, look in lines):
+                continue
+            turn = used.get((name, trained), 0)
+            used[name, trained] = turn + 1
+            dashes = ["-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5))][turn % 4]
+            look: dict[str, Any] = {"color": colour(name), "marker": marker(name), "label": text}
+            look |= {"linestyle": dashes, "markerfacecolor": None if trained else "none"}
+            lines.append((record, variant, look))
+    for record, variant, look in lines:
+        at = record["settings"]["lengths"]
+        panels[0].plot(at, nll(record, variant), markersize=4.5, **look)
+        if tasks:
+            panels[1].plot(at, found(record, variant, tasks[-1]), markersize=4.5, **look)
+    panels[0].plot(lengths, cut(first), **CUT)
+    panels[0].set_ylabel("loss, nats per token")
+    if tasks:
+        panels[1].set_ylim(-0.03, 1.03)
+        panels[1].set_ylabel(f"{tasks[-1]}: prompts answered")
+    for axes in panels:
+        powers_of_two(axes, lengths, WHOLE)
+        axes.tick_params(axis="x", labelrotation=45)
+        if lengths[0] <= _trained(first) <= lengths[-1]:
+            mark(axes, _trained(first))
+    labels(figure, "context, tokens", "")
+    legend(figure, panels[0].get_legend_handles_labels()[0], columns=3)
     return figure
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,6 +42,10 @@ class Judged:
         self.config = SimpleNamespace(length_temperature=0.0)  # transformers' models have none
         self.model = _Body(model.base_model, 1.0)
         self.model.scale = self._scale()
+
+    def modules(self) -> Iterator[nn.Module]:
+        """All modules of the model, those of its encodings among them."""
+        return iter(self.host.modules())
 
     @torch.no_grad()
     def _scale(self) -> float:

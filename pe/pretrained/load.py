@@ -48,4 +48,15 @@ def load(
         tokenizer = AutoTokenizer.from_pretrained(
             **where, trust_remote_code=False, local_files_only=True
         )
+    if "gguf_file" in where:
+        _forget_bits(model)
     return model.eval(), tokenizer
+
+
+def _forget_bits(model: Any) -> None:
+    """The weights are plain numbers now; transformers would refuse to save them as quantized."""
+    for name in ("hf_quantizer", "quantization_method", "is_quantized"):
+        if name in vars(model):
+            delattr(model, name)
+    if "quantization_config" in vars(model.config):
+        del model.config.quantization_config

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pe.runs import Folder
 from pe.runs.models import PretrainedSettings
@@ -19,6 +19,10 @@ class PretrainedRun(Folder):
     settings: PretrainedSettings
     path: Path
     """Where the model is on this machine; the record has its name only."""
+    command: str = ""
+    """What repeats it, where that is not the command that runs."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Whether training compiles layers; ``auto``: on a GPU. The record says what was done."""
 
     def read(self) -> dict[str, Any] | None:
         """pretrained.json, validated; None if there is none."""

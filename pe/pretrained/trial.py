@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,27 +21,24 @@ from pe import devices
 from pe._quiet import quiet_libraries
 from pe.data import Batches, TokenData, prepare
 from pe.data.needles import texts_of
+from pe.evaluation.longrope.search import search_factors
 from pe.evaluation.retrieval import evaluate_retrieval
 from pe.evaluation.scorer import Log, Scorer
-from pe.model.loss import CHUNK_LOGITS, summed_loss
 from pe.pretrained.adapt import Adapted, read_host
 from pe.pretrained.judged import Judged
 from pe.pretrained.load import load
+from pe.pretrained.recalibrate import Recalibration
 from pe.pretrained.record import PretrainedRun
 from pe.recipes.recipe import Recipe
 from pe.runs import SCHEMA_VERSION
-from pe.runs.models import PretrainedSettings
 from pe.runs.provenance import code, command, hardware, now, versions
-from pe.training.build import build_optimizer, set_rate
-from pe.training.metrics import NonFiniteLoss
 from pe.training.progress import Progress
-from pe.training.schedule import learning_rate
-from pe.training.stop import StopSignal
+from pe.training.start import SEARCHED
 
+SEARCH = {"iterations": 4, "population": 24, "windows": 4, "seed": 0}
+"""Sizes of LongRoPE's search, on validation text of the factor's length."""
 TASKS = ("passkey", "multikey")
 """Retrieval in completion format: the text ends where a model without a chat template goes on."""
-MICRO_TOKENS = 16_384
-"""Tokens of a training step in one forward and backward pass."""
 SAMPLE = 64, 48
 """Tokens of the test split that are continued, and by how many."""
 
@@ -59,8 +57,9 @@ def try_out(run: PretrainedRun, *, quiet: bool = False) -> dict[str, Any]:
         return _Trial(run, Progress(enabled=not quiet)).go(record)
 
 
-def _recipe(settings: PretrainedSettings, config: Any, tokenizer: str, vocabulary: int) -> Recipe:
+def recipe_of(run: PretrainedRun, config: Any, tokenizer: str, vocabulary: int) -> Recipe:
     """The settings as this package's scorer, batches and optimizer read them."""
+    settings = run.settings
     return Recipe(
         name="pretrained", seed=settings.seed, hidden_size=config.hidden_size,
         num_hidden_layers=config.num_hidden_layers, num_attention_heads=1, num_key_value_heads=1,
@@ -70,7 +69,17 @@ def _recipe(settings: PretrainedSettings, config: Any, tokenizer: str, vocabular
         min_learning_rate=settings.learning_rate / 10, warmup_steps=round(0.03 * settings.steps),
         weight_decay=0.0, evaluation_lengths=tuple(settings.lengths),
         target_tokens=settings.target_tokens, evaluation_windows=settings.windows,
+        compile=run.compile,
     )  # fmt: skip
+
+
+def _what_decides(record: Mapping[str, Any], variant: str) -> list[Any]:
+    """What the outcome of a variant that is not trained depends on."""
+    names = ["model", "corpus", "lengths", "windows", "target_tokens", "prompts"]
+    names += ["pe", "options", "seed"] if variant == "adapted" else []
+    settings = [record["settings"][name] for name in names]
+    machine = record["code"]["files"], record["versions"], record["hardware"]["name"]
+    return [*settings, record["data"], record["precision"], *machine]
 
 
 class _Trial:
@@ -88,12 +97,12 @@ class _Trial:
         folder = self.run.directory / "tokenizer"
         tokenizer.save_pretrained(folder)
         vocabulary = -(-len(tokenizer) // 8) * 8
-        self.recipe = _recipe(
-            s, self.model.config.get_text_config(decoder=True), str(folder), vocabulary
+        self.recipe = recipe_of(
+            self.run, self.model.config.get_text_config(decoder=True), str(folder), vocabulary
         )
         data = prepare(s.corpus, vocabulary, str(folder), on_progress=self.progress.show)
         self.scorer = Scorer(Judged(self.model), data, self.recipe)  # type: ignore[arg-type]
-        new = pe.adapt(self.model, s.pe, seed=s.seed, **s.options)
+        new = pe.adapt(self.model, s.pe, seed=s.seed, **self._options(data))
         self.record = record or self._begin(data, new)
         self._judge("untouched", self.model)
         self._judge("adapted", new)
@@ -108,12 +117,28 @@ class _Trial:
         self._write()
         return self.record
 
+    def _options(self, data: TokenData) -> dict[str, Any]:
+        """Those of the settings, with LongRoPE's factors searched for where they are to be."""
+        options = self.settings.options
+        if options.get("long_factor") != SEARCHED:
+            return options
+        known = {key: value for key, value in options.items() if key != "long_factor"}
+        if "factor" not in known:
+            raise ValueError("long_factor: searched for by which factor? give factor as well")
+        longer = pe.adapt(self.model, self.settings.pe, plain=False, **known)
+        found = search_factors(
+            self.run, Judged(longer), data, self.recipe, self.progress,  # type: ignore[arg-type]
+            pe=self.settings.pe, factor=float(known["factor"]),
+            magnitude=known.get("magnitude", "su"), **SEARCH,
+        )  # fmt: skip
+        return known | {"long_factor": list(found)}
+
     def _begin(self, data: TokenData, new: Any) -> dict[str, Any]:
         training = read_host(self.model).training
         config = new.config.get_text_config(decoder=True)
         return {
             "schema": SCHEMA_VERSION, "created": now(), "finished": None,
-            "command": command() or "", "code": code(), "versions": versions(),
+            "command": self.run.command or command() or "", "code": code(), "versions": versions(),
             "hardware": hardware(), "study": self.run.study, "run": self.run.name,
             "status": "running", "settings": self.settings.model_dump(mode="json"),
             "data": data.summary() | {"tokenizer": self.settings.model},  # not its path here
@@ -134,6 +159,10 @@ class _Trial:
     def _judge(self, variant: str, model: Any) -> None:
         if variant in self.record["outcomes"]:
             return
+        if variant != "trained" and (known := self._known(variant)) is not None:
+            self.record["outcomes"][variant] = known
+            self._write()
+            return
         begun, scorer = time.perf_counter(), self.scorer.of(Judged(model))  # type: ignore[arg-type]
 
         def log(text: str) -> None:
@@ -145,6 +174,22 @@ class _Trial:
         measures["seconds"] = round(time.perf_counter() - begun, 2)
         self.record["outcomes"][variant] = measures
         self._write()
+
+    def _known(self, variant: str) -> dict[str, Any] | None:
+        """The outcome, where another record of the study has it: same model, text and machine.
+
+        Trials of one model differ in what they make of it, and each needs the untouched one.
+        """
+        for path in sorted(self.run.directory.parent.glob("*/pretrained.json")):
+            other = PretrainedRun(path.parent).read()
+            if other is None or other["run"] == self.run.name:
+                continue
+            outcome = other["outcomes"].get(variant)
+            same = _what_decides(other, variant) == _what_decides(self.record, variant)
+            if outcome is not None and same:
+                taken: dict[str, Any] = {"taken_from": other["run"]} | outcome
+                return taken
+        return None
 
     def _retrieval(self, scorer: Scorer, log: Log) -> dict[str, Any]:
         """Numbers found, at the lengths that have room for the prompts; or why there are none."""
@@ -175,46 +220,20 @@ class _Trial:
         return str(tokenizer.decode(out[0, given:], skip_special_tokens=True))
 
     def _train(self, model: Any, data: TokenData) -> None:
-        """Recalibrate: AdamW on the training split, by a cosine (`pe.training.schedule`).
-
-        Raises:
-            NonFiniteLoss: the loss is no number.
-            KeyboardInterrupt: a signal asked to stop; nothing of the training is kept.
-        """
-        r, s, device = self.recipe, self.settings, model.device
+        """Recalibrate on the training split; the state of a stopped one is in ``checkpoint``."""
+        s = self.settings
         batches = Batches(data.train, s.context_length, s.batch_size, s.seed)
-        model.train()
-        judged, optimizer = Judged(model), build_optimizer(model, r)
-        every, losses = max(1, s.steps // 50), []
-        rows = max(1, MICRO_TOKENS // s.context_length)
-        chunk = CHUNK_LOGITS if device.type == "cuda" else CHUNK_LOGITS // 16
-        self.record["training"] = []
-        with StopSignal() as stop:
-            for step in range(s.steps):
-                if stop.name:
-                    raise KeyboardInterrupt(f"stopped by {stop.name}")
-                set_rate(optimizer, rate := learning_rate(r, step))
-                batch, total = batches.at(step), 0.0
-                for first in range(0, s.batch_size, rows):
-                    some = slice(first, first + rows)
-                    ids = torch.from_numpy(batch.input_ids[some].copy()).to(device)
-                    targets = torch.from_numpy(batch.targets[some].copy()).to(device)
-                    with devices.autocast(r.precision, device):
-                        hidden = judged.model(ids).last_hidden_state.flatten(0, 1)
-                        loss = summed_loss(hidden, judged.lm_head.weight, targets.flatten(), chunk)
-                        loss = loss / batch.targets.size
-                    loss.backward()
-                    total += float(loss.detach())
-                torch.nn.utils.clip_grad_norm_(model.parameters(), r.grad_clip)
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-                losses.append(total)
-                if (step + 1) % every == 0 or step + 1 == s.steps:
-                    mean = sum(losses) / len(losses)
-                    if not mean < float("inf"):
-                        raise NonFiniteLoss(f"the loss is {mean} after step {step + 1}")
-                    line = {"step": step + 1, "loss": round(mean, 6), "learning_rate": rate}
-                    self.record["training"].append(line)
-                    self.progress.show(f"step {step + 1}/{s.steps}  loss {mean:.3f}")
-                    losses = []
-        model.eval()
+
+        def line(logged: dict[str, Any]) -> None:
+            kept = [old for old in self.record["training"] if old["step"] < logged["step"]]
+            self.record["training"] = [*kept, logged]
+            self._write()
+            self.progress.show(f"step {logged['step']}/{s.steps}  loss {logged['loss']:.3f}")
+
+        training = Recalibration(
+            model, batches, self.recipe, self.run.directory / "checkpoint", line
+        )
+        speed = training.run()
+        peak = devices.peak_memory(model.device)
+        self.record["training_speed"] = speed | {"peak_memory_gib": peak}
+        self._write()

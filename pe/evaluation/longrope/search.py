@@ -48,7 +48,7 @@ from pe.model import PEForCausalLM
 from pe.model.convert import convert
 from pe.model.loss import token_losses
 from pe.recipes.recipe import Recipe
-from pe.runs import SCHEMA_VERSION, Run, RunError, checked
+from pe.runs import SCHEMA_VERSION, Folder, Run, RunError, checked
 from pe.runs.provenance import code, hardware, now
 from pe.training.progress import Progress
 
@@ -127,6 +127,31 @@ def search_longrope(
         return list(_Search(run, settings, fitness, Progress(enabled=not quiet)).run_to(iterations))
 
 
+def search_factors(
+    folder: Folder,
+    model: PEForCausalLM,
+    data: TokenData,
+    recipe: Recipe,
+    progress: Progress,
+    *,
+    pe: str,
+    factor: float,
+    magnitude: str | float,
+    iterations: int,
+    population: int,
+    windows: int,
+    seed: int,
+) -> Factors:
+    """As `search_longrope`, for a model that has LongRoPE; ``folder``, locked, gets the record."""
+    _check(factor, iterations, population, pe)
+    settings = {
+        "pe": pe, "factor": factor, "magnitude": magnitude, "population": population, "seed": seed,
+        "windows": windows,
+    }  # fmt: skip
+    fitness = Fitness.over(recipe, model, data, settings)
+    return _Search(folder, settings, fitness, progress).run_to(iterations)
+
+
 def _check(factor: float, iterations: int, population: int, spec: str) -> None:
     if not (math.isfinite(factor) and factor > 1):
         raise ValueError(f"factor: expected a finite number above 1, got {factor!r}")
@@ -153,7 +178,14 @@ class Fitness:
     ) -> Fitness:
         longer = convert(
             model, settings["pe"], factor=settings["factor"], magnitude=settings["magnitude"]
-        ).eval()
+        )
+        return cls.over(recipe, longer.eval(), data, settings)
+
+    @classmethod
+    def over(
+        cls, recipe: Recipe, longer: PEForCausalLM, data: TokenData, settings: dict[str, Any]
+    ) -> Fitness:
+        """Of a model that has LongRoPE already."""
         length = math.ceil(settings["factor"] * _transforms(longer)[0].original_length)
         windows = settings["windows"]
         scorer = Scorer(longer, data, recipe, [length], split="validation", windows=windows)
@@ -212,14 +244,14 @@ class _Search:
     """One search and its record."""
 
     def __init__(
-        self, run: Run, settings: dict[str, Any], fitness: Fitness, progress: Progress
+        self, run: Folder, settings: dict[str, Any], fitness: Fitness, progress: Progress
     ) -> None:
         self.run, self.fitness, self.progress = run, fitness, progress
         self.suffix = f"-{settings['factor']:g}x"
         if fitness.prompts:
             self.suffix += f"-{settings['needles']}"
         settings = settings | {
-            "length": fitness.length, "target_tokens": run.recipe.target_tokens,
+            "length": fitness.length, "target_tokens": fitness.scorer.recipe.target_tokens,
             "windows_found": len(fitness.prompts or fitness.scorer.ends),
             "data": fitness.scorer.data.fingerprint,
         }  # fmt: skip

@@ -8,6 +8,7 @@ from pe.notebooks.parameters.common import (
     Count,
     Options,
     Positive,
+    Switch,
     Whole,
     Words,
     launcher,
@@ -35,6 +36,7 @@ def configure_pretrained(
     batch_size: Count = 8,
     learning_rate: Positive = 1e-4,
     seed: Whole = 0,
+    compiled: Switch | None = None,
     study: str = "pretrained",
 ) -> PretrainedRun:
     """Return the folder and settings of a trial of somebody else's model. Writes nothing.
@@ -81,6 +83,8 @@ def configure_pretrained(
     )
     run = PretrainedRun(root() / study / run_name(settings))
     run.settings, run.path = settings, path
+    if compiled is not None:
+        run.compile = "on" if compiled else "off"
     return run
 
 

@@ -57,6 +57,8 @@ class Outcome(Measures):
     no_needles: str | None
     """Why no hidden numbers were looked for; null where they were, at lengths with room."""
     seconds: Seconds
+    taken_from: str | None = None
+    """The record of the same study that it was taken from; null where it was measured here."""
     sample: str
     """A continuation of the first tokens of the test split, without drawing (greedy)."""
 
@@ -70,6 +72,19 @@ class Step(Part):
     """Mean since the line before, nats per token."""
     learning_rate: float
     """Of that step."""
+
+
+class TrainingSpeed(Part):
+    """How fast the training was."""
+
+    tokens_per_second: float | None
+    """Of the median step."""
+    seconds: Seconds
+    """In all steps of the last process."""
+    compiled: bool
+    """Whether decoder layers were compiled."""
+    peak_memory_gib: float | None
+    """Peak device memory (CUDA) or resident memory (CPU) in GiB."""
 
 
 class PretrainedRecord(Process, Record):
@@ -94,5 +109,7 @@ class PretrainedRecord(Process, Record):
     """By variant: untouched, adapted, trained."""
     training: list[Step]
     """Of the variant trained."""
+    training_speed: TrainingSpeed | None = None
+    """Null where nothing was trained. Not in older records."""
     peak_memory_gib: float | None
     """Peak device memory (CUDA) or resident memory (CPU) in GiB."""
