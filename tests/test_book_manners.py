@@ -63,6 +63,7 @@ def test_addresses_are_those_of_the_repository_and_the_site() -> None:
     assert '<link rel="canonical" href="https://a.io/pe/one.html"/>' in text
     assert "https://a.io/pe/card.png" in text
     assert "https://github.com/a/pe/tree/0123456789abcdef" in text
+    assert "https://a.io/pe/positional-encodings.pdf" in text
     notebook = mended("notebooks/train", about=THERE)
     assert "colab.research.google.com/github/a/pe/blob/HEAD/notebooks/train.ipynb" in notebook
 

@@ -29,6 +29,7 @@ from pe.runs.provenance import git
 
 ROOT = Path(__file__).resolve().parents[2]
 CARD = "card.png"
+PDF = "positional-encodings.pdf"
 DESCRIPTION = 160
 """Characters of a description: what search engines show."""
 
@@ -196,6 +197,8 @@ def footer(context: Mapping[str, Any], about: About) -> str:
         licence = f'<a href="{about.repository}/blob/HEAD/LICENSE">{licence}</a>'
         parts.append(f'<a href="{about.repository}">Repository</a>')
     parts.append(licence)
+    if about.site:  # the workflow that publishes the site prints it there
+        parts.append(f'<a href="{about.site}/{PDF}">The guide as PDF</a>')
     address = f"{about.site}/{context['pagename']}.html" if about.site else about.repository
     entry = [
         ("author", f"{{{about.author}}}"),

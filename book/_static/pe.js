@@ -6,7 +6,8 @@
   function stops() {
     for (const box of document.querySelectorAll(boxes)) {
       const scrolls = box.scrollWidth > box.clientWidth + 1;
-      if (scrolls && !box.hasAttribute("tabindex")) box.dataset.scrolls = box.tabIndex = 0;
+      // The theme gives -1 to what did not scroll when the page was opened.
+      if (scrolls && box.tabIndex < 0) box.dataset.scrolls = box.tabIndex = 0;
       else if (!scrolls && "scrolls" in box.dataset) {
         box.removeAttribute("tabindex");
         delete box.dataset.scrolls;
