@@ -13,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<link rel="icon" href="data:,"></head><body><main><article class="bd-article">{body}</article></main>
-</body></html>"""
+<link rel="icon" href="data:,"></head>
+<body><main><article class="bd-article">{body}</article></main></body></html>"""
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_the_pdf_has_every_chapter_where_its_contents_say(
     long = "<p>word</p>" * 200
     solution = "<details><summary>Solution</summary><p>Forty-two.</p></details>"
     write(tmp_path, first=f"<h1>First</h1>{long}", second=(
-        f'<h1>Second</h1><p>See <a href="first.html">first</a>, <a href="runs/x.html">a run</a>.</p>'
+        '<h1>Second</h1><p>See <a href="first.html">first</a>, <a href="runs/x.html">a run</a>.</p>'
         f"{solution}"
     ))  # fmt: skip
     printer = tools["print_guide"]

@@ -70,6 +70,7 @@ def prepare(app: Sphinx, config: Config) -> None:
     drawn |= book_pictures.shown(BOOK, book_pictures.record_figures(studies) | drawn)
     book_pictures.draw(ROOT, BOOK, drawn)
     config.template_bridge = "book_manners.Pages"
+    config.html_search_scorer = str(Path(__file__).with_name("search_scorer.js"))
     config.html_extra_path += book_explorer.prepare(studies, speeds, BOOK)
     book_mirror.write(BOOK / "_generated" / "records.json", studies.fingerprint())
     app.pe_book = book_directives.Book(  # type: ignore[attr-defined]
