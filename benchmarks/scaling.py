@@ -108,7 +108,8 @@ def measure(job: Job, folder: Path) -> dict[str, Any]:
     from pe.data import Batches  # noqa: F401 (its import is no part of a step)
     from pe.model.rng import seed_step
     from pe.training.build import set_rate
-    from pe.training.loop import Trainer, learning_rate
+    from pe.training.loop import Trainer
+    from pe.training.schedule import learning_rate
 
     chosen = recipe_of(job)
     warm, timed = job.get("steps", [WARM, TIMED])

@@ -32,7 +32,7 @@ from pe.devices import autocast
 from pe.recipes.recipe import Recipe
 from pe.runs.provenance import code, hardware, now, versions
 from pe.training.build import build_model, build_optimizer, parameter_counts
-from pe.training.metrics import flops_per_token, peak_flops
+from pe.training.metrics import flops_per_token, layers_shown, peak_flops
 
 Step = Callable[[], Tensor]
 
@@ -90,6 +90,9 @@ def make_step(
         return loss.detach()
 
     step.parameters = parameter_counts(model)["parameters"]  # type: ignore[attr-defined]
+    step.layers = (  # type: ignore[attr-defined]
+        layers_shown(model.model, recipe.context_length) if ours else recipe.num_hidden_layers
+    )
     return step
 
 
@@ -132,9 +135,8 @@ def measure(
     for system in systems:
         rate = tokens / statistics.median(times[system])
         parameters = made[system].parameters  # type: ignore[attr-defined]
-        flops = flops_per_token(
-            parameters, recipe.num_hidden_layers, recipe.hidden_size, recipe.context_length
-        )
+        layers = made[system].layers  # type: ignore[attr-defined]
+        flops = flops_per_token(parameters, layers, recipe.hidden_size, recipe.context_length)
         rows.append(
             {
                 "system": system,

@@ -19,7 +19,7 @@ _NAMES = {
     "pe.pretrained.adapt": ("adapt",),
     "pe.pretrained.explain": ("explain",),
     "pe.recipes": ("Recipe", "RECIPES", "recipe"),
-    "pe.training.loop": ("train",),
+    "pe.training.train": ("train",),
     "pe.evaluation.evaluate": ("evaluate",),
     "pe.evaluation.start": ("evaluate_start",),
     "pe.evaluation.longrope.search": ("search_longrope",),
@@ -65,4 +65,4 @@ if TYPE_CHECKING:
     from pe.recipes.recipe import Recipe
     from pe.study.plan import load_plan
     from pe.study.queue import run_study
-    from pe.training.loop import train
+    from pe.training.train import train

@@ -121,7 +121,7 @@ def train(
     with _checked("train"):
         from pe.notebooks.parameters import configure
         from pe.results import outcome
-        from pe.study.plan import Planned
+        from pe.study.planned import Planned
 
         run = configure(
             encoding, recipe, study, seed, steps, corpus, context_length, batch_size,
@@ -129,13 +129,15 @@ def train(
             dict(map(option_value, override or [])),
         )  # fmt: skip
         from pe.evaluation.evaluate import evaluate
-        from pe.training import loop, metrics
+        from pe.training.metrics import NonFiniteLoss
+        from pe.training.processes import Interrupted
+        from pe.training.train import train as train_run
 
         try:
-            evaluate(loop.train(run))
-        except (loop.Interrupted, metrics.NonFiniteLoss) as error:
+            evaluate(train_run(run))
+        except (Interrupted, NonFiniteLoss) as error:
             print(f"pe train: {with_notes(error)}", file=sys.stderr)
-            raise typer.Exit(130 if isinstance(error, loop.Interrupted) else 1) from error
+            raise typer.Exit(130 if isinstance(error, Interrupted) else 1) from error
         print(f"{outcome.text([Planned(encoding, run.recipe, study)])}\n\n{run.directory}")
 
 

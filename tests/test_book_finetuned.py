@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import pe
-from pe.study.plan import Planned, load_plan
+from pe.study.plan import load_plan
+from pe.study.planned import Planned
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "book" / "_ext"))

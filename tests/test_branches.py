@@ -11,7 +11,7 @@ from tiny_training import assert_same_weights, killed_after, lines, tiny, write_
 from transformers import AutoModelForCausalLM
 
 from pe.runs import Run, RunError
-from pe.training.loop import train
+from pe.training.train import train
 
 LONG: dict[str, Any] = {
     "steps": 24, "warmup_steps": 3, "schedule": "wsd", "decay_steps": 4, "checkpoint_every": 8,

@@ -31,7 +31,8 @@ from pe.recipes.recipe import Recipe
 from pe.runs import Run
 from pe.study.devices import visible_gpus
 from pe.training import checkpoint, processes
-from pe.training.loop import Interrupted, train
+from pe.training.processes import Interrupted
+from pe.training.train import train
 
 
 def uneven(signal_at: int = 0) -> Any:

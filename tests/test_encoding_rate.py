@@ -9,12 +9,12 @@ import pytest
 import torch
 from tiny_training import Crash, assert_same_weights, tiny, train_tiny, weights, with_step
 
-from pe.encodings.core.registry import declared_rate
+from pe.encodings.core.parts import declared_rate
 from pe.recipes.named import recipe as named_recipe
 from pe.runs import Run
 from pe.study.plan import load_plan
 from pe.training.build import build_model
-from pe.training.loop import train
+from pe.training.train import train
 
 pytestmark = pytest.mark.usefixtures("alone")
 

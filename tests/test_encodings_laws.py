@@ -8,7 +8,7 @@ import pytest
 
 from pe.conformance import LAWS, check_laws
 from pe.encodings import encoding, list_encodings
-from pe.encodings.core.registry import part_classes
+from pe.encodings.core.parts import part_classes
 
 # What every encoding promises. The others depend on traits, as `promised_by_traits` says.
 ALWAYS = {

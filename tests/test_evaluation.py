@@ -38,7 +38,7 @@ from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunBusy, RunError
 from pe.runs.models.evaluation import AttentionSpread
 from pe.training.build import build_model
-from pe.training.loop import train
+from pe.training.train import train
 
 # One for each way to act; what holds for all encodings, and what windows rest on, are laws.
 STEADY = ["nope", "rope", "sinusoidal", "alibi", "fox", "dynamic_ntk"]

@@ -14,6 +14,8 @@ from pe.encodings.core.frequencies import base_frequencies
 from pe.evaluation.evaluate import evaluate
 from pe.evaluation.extension import extend
 from pe.results import extensions, markdown, rows
+from pe.results.difference import difference
+from pe.results.measure import cut, measure
 from pe.runs import Run, RunError
 
 
@@ -98,9 +100,9 @@ def test_each_length_is_read_with_its_own_factor_and_compared_prompt_by_prompt(a
     compared = {row.title: row for row in extensions.rows(base, {asked.name: record})}
     assert {"RoPE", "YaRN, factor = length", "Dynamic YaRN"} <= set(compared)
     both = [compared[title] for title in ("RoPE", "YaRN, factor = length")]
-    assert rows.difference(both[1], both[0], "multikey@2x").over == "prompts"
+    assert difference(both[1], both[0], "multikey@2x").over == "prompts"
     assert markdown.table(both, ["multikey"]).count("cut: ") == 2
-    assert rows.cut(both[1], "ppl@2x") == rows.measure(both[0], "ppl@1x").value
+    assert cut(both[1], "ppl@2x") == measure(both[0], "ppl@1x").value
     assert found["abf@2"]["options"]["theta"] > 10_000
 
 

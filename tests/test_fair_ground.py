@@ -19,6 +19,8 @@ from pe.figures import reach as figures_reach
 from pe.figures import study as figures_study
 from pe.results import intervals, markdown, quantities
 from pe.results import rows as results
+from pe.results.difference import difference
+from pe.results.measure import cut, measure
 from pe.runs import Run
 from pe.study.plan import load_plan
 
@@ -78,7 +80,7 @@ def test_every_task_of_hidden_numbers_can_be_asked_for() -> None:
 def test_prompts_that_both_answered_are_compared_one_by_one(tmp_path: Path) -> None:
     first = answer(row(tmp_path, "rope"), 512, "1111111100")
     second = answer(row(tmp_path, "pope"), 512, "0000000111")
-    gap = results.difference(first, second, "multikey@2x")
+    gap = difference(first, second, "multikey@2x")
     assert gap.over == "prompts"
     assert gap.p == pytest.approx(intervals.mcnemar(7, 2))
     table = markdown.table([second], ["multikey@2x"], base=first)
@@ -100,11 +102,11 @@ def test_a_share_is_held_against_the_same_model_reading_the_last_part_alone(
     one = answer(row(tmp_path, "rope"), 1024, "1" * 10 + "0" * 90)
     depths = NEEDLE_TASKS["multikey"].earliest(1, 100)
     assert depths == [(i + 0.5) / 100 for i in range(100)], "one number is asked for"
-    assert results.cut(one, "multikey@4x") == 0.25
-    assert results.cut(one, "multikey@1x") == 1.0
-    assert results.cut(one, "ppl@4x") == results.measure(one, "ppl@1x").value
-    assert results.cut(one, "ppl@0.5x") is None
-    assert results.cut(one, "multikey@8x") is None, "not evaluated"
+    assert cut(one, "multikey@4x") == 0.25
+    assert cut(one, "multikey@1x") == 1.0
+    assert cut(one, "ppl@4x") == measure(one, "ppl@1x").value
+    assert cut(one, "ppl@0.5x") is None
+    assert cut(one, "multikey@8x") is None, "not evaluated"
     lines = book_records.lines(markdown.table([one], ["multikey@1x", "multikey@4x"]))
     assert lines[1][2:] == ["100%<br>(96–100)", "10%<br>(6–17)<br>cut: 25%"]
 
@@ -131,7 +133,7 @@ def test_a_ceiling_is_known_by_its_windows_and_stands_at_the_same_tokens(studies
     known = ceiling.runs[0].evaluation()
     assert known is not None
     assert float(lines[-1][4]) == pytest.approx(known["perplexity"]["4096"]["value"], rel=0.005)
-    gap = results.difference(ceiling, rows[0], "ppl@4x")
+    gap = difference(ceiling, rows[0], "ppl@4x")
     assert gap.value < 0
     assert gap.over == "windows"
     assert gap.interval is not None
@@ -147,7 +149,7 @@ BASELINES = {"cut to the training length", "RoPE, trained on 4,096 tokens"}
 
 def test_figures_by_length_have_their_baselines(studies: Studies) -> None:
     rows = few(studies)
-    near = results.measure(rows[0], "ppl@1x").value
+    near = measure(rows[0], "ppl@1x").value
     for figure in (figures_study.perplexity(rows), figures_study.answered(rows, "multikey")):
         (found,) = labelled(figure)
         assert found >= BASELINES | {"RoPE", "NoPE", "PoPE"}
@@ -247,9 +249,9 @@ def test_perplexities_of_other_windows_are_not_compared(studies: Studies) -> Non
     kept, scaled = (studies.row("dropping", label) for label in ("kept@3e-3", "yarn-2x"))
     longer = studies.row("every", "rope")  # its longest length is another one
     with pytest.raises(ValueError, match="rope and kept@3e-3 have other windows"):
-        results.difference(longer, kept, "ppl@1x")
+        difference(longer, kept, "ppl@1x")
     assert book_records.lines(markdown.table([longer], ["ppl@1x"], base=kept))[1][2] == "–"
-    assert results.difference(scaled, kept, "multikey@2x").over == "prompts"
+    assert difference(scaled, kept, "multikey@2x").over == "prompts"
     lines = book_records.lines(markdown.table([scaled], ["ppl@1x", "multikey@1x"], base=kept))
     assert "points" in lines[1][3]
 

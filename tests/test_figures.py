@@ -17,7 +17,8 @@ from pe import figures, runs
 from pe.encodings import extension_methods, list_encodings
 from pe.results import quantities
 from pe.results.markdown import pipe, table
-from pe.results.rows import grouped, measure
+from pe.results.measure import measure
+from pe.results.rows import grouped
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import torch
 import pe
 from pe.devices import autocast
 from pe.encodings.core import clex_ode
+from pe.model import PEConfig, PEForCausalLM
 from pe.runs import Run
 from pe.training.build import build_model
 
@@ -398,6 +399,30 @@ def test_a_run_on_the_device_resumes_and_records_its_speed(
     assert record["training"]["final_loss"] < 5.0
     assert record["training"]["peak_memory_gib"] > 0
     assert evaluation["perplexity"]["256"]["value"] < 512
+
+
+def test_self_extend_reads_a_long_text_without_a_matrix() -> None:
+    enc = pe.encoding("self_extend", head_dim=64, num_heads=8, original_length=512, factor=8.0)
+    q, k, v = (torch.randn(1, 8, 4000, 64, device="cuda", dtype=torch.bfloat16) for _ in "qkv")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    with torch.no_grad():
+        apart = pe.attend(enc, q, k, v)
+        assert torch.cuda.max_memory_allocated() - before < 8 * 4000**2
+        want = pe.attend(enc, q, k, v, backend="dense")
+    assert (apart - want).abs().max() < 0.03
+
+
+@pytest.mark.parametrize("name", ["learned", "t5", "fire", "rope+alibi"])
+def test_weights_are_drawn_alike_on_the_device_and_off_it(name: str) -> None:
+    config = PEConfig(vocab_size=64, hidden_size=32, num_attention_heads=2,
+                               num_hidden_layers=1, intermediate_size=48, pe="nope")  # fmt: skip
+    model = PEForCausalLM(config)
+    off = pe.convert(model, name, seed=3).state_dict()
+    on = pe.convert(model.cuda(), name, seed=3)
+    assert all(p.is_cuda for p in on.parameters())
+    for key, value in on.state_dict().items():
+        assert torch.equal(value.cpu(), off[key]), key
 
 
 @pytest.mark.parametrize("name", ["learned", "rope", "pope", "alibi", "t5", "sandwich", "fire",

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from pe.recipes.named import recipe
-from pe.study.plan import Planned, load_plan
+from pe.study.plan import load_plan
+from pe.study.planned import Planned
 from pe.study.zero_shot import ZeroShot
 
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "lease"

@@ -20,7 +20,7 @@ from pe.encodings.core.additive import Additive
 from pe.encodings.randomized import Randomized
 from pe.model import PEForCausalLM
 from pe.runs import Run
-from pe.training.loop import train
+from pe.training.train import train
 
 SUMS = ["randomized", "alibi+randomized", "sinusoidal+randomized", "yarn+randomized"]
 

@@ -27,8 +27,11 @@ from tiny_training import (
 from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunError
 from pe.training import checkpoint
-from pe.training.loop import Interrupted, StopSignal, Trainer, train
+from pe.training.loop import Trainer
+from pe.training.processes import Interrupted
 from pe.training.start import read_state
+from pe.training.stop import StopSignal
+from pe.training.train import train
 
 pytestmark = pytest.mark.usefixtures("alone")
 

@@ -276,7 +276,7 @@ def test_load_gives_one_row_a_run(run: Run, record: dict[str, Any], tmp_path: Pa
     with pytest.raises(RunError, match=r"unknown study 'locl' \(did you mean 'local'\?\)"):
         runs.load(tmp_path, study="locl")
     (tmp_path / "empty").mkdir()
-    assert set(runs.load(tmp_path, study="empty")) == set(runs.COLUMNS)
+    assert set(runs.load(tmp_path, study="empty")) == set(runs.table.COLUMNS)
 
 
 def test_load_has_the_share_of_prompts_that_each_run_answered() -> None:
@@ -433,7 +433,7 @@ def test_a_lock_is_freed_by_an_error(tmp_path: Path) -> None:
 
 
 def test_training_and_evaluating_respect_the_lock(tmp_path: Path) -> None:
-    from pe.training.loop import train
+    from pe.training.train import train
 
     run = Run(tmp_path / "run", recipe("demo"))
     with run.lock(), pytest.raises(RunBusy):

@@ -11,7 +11,8 @@ from tiny_training import tiny, write_corpus
 from pe.recipes.named import recipe
 from pe.recipes.recipe import Recipe
 from pe.runs import Run
-from pe.training.loop import learning_rate, train
+from pe.training.schedule import learning_rate
+from pe.training.train import train
 
 COSINE = recipe(
     "demo", steps=110, warmup_steps=10, learning_rate=1e-2, min_learning_rate=1e-3

@@ -73,6 +73,19 @@ def test_it_is_the_authors_attention(group: int, window: int) -> None:
     torch.testing.assert_close(step, want[:, :, -1:], atol=1e-11, rtol=0)
 
 
+@pytest.mark.parametrize(("length", "window"), [(70, 20), (37, 40), (33, 1)])
+def test_kernels_attend_to_near_and_far_keys_apart(length: int, window: int) -> None:
+    sizes = SIZES | {"head_dim": 16}
+    enc = encoding("self_extend", original_length=64, group_size=3, neighbor_window=window, **sizes)
+    torch.manual_seed(length)
+    q, k, v = (torch.randn(2, heads, length, 16) for heads in (4, 2, 2))
+    with torch.no_grad():
+        apart = attend(enc, q, k, v, backend="kernel")
+    torch.testing.assert_close(apart, attend(enc, q, k, v, backend="dense"), atol=2e-3, rtol=0)
+    with pytest.raises(ValueError, match="kernel' cannot serve SelfExtend"):
+        attend(enc, q.requires_grad_(), k, v, backend="kernel")
+
+
 def test_no_distance_is_new_in_the_longest_text_and_one_is_in_the_next() -> None:
     for length, window, group in ((24, 6, 5), (64, 16, 4), (33, 8, 3), (16, 15, 2)):
         enc = encoding(

@@ -18,8 +18,8 @@ from pe.evaluation.load import load_model
 from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunError
 from pe.study.complete import complete
-from pe.training.loop import train
 from pe.training.start import start_of
+from pe.training.train import train
 
 HELPER = """\
 def slope(strength):

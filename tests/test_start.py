@@ -27,8 +27,8 @@ from pe.evaluation.evaluate import evaluate
 from pe.model import PEForCausalLM
 from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunError, load
-from pe.training.loop import train
 from pe.training.start import kept_steps, start_of
+from pe.training.train import train
 
 PARENT_STEPS, AT = 12, 8
 

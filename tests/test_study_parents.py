@@ -26,7 +26,7 @@ from pe.runs import Run, RunError, find
 from pe.study import load_plan, run_study
 from pe.study.complete import complete
 from pe.study.parents import with_retrained_parents
-from pe.study.plan import StudyFolder
+from pe.study.planned import StudyFolder
 from pe.study.show import Row, rows, text, time_left
 from pe.study.worker import _retrain
 

@@ -14,7 +14,9 @@ from study_rows import row
 from pe import runs
 from pe.results import intervals, markdown, quantities
 from pe.results import rows as results
+from pe.results.difference import difference, write_difference
 from pe.results.intervals import mean_interval
+from pe.results.measure import Cell, measure, predicted, write
 from pe.study.plan import load_plan
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,27 +38,27 @@ def test_a_study_without_a_yaml_has_its_encodings_as_rows(tmp_path: Path) -> Non
 
 def test_cells_show_shares_with_wilson_and_one_seed_without_an_interval(tmp_path: Path) -> None:
     one = row(tmp_path, "rope", right=7)
-    assert results.write(results.measure(one, "needle@1x"), "needle@1x") == "70% (48–85)"
-    assert results.measure(one, "ppl@1x").interval is None
-    assert results.write(results.measure(one, "tempered.ppl@1x"), "tempered.ppl@1x") == "–"
-    assert results.write(results.measure(one, "c"), "c") == "–"
+    assert write(measure(one, "needle@1x"), "needle@1x") == "70% (48–85)"
+    assert measure(one, "ppl@1x").interval is None
+    assert write(measure(one, "tempered.ppl@1x"), "tempered.ppl@1x") == "–"
+    assert write(measure(one, "c"), "c") == "–"
     with pytest.raises(ValueError, match="validation_loss"):
-        results.measure(one, "validation_los")
+        measure(one, "validation_los")
 
 
 def test_seeds_are_pooled_for_counts_and_give_an_interval_for_means(tmp_path: Path) -> None:
     seeds = [row(tmp_path, "rope", 0.1 * s, right=5 + s, seed=s).runs[0] for s in range(3)]
     found = results.Row("rope", "RoPE", "rope", tuple(seeds))
-    share = results.measure(found, "needle@1x").interval
+    share = measure(found, "needle@1x").interval
     assert share is not None
     pooled = intervals.wilson(36, 60)
     assert share.value == pytest.approx(0.6)
     assert share.low <= pooled.low < pooled.high <= share.high
-    cell = results.measure(found, "validation_loss")
+    cell = measure(found, "validation_loss")
     assert cell.interval is None
-    assert results.write(cell, "validation_loss") == "3.500", "the same in all runs"
-    apart = results.Cell(3.5, mean_interval([3.4, 3.5, 3.6]), None)
-    assert results.write(apart, "validation_loss") == "3.500 (3.252–3.748)"
+    assert write(cell, "validation_loss") == "3.500", "the same in all runs"
+    apart = Cell(3.5, mean_interval([3.4, 3.5, 3.6]), None)
+    assert write(apart, "validation_loss") == "3.500 (3.252–3.748)"
     lines = book_records.lines(markdown.table([found], ["ppl@1x"]))
     assert lines[0] == ["run", "seeds", "1×"]
     assert lines[1] == ["RoPE", "0, 1, 2", "22.2<br>(17.3–28.5)"]  # e to 3, 3.1 and 3.2 on average
@@ -64,14 +66,14 @@ def test_seeds_are_pooled_for_counts_and_give_an_interval_for_means(tmp_path: Pa
 
 def test_a_small_shift_of_every_window_is_a_difference_and_overlap_is_none(tmp_path: Path) -> None:
     rope, pope = row(tmp_path, "rope"), row(tmp_path, "pope", 0.1, right=10)
-    assert results.write_difference(rope, pope, "ppl@1x").startswith("lower by 9.5% (9.")
-    assert results.write_difference(rope, rope, "ppl@1x") == "no difference shown"
-    words = results.write_difference(pope, rope, "needle@1x")
+    assert write_difference(rope, pope, "ppl@1x").startswith("lower by 9.5% (9.")
+    assert write_difference(rope, rope, "ppl@1x") == "no difference shown"
+    words = write_difference(pope, rope, "needle@1x")
     assert words == "higher by 50 points (paired prompts, p = 0.002)"
     near = row(tmp_path, "yarn", right=7)
-    assert results.write_difference(near, rope, "needle@1x") == "no difference shown"
+    assert write_difference(near, rope, "needle@1x") == "no difference shown"
     with pytest.raises(ValueError, match="one seed of rope says nothing"):
-        results.write_difference(rope, pope, "validation_loss")
+        write_difference(rope, pope, "validation_loss")
 
 
 def test_a_name_leads_to_the_page_of_its_run(tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ def test_a_new_seed_is_held_against_a_prediction_and_not_the_interval_of_a_mean(
 ) -> None:
     seeds = [row(tmp_path, "rope", 0.1 * s, seed=s).runs[0] for s in range(3)]
     rope = results.Row("rope", "RoPE", "rope", tuple(seeds))
-    mean, new = results.measure(rope, "ppl@1x").interval, results.predicted(rope, "ppl@1x")
+    mean, new = measure(rope, "ppl@1x").interval, predicted(rope, "ppl@1x")
     assert mean is not None
     ratio = math.log(new.high / new.low) / math.log(mean.high / mean.low)
     assert ratio == pytest.approx(math.sqrt(1 + 1 / 3) / math.sqrt(1 / 3))
@@ -115,10 +117,10 @@ def test_prompts_are_paired_where_counts_say_which_and_else_taken_for_unrelated(
     assert intervals.mcnemar(7, 0) == pytest.approx(2 * 0.5**7)  # 110 of 110 against 103
     assert intervals.discordant([9, 5], [10, 5], 10) is None  # 5 and 5 may be any prompts
     near, far = row(tmp_path, "yarn", right=3), row(tmp_path, "rope", right=7)
-    gap = results.difference(far, near, "needle@1x")
+    gap = difference(far, near, "needle@1x")
     assert (gap.over, gap.verdict) == ("", "higher")
     assert gap.p == pytest.approx(intervals.fisher((14, 20), (6, 20)))
-    assert "paired" not in results.write_difference(far, near, "needle@1x")
+    assert "paired" not in write_difference(far, near, "needle@1x")
 
 
 def test_a_perplexity_above_the_vocabulary_is_written_in_words(tmp_path: Path) -> None:
@@ -128,10 +130,10 @@ def test_a_perplexity_above_the_vocabulary_is_written_in_words(tmp_path: Path) -
     assert lines[1][2] == "worse than guessing"
     assert book_records.lines(markdown.table([lost], ["ppl@1x"], base=base))[1][2] == lines[1][2]
     with pytest.raises(ValueError, match="worse than guessing"):
-        results.write_difference(lost, base, "ppl@1x")
+        write_difference(lost, base, "ppl@1x")
     runs = (*lost.runs, row(tmp_path, "nope", 1, seed=1).runs[0])
     near = results.Row("nope", "NoPE", "nope", runs)
-    assert results.write(results.measure(near, "ppl@1x"), "ppl@1x") == "403 (1–>512)"
+    assert write(measure(near, "ppl@1x"), "ppl@1x") == "403 (1–>512)"
 
 
 def test_a_temperature_at_its_bound_is_no_fit(tmp_path: Path) -> None:
@@ -145,7 +147,7 @@ def test_a_temperature_at_its_bound_is_no_fit(tmp_path: Path) -> None:
     for value, text in ((1.481925, "at its bound"), (0.75, "0.75"), (-0.49, "at its bound")):
         evaluation["tempered"] = {"fit": fit | {"value": value}, "perplexity": {}}
         made = Made(one.runs[0], evaluation)
-        assert results.write(results.measure(replace(one, runs=(made,)), "c"), "c") == text
+        assert write(measure(replace(one, runs=(made,)), "c"), "c") == text
 
 
 class Made:
@@ -196,8 +198,8 @@ def test_rows_of_longer_windows_are_compared_at_the_same_tokens() -> None:
     short, base, other = (found[label] for label in ("as-it-was", "rope", "yarn"))
     table = markdown.table([short, base, other], ["multikey@4x"], base=base)
     lines = book_records.lines(table)[1:]
-    own = results.difference(other, base, "multikey@1x")  # 4,096 tokens are once their windows
+    own = difference(other, base, "multikey@1x")  # 4,096 tokens are once their windows
     assert [line[-1].partition(" points")[0].strip("*") for line in lines] == [
         quantities.signed(100 * gap.value, 0)
-        for gap in (results.difference(short, base, "multikey@4x"), own)
+        for gap in (difference(short, base, "multikey@4x"), own)
     ]

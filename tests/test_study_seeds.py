@@ -9,9 +9,11 @@ import book_records
 import pytest
 from study_rows import row
 
+from pe.results.difference import order
 from pe.results.intervals import wilson
 from pe.results.markdown import table
-from pe.results.rows import Row, measure, order, write
+from pe.results.measure import measure, write
+from pe.results.rows import Row
 
 T2 = 12.706
 """Student's t at 95% for two values."""

@@ -19,7 +19,7 @@ from pe.notebooks import study_page
 from pe.runs import Run, RunError
 from pe.study import Planned, load_plan, run_study
 from pe.study.parents import with_retrained_parents
-from pe.study.plan import StudyFolder
+from pe.study.planned import StudyFolder
 from pe.study.show import rows, text
 from pe.study.worker import _retrain, carry_out_task
 from pe.study.zero_shot import ZeroShot, carry_out
@@ -37,7 +37,7 @@ def studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two studies: `first` trains RoPE, `second` trains PI from it and extends it."""
     folder = tmp_path / "studies"
     folder.mkdir()
-    monkeypatch.setattr("pe.study.plan.FOLDER", folder)
+    monkeypatch.setattr("pe.study.file.FOLDER", folder)
     corpus = write_corpus(tmp_path / "corpus")
     common = {"recipe": "demo", "set": SMALL | {"corpus": str(corpus), "steps": 4}}
     write(folder, "first", common | {"runs": {"rope": {"pe": "rope"}}})

@@ -8,9 +8,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor
+from torch.func import vmap
 from torch.nn.functional import cross_entropy, pad
 
 import pe
+from pe.encodings.core import query_rows
+from pe.encodings.core.frequencies import cos_sin
 from pe.model import PEForCausalLM
 from pe.model.initialize import draw_weights
 from pe.model.rng import seed_step
@@ -97,6 +100,33 @@ def test_losses_are_those_of_one_model_at_a_time(name: str) -> None:
             assert torch.allclose(many.parameters[key][index], value, rtol=1e-4, atol=1e-6), key
     assert losses[0, 0] == pytest.approx(float(losses[1, 0]))
     assert abs(float(losses[0, -1] - losses[1, -1])) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["fox", "fire"])
+def test_a_bias_that_is_made_in_blocks_trains_many_models(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Many(copying(), name, MEMBERS, SMALL)
+    monkeypatch.setattr(query_rows, "NUMBERS", 1)
+    in_blocks = Many(copying(), name, MEMBERS, SMALL)
+    for _ in range(2):
+        assert torch.allclose(whole.step(), in_blocks.step(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("places", [(None, 1), (0, None), (0, 0)])
+def test_cosines_of_many_models_are_those_of_each(
+    places: tuple[int | None, int | None],
+) -> None:
+    positions = torch.arange(12).reshape(2, 6) if places[0] == 0 else torch.arange(6)
+    rates = torch.rand(5, 2, 3, dtype=torch.float64) if places[1] == 1 else torch.rand(3).double()
+    if places[1] == 0:
+        rates = torch.rand(2, 4, 3, dtype=torch.float64)
+    together = vmap(lambda p, r: cos_sin(p, r, torch.float32), in_dims=places)(positions, rates)
+    for model in range(2):
+        p = positions if places[0] is None else positions[model]
+        r = rates if places[1] is None else rates.select(places[1], model)
+        for all_models, alone in zip(together, cos_sin(p, r, torch.float32), strict=True):
+            assert torch.equal(all_models[model], alone)
 
 
 @pytest.mark.parametrize("name", ["rope", "dynamic_ntk", "randomized"])

@@ -24,7 +24,7 @@ from pe.model import PEForCausalLM
 from pe.recipes.named import recipe as named_recipe
 from pe.runs import Run
 from pe.training.build import build_model, build_optimizer
-from pe.training.loop import train
+from pe.training.train import train
 
 pytestmark = pytest.mark.usefixtures("alone")
 ENCODINGS = pe.list_encodings()

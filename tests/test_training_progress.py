@@ -15,8 +15,9 @@ from pe.encodings import encoding
 from pe.recipes.recipe import Recipe
 from pe.runs import Run
 from pe.training import trackers
-from pe.training.loop import Trainer, train
+from pe.training.loop import Trainer
 from pe.training.metrics import NonFiniteLoss
+from pe.training.train import train
 
 pytestmark = pytest.mark.usefixtures("alone")
 

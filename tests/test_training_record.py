@@ -18,13 +18,14 @@ from tiny_training import tiny
 
 import pe
 from pe import devices
+from pe.model import PEConfig, PEModel
 from pe.notebooks.parameters import configure
 from pe.recipes.named import recipe
 from pe.runs import Run
 from pe.runs import provenance as record
 from pe.training import progress
 from pe.training.build import attention_path, build_model, parameter_counts
-from pe.training.metrics import Metrics, flops_per_token, peak_flops
+from pe.training.metrics import Metrics, flops_per_token, layers_shown, peak_flops
 from pe.training.progress import Progress, duration
 
 PEAKS = {
@@ -76,6 +77,24 @@ def test_flops_against_a_count_by_hand() -> None:
     by_hand = 3 * 2 * multiply_adds  # backward costs twice the forward pass
     counted = flops_per_token(parameter_counts(model)["parameters"], layers, d, length)
     assert counted == pytest.approx(by_hand, rel=1e-3)  # norms are in the one and not the other
+
+
+@pytest.mark.parametrize(
+    ("spec", "shown"),
+    [("rope", "causal"), ("rope+window:5", "window"), ("rope+chunk:6+sinks:2", "chunk")],
+)
+def test_a_layer_counts_for_the_keys_that_it_shows(spec: str, shown: str) -> None:
+    length = 16
+    seen = 0
+    for query in range(length):
+        for key in range(query + 1):
+            near = {"causal": True, "window": query - key < 5,
+                    "chunk": query // 6 == key // 6 or key < 2}  # fmt: skip
+            seen += near[shown]
+    share = seen / (length * (length + 1) / 2)
+    config = PEConfig(vocab_size=32, hidden_size=32, num_attention_heads=2, num_hidden_layers=3,
+                      intermediate_size=48, pe=f"2*({spec}), nope")  # fmt: skip
+    assert layers_shown(PEModel(config), length) == pytest.approx(2 * share + 1)
 
 
 class FakeRun:

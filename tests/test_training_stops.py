@@ -14,9 +14,9 @@ from tiny_training import spoiled, tiny, train_tiny, with_step
 import pe
 from pe.runs import Run, RunError
 from pe.training import checkpoint, trackers
-from pe.training.loop import train
 from pe.training.metrics import NonFiniteLoss
 from pe.training.start import start_of
+from pe.training.train import train
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -170,7 +170,7 @@ def test_a_failure_that_cannot_be_recorded_is_still_the_failure_that_is_raised(
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     def broken(trainer: Any, batch: Any, usual: Any) -> Any:
-        monkeypatch.setattr("pe.runs.write_atomically", full)
+        monkeypatch.setattr("pe._files.write_atomically", full)
         raise ZeroDivisionError("the cause")
 
     with pytest.raises(ZeroDivisionError, match="the cause") as error:

@@ -11,8 +11,9 @@ from pathlib import Path
 from pe import runs
 from pe.results import quantities
 from pe.results.markdown import pipe
+from pe.results.measure import cut, measure, write
 from pe.results.quantities import whole
-from pe.results.rows import cut, measure, rows, write
+from pe.results.rows import rows
 
 ROOT = Path(__file__).resolve().parents[1]
 STUDY, CONTROL = "dropping", "kept@3e-3"

@@ -176,7 +176,7 @@ def _interest(system: str) -> int:
 def same_graph_as_rope(system: str) -> bool:
     """Whether an encoding differs from RoPE in its frequencies alone."""
     from pe.encodings.core.frequencies import FrequencyTransform
-    from pe.encodings.core.registry import part_classes
+    from pe.encodings.core.parts import part_classes
 
     spec, _ = spelled(system)
     names = {name.strip() for name in spec.split("+")}

@@ -21,9 +21,11 @@ from sphinx.application import Sphinx
 
 from pe.figures.reach import reach
 from pe.results import quantities
+from pe.results.difference import difference, same_targets
 from pe.results.markdown import CROPPED, pipe
+from pe.results.measure import cut, measure, write
 from pe.results.quantities import GUESSING, RunLike, label
-from pe.results.rows import Row, cut, difference, measure, same_targets, write
+from pe.results.rows import Row
 
 KINDS = ("from the first step", "kept", "put on", "dropped")
 OTHER = "¹"

@@ -24,7 +24,8 @@ from sphinx.application import Sphinx
 from pe.encodings import lookup
 from pe.results import quantities
 from pe.results.markdown import cropped, pipe
-from pe.results.rows import Row, common_seeds, measure, write
+from pe.results.measure import measure, write
+from pe.results.rows import Row, common_seeds
 from pe.speed import tables
 from pe.speed.names import library, spelled, title
 from pe.speed.record import MAIN, Speed

@@ -33,12 +33,9 @@ from pe._errors import unknown
 from pe.figures.axes import LENGTHS, log_perplexity, numbers, powers_of_two
 from pe.figures.style import FAINT, colour, marker, style
 from pe.results import quantities
+from pe.results.measure import measure
 from pe.results.quantities import multiples
-from pe.results.rows import (
-    Row,
-    comparable,
-    measure,
-)
+from pe.results.rows import Row, comparable
 
 CODE = Path(__file__).resolve().parent / "explorers"
 """Scripts and styles; copied to the root of the site, where only the explorers load them."""
@@ -99,7 +96,7 @@ def draw_card(rows: Sequence[Row], path: Path) -> None:
 def rotary_settings() -> dict[str, Any]:
     """What the explorer of encodings starts from: methods by the registry, and colours."""
     from pe.encodings import about, extension_methods
-    from pe.encodings.core.registry import extension_method
+    from pe.encodings.core.extending import extension_method
 
     methods = [{"name": "", "title": "RoPE as it is", "scaled": False, "paper": "2104.09864"}]
     for name in extension_methods():

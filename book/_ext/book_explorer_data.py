@@ -19,18 +19,11 @@ from book_studies import LOCAL, Speeds, Studies
 from pe.figures.axes import LENGTHS, PERPLEXITY
 from pe.figures.style import colour, marker
 from pe.results import extensions, quantities
+from pe.results.difference import same_targets
+from pe.results.measure import Cell, cut, cut_base, measure
+from pe.results.measure import write as write_cell
 from pe.results.quantities import QUANTITIES, TASKS, At, multiples, rescaled, trained_length
-from pe.results.rows import (
-    Cell,
-    Row,
-    ceilings,
-    comparable,
-    cut,
-    cut_base,
-    measure,
-    same_targets,
-)
-from pe.results.rows import write as write_cell
+from pe.results.rows import Row, ceilings, comparable
 from pe.speed import tables
 from pe.speed.names import spelled, title
 from pe.speed.record import Speed

@@ -26,8 +26,9 @@ from pe.figures import reach as figures_reach
 from pe.figures import study as figures_study
 from pe.results import sweeps
 from pe.results.markdown import table
+from pe.results.measure import predicted
 from pe.results.quantities import perplexity, value, vocabulary, whole
-from pe.results.rows import Row, ceilings, comparable, predicted
+from pe.results.rows import Row, ceilings, comparable
 
 BUDGETS = (("every", "every"), ("demo-every", "demo"))
 """A study of every encoding, and the one whose rows stand beside; the larger budget first."""

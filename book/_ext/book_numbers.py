@@ -13,7 +13,7 @@ In a study with a YAML in studies/, SUBJECT is a row's name there (`scaffold/rop
 and QUANTITY any of `pe.results.rows`, `title`, `recipe.FIELD`, `before` (the validation loss of a
 converted model before its first step), `cut.needle@4x` (what it would be if the row read the last
 training length alone) or `extension.yarn@4.ppl@4x`. `vs` gives words: "lower by
-8.1% (3.3 to 13%)", or "no difference shown" (`pe.results.rows.difference`).
+8.1% (3.3 to 13%)", or "no difference shown" (`pe.results.difference.difference`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from book_studies import Studies
 from pe._errors import unknown
 from pe.evaluation.retrieval import control_prompts
 from pe.results import extensions, quantities
+from pe.results.difference import order, write_difference
+from pe.results.measure import cut, measure, write
 from pe.results.quantities import GUESSING, duration, multiples, significant, whole
-from pe.results.rows import Row, cut, measure, order, write, write_difference
+from pe.results.rows import Row
 
 
 def look_up(studies: Studies, text: str) -> str:

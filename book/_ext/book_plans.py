@@ -22,7 +22,8 @@ from pe._errors import unknown
 from pe.results.markdown import pipe
 from pe.results.quantities import duration, label, whole
 from pe.results.rows import Row
-from pe.study.plan import Planned, load_plan
+from pe.study.plan import load_plan
+from pe.study.planned import Planned
 
 PARTS = ("extension", "searches")
 

@@ -10,9 +10,10 @@ from book_explorer_data import KINDS, Pages
 from book_studies import Snapshot
 
 from pe.results import quantities
+from pe.results.measure import measure
+from pe.results.measure import write as write_cell
 from pe.results.quantities import QUANTITIES, At, multiples
-from pe.results.rows import Row, measure, named
-from pe.results.rows import write as write_cell
+from pe.results.rows import Row, named
 
 _PAGE = """\
 <!DOCTYPE html>

@@ -1,5 +1,6 @@
-"""What several GPUs give, from the newest record of benchmarks/scaling.py.
+"""Training steps as benchmarks/scaling.py and benchmarks/train_speed.py timed them, newest record.
 
+| ```{step-speed} windows-step  encodings beside the first of them: tokens/s, memory
 | ```{scaling} speed      tokens/s, MFU, memory by size and number of GPUs
 | ```{scaling} memory     the largest model, with the options that save memory
 | ```{scaling} agreement  how far the losses of several processes are from those of one, and what
@@ -24,9 +25,9 @@ NOT_YET = "Not measured yet."
 PARTS = ("speed", "memory", "agreement")
 
 
-def newest(folder: Path = RESULTS) -> dict[str, Any] | None:
-    """The record with the latest date in its name, or None."""
-    paths = sorted(folder.glob("*-scaling.json"))
+def newest(folder: Path = RESULTS, name: str = "scaling") -> dict[str, Any] | None:
+    """The record DATE-MACHINE-``name``.json with the latest date, or None."""
+    paths = sorted(folder.glob(f"*-{name}.json"))
     return json.loads(paths[-1].read_text()) if paths else None
 
 
@@ -92,6 +93,32 @@ def machine(record: dict[str, Any]) -> str:
     )
 
 
+def steps(record: dict[str, Any]) -> str:
+    """The Markdown of a record of train_speed: each system, beside the first of them."""
+    rows, first = record["rows"], record["rows"][0]["tokens_per_second"]
+    lines = [
+        [row["system"].removeprefix("pe:"), whole(row["tokens_per_second"]),
+         f"{row['tokens_per_second'] / first:.2f}", f"{row['peak_memory_gib']:.1f} GiB"]
+        for row in rows
+    ]  # fmt: skip
+    heads = ["encoding", "tokens/s", "times as fast", "memory"]
+    batch = " × ".join(map(whole, record["batch"]))
+    return (
+        f"{pipe(heads, lines, 1)}\n\nRecipe `{record['recipe']}`, batches of {batch} tokens, "
+        f"median of {record['rounds']} rounds, the systems in turns. {machine(record)}"
+    )
+
+
+class StepSpeed(Made):
+    """`steps` of the newest record of a name."""
+
+    def text(self) -> str:
+        record = newest(name=self.arguments[0])
+        if record is None:
+            raise ValueError(f"no record {RESULTS.name}/*-{self.arguments[0]}.json")
+        return steps(record)
+
+
 class Scaling(Made):
     """`text` of a part, from the newest record."""
 
@@ -102,3 +129,4 @@ class Scaling(Made):
 def setup(app: Sphinx) -> None:
     """Register with Sphinx."""
     app.add_directive("scaling", Scaling)
+    app.add_directive("step-speed", StepSpeed)

@@ -17,7 +17,6 @@ from pe import runs
 from pe._errors import unknown
 from pe.results import rows as results
 from pe.speed.record import Speed
-from pe.study import plan
 
 LOCAL = "local"
 FILES = ("run.json", "metrics.jsonl", "evaluation.json", "extension.json")
@@ -155,8 +154,8 @@ class Studies:
         Pages that read records depend on the one file that holds this, so none is left stale.
         """
         here = Path(__file__).resolve().parent
-        code = [*here.glob("book*.py"), Path(str(plan.__file__))]
-        code += Path(str(results_package.__file__)).parent.glob("*.py")
+        package = Path(results_package.__file__ or "").resolve().parents[1]
+        code = [*here.glob("book*.py"), *package.glob("results/*.py"), *package.glob("study/*.py")]
         code += (here.parents[1] / "studies").glob("*.yaml")
         shown = b"".join(path.read_bytes() for path in sorted(code))
         result = {"code": hashlib.sha256(shown).hexdigest()}

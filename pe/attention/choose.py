@@ -2,7 +2,8 @@
 
     flash   torch's fused attention: no bias, no window, no sink
     kernel  our Triton kernels: a bias that is made block by block (`pe.encodings.core.forms`), and
-            windows, chunks and first keys, whose hidden blocks are skipped (`pe.attention.spans`)
+            windows, chunks and first keys, whose hidden blocks are skipped (`pe.attention.spans`);
+            without a gradient also near and far keys apart (`pe.attention.near_far`)
     matrix  torch's attention with a matrix: the bias in float32, or which keys a window shows
     rows    the same, a block of rows at a time (`pe.attention.rows`), where it would be large; in
             a window that hides most keys, each block with those that it sees
@@ -23,6 +24,7 @@ from torch import Tensor
 from pe._errors import unknown
 from pe.attention.available import INTERPRETED, unavailable_reason
 from pe.attention.dense import dense_attention
+from pe.attention.near_far import Far, NearFar, attend_in_two
 from pe.attention.sdpa import sdpa_attention
 from pe.attention.spans import Bounded, Spans, spans
 from pe.encodings.core.base import Encoding
@@ -184,6 +186,16 @@ def shows_few(enc: Encoding, length: int) -> bool:
     return bool(limits) and length > FEW * (min(limits) + shown.sinks)
 
 
+def _in_two(q: Tensor, k: Tensor, counted: bool, backend: str | None) -> bool:
+    """Whether kernels attend to near and far keys apart, which gives no gradient."""
+    if backend not in (None, "kernel") or (backend is None and not q.is_cuda):
+        return False
+    learns = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
+    whole = counted and q.shape[2] == k.shape[2] > 1 and q.shape[-1] in WIDTHS
+    halved = q.dtype in (torch.float16, torch.bfloat16) or INTERPRETED
+    return whole and halved and not learns and unavailable_reason(q.device) is None
+
+
 def refuse_broadcast(what: str, x: Tensor, shape: tuple[int, ...]) -> None:
     """Raise ValueError unless ``x`` broadcasts to ``shape`` without making it larger."""
     pairs = zip(reversed(x.shape), reversed(shape), strict=False)
@@ -202,6 +214,8 @@ class Bias(NamedTuple):
     by_rows: Callable[[int, int], Tensor | None] | None = None
     in_window: Callable[[slice, slice | Tensor, Tensor], Tensor | None] | None = None
     """As `pe.attention.rows.WindowBias` says; only beside `Bounded`."""
+    far: Far | None = None
+    """In place of a bias, queries and keys for the logits of far keys."""
 
 
 def bias_of(
@@ -231,6 +245,11 @@ def bias_of(
         ValueError: ``backend="kernel"`` and the kernels cannot serve this case, or the bias does
             not fit.
     """
+    # By name, as torch.compile does not follow a protocol.
+    near_far: NearFar | None = enc if hasattr(enc, "far") else None  # type: ignore[assignment]
+    if near_far is not None and mask is None and _in_two(q, k, counted, backend):
+        far = near_far.far(q, k, q_positions, k_positions)
+        return Bias(far=Far(*far, near_far.neighbor_window))
     form = kernel_form(enc, q, k, state, mask, counted, backend)
     if form is not None:
         return Bias(form=form)
@@ -290,6 +309,9 @@ def compute(
         assert bias.in_window is not None
         in_window: Tensor = attend_in_window(bias.in_window, q, k, v, scale, mask, sink)
         return in_window
+    if bias.far is not None:
+        with torch.autocast(q.device.type, enabled=False):
+            return attend_in_two(q, k, v, scale, bias.far)
     if bias.form is None:
         matrix = mask.mask() if isinstance(mask, Spans) else mask
         if bias.by_rows is not None:

@@ -17,7 +17,8 @@ from pe._seed import seed_torch
 from pe.attention import attend, scaled
 from pe.attention.masks import lower_right_causal
 from pe.encodings import Encoding, encoding, layer_encodings
-from pe.encodings.core.registry import part_classes, takes
+from pe.encodings.core.options import takes
+from pe.encodings.core.parts import part_classes
 from pe.encodings.core.spec import parse
 
 if TYPE_CHECKING:

@@ -9,16 +9,14 @@
 
 from pe._errors import PositionError
 from pe.encodings.core.base import Encoding, Prepared
+from pe.encodings.core.build import check, encoding, layer_encodings
+from pe.encodings.core.extending import extension_methods
 from pe.encodings.core.frequencies import Frequencies, FrequencyTransform
 from pe.encodings.core.registry import (
     FAMILIES,
     About,
     about,
-    check,
-    encoding,
-    extension_methods,
     in_order,
-    layer_encodings,
     list_encodings,
     lookup,
     register,

@@ -14,8 +14,10 @@ which is the same where G divides w. Groups begin at position 0, so logits of fa
 both positions and not on their difference alone.
 
 RoPE turns queries and keys; the bias here is the difference between the grouped logit and RoPE's, 0
-in the window. So nothing may scale the logits in between. No kernel knows it: it is a matrix, and a
-large one is made a block of rows at a time. Keys are cached unrotated, once.
+in the window. So nothing may scale the logits in between. It is a matrix, and a large one is made a
+block of rows at a time. Without a gradient kernels need no bias: they attend to near keys with RoPE
+and to far keys in groups, and the two are joined (`pe.attention.near_far`). Keys are cached
+unrotated, once.
 """
 
 import itertools
@@ -128,6 +130,12 @@ class SelfExtend(RoPE):
         window, size = self.neighbor_window, self.group_size
         return q_positions // size + window - window // size, k_positions // size
 
+    def far(
+        self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys whose products are the logits at distances of w and more."""
+        return self.rotate(q, k, *self.grouped(q_positions, k_positions))
+
     def bias(
         self,
         q: Tensor,
@@ -144,7 +152,7 @@ class SelfExtend(RoPE):
         with torch.autocast(q.device.type, enabled=False):
             q, k = q.to(wide) / math.sqrt(width), k.to(wide)
             near_q, near_k = self.rotate(q, k, q_positions, k_positions)
-            far_q, far_k = self.rotate(q, k, *self.grouped(q_positions, k_positions))
+            far_q, far_k = self.far(q, k, q_positions, k_positions)
             # One product of twice the width: the grouped logit less RoPE's.
             queries: Tensor = torch.cat((far_q, -near_q), -1).unflatten(1, (k.shape[1], -1))
             keys = torch.cat((far_k, near_k), -1)[:, :, None].transpose(-1, -2)

@@ -38,7 +38,7 @@ class Cell(NamedTuple):
 
 def cells(methods: Sequence[str], factors: Sequence[Factor]) -> list[Cell]:
     """Everything that methods and factors ask for; a method without a factor is there once."""
-    from pe.encodings.core.registry import extension_method  # brings torch
+    from pe.encodings.core.extending import extension_method  # brings torch
 
     return [
         Cell(method, factor)

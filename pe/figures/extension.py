@@ -25,7 +25,7 @@ from pe.results.quantities import label
 
 
 def _look(method: str) -> dict[str, Any]:
-    from pe.encodings.core.registry import extension_method  # brings torch
+    from pe.encodings.core.extending import extension_method  # brings torch
     from pe.encodings.core.spec import is_sum, parse
 
     spec = extension_method(method).spec

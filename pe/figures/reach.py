@@ -16,8 +16,9 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from pe.figures.axes import BASELINE, CUT, GUESS, PLAIN, legend
 from pe.figures.style import FAINT, INK, SEQUENTIAL, style
+from pe.results.measure import cut, measure
 from pe.results.quantities import multiples, perplexity, vocabulary
-from pe.results.rows import Row, ceilings, cut, measure
+from pe.results.rows import Row, ceilings
 
 PLACES = {
     "none": "#858585",

@@ -17,8 +17,9 @@ from matplotlib.ticker import PercentFormatter
 from pe.figures.axes import LENGTHS, labels, legend, mark, numbers, powers_of_two
 from pe.figures.style import INK, SEQUENTIAL, colour, marker, style
 from pe.results.intervals import Interval
+from pe.results.measure import measure
 from pe.results.quantities import answers, multiples
-from pe.results.rows import Row, measure
+from pe.results.rows import Row
 
 
 def shares(row: Row, task: str, names: Sequence[str]) -> tuple[list[float], np.ndarray]:

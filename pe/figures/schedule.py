@@ -68,7 +68,7 @@ def layer_rows(spec: str, length: int | None = None, **options: Any) -> tuple[li
     """What `draw_layers` draws for the layers that ``spec`` lists, and how many tokens it shows."""
     import torch
 
-    from pe.encodings.core.registry import layer_encodings
+    from pe.encodings.core.build import layer_encodings
     from pe.encodings.core.spec import parse
 
     listed = parse(spec)

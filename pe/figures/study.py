@@ -43,8 +43,9 @@ from pe.figures.axes import (
     powers_of_two,
 )
 from pe.figures.style import FAINT, INK, colour, marker, style
+from pe.results.measure import cut, measure
 from pe.results.quantities import RunLike, label, multiples, rescaled, trained_length, vocabulary
-from pe.results.rows import Row, ceilings, cut, grouped, measure
+from pe.results.rows import Row, ceilings, grouped
 
 _DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
 _MARKERS = ("o", "v", "s", "D")

@@ -13,7 +13,8 @@ from pe._errors import nearest
 from pe.attention.choose import checked
 from pe.encodings import check
 from pe.encodings.core.checks import at_least, choice, positive
-from pe.encodings.core.registry import ALIASES, options_of, part_classes
+from pe.encodings.core.options import ALIASES, options_of
+from pe.encodings.core.parts import part_classes
 from pe.encodings.core.spec import layer_specs
 
 BUILT_IN = "a model was built with this configuration and would not follow; "

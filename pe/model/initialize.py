@@ -56,4 +56,14 @@ def draw_encodings(model: nn.Module, seed: int) -> None:
     nested = {id(m) for _, outer in encodings for m in outer.modules() if m is not outer}
     for name, module in encodings:
         if id(module) not in nested:  # a composite resets its own parts
-            module.reset_parameters(generator_for(seed, name))
+            _reset(module, generator_for(seed, name))
+
+
+def _reset(module: Encoding, generator: torch.Generator) -> None:
+    """Drawn on the CPU, wherever the module is: a generator draws only on its own device."""
+    device = next((p.device for p in module.parameters()), generator.device)
+    if device.type in ("cpu", "meta"):
+        module.reset_parameters(generator)
+    else:
+        module.cpu().reset_parameters(generator)
+        module.to(device)

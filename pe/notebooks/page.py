@@ -76,7 +76,7 @@ def plan(run: Run) -> Markdown:
     if memory:
         rows["memory"] = memory
     table = markdown.pipe(["", ""], [[key, value] for key, value in rows.items()], 2)
-    from pe.encodings.core.registry import part_classes
+    from pe.encodings.core.parts import part_classes
 
     _show_layers(r)
     formulas = "\n\n".join(_formula(part) for part in part_classes(r.pe))

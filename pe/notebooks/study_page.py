@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pe.notebooks.page import show
 from pe.results import outcome as results
-from pe.study.plan import StudyFolder
+from pe.study.planned import StudyFolder
 from pe.study.queue import StudyFailed, run_study
 from pe.study.show import live, text
 

@@ -21,7 +21,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from pe.encodings import Encoding, layer_encodings
-from pe.encodings.core.registry import options_of, part_classes, stated_options, takes_option
+from pe.encodings.core.options import options_of
+from pe.encodings.core.parts import part_classes, stated_options, takes_option
 from pe.encodings.core.spec import parse
 from pe.encodings.p_rope import PRoPE
 from pe.encodings.rope import RoPE

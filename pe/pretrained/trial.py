@@ -32,9 +32,10 @@ from pe.runs import SCHEMA_VERSION
 from pe.runs.models import PretrainedSettings
 from pe.runs.provenance import code, command, hardware, now, versions
 from pe.training.build import build_optimizer, set_rate
-from pe.training.loop import StopSignal, learning_rate
 from pe.training.metrics import NonFiniteLoss
 from pe.training.progress import Progress
+from pe.training.schedule import learning_rate
+from pe.training.stop import StopSignal
 
 TASKS = ("passkey", "multikey")
 """Retrieval in completion format: the text ends where a model without a chat template goes on."""
@@ -174,7 +175,7 @@ class _Trial:
         return str(tokenizer.decode(out[0, given:], skip_special_tokens=True))
 
     def _train(self, model: Any, data: TokenData) -> None:
-        """Recalibrate: AdamW on the training split, by a cosine (`pe.training.loop`).
+        """Recalibrate: AdamW on the training split, by a cosine (`pe.training.schedule`).
 
         Raises:
             NonFiniteLoss: the loss is no number.

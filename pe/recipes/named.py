@@ -129,7 +129,7 @@ def recipe(name: str = "auto", **overrides: Any) -> Recipe:
             and ``decay_steps`` of ``steps``, ``min_learning_rate`` of ``learning_rate``; and
             ``target_tokens`` is at most half of ``context_length``.
             ``encoding_rate`` may be ``"declared"``: the multiple that the encoding was registered
-            with (`pe.encodings.core.registry.declared_rate`), as a number.
+            with (`pe.encodings.core.parts.declared_rate`), as a number.
 
     Raises:
         ValueError: unknown recipe or field (the nearest is named), or a value of a wrong type.
@@ -143,7 +143,7 @@ def recipe(name: str = "auto", **overrides: Any) -> Recipe:
     base = RECIPES[name]
     values = base.to_dict() | overrides
     if values["encoding_rate"] == DECLARED:
-        from pe.encodings.core.registry import declared_rate  # brings torch
+        from pe.encodings.core.parts import declared_rate  # brings torch
 
         values["encoding_rate"] = declared_rate(values["pe"])
     length, steps = values["context_length"], values["steps"]

@@ -15,8 +15,9 @@ from typing import Any
 
 from pe.results import quantities
 from pe.results.markdown import pipe
+from pe.results.measure import measure
 from pe.results.quantities import label
-from pe.results.rows import Row, measure
+from pe.results.rows import Row
 
 CONTROL = "rope"
 """The row that got longer windows and no other frequencies."""

@@ -8,23 +8,11 @@ from dataclasses import replace
 from tabulate import tabulate
 
 from pe.results import quantities
+from pe.results.difference import LEVEL, Difference, difference, p_value, same_targets
 from pe.results.intervals import holm
+from pe.results.measure import cut, cut_base, measure, write
 from pe.results.quantities import COLUMNS, GUESSING, RunLike, expand
-from pe.results.rows import (
-    LEVEL,
-    Difference,
-    Row,
-    ceilings,
-    common_seeds,
-    comparable,
-    cut,
-    cut_base,
-    difference,
-    measure,
-    p_value,
-    same_targets,
-    write,
-)
+from pe.results.rows import Row, ceilings, common_seeds, comparable
 
 CROPPED = "cut to the training length"
 
@@ -50,7 +38,7 @@ def table(
     Where some have more seeds, their means follow below, in italics. Two baselines come with
     lengths beyond that of training: what a model that reads only the last tokens of a text reaches
     (a line of perplexities, the same everywhere, for the targets are the same; in cells of shares a
-    second number, `pe.results.rows.cut`), and the `ceilings`, at the same tokens as the other rows.
+    second number, `pe.results.measure.cut`), and the `ceilings`, at the same tokens as the others.
 
     Args:
         columns: quantities; ``ppl`` and the like stand for all lengths. Default: perplexities, and

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pe.results import extensions, markdown
 from pe.results.quantities import TASKS, RunLike, answers, multiples
 from pe.results.rows import rows
-from pe.study.plan import Planned
+from pe.study.planned import Planned
 
 LOSSES = ("validation_loss", "ppl", "tokens_per_second", "wall_time")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pe.recipes.recipe import Recipe
 from pe.runs import root
-from pe.study.plan import Planned
+from pe.study.planned import Planned
 from pe.training.start import parent_missing_weights, takes_searched_factors
 
 

@@ -27,8 +27,9 @@ from pe._errors import Explained
 from pe.runs import root
 from pe.study.devices import MUTEX, mutex_of, visible_gpus, workers_here
 from pe.study.parents import with_retrained_parents
-from pe.study.plan import Planned, check_run
+from pe.study.planned import Planned
 from pe.study.worker import execute
+from pe.training.check import check_run
 from pe.training.start import start_of
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from tabulate import tabulate
 from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunError, find, root
 from pe.study.parents import with_retrained_parents
-from pe.study.plan import Planned
+from pe.study.planned import Planned
 from pe.training.progress import Progress, duration
 
 SIZES = (

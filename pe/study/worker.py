@@ -84,8 +84,8 @@ def _retrain(run: Run) -> None:
         RunError: the text, or the source of its encoding, is no longer what it was trained with.
     """
     from pe.data import prepare
-    from pe.training.loop import train
     from pe.training.start import check_source, check_text
+    from pe.training.train import train
 
     first, r = Run(run.directory.parent.parent / run.name), run.recipe
     check_source(first)
@@ -134,7 +134,7 @@ def carry_out_task(task: Mapping[str, Any]) -> None:
         _run_notebook(notebook_parameters(recipe, task["study"]))
     else:
         from pe.evaluation.evaluate import evaluate
-        from pe.training.loop import train
+        from pe.training.train import train
 
         command = notebook_command(notebook_parameters(recipe, task["study"]))
         os.environ["PE_COMMAND"] = command

@@ -30,9 +30,10 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from pe._errors import one_line
+from pe._files import write_atomically
 from pe._quiet import quiet_libraries
 from pe.model.config import PEConfig
-from pe.runs import RunError, write_atomically, writing
+from pe.runs import RunError, writing
 from pe.training import sharding
 from pe.training.start import KEPT, TrainState, checkpoints, read_state
 

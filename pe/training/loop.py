@@ -1,16 +1,10 @@
-"""Train a run, or go on with one that stopped, and write its record.
+"""The steps of a run, from its last checkpoint or its start to its end.
 
 One optimizer step is a pure function of the recipe, the step's number and the state in the last
 checkpoint, so a run that was killed ends with the same weights as one that was not. Runs on one
 device or on many (`pe.training.processes`, or torchrun): each process takes a part of every
 batch, and the loss is divided by the target count of the whole batch, so neither processes nor
 micro-batches change the result, except through what a step draws (dropout, random positions).
-
-The learning rate is a function of the step alone, t of S steps, W of them warmup:
-
-    warmup   peak (t + 1) / W                                       t < W
-    cosine   low + (peak - low) (1 + cos(pi (t - W) / (S - W))) / 2
-    wsd      peak, then linearly down to low over the last D steps   (arXiv:2404.06395)
 """
 
 from __future__ import annotations
@@ -18,15 +12,10 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
-import math
-import os
 import shutil
-import signal
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from types import FrameType
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -40,16 +29,14 @@ from accelerate.utils import (
 from torch import Tensor
 
 from pe import devices
-from pe._errors import one_line
-from pe.data import Batches, is_path, prepare
+from pe.data import Batches, prepare
 from pe.data.batches import Batch
 from pe.data.needles import NeedleMix
 from pe.encodings.core.source import source_hashes
 from pe.model import PEForCausalLM
 from pe.model.loss import CHUNK_LOGITS, IGNORE
 from pe.model.rng import same_draws, seed_step
-from pe.recipes.recipe import Recipe
-from pe.runs import Run, RunError, checked
+from pe.runs import Run
 from pe.runs.provenance import device_name, hardware, now
 from pe.training import checkpoint, processes, sharding, trackers
 from pe.training.build import (
@@ -65,141 +52,26 @@ from pe.training.metrics import (
     Metrics,
     NonFiniteLoss,
     flops_per_token,
+    layers_shown,
     peak_flops,
     perplexity,
 )
 from pe.training.processes import Interrupted
 from pe.training.progress import Progress, duration
+from pe.training.schedule import learning_rate
 from pe.training.start import (
     KEPT,
     TrainState,
-    check_source,
     check_text,
     read_state,
     start_of,
     with_searched_factors,
 )
+from pe.training.stop import StopSignal
 
 VALIDATION_BATCHES = 8
 PATIENCE = datetime.timedelta(hours=1)
 """How long a process waits for another, which may be writing a large checkpoint."""
-
-
-def train(
-    run: Run, *, quiet: bool = False, trainer: Callable[[Run, bool], Trainer] | None = None
-) -> Run:
-    """Train ``run`` to the end of its recipe; a complete run returns at once.
-
-    With ``PE_PROCESSES`` in the environment so many processes do it together
-    (`pe.training.processes`).
-
-    Args:
-        trainer: what carries it out, in place of `Trainer`: a subclass with another `Trainer.step`.
-
-    Raises:
-        RunBusy: another process holds the run's folder.
-        ProcessDied: one of several processes was killed.
-        NonFiniteLoss: the loss became NaN or infinite; names the last good checkpoint.
-        RunError: the folder holds another configuration or cannot be written, no checkpoint of it
-            can be read, or the source of the encoding has changed since it was trained.
-        Interrupted: a SIGTERM or SIGINT arrived; a checkpoint was written first.
-        ValueError: the recipe does not fit the machine or the corpus.
-    """
-    if checked(run).exists():
-        record = run.read()
-        if record["config_hash"] != run.recipe.config_hash():
-            raise RunError(
-                f"{run.directory} holds a run of another configuration ({record['config_hash']}, "
-                f"not {run.recipe.config_hash()}); choose another folder"
-            )
-        check_source(run)
-        if record["status"] == "complete":
-            _check_edited(run, record["data"])
-            return run
-    count = processes.wanted()
-    if count > 1:
-        _train_in_processes(run, count, quiet, trainer)
-        return run
-    main = int(os.environ.get("RANK", "0")) == 0
-    with (
-        run.lock() if main else contextlib.nullcontext(),
-        _recording_failure(run, main),
-        devices.deterministic(run.recipe.deterministic),
-    ):
-        (trainer or Trainer)(run, quiet).go()
-    return run
-
-
-def _train_in_processes(run: Run, count: int, quiet: bool, trainer: object) -> None:
-    """Prepare the text, which the others would wait for, and start them."""
-    if trainer is not None:
-        raise ValueError(
-            f"trainer: {processes.PROCESSES} starts processes that do not know this one's trainer; "
-            "start your own script with torchrun instead"
-        )
-    r, progress = run.recipe, Progress(enabled=not quiet)
-    with run.lock(), _recording_failure(run):
-        prepare(
-            r.corpus, r.vocab_size, r.tokenizer, separator=r.separator, on_progress=progress.show
-        )
-
-    def record(error: BaseException) -> None:
-        with run.lock():
-            _record_failure(run, error)
-
-    processes.launch(run, count, progress, record)
-
-
-@contextlib.contextmanager
-def _recording_failure(run: Run, main: bool = True) -> Iterator[None]:
-    """Write into the record why the run ended, if it ends with an error in the main process."""
-    try:
-        yield
-    except BaseException as error:
-        if main:
-            _record_failure(run, error)
-        raise
-
-
-def _record_failure(run: Run, error: BaseException) -> None:
-    """Write why the run ended, as far as the folder can be written."""
-    try:
-        if isinstance(error, Interrupted):
-            run.fail(str(error), "interrupted", error.signal)
-        elif isinstance(error, KeyboardInterrupt):
-            run.fail("stopped before or after its steps", "interrupted", "SIGINT")
-        else:
-            run.fail(one_line(error))
-            run.keep_traceback(error)
-    except RunError as second:
-        error.add_note(f"and this could not be recorded: {second}")
-
-
-def _check_edited(run: Run, recorded: Mapping[str, Any]) -> None:
-    """Refuse to show a complete run for files that have changed since it was trained.
-
-    Only files are looked at: corpora with a name are pinned, or belong to the Python that runs.
-    """
-    r = run.recipe
-    if is_path(r.corpus):
-        check_text(
-            prepare(r.corpus, r.vocab_size, r.tokenizer, separator=r.separator), recorded,
-            str(run.directory), "choose another study to train on what is there now",
-        )  # fmt: skip
-
-
-def learning_rate(recipe: Recipe, step: int) -> float:
-    """Rate of optimizer step ``step``, counted from 0."""
-    peak, low = recipe.learning_rate, recipe.min_learning_rate
-    if step < recipe.warmup_steps:
-        return peak * (step + 1) / recipe.warmup_steps
-    if recipe.schedule == "cosine":
-        done = (step - recipe.warmup_steps) / max(1, recipe.steps - recipe.warmup_steps)
-        return low + (peak - low) * (1 + math.cos(math.pi * done)) / 2
-    left = recipe.steps - step
-    if left > recipe.decay_steps:
-        return peak
-    return low + (peak - low) * left / (recipe.decay_steps + 1)
 
 
 class Trainer:
@@ -276,6 +148,7 @@ class Trainer:
         self.config = model.config
         check_evaluation(r, data, model)
         counts = parameter_counts(model)
+        layers = layers_shown(model.model, r.context_length)
         if self.main:
             path = {"attention": attention_path(model, r, self.device)}
             self.run.update(data=data.summary(), model=counts | path)
@@ -309,9 +182,7 @@ class Trainer:
         self.validation_batches = Batches(
             data.validation, r.context_length, r.batch_size, seed=0, first_token=first
         )
-        flops = flops_per_token(
-            counts["parameters"], r.num_hidden_layers, r.hidden_size, r.context_length
-        )
+        flops = flops_per_token(counts["parameters"], layers, r.hidden_size, r.context_length)
         peak = peak_flops(hardware()["name"]) if self.device.type == "cuda" else None
         if peak is not None:
             peak *= self.accelerator.num_processes
@@ -602,43 +473,3 @@ class Trainer:
             "resumes": state.resumes,
             **({"best": self._best()} if self.recipe.keep_best else {}),
         }
-
-
-class StopSignal:
-    """Context manager that turns the first SIGTERM or SIGINT into a flag; a second acts as usual.
-
-    Training looks at the flag after each step, and saves a checkpoint before it ends.
-    """
-
-    def __init__(self) -> None:
-        self.name = ""
-        self._asked: Tensor | None = None
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> StopSignal:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.name = signal.Signals(number).name
-        signal.signal(number, self._before[number])
-
-    def requested(self, accelerator: Accelerator) -> bool:
-        """Whether any process was asked to stop; all processes get the same answer.
-
-        With several processes the answer is that of the call before: its sum is there by now, so
-        nobody waits for the device.
-        """
-        if accelerator.num_processes == 1:
-            return bool(self.name)
-        before = self._asked
-        flag = torch.full((), float(bool(self.name)), device=accelerator.device)
-        self._asked = accelerator.reduce(flag, "sum")
-        return before is not None and bool(before.item() > 0)

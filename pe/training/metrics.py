@@ -4,7 +4,8 @@ Model FLOPs utilisation (MFU) is useful arithmetic over what the device could do
 
     FLOPs per token = 6 N + 6 L d T      (N parameters, L layers, d hidden, T context)
 
-The second term is causal attention counted once: each token looks at T/2 keys on average. The
+The second term is causal attention counted once: each token looks at T/2 keys on average, and a
+layer with a window counts for the share of them that it shows. The
 peaks are the vendors' dense bfloat16 rates; a device that is not listed has no MFU rather than a
 wrong one.
 """
@@ -21,7 +22,10 @@ import torch
 from torch import Tensor
 
 from pe._errors import Explained
-from pe.runs import Run, write_atomically, writing
+from pe._files import write_atomically
+from pe.encodings.core.key_range import shown_share
+from pe.model.decoder import PEModel
+from pe.runs import Run, writing
 
 PEAK_BF16_TFLOPS = {
     "H100 PCIe": 756.0,
@@ -53,9 +57,18 @@ def peak_flops(device_name: str) -> float | None:
     return PEAK_BF16_TFLOPS[max(matches, key=len)] * 1e12 if matches else None
 
 
-def flops_per_token(parameters: int, layers: int, hidden_size: int, context_length: int) -> float:
-    """Forward and backward FLOPs of one trained token."""
+def flops_per_token(parameters: int, layers: float, hidden_size: int, context_length: int) -> float:
+    """Forward and backward FLOPs of one trained token.
+
+    ``layers``: how many, as `layers_shown` counts them.
+    """
     return 6.0 * parameters + 6.0 * layers * hidden_size * context_length
+
+
+def layers_shown(decoder: PEModel, context_length: int) -> float:
+    """How many layers that see all keys would do the arithmetic of its attention."""
+    shares = [shown_share(enc, context_length) for enc in decoder.encodings]  # type: ignore[arg-type]
+    return sum(shares[number] for number in decoder.encoding_of)
 
 
 def perplexity(loss: float) -> float | None:

@@ -14,9 +14,10 @@ from typing import Any
 
 from pe.recipes.recipe import Recipe
 from pe.runs import Run
-from pe.training.loop import Trainer, train
+from pe.training.loop import Trainer
 from pe.training.processes import SAVE_SECONDS, stop_with_parent
 from pe.training.progress import Progress
+from pe.training.train import train
 
 
 def main(task: Mapping[str, Any]) -> None:

@@ -111,14 +111,14 @@ def build_small(tree: Path, strict: bool = True) -> Built:
     import bookext
     from jupyter_book.sphinx import build_sphinx
 
-    from pe.study import plan
+    from pe.study import file
 
     gc.collect()  # an extension of Sphinx fails at what an earlier build has left behind
     out = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bookext, "ROOT", tree)
         patch.setattr(bookext, "BOOK", tree / "book")
-        patch.setattr(plan, "FOLDER", tree / "studies")
+        patch.setattr(file, "FOLDER", tree / "studies")
         patch.setitem(sys.modules, "pictures", SimpleNamespace(PICTURES={}))
         patch.setenv("PE_RUNS", str(tree / "runs"))
         patch.chdir(tree)

@@ -10,7 +10,8 @@ import book_records
 import numpy as np
 
 from pe.runs import Run
-from pe.study.plan import Planned, load_plan
+from pe.study.plan import load_plan
+from pe.study.planned import Planned
 
 
 def carry_out(root: Path, study: str, labels: list[str] | None = None) -> dict[str, Run]:

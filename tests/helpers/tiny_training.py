@@ -54,7 +54,7 @@ def tiny(corpus: Path, **changes: Any) -> Recipe:
 
 def train_tiny(folder: Path, shared: Path, trainer: Any = None, **changes: Any) -> Run:
     """Train the tiny recipe on the corpus of `shared`; returns the finished run."""
-    from pe.training.loop import train
+    from pe.training.train import train
 
     chosen = tiny(shared / "corpus", **changes)
     return train(Run(folder / chosen.run_name(), chosen), quiet=True, trainer=trainer)
@@ -91,7 +91,7 @@ def dying_after(steps: int) -> Any:
 
 def killed_after(run: Run, steps: int) -> None:
     """Train for so many steps and crash."""
-    from pe.training.loop import train
+    from pe.training.train import train
 
     with contextlib.suppress(Crash):
         train(run, quiet=True, trainer=dying_after(steps))
@@ -157,7 +157,7 @@ def _child(
     os.dup2(descriptor, 2)
     os.environ.update(environment)
     torch.set_num_threads(1)
-    from pe.training.loop import train
+    from pe.training.train import train
 
     trainer = None if hook is None else hook()
     train(Run(folder, Recipe.from_dict(recipe)), trainer=trainer)

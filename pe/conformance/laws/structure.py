@@ -9,7 +9,9 @@ from pe.conformance.law import Broken, Measure, NotApplicable, law
 from pe.conformance.subject import SIZES, Inputs, Subject, hooks, inputs, same_draw, scores, tokens
 from pe.encodings import Encoding, FrequencyTransform, list_encodings
 from pe.encodings.core.composite import Composite
-from pe.encodings.core.registry import lookup, part_classes, takes, takes_option
+from pe.encodings.core.options import takes
+from pe.encodings.core.parts import part_classes, takes_option
+from pe.encodings.core.registry import lookup
 
 
 @law

@@ -8,13 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from pe.encodings.core.frequencies import FrequencyTransform
-from pe.encodings.core.registry import (
-    Part,
-    options_of,
-    part_classes,
-    stated_options,
-    takes,
-)
+from pe.encodings.core.options import options_of, takes
+from pe.encodings.core.parts import part_classes, stated_options
+from pe.encodings.core.registry import Part
 
 
 def changed_options(

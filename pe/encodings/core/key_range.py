@@ -54,6 +54,24 @@ def key_range(enc: Encoding) -> KeyRange | None:
     return shown
 
 
+def shown_share(enc: Encoding, length: int) -> float:
+    """What share of the keys at and before each query is shown, over all queries of a sequence.
+
+    1.0 where nothing is hidden, and where a mask alone says what is.
+    """
+    shown = key_range(enc) if enc.hides else None
+    if shown is None:
+        return 1.0
+    query = torch.arange(length)
+    first = torch.zeros_like(query)
+    if shown.window is not None:
+        first = first.maximum(query - shown.window + 1)
+    if shown.chunk is not None:
+        first = first.maximum(query - query % shown.chunk)
+    seen = query - first + 1 + first.clamp(max=shown.sinks)
+    return float(seen.sum()) / (length * (length + 1) // 2)
+
+
 class Narrowed(Composite):
     """A sum with a window or a chunk: logit scales go by the number of keys that are shown.
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.utils.checkpoint import checkpoint
+
+from pe._recompute import checkpoint
 
 NUMBERS = 2**23
 """How many numbers of intermediate results a block may hold: 32 MB in float32."""

@@ -16,8 +16,9 @@ from importlib.util import find_spec, resolve_name
 from pathlib import Path
 
 from pe.encodings.core.base import Encoding
+from pe.encodings.core.build import sum_class
+from pe.encodings.core.parts import part_classes
 from pe.encodings.core.presets import PRESETS
-from pe.encodings.core.registry import part_classes, sum_class
 
 HOME = "pe.encodings"
 PRESETS_HOME = "pe.encodings.core.presets"

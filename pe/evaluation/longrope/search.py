@@ -28,7 +28,7 @@ from torch import Tensor
 from pe.data import TokenData
 from pe.data.needles import NeedleText, Prompt
 from pe.encodings.core.frequencies import base_frequencies
-from pe.encodings.core.registry import part_classes
+from pe.encodings.core.parts import part_classes
 from pe.encodings.longrope import LongRoPE
 from pe.encodings.rope import RoPE
 from pe.evaluation.load import holder, load_model

@@ -22,7 +22,7 @@ class RunOutput:
         if self.path is None:
             print(text)
             return
-        from pe.runs import write_atomically
+        from pe._files import write_atomically
 
         write_atomically(self.path, text)
 

@@ -16,11 +16,12 @@ from nbclient.exceptions import CellExecutionError, DeadKernelError
 from papermill.engines import NotebookExecutionManager
 from papermill.log import logger
 
+from pe._files import write_atomically
 from pe.notebooks.papermill import document
 from pe.notebooks.papermill.client import Client, note
 from pe.notebooks.parameters import LAUNCHERS, launch
 from pe.notebooks.parameters.common import PLANNED
-from pe.runs import Folder, Run, RunBusy, RunError, write_atomically
+from pe.runs import Folder, Run, RunBusy, RunError
 from pe.runs.models import RunRecord, Status
 
 LOCK = ".notebook.lock"

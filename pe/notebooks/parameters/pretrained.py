@@ -43,7 +43,7 @@ def configure_pretrained(
         ValueError: the model cannot be explained (`pe.explain` says why), an unknown encoding or
             option, or lengths that are too short.
     """
-    from pe.encodings.core.registry import part_classes
+    from pe.encodings.core.parts import part_classes
     from pe.pretrained.explain import explain
     from pe.pretrained.record import run_name
     from pe.runs.models import PretrainedSettings

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pe.notebooks.parameters.common import Count, Switch, Whole, launcher, refuse_strange_study
-from pe.study.plan import StudyFolder, load_plan
+from pe.study.plan import load_plan
+from pe.study.planned import StudyFolder
 
 
 @launcher

@@ -15,7 +15,7 @@ from pe.notebooks.parameters.common import (
     without_none,
 )
 from pe.runs import Run, root
-from pe.study.plan import check_run
+from pe.training.check import check_run
 
 
 @launcher

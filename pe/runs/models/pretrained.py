@@ -55,7 +55,7 @@ class Outcome(Measures):
     """How one variant of the model does."""
 
     no_needles: str | None
-    """Why no hidden numbers were looked for; null where they were, at lengths with room for them."""
+    """Why no hidden numbers were looked for; null where they were, at lengths with room."""
     seconds: Seconds
     sample: str
     """A continuation of the first tokens of the test split, without drawing (greedy)."""

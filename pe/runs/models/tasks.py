@@ -1,4 +1,4 @@
-"""task-ENCODING.json and numerics.json: small models on synthetic tasks, and numbers of formulas."""
+"""task-ENCODING.json and numerics.json: small models on tasks, and numbers of formulas."""
 
 from __future__ import annotations
 

@@ -40,6 +40,8 @@ from torch.nn.functional import cross_entropy, pad
 
 from pe import devices
 from pe._errors import PositionError
+from pe._recompute import kept
+from pe.encodings.core.frequencies import cos_sin
 from pe.model import PEConfig, PEForCausalLM
 from pe.model.initialize import draw_weights
 from pe.model.rng import seed_step
@@ -182,7 +184,8 @@ class Many:
             seed_step(*draw, 0)
         if mask is None:
             every = vmap(lambda p, t: one(p, t, None), randomness="same")
-            together: Tensor = every({n: p[rows] for n, p in self.parameters.items()}, tokens)
+            with kept():
+                together: Tensor = every({n: p[rows] for n, p in self.parameters.items()}, tokens)
             return together
         outputs = []
         for place, index in enumerate(range(len(self.members))[rows]):
@@ -366,6 +369,38 @@ class Many:
         alone.load_state_dict(state, strict=False)  # the head is the embedding
         alone.to(self.device).eval()
         return alone
+
+
+@torch.library.register_vmap("pe::cos_sin")
+def _cos_sin_of_models(
+    info: Any,
+    batched: tuple[int | None, ...],
+    positions: Tensor,
+    inv_freq: Tensor,
+    dtype: torch.dtype,
+    period: Tensor | None = None,
+) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+    """`cos_sin` of all models at once, with the models as its first dimension of rows."""
+    inputs = (positions, inv_freq, period)
+    places = (batched[0], batched[1], batched[3] if len(batched) > 3 else None)
+    most = max(
+        x.dim() - (place is not None)
+        for x, place in zip(inputs, places, strict=True)
+        if x is not None
+    )
+
+    def aligned(x: Tensor, place: int | None) -> Tensor:
+        """Its models in front of as many other dimensions as the largest has."""
+        if place is None:
+            return x
+        x = x.movedim(place, 0)
+        return x.reshape(len(x), *(1,) * (most + 1 - x.dim()), *x.shape[1:])
+
+    cycle = None if period is None else aligned(period, places[2])
+    tables: tuple[Tensor, Tensor] = cos_sin(
+        aligned(positions, places[0]), aligned(inv_freq, places[1]), dtype, cycle
+    )
+    return tables, (0, 0)
 
 
 def _in_one(stacked: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -25,7 +25,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from pe._errors import unknown
-from pe.encodings.core.registry import part_classes
+from pe.encodings.core.parts import part_classes
 from pe.runs import RunBusy, RunError, root
 from pe.tasks.core.options import Options
 from pe.tasks.measure.record import Experiment, TaskRun, task_run

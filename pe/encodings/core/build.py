@@ -1,0 +1,163 @@
+"""From a spec to an encoding: ``rope``, ``yarn+resonance``, ``my_module:MyEncoding``.
+
+The language of specs is in `pe.encodings.core.spec`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pe.encodings.core.base import Encoding
+from pe.encodings.core.combining import by_kind
+from pe.encodings.core.composite import Composite
+from pe.encodings.core.key_range import HasKeyRange, Narrowed
+from pe.encodings.core.options import (
+    CONTEXT,
+    construct,
+    needed_option,
+    own_options,
+    refuse_unknown_options,
+    takes,
+)
+from pe.encodings.core.parts import layer_classes, part_classes, placed
+from pe.encodings.core.registry import Part
+from pe.encodings.core.spec import LayerSpec, PartSpec, joined, layer_specs, parse
+
+
+def encoding(
+    spec: str,
+    *,
+    head_dim: int,
+    num_heads: int,
+    num_kv_heads: int | None = None,
+    hidden_size: int | None = None,
+    original_length: int | None = None,
+    layer_index: int = 0,
+    **options: Any,
+) -> Encoding:
+    """Build an encoding.
+
+    Args:
+        spec: a name, several joined by ``+``, or a schedule of layers
+            (`pe.encodings.core.spec`), of which the encoding of ``layer_index`` is built.
+        head_dim: width of one head. num_heads, num_kv_heads: query heads, key heads (default: as
+            many). hidden_size: width of the embeddings (default: head_dim x num_heads).
+        original_length: context length of training, which extension methods need.
+        layer_index: the layer it is for, counted from 0; only schedules look at it.
+        options: whatever the parts accept; an option that several accept goes to all of them.
+
+    Raises:
+        ValueError: unknown names, unknown options (the nearest is named), wrong values, or parts
+            that cannot be combined.
+    """
+    arguments = {
+        "head_dim": head_dim,
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads or num_heads,
+        "hidden_size": hidden_size or head_dim * num_heads,
+        "original_length": original_length,
+        "layer_index": layer_index,
+    } | options
+    refuse_unknown_options(spec, list(part_classes(spec).values()), options)
+    layers = parse(spec)
+    layer = layers[layer_index % len(layers)]
+    named = {part.name: part for part in layer}
+    encodings, transforms = by_kind(layer_classes(layer))
+
+    def build(name: str, part: Part) -> Any:
+        own = own_options(named.get(name, PartSpec(name)), part)
+        if (needed := needed_option(part)) and needed not in own | options:
+            raise ValueError(f"{name} needs a number, as in '{name}:512'")
+        twice = own.keys() & options.keys()
+        if twice:
+            raise ValueError(
+                f"{joined(layer)!r}: {min(twice)} is given in the spec and among the options; "
+                "leave one out"
+            )
+        return construct(name, part, arguments | own)
+
+    with placed(spec, layer):
+        changes = [build(name, c) for name, c in transforms.items()]
+        if changes:
+            arguments["transforms"] = changes
+        parts = [build(name, c) for name, c in encodings.items()]
+    return parts[0] if len(parts) == 1 else sum_class(encodings.values())(parts)
+
+
+def sum_class(parts: Iterable[type]) -> type[Composite]:
+    """The class of a sum of these encodings: where one hides keys and another scales logits, one
+    that tells the second how many keys are shown."""
+    encodings = [part for part in parts if issubclass(part, Encoding)]
+    hides = any(part.hides and issubclass(part, HasKeyRange) for part in encodings)
+    scales = any(part.logit_scale is not Encoding.logit_scale for part in encodings)
+    return Narrowed if hides and scales else Composite
+
+
+def layer_encodings(spec: str, num_layers: int, **arguments: Any) -> list[Encoding]:
+    """The encoding of each layer of a model, or a single one that all layers share.
+
+    ``arguments`` are those of `encoding`. Layers with the same spec share whatever is not per
+    layer: it is built for the first of them and is in the list once more for each other.
+
+    Raises:
+        ValueError: as `encoding` does, or a schedule does not fit the layers.
+    """
+    specs = layer_specs(spec, num_layers)
+    first_of: dict[LayerSpec, Encoding] = {}
+    layers: list[Encoding] = []
+    for index, layer_spec in enumerate(specs):
+        first = first_of.get(layer_spec)
+        if first is not None and not first.per_layer:
+            layers.append(first)
+            continue
+        layer = encoding(spec, **(arguments | {"layer_index": index}))
+        if isinstance(layer, Composite) and isinstance(first, Composite):
+            pairs = zip(first._all, layer._all, strict=True)
+            shared = [part for part in first._all if not part.per_layer]
+            layer = type(first)([new if new.per_layer else old for old, new in pairs], shared)
+        first_of.setdefault(layer_spec, layer)
+        layers.append(layer)
+    one_for_all = len(first_of) == 1 and not layers[0].per_layer
+    return layers[:1] if one_for_all else layers
+
+
+def check(spec: str, options: dict[str, Any] | None = None, **context: int) -> None:
+    """Raise ValueError if ``encoding(spec, ...)`` would; ``context`` defaults to common sizes.
+
+    ``options`` may hold ``original_length``, for models that are trained at another length than
+    they extend from. The other sizes belong to the model, and are refused as options. Where
+    ``context`` has ``original_length``, it is the length of training, which fills a chunk.
+    """
+    sizes: dict[str, Any] = {"head_dim": 64, "num_heads": 8, "original_length": 1024} | context
+    for name in options or {}:
+        if name in CONTEXT and name != "original_length":
+            raise ValueError(f"{spec!r}: {name} follows from the model's sizes, it is no option")
+        if name in CONTEXT and not any(takes(part, name) for part in part_classes(spec).values()):
+            raise ValueError(f"{spec!r} does not look at {name}: it would have no effect")
+    layers = parse(spec)
+    for index in (layers.index(layer) for layer in dict.fromkeys(layers)):
+        encoding(spec, **(sizes | {"layer_index": index} | (options or {})))
+        with placed(spec, layers[index]):
+            _refuse_unfilled(layers[index], options or {}, context.get("original_length"))
+    for other in (layer for layer in dict.fromkeys(layers) if layer != layers[0]):
+        for name, part in layer_classes(other).items():
+            if getattr(part, "embeds", False):
+                raise ValueError(
+                    f"{spec!r}: {name} acts on the token embeddings, once for all layers: name it "
+                    "in the first layer only"
+                )
+
+
+def _refuse_unfilled(layer: LayerSpec, options: Mapping[str, Any], length: int | None) -> None:
+    """Raise ValueError for a chunk longer than the training length: it would hide nothing there."""
+    if length is None:
+        return
+    for part in layer:
+        chunk = part.argument or dict(part.options).get("chunk") or options.get("chunk")
+        if part.name == "chunk" and chunk is not None and chunk > length:
+            raise ValueError(
+                f"chunk:{chunk}: a training length of {length} tokens does not fill one chunk, so "
+                f"that nothing would be hidden in training; use chunk:{length} or less, or train "
+                f"at {chunk} tokens or more"
+            )

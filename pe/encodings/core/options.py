@@ -1,0 +1,109 @@
+"""The options of an encoding: the parameters of its class that do not follow from the model."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from typing import Any
+
+from pe._errors import nearest
+from pe.encodings.core.registry import Part, is_key_part
+from pe.encodings.core.spec import PartSpec
+
+CONTEXT = (
+    "head_dim", "num_heads", "num_kv_heads", "hidden_size", "original_length", "layer_index",
+)  # fmt: skip
+ALIASES = {
+    "original_max_position_embeddings": "original_length",
+    "rope_theta": "theta",
+    "partial_rotary_factor": "rotary_fraction",
+}
+"""What published configurations call some options."""
+
+
+def parameters(part: Part) -> dict[str, inspect.Parameter]:
+    """The parameters of the class by name; not ``*args`` and ``**kwargs``."""
+    every = inspect.signature(part).parameters.values()
+    return {p.name: p for p in every if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+
+def takes(part: Part, name: str) -> bool:
+    """Whether the class has this parameter, an option or one of `CONTEXT`."""
+    return name in parameters(part)
+
+
+def options_of(part: Part) -> list[str]:
+    """Names of the options that a user may give for the class."""
+    return [n for n in parameters(part) if n not in CONTEXT and n != "transforms"]
+
+
+def needed_option(part: Part) -> str:
+    """The option that a part which says what a layer sees cannot do without; "" if none."""
+    names = options_of(part) if is_key_part(part.name) else []
+    return next((n for n in names if parameters(part)[n].default is inspect.Parameter.empty), "")
+
+
+def own_options(named: PartSpec, part: Part) -> dict[str, Any]:
+    """The options that a spec gives to one part: its number and those in parentheses."""
+    known, own = options_of(part), dict(named.options)
+    known += ["original_length"] if takes(part, "original_length") else []
+    for name in own:
+        if name not in known:
+            raise ValueError(
+                f"{named.name} has no option {name!r}{nearest(name, known)}; its options: "
+                f"{', '.join(known) or 'none'}"
+            )
+    if named.argument is not None:
+        if not (needed := needed_option(part)):
+            raise ValueError(f"{named.name} takes no number; leave out :{named.argument}")
+        own[needed] = named.argument
+    return own
+
+
+def refuse_unknown_options(spec: str, parts: list[Part], options: dict[str, Any]) -> None:
+    """Raise ValueError for an option that no part takes; the nearest one is named."""
+    known = sorted({name for part in parts for name in options_of(part)})
+    if any(takes(part, "original_length") for part in parts):
+        known.append("original_length")
+    for name in options:
+        if name not in known:
+            alias = ALIASES.get(name)
+            hint = f" (it is called {alias!r} here)" if alias in known else nearest(name, known)
+            raise ValueError(
+                f"{spec!r} has no option {name!r}{hint}; its options: {', '.join(known) or 'none'}"
+            )
+
+
+def construct(name: str, part: Part, arguments: dict[str, Any]) -> Any:
+    """Build a part with those of ``arguments`` that its class takes.
+
+    Raises:
+        ValueError: one that it needs is missing, or an option is of another type.
+    """
+    hints = typing.get_type_hints(part.__init__)
+    taken = {key: p for key, p in parameters(part).items() if key in arguments}
+    for key, parameter in taken.items():
+        value = arguments[key]
+        if key in CONTEXT and value is None:
+            if parameter.default is parameter.empty:
+                raise ValueError(f"{name!r} needs {key}")
+        elif key != "transforms" and not _fits(value, hints.get(key)):
+            raise ValueError(f"{name!r}: option {key}: expected {_word(hints[key])}, got {value!r}")
+    return part(**{key: arguments[key] for key in taken})
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if isinstance(value, bool):
+        return bool in kinds
+    if isinstance(value, int) and float in kinds:
+        return True
+    if isinstance(value, tuple):
+        value = list(value)  # as a built model's configuration has it
+    return isinstance(value, tuple(typing.get_origin(k) or k for k in kinds if k is not None))
+
+
+def _word(hint: Any) -> str:
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return " or ".join(kind.__name__ for kind in kinds if kind is not types.NoneType)

@@ -1,0 +1,97 @@
+"""From a spec to the classes of its parts, and what these say together.
+
+A frequency transform acts on RoPE; named alone it brings RoPE with it. So does any encoding that
+says what it goes with (`Encoding.alone_with`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from pe.encodings.core.checks import UNSET
+from pe.encodings.core.combining import by_kind, refuse_impossible
+from pe.encodings.core.options import options_of, own_options, takes
+from pe.encodings.core.registry import Part, is_key_part, lookup, rate_of
+from pe.encodings.core.spec import LayerSpec, PartSpec, joined, parse
+
+
+def part_classes(spec: str) -> dict[str, Part]:
+    """The class of each part of ``spec`` by name; RoPE among them where a transform brings it.
+
+    Those of a schedule are the parts of all its layers.
+    """
+    classes: dict[str, Part] = {}
+    for layer in dict.fromkeys(parse(spec)):
+        with placed(spec, layer):
+            classes |= layer_classes(layer)
+    return classes
+
+
+def layer_classes(layer: LayerSpec) -> dict[str, Part]:
+    """`part_classes` of one layer."""
+    spec, names = joined(layer), [part.name for part in layer]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{spec!r} names a part twice")
+    classes = {name: lookup(name) for name in names}
+    refuse_impossible(spec, classes)
+    encodings, transforms = by_kind(classes)
+    if transforms and not any(takes(c, "transforms") for c in encodings.values()):
+        classes = {"rope": lookup("rope"), **classes}
+    others = [c for n, c in encodings.items() if not is_key_part(n)]
+    if others and all(c.alone_with for c in others):
+        brought = {str(c.alone_with) for c in others}
+        classes = {n: lookup(n) for n in sorted(brought)} | classes
+    return classes
+
+
+@contextlib.contextmanager
+def placed(spec: str, layer: LayerSpec) -> Iterator[None]:
+    """Errors about one layer of a schedule say which."""
+    try:
+        yield
+    except ValueError as error:
+        layers = parse(spec)
+        if len(layers) == 1:
+            raise
+        number = layers.index(layer) + 1
+        raise ValueError(f"{spec!r}, layer {number} of {len(layers)}: {error}") from error
+
+
+def takes_option(spec: str, option: str) -> bool:
+    """Whether any part of ``spec`` has this option."""
+    return any(option in options_of(part) for part in part_classes(spec).values())
+
+
+def stated_options(spec: str) -> dict[str, list[Any]]:
+    """By option, the values that the parts of ``spec`` give it, without repetition.
+
+    `UNSET` is among them where one part has a value and another that takes the option has none.
+    """
+    stated: dict[str, list[Any]] = {}
+    for layer in parse(spec):
+        named = {part.name: part for part in layer}
+        for name, part in layer_classes(layer).items():
+            own = own_options(named.get(name, PartSpec(name)), part)
+            for option in {*options_of(part), *own}:
+                values = stated.setdefault(option, [])
+                value = own.get(option, UNSET)
+                values += [] if value in values else [value]
+    return {option: values for option, values in stated.items() if values != [UNSET]}
+
+
+def declared_rate(spec: str) -> float:
+    """The multiple of the learning rate at which the parameters of an encoding should learn.
+
+    1 where its parts declare none.
+
+    Raises:
+        ValueError: parts declare different ones.
+    """
+    rates = {name: rate_of(name) for name in part_classes(spec)}
+    declared = {name: rate for name, rate in rates.items() if rate is not None}
+    if len(set(declared.values())) > 1:
+        listed = ", ".join(f"{name} {rate:g}" for name, rate in declared.items())
+        raise ValueError(f"encoding_rate: the parts of {spec!r} declare {listed}; give a number")
+    return next(iter(declared.values()), 1.0)

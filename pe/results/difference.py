@@ -1,0 +1,193 @@
+"""How two rows differ: on their common seeds, seed by seed.
+
+A seed is the initial weights and the order of the text. Two single runs are compared on the same
+windows, or on the same prompts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pe.results import intervals, quantities
+from pe.results.intervals import Interval
+from pe.results.measure import measure, over_seeds, recorded, right_and_asked
+from pe.results.quantities import GUESSING, signed
+from pe.results.rows import Row, common_seeds
+
+NO_DIFFERENCE = "no difference shown"
+LEVEL = 0.05
+"""A difference is shown where p is below."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """By how much one row differs from another on their common seeds.
+
+    ``value`` and ``interval`` are in nats for perplexities, in shares for shares. ``p`` is that of
+    the test, None where one seed leaves nothing to test. ``over`` says what was paired: "seeds",
+    "windows", "prompts", or "" where prompts could not be matched.
+    """
+
+    quantity: str
+    value: float
+    interval: Interval | None
+    p: float | None
+    over: str
+    guessing: bool = False
+    """One of the two perplexities is above the size of the vocabulary."""
+
+    @property
+    def verdict(self) -> str:
+        """``"lower"``, ``"higher"`` or `NO_DIFFERENCE`."""
+        if self.p is None or self.p >= LEVEL:
+            return NO_DIFFERENCE
+        return "lower" if self.value < 0 else "higher"
+
+    def text(self, gap: float) -> str:
+        """A difference as it is written: ``−12`` (percent), ``+50`` (points) or ``−0.012``."""
+        where = quantities.at(self.quantity)
+        if where and where.is_perplexity:
+            return signed(100 * math.expm1(min(gap, 700.0)))
+        return signed(100 * gap) if where and where.is_share else signed(gap, 3)
+
+    @property
+    def unit(self) -> str:
+        """What `text` leaves out."""
+        where = quantities.at(self.quantity)
+        if where and where.is_perplexity:
+            return "%"
+        return " points" if where and where.is_share else ""
+
+
+def difference(first: Row, second: Row, quantity: str) -> Difference:
+    """How ``first`` differs from ``second`` on the seeds that both have.
+
+    Where they were trained on windows of different lengths, ``quantity`` is at a multiple of the
+    shorter one.
+    Over several seeds: the paired differences, of shares with an interval and a p no smaller than
+    over prompts. Of one seed: perplexities over the same windows, shares over the same prompts by
+    McNemar's exact test. Records of ``needle`` keep only how many prompts were right at each depth;
+    where that does not say which, by Fisher's test, which takes the prompts for unrelated.
+
+    Raises:
+        ValueError: no seed in common, a quantity that is not recorded, or perplexities of other
+            windows.
+    """
+    common = common_seeds([first, second])
+    if not common:
+        raise ValueError(f"{first.label} and {second.label} have no seed in common")
+    one, other = first.of(common), second.of(common)
+    where = quantities.at(quantity)
+    shorter = quantities.trained_length([*one.runs, *other.runs])
+    both = [(row, quantities.rescaled(quantity, row.runs[0], shorter)) for row in (one, other)]
+    values = [[recorded(row, run, name) for run in row.runs] for row, name in both]
+    if where and where.is_share:
+        return _of_shares(both, quantity, intervals.paired(*values))
+    guessing, over = False, "seeds"
+    if where and where.is_perplexity:
+        if not same_targets([one, other]):
+            raise ValueError(f"{quantity}: {one.label} and {other.label} have other windows")
+        guessing = max(map(max, values)) > quantities.vocabulary(one.runs[0])
+        values = [[math.log(value) for value in seeds] for seeds in values]
+        if len(common) == 1:
+            over = "windows"
+            values = [quantities.windows(row.runs[0], name) for row, name in both]
+    gaps = intervals.paired(*values)
+    if len(gaps) < 2:
+        return Difference(quantity, gaps[0], None, None, "")
+    interval = intervals.mean_interval(gaps)
+    p = intervals.p_of_mean(gaps)
+    return Difference(quantity, interval.value, interval, p, over, guessing)
+
+
+def _of_shares(both: Sequence[tuple[Row, str]], quantity: str, gaps: Sequence[float]) -> Difference:
+    counts = [right_and_asked(row, name) for row, name in both]
+    prompts = intervals.newcombe(*(intervals.wilson(*found) for found in counts))
+    discordant = _discordant(both)
+    over = "prompts" if discordant else ""
+    p = intervals.mcnemar(*discordant) if discordant else intervals.fisher(*counts)
+    if len(gaps) < 2:
+        return Difference(quantity, prompts.value, prompts, p, over)
+    p = max(p, intervals.p_of_mean(gaps))
+    found = over_seeds(gaps, prompts)
+    return Difference(quantity, found.value, replace(found, low=max(-1.0, found.low)), p, "seeds")
+
+
+def _discordant(both: Sequence[tuple[Row, str]]) -> tuple[int, int] | None:
+    """Prompts that only one of the two answered, over all seeds; None where counts do not say."""
+    total = [0, 0]
+    cells = [[quantities.answers(run, name) for run in row.runs] for row, name in both]
+    for first, second in zip(*cells, strict=True):
+        if first is None or second is None or first[:2] != second[:2]:
+            return None  # they were asked other prompts
+        found = intervals.discordant(first.right or (), second.right or (), first.samples)
+        if found is None:
+            return None
+        total = [a + b for a, b in zip(total, found, strict=True)]
+    return total[0], total[1]
+
+
+def same_targets(found: Sequence[Row]) -> bool:
+    """Whether their perplexities are of the same tokens: of one text, with equal longest lengths.
+
+    Windows are drawn from the documents that have room for the longest evaluated length.
+    """
+    settings = set()
+    for run in (run for row in found for run in row.runs):
+        evaluation, data = run.evaluation() or {"lengths": [0]}, run.read()["data"] or {}
+        targets = evaluation.get("target_tokens"), evaluation.get("windows")
+        settings.add((data.get("fingerprint"), max(evaluation["lengths"]), *targets))
+    return len(settings) == 1
+
+
+def order(found: Sequence[Row], quantity: str) -> str:
+    """Titles of rows by ``quantity``, best first: ``PoPE < RoPE ≈ YaRN``.
+
+    ``<`` says that a difference between the two is shown, ``≈`` that none is.
+
+    Raises:
+        ValueError: a row of a single seed, which ranks runs and not methods, or without a value.
+    """
+    if min(len(row.runs) for row in found) < 2:
+        raise ValueError("rows of one seed each are not ranked")
+    where = quantities.at(quantity)
+    sign = -1 if where and where.is_share else 1
+    # A row without a value goes anywhere: `difference` names it.
+    ranked = sorted(found, key=lambda row: (sign * (measure(row, quantity).value or 0), row.title))
+    text = ranked[0].title
+    for one, other in itertools.pairwise(ranked):
+        shown = difference(one, other, quantity).verdict != NO_DIFFERENCE
+        text += (" < " if shown else " ≈ ") + other.title
+    return text
+
+
+def write_difference(first: Row, second: Row, quantity: str) -> str:
+    """Words for prose: ``lower by 12% (10 to 14%)``, or that no difference is shown.
+
+    Raises:
+        ValueError: one seed that leaves nothing to test, or a perplexity worse than guessing.
+    """
+    found = difference(first, second, quantity)
+    if found.interval is None:
+        raise ValueError(f"{quantity}: one seed of {first.label} says nothing of another")
+    if found.guessing:
+        raise ValueError(f"{quantity} of {first.label} or {second.label} is {GUESSING}")
+    if found.verdict == NO_DIFFERENCE:
+        return NO_DIFFERENCE
+    where = quantities.at(quantity)
+    if where and where.is_perplexity:  # a difference of losses is a ratio of perplexities
+        ends = sorted(abs(math.expm1(x)) for x in (found.interval.low, found.interval.high))
+        size, low, high = (f"{100 * x:.2g}" for x in (abs(math.expm1(found.value)), *ends))
+        return f"{found.verdict} by {size}% ({low} to {high}%)"
+    size = found.text(abs(found.value)).removeprefix("+")
+    test = f" (paired prompts, {p_value(found.p)})" if found.over == "prompts" else ""
+    return f"{found.verdict} by {size}{found.unit}{test}"
+
+
+def p_value(p: float | None) -> str:
+    """``p = 0.016``, ``p < 0.001``."""
+    assert p is not None
+    return f"p = {p:.2g}" if p >= 0.001 else "p < 0.001"

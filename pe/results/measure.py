@@ -1,0 +1,153 @@
+"""What is measured of a row, and how it is written.
+
+* The value of several seeds is their mean, with Student's 95% interval. Perplexities are averaged
+  as losses, in nats, so theirs is the geometric mean. One seed has no interval.
+* A share of prompts has Wilson's 95% interval, also of one seed; over several seeds its interval
+  is Student's where that is wider: seeds that agree by chance would otherwise look certain.
+
+Every table, figure and number of the guide comes from `measure` and
+`pe.results.difference.difference`.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pe.results import intervals, quantities
+from pe.results.intervals import Interval
+from pe.results.quantities import GUESSING, NOT_EVALUATED, NOT_RECORDED, RunLike
+from pe.results.rows import Row
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value of a row, or the reason why there is none."""
+
+    value: float | None
+    interval: Interval | None = None
+    reason: str = ""
+    limit: int | None = None
+    """Of a perplexity: the size of the vocabulary, above which it is worse than guessing."""
+
+
+def measure(row: Row, quantity: str) -> Cell:
+    """A quantity of a row; see the module for what the value and the interval of a cell are.
+
+    Raises:
+        ValueError: an unknown quantity.
+    """
+    values: list[float] = []
+    for run in row.runs:
+        value, reason = quantities.value(run, quantity)
+        if value is None:  # a mean over some of the seeds would be another quantity
+            return Cell(None, reason=reason)
+        values.append(value)
+    where = quantities.at(quantity)
+    if where and where.is_share:
+        prompts = intervals.wilson(*right_and_asked(row, quantity))
+        return Cell(prompts.value, over_seeds(values, prompts))
+    if where and where.is_perplexity:
+        limit = quantities.vocabulary(row.runs[0])
+        if len(values) < 2:
+            return Cell(values[0], limit=limit)
+        nats = intervals.mean_interval([math.log(value) for value in values])
+        low, high = max(nats.low, 0.0), min(nats.high, 700.0)  # no perplexity is below 1
+        value = math.exp(nats.value)
+        return Cell(value, Interval(value, math.exp(low), math.exp(high), nats.n), limit=limit)
+    if len(set(values)) < 2:
+        return Cell(values[0])
+    return Cell(statistics.fmean(values), intervals.mean_interval(values))
+
+
+def right_and_asked(row: Row, quantity: str) -> tuple[int, int]:
+    """Right answers and prompts of a share, of all depths and seeds together."""
+    right = asked = 0
+    for run in row.runs:
+        found = quantities.answers(run, quantity)
+        if found is None or found.right is None:
+            raise ValueError(f"{quantity} is not recorded for {row.label}")
+        right += sum(found.right)
+        asked += len(found.right) * found.samples
+    return right, asked
+
+
+def over_seeds(values: Sequence[float], prompts: Interval) -> Interval:
+    """The interval of a share, or of a difference of shares: no narrower than over prompts."""
+    if len(values) < 2:
+        return prompts
+    seeds = intervals.mean_interval(values)
+    floor = -1.0 if prompts.low < 0 or seeds.value < 0 else 0.0
+    low, high = max(floor, min(seeds.low, prompts.low)), min(1.0, max(seeds.high, prompts.high))
+    return Interval(seeds.value, low, high, seeds.n)
+
+
+def recorded(row: Row, run: RunLike, quantity: str) -> float:
+    """A quantity of one run of a row; ValueError says why it has no value."""
+    value, reason = quantities.value(run, quantity)
+    if value is None:
+        raise ValueError(f"{quantity} of {row.label} has no value: {reason}")
+    return value
+
+
+def cut(row: Row, quantity: str) -> float | None:
+    """What a row would have if it read the last training length of a text alone: costs nothing.
+
+    A perplexity of the same targets is that at 1x. A share of prompts is that at 1x times the share
+    of prompts whose numbers all lie in that last part: whose depth is at least 1 - 1/multiple. This
+    leaves out the tokens of needles behind that depth, of question and answer, and so is a little
+    too high.
+
+    Returns:
+        None below the training length, and where a value is missing.
+    """
+    where = quantities.at(quantity)
+    if where is None or where.multiple < 1:
+        return None
+    near = measure(row, str(where._replace(multiple=1.0, tempered=False))).value
+    if near is None or where.is_perplexity:
+        return near
+    asked = quantities.answers(row.runs[0], quantity)
+    if asked is None:
+        return None
+    inside = [depth >= 1 - 1 / where.multiple for depth in asked.depths]
+    return near * sum(inside) / len(inside)
+
+
+def cut_base(found: Sequence[Row]) -> Row | None:
+    """The row that `cut` is shown of: RoPE, or else the first; of the shortest training length."""
+    shortest = quantities.trained_length(run for row in found for run in row.runs)
+    own = [row for row in found if quantities.trained_length(row.runs) == shortest]
+    return next((row for row in own if row.label == "rope"), own[0]) if own else None
+
+
+def predicted(row: Row, quantity: str) -> Interval:
+    """Where one more seed of the row would lie at 95%.
+
+    Raises:
+        ValueError: fewer than two seeds, or one without a value.
+    """
+    values = [recorded(row, run, quantity) for run in row.runs]
+    where = quantities.at(quantity)
+    if where and where.is_perplexity:
+        nats = intervals.prediction([math.log(value) for value in values])
+        return Interval(math.exp(nats.value), math.exp(nats.low), math.exp(nats.high), nats.n)
+    return intervals.prediction(values)
+
+
+def write(cell: Cell, quantity: str, between: str = " ") -> str:
+    """A table's cell: ``22.4``, ``22.4 (21.9–23.0)``, ``64% (54–72)``, or why there is no value."""
+    if cell.value is None:
+        return "–" if cell.reason in (NOT_RECORDED, NOT_EVALUATED) else cell.reason or "–"
+    text = quantities.write(cell.value, quantity, cell.limit)
+    if cell.interval is None or text == GUESSING:
+        return text
+    ends = [
+        f">{cell.limit:,}"
+        if cell.limit and end > cell.limit
+        else quantities.write(end, quantity, cell.limit).removesuffix("%")
+        for end in (cell.interval.low, cell.interval.high)
+    ]
+    return text if ends[0] == ends[1] else f"{text}{between}({'–'.join(ends)})"

@@ -1,0 +1,212 @@
+"""The folder of one run: what was run and what came of it."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pe.runs import provenance
+from pe.runs.folder import RESTORE, SCHEMA_VERSION, Folder, RunError, read_json, refuse_constant
+from pe.runs.models import RunRecord, Session, Status
+
+if TYPE_CHECKING:
+    import pandas
+
+    from pe.recipes.recipe import Recipe
+
+METRIC_COLUMNS = (
+    "step", "loss", "grad_norm", "lr", "tokens", "total_tokens", "tokens_per_second", "mfu",
+    "seconds", "validation_loss", "validation_perplexity",
+)  # fmt: skip
+
+
+class Run(Folder):
+    """One run's folder and its record."""
+
+    def __init__(self, directory: str | Path, recipe: Recipe | None = None) -> None:
+        super().__init__(directory)
+        self._recipe = recipe
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe this run was opened with, or the recorded one."""
+        if self._recipe is None:
+            from pe.recipes.recipe import Recipe
+
+            self._recipe = Recipe.from_dict(self.record.recipe)
+        return self._recipe
+
+    @property
+    def checkpoint(self) -> Path:
+        """The trained model in Hugging Face format (git-ignored)."""
+        return self.directory / "checkpoint"
+
+    @property
+    def best(self) -> Path:
+        """The same of the step with the least validation loss, where the recipe has keep_best."""
+        return self.directory / "best"
+
+    @property
+    def traceback(self) -> Path:
+        """Where Python was when the run failed, in full; run.json has the reason in one line."""
+        return self.directory / "traceback.txt"
+
+    def keep_traceback(self, error: BaseException) -> None:
+        """Write the traceback of ``error`` into the folder, and add its path to the error."""
+        path, here = self.traceback, Path.cwd()
+        try:
+            path.write_text("".join(traceback.format_exception(error)))
+        except OSError as second:
+            error.add_note(f"and its traceback could not be written: {second}")
+        else:
+            shown = path.relative_to(here) if path.is_relative_to(here) else path
+            error.add_note(f"traceback: {shown}")
+
+    def exists(self) -> bool:
+        """Whether a record has been written."""
+        return (self.directory / "run.json").exists()
+
+    @property
+    def record(self) -> RunRecord:
+        """run.json, as it is now. RunError names the file if it is missing or damaged."""
+        return RunRecord.model_validate(self.read())
+
+    def read(self) -> dict[str, Any]:
+        """`record` as plain values of JSON."""
+        return read_json("run", self.directory / "run.json")
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Validate and replace run.json."""
+        self.write_part("run", record)
+
+    def update(self, **changes: Any) -> dict[str, Any]:
+        """Change some fields of run.json and return the new record."""
+        record = self.read() | changes
+        self.write(record)
+        return record
+
+    def start(self, devices: list[str] | None = None) -> None:
+        """Write the record of a run that has done nothing yet, or goes on in this process.
+
+        Args:
+            devices: that of each process, where there are several.
+        """
+        record = self._started()
+        if devices is not None:
+            record["hardware"]["devices"] = devices
+        self.write(record)
+        self.traceback.unlink(missing_ok=True)
+
+    def _started(self) -> dict[str, Any]:
+        from pe.recipes.command import notebook_command, notebook_parameters
+
+        recipe = self.recipe
+        record: dict[str, Any] = {
+            "schema": SCHEMA_VERSION,
+            "study": self.study,
+            "run": self.name,
+            "status": "running",
+            "reason": None,
+            "pe": recipe.pe,
+            "seed": recipe.seed,
+            "recipe": recipe.to_dict(),
+            "config_hash": recipe.config_hash(),
+            "created": provenance.now(),
+            "finished": None,
+            "command": provenance.command()
+            or notebook_command(notebook_parameters(recipe, self.study)),
+            "code": provenance.code(),
+            "versions": provenance.versions(),
+            "hardware": provenance.hardware(),
+            "sessions": [],
+            "data": None,
+            "model": None,
+            "training": None,
+        }
+        if self.exists():
+            old = self.record
+            record["created"] = old.created
+            record["sessions"] = [s.model_dump(exclude_unset=True) for s in old.all_sessions()]
+            if old.sources:
+                record["sources"] = old.sources
+        return record
+
+    def begin_session(self, step: int) -> None:
+        """Record that this process trains from after ``step`` steps on.
+
+        Sessions that began there or later led to nothing that is kept, and are forgotten.
+        """
+        old = self.record
+        session = Session(created=provenance.now(), step=step, code=old.code, hardware=old.hardware)
+        sessions = [*(s for s in old.sessions if s.step < step), session]
+        self.update(sessions=[s.model_dump(exclude_unset=True) for s in sessions])
+
+    def fail(self, reason: str, status: Status = "failed", signal: str | None = None) -> None:
+        """Record that the run ended without a result, and why; ``signal`` is what stopped it."""
+        record = self.read() if self.exists() else self._started()
+        record.pop("signal", None)
+        if signal:
+            record["signal"] = signal
+        self.write(record | {"status": status, "reason": reason, "finished": provenance.now()})
+
+    def evaluation(self) -> dict[str, Any] | None:
+        """evaluation.json, validated, or None when the run has not been evaluated."""
+        return self.part("evaluation")
+
+    def write_evaluation(self, evaluation: Mapping[str, Any]) -> None:
+        """Validate and replace evaluation.json."""
+        self.write_part("evaluation", evaluation)
+
+    def metric_lines(self, *, drop_torn_end: bool = False) -> list[dict[str, Any]]:
+        """metrics.jsonl, line by line.
+
+        Args:
+            drop_torn_end: leave out a last line without an end, which a process that was killed
+                while it wrote leaves behind.
+
+        Raises:
+            RunError: names the file and the number of a line that is not right.
+        """
+        path = self.directory / "metrics.jsonl"
+        if not path.exists():
+            return []
+        try:
+            texts = path.read_text().split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RunError(f"{path}: damaged record ({error}); {RESTORE}") from error
+        torn = texts.pop()
+        if torn and not drop_torn_end:
+            texts.append(torn)
+        lines = []
+        for number, text in enumerate(texts, 1):
+            try:
+                line = json.loads(text, parse_constant=refuse_constant)
+                if not isinstance(line["step"], int):
+                    raise TypeError("step is not a whole number")
+            except (ValueError, TypeError, KeyError) as error:
+                raise RunError(f"{path}: line {number} is damaged ({error}); {RESTORE}") from error
+            lines.append(line)
+        return lines
+
+    def metrics(self) -> pandas.DataFrame:
+        """metrics.jsonl as a table; columns that a line lacks are NaN."""
+        import pandas
+
+        return pandas.DataFrame(self.metric_lines(), columns=list(METRIC_COLUMNS))
+
+
+def checked(run: object) -> Run:
+    """``run``, if it is one.
+
+    Raises:
+        TypeError: it is the name of an encoding, a path, or anything else.
+    """
+    if isinstance(run, Run):
+        return run
+    raise TypeError(
+        f"expected a run, got {run!r}; pe.configure('rope') makes one, pe.runs.find() lists those "
+        "that are recorded"
+    )

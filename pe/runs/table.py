@@ -1,0 +1,132 @@
+"""All runs below a folder, as a list and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pe._errors import unknown
+from pe.runs.folder import RESTORE, RunError, root
+from pe.runs.record import Run
+
+if TYPE_CHECKING:
+    import pandas
+
+FILES = ("run.json", "metrics.jsonl", "evaluation.json")
+COLUMNS = (
+    "study", "run", "pe", "seed", "status", "recipe", "config_hash", "steps", "tokens",
+    "parameters", "tokens_per_second", "mfu", "peak_memory_gib", "wall_seconds", "final_loss",
+    "validation_loss", "context_length", "start_from", "start_step", "commit", "directory",
+)  # fmt: skip
+
+
+def find(
+    path: str | Path | None = None, study: str | None = None, *, failed: bool = False
+) -> list[Run]:
+    """Runs below ``path`` (default `root`), in order of folder name.
+
+    A folder that holds any file of a record counts, so that a lost run.json is noticed, and so does
+    a record that is damaged.
+
+    Args:
+        failed: also those that failed, which have nothing to show in a table.
+
+    Raises:
+        RunError: no such folder, or no such study in it; the nearest name is given.
+    """
+    base = Path(path) if path is not None else root()
+    if not base.is_dir():
+        raise RunError(f"{base}: there is no such folder of runs; pe train makes the first one")
+    if study is not None and not any(folder.is_dir() for folder in base.glob(study)):
+        known = sorted(p.name for p in base.iterdir() if p.is_dir() and not p.name.startswith("."))
+        raise RunError(f"{unknown('study', study, known)} (in {base})")
+    folders = {file.parent for name in FILES for file in base.glob(f"{study or '*'}/*/{name}")}
+    runs = [Run(folder) for folder in sorted(folders)]
+    return runs if failed else [run for run in runs if not _has_failed(run)]
+
+
+def _has_failed(run: Run) -> bool:
+    try:
+        return bool(run.read()["status"] == "failed")
+    except RunError:  # whoever reads the record is told
+        return False
+
+
+def load(
+    path: str | Path | None = None, study: str | None = None, *, failed: bool = False
+) -> pandas.DataFrame:
+    """Every record below ``path`` as a table, one row per run.
+
+    Runs that failed are left out unless ``failed`` asks for them.
+
+    Columns: study, run, pe, seed, status, recipe, config_hash, steps, tokens, parameters,
+    tokens_per_second, mfu, peak_memory_gib, wall_seconds, final_loss, validation_loss,
+    context_length, start_from and start_step (the run a converted one began with, and its step, or
+    None), commit (every one that trained, with commas), directory, and perplexities and shares of
+    prompts answered by tokens (``ppl@512``, ``passkey@512``) and by multiples of the training
+    context (``ppl@2x``).
+
+    Raises:
+        RunError: names the path of every damaged record; none is skipped.
+    """
+    import pandas
+
+    rows, damaged = [], []
+    for run in find(path, study, failed=failed):
+        try:
+            rows.append(_row(run))
+        except RunError as error:
+            damaged.append(str(error))
+    if damaged:
+        raise RunError("damaged records:\n" + "\n".join(damaged))
+    # Every column is there even if no run has a value for it, perplexities as far as recorded.
+    columns = list(dict.fromkeys([*COLUMNS, *(key for row in rows for key in row)]))
+    return pandas.DataFrame(rows, columns=columns)
+
+
+def _row(run: Run) -> dict[str, Any]:
+    record, evaluation = run.record, run.evaluation() or {}
+    # Nobody has tidied up yet after a run that was killed, so its last line may be torn.
+    lines = run.metric_lines(drop_torn_end=record.status == "running")
+    if record.status == "complete" and record.training and record.training.steps and not lines:
+        raise RunError(f"{run.directory / 'metrics.jsonl'}: there is no such record; {RESTORE}")
+    length, parent = record.recipe["context_length"], record.parent
+    row: dict[str, Any] = {
+        "study": record.study,
+        "run": record.run,
+        "pe": record.pe,
+        "seed": record.seed,
+        "status": record.status,
+        "recipe": record.recipe["name"],
+        "config_hash": record.config_hash,
+        "parameters": record.model and record.model.parameters,
+        "context_length": length,
+        "start_from": parent and f"{parent.study}/{parent.run}",
+        "start_step": parent and parent.step,
+        "commit": ", ".join(record.commits) or None,
+        "directory": str(run.directory),
+    }
+    row |= (
+        record.training.model_dump(exclude={"passes", "resumes", "best"}) if record.training else {}
+    )
+    cells = {f"ppl@{at}": cell["value"] for at, cell in evaluation.get("perplexity", {}).items()}
+    for part in (evaluation[name] for name in ("retrieval", "needles") if evaluation.get(name)):
+        samples = part.get("samples", 1)
+        for task, lengths in part["tasks"].items():
+            cells |= {f"{task}@{at}": _share(cell, samples) for at, cell in lengths.items()}
+    for name, value in cells.items():
+        kind, _, at = name.partition("@")
+        row[name] = value
+        if int(at) % length == 0:
+            row[f"{kind}@{int(at) // length}x"] = value
+    return row
+
+
+def _share(cell: Mapping[str, Any], samples: int) -> float | None:
+    """The share of a retrieval task's prompts that are wholly right; None if none was asked.
+
+    Records hold ``samples`` prompts per depth (``exact``), or each prompt's hit (``prompts``).
+    """
+    hits = cell.get("prompts", cell.get("exact"))
+    return None if hits is None else sum(map(int, hits)) / (len(hits) * samples)

@@ -1,0 +1,175 @@
+"""The file of a study, studies/NAME.yaml.
+
+    title: what the study asks
+    recipe: tiny                      # the recipe all runs start from
+    set: {steps: 8000}                # fields that differ from it, for all runs
+    seeds: [0, 1, 2]
+    runs:
+      rope: {pe: rope}
+      rope-dropped-10:                # goes on from another run of the study
+        pe: nope
+        start: {run: rope, at: 10/16}
+        set: {steps: 6/16, learning_rate: 1.0e-4}
+      yarn:                             # goes on from a run of another study
+        pe: yarn
+        start: {run: scaffold/rope, at: end}
+      pope:                             # with schedule wsd: runs of fewer steps, too
+        pe: pope
+        branches: [1/4, 1/2]
+      t5:                               # a sweep: a run for each rate and multiple
+        pe: t5
+        rates: [1.0e-3, 3.0e-3]
+        encoding_rates: [1, 10]
+    zero_shot: {run: rope, factors: [2, 4]}  # one more task (`pe.study.zero_shot`)
+    mini: {recipe: demo, set: {...}}  # the same study in miniature, for a CPU
+
+``steps``, ``at`` and ``branches`` may be fractions of the study's steps, ``warmup_steps``,
+``decay_steps``, ``checkpoint_every``, ``validate_every`` and each of ``keep_steps`` of the run's.
+A run of 0 steps puts the weights it starts from under its own encoding and is evaluated like the
+others. A run that others start from keeps the checkpoints they need. The miniature of a study
+starts from miniatures of others.
+A branch of b steps shares the first of them with its run and has its own decay, ``decay_steps`` of
+b; it is named ``pope@1/4``. ``rates`` may also be given for the whole study; a run of a sweep is
+named ``t5@0.003,x10``, and `pe.results.sweeps` finds the best.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, PlainValidator
+
+from pe._errors import unknown
+from pe._files import shipped
+from pe.study.zero_shot import Distinct, Natural, YamlPart, ZeroShot
+
+FOLDER = shipped("studies")
+
+
+def study_file(study: str) -> Path:
+    """The YAML of a study by path, or by name: in ./studies, or one that comes with the package.
+
+    Raises:
+        ValueError: there is none.
+    """
+    path = Path(study)
+    if path.suffix in (".yaml", ".yml"):
+        if not path.exists():
+            raise ValueError(f"study file {study!r} does not exist")
+        return path
+    known = {p.stem: p for folder in (FOLDER, Path("studies")) for p in folder.glob("*.yaml")}
+    if study not in known:
+        raise unknown("study", study, sorted(known))
+    return known[study]
+
+
+def is_share(value: Any) -> bool:
+    """Whether it is a fraction or a percentage of steps."""
+    return isinstance(value, str) and re.fullmatch(r"\d+/\d+|\d+(\.\d+)?%", value) is not None
+
+
+def steps_of(name: str, value: Any, of: int) -> int:
+    """``value`` in steps, shares being those of ``of``. ValueError names the field."""
+    if isinstance(value, str) and is_share(value):
+        share = Fraction(value[:-1]) / 100 if value.endswith("%") else Fraction(value)
+        return max(1, round(share * of)) if of else 0
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise ValueError(f"{name}: expected steps, a fraction or a percentage; got {value!r}")
+
+
+def _amount(value: Any) -> int | str:
+    """Steps: a whole number, a fraction ``6/16``, a percentage ``3%``; `_steps` counts them."""
+    if is_share(value) or (isinstance(value, int) and not isinstance(value, bool)):
+        return value  # type: ignore[no-any-return]
+    raise ValueError(f"expected steps, a fraction or a percentage; got {value!r}")
+
+
+Amount = Annotated[int | str, PlainValidator(_amount)]
+Where = Annotated[int | str, PlainValidator(lambda v: v if v == "end" else _amount(v))]
+Fields = dict[str, Any]
+OneOrMore = BeforeValidator(lambda v: [v] if isinstance(v, (int, float, str)) else v)
+Seeds = Annotated[list[Natural], Field(min_length=1), Distinct, OneOrMore]
+Rates = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1), Distinct, OneOrMore]
+
+
+class StartEntry(YamlPart):
+    """Whose weights a run begins with."""
+
+    run: str
+    at: Where
+
+
+class RunEntry(YamlPart):
+    """One run of the file."""
+
+    pe: str
+    pe_options: Fields = {}
+    start: StartEntry | None = None
+    set: Fields = {}
+    seeds: Seeds | None = None
+    branches: Annotated[list[Amount], Distinct] = []
+    rates: Rates | None = None
+    encoding_rates: Rates | None = None
+
+    def sweep(self, label: str, rates: Rates | None) -> Iterator[tuple[str, RunEntry]]:
+        """The runs of a sweep with their labels; the entry itself where nothing is swept.
+
+        Args:
+            rates: those of the whole study.
+
+        Raises:
+            ValueError: a rate is given both as a field and as a sweep.
+        """
+        swept = {"learning_rate": self.rates or rates, "encoding_rate": self.encoding_rates}
+        for field, values in swept.items():
+            if values and field in self.set:
+                raise ValueError(f"{field}: in set and in a sweep; leave one of them out")
+        for rate, multiple in itertools.product(*(v or (None,) for v in swept.values())):
+            name = f"{label}@{rate:g}" if rate else label
+            name += f",x{multiple:g}" if multiple else ""
+            chosen = {"learning_rate": rate, "encoding_rate": multiple}
+            more = {field: value for field, value in chosen.items() if value is not None}
+            yield name, self.model_copy(update={"set": self.set | more})
+
+
+class MiniEntry(YamlPart):
+    """What the miniature has in place of the study's own; ``set`` and ``zero_shot`` are merged."""
+
+    recipe: str | None = None
+    set: Fields = {}
+    seeds: Seeds | None = None
+    zero_shot: Fields = {}
+
+
+class StudyFile(YamlPart):
+    """The whole file."""
+
+    title: str = ""
+    recipe: str = "auto"
+    set: Fields = {}
+    seeds: Seeds = [0]
+    rates: Rates | None = None
+    runs: Annotated[dict[str, RunEntry], Field(min_length=1)]
+    zero_shot: ZeroShot | None = None
+    mini: MiniEntry | None = None
+
+    def miniature(self) -> StudyFile:
+        """The miniature, as a separate study."""
+        if self.mini is None:
+            raise ValueError("mini: missing; the file describes no miniature")
+        values, small = (
+            self.model_dump(exclude_unset=True),
+            self.mini.model_dump(exclude_unset=True),
+        )
+        parts = {
+            part: values.get(part, {}) | small.get(part, {})
+            for part in ("set", "zero_shot")
+            if part in values or part in small
+        }
+        return StudyFile.model_validate(values | small | parts | {"mini": None})

@@ -1,0 +1,79 @@
+"""The runs of a study as they are planned: what each needs, and whether it is done."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+from pe.recipes.recipe import Recipe
+from pe.runs import Folder, Run, root
+from pe.study.zero_shot import ZeroShot
+from pe.training.start import RETRAINED
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """One run of a study."""
+
+    label: str
+    """Its name in the YAML."""
+    recipe: Recipe
+    study: str
+    parent: str | None = None
+    """Name of the run that has to be done before it: of this study, or one to retrain."""
+    retrained: bool = False
+    """A complete run that is retrained for its lost weights (`pe.study.parents`)."""
+    zero_shot: ZeroShot | None = None
+    """Nothing to train: what the recipe starts from is measured, extended by other encodings."""
+
+    @functools.cached_property
+    def name(self) -> str:
+        """Its folder in that of the study: encoding, seed, hash."""
+        if self.zero_shot:
+            return f"extension of {self.recipe.start_from}"
+        name = self.recipe.run_name()
+        return f"{RETRAINED}/{name}" if self.retrained else name
+
+    def run(self) -> Run:
+        """The run's folder and record, with this recipe; of a zero-shot task, those it extends."""
+        if self.zero_shot:
+            return Run(root() / self.recipe.start_from)
+        return Run(root() / self.study / self.name, recipe=self.recipe)
+
+    def done(self) -> bool:
+        """Trained and evaluated as its recipe asks; of one retrained, the weights are there."""
+        from pe.study.complete import complete
+
+        if self.zero_shot:
+            return not self.zero_shot.missing(self.run())
+        return complete(self.run())
+
+    def past_its_start(self) -> bool:
+        """Whether the weights that it starts from are no longer needed."""
+        if self.zero_shot:
+            return self.done()
+        return self.run().exists() and self.run().record.status == "complete"
+
+
+class StudyFolder(Folder):
+    """A study as the notebook command sees it: a folder to hold, and to put the page into.
+
+    It has no record: what came of the study is in the records of its runs.
+    """
+
+    depth = 1
+
+    def __init__(
+        self, plan: Sequence[Planned], *, dry_run: bool = False, workers: int | None = 1
+    ) -> None:
+        super().__init__(root() / plan[0].study)
+        self.plan, self.dry_run, self._workers = list(plan), dry_run, workers
+        self.notebook = "plan.ipynb" if dry_run else "study.ipynb"
+
+    @property
+    def workers(self) -> int:
+        """How many share the work: as asked for, or one per GPU; 1 where that is not known."""
+        from pe.study.devices import workers_here
+
+        return workers_here(self._workers)
