@@ -41,6 +41,8 @@ def test_a_run_page_shows_the_executed_notebook(browser: Any, address: str, site
 def test_equations_are_numbered_and_references_lead_to_them(browser: Any, address: str) -> None:
     with Visit(browser, f"{address}/methods/rope.html") as visit:
         assert visit.page.locator("mjx-container[tabindex]").count() == 0, "stops of the tab key"
+        visit.page.set_viewport_size({"width": 360, "height": 740})
+        visit.page.wait_for_selector("mjx-container[tabindex]")  # what scrolls is one
         assert visit.page.locator("mjx-assistive-mml").count() > 0, "formulas are read aloud"
         numbers = visit.page.locator("span.eqno").all_inner_texts()
         assert len(numbers) >= 2

@@ -2,7 +2,8 @@
 "use strict";
 
 (() => {
-  const boxes = ".pe-pair, .pe-results, .pst-scrollable-table-container, div.math, article pre";
+  const boxes = ".pe-pair, .pe-results, .pst-scrollable-table-container, div.math, " +
+    "mjx-container[display=true], article pre";
   function stops() {
     for (const box of document.querySelectorAll(boxes)) {
       const scrolls = box.scrollWidth > box.clientWidth + 1;
@@ -14,6 +15,9 @@
       }
     }
   }
-  window.addEventListener("load", stops);
+  window.addEventListener("load", () => {
+    stops();
+    window.MathJax?.startup?.promise.then(stops); // formulas are set later
+  });
   window.addEventListener("resize", stops);
 })();
