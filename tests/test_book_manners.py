@@ -58,6 +58,15 @@ def test_a_page_has_a_description_a_card_and_a_way_to_cite_it() -> None:
     assert "http" not in text, "no address is invented where none is known"
 
 
+def test_a_picture_of_a_notebook_is_named_after_the_heading_above_it() -> None:
+    heading = '<h2>The <em>loss</em><a class="headerlink" href="#a">#</a></h2>'
+    picture = '<img alt="../../_images/0b5.svg" src="../../_images/0b5.svg"/>'
+    own = '<img alt="A wave" src="../_images/wave.svg"/>'
+    text = mended("runs/demo/a/train", heading + picture + own)
+    assert '<img alt="Figure: The loss" src="../../_images/0b5.svg"/>' in text
+    assert own in text
+
+
 def test_addresses_are_those_of_the_repository_and_the_site() -> None:
     text = mended(about=THERE)
     assert '<link rel="canonical" href="https://a.io/pe/one.html"/>' in text

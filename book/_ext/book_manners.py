@@ -104,6 +104,7 @@ def mend(text: str, context: Mapping[str, Any], about: About) -> str:
         text = first + '<meta name="viewport"' + more[0] + "".join(rest)
     for wrong, right in THEME:
         text = re.sub(wrong, right, text)
+    text = name_pictures(text)
     heads = describe(context, about, pathto)
     text = text.replace("</head>", f"{heads}\n  </head>", 1)
     author = re.compile(r'<p class="component-author">.*?</p>', re.S)
@@ -140,6 +141,28 @@ THEME = [
     # an empty cell is no heading
     (r'<th class="head([^"]*)">\s*(?:<p>\s*</p>)?\s*</th>', r'<td class="head\1"></td>'),
 ]
+
+
+_HEADING_OR_PICTURE = re.compile(
+    r'<h[1-6]>(?P<heading>(?:(?!</h).)*?)<a class="headerlink"|(?P<alt><img alt=")[^"]*_images/[^"]*"', re.S
+)
+
+
+def name_pictures(text: str) -> str:
+    """The page with its nameless pictures named after the heading above them.
+
+    Those are outputs of notebooks: they have the name of a file where words should be.
+    """
+    heading = ""
+
+    def named(found: re.Match[str]) -> str:
+        nonlocal heading
+        if found["alt"] is None:
+            heading = " ".join(re.sub(r"<[^>]+>", "", found["heading"]).split())
+            return found[0]
+        return f'{found["alt"]}Figure: {heading}"'
+
+    return _HEADING_OR_PICTURE.sub(named, text)
 
 
 def described(doctree: nodes.document) -> str:

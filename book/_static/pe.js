@@ -3,7 +3,7 @@
 
 (() => {
   const boxes = ".pe-pair, .pe-results, .pst-scrollable-table-container, div.math, " +
-    "mjx-container[display=true], article pre";
+    "mjx-container[display=true], div.cell_output, article pre";
   function stops() {
     for (const box of document.querySelectorAll(boxes)) {
       const scrolls = box.scrollWidth > box.clientWidth + 1;
