@@ -20,7 +20,7 @@ def test_page(browser: Any, address: str, name: str) -> None:
         assert drawn >= formulas, f"{formulas - drawn} formulas are not drawn"
         assert visit.page.locator("mjx-merror, [data-mjx-error]").count() == 0
         assert visit.page.evaluate(
-            "[...document.images].every(i => i.complete && (i.naturalWidth > 0 || !i.offsetParent))"
+            "[...document.images].every(i => !i.offsetParent || (i.complete && i.naturalWidth > 0))"
         )
         visit.page.set_viewport_size({"width": 390, "height": 844})
         assert visit.overflow() <= 0

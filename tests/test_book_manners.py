@@ -65,6 +65,8 @@ def test_a_picture_of_a_notebook_is_named_after_the_heading_above_it() -> None:
     text = mended("runs/demo/a/train", heading + picture + own)
     assert '<img alt="Figure: The loss" src="../../_images/0b5.svg"/>' in text
     assert own in text
+    twin = '<img alt="A wave" class="only-dark" src="../_images/wave-dark.svg"/>'
+    assert twin.replace("<img", '<img loading="lazy"') in mended(body=twin)
 
 
 def test_addresses_are_those_of_the_repository_and_the_site() -> None:

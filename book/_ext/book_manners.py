@@ -104,6 +104,8 @@ def mend(text: str, context: Mapping[str, Any], about: About) -> str:
         text = first + '<meta name="viewport"' + more[0] + "".join(rest)
     for wrong, right in THEME:
         text = re.sub(wrong, right, text)
+    # The dark twin of a picture is hidden on a light page, and then it is not fetched either.
+    text = re.sub(r'<img (?=[^>]*class="only-dark)', '<img loading="lazy" ', text)
     text = name_pictures(text)
     heads = describe(context, about, pathto)
     text = text.replace("</head>", f"{heads}\n  </head>", 1)
@@ -144,7 +146,9 @@ THEME = [
 
 
 _HEADING_OR_PICTURE = re.compile(
-    r'<h[1-6]>(?P<heading>(?:(?!</h).)*?)<a class="headerlink"|(?P<alt><img alt=")[^"]*_images/[^"]*"', re.S
+    r'<h[1-6]>(?P<heading>(?:(?!</h).)*?)<a class="headerlink"'
+    r'|(?P<alt><img alt=")[^"]*_images/[^"]*"',
+    re.S,
 )
 
 
