@@ -18,7 +18,9 @@ from book_pictures import record_figures  # noqa: E402
 from book_studies import Studies  # noqa: E402
 
 STUDIES = Studies.load(ROOT / "runs", ROOT / "runs", "demo")
-PAGES = ("scaffold", "seeds", "paper", "extended", "finetuned", "every", "dropped", "rerun")
+PAGES = (
+    "scaffold", "seeds", "paper", "extended", "finetuned", "every", "dropped", "rerun", "tasks",
+)  # fmt: skip
 
 
 def recorded(label: str) -> tuple[dict, dict]:
@@ -98,9 +100,11 @@ def page(name: str) -> str:
 @pytest.mark.parametrize("name", PAGES)
 def test_no_result_is_typed_into_the_pages(name: str) -> None:
     """What is left when roles, code, formulas and multiples are taken out holds no measurement."""
-    made = "study-table|scaling|dropping-table|missing-runs|extension|rerun|fine-tuned|settings"
+    made = (
+        "study-table|scaling|dropping-table|missing-runs|extension|rerun|fine-tuned|settings|tasks"
+    )
     text = re.sub(rf"```\{{({made})\}}.*?```", "", page(name), flags=re.S)
-    text = re.sub(r"^:(alt|name|class|columns):.*$", "", text, flags=re.M)
+    text = re.sub(r"^(:(alt|name|class|columns):.*|```\{picture\} \S+)$", "", text, flags=re.M)
     text = re.sub(r"`{3,}", "", re.sub(r"```bash.*?```", "", text, flags=re.S))
     text = re.sub(r"\{[a-z:-]+\}`[^`]*`|`[^`]*`|\$[^$]*\$|\(arXiv:[\d.]+\)", "", text)
     text = re.sub(r"\d+×|95%|\b100,000\b|factors? \d+|position 0|Llama 3|\bT5\b", "", text)

@@ -14,6 +14,7 @@ from pe import runs
 from pe.claims import Claim, Condition, Judged, Values, Verdict, judge, load
 from pe.claims.values import Value
 from pe.runs.models import NumericsRecord
+from pe.tasks.measure.record import TaskRun
 
 ROOT = Path(__file__).resolve().parent.parent
 LEDGER = ROOT / "book" / "tables" / "claims.yaml"
@@ -27,9 +28,10 @@ def claim(*conditions: dict[str, Any]) -> Claim:
     )  # fmt: skip
 
 
-def verdict(one: Claim, **values: dict[int, float]) -> Judged:
+def verdict(one: Claim, where: str = "here", **values: dict[int, float]) -> Judged:
     names = {"a": A, "b": B}
-    known = {names[name]: Value(by_seed, f"here/{name}") for name, by_seed in values.items()}
+    known = {names[name]: Value(by_seed, "here") for name, by_seed in values.items()}
+    known |= {A: known[A]._replace(where=where)}
     return judge(one, known.get)  # type: ignore[arg-type]
 
 
@@ -46,6 +48,13 @@ def test_a_difference_over_seeds_decides_and_one_that_could_be_chance_does_not()
     assert verdict(one, a={0: 0.9}, b={0: 0.1}).verdict == Verdict.UNDECIDED, "one seed"
 
 
+def test_small_models_of_different_experiments_are_not_compared() -> None:
+    judged = verdict(claim(ABOVE), where="longer", a=HIGH, b=LOW)
+    assert judged.verdict == Verdict.UNDECIDED
+    assert judged.numbers.endswith("of different experiments")
+    assert judged.records == ["longer", "here"]
+
+
 def test_without_a_record_nothing_is_said() -> None:
     judged = verdict(claim(ABOVE), a=HIGH)
     assert (judged.verdict, judged.records, judged.numbers) == (Verdict.NOT_MEASURED, [], "")
@@ -60,7 +69,7 @@ def test_bounds_that_are_met_in_part_are_named() -> None:
     assert judged.why == "so: a is half. Not so: a is twice b"
     assert "0.9 / 0.1 = 9" in judged.numbers
     assert judged.numbers.endswith("(one seed)")
-    assert judged.records == ["here/a", "here/b"]
+    assert judged.records == ["here"]
 
 
 def test_a_ratio_is_of_the_seeds_that_both_have() -> None:
@@ -128,7 +137,11 @@ def test_small_models_are_addressed_by_task_options_and_positions() -> None:
     assert some.mean > whole.mean
     plain = values("tasks:k_back/rope.id-token")
     assert plain is not None
-    assert plain.where == "tasks/k_back-1af2abf1", "items are 50 where nothing is said"
+    assert plain.where != whole.where
+    record = TaskRun(ROOT / "runs" / plain.where).record("rope")
+    assert record is not None
+    assert record.task_options["items"] == 50, "the default, where nothing is said"
+    assert len(plain.by_seed) == 8, "of several experiments the one with most seeds"
     assert values("tasks:k_back@items=17/binary.id-token") is None
     for address, message in [
         ("tasks:k_back@item=16/binary.id-token", "unknown option of the task 'k_back' 'item'"),

@@ -277,8 +277,8 @@ def test_prose_can_name_what_a_cut_text_would_give(studies: Studies) -> None:
 def test_the_pages_build_before_and_after_the_runs(recorded: bool, tmp_path: Path) -> None:
     tree = book_site.small_tree(tmp_path)
     (tree / "book" / "measured.md").unlink()
-    stubs = ["choosing", "data", "dropping", "measurements", "places", "practice", "rates", "rerun",
-             "speed", "studies"]  # fmt: skip
+    stubs = ["choosing", "data", "dropping", "measurements", "paper", "places", "practice", "rates",
+             "rerun", "scaffold", "speed", "studies"]  # fmt: skip
     pages = ["every", "dropped", "windows"]
     labels = {
         "choosing": "choosing-far", "dropping": "dropping-differences", "places": "which-keys",

@@ -307,6 +307,21 @@ def test_kazemnejad_s_tasks_answer_what_they_ask() -> None:
     assert answer == [*[prompt[1]] * (len(prompt) - 4), "</s>"]
 
 
+@pytest.mark.parametrize("kind", ["random", "repeat", "replace"])
+def test_a_mark_comes_first_and_changes_nothing_else(kind: str) -> None:
+    plain, marked = (pe.tasks.task("copy", kind=kind, marked=m) for m in (False, True))
+    for index in range(5):
+        without, with_mark = (task.example(0, index) for task in (plain, marked))
+        mark = marked.symbols.index("<s>")
+        assert with_mark.tokens.tolist() == [mark, *without.tokens]
+        assert with_mark.targets[1:].tolist() == without.targets.tolist()
+        assert mark not in marked.answers
+    assert marked.longest() == plain.longest() + 1
+    for one in marked.baselines():
+        found = marked.score_of(one.guess, "id").token
+        assert found == pytest.approx(one.score["id"], abs=0.02), one.name
+
+
 def test_pairs_of_summands_are_uniform_over_the_grid() -> None:
     task = pe.tasks.task("addition", train_lengths=(1, 3), ood_lengths=(4, 4))
     counts: dict[tuple[int, int], int] = {}

@@ -296,3 +296,13 @@ def test_attention_maps_are_causal_rows_that_sum_to_one() -> None:
     learned = Many(EXPERIMENT.make_task(), "learned", [Member(0, 1e-2)], EXPERIMENT.settings)
     with pytest.raises(PositionError):
         attention_maps(learned.model(0), list(range(5)) * 3)
+
+
+def test_recorded_experiments_keep_their_names_when_a_task_gets_an_option() -> None:
+    names = {one.name() for one in studies.load_study("core").experiments()}
+    assert "copy-ce9e5004" in names
+    marked = Experiment(task="copy", task_options={"marked": True})
+    assert marked.name() != Experiment(task="copy").name()
+    assert Experiment(task="copy", task_options={"marked": False}).name() == (
+        Experiment(task="copy").name()
+    )

@@ -9,9 +9,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from book_directives import Made
 from book_measured import of_page
@@ -22,6 +22,7 @@ from pe._errors import unknown
 from pe.claims import Judged, Verdict
 from pe.results.markdown import pipe
 
+T = TypeVar("T")
 LEDGER = Path("tables") / "claims.yaml"
 _WORDS = {verdict.value.replace(" ", "-"): verdict for verdict in Verdict}
 
@@ -33,12 +34,12 @@ def judged(book: Path, names: Sequence[str] = ()) -> list[Judged]:
         ValueError: an id that the ledger does not have.
     """
     values = claims.Values(book.parent / "runs")
-    return selected([claims.judge(one, values) for one in claims.load(book / LEDGER)], names)
+    ledger = {one.id: one for one in claims.load(book / LEDGER)}
+    return [claims.judge(one, values) for one in selected(ledger, names)]
 
 
-def selected(found: list[Judged], names: Sequence[str]) -> list[Judged]:
-    """The claims of these ids, in their order; all where none is named."""
-    ledger = {one.claim.id: one for one in found}
+def selected(ledger: Mapping[str, T], names: Sequence[str]) -> list[T]:
+    """What has these ids, in their order; all where none is named."""
     for name in names:
         if name not in ledger:
             raise unknown("claim", name, list(ledger))
@@ -104,7 +105,7 @@ class _OfLedger(Made):
             if record.name.startswith(("task-", "numerics")):
                 self.env.note_dependency(str(record))
         found = self.book.once("claims", lambda: judged(self.book.folder))
-        return selected(found, names)
+        return selected({one.claim.id: one for one in found}, names)
 
 
 class Claims(_OfLedger):

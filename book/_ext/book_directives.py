@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 from book_numbers import look_up
 from book_pictures import Figures
-from book_studies import Speeds, Studies
+from book_studies import Snapshot, Speeds, Studies
 from docutils import nodes
 from docutils.parsers.rst import directives
 from docutils.statemachine import StringList
@@ -167,7 +167,7 @@ class Picture(Block):
         figure += pair
         text = "\n".join(self.content)
         if name in self.book.figures:
-            text += f" *{figures.caption(self.book.figures[name][0])}.*"
+            text += f" *{_made_of(self.book.figures[name][0])}.*"
         caption, *more = self.markdown(text) or [nodes.paragraph()]
         figure += nodes.caption(text, "", *caption.children)
         if more:
@@ -175,6 +175,16 @@ class Picture(Block):
         self.set_source_info(figure)
         self.add_name(figure)
         return [figure]
+
+
+def _made_of(shown: list[Snapshot] | list[Path]) -> str:
+    """What a figure is made of, in words: its runs, or the folders of other records."""
+    runs = [one for one in shown if isinstance(one, Snapshot)]
+    if runs:
+        return figures.caption(runs)
+    records = [one.parent for one in shown if isinstance(one, Path) and one.suffix == ".json"]
+    names = dict.fromkeys(f"{folder.parent.name}/{folder.name}" for folder in records)
+    return f"Records: {', '.join(names) or 'none yet'}"
 
 
 SMALLEST_TEXT = 9

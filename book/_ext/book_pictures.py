@@ -27,8 +27,8 @@ from pe.results import extensions, finetuned
 from pe.results import rows as results
 
 TWINS = ("", "-dark")
-Figures = dict[str, tuple[list[Snapshot], Callable[[], Figure]]]
-"""Name -> the runs a figure is made of and how to draw it."""
+Figures = dict[str, tuple[list[Snapshot] | list[Path], Callable[[], Figure]]]
+"""Name -> what a figure is made of, runs or other files, and how to draw it."""
 _FIGURES: dict[str, Callable[..., Figure]] = {
     "perplexity-by-length": figures.perplexity_by_length,
     "loss-curves": figures.loss_curves,
@@ -116,7 +116,7 @@ def draw(root: Path, book: Path, wanted: Figures) -> None:
     look = _hash(sorted(modules))
     stamps: dict[str, str] = {}
     for name, (runs, function) in wanted.items():
-        stamps[name] = look + _hash(run.directory / file for run in runs for file in FILES)
+        stamps[name] = look + _hash(path for one in runs for path in _files(one))
         if stamps[name] != old.get(name) or not _drawn(target, name):
             _draw(target, name, function)
     encodings = (root / "pe" / "encodings").rglob("*.py")
@@ -135,6 +135,10 @@ def draw(root: Path, book: Path, wanted: Figures) -> None:
     for path in target.glob("*.svg"):
         if path.name not in kept:
             path.unlink()
+
+
+def _files(one: Snapshot | Path) -> list[Path]:
+    return [one] if isinstance(one, Path) else [one.directory / file for file in FILES]
 
 
 def _drawn(target: Path, name: str) -> bool:

@@ -77,15 +77,16 @@ def record_page(run: Snapshot, pages: Pages) -> str:
     }  # fmt: skip
     return _PAGE.format(
         **{key: html.escape(str(value)) for key, value in words.items()},
-        measured=_table(["quantity", *heads], lines),
-        recipe=_table(["field", "value"], settings),
+        measured=html_table(["quantity", *heads], lines),
+        recipe=html_table(["field", "value"], settings),
     )
 
 
 _ABSENT = (quantities.NOT_RECORDED, quantities.NOT_EVALUATED)
 
 
-def _table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+def html_table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table in HTML; the first cell of a line names it."""
     head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in heads)
     body = "\n".join(
         f'<tr><th scope="row">{html.escape(first)}</th>'

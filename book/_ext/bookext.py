@@ -43,6 +43,7 @@ import book_recipes  # noqa: E402
 import book_scaling  # noqa: E402
 import book_speed  # noqa: E402
 import book_tables  # noqa: E402
+import book_tasks  # noqa: E402
 from book_studies import Studies  # noqa: E402
 from sphinx.application import Sphinx  # noqa: E402
 from sphinx.config import Config  # noqa: E402
@@ -67,10 +68,13 @@ def prepare(app: Sphinx, config: Config) -> None:
         raise ExtensionError(f"the book is built from records, and {error}") from error
     book_mirror.mirror(ROOT, BOOK, studies.complete())
     drawn = book_measured.figures_of(studies) | book_dropping.figures_of(studies)
-    drawn |= book_pictures.shown(BOOK, book_pictures.record_figures(studies) | drawn)
+    tasks = book_tasks.load(ROOT)
+    of_records = book_pictures.record_figures(studies) | drawn | book_tasks.figures_of(tasks)
+    drawn |= book_pictures.shown(BOOK, of_records)
     book_pictures.draw(ROOT, BOOK, drawn)
     config.template_bridge = "book_manners.Pages"
     config.html_search_scorer = str(Path(__file__).with_name("search_scorer.js"))
+    book_tasks.write_pages(tasks, BOOK / book_explorer.SITE)
     config.html_extra_path += book_explorer.prepare(studies, speeds, BOOK)
     book_mirror.write(BOOK / "_generated" / "records.json", studies.fingerprint())
     app.pe_book = book_directives.Book(  # type: ignore[attr-defined]
@@ -110,7 +114,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     for part in (
         book_encodings, book_tables, book_plans, book_speed, book_every, book_measured,
         book_dropping, book_recipes, book_caches, book_claims,
-        book_models, book_pretrained, book_explorer, book_scaling,
+        book_models, book_pretrained, book_explorer, book_scaling, book_tasks,
     ):  # fmt: skip
         part.setup(app)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

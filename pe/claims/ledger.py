@@ -110,7 +110,8 @@ def load(path: str | Path) -> list[Claim]:
     """
     import yaml
 
-    entries = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, where there is one
+    entries = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=loader)
     if not isinstance(entries, list):
         raise ValueError(f"{path}: expected a list of claims")
     claims: dict[str, Claim] = {}

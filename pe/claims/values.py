@@ -128,7 +128,7 @@ class Values:
         for one in self._records(name, pe):
             if one.study == "local" or one.status != "complete":
                 continue
-            if not _same_options(one.task_options, options):
+            if not _same_options(name, one.task_options, options):
                 continue
             of = summary.token if what == "solved" else QUANTITIES[what]
             values = summary.by_seed(one, split, of)
@@ -193,10 +193,10 @@ def _task_options(address: str) -> tuple[str, dict[str, str]]:
     return name, defaults | named
 
 
-def _same_options(recorded: dict[str, Any], options: dict[str, str]) -> bool:
-    """Whether an experiment has these options, lengths aside."""
+def _same_options(task: str, recorded: dict[str, Any], options: dict[str, str]) -> bool:
+    """Whether an experiment has these options, lengths aside; one older than an option has its
+    default."""
+    there = about(task).options | recorded
     return all(
-        str(value) == options[key]
-        for key, value in recorded.items()
-        if not key.endswith("_lengths")
+        str(value) == options[key] for key, value in there.items() if not key.endswith("_lengths")
     )

@@ -10,7 +10,8 @@
 
 A difference counts if the 95% interval of the paired differences over seeds excludes zero; of
 shares that are computed without training, Newcombe's interval of their difference. One seed decides
-bounds, which the verdict then says, and no comparison.
+bounds, which the verdict then says, and no comparison. Small models of different experiments, which
+may differ in steps or sizes, are not compared.
 """
 
 from __future__ import annotations
@@ -100,6 +101,8 @@ def _judge(condition: Condition, there: dict[str, Value]) -> _Outcome:
     if condition.above is not None:
         value, other = _paired(value, there[condition.above])
         numbers = f"{_text(value.mean)} against {_text(other.mean)}"
+        if condition.value.startswith("tasks:") and value.where != other.where:
+            return _Outcome(None, f"{numbers}, of different experiments", [value, other])
         return _Outcome(_above(value, other), numbers, [value, other])
     mean, used, numbers = value.mean, [value], _text(value.mean)
     if condition.over is not None:

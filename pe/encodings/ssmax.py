@@ -4,8 +4,8 @@
 
 Nakanishi 2025 (arXiv:2501.19399). s is learned for each query head and layer, and with
 ``with_bias`` a b for s ln(n) + b. A token that stands out by 1/s weighs n times as much as another,
-so it holds its own however many others there are. Alone it is NoPE: the order of keys is not seen.
-One multiplication per query channel; any position.
+so it keeps its weight however many others there are. Alone it is NoPE: the order of keys is not
+seen. One multiplication per query channel; any position.
 
 s starts where s ln(n) is 1 on average over a training sequence of L0 tokens: as plain softmax.
 """

@@ -1,4 +1,4 @@
-"""Figures of the records of a task: learning curves, accuracy by length and by position.
+"""Figures of the records of a task: learning curves, accuracy by length, position and encoding.
 
 Lines are means over seeds at each encoding's best rate, bands are Student's 95% intervals, cut to
 what is possible. Imports no torch before a figure is drawn.
@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from pe.figures.axes import GUESS, WHOLE, legend, mark, numbers
+from pe.figures.axes import CUT, GUESS, WHOLE, legend, mark, numbers
 from pe.figures.style import FAINT, look, style
 from pe.results.quantities import label
 from pe.runs.models import TaskRecord
@@ -157,3 +157,66 @@ def accuracy_by_position(records: Sequence[TaskRecord]) -> Figure:
     panels[0].set_ylabel("right answers")
     legend(figure, panels[0].get_legend_handles_labels()[0])
     return figure
+
+
+ROW = 0.27
+"""Inches of a line of `by_encoding`."""
+
+
+@style()
+def by_encoding(records: Mapping[str, TaskRecord | None]) -> Figure:
+    """Whole answers that are right, a line per encoding and a panel per split.
+
+    A dot is the mean over seeds, its bar Student's 95% interval, and each small tick is a seed. An
+    open diamond is the share of right tokens, where an answer has several. Lines from top to bottom
+    are the share of tokens by chance (dotted) and by the best trivial strategy (dashes).
+
+    Args:
+        records: by encoding, in the order of the lines; None where nothing is recorded.
+    """
+    known = [record for record in records.values() if record is not None]
+    if not known:
+        return _empty()
+    first, names = known[0], summary.splits(known[0])
+    height = 1.25 + ROW * len(records)
+    figure = Figure(figsize=(1.6 + 2.9 * len(names), height), layout="constrained")
+    panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    for axes, split in zip(panels, names, strict=True):
+        best = max((shares[split] for shares in first.baselines.values()), default=first.chance)
+        axes.axvline(first.chance, **GUESS)
+        axes.axvline(best, **(CUT | {"label": "best trivial strategy"}))
+        for line, (pe, record) in enumerate(records.items()):
+            _line_of(axes, line, pe, record, split)
+        axes.set_xlim(-0.04, 1.04)
+        axes.grid(visible=False, axis="y")
+        axes.xaxis.set_major_formatter(PERCENT)
+        axes.set_title(summary.title(split), fontsize=10.5)
+        axes.set_xlabel("right")
+    axes = panels[0]
+    axes.set_ylim(len(records) - 0.5, -0.5)
+    axes.set_yticks(range(len(records)), [label(pe) for pe in records])
+    handles = axes.get_legend_handles_labels()
+    unique = dict(zip(reversed(handles[1]), reversed(handles[0]), strict=True))
+    legend(figure, list(reversed(unique.values())))
+    return figure
+
+
+def _line_of(axes: Axes, line: int, pe: str, record: TaskRecord | None, split: str) -> None:
+    whole = [] if record is None else summary.by_seed(record, split, summary.exact)
+    tokens = [] if record is None else summary.by_seed(record, split)
+    mean, of_tokens = summary.mean(whole), summary.mean(tokens)
+    if mean is None or of_tokens is None:
+        words = "not run" if record is None else "no such positions"
+        axes.text(0.5, line, words, ha="center", va="center", color=FAINT, fontsize=8.5)
+        return
+    ink, dot = look(pe)
+    seeds = numbers(whole)
+    axes.plot(seeds, [line] * len(seeds), "|", color=ink, alpha=0.55, markersize=9)
+    ends = [max(0.0, mean.low), min(1.0, mean.high)]
+    axes.plot(ends, [line, line], color=ink, linewidth=3, alpha=0.35, solid_capstyle="butt")
+    if whole != tokens:
+        axes.plot(
+            of_tokens.mean, line, "D", markersize=4.5, markerfacecolor="none", markeredgecolor=ink,
+            linestyle="none", label="right tokens",
+        )  # fmt: skip
+    axes.plot(mean.mean, line, dot, color=ink)

@@ -13,13 +13,15 @@ Kazemnejad et al. 2023 (arXiv:2305.19466; McGill-NLP/length-generalization @40f8
 make_copy_dataset.py and make_reverse_dataset.py, where they are rsc, rsc2x, rdc, cmc, cmc2x; mc,
 mc2x, mcrv). Lengths uniform in 2..20, as in the authors' exported runs, then 21..40. One token per
 symbol in place of their text of T5 tokens; 100 symbols in every kind, where theirs repeat and
-replace some thousands of T5 tokens. The first three kinds are counting, the others copying.
+replace some thousands of T5 tokens. The first three kinds are counting, the others copying. Their
+prompts begin with words that are always the same; with ``marked`` ours begin with a token that is
+nowhere else, from which a decoder without an encoding can count.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -33,15 +35,21 @@ SOURCE = "McGill-NLP/length-generalization @40f8a445"
 
 
 class Copying(Task):
-    """What copy and reverse share. ``items``: how many symbols there are."""
+    """What copy and reverse share.
+
+    Options: ``items``, how many symbols there are; ``marked``, whether a mark comes first.
+    """
+
+    later: ClassVar[tuple[str, ...]] = ("marked",)
 
     items: Annotated[int, Field(ge=2)] = 100
+    marked: bool = False
     train_lengths: Lengths = (2, 20)
     ood_lengths: Lengths = (21, 40)
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        return (*map(str, range(self.items)), "NEXT", "</s>", "SEP")
+        return (*map(str, range(self.items)), "NEXT", "</s>", "SEP", *["<s>"] * self.marked)
 
     @property
     def answers(self) -> tuple[int, ...]:
@@ -52,14 +60,23 @@ class Copying(Task):
         """What the sequence ``x`` is answered with, without the end token."""
 
     def _asked(self, x: Int) -> Example:
-        *_, end, separator = range(self.vocab_size)
-        return continued([*x, separator], [*self.answer(x), end])
+        end, separator = self._ends
+        return self._continued([*x, separator], [*self.answer(x), end])
+
+    @property
+    def _ends(self) -> tuple[int, int]:
+        """The tokens that end an answer and a prompt."""
+        return self.items + 1, self.items + 2
+
+    def _continued(self, prompt: list[int], answer: list[int]) -> Example:
+        mark = self.items + 3
+        return continued([mark] * self.marked + prompt, answer)
 
     def make(self, draws: Draws, length: int, split: str) -> Example:
         return self._asked(draws.integers(0, self.items, length))
 
     def max_tokens(self, length: int) -> int:
-        return length + 1 + len(self.answer(np.arange(length)))
+        return self.marked + length + 1 + len(self.answer(np.arange(length)))
 
     def baselines(self) -> tuple[Baseline, ...]:
         marks = len(self.answer(np.arange(2))) % 2  # a NEXT in the middle
@@ -82,7 +99,7 @@ class Copying(Task):
 
 @register("copy", title="Copy", paper="2305.19466", source=SOURCE)
 class Copy(Copying):
-    """Options: ``kind``, ``items``."""
+    """Options: ``kind``, ``items``, ``marked``."""
 
     kind: Literal["repeat", "repeat_twice", "replace", "random", "random_twice"] = "random"
 
@@ -101,9 +118,9 @@ class Copy(Copying):
         one, other = draws.distinct(self.items, 2)
         if self.kind != "replace":
             return self._asked(np.full(length, one))
-        *_, end, separator = range(self.vocab_size)
+        end, separator = self._ends
         prompt = [one, other, separator, *[one] * length, separator]
-        return continued(prompt, [*[other] * length, end])
+        return self._continued(prompt, [*[other] * length, end])
 
     def max_tokens(self, length: int) -> int:
         return super().max_tokens(length) + 3 * (self.kind == "replace")
@@ -118,12 +135,12 @@ class Copy(Copying):
         )
 
     def _symbol_to_write(self, tokens: Int, places: Int) -> Int:
-        return np.full(len(places), tokens[1])
+        return np.full(len(places), tokens[1 + self.marked])
 
 
 @register("reverse", title="Reverse", paper="2305.19466", source=SOURCE)
 class Reverse(Copying):
-    """Options: ``kind``, ``items``."""
+    """Options: ``kind``, ``items``, ``marked``."""
 
     kind: Literal["once", "twice", "then_copy"] = "once"
 

@@ -87,7 +87,10 @@ def draw_dynamic_ntk_decoding() -> Figure:
         label="keys as they were turned when new",
     )
     ax.plot(
-        lengths, errors["raw"], color=figures.colour("dynamic_ntk"), label="all keys turned anew"
+        lengths,
+        errors["raw"],
+        color=figures.colour("dynamic_ntk"),
+        label="all keys turned in each step",
     )
     ax.axvline(32, color=figures.FAINT, lw=0.8, ls=":")
     ax.annotate("L₀ = 32", (33, float(errors["stale"].max()) * 0.9), fontsize=8)

@@ -91,11 +91,14 @@ class Task(Options, ABC):
         name: what it is registered as.
         splits: "train", "id" (more examples like those of training) and those out of distribution.
         shortest: the least length that the task can have.
+        later: options that came after the first records. At their defaults they are no part of the
+            name of an experiment.
     """
 
     name: ClassVar[str] = ""
     splits: ClassVar[tuple[str, ...]] = ("train", "id", "ood")
     shortest: ClassVar[int] = 1
+    later: ClassVar[tuple[str, ...]] = ()
 
     train_lengths: Lengths
     ood_lengths: Lengths

@@ -87,7 +87,13 @@ class Experiment(Options):
 
     def name(self) -> str:
         """``k_back-1a2b3c4d``: the task, and a hash of everything else."""
-        values = self.model_dump(mode="json") | {"task_options": options_of(self.make_task())}
+        made = self.make_task()
+        options = {
+            name: value
+            for name, value in options_of(made).items()
+            if name not in made.later or value != type(made).model_fields[name].default
+        }
+        values = self.model_dump(mode="json") | {"task_options": options}
         # Fields that came later leave the names of older experiments alone.
         for where, field in (
             (values, "sweep_seeds"), (values, "sweep_steps"), (values["settings"], "stop_loss"),

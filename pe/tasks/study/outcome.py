@@ -1,0 +1,299 @@
+"""What a study over tasks has on record so far, and what is read from it. Trains nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pe.results.markdown import pipe
+from pe.results.quantities import label
+from pe.runs.models import TaskRecord
+from pe.tasks.core.base import Task
+from pe.tasks.core.registry import about
+from pe.tasks.measure import summary
+from pe.tasks.measure.record import TaskRun, options_of
+from pe.tasks.study import TaskStudy
+
+NOT_RUN = "not run"
+LEARNED = 0.95
+"""A sweep has learned something if a loss is below this share of that of uniform guesses."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One task of a study: what is planned of it, and the records that there are."""
+
+    run: TaskRun
+    task: Task
+    planned: Sequence[str]
+    """Encodings, in the order of the study."""
+    records: Mapping[str, TaskRecord]
+    """Complete ones, by encoding."""
+
+    @property
+    def key(self) -> str:
+        """``copy``, or ``copy@kind=repeat`` where an option is not its default, lengths aside."""
+        more = ",".join(f"{name}={value}" for name, value in _changed(self.task).items())
+        return f"{self.task.name}@{more}" if more else self.task.name
+
+    @property
+    def title(self) -> str:
+        """``Copy``, or ``Copy (kind: repeat)``."""
+        more = ", ".join(f"{name}: {value}" for name, value in _changed(self.task).items())
+        title = about(self.task.name).title
+        return f"{title} ({more})" if more else title
+
+    @property
+    def splits(self) -> list[str]:
+        """Splits with scores: "id" first."""
+        return [split for split in self.task.splits if split != "train"]
+
+    def one_answer(self) -> bool:
+        """Whether an example asks for one token, so that a right token is a right answer."""
+        example = self.task.example(0, 0, "id")
+        return int((example.targets >= 0).sum()) == 1
+
+
+def _changed(task: Task) -> dict[str, object]:
+    defaults = about(task.name).options
+    return {
+        name: value
+        for name, value in options_of(task).items()
+        if not name.endswith("_lengths") and str(value) != str(defaults[name])
+    }
+
+
+def outcomes(study: TaskStudy, folder: Path) -> list[Outcome]:
+    """Every task of a study, in its order.
+
+    Args:
+        folder: of runs; the study's records are in a folder of it.
+
+    Raises:
+        RunError: a record is damaged.
+    """
+    made = []
+    for experiment, one in zip(study.experiments(), study.tasks, strict=True):
+        run = TaskRun(folder / study.study / experiment.name(), experiment)
+        planned = one.encodings or study.encodings
+        there = {record.pe: record for record in run.encoded() if record.status == "complete"}
+        records = {name: there[name] for name in planned if name in there}
+        made.append(Outcome(run, experiment.make_task(), planned, records))
+    return made
+
+
+def progress(found: Sequence[Outcome]) -> str:
+    """How many cells are recorded, and which encodings have none on which tasks."""
+    planned = sum(len(one.planned) for one in found)
+    recorded = sum(len(one.records) for one in found)
+    if recorded == planned:
+        return f"All {planned} pairs of a task and an encoding are recorded."
+    return (
+        f"{recorded} of the {planned} planned pairs of a task and an encoding are recorded; the "
+        f"others say *{NOT_RUN}*."
+    )
+
+
+def seeds_that_solve(record: TaskRecord, split: str) -> str:
+    """``8 of 8``; a dash where the encoding has no such positions."""
+    count = summary.solved(record, split)
+    return "–" if count is None else f"{count} of {len(record.seeds)}"
+
+
+def solvers(one: Outcome, split: str) -> str:
+    """A sentence: with which encodings all seeds solve a split, some do, or none does."""
+    count = {pe: summary.solved(record, split) for pe, record in one.records.items()}
+    seeds = {pe: len(record.seeds) for pe, record in one.records.items()}
+    all_, some, none, no = [], [], [], []
+    for pe, solved in count.items():
+        if solved is None:
+            no.append(label(pe))
+        elif solved == seeds[pe]:
+            all_.append(label(pe))
+        elif solved:
+            some.append(f"{label(pe)} ({solved})")
+        else:
+            none.append(label(pe))
+    parts = [
+        f"{words} {', '.join(names)}"
+        for words, names in (
+            ("all seeds solve it with", all_), ("some seeds with", some), ("none with", none),
+            ("there are no such positions for", no),
+        )
+        if names
+    ]  # fmt: skip
+    where = summary.title(split)
+    return f"{where[0].upper()}{where[1:]}: {'; '.join(parts)}." if parts else ""
+
+
+def edge(record: TaskRecord) -> str:
+    """``least`` or ``largest`` where the best rate is at that end of those tried; else empty."""
+    rates = record.learning_rates
+    if len(rates) == 1:
+        return ""
+    return {min(rates): "least", max(rates): "largest"}.get(record.best_rate, "")
+
+
+def blind(record: TaskRecord) -> bool:
+    """Whether no model of the sweep got below uniform guessing, so that noise chose the rate."""
+    if record.sweep is None:
+        return False
+    losses = [answers.loss for own in record.sweep.validation.values() for answers in own]
+    least = min((loss for loss in losses if loss is not None), default=math.inf)
+    return least > LEARNED * -math.log(record.chance)
+
+
+def diverged(record: TaskRecord) -> list[int]:
+    """Seeds whose loss was no number at the end."""
+    return [one.seed for one in summary.at_rate(record) if one.validation.loss is None]
+
+
+def rate(record: TaskRecord) -> str:
+    """The rate, with what is to be known of its choice."""
+    words = [f"{end} tried"] if (end := edge(record)) else []
+    words += ["sweep undecided"] if blind(record) else []
+    return f"{record.best_rate:g}" + (f" ({', '.join(words)})" if words else "")
+
+
+def steps(record: TaskRecord) -> str:
+    """Steps of training; fewer than planned where all seeds were below the loss that ends it."""
+    total = record.settings["steps"]
+    return f"{record.solved_after:,} of {total:,}" if record.solved_after else f"{total:,}"
+
+
+def table(one: Outcome, links: Mapping[str, str]) -> str:
+    """Encodings by what they reach, then chance and the trivial strategies in italics.
+
+    Args:
+        links: by encoding, Markdown or HTML that shows its name.
+    """
+    single = one.one_answer()
+    heads = ["encoding"]
+    for split in one.splits:
+        where = summary.title(split)
+        heads += [f"seeds that solve it {where}", "right tokens, %"]
+        heads += [] if single else ["whole answers, %"]
+    heads += ["loss in distribution", "rate", "steps"]
+    lines = []
+    for pe in one.planned:
+        record = one.records.get(pe)
+        if record is None:
+            lines.append([label(pe), NOT_RUN, *[""] * (len(heads) - 2)])
+            continue
+        line = [links.get(pe, label(pe))]
+        for split in one.splits:
+            line.append(seeds_that_solve(record, split))
+            line.append(summary.share(summary.mean(summary.by_seed(record, split))))
+            if not single:
+                whole = summary.mean(summary.by_seed(record, split, summary.exact))
+                line.append("–" if whole is None else summary.share(whole))
+        line.append(summary.nats(summary.mean(summary.by_seed(record, "id", summary.loss))))
+        lines.append([*line, rate(record), steps(record)])
+    first = next(iter(one.records.values()), None)
+    floors = {} if first is None else {"chance": dict.fromkeys(one.splits, first.chance)}
+    floors |= {} if first is None else first.baselines
+    for name, shares in floors.items():
+        line = [f"*{name}*"]
+        for split in one.splits:
+            line += ["", f"{100 * shares[split]:.1f}"] + ([] if single else [""])
+        lines.append([*line, *[""] * 3])
+    return pipe(heads, lines)
+
+
+def matrix(found: Sequence[Outcome], cell_links: Mapping[tuple[str, str], str]) -> str:
+    """Encodings by tasks: how many seeds solve it in distribution, and out of it.
+
+    Args:
+        cell_links: by task and encoding, HTML in which ``{}`` stands for the text of the cell.
+    """
+    planned = list(dict.fromkeys(pe for one in found for pe in one.planned))
+    lines = []
+    for pe in planned:
+        line = [label(pe)]
+        for one in found:
+            record = one.records.get(pe)
+            if pe not in one.planned:
+                line.append("")
+            elif record is None:
+                line.append(NOT_RUN)
+            else:
+                counts = [summary.solved(record, split) for split in one.splits]
+                words = ["–" if count is None else str(count) for count in counts]
+                text = f"{words[0]} · {'/'.join(words[1:])}"
+                line.append(cell_links.get((one.key, pe), "{}").format(text))
+        lines.append(line)
+    return pipe(["encoding", *(one.title for one in found)], lines)
+
+
+def of_encodings(found: Sequence[Outcome], own: Sequence[str], beside: Sequence[str]) -> str:
+    """Tasks by encodings: whole answers and seeds that solve a task, in distribution and out of it.
+
+    Args:
+        own: encodings that the table is about; tasks of which none is recorded are left out.
+        beside: encodings to hold them against.
+    """
+    shown = [*own, *(pe for pe in beside if pe not in own)]
+    heads = ["task"]
+    for pe in shown:
+        heads += [f"{label(pe)}: whole answers in → out, %", "seeds that solve it"]
+    lines = []
+    for one in found:
+        if not set(own) & one.records.keys():
+            continue
+        line = [one.title]
+        for pe in shown:
+            record = one.records.get(pe)
+            if record is None:
+                line += [NOT_RUN if pe in one.planned else "", ""]
+                continue
+            means = [
+                summary.mean(summary.by_seed(record, split, summary.exact)) for split in one.splits
+            ]
+            shares = ["–" if value is None else f"{100 * value.mean:.0f}" for value in means]
+            counts = [summary.solved(record, split) for split in one.splits]
+            solved = ["–" if count is None else str(count) for count in counts]
+            line += [f"{shares[0]} → {'/'.join(shares[1:])}"]
+            line += [f"{solved[0]} → {'/'.join(solved[1:])} of {len(record.seeds)}"]
+        lines.append(line)
+    return pipe(heads, lines) if lines else ""
+
+
+def doubts(found: Sequence[Outcome]) -> str:
+    """A list of what a reader should know before trusting a cell: rates, divergence, baselines."""
+    ends: dict[str, _Cells] = {"least": _Cells(), "largest": _Cells()}
+    undecided, lost, trivial = _Cells(), _Cells(), _Cells()
+    for one in found:
+        for pe, record in one.records.items():
+            if blind(record):
+                undecided.add(one, pe)
+            elif end := edge(record):
+                ends[end].add(one, pe)
+            if diverged(record):
+                lost.add(one, pe)
+            value = summary.mean(summary.by_seed(record, "id"))
+            best = max((shares["id"] for shares in record.baselines.values()), default=0.0)
+            if value is not None and value.low <= best < 1:
+                trivial.add(one, pe)
+    rows = [
+        ("The rate is the largest of those tried; a larger one may be better", ends["largest"]),
+        ("The rate is the least of those tried; a smaller one may be better", ends["least"]),
+        ("No model of the sweep got below uniform guessing, so the rate is arbitrary", undecided),
+        ("The loss of a seed was no number at the end", lost),
+        ("Not shown to be better than the best trivial strategy, in distribution", trivial),
+    ]
+    return "\n".join(f"- **{say}** ({cells.count()}): {cells}." for say, cells in rows if cells)
+
+
+class _Cells(dict[str, list[str]]):
+    """Titles of encodings by the title of a task."""
+
+    def add(self, one: Outcome, pe: str) -> None:
+        self.setdefault(one.title, []).append(label(pe))
+
+    def count(self) -> int:
+        return sum(map(len, self.values()))
+
+    def __str__(self) -> str:
+        return "; ".join(f"{task}: {', '.join(names)}" for task, names in self.items())

@@ -1,0 +1,133 @@
+"""The page of the study over tasks: cells are what the records say, and missing ones say so."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "book" / "_ext"))
+
+pytest.importorskip("sphinx")
+
+import book_records  # noqa: E402
+import book_tasks  # noqa: E402
+
+from pe.claims import Values  # noqa: E402
+from pe.figures import svg  # noqa: E402
+from pe.figures.tasks import by_encoding  # noqa: E402
+from pe.runs.models import TaskAnswers, TaskRecord  # noqa: E402
+from pe.tasks.measure import summary  # noqa: E402
+from pe.tasks.study import outcome  # noqa: E402
+from pe.tasks.study.outcome import Outcome  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def core() -> dict[str, Outcome]:
+    return {one.key: one for one in book_tasks.load(ROOT)}
+
+
+@pytest.fixture(scope="module")
+def copied(core: dict[str, Outcome]) -> Outcome:
+    """The task copy with two records."""
+    one = core["copy"]
+    kept = {pe: one.records[pe] for pe in ("rope", "alibi")}
+    return Outcome(one.run, one.task, ["nope", "rope", "alibi"], kept)
+
+
+def test_tasks_are_named_by_the_options_that_are_not_defaults(core: dict[str, Outcome]) -> None:
+    assert "copy@kind=repeat" in core
+    assert core["copy@kind=repeat"].title == "Copy (kind: repeat)"
+    assert core["counting"].title == "Counting", "three variables are the default"
+    assert core["copy"].run.name != core["copy@kind=repeat"].run.name
+
+
+def test_a_cell_counts_the_seeds_that_solve_a_task_and_links_to_its_record(
+    copied: Outcome,
+) -> None:
+    record = copied.records["alibi"]
+    right = [m.splits["ood"] for m in summary.at_rate(record)]
+    counted = sum(1 for a in right if a and a.tokens_right / a.tokens >= 0.95)
+    links = {("copy", "alibi"): book_tasks.link(copied, "alibi", "{}")}
+    lines = {line[0]: line[1] for line in book_records.lines(outcome.matrix([copied], links))}
+    assert lines["NoPE"] == "not run"
+    assert lines["ALiBi"] == f'<a href="tasks/{record.run}/alibi.html">8 · {counted}</a>'
+    assert outcome.progress([copied]).startswith("2 of the 3 planned pairs")
+    assert "8 of 8" in outcome.table(copied, {})
+    assert "some seeds" not in outcome.solvers(copied, "ood")
+    assert "none with RoPE" in outcome.solvers(copied, "ood")
+
+
+def test_a_page_of_a_record_has_its_seeds_and_its_file(copied: Outcome) -> None:
+    text = book_tasks.record_page(copied, copied.records["rope"])
+    assert f"runs/tasks/{copied.run.name}/task-rope.json" in text
+    assert text.count('<th scope="row">') > 20
+    assert "RoPE on Copy" in text
+
+
+def test_pages_of_records_that_are_gone_are_removed(copied: Outcome, tmp_path: Path) -> None:
+    old = tmp_path / "tasks" / "copy-00000000" / "rope.html"
+    old.parent.mkdir(parents=True)
+    old.write_text("old")
+    book_tasks.write_pages([copied], tmp_path)
+    assert {path.name for path in tmp_path.rglob("*.html")} == {"rope.html", "alibi.html"}
+    assert not old.exists()
+
+
+def _changed(record: TaskRecord, **values: object) -> TaskRecord:
+    return record.model_copy(update=values)
+
+
+def test_doubts_are_found_in_the_records(copied: Outcome) -> None:
+    record = copied.records["rope"]
+    assert record.sweep is not None
+    assert outcome.edge(record) == ""
+    assert not outcome.blind(record)
+    assert outcome.edge(_changed(record, best_rate=0.01)) == "largest"
+    assert outcome.edge(_changed(record, best_rate=3e-4)) == "least"
+    nothing = TaskAnswers(tokens_right=1, tokens=100, examples_right=0, examples=10, loss=4.63)
+    learned = {rate: [nothing, nothing] for rate in record.sweep.validation}
+    unlearned = _changed(record, sweep=record.sweep.model_copy(update={"validation": learned}))
+    assert outcome.blind(unlearned)
+    one = Outcome(copied.run, copied.task, ["rope"], {"rope": unlearned})
+    assert "No model of the sweep got below uniform guessing" in outcome.doubts([one])
+    assert "(1): Copy: RoPE." in outcome.doubts([one])
+
+
+def test_the_figure_has_a_line_for_each_encoding_and_names_missing_ones(copied: Outcome) -> None:
+    text = svg(by_encoding({pe: copied.records.get(pe) for pe in copied.planned}))
+    for word in ("NoPE", "RoPE", "ALiBi", "not run", "best trivial strategy", "right tokens"):
+        assert f">{word}<" in text
+    assert ">nothing is on record yet<" in svg(by_encoding({"nope": None}))
+
+
+def test_numbers_in_prose_are_those_of_records_or_say_that_there_are_none(copied: Outcome) -> None:
+    values = Values(ROOT / "runs")
+    record = copied.records["alibi"]
+    mean = summary.mean(summary.by_seed(record, "ood", summary.exact))
+    assert mean is not None
+    text = book_tasks.written("copy/alibi.ood-exact", values)
+    assert text == f"{100 * mean.mean:.3g}%"
+    assert book_tasks.written("copy/alibi.id-solved", values) == "8 of 8"
+    assert book_tasks.written("copy@items=7/alibi.id-token", values) == "(not run)"
+    with pytest.raises(ValueError, match="expected TASK/ENCODING"):
+        book_tasks.written("copy", values)
+
+
+def test_every_task_of_the_study_is_on_the_page(core: dict[str, Outcome]) -> None:
+    page = (ROOT / "book" / "tasks.md").read_text("utf-8")
+    for key, one in core.items():
+        assert f"```{{tasks}} {key}\n" in page
+        assert f"```{{picture}} {book_tasks.picture(one)}\n" in page
+
+
+def test_a_method_page_has_its_tasks_beside_no_encoding_and_rope(
+    core: dict[str, Outcome],
+) -> None:
+    text = outcome.of_encodings(list(core.values()), ["alibi"], book_tasks.BESIDE)
+    heads, *lines = book_records.lines(text)
+    assert heads[1:4:2] == ["ALiBi: whole answers in → out, %", "NoPE: whole answers in → out, %"]
+    assert {"Copy", "Long-range match"} <= {line[0] for line in lines}
+    assert outcome.of_encodings([], ["alibi"], book_tasks.BESIDE) == ""
