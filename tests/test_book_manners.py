@@ -28,6 +28,8 @@ PAGE = """<html><head>
 <script>window.MathJax = {}</script>
 <script defer="defer" src="_static/../mathjax/tex-svg.js?v=5"></script>
 <script src="searchindex.js"></script>
+<link rel="stylesheet" href="_static/mystnb.0a1b.css" />
+<link rel="stylesheet" href="_static/proof.css" />
 </head><body><h1>One</h1>BODY<p class="component-author">By</p></body></html>"""
 
 
@@ -43,6 +45,8 @@ def test_a_page_loads_no_icons_search_or_mathematics_that_it_does_not_use() -> N
     text = mended()
     assert "<script" not in text
     assert text.count("viewport") == 1
+    assert "stylesheet" not in text
+    assert "mystnb" in mended(body='<div class="cell tag_x">')
     assert "tex-svg" in mended(body='<span class="math">')
     assert "searchindex" in mended("search")
 

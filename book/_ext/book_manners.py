@@ -122,6 +122,10 @@ def without_unused(text: str, name: str) -> str:
     if 'class="math' not in text and "mathjax_process" not in text.partition("<body")[2]:
         text = re.sub(r"\s*<script>window\.MathJax = .*?</script>", "", text)
         text = re.sub(r"\s*<script[^>]*mathjax/tex-svg\.js[^>]*></script>", "", text)
+    body = text.partition("<body")[2]
+    for sheet, mark in (("mystnb", 'class="cell'), ("sphinx-design", "sd-"), ("proof", "proof")):
+        if mark not in body:
+            text = re.sub(rf'\s*<link[^>]*href="[^"]*/{sheet}\.[^"]*\.?css[^>]*>', "", text)
     if name != "search":
         text = re.sub(
             r'\s*<script src="[^"]*(?:searchtools|language_data|searchindex)\.js[^>]*></script>',
