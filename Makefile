@@ -4,7 +4,7 @@
 # outside this folder. GNU make and a POSIX shell are all it needs besides Python.
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo book smollm2 test lint lock clean distclean
+.PHONY: help env demo book pdf audit smollm2 test lint lock clean distclean
 .NOTPARALLEL:
 # A Python path of another project would be searched before .venv.
 unexport PYTHONPATH PYTHONHOME
@@ -16,6 +16,7 @@ RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" PYTHONNOUSERSITE=1
 PYTHON ?=
 TORCH_INDEX ?=
 WORKERS ?= 2
+AXE := 4.14.1
 ARGS ?=
 ENCODINGS ?= nope rope yarn pope
 
@@ -65,6 +66,16 @@ demo: env  ## train NoPE, RoPE, YaRN and PoPE with the demo recipe, evaluate the
 book: env  ## build the guide from the recorded runs, offline
 	$(RUN) jupyter-book build book
 	@"$(VENV)/bin/python" -c 'import pathlib; print("The guide:", pathlib.Path("_build/html/index.html").resolve().as_uri())'
+
+pdf: book  ## print the guide as one PDF, offline (needs a Chromium)
+	$(RUN) python tools/print_guide.py _build/html _build/positional-encodings.pdf
+
+audit: book node_modules/axe-core/axe.min.js  ## check every page in a browser: axe, phone, dark, weight (needs a Chromium, npm)
+	$(RUN) python tools/check_site.py _build/html --axe node_modules/axe-core/axe.min.js
+
+# A script for the browser that checks; no page of the guide holds it.
+node_modules/axe-core/axe.min.js:
+	npm install --no-save --no-package-lock --ignore-scripts axe-core@$(AXE)
 
 smollm2: models/SmolLM2-135M-Instruct.Q4_1.gguf  ## fetch a model of 135 M parameters (93 MB) into models/
 

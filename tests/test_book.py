@@ -105,6 +105,7 @@ def test_no_reference_is_left_unresolved(site: Path) -> None:
         }
         words = " ".join(text for text in article.find_all(string=True) if id(text) not in code)
         assert "{record}" not in words, name
+        assert "```" not in words, f"{name}: a directive that is not read"
         assert not re.search(r"\[\?\]|\?\?|None\b.*perplexity", words), name
 
 

@@ -20,7 +20,7 @@ def test_page(browser: Any, address: str, name: str) -> None:
         assert drawn >= formulas, f"{formulas - drawn} formulas are not drawn"
         assert visit.page.locator("mjx-merror, [data-mjx-error]").count() == 0
         assert visit.page.evaluate(
-            "[...document.images].every(i => i.complete && (i.naturalWidth > 0 || !i.offsetParent))"
+            "[...document.images].every(i => !i.offsetParent || (i.complete && i.naturalWidth > 0))"
         )
         visit.page.set_viewport_size({"width": 390, "height": 844})
         assert visit.overflow() <= 0
@@ -40,6 +40,10 @@ def test_a_run_page_shows_the_executed_notebook(browser: Any, address: str, site
 
 def test_equations_are_numbered_and_references_lead_to_them(browser: Any, address: str) -> None:
     with Visit(browser, f"{address}/methods/rope.html") as visit:
+        assert visit.page.locator("mjx-container[tabindex]").count() == 0, "stops of the tab key"
+        visit.page.set_viewport_size({"width": 360, "height": 740})
+        visit.page.wait_for_selector("mjx-container[tabindex]")  # what scrolls is one
+        assert visit.page.locator("mjx-assistive-mml").count() > 0, "formulas are read aloud"
         numbers = visit.page.locator("span.eqno").all_inner_texts()
         assert len(numbers) >= 2
         links = visit.page.locator("a.reference[href^='#equation-']")
@@ -93,3 +97,18 @@ def test_search_finds_pages(browser: Any, address: str) -> None:
         assert visit.page.locator("ul.search li a[href*='methods/rope']").count() > 0
         assert not visit.outside
         assert not visit.errors
+        methods = [name for name in listed() if name.startswith("methods/")]
+        asked = {name.split("/")[1]: name for name in methods if name != "methods/index"}
+        asked |= {
+            "YaRN": "methods/yarn", "p-RoPE": "methods/partial", "Llama 3": "methods/llama3",
+            "NTK": "methods/ntk", "position interpolation": "methods/pi",
+            "stick-breaking": "methods/stickbreaking", "forget gate": "methods/fox",
+        }  # fmt: skip
+        first = visit.page.evaluate(FIRST_HITS, list(asked))
+        assert first == asked, "the page of a method is the first hit for its name"
+
+
+FIRST_HITS = """names => Object.fromEntries(names.map(name => {
+  history.replaceState({}, '', '?q=' + encodeURIComponent(name));
+  return [name, Search._performSearch(...Search._parseQuery(name)).at(-1)?.[0]];
+}))"""

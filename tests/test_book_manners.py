@@ -28,6 +28,8 @@ PAGE = """<html><head>
 <script>window.MathJax = {}</script>
 <script defer="defer" src="_static/../mathjax/tex-svg.js?v=5"></script>
 <script src="searchindex.js"></script>
+<link rel="stylesheet" href="_static/mystnb.0a1b.css" />
+<link rel="stylesheet" href="_static/proof.css" />
 </head><body><h1>One</h1>BODY<p class="component-author">By</p></body></html>"""
 
 
@@ -43,6 +45,8 @@ def test_a_page_loads_no_icons_search_or_mathematics_that_it_does_not_use() -> N
     text = mended()
     assert "<script" not in text
     assert text.count("viewport") == 1
+    assert "stylesheet" not in text
+    assert "mystnb" in mended(body='<div class="cell tag_x">')
     assert "tex-svg" in mended(body='<span class="math">')
     assert "searchindex" in mended("search")
 
@@ -58,11 +62,23 @@ def test_a_page_has_a_description_a_card_and_a_way_to_cite_it() -> None:
     assert "http" not in text, "no address is invented where none is known"
 
 
+def test_a_picture_of_a_notebook_is_named_after_the_heading_above_it() -> None:
+    heading = '<h2>The <em>loss</em><a class="headerlink" href="#a">#</a></h2>'
+    picture = '<img alt="../../_images/0b5.svg" src="../../_images/0b5.svg"/>'
+    own = '<img alt="A wave" src="../_images/wave.svg"/>'
+    text = mended("runs/demo/a/train", heading + picture + own)
+    assert '<img alt="Figure: The loss" src="../../_images/0b5.svg"/>' in text
+    assert own in text
+    twin = '<img alt="A wave" class="only-dark" src="../_images/wave-dark.svg"/>'
+    assert twin.replace("<img", '<img loading="lazy"') in mended(body=twin)
+
+
 def test_addresses_are_those_of_the_repository_and_the_site() -> None:
     text = mended(about=THERE)
     assert '<link rel="canonical" href="https://a.io/pe/one.html"/>' in text
     assert "https://a.io/pe/card.png" in text
     assert "https://github.com/a/pe/tree/0123456789abcdef" in text
+    assert "https://a.io/pe/positional-encodings.pdf" in text
     notebook = mended("notebooks/train", about=THERE)
     assert "colab.research.google.com/github/a/pe/blob/HEAD/notebooks/train.ipynb" in notebook
 

@@ -249,6 +249,17 @@ def test_results_are_chosen_sorted_filtered_and_opened_on_a_phone_and_from_the_d
 
 
 @pytest.mark.browser
+def test_an_address_opened_over_another_view_is_followed(browser: Any, site: Path) -> None:
+    with Visit(browser, (site / "explorer.html").as_uri(), **PHONE) as visit:
+        study = visit.page.locator("select[data-key=study]")
+        other = study.locator("option").nth(2).get_attribute("value")
+        visit.page.evaluate("name => { location.hash = new URLSearchParams({study: name}) }", other)
+        visit.page.wait_for_function(
+            "name => document.querySelector('select[data-key=study]')?.value === name", arg=other
+        )
+
+
+@pytest.mark.browser
 def test_another_method_changes_what_was_never_seen(browser: Any, site: Path) -> None:
     with Visit(browser, (site / "comparisons/explorer.html").as_uri(), **PHONE) as visit:
         assert visit.overflow() <= 0

@@ -29,6 +29,7 @@ from pe.runs.provenance import git
 
 ROOT = Path(__file__).resolve().parents[2]
 CARD = "card.png"
+PDF = "positional-encodings.pdf"
 DESCRIPTION = 160
 """Characters of a description: what search engines show."""
 
@@ -103,6 +104,9 @@ def mend(text: str, context: Mapping[str, Any], about: About) -> str:
         text = first + '<meta name="viewport"' + more[0] + "".join(rest)
     for wrong, right in THEME:
         text = re.sub(wrong, right, text)
+    # The dark twin of a picture is hidden on a light page, and then it is not fetched either.
+    text = re.sub(r'<img (?=[^>]*class="only-dark)', '<img loading="lazy" ', text)
+    text = name_pictures(text)
     heads = describe(context, about, pathto)
     text = text.replace("</head>", f"{heads}\n  </head>", 1)
     author = re.compile(r'<p class="component-author">.*?</p>', re.S)
@@ -118,6 +122,10 @@ def without_unused(text: str, name: str) -> str:
     if 'class="math' not in text and "mathjax_process" not in text.partition("<body")[2]:
         text = re.sub(r"\s*<script>window\.MathJax = .*?</script>", "", text)
         text = re.sub(r"\s*<script[^>]*mathjax/tex-svg\.js[^>]*></script>", "", text)
+    body = text.partition("<body")[2]
+    for sheet, mark in (("mystnb", 'class="cell'), ("sphinx-design", "sd-"), ("proof", "proof")):
+        if mark not in body:
+            text = re.sub(rf'\s*<link[^>]*href="[^"]*/{sheet}\.[^"]*\.?css[^>]*>', "", text)
     if name != "search":
         text = re.sub(
             r'\s*<script src="[^"]*(?:searchtools|language_data|searchindex)\.js[^>]*></script>',
@@ -139,6 +147,30 @@ THEME = [
     # an empty cell is no heading
     (r'<th class="head([^"]*)">\s*(?:<p>\s*</p>)?\s*</th>', r'<td class="head\1"></td>'),
 ]
+
+
+_HEADING_OR_PICTURE = re.compile(
+    r'<h[1-6]>(?P<heading>(?:(?!</h).)*?)<a class="headerlink"'
+    r'|(?P<alt><img alt=")[^"]*_images/[^"]*"',
+    re.S,
+)
+
+
+def name_pictures(text: str) -> str:
+    """The page with its nameless pictures named after the heading above them.
+
+    Those are outputs of notebooks: they have the name of a file where words should be.
+    """
+    heading = ""
+
+    def named(found: re.Match[str]) -> str:
+        nonlocal heading
+        if found["alt"] is None:
+            heading = " ".join(re.sub(r"<[^>]+>", "", found["heading"]).split())
+            return found[0]
+        return f'{found["alt"]}Figure: {heading}"'
+
+    return _HEADING_OR_PICTURE.sub(named, text)
 
 
 def described(doctree: nodes.document) -> str:
@@ -196,6 +228,8 @@ def footer(context: Mapping[str, Any], about: About) -> str:
         licence = f'<a href="{about.repository}/blob/HEAD/LICENSE">{licence}</a>'
         parts.append(f'<a href="{about.repository}">Repository</a>')
     parts.append(licence)
+    if about.site:  # the workflow that publishes the site prints it there
+        parts.append(f'<a href="{about.site}/{PDF}">The guide as PDF</a>')
     address = f"{about.site}/{context['pagename']}.html" if about.site else about.repository
     entry = [
         ("author", f"{{{about.author}}}"),

@@ -74,6 +74,7 @@ def prepare(app: Sphinx, config: Config) -> None:
     drawn |= book_pretrained.figures_of(BOOK.parent / "runs")
     book_pictures.draw(ROOT, BOOK, drawn)
     config.template_bridge = "book_manners.Pages"
+    config.html_search_scorer = str(Path(__file__).with_name("search_scorer.js"))
     book_tasks.write_pages(tasks, BOOK / book_explorer.SITE)
     config.html_extra_path += book_explorer.prepare(studies, speeds, BOOK)
     book_mirror.write(BOOK / "_generated" / "records.json", studies.fingerprint())

@@ -43,7 +43,7 @@ def draw_lerope_slopes() -> Figure:
     pairs = torch.arange(WIDTH // 2)
     left.plot(pairs, wavelengths(), color=figures.colour("rope"), ls="--", label="RoPE")
     moved = 0.3 * torch.sin(pairs * 0.9) + 0.02 * pairs
-    left.plot(pairs, wavelengths(moved), color=ink, label="moved by $e^{\\alpha_i}$")
+    left.plot(pairs, wavelengths(moved), color=ink, label="moved by exp(α)")
     left.axhline(LENGTH, color=figures.INK, lw=0.8, ls=":")
     left.set(yscale="log", xlabel="pair", ylabel="wavelength in tokens")
     left.legend(fontsize=8)

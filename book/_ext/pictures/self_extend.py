@@ -55,7 +55,7 @@ def draw_self_extend_distances() -> Figure:
         for j in range(i + 1):
             near = i - j < 4
             right.text(
-                j, i, str(int(small[i, j])), ha="center", va="center", fontsize=6.5,
+                j, i, str(int(small[i, j])), ha="center", va="center", fontsize=7,
                 color=figures.colour("rope") if near else ink,
             )  # fmt: skip
     right.set(xlim=(-0.7, 15.7), ylim=(15.7, -0.7), xlabel="key", ylabel="query")

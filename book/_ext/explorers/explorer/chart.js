@@ -425,5 +425,11 @@ window.peChart = (() => {
     }).observe(box);
   }
 
+  // An address of another view, opened where one is shown already. Views write theirs without this
+  // event, and headings of the page have no "=".
+  window.addEventListener("hashchange", () => {
+    if (window.location.hash.includes("=")) window.location.reload();
+  });
+
   return { make, labelled, select, draw, sample, plain, whenResized };
 })();
