@@ -7,7 +7,7 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-SHIPPED = ("notebooks/*.ipynb", "studies/*.yaml", "studies/tasks/*.yaml")
+SHIPPED = ("notebooks/*.ipynb", "studies/*.yaml", "studies/*/*.yaml")
 
 
 class BuildWithNotebooks(build_py):

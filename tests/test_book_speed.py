@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     book_records.write(target / "runs", "rope")
     page = PAGE.read_text() + "\n```{bibliography}\n```\n"  # the small book has no page for it
     (target / "book" / "measured.md").write_text(page)
+    shutil.copytree(book_site.ROOT / "book" / "tables", target / "book" / "tables")
     return target
 
 

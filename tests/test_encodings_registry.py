@@ -30,6 +30,7 @@ from pe.encodings import (
 )
 from pe.encodings.core import registry
 from pe.encodings.core.composite import Composite
+from pe.encodings.core.parts import part_classes
 from pe.encodings.rope import RoPE
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -93,8 +94,9 @@ def test_every_file_registers_what_it_defines_and_names_of_records_stay() -> Non
     files = {module.name for module in pkgutil.iter_modules(pe.encodings.__path__)} - {"core"}
     assert {lookup(name).__module__.rpartition(".")[2] for name in list_encodings()} == files
     records = (ROOT / "runs").glob("*/*/run.json")
-    recorded = {part for path in records for part in json.loads(path.read_text())["pe"].split("+")}
-    assert {"rope", "pope", "yarn", "nope"} < recorded <= set(list_encodings())
+    specs = {json.loads(path.read_text())["pe"] for path in records}
+    recorded = {part for spec in specs for part in part_classes(spec)}  # raises at unknown names
+    assert {"rope", "pope", "yarn", "nope", "window"} < recorded
     assert pe.list_encodings() == list_encodings() == sorted(list_encodings())
 
 

@@ -170,7 +170,7 @@ def test_a_failure_that_cannot_be_recorded_is_still_the_failure_that_is_raised(
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     def broken(trainer: Any, batch: Any, usual: Any) -> Any:
-        monkeypatch.setattr("pe._files.write_atomically", full)
+        monkeypatch.setattr("pe.runs.folder.write_atomically", full)
         raise ZeroDivisionError("the cause")
 
     with pytest.raises(ZeroDivisionError, match="the cause") as error:

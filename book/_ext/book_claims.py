@@ -140,7 +140,7 @@ class ClaimTable(_OfLedger):
         names = about_page(self.book.folder, stem, ledger) if folder == "methods" else []
         if not names:
             raise ValueError("no claim of the ledger is about the encoding of this page")
-        return beside(selected(found, names))
+        return beside(selected({one.claim.id: one for one in found}, names))
 
 
 def setup(app: Sphinx) -> None:

@@ -16,15 +16,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, validate_call
 
 from pe._errors import explain, unknown
-from pe._files import shipped
+from pe._files import read_yaml, shipped
+from pe.pretrained.configure import pretrained_run
 from pe.pretrained.record import PretrainedRun
 from pe.recipes.command import notebook_command
 
@@ -59,7 +60,7 @@ class PretrainedStudy(BaseModel):
     """In the order of their worth."""
 
     def arguments(self, trial: Trial, steps: int) -> dict[str, Any]:
-        """Of `pe.notebooks.parameters.configure_pretrained`, but for the model."""
+        """Of `pe.pretrained.configure.pretrained_run`, but for the model."""
         own = trial.model_dump(exclude={"trained"})
         training = self.training | {"steps": steps} if trial.trained else {}
         return self.parameters | training | own | {"study": self.study}
@@ -75,7 +76,7 @@ def load_study(name: str, mini: bool = False) -> PretrainedStudy:
     path = Path(name) if name.endswith(".yaml") else folder / f"{name}.yaml"
     if not path.is_file():
         raise unknown("study", name, sorted(p.stem for p in folder.glob("*.yaml")))
-    content = yaml.safe_load(path.read_text("utf-8"))
+    content = read_yaml(path)
     small = content.pop("mini", {})
     try:
         return PretrainedStudy(**(content | small if mini else content))
@@ -85,10 +86,17 @@ def load_study(name: str, mini: bool = False) -> PretrainedStudy:
 
 
 def configured(study: PretrainedStudy, trial: Trial, model: str, steps: int) -> PretrainedRun:
-    """Folder and settings of a trial."""
-    from pe.notebooks.parameters import configure_pretrained
+    """Folder and settings of a trial.
 
-    run: PretrainedRun = configure_pretrained(model=model, **study.arguments(trial, steps))
+    Raises:
+        ValueError: a parameter that there is not, or a value that it cannot have.
+    """
+    arguments = study.arguments(trial, steps)
+    try:
+        run: PretrainedRun = validate_call(pretrained_run)(model=model, **arguments)
+    except ValidationError as error:
+        problems = explain(error, "parameter", signature(pretrained_run).parameters)
+        raise ValueError(f"{trial.pe}: {problems[0]}") from None
     return run
 
 

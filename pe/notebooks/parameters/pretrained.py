@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from pe.notebooks.parameters.common import (
     Count,
     Options,
@@ -14,10 +12,9 @@ from pe.notebooks.parameters.common import (
     launcher,
     refuse_strange_study,
     whole_numbers_in,
-    without_none,
 )
+from pe.pretrained.configure import pretrained_run
 from pe.pretrained.record import PretrainedRun
-from pe.runs import root
 
 
 @launcher
@@ -45,65 +42,13 @@ def configure_pretrained(
         ValueError: the model cannot be explained (`pe.explain` says why), an unknown encoding or
             option, or lengths that are too short.
     """
-    from pe.encodings.core.parts import part_classes
-    from pe.pretrained.explain import explain
-    from pe.pretrained.record import run_name
-    from pe.runs.models import PretrainedSettings
-
     refuse_strange_study(study)
-    if not model:
-        raise ValueError("model: which one? -p model PATH, a folder or a gguf file")
-    trained = explain(model).training.tokens
-    part_classes(pe)  # refuses unknown names
-    options = dict(pe_options or {})
-    if factor is not None and "factor" in options:
-        raise ValueError("factor: it is also in pe_options; give it once")
-    options |= without_none(factor=factor)
-    asked = whole_numbers_in(lengths, "lengths")
-    if short := [length for length in asked if length <= target_tokens]:
-        raise ValueError(
-            f"lengths: {short[0]} leaves no context before the {target_tokens} tokens that are "
-            "scored; use more, or fewer target_tokens"
-        )
-    path = Path(model).expanduser().resolve()
-    settings = PretrainedSettings(
-        model=path.stem if path.suffix == ".gguf" else path.name,
-        pe=pe,
-        options=options,
-        corpus=corpus,
-        lengths=sorted(set(asked)) or _lengths(trained, factor, target_tokens),
-        windows=windows or (16 if _on_gpu() else 4),
-        target_tokens=target_tokens,
-        prompts=prompts,
-        steps=steps,
-        context_length=context_length or min(trained, 2048),
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        seed=seed,
-    )
-    run = PretrainedRun(root() / study / run_name(settings))
-    run.settings, run.path = settings, path
+    run = pretrained_run(
+        model=model, pe=pe, factor=factor, pe_options=pe_options, corpus=corpus,
+        lengths=whole_numbers_in(lengths, "lengths"), windows=windows,
+        target_tokens=target_tokens, prompts=prompts, steps=steps, context_length=context_length,
+        batch_size=batch_size, learning_rate=learning_rate, seed=seed, study=study,
+    )  # fmt: skip
     if compiled is not None:
         run.compile = "on" if compiled else "off"
     return run
-
-
-def _on_gpu() -> bool:
-    from pe.devices import choose
-
-    return choose().type == "cuda"
-
-
-def _lengths(trained: int, factor: float | None, target_tokens: int) -> list[int]:
-    """A quarter of the training length, and from it to what the factor reaches, by doubling.
-
-    On a CPU at most 4,096 tokens: within the training length of most models, where the question is
-    what the encoding costs short texts.
-    """
-    longest = int(trained * (factor or 4))
-    if not _on_gpu():
-        longest = min(longest, 4096)
-    lengths = [longest]
-    while lengths[0] // 2 > max(target_tokens, min(trained, longest) // 8):
-        lengths.insert(0, lengths[0] // 2)
-    return lengths
