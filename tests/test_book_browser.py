@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,30 @@ from book_site import listed
 pytestmark = pytest.mark.browser
 
 
+WIDE = {"width": 1280, "height": 900}
+
+
+@pytest.fixture(scope="module")
+def tab(browser: Any, address: str) -> Iterator[Visit]:
+    with Visit(browser, f"{address}/index.html", viewport=WIDE) as visit:
+        yield visit
+
+
 @pytest.mark.parametrize("name", listed())
-def test_page(browser: Any, address: str, name: str) -> None:
-    with Visit(browser, f"{address}/{name}.html", viewport={"width": 1280, "height": 900}) as visit:
-        formulas = visit.page.locator(".math").count()
-        drawn = visit.page.locator(".math mjx-container svg").count()
-        assert drawn >= formulas, f"{formulas - drawn} formulas are not drawn"
-        assert visit.page.locator("mjx-merror, [data-mjx-error]").count() == 0
-        assert visit.page.evaluate(
-            "[...document.images].every(i => !i.offsetParent || (i.complete && i.naturalWidth > 0))"
-        )
-        visit.page.set_viewport_size({"width": 390, "height": 844})
-        assert visit.overflow() <= 0
-        assert not visit.outside
-        assert not visit.errors
+def test_page(tab: Visit, address: str, name: str) -> None:
+    tab.page.set_viewport_size(WIDE)
+    tab.go(f"{address}/{name}.html")
+    formulas = tab.page.locator(".math").count()
+    drawn = tab.page.locator(".math mjx-container svg").count()
+    assert drawn >= formulas, f"{formulas - drawn} formulas are not drawn"
+    assert tab.page.locator("mjx-merror, [data-mjx-error]").count() == 0
+    assert tab.page.evaluate(
+        "[...document.images].every(i => !i.offsetParent || (i.complete && i.naturalWidth > 0))"
+    )
+    tab.page.set_viewport_size({"width": 390, "height": 844})
+    assert tab.overflow() <= 0
+    assert not tab.outside
+    assert not tab.errors
 
 
 def test_a_run_page_shows_the_executed_notebook(browser: Any, address: str, site: Path) -> None:

@@ -66,6 +66,15 @@ class Visit:
                      else self.outside.append(r.url))  # fmt: skip
         self.page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
         self.page.on("pageerror", lambda e: self.errors.append(str(e)))
+        self.go(url)
+
+    def go(self, url: str) -> None:
+        """Open an address and wait for its formulas; what the page before complained of is gone.
+
+        A page in the tab of another starts no process and compiles no scripts once more.
+        """
+        self.outside.clear()
+        self.errors.clear()
         self.page.goto(url)
         self.page.wait_for_function(
             "!window.MathJax?.startup || MathJax.startup.promise.then(() => true)", timeout=30_000
