@@ -59,8 +59,8 @@ def settings(study: str) -> str:
     lines = {
         "model": lambda r: f"{r.num_hidden_layers} layers of width {r.hidden_size}",
         "text": lambda r: f"`{r.corpus}`",
-        "begins with": lambda r: (
-            f"`{r.start_from}`, step {r.start_step:,}" if r.start_from else "nothing"
+        "starts from": lambda r: (
+            f"`{r.start_from}`, step {r.start_step:,}" if r.start_from else "random weights"
         ),
         "trained for": lambda r: (
             f"{whole(r.steps)} steps of {r.batch_size} windows of {whole(r.context_length)} "
