@@ -225,7 +225,7 @@ def test_the_settings_are_those_of_the_plan() -> None:
     lines = dict(book_records.lines(book_plans.settings("scaffold")))
     steps = [part.partition(" steps")[0] for part in lines["trained for"].split("; or ")]
     assert steps == ["8,000", "3,000", "500"], "where runs differ, all ways are named"
-    assert lines["begins with"].startswith("nothing; or `")
+    assert lines["starts from"].startswith("random weights; or `")
 
 
 def test_a_search_shows_what_it_began_with_and_what_it_found(everything: Studies) -> None:
