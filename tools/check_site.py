@@ -133,13 +133,19 @@ def served(site: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def chromium() -> str:
+def found_chromium() -> str | None:
     """A Chromium of this machine; PE_CHROMIUM wins."""
     named = os.environ.get("PE_CHROMIUM")
-    names = [named] if named else ["chromium", "chromium-browser", "google-chrome"]
-    path = next((found for name in names if (found := shutil.which(name))), None)
+    names = [named] if named else ["/usr/bin/chromium", "chromium", "chromium-browser",
+                                   "google-chrome", "google-chrome-stable"]  # fmt: skip
+    return next((found for name in names if (found := shutil.which(name))), None)
+
+
+def chromium() -> str:
+    """The same; it ends the program where there is none."""
+    path = found_chromium()
     if path is None:
-        raise SystemExit(f"no Chromium among {', '.join(names)}: install one or set PE_CHROMIUM")
+        raise SystemExit("no Chromium found: install one or name it in PE_CHROMIUM")
     return path
 
 

@@ -29,13 +29,13 @@ if [ "$1" = pack ] || [ "$1" = pack-tasks ] || [ "$1" = pack-pretrained ]; then
   exit
 fi
 export WORK=${WORK:-/tmp/lease} PYTHON=${PYTHON:-python3}
-mkdir -p "$WORK/work" "$WORK/parts"
+mkdir -p "$WORK/tree" "$WORK/parts"
 export PYTHONPATH=$WORK/code:$WORK/site PE_CACHE=$WORK/cache TORCHINDUCTOR_CACHE_DIR=$WORK/inductor
 export TRITON_CACHE_DIR=$WORK/triton PYTHONUNBUFFERED=1 OMP_NUM_THREADS=4
 [ -f "$WORK/commit" ] && export PE_COMMIT=$(cat "$WORK/commit")
 [ -f "$WORK/study" ] && export STUDY=$(cat "$WORK/study")
 FROM=$PWD # paths of what travelled start there
-cd "$WORK/work" || exit 1
+cd "$WORK/tree" || exit 1
 case $1 in
 setup) # LEASE=folder that travelled
   case $LEASE in /*) ;; *) LEASE=$FROM/$LEASE ;; esac
@@ -57,8 +57,8 @@ go) # all parts are in $WORK/parts
   setsid nohup $PYTHON "$WORK/runner.py" $STUDY $MORE \
     >"$WORK/runner.log" 2>&1 & echo $! >"$WORK/runner.pid" ;;
 tasks) # TASKS of studies/tasks, MORE, RECORDS: records.tgz of an earlier lease, to go on from
-  [ -n "$RECORDS" ] && { tar -xzf "$FROM/$RECORDS" -C "$WORK/work" runs || exit 1; }
-  export PE_RUNS=$WORK/work/runs OMP_NUM_THREADS=1
+  [ -n "$RECORDS" ] && { tar -xzf "$FROM/$RECORDS" -C "$WORK/tree" runs || exit 1; }
+  export PE_RUNS=$WORK/tree/runs OMP_NUM_THREADS=1
   mkdir -p "$PE_RUNS"
   setsid nohup $PYTHON -m pe.tasks.study ${TASKS:-core} $MORE \
     >"$WORK/tasks.log" 2>&1 & echo $! >"$WORK/tasks.pid" ;;
@@ -76,7 +76,7 @@ wait) # $2 seconds at most for $3, runner, tasks or pretrained; records go to $O
   end=$((SECONDS + $2)) what=${3:-runner}
   while :; do
     tar -czf "$WORK/records.tgz" --exclude=checkpoints --exclude=checkpoint --exclude=best --exclude='.*lock' \
-      --exclude=tokenizer -C "$WORK/work" runs -C "$WORK" \
+      --exclude=tokenizer -C "$WORK/tree" runs -C "$WORK" \
       $(cd "$WORK" && ls runner.log tasks.log pretrained.log warm.log 2>/dev/null) 2>/dev/null
     cp "$WORK/records.tgz" "$OUT/.new" && mv "$OUT/.new" "$OUT/records.tgz"
     grep -q 'the end$' "$WORK/$what.log" && break

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterable, Sequence
 
 from book_explorer_data import KINDS, Pages
+from book_plain_page import html_table, made, plain_page
 from book_studies import Snapshot
 
 from pe.results import quantities
@@ -14,35 +14,6 @@ from pe.results.measure import measure
 from pe.results.measure import write as write_cell
 from pe.results.quantities import QUANTITIES, At, multiples
 from pe.results.rows import Row, named
-
-_PAGE = """\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="robots" content="noindex">
-<title>{title}</title>
-<meta name="description" content="{title}: what was measured, and the recipe.">
-<link rel="icon" href="../../../_static/logo.svg">
-<link rel="stylesheet" href="../../../explorer/record.css">
-</head>
-<body>
-<header><nav aria-label="Guide"><a href="../../../index.html">Positional encodings</a> ·
-<a href="../../../{page}">{heading}</a> ·
-<a href="../../../explorer.html?study={study}">Explorer of results</a></nav></header>
-<main>
-<h1>{title}</h1>
-<p>The record of this run is <code>runs/{study}/{name}/</code> in the repository, made
-{created} with commit <code>{commit}</code> on {machine}.</p>
-<h2>Measured</h2>
-<div tabindex="0" role="region" aria-label="Measured">{measured}</div>
-<h2>Recipe</h2>
-<div tabindex="0" role="region" aria-label="Recipe">{recipe}</div>
-</main>
-</body>
-</html>
-"""
 
 
 def record_page(run: Snapshot, pages: Pages) -> str:
@@ -69,29 +40,20 @@ def record_page(run: Snapshot, pages: Pages) -> str:
     page, heading = pages.study([run.study])
     settings = [[key, json.dumps(value) if not isinstance(value, str) else value]
                 for key, value in recipe.items()]  # fmt: skip
-    words = {
-        "title": f"{name}, seed {record['seed']} ({run.study})", "page": page, "heading": heading,
-        "study": run.study, "name": run.name, "created": record["created"][:10],
-        "commit": (record["code"]["commit"] or "unknown")[:12],
-        "machine": record["hardware"]["name"],
-    }  # fmt: skip
-    return _PAGE.format(
-        **{key: html.escape(str(value)) for key, value in words.items()},
-        measured=html_table(["quantity", *heads], lines),
-        recipe=html_table(["field", "value"], settings),
+    where = html.escape(f"runs/{run.study}/{run.name}/")
+    code, machine = record["code"]["commit"], record["hardware"]["name"]
+    return plain_page(
+        f"{name}, seed {record['seed']} ({run.study})",
+        "what was measured, and the recipe",
+        3,
+        {heading: page, "Explorer of results": f"explorer.html?study={run.study}"},
+        f"The record of this run is <code>{where}</code> in the repository, "
+        f"{made(record['created'], code, machine)}.",
+        [
+            ("Measured", html_table(["quantity", *heads], lines)),
+            ("Recipe", html_table(["field", "value"], settings)),
+        ],
     )
 
 
 _ABSENT = (quantities.NOT_RECORDED, quantities.NOT_EVALUATED)
-
-
-def html_table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table in HTML; the first cell of a line names it."""
-    head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in heads)
-    body = "\n".join(
-        f'<tr><th scope="row">{html.escape(first)}</th>'
-        + "".join(f"<td>{html.escape(text)}</td>" for text in more)
-        + "</tr>"
-        for first, *more in lines
-    )
-    return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"

@@ -26,7 +26,7 @@ from book_directives import Book, Made
 from book_measured import of_page
 from book_mirror import write
 from book_pictures import Figures
-from book_record_pages import html_table
+from book_plain_page import html_table, made, plain_page
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util import logging
@@ -94,32 +94,6 @@ def write_pages(found: Sequence[Outcome], site: Path) -> None:
             path.unlink()
 
 
-_PAGE = """\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="robots" content="noindex">
-<title>{title}</title>
-<meta name="description" content="{title}: what eight seeds answered, and how they were trained.">
-<link rel="icon" href="../../_static/logo.svg">
-<link rel="stylesheet" href="../../explorer/record.css">
-</head>
-<body>
-<header><nav aria-label="Guide"><a href="../../index.html">Positional encodings</a> ·
-<a href="../../tasks.html">Fourteen encodings on tasks</a></nav></header>
-<main>
-<h1>{title}</h1>
-<p>The record is <code>{path}</code> in the repository, made {created} with commit
-<code>{commit}</code> on {machine}. {count} seeds at the rate {rate}, {steps} steps.</p>
-{parts}
-</main>
-</body>
-</html>
-"""
-
-
 def record_page(one: Outcome, record: TaskRecord) -> str:
     """What is recorded of an encoding on a task, as a plain page."""
     parts = [("Each seed", _seeds(one, record))]
@@ -128,22 +102,19 @@ def record_page(one: Outcome, record: TaskRecord) -> str:
         parts.append((about, _swept(record)))
     parts.append(("Right tokens by length", _lengths(record)))
     parts.append(("Settings", html_table(["field", "value"], _settings(record))))
-    words = {
-        "title": f"{label(record.pe)} on {one.title}",
-        "path": f"runs/{record.study}/{record.run}/{one.run.file(record.pe).name}",
-        "created": record.created[:10],
-        "commit": (record.code.commit or "unknown")[:12],
-        "machine": record.hardware.name,
-        "count": len(record.seeds),
-        "rate": outcome.rate(record),
-        "steps": outcome.steps(record),
-    }
-    shown = "\n".join(
-        f'<h2>{html.escape(head)}</h2>\n<div tabindex="0" role="region" '
-        f'aria-label="{html.escape(head)}">{table}</div>'
-        for head, table in parts
+    where = html.escape(f"runs/{record.study}/{record.run}/{one.run.file(record.pe).name}")
+    trained = f"{len(record.seeds)} seeds at the rate {outcome.rate(record)}, "
+    trained += f"{outcome.steps(record)} steps"
+    return plain_page(
+        f"{label(record.pe)} on {one.title}",
+        f"what {len(record.seeds)} seeds answered, and how they were trained",
+        2,
+        {"Fourteen encodings on tasks": "tasks.html"},
+        f"The record is <code>{where}</code> in the repository, "
+        f"{made(record.created, record.code.commit, record.hardware.name)}. "
+        f"{html.escape(trained)}.",
+        parts,
     )
-    return _PAGE.format(parts=shown, **{k: html.escape(str(v)) for k, v in words.items()})
 
 
 def _seeds(one: Outcome, record: TaskRecord) -> str:

@@ -64,17 +64,24 @@ def by_length(record: Mapping[str, Any]) -> Figure:
             )
     if lengths[-1] > _trained(record):
         panels[0].plot(lengths, cut(record), **CUT)
+    _finish(figure, panels, record, lengths, columns=4)
+    return figure
+
+
+def _finish(
+    figure: Figure, panels: Any, record: Mapping[str, Any], lengths: Sequence[int], columns: int
+) -> None:
+    """Axes, the training length, and the legend, of loss and of what is found."""
     panels[0].set_ylabel("loss, nats per token")
-    if tasks:
-        panels[1].set_ylim(-0.03, 1.03)
-        panels[1].set_ylabel(f"{tasks[-1]}: prompts answered")
+    for axes in panels[1:]:
+        axes.set_ylim(-0.03, 1.03)
+        axes.set_ylabel(f"{_tasks(record)[-1]}: prompts answered")
     for axes in panels:
         powers_of_two(axes, lengths, WHOLE)
         if lengths[0] <= _trained(record) <= lengths[-1]:
             mark(axes, _trained(record))
     labels(figure, "context, tokens", "")
-    legend(figure, panels[0].get_legend_handles_labels()[0], columns=4)
-    return figure
+    legend(figure, panels[0].get_legend_handles_labels()[0], columns=columns)
 
 
 @style()
@@ -117,17 +124,9 @@ def several(records: Sequence[Mapping[str, Any]]) -> Figure:
         if tasks:
             panels[1].plot(at, found(record, variant, tasks[-1]), markersize=4.5, **look)
     panels[0].plot(lengths, cut(first), **CUT)
-    panels[0].set_ylabel("loss, nats per token")
-    if tasks:
-        panels[1].set_ylim(-0.03, 1.03)
-        panels[1].set_ylabel(f"{tasks[-1]}: prompts answered")
+    _finish(figure, panels, first, lengths, columns=3)
     for axes in panels:
-        powers_of_two(axes, lengths, WHOLE)
         axes.tick_params(axis="x", labelrotation=45)
-        if lengths[0] <= _trained(first) <= lengths[-1]:
-            mark(axes, _trained(first))
-    labels(figure, "context, tokens", "")
-    legend(figure, panels[0].get_legend_handles_labels()[0], columns=3)
     return figure
 
 

@@ -2,55 +2,34 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
-import os
-import shutil
-import threading
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-FLAGS = (
-    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-).split()
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
-
-def chromium() -> str | None:
-    """A Chromium of this machine; PE_CHROMIUM wins."""
-    named = os.environ.get("PE_CHROMIUM")
-    names = [named] if named else ["/usr/bin/chromium", "chromium", "chromium-browser",
-                                   "google-chrome", "google-chrome-stable"]  # fmt: skip
-    return next((found for name in names if (found := shutil.which(name))), None)
+import check_site
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    path = chromium()
+    path = check_site.found_chromium()
     if path is None:
         pytest.skip("no Chromium found: install one or name it in PE_CHROMIUM")
     with api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        running = playwright.chromium.launch(executable_path=path, args=check_site.FLAGS)
         yield running
         running.close()
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
 @pytest.fixture(scope="session")
 def address(site: Path) -> Iterator[str]:
-    handler = functools.partial(Quiet, directory=str(site))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with check_site.served(site) as served:
+        yield served
 
 
 class Visit:
