@@ -396,16 +396,10 @@ def _carried(rope: Rope, spec: Any, options: Mapping[str, Any]) -> dict[str, Any
     """``options``, and what the model says about those that nobody stated."""
     own: dict[str, Any] = {"theta": rope.base, "layout": rope.layout}
     if rope.width < rope.head_dim:
-        own["rotary_fraction"] = _share(rope)
+        own["rotary_fraction"] = rope.share
     rotating = [part for part in part_classes(spec).values() if getattr(part, "rotates", False)]
     taken = {option for part in rotating for option in options_of(part)} - set(stated_options(spec))
     return {name: value for name, value in own.items() if name in taken} | dict(options)
-
-
-def _share(rope: Rope) -> float:
-    """The rotated width as a share of the head's that leads back to it."""
-    share = rope.width / rope.head_dim
-    return share if int(rope.head_dim * share) == rope.width else (rope.width + 0.5) / rope.head_dim
 
 
 def _own(rope: Rope) -> Encoding:
@@ -413,10 +407,10 @@ def _own(rope: Rope) -> Encoding:
     if rope.kind == "proportional":
         if rope.factor != 1 or (rope.settings.get("factor") or 1.0) != 1:
             raise ValueError("p-RoPE with a factor is not adapted through hooks")
-        return PRoPE(rope.head_dim, _share(rope), rope.base, rope.layout)
+        return PRoPE(rope.head_dim, rope.share, rope.base, rope.layout)
     transform = rope.transform()
     transforms = [] if transform is None else [transform]
-    return RoPE(rope.head_dim, rope.base, rope.layout, _share(rope), transforms)
+    return RoPE(rope.head_dim, rope.base, rope.layout, rope.share, transforms)
 
 
 @torch.no_grad()

@@ -139,7 +139,7 @@ def with_settings(now: Rope, kind: str, original: int, **settings: Any) -> Rope:
         if key not in _OF_SCALINGS and value is not None
     }  # fmt: skip
     if now.width != now.head_dim and now.kind == "default":
-        kept.setdefault("partial_rotary_factor", now.width / now.head_dim)
+        kept.setdefault("partial_rotary_factor", now.share)
     block: dict[str, Any] = {"rope_type": kind, "rope_theta": now.base} | kept | settings
     return now.model_copy(
         update={
