@@ -445,9 +445,10 @@ def test_a_window_of_a_type_that_has_none_is_not_shown():
 @pytest.mark.parametrize(
     "scaling",
     [
-        {"rope_type": "yarn", "factor": 4.0, "truncate": None}, {"rope_type": "linear", "factor": 2.0},
+        {}, {"rope_type": "yarn", "factor": 4.0, "truncate": None},
         {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0},
-        {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, {},
+        {"rope_type": "linear", "factor": 2.0},
+        {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
     ],
 )  # fmt: skip
 def test_frequencies_are_those_of_transformers_rotary_module(kind, scaling):

@@ -62,6 +62,8 @@ NOTES = {
     "gpt_oss": "its makers trained with YaRN from 4,096 tokens, factor 32, on every layer",
     "hunyuan_v1_dense": "a fixed alpha under the type 'dynamic' is NTK-aware scaling at every "
     "length",
+    "llama4_text": "with use_qk_norm, queries and keys are normalised after the rotation, so an "
+    "attention factor of YaRN or LongRoPE changes nothing",
     "mistral_large4_text": "each frequency is multiplied by a learned factor that only the weights "
     "have; the frequencies below are those before it",
     "deepseek_v4": "layers of compressed attention share another base",
