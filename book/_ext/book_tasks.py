@@ -109,7 +109,7 @@ def record_page(one: Outcome, record: TaskRecord) -> str:
         f"{label(record.pe)} on {one.title}",
         f"what {len(record.seeds)} seeds answered, and how they were trained",
         2,
-        {"Fourteen encodings on tasks": "tasks.html"},
+        {"Encodings on tasks": "tasks.html"},
         f"The record is <code>{where}</code> in the repository, "
         f"{made(record.created, record.code.commit, record.hardware.name)}. "
         f"{html.escape(trained)}.",
