@@ -277,8 +277,8 @@ def test_prose_can_name_what_a_cut_text_would_give(studies: Studies) -> None:
 def test_the_pages_build_before_and_after_the_runs(recorded: bool, tmp_path: Path) -> None:
     tree = book_site.small_tree(tmp_path)
     (tree / "book" / "measured.md").unlink()
-    stubs = ["choosing", "data", "dropping", "extended", "measurements", "paper", "places", "practice",
-             "rates", "rerun", "scaffold", "speed", "studies"]  # fmt: skip
+    stubs = ["choosing", "data", "dropping", "extended", "measurements", "paper", "places",
+             "practice", "rates", "rerun", "scaffold", "speed", "studies"]  # fmt: skip
     pages = ["every", "dropped", "windows"]
     labels = {
         "choosing": "choosing-far", "dropping": "dropping-differences", "places": "which-keys",
@@ -315,6 +315,11 @@ def test_the_pages_build_before_and_after_the_runs(recorded: bool, tmp_path: Pat
     if recorded:
         assert "RoPE, trained on 4,096 tokens" in words["every"]
         assert "kept, then YaRN × 4" in words["dropped"]
+        shown_page = (tree / "_build" / "html" / "every.html").read_text("utf-8")
+        addresses = re.findall(r'href="(runs/every/[^"]+/record.html)"', shown_page)
+        assert len(set(addresses)) == len(shown), "a seed leads to the record of its run"
+        for address in addresses:
+            assert "Repeat it" in (tree / "_build" / "html" / address).read_text("utf-8")
         count = len(load_plan("every"))
         assert f"Of {count} planned runs {len(shown) + 1} are recorded." in words["every"]
         assert "gpt_oss" in words["windows"], "a schedule too long for a line has its short name"
