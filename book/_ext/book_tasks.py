@@ -1,6 +1,6 @@
 """The study over tasks, studies/tasks/core.yaml, as far as it is recorded.
 
-| {task}`copy/alibi.ood-exact`    a number of small models by the address that the ledger uses
+| {task}`copy/alibi.ood-exact`    a number of this study by an address as the ledger's
 | ```{tasks} progress             how much is recorded
 | ```{tasks} matrix               encodings by tasks: how many seeds solve it, with links to records
 | ```{tasks} settings             what all models have in common, and what each task has
@@ -44,6 +44,8 @@ from pe.tasks.study import load_study, outcome
 from pe.tasks.study.outcome import Outcome
 
 PLAN = Path("studies") / "tasks" / "core.yaml"
+STUDY = "tasks"
+"""What the plan calls its records. Numbers in prose are of them alone, as those of the tables are."""
 PAGES = "tasks"
 BESIDE = ("nope", "rope")
 log = logging.getLogger(__name__)
@@ -255,7 +257,7 @@ class TaskRole(SphinxRole):
         for path in runs.glob("tasks*/*/task-*.json"):
             self.env.note_dependency(str(path))
         try:
-            text = written(self.text, book.once("task-values", lambda: Values(runs)))
+            text = written(self.text, book.once("task-values", lambda: Values(runs, STUDY)))
         except ValueError as error:
             log.warning("no record for %r: %s", self.text, error, location=self.get_location())
             return [nodes.literal(text=self.text)], []
