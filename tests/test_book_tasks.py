@@ -72,6 +72,7 @@ def test_a_page_of_a_record_has_its_seeds_and_its_file(copied: Outcome) -> None:
     assert f"runs/tasks/{copied.run.name}/task-rope.json" in text
     assert text.count('<th scope="row">') > 20
     assert "RoPE on Copy" in text
+    assert f"rm runs/tasks/{copied.run.name}/task-rope.json\npython -m pe.tasks.study core" in text
 
 
 def test_pages_of_records_that_are_gone_are_removed(copied: Outcome, tmp_path: Path) -> None:

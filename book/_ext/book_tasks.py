@@ -101,15 +101,19 @@ def record_page(one: Outcome, record: TaskRecord) -> str:
         about = f"The sweep: {len(record.sweep.seeds)} seeds, {record.sweep.steps:,} steps"
         parts.append((about, _swept(record)))
     parts.append(("Right tokens by length", _lengths(record)))
+    place = f"runs/{record.study}/{record.run}/{one.run.file(record.pe).name}"
+    commit = (record.code.commit or "unknown")[:12]
+    lines = f"git checkout {commit}\nrm {place}\npython -m pe.tasks.study {PLAN.stem}"
+    parts.append(("Repeat it", f"<pre>{html.escape(lines)}</pre>"))
     parts.append(("Settings", html_table(["field", "value"], _settings(record))))
-    where = html.escape(f"runs/{record.study}/{record.run}/{one.run.file(record.pe).name}")
+    where = html.escape(place)
     trained = f"{len(record.seeds)} seeds at the rate {outcome.rate(record)}, "
     trained += f"{outcome.steps(record)} steps"
     return plain_page(
         f"{label(record.pe)} on {one.title}",
         f"what {len(record.seeds)} seeds answered, and how they were trained",
         2,
-        {"Fourteen encodings on tasks": "tasks.html"},
+        {"Encodings on tasks": "tasks.html"},
         f"The record is <code>{where}</code> in the repository, "
         f"{made(record.created, record.code.commit, record.hardware.name)}. "
         f"{html.escape(trained)}.",
