@@ -319,7 +319,8 @@ def memory(
         numbers = [f"{part:.1f}" for part in (*parts, parts.total)]
         lines.append([estimates.spelled(changes) or "as it is", *numbers, "yes" if fits else "no"])
     heads = ("options", "state", "activations", "logits", "GiB in all", f"fits {gib:.0f} GiB")
-    print(f"{recipe}: {estimates.parameters(chosen) / 1e6:,.0f} M parameters, {processes} GPUs\n")
+    gpus = "1 GPU" if processes == 1 else f"{processes} GPUs"
+    print(f"{recipe}: {estimates.parameters(chosen) / 1e6:,.0f} M parameters, {gpus}\n")
     _print_table(heads, lines)
     if not fitting:
         raise typer.Exit(1)
