@@ -376,7 +376,7 @@ def test_flip_flop_reads_the_bit_that_was_written_last() -> None:
             assert (targets[1::2] == IGNORE).all()
             skipped += int((tokens[::2] == 4).sum())
         assert abs(skipped / (40 * 254) - ignored) < 0.02
-    with pytest.raises(ValueError, match="length 511: expected pairs"):
+    with pytest.raises(ValueError, match="length 511: expected an even number"):
         pe.tasks.task("flip_flop", train_lengths=(511, 511))
 
 
