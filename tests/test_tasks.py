@@ -433,7 +433,7 @@ def test_kth_item_counts_from_one() -> None:
         read, said = task.text(task.example(0, index)).split(" -> ")
         items, number = (part.split() for part in read.split("?"))
         assert said.split()[-1] == items[int("".join(number)) - 1]
-    with pytest.raises(ValueError, match="a list of 40 needs as many, got 30"):
+    with pytest.raises(ValueError, match="a list of 40 different items needs as many, got 30"):
         pe.tasks.task("kth_item", items=30)
 
 
