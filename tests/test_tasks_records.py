@@ -205,7 +205,7 @@ def test_the_notebook_trains_shows_and_adds_encodings_to_the_same_folder(own_run
         ({"task": "kback"}, r"unknown task 'kback' \(did you mean 'k_back'\?\)"),
         ({"pe": "rope,alibo"}, r"unknown encoding 'alibo' \(did you mean 'alibi'\?\)"),
         ({"pe": " "}, "pe: which encodings"),
-        ({"pe": "rope,rope"}, "pe: each encoding once"),
+        ({"pe": "rope,rope"}, "pe: expected each encoding once, got rope more than once"),
         ({"size": "huge"}, "unknown size 'huge'"),
         ({"width": 9}, "width: 9 does not divide into 2 heads"),
         ({"seeds": "one"}, "seeds: expected whole numbers with commas between, got 'one'"),
@@ -235,7 +235,7 @@ def test_what_is_done_of_a_study_is_not_done_again_and_what_would_end_late_is_no
     assert list(studies.carry_out(mini, lines.append, until=0)) == []
     assert names(list(studies.carry_out(mini, lines.append))) == names(mini)
     assert list(studies.carry_out(mini, lines.append)) == []
-    assert "not begun" in lines[0]
+    assert "skipped, it would not end within 0 s" in lines[0]
     assert lines[1].endswith("6 steps")
     assert len(lines) == 2
     with pytest.raises(ValueError, match=r"unknown study over tasks 'cor' \(did you mean"):
@@ -259,7 +259,7 @@ def test_after_a_sweep_all_seeds_learn_at_the_rate_that_its_seeds_have_chosen(
     whole = measure(task_run(EXPERIMENT), "rope")
     alone = next(m for m in whole.models if m.learning_rate == record.best_rate)
     assert alone.losses == record.models[0].losses, "a seed is the same in either"
-    with pytest.raises(ValueError, match="sweep_seeds: there are 2, got 3"):
+    with pytest.raises(ValueError, match="sweep_seeds: there are 2 seeds, got 3"):
         Experiment(**EXPERIMENT.model_dump() | {"sweep_seeds": 3})
 
 
