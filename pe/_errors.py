@@ -50,7 +50,7 @@ _EXPECTED = {
     "list_type": "a list", "model_type": "a dictionary",
     "greater_than": "more than {gt:g}", "greater_than_equal": "{ge:g} or more",
     "less_than": "less than {lt:g}", "less_than_equal": "at most {le:g}",
-    "too_short": "at least {min_length}",
+    "too_short": "at least {min_length}", "multiple_of": "a multiple of {multiple_of:g}",
 }  # fmt: skip
 """pydantic's types of errors, in this project's words."""
 

@@ -102,7 +102,7 @@ def carries(digits: int, fewer: int) -> float:
     # Whole numbers are exact, and larger than any float at some hundred digits.
     top = min(highest, numbers)
     pairs = (lowest + top) * (top - lowest + 1) // 2 + (highest - top) * numbers
-    return pairs / (numbers * (highest - lowest + 1))
+    return float(pairs / (numbers * (highest - lowest + 1)))
 
 
 LONGER = {"train": 0.496, "id": 0.496, "ood": 0.523}

@@ -176,7 +176,8 @@ def load_study(name: str, mini: bool = False) -> TaskStudy:
     try:
         content["tasks"] = [_task_of(entry) for entry in content.get("tasks") or []]
         study = TaskStudy(**content)
-        study.experiments()
+        for experiment in study.experiments():
+            experiment.make_task()
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return study
@@ -215,11 +216,14 @@ def carry_out(
         until: seconds. A job is skipped if it would end later, judged by the time of earlier jobs.
 
     Raises:
+        ValueError: an unknown encoding; raised before the first job.
         RunError: jobs failed; raised after the last job.
     """
     from pe.tasks.measure.experiment import Stream, measure
     from pe.tasks.measure.many import Many
 
+    for job in todo:
+        part_classes(job.pe)  # an unknown encoding is an error before anything is trained
     began, stream, folder, slower = time.monotonic(), None, None, 1.0
     failed: list[str] = []
     for number, job in enumerate(todo, 1):
