@@ -35,6 +35,12 @@ PARTNERS = {
     "window:512": "a window",
 }
 """One encoding for each place, by name, with what it stands for."""
+OF_FREQUENCIES = {
+    "pi": "another stretching of the frequencies",
+    "resonance": "rounded wavelengths",
+    "pope": "an encoding with its own frequencies",
+}
+"""More partners for what changes RoPE's frequencies."""
 MEASURED = {"train": "training speed", "prefill": "prompt speed"}
 LENGTHS = (1024, 16384)
 """Tokens per window, as in the table of every encoding."""
@@ -48,11 +54,16 @@ class Sum(NamedTuple):
     refused: str
 
 
+def partners(name: str) -> dict[str, str]:
+    """What an encoding is tried with."""
+    return PARTNERS | (OF_FREQUENCIES if about(name).family == "frequencies" else {})
+
+
 def sums(name: str) -> list[Sum]:
     """Every partner beside an encoding, tried."""
     tried = []
     width = SIZES["head_dim"] * SIZES["num_heads"]
-    for partner in PARTNERS:
+    for partner in partners(name):
         if partner == name:
             continue
         spec = f"{name}+{partner}"
@@ -70,13 +81,13 @@ def combinations(names: Sequence[str]) -> str:
     lines: list[str] = []
     first: list[tuple[str, bool]] = []
     for name in names:
-        tried = sums(name)
+        tried, kinds = sums(name), partners(name)
         answers = [(one.partner, not one.refused) for one in tried]
         if answers == first:
             continue
         first = first or answers
         who = f"`{name}` combines" if len(names) > 1 else "Combines"
-        good = [f"{PARTNERS[one.partner]} (`{one.spec}`)" for one in tried if not one.refused]
+        good = [f"{kinds[one.partner]} (`{one.spec}`)" for one in tried if not one.refused]
         lines.append(f"- {who} with {_listed(good, 'and')}.")
         lines += _refusals([one for one in tried if one.refused])
     return "\n".join(lines)
