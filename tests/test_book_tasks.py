@@ -93,14 +93,14 @@ def test_doubts_are_found_in_the_records(copied: Outcome) -> None:
     assert record.sweep is not None
     assert outcome.edge(record) == ""
     assert not outcome.blind(record)
-    assert outcome.edge(_changed(record, best_rate=0.01)) == "largest"
-    assert outcome.edge(_changed(record, best_rate=3e-4)) == "least"
+    assert outcome.edge(_changed(record, best_rate=0.01)) == "highest"
+    assert outcome.edge(_changed(record, best_rate=3e-4)) == "lowest"
     nothing = TaskAnswers(tokens_right=1, tokens=100, examples_right=0, examples=10, loss=4.63)
     learned = {rate: [nothing, nothing] for rate in record.sweep.validation}
     unlearned = _changed(record, sweep=record.sweep.model_copy(update={"validation": learned}))
     assert outcome.blind(unlearned)
     one = Outcome(copied.run, copied.task, ["rope"], {"rope": unlearned})
-    assert "No model of the sweep got below uniform guessing" in outcome.doubts([one])
+    assert "No model of the sweep did better than uniform guessing" in outcome.doubts([one])
     assert "(1): Copy: RoPE." in outcome.doubts([one])
 
 

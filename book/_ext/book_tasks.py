@@ -201,6 +201,13 @@ def settings(found: Sequence[Outcome]) -> str:
     )
 
 
+ON_TASKS = """\
+**On tasks.** Small models were trained for each task, with several seeds. The table has the share
+of answers that are right as a whole, in distribution and then out of it (→), and how many seeds
+solve the task. {doc}`/tasks` explains the tasks and has pictures and intervals."""
+NOT_ON_TASKS = "*The study over tasks has not trained it yet.*"
+
+
 def _narrow(table: str) -> str:
     """A table in small letters, which scrolls where it is wider than the page."""
     return f"````{{container}} pe-results\n{table}\n````"
@@ -224,7 +231,7 @@ class Tasks(Made):
             if not own:
                 raise ValueError("the study over tasks has no encoding of this page")
             shown = outcome.of_encodings(found, own, BESIDE)
-            return _narrow(shown) if shown else "*The study over tasks has not trained it yet.*"
+            return f"{ON_TASKS}\n\n{_narrow(shown)}" if shown else NOT_ON_TASKS
         if part == "progress":
             return outcome.progress(found)
         if part == "settings":
