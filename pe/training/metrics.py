@@ -1,13 +1,7 @@
 """metrics.jsonl: losses leave the device in bunches, so that logging never stalls it.
 
-Model FLOPs utilisation (MFU) is useful arithmetic over what the device could do at best:
-
-    FLOPs per token = 6 N + 6 L d T      (N parameters, L layers, d hidden, T context)
-
-The second term is causal attention counted once: each token looks at T/2 keys on average, and a
-layer with a window counts for the share of them that it shows. The
-peaks are the vendors' dense bfloat16 rates; a device that is not listed has no MFU rather than a
-wrong one.
+Model FLOPs utilisation (MFU) is counted as in `pe.training.flops`; a layer with a window counts for
+the share of keys that it shows.
 """
 
 from __future__ import annotations
@@ -26,43 +20,6 @@ from pe._files import write_atomically
 from pe.encodings.core.key_range import shown_share
 from pe.model.decoder import PEModel
 from pe.runs import Run, writing
-
-PEAK_BF16_TFLOPS = {
-    "H100 PCIe": 756.0,
-    "H100 NVL": 835.0,
-    "H100": 989.0,
-    "H200": 989.0,
-    "H200 NVL": 835.0,
-    "B200": 2250.0,
-    "A100": 312.0,
-    "A10G": 70.0,
-    "A10": 125.0,
-    "A40": 149.7,
-    "L40S": 362.0,
-    "L4": 121.0,
-    "RTX 4090": 165.2,
-    "RTX 3090": 71.0,
-}
-"""Dense bfloat16 TFLOP/s. A name is looked up by the longest key that it contains."""
-OTHER_CHIPS = ("Laptop", "D", "MIG")
-"""Words that mark a slower chip, or a slice of one, sold under the same name."""
-
-
-def peak_flops(device_name: str) -> float | None:
-    """FLOP/s of the device, or None where it is not known."""
-    words = device_name.replace("-", " ")
-    if any(word in words.split() for word in OTHER_CHIPS):
-        return None
-    matches = [key for key in PEAK_BF16_TFLOPS if f" {key} " in f" {words} "]
-    return PEAK_BF16_TFLOPS[max(matches, key=len)] * 1e12 if matches else None
-
-
-def flops_per_token(parameters: int, layers: float, hidden_size: int, context_length: int) -> float:
-    """Forward and backward FLOPs of one trained token.
-
-    ``layers``: how many, as `layers_shown` counts them.
-    """
-    return 6.0 * parameters + 6.0 * layers * hidden_size * context_length
 
 
 def layers_shown(decoder: PEModel, context_length: int) -> float:
