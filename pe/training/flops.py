@@ -1,10 +1,12 @@
-"""Useful arithmetic of training, and what devices can do at best: model FLOPs utilisation (MFU).
+"""The arithmetic of training, and the peaks of devices: model FLOPs utilisation (MFU).
+
+MFU is the arithmetic that the model needs per second, divided by the peak of the device
+(arXiv:2204.02311):
 
     FLOPs per token = 6 N + 6 L d T      (N parameters, L layers, d hidden, T context)
 
-The second term is causal attention counted once: each token looks at T/2 keys on average. The peaks
-are the vendors' dense bfloat16 rates; a device that is not listed has no MFU rather than a wrong
-one. Imports no torch.
+The second term is causal attention, in which a token sees T/2 keys on average. The peaks are the
+vendors' dense bfloat16 rates. A device that is not listed has no MFU. Imports no torch.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ PEAK_BF16_TFLOPS = {
     "RTX 4090": 165.2,
     "RTX 3090": 71.0,
 }
-"""Dense bfloat16 TFLOP/s. A name is looked up by the longest key that it contains."""
+"""Dense bfloat16 TFLOP/s. A device has the value of the longest key that its name contains."""
 OTHER_CHIPS = ("Laptop", "D", "MIG")
-"""Words that mark a slower chip, or a slice of one, sold under the same name."""
+"""Words in a device's name that mark a slower chip, or a part of one, with a similar name."""
 
 
 def peak_flops(device_name: str) -> float | None:
-    """FLOP/s of the device, or None where it is not known."""
+    """Return the peak of the device in FLOP/s, or None if it is not known."""
     words = device_name.replace("-", " ")
     if any(word in words.split() for word in OTHER_CHIPS):
         return None
@@ -40,8 +42,10 @@ def peak_flops(device_name: str) -> float | None:
 
 
 def flops_per_token(parameters: int, layers: float, hidden_size: int, context_length: int) -> float:
-    """Forward and backward FLOPs of one trained token.
+    """Return the FLOPs of one trained token, forward and backward.
 
-    ``layers``: how many, as `pe.training.metrics.layers_shown` counts them.
+    Args:
+        layers: number of layers, as `pe.training.metrics.layers_shown` counts those with a window.
+        context_length: in tokens.
     """
     return 6.0 * parameters + 6.0 * layers * hidden_size * context_length
