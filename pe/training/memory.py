@@ -197,8 +197,8 @@ def fits(recipe: Recipe, processes: int, gib: float) -> bool:
     return estimate(recipe, processes).total <= USABLE * gib
 
 
-def sentence(recipe: Recipe, processes: int, gib: float) -> str:
-    """What ``recipe`` will take on GPUs of ``gib``, and what to set if that is too much."""
+def sentence(recipe: Recipe, processes: int, gib: float, where: str = "overrides") -> str:
+    """What ``recipe`` will take on GPUs of ``gib``; what to set, and where, if it is too much."""
     needed = estimate(recipe, processes)
     each = " on each GPU" if processes > 1 else ""
     text = f"about {needed.total:.1f} GiB of {gib:.0f}{each}"
@@ -208,7 +208,7 @@ def sentence(recipe: Recipe, processes: int, gib: float) -> str:
     if changes is None:
         return f"{text}: too much, with every option too; use more GPUs, or a smaller recipe"
     total = estimate(dataclasses.replace(recipe, **changes), processes).total
-    return f"{text}: too much; with {spelled(changes)} in overrides about {total:.1f} GiB"
+    return f"{text}: too much; with {spelled(changes)} in {where} about {total:.1f} GiB"
 
 
 def spelled(changes: dict[str, Any]) -> str:
