@@ -1,13 +1,13 @@
-"""Where a training step's time goes: every kernel, and what keeps the step from the card's peak.
+"""Profile a training step: the time of every kernel, and why the step is below the GPU's peak.
 
     python benchmarks/profile_step.py --recipe paper                 # one GPU, RoPE, compiled
     python benchmarks/profile_step.py --recipe paper --pe pope --micro 16 --out profile.json
 
-Steps are those of `pe.training.loop.Trainer` on text that every Python carries. torch.profiler
-watches a few of them after the compiler is done. Kernels are put in groups by their names. Of the
-matrix products it is known how much they have to compute, so the table says how fast they were and
-what the step would have been worth, in MFU, had they been the only thing in it. "Nothing" is the
-time in which no kernel ran.
+The steps are those of `pe.training.loop.Trainer` on the sources of Python's standard library.
+torch.profiler records a few of them after compilation. Kernels are grouped by their names. The
+number of operations of the matrix products is known, so the table also shows their speed, and the
+MFU that the step would have if it consisted only of them. "Nothing" is the time in which no kernel
+ran.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def product_flops(recipe: Recipe, parameters: int) -> float:
 
 
 def kernels(recipe: Recipe, steps: int, folder: Path) -> dict[str, Any]:
-    """Names, milliseconds per step and calls per step of all kernels, and the step's own time."""
+    """Name, milliseconds and calls per step of each kernel, and the time of a step."""
     trainer = Trainer(Run(folder / "profile" / recipe.run_name(), recipe=recipe), quiet=True)
     trainer._prepare()
     trainer.model.train()
@@ -114,7 +114,7 @@ def kernels(recipe: Recipe, steps: int, folder: Path) -> dict[str, Any]:
 
 
 def groups(result: dict[str, Any]) -> dict[str, float]:
-    """Milliseconds per step by group, the longest first, and those in which nothing ran."""
+    """Milliseconds per step of each group, longest first, and the time in which nothing ran."""
     sums: dict[str, float] = {}
     for row in result["kernels"]:
         sums[row["group"]] = sums.get(row["group"], 0.0) + row["ms"]
@@ -123,7 +123,7 @@ def groups(result: dict[str, Any]) -> dict[str, float]:
 
 
 def report(recipe: Recipe, result: dict[str, Any], most: int) -> str:
-    """The tables, and what they say about MFU where the card's peak is known."""
+    """The tables, with MFU if the peak of the GPU is known."""
     step, sums = result["step_ms"], groups(result)
     tokens = recipe.batch_size * recipe.context_length
     lines = [[name, f"{ms:.2f}", f"{ms / step:.1%}"] for name, ms in sums.items()]

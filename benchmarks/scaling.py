@@ -1,17 +1,18 @@
-"""What several GPUs give: tokens/s, MFU and memory at 1, 2 ... of them, and whether losses agree.
+"""Measure training on several GPUs: tokens/s, MFU and memory, and whether the losses agree.
 
     python benchmarks/scaling.py --gpus 2 --minutes 5.5 --out scaling.json
     PE_DEVICE=cpu python benchmarks/scaling.py --gpus 2 --mini            # a rehearsal, with gloo
 
-The steps are those of `pe.training.loop.Trainer`, on text that every Python carries. Measured with
-one GPU, and with powers of two of them up to ``--gpus``, the batch of a step the same:
+The steps are those of `pe.training.loop.Trainer` on the sources of Python's standard library. They
+are measured with 1, 2, 4 ... GPUs up to ``--gpus``, always with the same batch per step:
 
-    speed      34 M, 125 M and 360 M parameters; at 1 GPU each size has a card of its own
+    speed      34 M, 125 M and 360 M parameters; with 1 GPU each size has a GPU to itself
     memory     1.2 B parameters: alone, with activation checkpointing, with FSDP, with both
     losses     the 34 M model in float32, uncompiled: 1 process, several, and several with FSDP
-    failure    through PE_PROCESSES, as a user does it: a process is killed, and one GPU goes on
+    failure    with PE_PROCESSES, as users start it: a process is killed, and one GPU continues
 
-Most wanted first; what does not begin within ``--minutes`` is left out, and the record says so.
+The most important measurements come first. Those that do not begin within ``--minutes`` are
+skipped, and the record says so.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ Job = dict[str, Any]
 
 
 def jobs(gpus: int, mini: bool) -> list[Job]:
-    """What so many GPUs measure together, the most wanted first."""
+    """The measurements with this number of GPUs, the most important first."""
     several = gpus > 1
     speed = [{"what": "speed", "name": name, "set": fields} for name, fields in SIZES.items()]
     largest: dict[str, Any] = {"recipe": "1200m", "batch_size": 16 * gpus}
@@ -80,7 +81,7 @@ def jobs(gpus: int, mini: bool) -> list[Job]:
 
 
 def mini_job(job: Job) -> Job:
-    """The same on a CPU in seconds."""
+    """A job that a CPU measures in seconds."""
     kept = ("activation_checkpointing", "fsdp", "precision", "compile")
     fields = {name: value for name, value in job["set"].items() if name in kept}
     return job | {"set": MINI | fields, "steps": [1, 3]}
@@ -102,7 +103,7 @@ def recipe_of(job: Job) -> Recipe:
 
 
 def measure(job: Job, folder: Path) -> dict[str, Any]:
-    """The row of a job: what was measured."""
+    """Measure a job; returns its row."""
     import torch
 
     from pe.data import Batches  # noqa: F401 (its import is no part of a step)
@@ -162,7 +163,7 @@ def _estimated(chosen: Recipe, processes: int) -> float:
 
 
 def work(todo: Sequence[Job], folder: Path, seconds: float) -> Iterator[dict[str, Any]]:
-    """Rows of all jobs; all processes that measure together leave out the same ones."""
+    """Rows of all jobs. All processes of a group skip the same jobs."""
     import torch
 
     deadline = time.monotonic() + seconds
@@ -207,7 +208,7 @@ def worker(task: dict[str, Any]) -> None:
 
 
 def started(count: int, first_gpu: int, task: dict[str, Any], log: Path) -> list[Any]:
-    """``count`` processes that measure together, on GPUs from this one on."""
+    """Start ``count`` processes that measure together, on consecutive GPUs."""
     import socket
 
     with socket.socket() as probe:
@@ -235,7 +236,7 @@ def started(count: int, first_gpu: int, task: dict[str, Any], log: Path) -> list
 
 
 def ended(processes: Sequence[Any], seconds: float) -> str | None:
-    """Wait for processes; what went wrong, or None. None of them is left running."""
+    """Wait for processes and end all of them. Returns what went wrong, or None."""
     deadline = time.monotonic() + seconds
     try:
         while time.monotonic() < deadline:
@@ -254,7 +255,7 @@ def ended(processes: Sequence[Any], seconds: float) -> str | None:
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    """What was measured so far."""
+    """The rows measured so far."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -279,7 +280,7 @@ def phase(
 
 
 def failure(folder: Path, mini: bool) -> dict[str, Any]:
-    """A process of two is killed; the same run goes on in one, and ends as one that was not."""
+    """Kill one of two processes; the run continues in one and ends with the same result."""
     import pe
     from pe.training import processes
 
@@ -333,7 +334,7 @@ def _losses(run: Run) -> list[float]:
 
 
 def with_shares(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows, each with the speed of one of its GPUs as a share of a single GPU's in that job."""
+    """Add to each row the speed per GPU as a share of the speed of a single GPU."""
     alone = {_job(row): row["tokens_per_second"] for row in rows if _alone(row)}
     return [
         row if row["reason"] else row | {"share": _share(row, alone.get(_job(row)))} for row in rows
@@ -354,7 +355,7 @@ def _alone(row: dict[str, Any]) -> bool:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Speed, MFU, memory, and the share of a single GPU's speed that each of several has."""
+    """A table of speed, MFU, memory, and speed per GPU as a share of a single GPU's."""
     lines = []
     for row in sorted(rows, key=lambda r: (r["what"], r["name"], r["options"])):
         if row["reason"]:
@@ -374,7 +375,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def agreement(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How far the losses of several processes are from those of one, job by job."""
+    """For each job the largest difference between losses of several processes and of one."""
     alone = {(row["what"], row["name"], *row["batch"]): row for row in rows if _alone(row)}
     results = []
     for row in rows:

@@ -45,6 +45,9 @@ STYLE = """<style>
 .pe-playground .pe-map svg {max-width: none}
 .pe-playground td, .pe-playground th {padding: 2px 6px; text-align: right; line-height: 1.3}
 .pe-playground .pe-example td {font-family: monospace; padding: 1px 4px}
+@media (max-width: 600px) {
+  .pe-playground .lm-TabBar-tab {flex: 0 1 auto; padding: 0 5px; font-size: 12px}
+}
 </style>"""
 """Figures shrink to the width of a phone, and tables scroll in their own box."""
 
@@ -150,7 +153,7 @@ class Playground:
             ],
             layout=widgets.Layout(min_width="0", flex="1 1 34em"),
         )
-        titles = ("Summary", "By length", "By position", "Attention", "Configuration")
+        titles = ("Summary", "By length", "By position", "Attention", "Settings")
         for place, name in enumerate(titles):
             results.set_title(place, name)
         controls = list(self.controls.values())
