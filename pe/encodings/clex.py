@@ -70,8 +70,8 @@ class CLEX(FrequencyTransform):
         dim = frequencies.dim
         if dim < 4:
             raise ValueError(
-                f"rotated width {dim}: CLEX keeps the first pair and slows the last, so it needs "
-                "two; use a larger head_dim or rotary_fraction"
+                f"rotated width {dim}: CLEX keeps the first frequency and slows the last, so it "
+                "needs two; use a larger head_dim or rotary_fraction"
             )
         self.up = nn.Parameter(torch.empty(dim // 2, self.width * dim))
         self.down = nn.Parameter(torch.empty(self.width * dim, dim // 2))

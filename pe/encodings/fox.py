@@ -127,7 +127,7 @@ class FoX(Encoding):
         """ln f, (B, H, T) float64."""
         if state is None:
             raise ValueError(
-                "fox takes its gates from the layer's input: pass layer_input to pe.attend, or "
+                "fox computes its gates from the layer's input: pass layer_input to pe.attend, or "
                 "state=key_state(x) to bias"
             )
         return state[..., 0].double()

@@ -45,7 +45,7 @@ class Llama3(FrequencyTransform):
         if self.high < self.low:
             raise ValueError(
                 f"high_freq_factor {high_freq_factor} is less than low_freq_factor "
-                f"{low_freq_factor}: they are rotations of the frequencies to keep and to slow"
+                f"{low_freq_factor}; expected it to be at least as large"
             )
 
     def forward(self, frequencies: Frequencies, length: Tensor | None = None) -> Frequencies:

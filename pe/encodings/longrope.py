@@ -87,8 +87,8 @@ class LongRoPE(FrequencyTransform):
         follows = dynamic or isinstance(magnitude, str)
         if factor is UNSET and (long_factor or short_factor) and follows:
             raise ValueError(
-                "factor: how many times longer than original_length the factors are for, such as "
-                "131072 / 4096; long_factor and short_factor do not say it, and m follows from it. "
+                "factor: expected the extended length divided by original_length, such as "
+                "131072 / 4096. m depends on it, and long_factor and short_factor do not give it. "
                 "Give factor, or magnitude as a number"
             )
         self.factor = factor = at_least("factor", 4.0 if factor is UNSET else factor, 1.0)

@@ -30,8 +30,8 @@ def slowed_by_base(frequencies: Frequencies, alpha: Tensor) -> Frequencies:
     inv_freq, dim = frequencies.inv_freq, frequencies.dim
     if dim < 4:
         raise ValueError(
-            f"rotated width {dim}: NTK-aware scaling keeps the first pair and slows the last, so "
-            "it needs two; use a larger head_dim or rotary_fraction"
+            f"rotated width {dim}: NTK-aware scaling keeps the first frequency and slows the "
+            "last, so it needs two; use a larger head_dim or rotary_fraction"
         )
     pair = torch.arange(dim // 2, dtype=torch.float64, device=inv_freq.device)
     return frequencies._replace(inv_freq=inv_freq * alpha ** (-2 * pair / (dim - 2)))

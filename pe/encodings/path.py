@@ -114,7 +114,7 @@ class PaTH(Encoding):
         self.refuse_misfit(q, k, q_positions)
         if state is None:
             raise ValueError(
-                "path takes its reflections from the layer's input: pass layer_input to "
+                "path computes its reflections from the layer's input: pass layer_input to "
                 "pe.attend, or state=key_state(x) to bias"
             )
         batch, heads, length, width = q.shape

@@ -88,7 +88,7 @@ class RelativeContent(Encoding):
         self.refuse_misfit(q, k, q_positions)
         if state is None:
             raise ValueError(
-                "relative_content takes its weights from the layer's input: pass layer_input to "
+                "relative_content computes its weights from the layer's input: pass layer_input to "
                 "pe.attend, or state=key_state(x) to bias"
             )
         mixed = state[..., state.shape[-2] - q.shape[-2] :, :]

@@ -132,7 +132,7 @@ class YaRN(FrequencyTransform):
         inv_freq, theta, dim, magnitude, *_ = frequencies
         if theta <= 1:
             raise ValueError(
-                f"theta: YaRN needs frequencies that fall, so more than 1; got {theta!r}"
+                f"theta: expected more than 1, so that frequencies decrease; got {theta!r}"
             )
         low, high = self.ramp_bounds(dim, theta)
         index = torch.arange(dim // 2, dtype=torch.float64, device=inv_freq.device)

@@ -62,7 +62,7 @@ def encoding(
             f"num_kv_heads: expected a divisor of the {num_heads} heads, got {num_kv_heads}"
         )
     if not _is_whole(layer_index) or layer_index < 0:
-        raise ValueError(f"layer_index: expected a whole number from 0 on, got {layer_index!r}")
+        raise ValueError(f"layer_index: expected a whole number of at least 0, got {layer_index!r}")
     arguments = {
         "head_dim": head_dim,
         "num_heads": num_heads,
@@ -159,9 +159,11 @@ def check(spec: str, options: dict[str, Any] | None = None, **context: int) -> N
     sizes: dict[str, Any] = {"head_dim": 64, "num_heads": 8, "original_length": 1024} | context
     for name in options or {}:
         if name in CONTEXT and name != "original_length":
-            raise ValueError(f"{spec!r}: {name} follows from the model's sizes, it is no option")
+            raise ValueError(
+                f"{spec!r}: {name} follows from the model's sizes and is not an option"
+            )
         if name in CONTEXT and not any(takes(part, name) for part in part_classes(spec).values()):
-            raise ValueError(f"{spec!r} does not look at {name}: it would have no effect")
+            raise ValueError(f"{spec!r} does not use {name}, so it would have no effect")
     layers = parse(spec)
     for index in (layers.index(layer) for layer in dict.fromkeys(layers)):
         encoding(spec, **(sizes | {"layer_index": index} | (options or {})))

@@ -50,9 +50,9 @@ class Composite(Encoding):
         for end, mover in (tightest([p]) for p in self._all if p.random):
             if end is not None and limit is not None and limit < end:
                 raise ValueError(
-                    f"{mover} moves tokens to positions up to {end - 1}, and the longest "
-                    f"position of {name} is {limit - 1}: give that more (learned: table_size) "
-                    "or move them less (randomized: max_position)"
+                    f"{mover} moves tokens to positions up to {end - 1}, and the largest "
+                    f"position of {name} is {limit - 1}: increase that (table_size of learned) "
+                    "or decrease the first (max_position of randomized)"
                 )
 
     @property

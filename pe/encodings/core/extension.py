@@ -77,7 +77,7 @@ def with_raised_base(rope: Rotary, factor: float) -> dict[str, Any]:
     if base is None:
         raise ValueError(
             f"theta {rope.theta:g}: in {rope.original_length} tokens all frequencies completed a "
-            "turn, or not even the first did, so no larger base follows from the factor; convert "
-            "to rope with a theta of your own"
+            "rotation, or not even the first did, so no larger base follows from the factor; "
+            "convert to rope with another theta"
         )
     return {"theta": base}

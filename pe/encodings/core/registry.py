@@ -152,7 +152,7 @@ def lookup(name: str) -> Part:
     if ":" in name:
         module, _, attribute = name.partition(":")
         if module in _KEYS:
-            raise ValueError(f"{name!r}: {attribute!r} is no whole number; write '{module}:512'")
+            raise ValueError(f"{name!r}: {attribute!r} is not a whole number; write '{module}:512'")
         if not all(word.isidentifier() for word in [*module.split("."), attribute]):
             raise ValueError(f"encoding {name!r}: expected 'module:Class', as Python imports them")
         try:
@@ -161,14 +161,14 @@ def lookup(name: str) -> Part:
             hint = f"; write '{module[:-3]}:{attribute}'" if module.endswith(".py") else ""
             raise ValueError(f"encoding {name!r} cannot be imported: {error}{hint}") from error
         if not (isinstance(part, type) and issubclass(part, (Encoding, FrequencyTransform))):
-            raise ValueError(f"{name!r} is no subclass of pe.encodings.Encoding")
+            raise ValueError(f"{name!r} is not a subclass of pe.encodings.Encoding")
         return part
     if name in _KEYS:
         return _KEYS[name]
     if name in _VARIANTS and name not in _REGISTRY:
         raise ValueError(
             f"{name!r} is a way to extend a trained model with {_VARIANTS[name].spec!r} "
-            "(pe.extend), and no encoding; give that name and its options"
+            "(pe.extend), not an encoding; give that encoding and its options"
         )
     if name not in _REGISTRY:
         own = "." in name or name[:1].isupper() or (name.isidentifier() and find_spec(name))
