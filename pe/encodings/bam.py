@@ -13,8 +13,9 @@ fixed at 0 unless ``learn_shift`` is set. Their code has |i - j + mu| and their 
 |i - j - mu|, which differ in the sign of theta only. They report their best results for
 ``bam+ssmax``.
 
-BAM learns alpha and beta (and theta) for each head and layer. All begin at 0, which is no
-preference for any distance. It costs one power per distance and head, and works at any position.
+BAM learns alpha and beta (and theta) for each head and layer. By default they begin at 0, where the
+bias is the same at all distances. It costs one power per distance and head, and works at any
+position.
 """
 
 import torch

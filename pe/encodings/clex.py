@@ -13,8 +13,8 @@ ceil(L / L0) for a row of L tokens. In training, t is drawn from 1 .. max_factor
 of a row get random increasing positions between 0 and n t - 1. Short sequences thus train the
 frequencies that long ones need.
 
-CLEX learns d^2 numbers for the whole model. Each forward pass solves the equation once for all
-layers and rows. It works up to max_factor L0 tokens.
+CLEX learns width x d^2 numbers for the whole model. Each forward pass solves the equation once for
+all layers and rows. It works up to max_factor L0 tokens.
 """
 
 import math
@@ -38,7 +38,7 @@ class CLEX(FrequencyTransform):
         max_factor: the largest t.
         width: hidden units of the network, in multiples of d.
         act: its activation, ``tanh`` or ``silu``.
-        steps: steps of the solver per unit of t.
+        steps: steps of the solver per unit of t; the authors take 100.
         time_base: b in the input of the network. The authors' code always has 10,000 there. None
             is RoPE's theta.
     """

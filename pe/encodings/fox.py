@@ -12,8 +12,8 @@ in every head; ``gate_bias`` is another initial beta.
 
 FoX learns hidden_size + 1 numbers per head and layer. It costs one small product per token and
 works at any position. b is computed as C_i - C_j, where C is the running sum of ln f. C is summed
-in float64 and split into two float32 numbers, so that the difference of neighbouring tokens stays
-exact far into a sequence.
+in float64 and split into two float32 numbers, so that the bias keeps its precision far into a
+sequence.
 """
 
 import math

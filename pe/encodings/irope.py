@@ -1,4 +1,4 @@
-"""iRoPE: applies RoPE in most layers and a temperature without positions in every fourth.
+"""iRoPE: applies RoPE in three of four layers, and a temperature instead in every fourth.
 
     layer l rotates unless (l + 1) mod 4 = 0:   q, k <- RMS-normalised, then RoPE (theta = 500,000)
     the others:   logits of query p times  1 + a ln(1 + floor((p + 1) / F)),   a = 0.1, F = 8192

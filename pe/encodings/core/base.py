@@ -301,7 +301,7 @@ class Encoding(nn.Module):
         """Draw the learned parameters again. The base class has none."""
 
     def exact_buffers(self) -> dict[str, Tensor]:
-        """Constants that must survive ``.to(bfloat16)`` and loading on the meta device, on the CPU.
+        """Constants, on the CPU, that must survive ``.to(bfloat16)`` and the meta device.
 
         `register_exact_buffers` registers them. They are computed again whenever the module is
         moved or cast, so they are never rounded and never uninitialised.

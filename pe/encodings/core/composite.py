@@ -137,9 +137,9 @@ class Composite(Encoding):
     def has_form(self) -> bool:
         """Whether the sum has a bias spec for kernels.
 
-        A sum of two biases has none, because each combination would need a kernel. Nor has a bias
-        that depends on queries and keys which another part changes, because kernels only get the
-        changed ones.
+        A sum of two biases has none, because each combination would need a kernel. A bias that
+        depends on queries and keys has none if another part changes these, because kernels get the
+        changed ones only.
         """
         if sum(part.biased for part in self._all) > 1 or not all(p.has_form for p in self._all):
             return False

@@ -17,9 +17,9 @@ LOG2E = 1.0 / math.log(2.0)
 NONE, KEYS, TABLE, FIRE, COUNTS, LOGARITHM, POWER = 0, 1, 2, 3, 4, 5, 6
 """The kinds of bias. `pe.attention.kernels.flash.forward` describes them, `.cope` COUNTS."""
 CHUNK = 128
-"""Number of keys whose values are stored relative to one number. Kernel blocks are not longer."""
+"""Number of keys whose values are stored relative to the same number, the longest block."""
 PADDING = 256
-"""Padding of tables by distance (both sides) and by key (the end), which blocks may exceed."""
+"""Padding of tables by distance (both sides) and by key (the end): blocks may reach beyond."""
 
 
 class Form(NamedTuple):
@@ -34,7 +34,7 @@ class Form(NamedTuple):
 def by_key(total: Tensor) -> Form:
     """b(i, j) = x_j - x_i for x = ``total``, (B or 1, H, T) float64.
 
-    Only differences within a chunk are rounded, so neighbours far into a sequence differ exactly.
+    Only differences within a chunk are rounded, so the error does not grow with the position.
     x_j alone gets a gradient; that of x_i is 0. The part (B or 1, H, 3, chunks) holds the first x
     of each chunk, the largest x up to its end and the smallest x from its beginning.
     """

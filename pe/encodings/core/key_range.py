@@ -30,7 +30,7 @@ class HasKeyRange(Protocol):
     """An encoding that hides or keeps keys and can describe them by numbers."""
 
     def key_range(self) -> KeyRange:
-        """The keys that `shows` shows, as numbers."""
+        """The visible keys as numbers, which are the same as those of `shows`."""
 
 
 def key_range(enc: Encoding) -> KeyRange | None:

@@ -59,7 +59,7 @@ def register(
         paper: number of the paper on arXiv, such as ``2104.09864``.
         family: one of `FAMILIES`.
         extends: methods that extend a trained model with it, besides a transform's own name
-            (`extension_methods`).
+            (`extension_methods`). One with the encoding's name extends by the encoding itself.
         encoding_rate: multiple of the learning rate for its parameters (`declared_rate`). None if
             it has no parameters or no multiple is known.
 
