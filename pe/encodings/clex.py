@@ -4,9 +4,9 @@
     dz/dt = act((z + ln w_ntk(t)) U) D - (4i / (d-2)) / (2t - 1)
     ln w_ntk_i(t) = -(2i/d) ln b - (2i/(d-2)) ln(2t - 1)
 
-w are RoPE's d/2 frequencies, L0 the training length and b the base. U (d/2 x d) and D (d x d/2) are
-the learned matrices of a network with the activation act. D begins at 0, and w(t) is then
-NTK-aware scaling by alpha = 2t - 1.
+w are RoPE's d/2 frequencies, i is the index of a frequency, L0 the training length and b the base.
+U (d/2 x width d) and D (width d x d/2) are the learned matrices of a network with the activation
+act. D begins at 0, and w(t) is then NTK-aware scaling by alpha = 2t - 1.
 
 Chen, Li, Meng, Liang, Bing 2023 (arXiv:2310.16450), as in the authors' code. In evaluation, t is
 ceil(L / L0) for a row of L tokens. In training, t is drawn from 1 .. max_factor, and the n tokens

@@ -7,8 +7,8 @@ f_h(l) is the gate of token l in head h, and b_h is added to the logit of query 
 equal gates FoX is ALiBi. It needs no other encoding.
 
 Lin, Nikishin, He, Courville 2025 (arXiv:2503.02130), the forgetting transformer. As in the authors'
-code, w begins at N(0, 0.02) and beta at 0. All gates are then about 1/2, which is a slope of ln 2
-in every head; ``gate_bias`` is another initial beta.
+code, w is drawn with a standard deviation of 0.02 and beta begins at 0. All gates are then about
+1/2, which is a slope of ln 2 in every head. ``gate_bias`` sets another initial beta.
 
 FoX learns hidden_size + 1 numbers per head and layer. It costs one small product per token and
 works at any position. b is computed as C_i - C_j, where C is the running sum of ln f. C is summed

@@ -8,9 +8,9 @@ token with beta near 0 leaves a key unchanged. With beta near 1 it removes the p
 w, and near 2 it flips the sign of that part.
 
 Yang et al. 2025 (arXiv:2505.16381). The authors' layer applies a short convolution to w. Here w
-depends on its own token alone, so that hidden tokens have no influence. As comments
-in their code advise, the projection to w has rank 32 if there are as many key heads as query heads,
-and otherwise it is a full matrix; their default is rank 32 in both cases.
+depends on its own token alone, so that hidden tokens have no influence. The projection to w has
+rank 32 if there are as many key heads as query heads, and is a full matrix otherwise. Comments in
+their code advise this, but its default is rank 32 in both cases.
 
 The matrices are never multiplied. Let a_s be the component along w_s of what is left of the query
 when it reaches token s on the way back. Then

@@ -1,4 +1,4 @@
-"""Sandwich: adds the inner product of two sinusoidal encodings as a bias.
+"""Sandwich: adds the inner product of two sinusoidal encodings to the logits as a bias.
 
     b_h(i, j) = (sum_r cos((i - j) w_r) - W/2) H / (8h),    w_r = 10000^(-2r/W),  r = 1 .. W/2
 

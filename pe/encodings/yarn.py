@@ -12,7 +12,8 @@ the factor. m multiplies queries and keys, so the logits grow by m^2.
 Peng, Quesnelle, Fan, Shippole 2023 (arXiv:2309.00071). The ramp gamma is that of the authors' code,
 linear in the index i. With ``dynamic``, s is L / L0 for a row of L tokens, at least 1.
 
-YaRN learns nothing, costs nothing at run time, and works at any position. s = 1 is RoPE.
+YaRN learns nothing and works at any position. Without ``dynamic`` it costs nothing at run time.
+s = 1 is RoPE.
 """
 
 import math
