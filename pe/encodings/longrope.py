@@ -62,7 +62,8 @@ class LongRoPE(FrequencyTransform):
 
     Args:
         original_length: L0 in tokens.
-        factor: s; 4 by default, and required beside ``long_factor`` or ``short_factor``.
+        factor: s, 4 by default. It is required beside ``long_factor`` or ``short_factor`` unless
+            ``magnitude`` is a number and ``dynamic`` is off.
         long_factor, short_factor: lambda_i of each frequency.
         magnitude: ``su``, ``yarn`` or m itself.
         dynamic: whether the factors of long rows grow linearly with the length, from 1 at L0 to
