@@ -67,7 +67,7 @@ def refuse_impossible(spec: str, classes: dict[str, Part]) -> None:
     if learning and rounding:
         raise ValueError(
             f"{spec!r}: {rounding[0]} rounds the wavelengths that {learning[0]} learns, which "
-            "stops their gradients; leave out {rounding[0]} or {learning[0]}"
+            f"stops their gradients; leave out {rounding[0]} or {learning[0]}"
         )
     for other, part in encodings.items() if transforms else ():
         if part.rotates and not takes(part, "transforms"):
