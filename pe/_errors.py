@@ -53,7 +53,7 @@ _EXPECTED = {
     "list_type": "a list", "model_type": "a dictionary",
     "greater_than": "more than {gt:g}", "greater_than_equal": "{ge:g} or more",
     "less_than": "less than {lt:g}", "less_than_equal": "at most {le:g}",
-    "too_short": "at least {min_length}",
+    "too_short": "at least {min_length}", "multiple_of": "a multiple of {multiple_of:g}",
 }  # fmt: skip
 """What pydantic expected, by its type of error, in this project's words."""
 

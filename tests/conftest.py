@@ -34,6 +34,10 @@ if importlib.util.find_spec("triton") is None:
         f.name for f in here.glob("test_*.py") if "attention.kernels" in f.read_text()
     ]
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Tests start some forty processes. They read the bytecode that this one leaves, where they would
+# each compile the package.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 
 
