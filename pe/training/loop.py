@@ -30,7 +30,7 @@ from accelerate.utils import (
 from torch import Tensor
 
 from pe import devices
-from pe.data import Batches, prepare
+from pe.data import Batches
 from pe.data.batches import Batch
 from pe.data.needles import NeedleMix
 from pe.encodings.core.source import source_hashes
@@ -66,6 +66,7 @@ from pe.training.start import (
     check_text,
     read_state,
     start_of,
+    text_for,
     with_searched_factors,
 )
 from pe.training.stop import StopSignal
@@ -132,10 +133,7 @@ class Trainer:
         r = self.recipe
         self.progress.show(f"preparing {r.corpus}", last=True)
         with self.accelerator.main_process_first():
-            self.data = data = prepare(
-                r.corpus, r.vocab_size, r.tokenizer, separator=r.separator,
-                on_progress=self.progress.show,
-            )  # fmt: skip
+            self.data = data = text_for(r, self.progress.show)
         model = self._initial_model()
         self.config = model.config
         check_evaluation(r, data, model)
