@@ -6,6 +6,7 @@ B batch, T tokens, H query heads, K key heads, D head_dim.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -100,11 +101,13 @@ class Subject:
         model.eval()
         return model
 
+    @functools.cached_property
     def cached_model(self) -> PEForCausalLM:
         """A model that gives the same step by step through a cache as all at once.
 
         Keys that deeper layers computed at earlier lengths stay what they were, so with several
-        layers a length-dependent encoding is not promised to agree.
+        layers a length-dependent encoding is not promised to agree. Laws share it; the law of
+        memory, which asks whether calls leave anything behind, builds one for itself.
         """
         one = self.enc.length_dependent and not self.scheduled
         return self.model(num_hidden_layers=1 if one else self.depth)
