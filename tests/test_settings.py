@@ -22,7 +22,7 @@ import pe
 from pe.encodings import encoding
 from pe.evaluation.factors import cells, refuse_unused_options
 from pe.model import PEConfig, PEForCausalLM, PEModel
-from pe.model.config import FIELDS, OF_GENERATION, OF_TRANSFORMERS
+from pe.model.config import FIELDS, GENERATION_DEFAULTS, TRANSFORMERS_FIELDS
 
 SMALL: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -59,10 +59,10 @@ def test_a_field_that_would_have_no_effect_is_refused(fields: dict[str, Any], sa
 
 def test_transformers_own_fields_pass() -> None:
     """Those of the installed release, and what older files list of generation."""
-    generic = {k: v for k, v in PreTrainedConfig().to_dict().items() if k in OF_TRANSFORMERS}
+    generic = {k: v for k, v in PreTrainedConfig().to_dict().items() if k in TRANSFORMERS_FIELDS}
     assert {"dtype", "architectures", "id2label", "return_dict"} <= set(generic)
     PEConfig(**(SMALL | generic))
-    PEConfig(**(SMALL | {k: v for k, v in OF_GENERATION.items() if k not in FIELDS}))
+    PEConfig(**(SMALL | {k: v for k, v in GENERATION_DEFAULTS.items() if k not in FIELDS}))
     ids = {name: 1 for name in vars(GenerationConfig()) if name.endswith("_token_id")}
     assert PEConfig(**(SMALL | ids)).eos_token_id == 1
 

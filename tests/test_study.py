@@ -148,8 +148,8 @@ def test_on_and_off_mean_what_yaml_makes_of_them(tmp_path: Path) -> None:
     [
         (b"runs:\n  a: {pe: rope}\n  a: {pe: nope}\n", "line 3: 'a' is there twice; give it once"),
         (b"recipe: demo\nrecipe: tiny\n", "line 2: 'recipe' is there twice"),
-        (b"runs: {a: {pe: rope}\n", "line 2: no YAML: "),
-        (b"recipe:\tdemo\n\tx: 1\n", "no YAML: "),
+        (b"runs: {a: {pe: rope}\n", "line 2: expected YAML: "),
+        (b"recipe:\tdemo\n\tx: 1\n", "expected YAML: "),
         (b"title: \xff\n", "expected text in UTF-8"),
     ],
 )

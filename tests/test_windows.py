@@ -106,7 +106,7 @@ def test_a_cache_keeps_no_more_than_a_window_needs() -> None:
         assert cache.get_seq_length() == end
         assert held(cache) == [5, 2 + (end - 1) % 8 + 1] * 2
         assert held_tokens(model.config.pe, 4, end) == held(cache)
-    with pytest.raises(ValueError, match="a cache of a layer with a window cannot go back"):
+    with pytest.raises(ValueError, match="the cache of a layer with a window cannot be cropped"):
         cache.crop(-1)
     model = small("fox+window:5")
     out = model(tokens(1, 20), past_key_values=DynamicCache())

@@ -64,10 +64,14 @@ class Value(NamedTuple):
 
 
 class Values:
-    """Looks up values in a folder of runs (default `pe.runs.root`)."""
+    """Looks up values in a folder of runs (default `pe.runs.root`).
 
-    def __init__(self, folder: Path | None = None) -> None:
+    ``tasks`` names the only study whose small models count, so that all have had the same training.
+    """
+
+    def __init__(self, folder: Path | None = None, tasks: str | None = None) -> None:
         self.folder = runs.root() if folder is None else folder
+        self.tasks = tasks
         self._study = functools.cache(self._load_study)
         self._labels = functools.cache(self._load_labels)
         self._records = functools.cache(self._load_records)
@@ -127,6 +131,8 @@ class Values:
         best: tuple[tuple[int, float, str], Value] | None = None
         for one in self._records(name, pe):
             if one.study == "local" or one.status != "complete":
+                continue
+            if self.tasks not in (None, one.study):
                 continue
             if not _same_options(name, one.task_options, options):
                 continue

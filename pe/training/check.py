@@ -1,4 +1,7 @@
-"""What training would refuse only later, before anything is prepared. Torch comes when asked."""
+"""Check a run before anything is prepared, so that mistakes show at once and not after minutes.
+
+Torch is imported only when `check_run` is called.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ from pe.training.start import check_source, takes_searched_factors
 
 
 def check_run(run: Run) -> None:
-    """Refuse what training would refuse only later. A record is shown also without its corpus.
+    """Refuse what training would refuse later.
+
+    A run that is recorded already can be shown without its corpus, so that is not looked for then.
 
     Raises:
-        ValueError: the encoding, its options, the corpus or the tokenizer.
-        RunError: the run is recorded, and its encoding has another source now.
+        ValueError: the encoding, its options, the corpus or the tokenizer cannot be used.
+        RunError: the run is recorded, and the source code of its encoding has changed since.
     """
     from pe.data.corpora import open_corpus
     from pe.data.tokenizer import plan_tokenizer
@@ -20,10 +25,10 @@ def check_run(run: Run) -> None:
 
     recipe = run.recipe
     layer_specs(recipe.pe, recipe.num_hidden_layers)
-    later = ["long_factor"] if takes_searched_factors(recipe) else []
+    unknown_yet = ["long_factor"] if takes_searched_factors(recipe) else []
     check(
         recipe.pe,
-        {name: value for name, value in recipe.pe_options.items() if name not in later},
+        {name: value for name, value in recipe.pe_options.items() if name not in unknown_yet},
         original_length=recipe.context_length,
         head_dim=recipe.head_dim,
         num_heads=recipe.num_attention_heads,

@@ -1,16 +1,26 @@
 """How much memory a training step takes on a GPU, before anything is trained.
 
-    weights, gradients, AdamW's two moments    16 bytes per parameter; with fsdp divided among the
-                                               processes, beside the weights that are gathered
-    activations                                per token of a forward pass, layer and number of the
-                                               hidden size; with activation_checkpointing 2 bytes,
-                                               and those of one layer in full
-    logits                                     per token and entry of the vocabulary
+A step is fullest at one of three moments, and the estimate is the largest of them:
 
-An estimate for bfloat16, torch.compile and an encoding that rotates queries and keys. The bytes per
-activation and per logit were fitted to recorded peaks (runs/speed), which a test compares. An
-encoding that keeps more than rotated queries and keys takes more; kernels' work space, the CUDA
-context and fragmentation come on top. Imports no torch.
+    loss         weights, AdamW's two moments, what all layers keep for the backward pass, logits
+    first block  of the backward pass; with activation_checkpointing it is computed again, so it is
+                 there in full beside the inputs of the others
+    last block   all gradients are there, and no other block
+
+    weights, gradients, moments  16 bytes per parameter, 4 of them for gradients, which are there at
+                                 the first two moments only where they are added up over passes or
+                                 processes. With fsdp divided among the processes, beside the
+                                 weights that are gathered
+    casts of weights             2 bytes per parameter: autocast keeps them for the backward pass,
+                                 with fsdp all of them on each process
+    activations                  per token: `_kept`
+    logits                       per token and entry of the vocabulary: `_logit_bytes`
+
+Each number follows from what a step keeps. Tests compare an eager step with a count on fake
+tensors, a compiled one with peaks of recorded runs. The estimate holds for an encoding that rotates
+queries and keys: one that rotates nothing takes up to a seventh less, one that makes them wider
+(PoPE) up to a fifth more. Dropout, norms of queries and keys, kernels' work space, the CUDA context
+and fragmentation come on top. Imports no torch.
 """
 
 from __future__ import annotations
@@ -22,11 +32,8 @@ from typing import Any, NamedTuple
 from pe.recipes.recipe import Recipe
 
 GIB = 2**30
-STATE_BYTES = 16
-ATTENTION_BYTES, ROTATED_BYTES, INNER_BYTES = 14, 4, 4
-"""Kept for the backward pass, per token and layer: so many bytes per number of the hidden size for
-the block, for rotated queries and keys, and per number of the feed-forward width."""
-LOGIT_BYTES, CHUNKED_LOGIT_BYTES = 4, 14
+WEIGHT_BYTES, GRADIENT_BYTES, MOMENTS_BYTES, CAST_BYTES = 4, 4, 8, 2
+"""Per parameter."""
 CHUNK_LOGITS = 2**30
 """As in `pe.model.loss`, where more logits than these are computed twice, in chunks."""
 USABLE = 0.94
@@ -34,10 +41,10 @@ USABLE = 0.94
 
 
 class Estimate(NamedTuple):
-    """GiB on each GPU."""
+    """GiB on each GPU at the moment when a step takes most."""
 
     state: float
-    """Weights, gradients, optimizer."""
+    """Weights, their casts, gradients, optimizer."""
     activations: float
     logits: float
 
@@ -50,37 +57,108 @@ class Estimate(NamedTuple):
 def parameters(recipe: Recipe) -> int:
     """Parameters of the recipe's model, those of the encoding left out."""
     r = recipe
+    return r.vocab_size * r.hidden_size + r.num_hidden_layers * _block(r) + r.hidden_size
+
+
+def _block(r: Recipe) -> int:
     width, keys = r.hidden_size, r.num_key_value_heads * r.head_dim
-    return r.vocab_size * width + r.num_hidden_layers * _block(r, keys) + width
-
-
-def _block(r: Recipe, keys: int) -> int:
-    width = r.hidden_size
     return 2 * width * (width + keys) + 3 * width * r.intermediate_size + 2 * width
 
 
 def estimate(recipe: Recipe, processes: int = 1) -> Estimate:
-    """What a step of ``recipe`` takes on each of so many GPUs."""
-    r = recipe
+    """What a step of ``recipe`` takes on each of so many GPUs, in GiB."""
+    return max(_moments(recipe, processes), key=lambda moment: moment.total)
+
+
+def _moments(r: Recipe, processes: int) -> Iterator[Estimate]:
+    """The three moments of the module's text."""
     windows = max(1, r.batch_size // processes)
-    tokens = min(r.micro_batch_size or windows, windows) * r.context_length
-    count = parameters(r)
-    state = STATE_BYTES * count
-    if r.fsdp:
-        block = _block(r, r.num_key_value_heads * r.head_dim)
-        gathered = 2 * r.vocab_size * r.hidden_size + 3 * block  # float32, and their gradients
-        state = state // processes + 4 * gathered
-    layer = tokens * (
-        (ATTENTION_BYTES + ROTATED_BYTES) * r.hidden_size + INNER_BYTES * r.intermediate_size
-    )
+    micro = min(r.micro_batch_size or windows, windows)
+    tokens = micro * r.context_length
+    block = tokens * _kept(r)
+    rest = tokens * (_norm(r) + _number(r) * r.hidden_size)  # before the head, and its gradient
     if r.activation_checkpointing:
-        activations = 2 * tokens * r.num_hidden_layers * r.hidden_size + layer
+        kept = tokens * r.num_hidden_layers * _number(r) * r.hidden_size
+        computed = kept + block
     else:
-        activations = r.num_hidden_layers * layer
+        kept = computed = r.num_hidden_layers * block
+    state, last = _state(r, processes, accumulated=windows > micro)
+    for parts in (
+        (state, kept + rest, tokens * r.vocab_size * _logit_bytes(r, tokens)),
+        (state, computed + rest, 0),
+        (last, block + rest, 0),
+    ):
+        yield Estimate(*(part / GIB for part in parts))
+
+
+def _state(r: Recipe, processes: int, accumulated: bool) -> tuple[float, float]:
+    """Bytes of weights, gradients and optimizer when the loss is computed, and at the end.
+
+    Args:
+        accumulated: a step has several passes, whose gradients are added up.
+    """
+    count, block, ends = parameters(r), _block(r), r.vocab_size * r.hidden_size
+    share = processes if r.fsdp else 1
+    # The buckets in which DistributedDataParallel adds gradients up stay from step to step.
+    held = GRADIENT_BYTES if accumulated or (processes > 1 and not r.fsdp) else 0
+    # A compiled backward pass returns all gradients at once, beside those they are added to.
+    beside = held if _compiled(r) and not r.fsdp else 0
+    lasting = WEIGHT_BYTES + MOMENTS_BYTES
+    # Embeddings and their gradient; a block, the next one, and a gradient.
+    gathered = 4 * (2 * ends + 3 * block) if r.fsdp else 0
+    cast = CAST_BYTES if _narrow(r) else 0
+    # A block that is computed again makes its casts again.
+    casts = cast * (ends + block if r.activation_checkpointing else count)
+    state = count * (lasting + held) / share + gathered + casts
+    last = count * (lasting + GRADIENT_BYTES + beside) / share + gathered + cast * block
+    return state, last
+
+
+def _kept(r: Recipe) -> int:
+    """Bytes per token that a block keeps for its backward pass.
+
+    Both norms; the product of queries, keys and values, whole, as values are a view of it; rotated
+    queries and keys; what attention gives; and of the feed-forward block the outputs of both
+    products, their product, and in eager execution the activation.
+    """
+    keys = r.num_key_value_heads * r.head_dim
+    attention = (r.hidden_size + 2 * keys) + (r.hidden_size + keys) + r.hidden_size
+    inner = (3 if _compiled(r) else 4) * r.intermediate_size
+    return 2 * _norm(r) + _number(r) * (attention + inner)
+
+
+def _norm(r: Recipe) -> int:
+    """Bytes per token that a norm keeps: its input, and its output, which a product reads.
+
+    In eager bfloat16 it computes in float32, and keeps the normalised input, too.
+    """
+    each = 2 * _number(r) if _compiled(r) or not _narrow(r) else 4 + 4 + 2
+    return each * r.hidden_size
+
+
+def _logit_bytes(r: Recipe, tokens: int) -> float:
+    """Bytes per logit of a pass.
+
+    Compiled, their gradient overwrites them; chunks are computed twice, and it does not. In eager
+    execution the logarithm of the softmax and two gradients, all in float32, are there at once.
+    """
     logits = tokens * r.vocab_size
     chunked = logits > CHUNK_LOGITS
-    each = CHUNKED_LOGIT_BYTES if chunked else LOGIT_BYTES
-    return Estimate(state / GIB, activations / GIB, each * min(logits, CHUNK_LOGITS) / GIB)
+    each = (2 if chunked else 1) * _number(r) if _compiled(r) else 12
+    return each * min(logits, CHUNK_LOGITS) / logits
+
+
+def _narrow(r: Recipe) -> bool:
+    return r.precision != "float32"
+
+
+def _compiled(r: Recipe) -> bool:
+    return r.compile != "off"
+
+
+def _number(r: Recipe) -> int:
+    """Bytes of a number that a block computes with."""
+    return 2 if _narrow(r) else 4
 
 
 def options(recipe: Recipe, processes: int = 1) -> Iterator[dict[str, Any]]:
