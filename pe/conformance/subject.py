@@ -167,10 +167,10 @@ def tokens(batch: int, length: int, seed: int = 0) -> Tensor:
 
 
 @contextlib.contextmanager
-def same_draw(seed: int = 0) -> Iterator[None]:
+def same_draw() -> Iterator[None]:
     """Random encodings draw the same here each time; the caller's own numbers are untouched."""
     with torch.random.fork_rng(devices=[]):
-        seed_torch(seed)
+        seed_torch(0)
         yield
 
 
@@ -188,15 +188,11 @@ def hooks(enc: Encoding, case: Inputs, positions: Tensor) -> dict[str, Tensor]:
     return {name: value for name, value in results.items() if value is not None}
 
 
-def scores(
-    enc: Encoding, case: Inputs, k_positions: Tensor, q_positions: Tensor | None = None
-) -> Tensor:
+def scores(enc: Encoding, case: Inputs, positions: Tensor) -> Tensor:
     """All that an encoding does to logits, (B, H, Tq, Tk); 0 where a query may not look."""
     q, k = case.q, case.k
-    if q_positions is None:
-        q_positions = k_positions
     with same_draw():
-        where = enc.prepare(q_positions, k_positions, q.dtype)
+        where = enc.prepare(positions, positions, q.dtype)
     bias = enc.bias(q, k, where.q_positions, where.k_positions, enc.key_state(case.x))
     factor = enc.logit_scale(where.q_positions)
     q, k = enc.rotate(q, k, where.q_positions, where.k_positions, where.tables)

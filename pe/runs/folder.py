@@ -142,12 +142,12 @@ class Folder:
                 path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
             yield
 
-    def busy(self, name: str = ".lock") -> RunBusy | None:
+    def busy(self) -> RunBusy | None:
         """The refusal that `lock` would meet, or None. Creates nothing."""
-        if not (self.directory / name).exists():
+        if not (self.directory / ".lock").exists():
             return None
         try:
-            with self.lock(name):
+            with self.lock():
                 return None
         except RunBusy as error:
             return error

@@ -15,8 +15,8 @@ def install(patch: pytest.MonkeyPatch) -> None:
 
     The interpreter replaces the functions of ``triton.language`` where a kernel begins, puts the
     old ones back at its end, and in between does the same in every call of a device function. Those
-    see the same modules, so the first of these calls is enough. Whether sums of integers overflow is
-    computed for an assertion that is on in debugging alone, so it is not computed here.
+    see the same modules, so the first of these calls is enough. Whether a sum of integers overflows
+    is computed for an assertion that is on in debugging alone, so it is not computed here.
     """
     import triton.language as tl
     from triton.runtime import interpreter
