@@ -32,7 +32,7 @@ VOCABULARY = 61
 
 
 class Inputs(NamedTuple):
-    """What a layer hands to the hooks."""
+    """The inputs that a layer hands to the hooks."""
 
     q: Tensor
     k: Tensor
@@ -77,7 +77,7 @@ class Subject:
         return nudged(encoding(self.spec, **self.arguments)).eval()
 
     def layers(self) -> list[Encoding]:
-        """Those of a model: one for each layer, or one for all."""
+        """The encodings of a model: one for each layer, or one for all."""
         arguments = {k: v for k, v in self.arguments.items() if k != "layer_index"}
         return [nudged(enc) for enc in layer_encodings(self.spec, self.depth, **arguments)]
 
@@ -175,7 +175,7 @@ def same_draw() -> Iterator[None]:
 
 
 def hooks(enc: Encoding, case: Inputs, positions: Tensor) -> dict[str, Tensor]:
-    """What each hook gives, by name."""
+    """The result of each hook, by name."""
     with same_draw():
         where = enc.prepare(positions, positions, case.q.dtype)
     q, k = enc.rotate(case.q, case.k, where.q_positions, where.k_positions, where.tables)

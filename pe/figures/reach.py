@@ -1,4 +1,4 @@
-"""What each encoding of a budget reads and finds: a line of perplexities, and cells of shares.
+"""The perplexities of each encoding of a budget as a line, and the shares it finds as cells.
 
 A short line reads on where training stopped, and one that begins far to the left reads short texts
 well. Lines are sorted by the longer text, best on top; where hidden numbers were asked for, by how
@@ -28,6 +28,7 @@ PLACES = {
 }
 """Where an encoding acts, and the colour of its line."""
 TASK = "multikey"
+"""The hidden numbers whose shares stand beside the lines."""
 
 
 def ordered(rows: Sequence[Row], far: int) -> list[tuple[Row, float, float | None]]:

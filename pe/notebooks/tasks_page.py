@@ -1,4 +1,4 @@
-"""What the tasks notebook does and shows: the task, the training, what came of it."""
+"""The parts of the tasks notebook: the task, the training, its results."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from pe.tasks.measure.many import Many
 
 EXAMPLE_SEED = 2**63 + 2
-"""Of the example whose attention is drawn; no training or test sees it."""
+"""Draws the example whose attention is shown; no training or test sees it."""
 
 
 def plan(run: TaskRun) -> Markdown:
-    """What the task is, an example of it, and what will be trained."""
+    """Show the task, an example of it, and what will be trained."""
     experiment = run.experiment
     assert experiment is not None, "made by configure_tasks"
     made, known, sizes = experiment.make_task(), about(experiment.task), experiment.settings
@@ -101,7 +101,7 @@ def keep_attention(run: TaskRun, many: Many, pe: str) -> None:
 
 
 def attention_file(run: TaskRun, pe: str) -> Path:
-    """Where `keep_attention` draws."""
+    """The file that `keep_attention` draws."""
     return run.directory / f"attention-{slug(pe)}.svg"
 
 
@@ -111,7 +111,7 @@ def results(records: list[TaskRecord]) -> Markdown:
 
 
 def rates(records: list[TaskRecord]) -> Markdown:
-    """What each rate came to in validation."""
+    """Show the validation of each rate."""
     return show("\n\n".join(filter(None, (summary.rates(records), summary.edges(records)))))
 
 

@@ -29,7 +29,7 @@ class RunBusy(RunError):
     """Another process is writing this folder; ``holder`` says which."""
 
     EXIT_CODE = 75
-    """Of a command that is refused for this reason (EX_TEMPFAIL of sysexits.h): try it later."""
+    """The exit code of a command that is refused for this reason: EX_TEMPFAIL of sysexits.h."""
 
     def __init__(self, directory: Path, holder: str) -> None:
         self.directory, self.holder = directory, holder
@@ -64,7 +64,7 @@ def writing(path: Path, errors: tuple[type[Exception], ...] = (OSError,)) -> Ite
 
 
 def root() -> Path:
-    """Where records live: ``$PE_RUNS``, else ``runs/`` of the checkout, else ``./runs``."""
+    """The folder of all records: ``$PE_RUNS``, else ``runs/`` of the checkout, else ``./runs``."""
     if os.environ.get("PE_RUNS"):
         return Path(os.environ["PE_RUNS"]).resolve()
     checkout = Path(__file__).resolve().parents[2]
@@ -181,5 +181,5 @@ def read_json(name: str, path: Path) -> dict[str, Any]:
 
 
 def refuse_constant(word: str) -> None:
-    """What `json` calls for NaN and Infinity, which no record holds."""
+    """Refuse NaN and Infinity, which no record holds; `json` calls this for them."""
     raise ValueError(f"{word} is no number")

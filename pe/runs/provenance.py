@@ -1,4 +1,4 @@
-"""What a record says about the code, the machine and the command. No torch at import."""
+"""The code, the machine and the command, as a record holds them. Imports no torch at first."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def code() -> dict[str, Any]:
 
 
 def git(top: Path, *arguments: str) -> str | None:
-    """What git answers; None where there is no git, or no answer."""
+    """The answer of git; None where there is no git, or no answer."""
     try:
         done = subprocess.run(
             ["git", "-C", str(top), *arguments], capture_output=True, text=True, timeout=30

@@ -1,4 +1,4 @@
-"""The state of a study, and how long the rest of it takes: as rows, as text, as a live view."""
+"""The state of a study and the time that the rest of it takes, as rows, as text and live."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Row(NamedTuple):
     tokens_per_second: float | None = None
     """Measured in this run, or in recorded runs of the same sizes."""
     seconds_left: float | None = 0.0
-    """Of training; None where no speed is known."""
+    """Seconds of training; None where no speed is known."""
     parent: str | None = None
     """Name of the run that it waits for."""
 
     def cells(self) -> list[str]:
-        """As text, below `HEADS`."""
+        """The texts of the columns `HEADS`."""
         left = "not known" if self.seconds_left is None else duration(self.seconds_left)
         return [
             self.label, str(self.seed), self.begins, self.state, f"{self.step:,} of {self.steps:,}",

@@ -79,7 +79,7 @@ def stepwise(
 
 
 def _ends(plan: list[int], longest: int) -> list[int]:
-    """Where the chunks end; what goes beyond the longest is cut."""
+    """The ends of the chunks; what goes beyond the longest length is cut."""
     ends: list[int] = []
     for size in plan:
         end = min((ends[-1] if ends else 0) + size, longest)
