@@ -1,4 +1,4 @@
-"""What the study notebook does and shows: the plan, the study as it runs, its results."""
+"""The parts of the study notebook: the plan, the study as it runs, its results."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def outcome(study: StudyFolder) -> Markdown:
 
 
 def end(failure: StudyFailed | None) -> Markdown:
-    """Raises what failed, if anything did."""
+    """Raise the failure, if there was one."""
     if failure is not None:
         raise failure
     return show("Nothing failed.")

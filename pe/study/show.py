@@ -1,4 +1,4 @@
-"""The state of a study, and how long the rest of it takes: as rows, as text, as a live view."""
+"""The state of a study and the time that the rest of it takes, as rows, as text and live."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Row(NamedTuple):
     tokens_per_second: float | None = None
     """Measured in this run or in recorded runs, or estimated."""
     seconds_left: float | None = 0.0
-    """Of training; None where no speed is known."""
+    """Seconds of training; None where no speed is known."""
     parent: str | None = None
     """Name of the run that it waits for."""
     estimated: bool = False
     """Whether the speed is that of runs of other sizes, by their arithmetic."""
 
     def cells(self) -> list[str]:
-        """As text, below `HEADS`."""
+        """The texts of the columns `HEADS`."""
         left = "not known" if self.seconds_left is None else duration(self.seconds_left)
         about = "about " if self.estimated else ""
         return [
