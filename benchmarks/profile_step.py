@@ -30,8 +30,8 @@ from pe.recipes.recipe import Recipe
 from pe.runs import Run
 from pe.runs.provenance import code, hardware, now, versions
 from pe.training.build import set_rate
+from pe.training.flops import peak_flops
 from pe.training.loop import Trainer
-from pe.training.metrics import peak_flops
 from pe.training.schedule import learning_rate
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -113,47 +113,65 @@ def kernels(recipe: Recipe, steps: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def groups(result: dict[str, Any]) -> dict[str, float]:
-    """Milliseconds per step by group, the longest first, and those in which nothing ran."""
-    sums: dict[str, float] = {}
+def peak() -> float | None:
+    """FLOP/s of this machine's card at most, in bfloat16; None where it is not known."""
+    return peak_flops(hardware()["name"])
+
+
+def groups(recipe: Recipe, result: dict[str, Any]) -> list[dict[str, Any]]:
+    """What each group of kernels takes of a step, the longest first; last, when nothing ran.
+
+    Returns:
+        Rows of ``group``, ``ms`` per step, ``share`` of the step, and ``at_peak_ms``, which it
+        would take at the card's peak: of groups whose arithmetic MFU counts, on a known card.
+    """
+    step, sums = result["step_ms"], dict[str, float]()
     for row in result["kernels"]:
         sums[row["group"]] = sums.get(row["group"], 0.0) + row["ms"]
     ordered = dict(sorted(sums.items(), key=lambda item: -item[1]))
-    return ordered | {"nothing": max(0.0, result["step_ms"] - sum(sums.values()))}
+    ordered["nothing"] = max(0.0, step - sum(sums.values()))
+    most, products = peak(), product_flops(recipe, result["parameters"])
+    useful = result["flops_per_token"] * recipe.batch_size * recipe.context_length
+    counted = {"matrix products": products, "attention": useful - products}
+    return [
+        {"group": name, "ms": ms, "share": ms / step,
+         "at_peak_ms": counted[name] / most * 1000 if most and name in counted else None}
+        for name, ms in ordered.items()
+    ]  # fmt: skip
 
 
 def report(recipe: Recipe, result: dict[str, Any], most: int) -> str:
     """The tables, and what they say about MFU where the card's peak is known."""
-    step, sums = result["step_ms"], groups(result)
+    step, rows = result["step_ms"], groups(recipe, result)
     tokens = recipe.batch_size * recipe.context_length
-    lines = [[name, f"{ms:.2f}", f"{ms / step:.1%}"] for name, ms in sums.items()]
+    lines = []
+    for row in rows:
+        ideal = row["at_peak_ms"]
+        lines.append([
+            row["group"], f"{row['ms']:.2f}", f"{row['share']:.1%}",
+            f"{row['ms'] - (ideal or 0.0):.2f}",
+            "" if ideal is None else f"{ideal:.2f}, {ideal / row['ms']:.0%} of it reached",
+        ])  # fmt: skip
+    heads = ("group", "ms per step", "share", "lost", "at the card's peak")
     parts = [
         f"a step of {tokens:,} tokens: {step:.2f} ms, {tokens / step * 1000:,.0f} tokens/s",
-        tabulate(lines, headers=("group", "ms per step", "share"), disable_numparse=True),
+        tabulate(lines, headers=heads, disable_numparse=True),
     ]
-    peak = peak_flops(hardware()["name"])
-    if peak is not None:
+    card = peak()
+    if card is not None:
         useful = result["flops_per_token"] * tokens
-        products = product_flops(recipe, result["parameters"])
-        attention = useful - products
-        at_peak = {
-            "matrix products": products / peak * 1000, "attention": attention / peak * 1000
-        }  # fmt: skip
-        parts.append(f"MFU {useful / (step / 1000) / peak:.1%}. Lost, in ms per step:")
-        lost = [
-            [name, f"{ms - at_peak.get(name, 0.0):.2f}",
-             f"{at_peak[name]:.2f} at the card's peak, {at_peak[name] / ms:.0%} of it reached"
-             if name in at_peak else "computes nothing that MFU counts"]
-            for name, ms in sums.items()
-        ]  # fmt: skip
-        parts.append(tabulate(lost, headers=("group", "lost", ""), disable_numparse=True))
-        half = useful / peak / 0.5 * 1000
-        parts.append(f"At 50% MFU a step takes {half:.2f} ms: {step - half:.2f} have to go.")
-    rows = [
+        half = useful / card / 0.5 * 1000
+        parts.append(
+            f"MFU {useful / (step / 1000) / card:.1%}. At 50% a step takes {half:.2f} ms: "
+            f"{step - half:.2f} have to go."
+        )
+    kernels = [
         [f"{row['ms']:.3f}", f"{row['calls']:.0f}", row["group"], row["kernel"][:90]]
         for row in result["kernels"][:most]
     ]
-    parts.append(tabulate(rows, headers=("ms", "calls", "group", "kernel"), disable_numparse=True))
+    parts.append(
+        tabulate(kernels, headers=("ms", "calls", "group", "kernel"), disable_numparse=True)
+    )
     return "\n\n".join(parts)
 
 
@@ -183,7 +201,7 @@ def main() -> None:
         record = {
             "benchmark": "profile_step", "created": now(), "recipe": recipe.to_dict(),
             "code": code(), "hardware": hardware(), "versions": versions(),
-            "groups": groups(result), **result,
+            "groups": groups(recipe, result), **result,
         }  # fmt: skip
         options.out.write_text(json.dumps(record, indent=1) + "\n")
 

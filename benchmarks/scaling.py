@@ -1,17 +1,21 @@
-"""What several GPUs give: tokens/s, MFU and memory at 1, 2 ... of them, and whether losses agree.
+"""What several GPUs give: do losses agree, does a run survive a killed process, tokens/s, memory.
 
-    python benchmarks/scaling.py --gpus 2 --minutes 5.5 --out scaling.json
+    python benchmarks/scaling.py --gpus 2 --minutes 8.5 --out scaling.json
     PE_DEVICE=cpu python benchmarks/scaling.py --gpus 2 --mini            # a rehearsal, with gloo
+    python benchmarks/scaling.py --gpus 8 --parts losses 34M 125M 360M
 
-The steps are those of `pe.training.loop.Trainer`, on text that every Python carries. Measured with
-one GPU, and with powers of two of them up to ``--gpus``, the batch of a step the same:
+Steps are those of `pe.training.loop.Trainer`, on text that every Python carries. The batch is the
+same on 1, 2, 4 ... GPUs up to ``--gpus``. The parts, the most wanted first:
 
-    speed      34 M, 125 M and 360 M parameters; at 1 GPU each size has a card of its own
-    memory     1.2 B parameters: alone, with activation checkpointing, with FSDP, with both
-    losses     the 34 M model in float32, uncompiled: 1 process, several, and several with FSDP
-    failure    through PE_PROCESSES, as a user does it: a process is killed, and one GPU goes on
+    losses   34 M parameters in float32, uncompiled: 1 process, several, and several with FSDP
+    failure  one of several processes is killed as a user would see it; one process goes on
+    profile  which kernels a step of 360 M parameters spends its time in
+    125M     speed; also 34M and 360M, which are measured if asked for
+    1.2B     FSDP over all GPUs, without and with activation checkpointing
+    alone    1.2 B on one GPU, without and with activation checkpointing; if asked for
 
-Most wanted first; what does not begin within ``--minutes`` is left out, and the record says so.
+What needs one GPU is spread over all of them. What would not end within ``--minutes`` is left out,
+and the record says so; the record is written after each measurement. `scaling_worker` measures.
 """
 
 from __future__ import annotations
@@ -19,71 +23,123 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import gc
 import json
 import os
-import statistics
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
-from pe import devices
 from pe.recipes.named import recipe as named_recipe
 from pe.recipes.recipe import Recipe
 from pe.runs import Run
 from pe.runs.provenance import code, hardware, now, versions
 
-WARM, TIMED = 4, 12
-TOGETHER = 4
-"""Steps between two looks at the clock, for which the device has to be waited for."""
 SIZES: dict[str, dict[str, Any]] = {
     "34M": {"recipe": "tiny"},
     "125M": {"recipe": "medium", "num_hidden_layers": 14},
     "360M": {"recipe": "paper"},
 }
+PARTS = ("losses", "failure", "profile", "125M", "1.2B", "34M", "360M", "alone")
+WANTED = PARTS[:5]
+"""What nobody has measured on two H200 yet; a part that was measured is left out unless named."""
 MINI: dict[str, Any] = {
     "recipe": "demo", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2,
     "num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 512, "context_length": 64,
     "batch_size": 8, "micro_batch_size": 0,
 }  # fmt: skip
-TIME_UP = "not begun within the time"
+NEEDED = {"losses": 10, "reference": 20, "profile": 80, "speed": 60, "memory": 75}
+"""Seconds that a job takes on an H200 once its process has started; compiling is most of it."""
+STARTING, ENDING = 15, 10
+"""Seconds in which a process starts, and in which it may end after its last job."""
+FAILING = 75
+"""Seconds for the run whose process is killed, 15 of which processes have to end by themselves."""
 Job = dict[str, Any]
 
 
-def jobs(gpus: int, mini: bool) -> list[Job]:
-    """What so many GPUs measure together, the most wanted first."""
-    several = gpus > 1
-    speed = [{"what": "speed", "name": name, "set": fields} for name, fields in SIZES.items()]
-    largest: dict[str, Any] = {"recipe": "1200m", "batch_size": 16 * gpus}
-    options: list[dict[str, bool]] = [{}, {"activation_checkpointing": True}]
-    if several:
-        options = [one | {"fsdp": True} for one in options]
-    memory = [
-        {"what": "memory", "name": "1.2B", "set": largest | some, "steps": [2, 4]}
-        for some in options
-    ]
+class Stage(NamedTuple):
+    """Jobs that are measured at the same time, by so many processes for each list of them."""
+
+    processes: int
+    shares: list[list[Job]]
+
+
+def stages(gpus: int, parts: Sequence[str], mini: bool) -> Iterator[Stage | None]:
+    """What is measured one after the other; None stands for the process that is killed."""
+    counts = [2**power for power in range(1, gpus.bit_length()) if 2**power <= gpus]
+    speed = [_speed(name) for name in parts if name in SIZES]
+    alone = [_losses({})] if "losses" in parts else []
+    if "failure" in parts and counts:
+        alone.append({"what": "reference"})
+    if "profile" in parts:
+        alone.append({"what": "profile", "name": "360M", "set": SIZES["360M"]})
+    alone += speed
+    if "alone" in parts:
+        alone += _largest({"batch_size": 16})
+    if alone:
+        yield _stage(1, _spread(alone, gpus), mini)
+    if "losses" in parts:
+        for count in counts:
+            yield _stage(count, [[_losses({}), _losses({"fsdp": True})]], mini)
+    if "failure" in parts and counts:
+        yield None
+    for count in counts:
+        last = count == counts[-1] and "1.2B" in parts
+        largest = _largest({"batch_size": 16 * count, "fsdp": True}) if last else []
+        if speed or largest:
+            yield _stage(count, [speed + largest], mini)
+
+
+def _speed(name: str) -> Job:
+    return {"what": "speed", "name": name, "set": SIZES[name]}
+
+
+def _losses(options: dict[str, Any]) -> Job:
     exact = {"recipe": "tiny", "precision": "float32", "compile": "off", "batch_size": 16}
-    losses = [
-        {"what": "losses", "name": "34M", "set": exact | some, "steps": [0, 6]}
-        for some in ([{}, {"fsdp": True}] if several else [{}])
+    return {"what": "losses", "name": "34M", "set": exact | options, "steps": [0, 6]}
+
+
+def _largest(options: dict[str, Any]) -> list[Job]:
+    both = options, options | {"activation_checkpointing": True}
+    return [
+        {"what": "memory", "name": "1.2B", "set": {"recipe": "1200m", **some}, "steps": [2, 4]}
+        for some in both
     ]
-    ordered = [speed[2], losses[0], memory[0], *losses[1:], speed[0], speed[1], memory[1]]
-    return [mini_job(job) if mini else job for job in ordered]
+
+
+def _spread(jobs: Sequence[Job], gpus: int) -> list[list[Job]]:
+    """The jobs in their order, each for the GPU that has least to do so far."""
+    shares: list[list[Job]] = [[] for _ in range(gpus)]
+    busy = [0] * gpus
+    for job in jobs:
+        least = busy.index(min(busy))
+        shares[least].append(job)
+        busy[least] += NEEDED[job["what"]]
+    return shares
+
+
+def _stage(count: int, shares: list[list[Job]], mini: bool) -> Stage:
+    return Stage(count, [[_timed(job, mini) for job in share] for share in shares if share])
+
+
+def _timed(job: Job, mini: bool) -> Job:
+    job = job | {"needs": NEEDED[job["what"]]}
+    return mini_job(job) if mini else job
 
 
 def mini_job(job: Job) -> Job:
     """The same on a CPU in seconds."""
     kept = ("activation_checkpointing", "fsdp", "precision", "compile")
-    fields = {name: value for name, value in job["set"].items() if name in kept}
-    return job | {"set": MINI | fields, "steps": [1, 3]}
+    fields = {name: value for name, value in job.get("set", {}).items() if name in kept}
+    return job | {"set": MINI | fields, "steps": [1, 3], "needs": 0}
 
 
 def recipe_of(job: Job) -> Recipe:
@@ -98,118 +154,22 @@ def recipe_of(job: Job) -> Recipe:
     return named_recipe(name, **(common | fields))
 
 
-# One process among those that measure together
+def interrupted_run(folder: Path, mini: bool) -> Run:
+    """A run long enough for a process to be killed after the first checkpoint."""
+    fields: dict[str, Any] = MINI | {
+        "num_hidden_layers": 1, "steps": 120 if mini else 2000, "checkpoint_every": 40,
+        "validate_every": 0, "log_every": 10,
+    }  # fmt: skip
+    name = fields.pop("recipe")
+    chosen = named_recipe(name, compile="off", precision="float32", **fields)
+    return Run(folder / chosen.run_name(), recipe=chosen)
 
 
-def measure(job: Job, folder: Path) -> dict[str, Any]:
-    """The row of a job: what was measured."""
-    import torch
-
-    from pe.data import Batches  # noqa: F401 (its import is no part of a step)
-    from pe.model.rng import seed_step
-    from pe.training.build import set_rate
-    from pe.training.loop import Trainer
-    from pe.training.schedule import learning_rate
-
-    chosen = recipe_of(job)
-    warm, timed = job.get("steps", [WARM, TIMED])
-    run = Run(folder / f"job-{time.monotonic_ns()}" / "run", recipe=chosen)
-    begun = time.perf_counter()
-    if devices.choose().type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    trainer = Trainer(run, quiet=True)
-    trainer._prepare()
-    trainer.model.train()
-    losses, times, first = [], [], 0.0
-    start = time.perf_counter()
-    for number in range(warm + timed):
-        set_rate(trainer.optimizer, learning_rate(chosen, number))
-        seed_step(chosen.seed, number, trainer.accelerator.process_index)
-        losses.append(trainer.step(trainer.train_batches.at(number))[0])
-        done = number + 1 - warm
-        if done <= 0 or done % TOGETHER == 0 or done == timed:
-            trainer.synchronize()
-            moment = time.perf_counter()
-            first = first or moment - begun
-            if done > 0:
-                times.append((moment - start) / ((done - 1) % TOGETHER + 1))
-            start = moment
-    losses = trainer.accelerator.reduce(torch.stack(losses), "mean").tolist()
-    seconds = statistics.median(times)
-    tokens = chosen.batch_size * chosen.context_length
-    peak = trainer.metrics.peak
-    row = {
-        "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
-        "processes": trainer.accelerator.num_processes,
-        "windows_per_pass": trainer.micro,
-        "batch": [chosen.batch_size, chosen.context_length],
-        "tokens_per_second": round(tokens / seconds),
-        "mfu": None if peak is None else round(tokens / seconds * trainer.metrics.flops / peak, 4),
-        "step_seconds": [round(one, 5) for one in times],
-        "first_step_seconds": round(first, 2),
-        "peak_memory_gib": devices.peak_memory(trainer.device),
-        "estimated_gib": _estimated(chosen, trainer.accelerator.num_processes),
-        "losses": [round(loss, 6) for loss in losses],
-    }
-    trainer.accelerator.free_memory()
-    return row
-
-
-def _estimated(chosen: Recipe, processes: int) -> float:
-    from pe.training.memory import estimate
-
-    return round(estimate(chosen, processes).total, 2)
-
-
-def work(todo: Sequence[Job], folder: Path, seconds: float) -> Iterator[dict[str, Any]]:
-    """Rows of all jobs; all processes that measure together leave out the same ones."""
-    import torch
-
-    deadline = time.monotonic() + seconds
-    for job in todo:
-        late = time.monotonic() > deadline
-        if torch.distributed.is_initialized():  # the first process decides
-            answer = torch.tensor([float(late)], device=devices.choose())
-            torch.distributed.broadcast(answer, 0)
-            late = bool(answer.item())
-        row: dict[str, Any] = {"what": job["what"], "name": job["name"], "options": _options(job)}
-        if late:
-            yield row | {"reason": TIME_UP}
-            continue
-        try:
-            yield row | measure(job, folder) | {"reason": None}
-        except torch.OutOfMemoryError as error:
-            yield row | {"reason": f"out of memory: {str(error)[:100]}"}
-        gc.collect()
-        torch._dynamo.reset()
-        devices.free_memory(devices.choose())
-
-
-def _options(job: Job) -> str:
-    named = {"fsdp": "FSDP", "activation_checkpointing": "checkpointing", "precision": "float32"}
-    return ", ".join(word for field, word in named.items() if job["set"].get(field))
-
-
-def worker(task: dict[str, Any]) -> None:
-    """Measure, and let the first process write each row as a line."""
-    import torch
-
-    if devices.choose().type == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    for row in work(task["jobs"], Path(task["folder"]), task["seconds"]):
-        if os.environ.get("RANK", "0") == "0":
-            with open(task["out"], "a") as out:
-                print(json.dumps(row), file=out)
-    os._exit(0)  # communicators need not be taken down one by one
-
-
-# The process that starts them
+# Processes that measure together
 
 
 def started(count: int, first_gpu: int, task: dict[str, Any], log: Path) -> list[Any]:
     """``count`` processes that measure together, on GPUs from this one on."""
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -221,25 +181,27 @@ def started(count: int, first_gpu: int, task: dict[str, Any], log: Path) -> list
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "4"),
         "CUDA_VISIBLE_DEVICES": ",".join(str(first_gpu + i) for i in range(count)),
     }  # fmt: skip
+    worker = Path(__file__).with_name("scaling_worker.py")
     processes = []
     for rank in range(count):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **together} if count > 1 else {}
         with log.with_suffix(f".{rank}").open("w") as out:
             processes.append(
                 subprocess.Popen(
-                    [sys.executable, __file__, "--worker", json.dumps(task)],
+                    [sys.executable, str(worker), json.dumps(task)],
                     env=os.environ | common | own, stdout=out, stderr=out,
                 )
             )  # fmt: skip
     return processes
 
 
-def ended(processes: Sequence[Any], seconds: float) -> str | None:
+def ended(processes: Sequence[Any], seconds: float, watch: Callable[[], None]) -> str | None:
     """Wait for processes; what went wrong, or None. None of them is left running."""
     deadline = time.monotonic() + seconds
     try:
         while time.monotonic() < deadline:
             codes = [process.poll() for process in processes]
+            watch()
             if all(code == 0 for code in codes):
                 return None
             if any(code not in (None, 0) for code in codes):
@@ -258,40 +220,48 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def phase(
-    count: int, gpus: int, folder: Path, mini: bool, seconds: float
-) -> tuple[list[dict[str, Any]], str | None]:
-    """Measure with ``count`` GPUs. With one, the jobs are spread over all of them."""
-    todo = jobs(count, mini)
-    # A job that is long to compile and a short one, in turn.
-    shares = [todo] if count > 1 else [todo[first::gpus] for first in range(gpus)]
+def measured(
+    stage: Stage, number: int, folder: Path, deadline: float,
+    keep: Callable[[list[dict[str, Any]]], None],
+) -> str | None:  # fmt: skip
+    """Measure a stage; what went wrong, or None.
+
+    Args:
+        deadline: of `time.monotonic`. keep: is given all rows of the stage whenever there are more.
+    """
     groups, files = [], []
-    for number, share in enumerate(shares):
-        out = folder / f"rows-{count}-{number}"
-        task = {"jobs": share, "folder": str(folder), "out": str(out), "seconds": seconds}
-        groups += started(count, number, task, folder / f"log-{count}-{number}")
+    for place, share in enumerate(stage.shares):
+        out = folder / f"rows-{number}-{place}"
+        task = {
+            "jobs": share, "folder": str(folder), "out": str(out), "deadline": deadline - ENDING
+        }  # fmt: skip
+        first = place if stage.processes == 1 else 0
+        groups += started(stage.processes, first, task, folder / f"log-{number}-{place}")
         files.append(out)
-    problem = ended(groups, seconds + 90)
+    known = 0
+
+    def watch() -> None:
+        nonlocal known
+        rows = [row for file in files for row in rows_of(file)]
+        if len(rows) > known:
+            known = len(rows)
+            keep(rows)
+
+    problem = ended(groups, deadline + ENDING - time.monotonic(), watch)
+    watch()
     if problem:
-        logs = sorted(folder.glob(f"log-{count}-*"))
+        logs = sorted(folder.glob(f"log-{number}-*"))
         problem += "; " + " | ".join(path.read_text()[-1500:] for path in logs)
-    return [row for file in files for row in rows_of(file)], problem
+    return problem
 
 
-def failure(folder: Path, mini: bool) -> dict[str, Any]:
-    """A process of two is killed; the same run goes on in one, and ends as one that was not."""
+def failure(gpus: int, folder: Path, mini: bool) -> dict[str, Any]:
+    """One of all processes is killed; one goes on alone, and ends as a run that nobody killed."""
     import pe
     from pe.training import processes
 
-    # Long enough that a process can be killed after the first checkpoint and before the end.
-    fields: dict[str, Any] = MINI | {
-        "num_hidden_layers": 1, "steps": 120 if mini else 2000, "checkpoint_every": 40,
-        "validate_every": 0, "log_every": 10,
-    }  # fmt: skip
-    name = fields.pop("recipe")
-    chosen = named_recipe(name, compile="off", precision="float32", **fields)
-    run = Run(folder / "failure" / chosen.run_name(), recipe=chosen)
-    os.environ[processes.PROCESSES] = "2"
+    run = interrupted_run(folder / "failure", mini)
+    os.environ[processes.PROCESSES] = str(gpus)
 
     def kill() -> None:
         while not [line for line in run.metric_lines(drop_torn_end=True) if line["step"] > 50]:
@@ -312,9 +282,9 @@ def failure(folder: Path, mini: bool) -> dict[str, Any]:
     seconds = time.monotonic() - begun
     del os.environ[processes.PROCESSES]
     pe.train(run, quiet=True)
-    whole = Run(folder / "whole" / chosen.run_name(), recipe=chosen)
-    pe.train(whole, quiet=True)
-    pairs = zip(*(_losses(one) for one in (run, whole)), strict=True)
+    whole = interrupted_run(folder / "reference", mini)
+    pe.train(whole, quiet=True)  # nothing, if it was trained beside other measurements
+    pairs = zip(*(_losses_of(one) for one in (run, whole)), strict=True)
     record = run.read()
     return {
         "message": message.replace(str(folder), "..."),
@@ -325,7 +295,7 @@ def failure(folder: Path, mini: bool) -> dict[str, Any]:
     }
 
 
-def _losses(run: Run) -> list[float]:
+def _losses_of(run: Run) -> list[float]:
     return [line["loss"] for line in run.metric_lines() if "loss" in line]
 
 
@@ -358,7 +328,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     lines = []
     for row in sorted(rows, key=lambda r: (r["what"], r["name"], r["options"])):
         if row["reason"]:
-            lines.append([row["what"], row["name"], row["options"], "", row["reason"]])
+            lines.append(
+                [row["what"], row["name"], row["options"], row["processes"], row["reason"]]
+            )
             continue
         lines.append([
             row["what"], row["name"], row["options"], row["processes"],
@@ -374,7 +346,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def agreement(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How far the losses of several processes are from those of one, job by job."""
+    """How far the losses of several processes are from those of one, job by job, and memory."""
     alone = {(row["what"], row["name"], *row["batch"]): row for row in rows if _alone(row)}
     results = []
     for row in rows:
@@ -387,59 +359,81 @@ def agreement(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "what": row["what"], "name": row["name"], "options": row["options"],
                 "processes": row["processes"],
                 "largest_difference": round(max(abs(a - b) for a, b in pairs), 7),
+                "peak_memory_gib": row["peak_memory_gib"],
             })  # fmt: skip
     return results
+
+
+class Record:
+    """What was measured, on disk after each row."""
+
+    def __init__(self, path: Path, gpus: int, parts: Sequence[str], mini: bool) -> None:
+        self.path = path
+        self.rows: list[dict[str, Any]] = []
+        """Those of earlier stages."""
+        self.values: dict[str, Any] = {
+            "benchmark": "scaling", "created": now(), "gpus": gpus, "parts": list(parts),
+            "mini": mini, "code": code(), "versions": versions(), "rows": [], "agreement": [],
+            "problems": [], "seconds": [], "hardware": hardware() | {"count": gpus},
+        }  # fmt: skip
+
+    def keep(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Write down the rows of a stage, beside those of earlier ones."""
+        every = [*self.rows, *rows]
+        self.values |= {"rows": with_shares(every), "agreement": agreement(every)}
+        self.write()
+
+    def write(self) -> None:
+        """Replace the file."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(self.values, indent=1) + "\n")
 
 
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpus", type=int, default=2)
-    parser.add_argument("--minutes", type=float, default=5.5)
+    parser.add_argument("--minutes", type=float, default=8.5)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=WANTED, metavar="PART")
     parser.add_argument("--mini", action="store_true", help="small models, for a CPU")
     parser.add_argument("--out", type=Path, default=Path("scaling.json"))
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.worker:
-        worker(json.loads(options.worker))
-        return
     from pe.data import prepare
 
     deadline = time.monotonic() + 60 * options.minutes
-    record: dict[str, Any] = {
-        "benchmark": "scaling", "created": now(), "gpus": options.gpus, "mini": options.mini,
-        "code": code(), "versions": versions(), "rows": [], "problems": [],
-    }  # fmt: skip
-    counts = [1]
-    while counts[-1] * 2 <= options.gpus:
-        counts.append(counts[-1] * 2)
-    with tempfile.TemporaryDirectory(prefix="scaling-") as name:
+    parts = [part for part in PARTS if part in options.parts]
+    record = Record(options.out, options.gpus, parts, options.mini)
+    plan = list(stages(options.gpus, parts, options.mini))
+    with tempfile.TemporaryDirectory(prefix="scaling-") as name, ThreadPoolExecutor() as pool:
         folder = Path(name)
-        vocabularies = {recipe_of(job).vocab_size for job in jobs(1, options.mini)}
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(functools.partial(prepare, "stdlib"), sorted(vocabularies)))
+        recipes = [
+            recipe_of(job)
+            for stage in plan
+            if stage is not None
+            for share in stage.shares
+            for job in share
+            if "set" in job
+        ]
+        vocabularies = sorted({recipe.vocab_size for recipe in recipes})
+        list(pool.map(functools.partial(prepare, "stdlib"), vocabularies))
         print(f"text is ready, {deadline - time.monotonic():.0f} s are left", flush=True)
-        for number, count in enumerate(counts):
-            left = deadline - time.monotonic()
-            share = left / (len(counts) - number)
-            rows, problem = phase(count, options.gpus, folder, options.mini, max(0.0, share - 30))
-            record["rows"] = with_shares([*record["rows"], *rows])
-            if problem:
-                record["problems"].append(f"{count} GPUs: {problem}")
-            record["agreement"] = agreement(record["rows"])
-            _write(record, options.out)
-            print(table(record["rows"]), flush=True)
-        if options.gpus > 1 and deadline - time.monotonic() > (0 if options.mini else 45):
-            record["failure"] = failure(folder, options.mini)
-    record["hardware"] = hardware() | {"count": options.gpus}
-    _write(record, options.out)
-    for part in ("agreement", "failure", "problems"):
-        print(f"\n{part}: {json.dumps(record.get(part), indent=1)}")
-
-
-def _write(record: dict[str, Any], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
+        for number, stage in enumerate(plan):
+            begun = time.monotonic()
+            left = deadline - begun
+            if stage is None:
+                if options.mini or left > FAILING:
+                    record.values["failure"] = failure(options.gpus, folder, options.mini)
+                    print(json.dumps(record.values["failure"], indent=1), flush=True)
+            elif left > STARTING + ENDING:
+                problem = measured(stage, number, folder, deadline, record.keep)
+                if problem:
+                    record.values["problems"].append(f"{stage.processes} GPUs: {problem}")
+                record.rows = record.values["rows"]
+                print(table(record.rows), flush=True)
+            record.values["seconds"].append(round(time.monotonic() - begun, 1))
+            record.write()
+    for part in ("agreement", "problems", "seconds"):
+        print(f"\n{part}: {json.dumps(record.values[part], indent=1)}")
 
 
 if __name__ == "__main__":

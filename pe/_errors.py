@@ -1,4 +1,7 @@
-"""Error messages that help: the value, what was expected, the nearest valid choice."""
+"""Error messages that help: each names the value, what was expected and the nearest valid choice.
+
+The exception classes that are shared by several parts of the package are here too.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 GUIDE = 'see "Data and recipes" in the guide (book/data.md)'
-"""Where an error of a corpus or a recipe sends its reader."""
+"""The page of the guide to which errors about a corpus or a recipe refer."""
 
 
 def nearest(value: object, choices: Iterable[str]) -> str:
@@ -21,7 +24,7 @@ def nearest(value: object, choices: Iterable[str]) -> str:
 
 
 def unknown(kind: str, value: object, choices: Iterable[str]) -> ValueError:
-    """A ValueError for a name that is not among the known ones."""
+    """Return a ValueError for a name that is not among ``choices``; it lists them all."""
     names = list(choices)
     return ValueError(
         f"unknown {kind} {value!r}{nearest(value, names)}; choose from: {', '.join(names)}"
@@ -29,17 +32,17 @@ def unknown(kind: str, value: object, choices: Iterable[str]) -> ValueError:
 
 
 def one_line(error: BaseException) -> str:
-    """Type and message of an error, without line breaks."""
+    """Return the type and the message of an error, without line breaks."""
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def with_notes(error: BaseException) -> str:
-    """The message of an error, and its notes in brackets."""
+    """Return the message of an error, followed by its notes in brackets."""
     return " ".join([str(error), *(f"({note})" for note in getattr(error, "__notes__", ()))])
 
 
 class Explained(Exception):
-    """A failure whose message says all that its reader needs: shown without a traceback."""
+    """A failure whose message says all that its reader needs; it is shown without a traceback."""
 
 
 _EXPECTED = {
@@ -50,46 +53,47 @@ _EXPECTED = {
     "list_type": "a list", "model_type": "a dictionary",
     "greater_than": "more than {gt:g}", "greater_than_equal": "{ge:g} or more",
     "less_than": "less than {lt:g}", "less_than_equal": "at most {le:g}",
-    "too_short": "at least {min_length}",
+    "too_short": "at least {min_length}", "multiple_of": "a multiple of {multiple_of:g}",
 }  # fmt: skip
-"""pydantic's types of errors, in this project's words."""
+"""What pydantic expected, by its type of error, in this project's words."""
 
 
 def explain(error: ValidationError, kind: str = "field", names: Iterable[str] = ()) -> list[str]:
-    """One line per mistake: where it is, what was expected and what is there.
+    """Return one line per mistake: where it is, what was expected and which value is there.
 
     Args:
-        kind: what an unknown name at the top is called. names: those that there are.
+        kind: what the message calls a name at the top level, such as "field" or "parameter".
+        names: the valid names at the top level, in the order of positional arguments.
     """
-    return [_line(one, kind, list(names)) for one in error.errors(include_url=False)]
+    return [_line(mistake, kind, list(names)) for mistake in error.errors(include_url=False)]
 
 
-def _line(one: Mapping[str, Any], kind: str, names: list[str]) -> str:
-    first, *rest = one["loc"] or ("",)
-    if isinstance(first, int) and first < len(names):  # an argument that was given by position
+def _line(mistake: Mapping[str, Any], kind: str, names: list[str]) -> str:
+    first, *rest = mistake["loc"] or ("",)
+    if isinstance(first, int) and first < len(names):  # a positional argument, known by its index
         first = names[first]
-    places = (first, *rest)
-    place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in places).lstrip(".")
-    value, context, at = one["input"], one.get("ctx", {}), f"{place}: " if place else ""
-    if one["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        *inside, name = one["loc"]
-        if inside or not names:
-            return f"{at}unknown {kind}"
+    path = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in (first, *rest)).lstrip(".")
+    prefix = f"{path}: " if path else ""
+    problem, value, context = mistake["type"], mistake["input"], mistake.get("ctx", {})
+    if problem in ("extra_forbidden", "unexpected_keyword_argument"):
+        *parents, name = mistake["loc"]
+        if parents or not names:
+            return f"{prefix}unknown {kind}"
         return str(unknown(kind, name, names))
-    if one["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
-        return f"{at}missing"
-    if one["type"] == "literal_error":
-        return str(unknown(place, value, re.findall(r"'([^']*)'", context["expected"])))
-    if one["type"] == "value_error":
-        return f"{at}{context['error']}"
-    if one["type"] in _EXPECTED:
-        hint = _as_number(value) if one["type"] == "float_type" else ""
-        return f"{at}expected {_EXPECTED[one['type']].format(**context)}, got {value!r}{hint}"
-    return f"{at}{one['msg']}, got {value!r}"
+    if problem in ("missing", "missing_argument", "missing_keyword_only_argument"):
+        return f"{prefix}missing"
+    if problem == "literal_error":
+        return str(unknown(path, value, re.findall(r"'([^']*)'", context["expected"])))
+    if problem == "value_error":
+        return f"{prefix}{context['error']}"
+    if problem in _EXPECTED:
+        hint = _number_hint(value) if problem == "float_type" else ""
+        return f"{prefix}expected {_EXPECTED[problem].format(**context)}, got {value!r}{hint}"
+    return f"{prefix}{mistake['msg']}, got {value!r}"
 
 
-def _as_number(value: object) -> str:
-    """What to write for a text such as ``1e-3``, which YAML takes for no number."""
+def _number_hint(value: object) -> str:
+    """Say what to write for a text such as ``1e-3``, which YAML does not read as a number."""
     try:
         return f"; write {float(value)!r}" if isinstance(value, str) else ""
     except ValueError:
@@ -97,9 +101,10 @@ def _as_number(value: object) -> str:
 
 
 class PositionError(ValueError):
-    """A position at or beyond `max_positions`: the encoding has nothing for it.
+    """A position lies at or beyond `max_positions`, so the encoding has no value for it.
 
-    Evaluation records such a length as one without a value; every other ValueError is a mistake.
+    Evaluation records a length at which this is raised as one without a value. Every other
+    ValueError is a mistake of the caller and is not caught.
     """
 
     def __init__(self, position: int, max_positions: int, encoding: str = "") -> None:
@@ -109,7 +114,7 @@ class PositionError(ValueError):
 
     @property
     def reason(self) -> str:
-        """What a record says in place of a value."""
+        """What a record holds in place of a value."""
         return f"longest position {self.max_positions - 1}"
 
     def __reduce__(self) -> tuple[type, tuple[int, int, str]]:

@@ -1,4 +1,4 @@
-"""Files that come with the package, and files that are written whole or not at all."""
+"""Find files that come with the package, write files atomically, and read YAML strictly."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import Any
 
 
 def shipped(folder: str) -> Path:
-    """``notebooks`` or ``studies``: the copy in an installed package, or those of the checkout."""
+    """Return the folder of shipped ``notebooks`` or ``studies``.
+
+    An installed package has a copy of it; in a checkout it lies beside ``pe/``.
+    """
     package = Path(__file__).resolve().parent
     copy = package / "shipped" / folder
     return copy if copy.is_dir() else package.parent / folder
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a reader, or a crash, sees the old text or the new, never half."""
+    """Write a file so that a reader sees the old text or the new one, also after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -29,17 +32,18 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def read_yaml(path: Path) -> Any:
-    """What a YAML file says.
+    """Return the content of a YAML file, None for an empty one.
 
     Raises:
-        ValueError: it is not YAML in UTF-8, or a key is there twice, of which YAML's readers would
-            drop the first without a word; names the file and the line.
+        ValueError: the file is not YAML in UTF-8, or it has a key twice. (YAML's own readers keep
+            the second one silently.) The message names the file and the line.
     """
     import yaml
 
     try:
         text = path.read_text(encoding="utf-8-sig")
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)  # in C, where there is one
+        # The reader in C is faster, but not every build of PyYAML has it.
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
         node = loader.get_single_node()
         if node is None:
             return None
@@ -50,9 +54,9 @@ def read_yaml(path: Path) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = "" if mark is None else f"line {mark.line + 1}: "
-        raise ValueError(f"{path}: {line}no YAML: {error.problem}") from None
+        raise ValueError(f"{path}: {line}expected YAML: {error.problem}") from None
     except yaml.YAMLError as error:
-        raise ValueError(f"{path}: no YAML: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{path}: expected YAML: {' '.join(str(error).split())}") from None
 
 
 def _refuse_repeated_keys(path: Path, top: Any) -> None:

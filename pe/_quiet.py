@@ -1,4 +1,4 @@
-"""Silence for what libraries say about every save and load of a model with a tied head."""
+"""Silence messages that libraries print whenever a model with a tied head is saved or loaded."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from transformers.utils import logging as transformers_logging
 
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """No progress bars of transformers, no warning of accelerate that the tied head is kept once.
+    """Hide transformers' progress bars and accelerate's warning about a tied head in this block.
 
-    The bars would stay in executed notebooks, and the warning comes with every checkpoint.
+    The bars would stay in executed notebooks. The warning, that the weight of a tied head is stored
+    once, is correct and expected, and would come with every checkpoint.
     """
     logger = logging.getLogger("accelerate.utils.other")
     level, bars = logger.level, transformers_logging.is_progress_bar_enabled()

@@ -1,7 +1,9 @@
-"""torch's checkpoint, also where `torch.func.vmap` runs a function over many models.
+"""Activation checkpointing that can be switched off for `torch.func.vmap`.
 
-vmap refuses checkpoints. Inside `kept`, what a function needs for its gradient is kept instead of
-computed again: the same numbers, for more memory.
+`checkpoint` drops a function's intermediate results and computes them a second time for the
+gradient, as torch's function of that name does. `torch.func.vmap`, which trains many small models
+at once, refuses that. Inside `kept` the intermediate results stay in memory: the numbers are the
+same, and more memory is used.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ _KEPT = contextvars.ContextVar("kept", default=False)
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """Within, `checkpoint` calls the function and nothing is computed a second time."""
+    """In this block `checkpoint` calls the function, and nothing is computed a second time."""
     token = _KEPT.set(True)
     try:
         yield
@@ -27,7 +29,7 @@ def kept() -> Iterator[None]:
 
 
 def checkpoint(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """As `torch.utils.checkpoint.checkpoint`."""
+    """Call ``function``; arguments and result are those of `torch.utils.checkpoint.checkpoint`."""
     if _KEPT.get():
         return function(*arguments)
     return torch_checkpoint(function, *arguments, **options)

@@ -1,4 +1,4 @@
-"""Seed torch as `torch.manual_seed` does, at a tenth of its price where there is no accelerator."""
+"""Seed torch as `torch.manual_seed` does, ten times faster where there is no accelerator."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 def seed_torch(seed: int) -> None:
     """Seed the generators of the CPU and of the accelerator, if there is one.
 
-    For each kind of accelerator that is not there, `torch.manual_seed` keeps the call for later and
-    formats the stack, which took a seventh of the time of the laws.
+    `torch.manual_seed` queues a call for each kind of accelerator that is absent, and formats the
+    call stack for it. That took a seventh of the time in which the laws are checked.
     """
     if torch.accelerator.is_available():
         torch.manual_seed(seed)

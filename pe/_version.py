@@ -1,3 +1,3 @@
-"""The version of the package, for those below it that may not import the package itself."""
+"""The version of the package, for its modules, which must not import the package itself."""
 
 __version__ = "0.1.0"

@@ -10,7 +10,7 @@
     pe memory paper --processes 8        what a recipe takes of a GPU, and what makes it fit
     pe explain config.json --length 65536   what a model does about positions; settings for longer
 
-Imports no torch before a command needs it.
+Torch is imported only by the commands that need it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ app = typer.Typer(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line, by default that of this process; returns the exit status."""
+    """Run a command line, by default that of this process, and return the exit status."""
     try:
         app(args=None if arguments is None else list(arguments), prog_name="pe")
     except SystemExit as end:
@@ -44,7 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _checked(command: str) -> Iterator[None]:
-    """Wrong input, a RunError among it, ends the command with a line per mistake and status 2."""
+    """End the command with status 2 and one line per mistake if the input is wrong.
+
+    RunError is among the errors that count as wrong input.
+    """
     try:
         yield
     except (ValueError, OSError) as error:
@@ -54,10 +57,14 @@ def _checked(command: str) -> Iterator[None]:
 
 
 def option_value(text: str) -> tuple[str, Any]:
-    """``key=value`` with a Python value, true or false, or a plain word."""
+    """Split ``key=value``; the value is a Python literal, true or false, or else plain text.
+
+    Raises:
+        ValueError: there is no key or no equals sign.
+    """
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise ValueError(f"-o {text}: expected key=value")
+        raise ValueError(f"{text!r}: expected KEY=VALUE, such as factor=8.0")
     if value.lower() in ("true", "false"):
         return key, value.lower() == "true"
     try:
@@ -76,8 +83,8 @@ def _print_table(columns: Sequence[str], lines: Sequence[Sequence[Any]]) -> None
 def list_() -> None:
     """List every encoding: its name, title, what it acts on, and its paper on arXiv.
 
-    After them, what is added to one (which keys a layer sees), and the schedules of released
-    models.
+    After them come windows, chunks and sinks, which say which keys a layer sees and are added to an
+    encoding, and the layer schedules of released models.
     """
     from pe.encodings import FAMILIES, about, list_encodings
     from pe.encodings.core.presets import PRESETS
@@ -114,8 +121,8 @@ def train(
 ) -> None:
     """Train one encoding and evaluate it, as notebooks/train.ipynb does.
 
-    The same command goes on with a run that was stopped, and shows one that is complete. Status 0:
-    done; 1: the loss became infinite; 2: wrong input; 130: stopped.
+    The same command resumes a run that was stopped, and shows a run that is complete. Exit status
+    0: done; 1: the loss became infinite or NaN; 2: wrong input; 130: stopped.
     """
     sys.path.insert(0, os.getcwd())
     with _checked("train"):
@@ -128,6 +135,7 @@ def train(
             learning_rate, dict(map(option_value, option or [])),
             dict(map(option_value, override or [])),
         )  # fmt: skip
+        # These import torch. Wrong input was refused above, without waiting for it.
         from pe.evaluation.evaluate import evaluate
         from pe.training.metrics import NonFiniteLoss
         from pe.training.processes import Interrupted
@@ -160,7 +168,7 @@ def runs(
         if reasons and failed:
             print("", *reasons, sep="\n")
         elif reasons:
-            print(f"\nLeft out: {len(reasons)} that failed. pe runs --failed lists them, and why.")
+            print(f"\nFailed runs left out: {len(reasons)}. pe runs --failed lists them, and why.")
 
 
 def _short(cell: object) -> object:
@@ -180,7 +188,7 @@ def check(
 ) -> None:
     """Run the laws that an encoding's traits promise.
 
-    Status 0: all hold; 1: one is broken; 2: wrong input.
+    Exit status 0: all laws hold; 1: a law is broken; 2: wrong input.
     """
     sys.path.insert(0, os.getcwd())  # a console script does not look for modules where it is called
     with _checked("check"):
@@ -205,24 +213,24 @@ def study(
     retries: Annotated[int, typer.Option(help="for a run that fails")] = 1,
     notebooks: Annotated[bool, typer.Option(help="leave the executed page of each run")] = True,
 ) -> None:
-    """Carry out studies, one after the other as one list, each run once.
+    """Carry out one or more studies, in the order in which they are named; each run is done once.
 
-    ``scaffold-seeds:0,1 extend scaffold-seeds`` leaves the other seeds to the end. Everything is
-    checked before the first run. Results are printed at the end. Status 0: all runs are done; 1:
-    some failed; 2: wrong input, a line for each mistake; 130: Ctrl-C.
+    ``scaffold-seeds:0,1 extend scaffold-seeds`` does the other seeds last. Everything is checked
+    before the first run, and results are printed at the end. Exit status 0: all runs are done; 1:
+    some failed; 2: wrong input, with one line per mistake; 130: Ctrl-C.
     """
     from pe.results import outcome
     from pe.study.devices import workers_here
     from pe.study.plan import load_plans
     from pe.study.queue import StudyFailed, run_study
-    from pe.study.show import live, text
+    from pe.study.show import live, memory_needed, text
 
     failure: StudyFailed | None = None
     with _checked("study"):
         plan = load_plans(studies, mini=mini, check=True)
-        count = 1 if address else workers_here(workers)  # at an address: not known
+        count = 1 if address else workers_here(workers)  # a cluster's number is not known here
         if dry_run:
-            print(text(plan, workers=count))
+            print(f"{text(plan, workers=count)}\n{memory_needed(plan)}".rstrip())
             return
         try:
             run_study(
@@ -232,7 +240,7 @@ def study(
         except StudyFailed as error:
             failure = error
         except KeyboardInterrupt:
-            print("stopped; the same command goes on", file=sys.stderr)
+            print("stopped; the same command resumes", file=sys.stderr)
             raise typer.Exit(130) from None
     print(outcome.text(plan).replace("<br>", " "), text(plan), sep="\n\n")
     if failure:
@@ -258,9 +266,9 @@ def speed(
 ) -> None:
     """Measure speed and memory of encodings and of other libraries' models, in a checkout.
 
-    What is not given is as the machine allows. The record, runs/speed/NAME/speed.json, is written
-    after each cell, the most telling ones first; the same command goes on with it. x-transformers
-    is measured where it can be imported.
+    Defaults depend on the machine. The record, runs/speed/NAME/speed.json, is written after each
+    measurement, and the most informative ones come first. The same command resumes an unfinished
+    record. x-transformers is measured if it is installed.
     """
     from pe.notebooks.parameters import configure_speed
     from pe.speed import rig
@@ -290,9 +298,10 @@ def memory(
         typer.Option("--set", metavar="FIELD=VALUE", help="a recipe field; repeatable"),
     ] = None,
 ) -> None:
-    """Estimate the memory that training a recipe takes of each GPU, and what makes it fit.
+    """Estimate how much memory training a recipe needs on each GPU, and which options make it fit.
 
-    The options change no result. Status 0: something fits; 1: nothing does; 2: wrong input.
+    These options do not change results. Exit status 0: the recipe fits, as it is or with options;
+    1: it does not fit; 2: wrong input.
     """
     import dataclasses
 
@@ -311,15 +320,14 @@ def memory(
     fitting = False
     for changes in [{}, *estimates.options(chosen, processes)]:
         changed = dataclasses.replace(chosen, **changes)
-        parts, fits = (
-            estimates.estimate(changed, processes),
-            estimates.fits(changed, processes, gib),
-        )
+        parts = estimates.estimate(changed, processes)
+        fits = estimates.fits(changed, processes, gib)
         fitting |= fits
         numbers = [f"{part:.1f}" for part in (*parts, parts.total)]
         lines.append([estimates.spelled(changes) or "as it is", *numbers, "yes" if fits else "no"])
     heads = ("options", "state", "activations", "logits", "GiB in all", f"fits {gib:.0f} GiB")
-    print(f"{recipe}: {estimates.parameters(chosen) / 1e6:,.0f} M parameters, {processes} GPUs\n")
+    gpus = "1 GPU" if processes == 1 else f"{processes} GPUs"
+    print(f"{recipe}: {estimates.parameters(chosen) / 1e6:,.0f} M parameters, {gpus}\n")
     _print_table(heads, lines)
     if not fitting:
         raise typer.Exit(1)
@@ -338,9 +346,10 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="everything as data")] = False,
     picture: Annotated[Path | None, typer.Option(help="where to write a figure")] = None,
 ) -> None:
-    """Explain what each layer of a model does about positions, and what to set for longer texts.
+    """Explain how each layer of a model encodes positions, and what to set for longer texts.
 
-    Reads a configuration or a gguf file's metadata: no weights, and no code of a checkpoint.
+    Only a configuration or the metadata of a gguf file is read. Weights are not read, and code that
+    comes with a checkpoint is not run.
     """
     with _checked("explain"):
         from pe.pretrained.explain import explain as explained

@@ -1,4 +1,4 @@
-"""Where to compute, and what follows from it: CUDA, Apple's MPS, or the CPU.
+"""Choose the device (CUDA, Apple's MPS or the CPU), and the settings that follow from it.
 
                                 CUDA            MPS               CPU
     chosen                      if there is one only if asked for otherwise
@@ -8,9 +8,9 @@
     of an evaluation
     peak memory in the record   allocated       none              resident
 
-``PE_DEVICE`` (``cuda``, ``mps``, ``cpu``) overrules the choice. MPS has to be asked for, because it
-has no float64, in which the rotary encodings compute their phases, and because no Mac was at hand:
-all of its column is untested.
+The environment variable ``PE_DEVICE`` (``cuda``, ``mps`` or ``cpu``) overrules the choice. MPS is
+used only on request, because it has no float64, in which the rotary encodings compute their phases.
+The MPS column is untested: the project had no Mac.
 """
 
 from __future__ import annotations
@@ -31,61 +31,61 @@ DEVICES = ("cuda", "mps", "cpu")
 
 
 def choose() -> torch.device:
-    """The device on which models are trained, evaluated and sampled.
+    """Return the device on which models are trained, evaluated and sampled.
 
     Raises:
-        ValueError: PE_DEVICE names no device, or one that this machine does not have.
+        ValueError: PE_DEVICE is not the name of a device, or this machine does not have it.
     """
-    there = {
+    available = {
         "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True,
     }  # fmt: skip
     asked = os.environ.get("PE_DEVICE", "")
     if not asked:
-        return torch.device("cuda" if there["cuda"] else "cpu")
+        return torch.device("cuda" if available["cuda"] else "cpu")
     if asked not in DEVICES:
         raise unknown("device in PE_DEVICE", asked, DEVICES)
-    if not there[asked]:
-        has = ", ".join(name for name in DEVICES if there[name])
+    if not available[asked]:
+        has = ", ".join(name for name in DEVICES if available[name])
         raise ValueError(f"PE_DEVICE asks for {asked}, and this machine has {has}; choose from it")
     return torch.device(asked)
 
 
 def narrow(precision: str, device: torch.device) -> bool:
-    """Whether a recipe's ``precision`` (or, on ``auto``, the device) asks for bfloat16."""
+    """Whether a recipe's ``precision`` asks for bfloat16; on ``auto`` the device decides."""
     return precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
 
 
 def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """bfloat16 autocast where a recipe's ``precision`` asks for it (`narrow`)."""
+    """Return a context of bfloat16 autocast if a recipe's ``precision`` asks for it (`narrow`)."""
     if narrow(precision, device):
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return contextlib.nullcontext()
 
 
 def compiles(setting: str, device: torch.device) -> bool:
-    """Whether a recipe's ``compile`` (or, on ``auto``, the device) asks for torch.compile."""
+    """Whether a recipe's ``compile`` asks for torch.compile; on ``auto`` the device decides."""
     return setting == "on" or (setting == "auto" and device.type == "cuda")
 
 
 def tokens_per_batch(device: torch.device) -> int:
-    """Tokens that an evaluation gives to the model at once."""
+    """Return the number of tokens in one forward pass of an evaluation."""
     return 2**17 if device.type == "cuda" else 2**13
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has finished its queue; a CPU has none."""
+    """Wait until the device has finished all operations that were launched."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 def free_memory(device: torch.device) -> None:
-    """Hand unused memory back to the device, for other processes."""
+    """Return cached, unused memory to the device, so that other processes can have it."""
     if device.type != "cpu":
         torch.accelerator.empty_cache()
 
 
 def gpu_memory() -> float | None:
-    """GiB of the GPU on which models are trained; None without one."""
+    """Return the memory in GiB of the GPU on which models are trained; None without a GPU."""
     if choose().type != "cuda":
         return None
     return float(torch.cuda.get_device_properties(0).total_memory / 2**30)
@@ -96,21 +96,25 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
 def keep_memory(device: torch.device) -> None:
-    """On a CPU with glibc: keep the memory of freed tensors, for the whole process.
+    """On a CPU with glibc, keep the memory of freed tensors for reuse, in the whole process.
 
-    glibc maps memory for every large tensor and returns it when it is freed, so each training step
-    would take all its pages from the system again (benchmarks/LOG.md). What the user sets through
-    glibc's own variables stays; other allocators and systems are left alone.
+    By default glibc maps memory for every large tensor and returns it to the system when the tensor
+    is freed, so each training step would request all its pages anew (benchmarks/LOG.md). If the
+    user has set glibc's own MALLOC_ variables, they apply instead. Other allocators and systems
+    are left unchanged.
     """
-    users_own = any(name.startswith("MALLOC_") for name in os.environ)
-    if device.type == "cpu" and platform.libc_ver()[0] == "glibc" and not users_own:
+    set_by_user = any(name.startswith("MALLOC_") for name in os.environ)
+    if device.type == "cpu" and platform.libc_ver()[0] == "glibc" and not set_by_user:
         glibc = ctypes.CDLL(None)
         glibc.mallopt(M_MMAP_MAX, 0)
         glibc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)  # -1, which mallopt(3) names, has no effect
 
 
 def peak_memory(device: torch.device) -> float | None:
-    """GiB at most so far: allocated on a GPU, resident on a CPU; None where nothing counts it."""
+    """Return the largest memory in GiB that this process has used so far.
+
+    It is allocated memory on a GPU and resident memory on a CPU. None where neither is measured.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated() / 2**30
     if device.type != "cpu" or sys.platform == "win32":
@@ -123,16 +127,17 @@ def peak_memory(device: torch.device) -> float | None:
 
 @contextlib.contextmanager
 def deterministic(wanted: bool = True) -> Iterator[None]:
-    """Inside, torch takes deterministic algorithms only: the same bits from run to run.
+    """In this block torch uses deterministic algorithms only, so two runs give the same bits.
 
-    This package's own kernels add in a fixed order and always give the same bits. cuDNN's attention
-    does not: it adds up the gradient of queries in whatever order its blocks come. Nor does the
-    gradient of an embedding as torch's compiler makes it. Torch has a slower way for both
-    (book/speed.md says how much slower). The same machine and versions are still needed: another
-    card rounds otherwise.
+    The kernels of this package add in a fixed order and always give the same bits. Two of torch's
+    operations do not: cuDNN's attention adds up the gradient of the queries in the order in which
+    its blocks finish, and the compiled gradient of an embedding varies too. Torch has a slower
+    algorithm for both (book/speed.md says how much slower). Two runs also need the same machine
+    and the same versions, because another card rounds differently.
 
     Raises:
-        RuntimeError: torch's, where an operation has no such algorithm; it names the operation.
+        RuntimeError: raised by torch where an operation has no deterministic algorithm; it names
+            the operation.
     """
     if not wanted:
         yield
@@ -143,7 +148,8 @@ def deterministic(wanted: bool = True) -> Iterator[None]:
     memory: Any = torch.utils.deterministic
     filling = memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
-    # Filling fresh memory finds who reads what was never written. Nobody here does (tests).
+    # torch would also fill fresh memory, to expose code that reads values before writing them. It
+    # takes time, and tests show that no code here does so.
     memory.fill_uninitialized_memory = False
     try:
         yield

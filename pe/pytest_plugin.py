@@ -1,7 +1,7 @@
-"""pytest plug-in: ``pytest --pe my_module:MyEncoding`` runs each law as a test.
+"""pytest plug-in: ``pytest --pe my_module:MyEncoding`` runs each law of `pe.conformance` as a test.
 
-Without a path on the command line the laws are all that is run. Torch is imported only when
-``--pe`` is given, since pytest loads its plug-ins before every run.
+Unless the command line also names test files, only the laws are run. Torch is imported only when
+``--pe`` is given, because pytest loads its plug-ins before every run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The two options."""
+    """Add ``--pe`` and ``--pe-option`` to pytest's command line."""
     group = parser.getgroup("pe", "laws of positional encodings")
     group.addoption("--pe", action="append", default=[], metavar="ENCODING",
                     help="run the laws that this encoding's traits promise: a name, names joined "
@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Files that nobody named are not collected beside the laws."""
+    """With ``--pe``, skip test files that the command line does not name."""
     named = config.args_source is pytest.Config.ArgsSource.ARGS
     return True if config.getoption("pe") and not named else None
 
@@ -49,14 +49,14 @@ class Laws(pytest.Collector):
     """All laws of one encoding."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        sys.path.insert(0, os.getcwd())  # where `my_module` is
+        sys.path.insert(0, os.getcwd())  # the folder in which `my_module` is
         from pe.cli import option_value
         from pe.conformance import LAWS, Subject
 
         try:
             options = dict(option_value(text) for text in self.config.getoption("pe_option"))
             subject = Subject(self.name, options)
-        except Exception as error:  # one sentence that names the value and what was expected
+        except Exception as error:  # importing the user's module can raise anything
             raise pytest.UsageError(f"--pe {self.name}: {error}") from error
         for law in LAWS.values():
             yield LawItem.from_parent(self, name=law.name, law=law, subject=subject)

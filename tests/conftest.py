@@ -34,6 +34,10 @@ if importlib.util.find_spec("triton") is None:
         f.name for f in here.glob("test_*.py") if "attention.kernels" in f.read_text()
     ]
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Tests start some forty processes. They read the bytecode that this one leaves, where they would
+# each compile the package.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 
 
@@ -75,6 +79,17 @@ def one_look_at_the_checkout() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(provenance, "code", code)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_interpreter() -> Iterator[None]:
+    """Kernels on the CPU in less time (tests/helpers/quick_interpreter.py)."""
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
+            import quick_interpreter
+
+            quick_interpreter.install(patch)
         yield
 
 

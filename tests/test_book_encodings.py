@@ -7,12 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import speed_records
 
 from pe.conformance import LAWS
 from pe.encodings import list_encodings
+from pe.speed.record import Speed
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
+import book_costs  # noqa: E402
 import book_encodings  # noqa: E402
 
 ROWS = {row.name: row for row in book_encodings.rows()}
@@ -64,3 +67,35 @@ def test_sentences_of_laws_fit_into_a_table() -> None:
     for law in LAWS.values():
         assert "|" not in law.sentence
         assert len(law.sentence) < 80
+
+
+def test_a_page_says_which_sums_the_package_accepts_and_why_it_refuses_others() -> None:
+    text = book_costs.combinations(["pope"])
+    assert "`pope+alibi`" in text.splitlines()[0]
+    assert "- Refused: `pope+yarn`, because yarn changes RoPE's frequencies" in text
+    assert book_costs.combinations(["nope"]).count("Refused") == 1, "one reason, one line"
+    same = book_costs.combinations(["binary", "binary_norm"])
+    assert "`binary` combines" in same
+    assert "`binary_norm` combines" not in same, "what is equal is said once"
+
+
+def test_costs_come_from_the_registry_and_the_speed_record() -> None:
+    unmeasured = book_costs.costs(["yarn"], None)
+    assert [cell.strip() for cell in unmeasured.splitlines()[0].split("|")[1:-1]] == [
+        "", "NoPE", "RoPE", "YaRN",
+    ]  # fmt: skip
+    assert "has not been measured" in unmeasured
+    speed = Speed(speed_records.record())
+    text = speed_records.squeezed(book_costs.costs(["pope"], speed))
+    assert "| learned numbers in 6 layers | 0 | 3,072 |" in text
+    assert "| training speed, 16,384 tokens | 1.00 | 0.85 |" in text
+
+
+def test_no_method_page_types_costs_or_combinations_that_the_package_knows() -> None:
+    pages = sorted((ROOT / "book" / "methods").glob("*.md"))
+    for page in pages:
+        text = page.read_text("utf-8")
+        made = text.count("```{costs}"), text.count("```{combines}")
+        assert made == ((0, 0) if page.stem == "index" else (1, 1)), page.name
+        cost = text.partition("## Cost\n")[2].partition("\n## ")[0]
+        assert "| " not in cost, f"{page.name}: a table of costs is typed"

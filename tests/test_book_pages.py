@@ -51,6 +51,34 @@ def test_pages_of_runs_are_in_no_search_and_in_no_order_of_reading(source: Path)
     assert 'rel="next"' not in page
 
 
+ROOT_LIST = """<p class="caption" role="heading"><span class="caption-text">The idea</span></p>
+<ul{ul}>
+<li class="toctree-l1{li}"><a class="{a}reference internal" href="{one}">The current one</a></li>
+<li class="toctree-l1"><a class="reference internal" href="{two}">Two</a></li>
+</ul>
+<ul>
+<li class="toctree-l1"><a class="reference internal" href="{three}">Three</a></li>
+<li class="toctree-l1"><a class="reference external" href="https://a.io/b">There</a></li>
+</ul>
+"""
+
+
+def test_the_list_of_pages_is_turned_from_one_page_to_another() -> None:
+    """As Sphinx makes it for each of them."""
+    plain, current = {"ul": "", "li": "", "a": ""}, {"ul": ' class="current"', "li": " current"}
+    root = ROOT_LIST.format(one="a/one.html", two="a/two.html", three="three.html", **plain)
+    inside = ROOT_LIST.format(
+        one="#", two="two.html", three="../three.html", a="current ", **current
+    )
+    beside = ROOT_LIST.format(
+        one="../a/one.html", two="../a/two.html", three="../three.html", **plain
+    )
+    assert book_pages.from_the_root(inside, "a/one.html") == root
+    assert book_pages.from_the_root(root, "index.html") == root
+    assert book_pages.seen_from(root, "a/one.html") == inside
+    assert book_pages.seen_from(root, "b/four.html") == beside
+
+
 def test_a_build_without_changes_writes_nothing(source: Path) -> None:
     build(source)
     assert build(source)[0] == set()

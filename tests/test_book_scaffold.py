@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 
 import book_site
 import pytest
+import yaml
 from bs4 import BeautifulSoup
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
+from book_explorer_data import Pages  # noqa: E402
 from book_numbers import look_up  # noqa: E402
 from book_pictures import record_figures  # noqa: E402
+from book_record_pages import record_page  # noqa: E402
 from book_studies import Studies  # noqa: E402
+
+from pe.recipes.named import recipe as named_recipe  # noqa: E402
 
 STUDIES = Studies.load(ROOT / "runs", ROOT / "runs", "demo")
 PAGES = (
@@ -154,3 +160,18 @@ def test_every_row_can_be_run_again_from_its_page(site: Path) -> None:
             assert f"git checkout {record['code']['commit'][:12]}" in words
     extended = book_site.text(site / "extended.html")
     assert "YaRN + Resonance" in extended
+
+
+def test_the_page_of_a_record_has_the_command_that_repeats_the_run() -> None:
+    pages = Pages(ROOT / "book")
+    for study in ("every", "rates"):
+        run = STUDIES.runs[study][0]
+        soup = BeautifulSoup(record_page(run, pages), "html.parser")
+        (lines,) = (pre.get_text() for pre in soup.find_all("pre"))
+        commit, command = lines.split("\n")
+        assert commit == f"git checkout {run.read()['code']['commit'][:12]}"
+        assert command.startswith("papermill notebooks/train.ipynb -y ")
+        values = yaml.safe_load(shlex.split(command)[3])
+        assert values.pop("study") == study
+        made = named_recipe(values.pop("recipe"), **values.pop("overrides"), **values)
+        assert made.config_hash() == run.read()["config_hash"]

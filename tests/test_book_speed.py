@@ -89,3 +89,13 @@ def test_a_ratio_in_prose_is_the_record_s_and_names_what_is_wrong() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             book_speed.ratio(speed, text)
+
+
+def test_the_summary_puts_what_costs_the_same_on_one_line() -> None:
+    lines = [line.split("|")[1:-1] for line in book_speed.summary(
+        Speed(speed_records.record())).splitlines()[2:]]  # fmt: skip
+    rows = {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
+    shared = next(name for name in rows if name.startswith("NoPE"))
+    assert {"NoPE", "RoPE"} <= set(shared.split("; "))
+    assert rows["CoPE"][:3] == ["0.60", "0.40", "–"]
+    assert "x-transformers" not in "".join(rows), "other libraries are no encodings"

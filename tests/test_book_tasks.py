@@ -20,7 +20,7 @@ from pe.figures import svg  # noqa: E402
 from pe.figures.tasks import by_encoding  # noqa: E402
 from pe.runs.models import TaskAnswers, TaskRecord  # noqa: E402
 from pe.tasks.measure import summary  # noqa: E402
-from pe.tasks.study import outcome  # noqa: E402
+from pe.tasks.study import load_study, outcome  # noqa: E402
 from pe.tasks.study.outcome import Outcome  # noqa: E402
 
 
@@ -72,6 +72,7 @@ def test_a_page_of_a_record_has_its_seeds_and_its_file(copied: Outcome) -> None:
     assert f"runs/tasks/{copied.run.name}/task-rope.json" in text
     assert text.count('<th scope="row">') > 20
     assert "RoPE on Copy" in text
+    assert f"rm runs/tasks/{copied.run.name}/task-rope.json\npython -m pe.tasks.study core" in text
 
 
 def test_pages_of_records_that_are_gone_are_removed(copied: Outcome, tmp_path: Path) -> None:
@@ -92,14 +93,14 @@ def test_doubts_are_found_in_the_records(copied: Outcome) -> None:
     assert record.sweep is not None
     assert outcome.edge(record) == ""
     assert not outcome.blind(record)
-    assert outcome.edge(_changed(record, best_rate=0.01)) == "largest"
-    assert outcome.edge(_changed(record, best_rate=3e-4)) == "least"
+    assert outcome.edge(_changed(record, best_rate=0.01)) == "highest"
+    assert outcome.edge(_changed(record, best_rate=3e-4)) == "lowest"
     nothing = TaskAnswers(tokens_right=1, tokens=100, examples_right=0, examples=10, loss=4.63)
     learned = {rate: [nothing, nothing] for rate in record.sweep.validation}
     unlearned = _changed(record, sweep=record.sweep.model_copy(update={"validation": learned}))
     assert outcome.blind(unlearned)
     one = Outcome(copied.run, copied.task, ["rope"], {"rope": unlearned})
-    assert "No model of the sweep got below uniform guessing" in outcome.doubts([one])
+    assert "No model of the sweep did better than uniform guessing" in outcome.doubts([one])
     assert "(1): Copy: RoPE." in outcome.doubts([one])
 
 
@@ -121,6 +122,17 @@ def test_numbers_in_prose_are_those_of_records_or_say_that_there_are_none(copied
     assert book_tasks.written("copy@items=7/alibi.id-token", values) == "(not run)"
     with pytest.raises(ValueError, match="expected TASK/ENCODING"):
         book_tasks.written("copy", values)
+
+
+def test_prose_and_tables_have_the_models_of_one_study(core: dict[str, Outcome]) -> None:
+    """Another study trained copying longer, and not with all encodings."""
+    assert load_study(str(ROOT / book_tasks.PLAN)).study == book_tasks.STUDY
+    values = Values(ROOT / "runs", book_tasks.STUDY)
+    record = core["copy"].records["rope"]
+    mean = summary.mean(summary.by_seed(record, "ood", summary.exact))
+    assert mean is not None
+    assert book_tasks.written("copy/rope.ood-exact", values) == f"{100 * mean.mean:.3g}%"
+    assert Values(ROOT / "runs")("tasks:copy/rope.ood-exact").where.startswith("tasks-longer/")
 
 
 def test_every_task_of_the_study_is_on_the_page(core: dict[str, Outcome]) -> None:

@@ -61,7 +61,7 @@ def test_train_records_the_run_that_its_words_describe_and_runs_lists_it(
     assert cli.main(["runs", "mine"]) == 0
     out = capsys.readouterr().out
     assert run.name not in out
-    assert "Left out: 1 that failed" in out
+    assert "Failed runs left out: 1" in out
     assert cli.main(["runs", "mine", "--failed"]) == 0
     assert f"mine/{run.name}: ValueError: as an example" in capsys.readouterr().out
     assert cli.main(["runs", "mien"]) == 2

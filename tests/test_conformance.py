@@ -130,7 +130,7 @@ def test_the_command_refuses_in_one_line(
 )  # fmt: skip
 def test_options_are_python_values_or_words(text: str, value: Any) -> None:
     if value is None:
-        with pytest.raises(ValueError, match="expected key=value"):
+        with pytest.raises(ValueError, match="expected KEY=VALUE"):
             command.option_value(text)
     else:
         assert command.option_value(text) == ("a", value)

@@ -137,6 +137,17 @@ def test_blank_lines_divide_a_text_file(
     assert list(parts.texts(np.arange(len(parts)))) == ["one\nline", "two", "  three"]
 
 
+def test_blank_lines_are_one_separator_also_where_a_block_of_the_file_ends_among_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one\n\n \t\ntwo\n\n  \n")
+    for block in range(1, 8):
+        monkeypatch.setattr(formats, "BLOCK", block)
+        texts = [text for _, text in formats.read_separated(path, "blank-lines")]
+        assert texts == ["one", "two"], block
+
+
 def test_a_separator_without_effect_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -277,8 +277,8 @@ def test_prose_can_name_what_a_cut_text_would_give(studies: Studies) -> None:
 def test_the_pages_build_before_and_after_the_runs(recorded: bool, tmp_path: Path) -> None:
     tree = book_site.small_tree(tmp_path)
     (tree / "book" / "measured.md").unlink()
-    stubs = ["choosing", "data", "dropping", "measurements", "paper", "places", "practice", "rates",
-             "rerun", "scaffold", "speed", "studies"]  # fmt: skip
+    stubs = ["choosing", "data", "dropping", "extended", "measurements", "paper", "places",
+             "practice", "rates", "rerun", "scaffold", "speed", "studies"]  # fmt: skip
     pages = ["every", "dropped", "windows"]
     labels = {
         "choosing": "choosing-far", "dropping": "dropping-differences", "places": "which-keys",
@@ -293,7 +293,7 @@ def test_the_pages_build_before_and_after_the_runs(recorded: bool, tmp_path: Pat
         text = (ROOT / "book" / f"{name}.md").read_text()
         cited = re.sub(r"\{cite:t\}`[^`]*`", "the paper", text)
         (tree / "book" / f"{name}.md").write_text(cited)
-    for study in ("every", "dropping", "windows", "presets"):
+    for study in ("every", "dropping", "windows", "presets", "rates"):
         (tree / "studies" / f"{study}.yaml").write_bytes(
             (ROOT / "studies" / f"{study}.yaml").read_bytes()
         )
@@ -301,19 +301,27 @@ def test_the_pages_build_before_and_after_the_runs(recorded: bool, tmp_path: Pat
     chapters = "".join(f"  - file: {name}\n" for name in [*stubs, *pages])
     (tree / "_toc.yml").write_text(f"format: jb-book\nroot: index\nchapters:\n{chapters}")
     book_records.write(tree / "runs", "rope")
+    other_seed = next(p for p in load_plan("every") if p.label == "rope" and p.recipe.seed == 1)
     if recorded:
         planned_records.carry_out(tree / "runs", "every", shown)
         planned_records.carry_out(tree / "runs", "dropping")
         planned_records.carry_out(tree / "runs", "presets", ["rope", "gpt_oss", "smollm3"])
         shutil.copytree(ROOT / "runs" / "repeated", tree / "runs" / "repeated")
+        planned_records.carry_out(tree / "runs", "rates", ["alibi@6e-3", "pope@6e-3"])
+        planned_records.write(tree / "runs", "every", other_seed)
     done = book_site.build_small(tree)
     assert done.returncode == 0, done.stdout[-3000:]
     words = {name: book_site.text(tree / "_build" / "html" / f"{name}.html") for name in pages}
     if recorded:
         assert "RoPE, trained on 4,096 tokens" in words["every"]
         assert "kept, then YaRN × 4" in words["dropped"]
+        shown_page = (tree / "_build" / "html" / "every.html").read_text("utf-8")
+        addresses = re.findall(r'href="(runs/every/[^"]+/record.html)"', shown_page)
+        assert len(set(addresses)) == len(shown), "a seed leads to the record of its run"
+        for address in addresses:
+            assert "Repeat it" in (tree / "_build" / "html" / address).read_text("utf-8")
         count = len(load_plan("every"))
-        assert f"Of {count} planned runs {len(shown)} are recorded." in words["every"]
+        assert f"Of {count} planned runs {len(shown) + 1} are recorded." in words["every"]
         assert "gpt_oss" in words["windows"], "a schedule too long for a line has its short name"
         assert "No run of the study presets is recorded yet." not in words["windows"]
     else:

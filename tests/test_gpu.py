@@ -403,6 +403,7 @@ def test_a_run_on_the_device_resumes_and_records_its_speed(
 
 def test_self_extend_reads_a_long_text_without_a_matrix() -> None:
     enc = pe.encoding("self_extend", head_dim=64, num_heads=8, original_length=512, factor=8.0)
+    enc = enc.cuda()
     q, k, v = (torch.randn(1, 8, 4000, 64, device="cuda", dtype=torch.bfloat16) for _ in "qkv")
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

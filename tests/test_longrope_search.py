@@ -327,7 +327,7 @@ def test_a_search_changes_no_model_but_its_own(run: Run) -> None:
     ("factor", "options", "message"),
     [
         (1.0, {}, "factor: expected a finite number above 1, got 1.0"),
-        (4.0, {"population": 3}, "population 3: expected at least 0 and 4"),
+        (4.0, {"population": 3}, "population 3: expected at least 0 iterations and "),
         (4.0, {"iterations": -1}, "iterations -1"),
         (4.0, {"spec": "yarn"}, "'yarn' has no longrope in it"),
         (4.0, {"spec": "longrope+pope"}, "longrope changes RoPE's frequencies, and pope"),

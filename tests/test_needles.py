@@ -273,7 +273,7 @@ def test_a_recipe_names_its_tasks_and_its_record_has_each_prompt(
         target_tokens=8, evaluation_lengths=[96, 128], retrieval_share=0.5, retrieval_samples=1,
         retrieval_tasks=["passkey", "multikey"], vocab_size=400, first_token=True,
     )  # fmt: skip
-    with pytest.raises(ValueError, match="evaluation_lengths: 96 tokens have no room"):
+    with pytest.raises(ValueError, match="evaluation_lengths: 96 tokens are too few"):
         pe.train(Run(tmp_path / "short", chosen), quiet=True)
     chosen = dataclasses.replace(chosen, context_length=256, evaluation_lengths=(256, 320))
     run = pe.train(Run(tmp_path / "run", chosen), quiet=True)

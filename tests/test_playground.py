@@ -40,6 +40,7 @@ def test_a_training_ends_in_tables_figures_attention_and_a_record(
     assert (playground.train.disabled, playground.stop.disabled) == (False, True)
     assert "RoPE + ALiBi" in playground.table.value
     assert "chance" in playground.table.value
+    assert "last bit: Yes if the last bit is 0" in playground.table.value
     for place in (playground.curves, playground.by_length, playground.by_position, playground.map):
         assert "<svg" in place.value
     first = playground.map.value
@@ -52,7 +53,7 @@ def test_a_training_ends_in_tables_figures_attention_and_a_record(
 
     playground.start()
     playground.wait()
-    assert "2 of them on record from before" in playground.message.value
+    assert "2 of them were recorded before" in playground.message.value
     assert "train again" in playground.map.value, "weights are not kept"
 
 
@@ -70,10 +71,12 @@ def test_the_stop_button_ends_the_training(playground: Playground) -> None:
     [
         ("width", 9, "width: 9 does not divide into 2 heads"),
         ("k", 0, "k: expected 1 or more, got 0"),
-        ("seeds", 0, "seeds: how many models per encoding?"),
+        ("seeds", 0, "seeds: expected the number of models per encoding, 1 or more, got 0"),
+        ("steps", 0, "steps: expected 1 or more, got 0"),
         ("others", "ropo", "unknown encoding"),
         ("learning_rates", "fast", "learning_rates: expected numbers"),
-        ("pe", (), "pe: which encodings?"),
+        ("pe", (), "encodings: choose at least one"),
+        ("others", "rope", "pe: expected each encoding once, got rope more than once"),
     ],
 )
 def test_a_wrong_setting_is_one_sentence_and_nothing_starts(
@@ -91,7 +94,12 @@ def test_k_is_asked_for_where_the_task_has_it(playground: Playground) -> None:
     assert playground.controls["k"].layout.display is None
     playground.controls["task"].value = "copy"
     assert playground.controls["k"].layout.display == "none"
-    assert "Copy: chance" in playground.definition.value
+    assert "<b>Copy</b>: trained on lengths 2 to 20, chance" in playground.definition.value
+
+
+def test_the_chosen_encodings_are_named(playground: Playground) -> None:
+    playground.controls["pe"].value = ("rope", "alibi")
+    assert "<b>RoPE, ALiBi</b>" in playground.chosen.value
 
 
 def test_the_notebook_shows_the_controls(own_runs: Path) -> None:

@@ -99,7 +99,7 @@ def test_variants_are_judged_on_the_same_tokens_and_recorded(place: Path) -> Non
     for figure in (figures.by_length(record), figures.by_position(record)):
         assert figure.axes
     drawn = [line.get_label() for line in figures.several([record]).axes[0].lines]
-    assert drawn[:2] == ["untouched", "YaRN, factor 4.0"]
+    assert drawn[:2] == ["untouched", "YaRN, factor 4"]
     (place / "tiny" / "model.safetensors").unlink()
     assert try_out(run, quiet=True) == record, "a complete record needs no weights"
 
@@ -288,8 +288,13 @@ def test_the_guide_shows_each_outcome_beside_the_untouched_model() -> None:
             name: {"perplexity": {"512": {"nll": nll}}}
             for name, nll in (("untouched", 1.5), ("adapted", loss))
         }
-        settings = {"model": "tiny", "pe": pe_name, "options": {"factor": 4.0}, "lengths": [512]}
-        return {"settings": settings, "outcomes": outcomes}
+        for name, loss in (("untouched", 7.0), ("adapted", 2.0)):
+            outcomes[name]["perplexity"]["1024"] = {"nll": loss}
+        settings = {
+            "model": "tiny", "pe": pe_name, "options": {"factor": 4.0}, "lengths": [512, 1024],
+            "steps": 0, "prompts": 4,
+        }  # fmt: skip
+        return {"settings": settings, "outcomes": outcomes, "host": {"training_length": 512}}
 
     trained = record("nope", 9.0)
     trained["outcomes"]["trained"] = {"perplexity": {"512": {"nll": 1.75}}}
@@ -299,17 +304,22 @@ def test_the_guide_shows_each_outcome_beside_the_untouched_model() -> None:
         "learning_rate": 3e-4,
     }  # fmt: skip
     trained["training_speed"] = {"tokens_per_second": 2e5, "peak_memory_gib": 60.4}
-    trained |= {"host": {"training_length": 512}, "hardware": {"name": "a card"}}
+    trained |= {"hardware": {"name": "a card"}}
+    own = {"512": {"prompts": "1110"}, "1024": {"prompts": "0000"}}
+    trained["outcomes"]["untouched"]["needles"] = {"tasks": {"passkey": own}}
     assert book_records.lines(book_pretrained.training([record("pi", 3.0), trained]))[1:] == [
         ["`nope`", "0.0003", "210 M", "9.000", "1.750", "200,000", "60", "a card"]
     ]
     assert book_records.lines(book_pretrained.found([trained]))[1:] == [
-        ["passkey", "`nope`", "75%"]
+        ["passkey", "untouched, cut to its training length", "75%", "38%"],
+        ["passkey", "untouched", "75%", "0%"],
+        ["passkey", "`nope`", "75%", "–"],
     ]
     assert book_pretrained.what(trained, "trained") == "`nope`, 1,600 steps at 0.0003"
     text = book_pretrained.table([record("yarn", 1.625), record("pi", 3.0)])
     assert book_records.lines(text)[1:] == [
-        ["tiny", "untouched", "1.500"],
-        ["tiny", "`yarn`, factor 4", "1.625 (+0.125)"],
-        ["tiny", "`pi`, factor 4", "3.000 (+1.500)"],
+        ["tiny", "untouched, cut to its training length", "1.500", "1.500"],
+        ["tiny", "untouched", "1.500", "7.000 (+5.500)"],
+        ["tiny", "`yarn`, factor 4", "1.625 (+0.125)", "2.000 (+0.500)"],
+        ["tiny", "`pi`, factor 4", "3.000 (+1.500)", "2.000 (+0.500)"],
     ]

@@ -18,6 +18,8 @@ import book_scaling  # noqa: E402
 import profile_step  # noqa: E402
 import scaling  # noqa: E402
 
+TIME_UP = "not begun within the time"
+
 
 def row(processes: int, rate: int, **more: Any) -> dict[str, Any]:
     return {
@@ -31,7 +33,7 @@ def row(processes: int, rate: int, **more: Any) -> dict[str, Any]:
 ROWS = [
     row(1, 200_000), row(2, 380_000, losses=[9.1, 8.25], mfu=None),
     row(4, 700_000, batch=[128, 1024]),
-    {"what": "memory", "name": "1.2B", "options": "FSDP", "reason": scaling.TIME_UP},
+    {"what": "memory", "name": "1.2B", "options": "FSDP", "processes": 2, "reason": TIME_UP},
 ]  # fmt: skip
 
 
@@ -39,47 +41,87 @@ def test_a_gpu_of_several_is_compared_with_one_that_does_the_same_job() -> None:
     shares = [one.get("share") for one in scaling.with_shares(ROWS)]
     assert shares == [1.0, 0.95, None, None]
     assert scaling.agreement(ROWS) == [
-        {"what": "speed", "name": "360M", "options": "", "processes": 2, "largest_difference": 0.05}
-    ]
+        {"what": "speed", "name": "360M", "options": "", "processes": 2,
+         "largest_difference": 0.05, "peak_memory_gib": 30.5}
+    ]  # fmt: skip
     assert "95.0%" in scaling.table(scaling.with_shares(ROWS))
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
-def test_every_job_has_a_recipe_and_one_gpu_needs_no_fsdp(gpus: int) -> None:
-    jobs = scaling.jobs(gpus, mini=False)
-    assert {job["name"] for job in jobs} == {"34M", "125M", "360M", "1.2B"}
-    for job in jobs:
-        recipe = scaling.recipe_of(job)
-        assert not recipe.batch_size % (gpus * (recipe.micro_batch_size or 1))
-        assert gpus > 1 or not recipe.fsdp
-    assert any(scaling.recipe_of(job).fsdp for job in jobs) == (gpus > 1)
+@pytest.mark.parametrize("gpus", [1, 2, 8])
+def test_every_job_has_a_recipe_and_what_is_wanted_most_comes_first(gpus: int) -> None:
+    plan = list(scaling.stages(gpus, scaling.PARTS, mini=False))
+    jobs = [job for stage in plan if stage for share in stage.shares for job in share]
+    assert {job["name"] for job in jobs if "name" in job} == {"34M", "125M", "360M", "1.2B"}
+    for stage in plan:
+        assert stage is None or stage.processes * len(stage.shares) <= gpus
+        for job in (job for share in stage.shares for job in share) if stage else ():
+            if job["what"] == "reference":
+                continue
+            recipe = scaling.recipe_of(job)
+            each, rest = divmod(recipe.batch_size, stage.processes)
+            assert rest == each % min(recipe.micro_batch_size or each, each) == 0
+            assert stage.processes > 1 or not recipe.fsdp
+    kinds = [stage and (stage.processes, stage.shares[0][0]["what"]) for stage in plan]
+    losses = [(count, "losses") for count in (1, 2, 4, 8) if count <= gpus]
+    assert kinds[: len(losses)] == losses
+    assert (None in kinds) == any(job["what"] == "reference" for job in jobs) == (gpus > 1)
 
 
-def test_the_page_shows_the_newest_record_or_says_that_there_is_none(tmp_path: Path) -> None:
-    assert book_scaling.newest(tmp_path) is None
-    assert book_scaling.text("speed", None) == "Not measured yet."
-    record = {
-        "rows": scaling.with_shares(ROWS), "agreement": scaling.agreement(ROWS),
+def test_parts_that_were_measured_are_left_out_unless_they_are_named() -> None:
+    def names(parts: Any) -> set[str]:
+        plan = scaling.stages(2, parts, mini=True)
+        shares = [share for stage in plan if stage for share in stage.shares]
+        return {f"{job['what']} {job.get('name', '')}" for share in shares for job in share}
+
+    wanted = names(scaling.WANTED)
+    assert {"losses 34M", "speed 125M", "memory 1.2B", "profile 360M"} <= wanted
+    assert "speed 360M" not in wanted
+    assert names(["360M"]) == {"speed 360M"}
+
+
+def record(day: int, rows: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    return {
+        "rows": scaling.with_shares(rows), "agreement": scaling.agreement(rows),
         "hardware": {"count": 2, "name": "NVIDIA H200"}, "versions": {"torch": "2.11.0"},
-        "code": {"commit": "a" * 40}, "created": "2026-11-30T00:00:00+00:00",
-        "failure": {"message": "process 1 of 2 was killed", "seconds_until_all_had_ended": 30.2,
-                    "went_on_from": [0, 40], "largest_difference_of_losses": 1e-6},
+        "code": {"commit": "ab"[day % 2] * 40}, "created": f"2026-11-{day}T00:00:00", **more,
     }  # fmt: skip
-    for date in ("2026-11-29", "2026-11-30"):
-        (tmp_path / f"{date}-x-scaling.json").write_text(json.dumps(record | {"created": date}))
-    newest = book_scaling.newest(tmp_path)
-    assert newest is not None
-    assert newest["created"] == "2026-11-30"
-    speed = book_scaling.text("speed", newest)
-    assert "380,000 |" in speed
-    assert "95% |" in speed
-    assert "2 × NVIDIA H200, torch 2.11.0, commit `aaaaaaaaaaaa`, 2026-11-30." in speed
-    assert scaling.TIME_UP in book_scaling.text("memory", newest)
-    told = book_scaling.text("agreement", newest)
-    assert "5.0e-02" in told
+
+
+FAILURE = {
+    "message": "process 1 of 2 was killed", "seconds_until_all_had_ended": 30.2,
+    "went_on_from": [0, 40], "largest_difference_of_losses": 1e-6,
+}  # fmt: skip
+
+
+def test_the_page_shows_the_newest_measurement_of_each_job(tmp_path: Path) -> None:
+    assert book_scaling.records(tmp_path) == []
+    assert {book_scaling.text(part, []) for part in book_scaling.PARTS} == {"Not measured yet."}
+    old = record(28, ROWS, failure=FAILURE)
+    fsdp = row(2, 60_000, what="memory", name="1.2B", options="FSDP", batch=[32, 1024])
+    late = {"what": "speed", "name": "360M", "options": "", "processes": 4, "reason": TIME_UP}
+    new = record(29, [row(2, 400_000), fsdp, late])
+    for name, one in (("2026-11-28-x", old), ("2026-11-29-x", new)):
+        (tmp_path / f"{name}-scaling.json").write_text(json.dumps(one))
+    known = book_scaling.records(tmp_path)
+    assert known == [new, old], "the latest date first"
+    speed = book_scaling.text("speed", known)
+    assert "400,000 |" in speed
+    assert "380,000" not in speed, "an older measurement of the same"
+    assert "700,000 |" in speed
+    assert "200,000 |" in speed, "what the newer record leaves out"
+    assert TIME_UP not in speed, "another record has it"
+    for machine in ("aaaaaaaaaaaa`, 2026-11-28.", "bbbbbbbbbbbb`, 2026-11-29."):
+        assert f"2 × NVIDIA H200, torch 2.11.0, commit `{machine}" in speed
+    assert "60,000 |" in book_scaling.text("memory", known)
+    hours = f"{book_scaling.tokens_of('paper') / 400_000 / 3600:.1f} |"
+    assert hours in book_scaling.text("cost", known)
+    assert TIME_UP in book_scaling.text("memory", [old])
+    told = book_scaling.text("agreement", known)
+    assert "5.0e-02 |" in told
+    assert "30.5 GiB |" in told
     assert "went on from step 40" in told
     with pytest.raises(ValueError, match="unknown part of the scaling record 'sped'"):
-        book_scaling.text("sped", newest)
+        book_scaling.text("sped", known)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +157,12 @@ def test_the_profile_says_what_the_step_lost(monkeypatch: pytest.MonkeyPatch) ->
             {"kernel": "adam", "group": "optimizer", "ms": products, "calls": 1},
         ],
     }  # fmt: skip
-    assert profile_step.groups(result)["nothing"] == pytest.approx(products)
+    first, *_, nothing = rows = profile_step.groups(recipe, result)
+    assert (nothing["group"], nothing["ms"]) == ("nothing", pytest.approx(products))
+    assert first["at_peak_ms"] == pytest.approx(products)
+    assert sum(row["share"] for row in rows) == pytest.approx(1)
+    profiled = row(1, 1, what="profile", groups=rows, step_ms=4 * products)
+    assert "| matrix products |" in book_scaling.text("profile", [record(29, [profiled])])
     text = profile_step.report(recipe, result, 5)
     assert f"a step of {tokens:,} tokens" in text
     assert "MFU 25.0%" in text
@@ -133,7 +180,6 @@ def test_steps_are_shown_beside_the_first_of_them(tmp_path: Path) -> None:
         "code": {"commit": "a" * 40},
     }  # fmt: skip
     (tmp_path / "2026-01-02-x-windows-step.json").write_text(json.dumps(record))
-    known = book_scaling.newest(tmp_path, "windows-step")
-    assert known == record
+    assert book_scaling.records(tmp_path, "windows-step") == [record]
     assert "2,500" in book_scaling.steps(record)
     assert "2.50" in book_scaling.steps(record)

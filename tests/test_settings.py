@@ -22,7 +22,7 @@ import pe
 from pe.encodings import encoding
 from pe.evaluation.factors import cells, refuse_unused_options
 from pe.model import PEConfig, PEForCausalLM, PEModel
-from pe.model.config import FIELDS, OF_GENERATION, OF_TRANSFORMERS
+from pe.model.config import FIELDS, GENERATION_DEFAULTS, TRANSFORMERS_FIELDS
 
 SMALL: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -48,7 +48,7 @@ SMALL: dict[str, Any] = {
         ({"num_key_value_heads": 0}, "num_key_value_heads: expected .* at least 1, got 0"),
         ({"attention_backend": "sdap"}, "unknown attention backend 'sdap' .did you mean 'sdpa'"),
         ({"num_attention_heads": 5}, "hidden_size 32 does not divide into 5 heads; give head_dim"),
-        ({"pe_options": {"original_length": 8}}, "'rope' does not look at original_length"),
+        ({"pe_options": {"original_length": 8}}, "'rope' does not use original_length"),
     ],
     ids=str,
 )
@@ -59,10 +59,10 @@ def test_a_field_that_would_have_no_effect_is_refused(fields: dict[str, Any], sa
 
 def test_transformers_own_fields_pass() -> None:
     """Those of the installed release, and what older files list of generation."""
-    generic = {k: v for k, v in PreTrainedConfig().to_dict().items() if k in OF_TRANSFORMERS}
+    generic = {k: v for k, v in PreTrainedConfig().to_dict().items() if k in TRANSFORMERS_FIELDS}
     assert {"dtype", "architectures", "id2label", "return_dict"} <= set(generic)
     PEConfig(**(SMALL | generic))
-    PEConfig(**(SMALL | {k: v for k, v in OF_GENERATION.items() if k not in FIELDS}))
+    PEConfig(**(SMALL | {k: v for k, v in GENERATION_DEFAULTS.items() if k not in FIELDS}))
     ids = {name: 1 for name in vars(GenerationConfig()) if name.endswith("_token_id")}
     assert PEConfig(**(SMALL | ids)).eos_token_id == 1
 
@@ -153,10 +153,10 @@ def test_a_folder_of_another_kind_of_model_is_refused(tmp_path: Path) -> None:
         ("yarn", {"factor": None}, "option factor: expected float, got None"),
         ("yarn", {"original_max_position_embeddings": 8}, "it is called 'original_length' here"),
         ("rope", {"rope_theta": 5e5}, "it is called 'theta' here"),
-        ("longrope", {"long_factor": [2.0] * 8}, "factor: how many times longer"),
-        ("longrope", {"short_factor": [1.0] * 8}, "factor: how many times longer"),
+        ("longrope", {"long_factor": [2.0] * 8}, "factor: expected the extended length"),
+        ("longrope", {"short_factor": [1.0] * 8}, "factor: expected the extended length"),
         ("longrope", {"factor": None}, "option factor: expected float, got None"),
-        ("longrope", {"long_factor": [2.0] * 8, "magnitude": 1.2, "dynamic": True}, "factor: how"),
+        ("longrope", {"long_factor": [2.0] * 8, "magnitude": 1.2, "dynamic": True}, "factor: exp"),
         ("irope", {"attn_scale": 0.0, "floor_scale": 4}, "floor_scale: with attn_scale 0"),
         ("irope", {"qk_norm": False, "norm_eps": 1e-6}, "norm_eps: without qk_norm"),
         ("fope", {"keep_zero": True, "dropped": "ones"}, "dropped: with keep_zero"),

@@ -190,6 +190,13 @@ def test_wrong_settings_get_one_sentence() -> None:
         ({"read": "cop"}, "unknown read 'cop' (did you mean 'copy'?)"),
         ({"train_lengths": (9, 4)}, "train_lengths: expected (shortest, longest), from 1 on"),
         ({"train_lengths": (0, 4)}, "train_lengths: expected (shortest, longest), from 1 on"),
+        (
+            {"train_lengths": [4]},
+            "train_lengths: expected two lengths, (shortest, longest), got",
+        ),
+        ({"train_lengths": (4, 5, 6)}, "train_lengths: expected two lengths"),
+        ({"train_lengths": 64}, "train_lengths: expected two lengths"),
+        ({"ood_lengths": (50, 128)}, "ood_lengths: the split 'ood' has lengths 50 to 128, and "),
     ]:
         with pytest.raises(ValueError, match=".") as raised:
             pe.tasks.task("k_back", **options)
@@ -197,7 +204,30 @@ def test_wrong_settings_get_one_sentence() -> None:
         assert "\n" not in str(raised.value)
     with pytest.raises(ValueError, match="did you mean 'k_back'"):
         pe.tasks.task("kback")
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("flip_flop", {"ignored": float("nan")}, "ignored: expected a number, got nan"),
+        ("associative_recall", {"power": float("inf")}, "power: expected a number, got inf"),
+        (
+            "associative_recall",
+            {"vocabulary": 511},
+            "vocabulary: expected a multiple of 2",
+        ),
+        ("sorting", {"kind": "numbers", "items": 9}, "items: has no effect with kind 'numbers'"),
+        ("selective_copy", {"train_lengths": (64, 64)}, "ood_lengths: the split 'ood_dense'"),
+    ]
+    for name, option, message in cases:
+        with pytest.raises(ValueError, match=message):
+            pe.tasks.task(name, **option)
     task = pe.tasks.task("pattern")
+    arguments: list[dict[str, Any]] = [
+        {"seed": 0.5}, {"seed": "0"}, {"index": 1.0}, {"length": 9.5}, {"length": "9"}
+    ]  # fmt: skip
+    for wrong in arguments:
+        (name,) = wrong
+        with pytest.raises(ValueError, match=f"{name}: expected a whole number"):
+            task.example(**{"seed": 0, "index": 0} | wrong)
+    with pytest.raises(ValueError, match="count: expected a whole number from 1 on, got 1.5"):
+        task.batch(0, 0, 1.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="unknown split 'oot'.*'ood'"):
         task.example(0, 0, "oot")
     with pytest.raises(ValueError, match="pattern needs a length of 5 or more, got 2"):
@@ -319,6 +349,15 @@ def test_a_mark_comes_first_and_changes_nothing_else(kind: str) -> None:
         assert found == pytest.approx(one.score["id"], abs=0.02), one.name
 
 
+def test_scores_of_baselines_are_shares_at_unusual_options() -> None:
+    for task in (
+        pe.tasks.task("addition", train_lengths=(400, 400), ood_lengths=(401, 401)),
+        pe.tasks.task("modular_sum", numbers=2, modulus=10**4),
+    ):
+        for baseline in task.baselines():
+            assert all(0 <= score <= 1 for score in baseline.score.values())
+
+
 def test_pairs_of_summands_are_uniform_over_the_grid() -> None:
     task = pe.tasks.task("addition", train_lengths=(1, 3), ood_lengths=(4, 4))
     counts: dict[tuple[int, int], int] = {}
@@ -376,7 +415,7 @@ def test_flip_flop_reads_the_bit_that_was_written_last() -> None:
             assert (targets[1::2] == IGNORE).all()
             skipped += int((tokens[::2] == 4).sum())
         assert abs(skipped / (40 * 254) - ignored) < 0.02
-    with pytest.raises(ValueError, match="length 511: expected pairs"):
+    with pytest.raises(ValueError, match="length 511: expected an even number"):
         pe.tasks.task("flip_flop", train_lengths=(511, 511))
 
 
@@ -433,7 +472,7 @@ def test_kth_item_counts_from_one() -> None:
         read, said = task.text(task.example(0, index)).split(" -> ")
         items, number = (part.split() for part in read.split("?"))
         assert said.split()[-1] == items[int("".join(number)) - 1]
-    with pytest.raises(ValueError, match="a list of 40 needs as many, got 30"):
+    with pytest.raises(ValueError, match="a list of 40 different items needs as many, got 30"):
         pe.tasks.task("kth_item", items=30)
 
 

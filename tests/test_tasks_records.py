@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -205,11 +206,19 @@ def test_the_notebook_trains_shows_and_adds_encodings_to_the_same_folder(own_run
         ({"task": "kback"}, r"unknown task 'kback' \(did you mean 'k_back'\?\)"),
         ({"pe": "rope,alibo"}, r"unknown encoding 'alibo' \(did you mean 'alibi'\?\)"),
         ({"pe": " "}, "pe: which encodings"),
-        ({"pe": "rope,rope"}, "pe: each encoding once"),
+        ({"pe": "rope,rope"}, "pe: expected each encoding once, got rope more than once"),
         ({"size": "huge"}, "unknown size 'huge'"),
         ({"width": 9}, "width: 9 does not divide into 2 heads"),
         ({"seeds": "one"}, "seeds: expected whole numbers with commas between, got 'one'"),
         ({"seeds": "1,1"}, "seeds: expected different values"),
+        ({"seeds": ","}, "seeds: expected at least one value"),
+        ({"seeds": str(2**63)}, r"^seeds\[0\]: expected less than [^;]*$"),
+        ({"learning_rates": "inf"}, r"learning_rates\[0\]: expected a number, got inf"),
+        ({"overrides": {"width": 16}}, "width is given twice: 8, and 16 in overrides"),
+        ({"width": None, "overrides": {"width": "8"}}, "width: expected a whole number, got '8'"),
+        ({"overrides": {"warmup_steps": 2}}, "warmup_steps: 2 of 2 steps"),
+        ({"overrides": {"stop_loss": float("inf")}}, "stop_loss: expected a number"),
+        ({"task_options": {"train_lengths": [64, 128]}}, "ood_lengths: the split 'ood'"),
         ({"learning_rates": "-1"}, "learning_rates.*more than 0"),
         ({"task_options": {"kk": 1}}, "unknown option of the task 'k_back' 'kk'"),
         ({"overrides": {"warmup": 1}}, "unknown override 'warmup'"),
@@ -235,7 +244,7 @@ def test_what_is_done_of_a_study_is_not_done_again_and_what_would_end_late_is_no
     assert list(studies.carry_out(mini, lines.append, until=0)) == []
     assert names(list(studies.carry_out(mini, lines.append))) == names(mini)
     assert list(studies.carry_out(mini, lines.append)) == []
-    assert "not begun" in lines[0]
+    assert "skipped, it would not end within 0 s" in lines[0]
     assert lines[1].endswith("6 steps")
     assert len(lines) == 2
     with pytest.raises(ValueError, match=r"unknown study over tasks 'cor' \(did you mean"):
@@ -259,7 +268,7 @@ def test_after_a_sweep_all_seeds_learn_at_the_rate_that_its_seeds_have_chosen(
     whole = measure(task_run(EXPERIMENT), "rope")
     alone = next(m for m in whole.models if m.learning_rate == record.best_rate)
     assert alone.losses == record.models[0].losses, "a seed is the same in either"
-    with pytest.raises(ValueError, match="sweep_seeds: there are 2, got 3"):
+    with pytest.raises(ValueError, match="sweep_seeds: there are 2 seeds, got 3"):
         Experiment(**EXPERIMENT.model_dump() | {"sweep_seeds": 3})
 
 
@@ -306,3 +315,35 @@ def test_recorded_experiments_keep_their_names_when_a_task_gets_an_option() -> N
     assert Experiment(task="copy", task_options={"marked": False}).name() == (
         Experiment(task="copy").name()
     )
+
+
+def test_commas_in_parentheses_do_not_separate_encodings() -> None:
+    run = configure_tasks(**GIVEN | {"pe": "rope(theta=5e5, layout=interleaved), alibi"})
+    assert run.encodings == ["rope(theta=5e5, layout=interleaved)", "alibi"]
+
+
+def test_examples_are_shared_whatever_the_size_of_the_vocabulary() -> None:
+    task = pe.tasks.task("k_back", items=40_000, train_lengths=(8, 8), ood_lengths=(9, 9))
+    for shared, drawn in zip(Stream(task)(0, 0, 4), task.batch(0, 0, 4), strict=True):
+        assert (shared == drawn).all()
+
+
+def test_an_unknown_study_of_tasks_is_an_error(own_runs: Path) -> None:
+    (own_runs / "mine").mkdir(parents=True)
+    with pytest.raises(RunError, match=r"unknown study 'min' \(did you mean 'mine'\?\)"):
+        pe.tasks.load(study="min")
+    assert pe.tasks.load(study="mine").empty
+
+
+def test_a_mistake_in_the_file_of_a_study_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    fields = "title: t\nstudy: s\nencodings: [rope]\nseeds: [0]\nlearning_rates: [1.0e-3]\n"
+    for tasks, message in (
+        ("[copy]", "tasks: expected a dictionary such as {task: copy}, got 'copy'"),
+        ("[{tsk: copy}]", "unknown option 'tsk'"),
+        ("[{task: copi}]", "unknown task 'copi'"),
+        ("", "tasks: expected at least 1"),
+    ):
+        path.write_text(f"{fields}tasks: {tasks}\n")
+        with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: .*{re.escape(message)}"):
+            studies.load_study(str(path))

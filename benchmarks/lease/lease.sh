@@ -1,8 +1,8 @@
 #!/bin/bash
 # The steps of a lease: lease.sh pack here, then setup|warm|part|go|wait on the lent machine; for a
-# study over tasks, which needs no text, pack-tasks here, then setup|tasks|wait N tasks; for a model
-# that somebody else trained, pack-pretrained here, then setup|warm-pretrained|part|pretrained|wait N
-# pretrained (README.md).
+# study over tasks, which needs no text, pack-tasks here, then setup|tasks|wait N tasks; for several
+# GPUs pack-tasks here, then setup|scaling|compiled; for a model that somebody else trained,
+# pack-pretrained here, then setup|warm-pretrained|part|pretrained|wait N pretrained (README.md).
 # WORK holds everything there; LEASE is the folder that travels.
 # In the repository's root: pack: LEASE, CORPUS, STUDY, PE_CACHE, PYTHON; pack-tasks: LEASE, PYTHON;
 # pack-pretrained: LEASE, CORPUS, MODEL, PE_CACHE, PYTHON (with the gguf package for a gguf file)
@@ -10,7 +10,7 @@ if [ "$1" = pack ] || [ "$1" = pack-tasks ] || [ "$1" = pack-pretrained ]; then
   set -e
   mkdir -p "$LEASE/whl"
   cp benchmarks/lease/*.py benchmarks/lease/lease.sh "$LEASE/"
-  git archive --format=tar.gz -o "$LEASE/code.tar.gz" HEAD pe studies
+  git archive --format=tar.gz -o "$LEASE/code.tar.gz" HEAD pe studies ':(glob)benchmarks/*.py'
   git rev-parse HEAD >"$LEASE/commit"
   echo "$STUDY" >"$LEASE/study"
   names='pydantic|pydantic-core|annotated-types|filelock|typing-inspection'
@@ -42,6 +42,7 @@ setup) # LEASE=folder that travelled
   cp "$LEASE"/*.py "$LEASE"/lease.sh "$LEASE"/commit "$LEASE"/study "$WORK"/ || exit 1
   [ -d "$LEASE/config" ] && cp -r "$LEASE/config" "$WORK/"
   mkdir -p "$WORK/code" "$WORK/site" && tar -xzf "$LEASE/code.tar.gz" -C "$WORK/code" || exit 1
+  [ -d "$LEASE/compiled" ] && cat "$LEASE"/compiled/* | tar -xzf - -C "$WORK" # of an earlier lease
   ls "$LEASE"/whl/*.whl >/dev/null 2>&1 && { $PYTHON -m pip install -q --no-index --no-deps \
     --no-compile --no-cache-dir --upgrade --target "$WORK/site" "$LEASE"/whl/*.whl || exit 1; }
   $PYTHON -c "import pe, pe.study.worker; pe.train, pe.evaluate; print(pe.__file__)" ;;
@@ -72,6 +73,11 @@ pretrained) # all parts are in $WORK/parts; TRIALS, MORE; MINI=--mini to rehears
   setsid nohup $PYTHON -m pe.pretrained.study "${TRIALS:-smollm2}" $MINI \
     --model "$(ls -d "$WORK"/models/*)" $(cat "$WORK/arguments") $MORE \
     >"$WORK/pretrained.log" 2>&1 & echo $! >"$WORK/pretrained.pid" ;;
+scaling) # MORE: options of scaling.py, whose record goes to $OUT as it grows
+  $PYTHON "$WORK/code/benchmarks/scaling.py" --out "$OUT/scaling.json" $MORE 2>&1 | tee "$OUT/scaling.log" ;;
+compiled) # what the compilers made, in files of 15 MB, for the next lease of such a machine
+  tar -czf - -C "$WORK" $(cd "$WORK" && ls -d inductor triton 2>/dev/null) | split -b 15000000 - "$OUT/compiled-"
+  ls -l "$OUT"/compiled-* ;;
 wait) # $2 seconds at most for $3, runner, tasks or pretrained; records go to $OUT every half minute, so that none is lost
   end=$((SECONDS + $2)) what=${3:-runner}
   while :; do

@@ -25,6 +25,7 @@ from pe.results.markdown import pipe
 T = TypeVar("T")
 LEDGER = Path("tables") / "claims.yaml"
 _WORDS = {verdict.value.replace(" ", "-"): verdict for verdict in Verdict}
+OF_METHOD = "Claims beside our records; {doc}`/claims` says how the verdicts are computed."
 
 
 def judged(book: Path, names: Sequence[str] = ()) -> list[Judged]:
@@ -132,15 +133,16 @@ class ClaimTable(_OfLedger):
     classes: ClassVar[list[str]] = ["pe-results", "wrap"]
 
     def text(self) -> str:
-        if self.arguments:
-            return beside(self.judged(self.arguments[0].split()))
         folder, _, stem = self.env.docname.rpartition("/")
+        said = f"{OF_METHOD}\n\n" if folder == "methods" else ""
+        if self.arguments:
+            return said + beside(self.judged(self.arguments[0].split()))
         found = self.judged()
         ledger = [one.claim for one in found]
         names = about_page(self.book.folder, stem, ledger) if folder == "methods" else []
         if not names:
             raise ValueError("no claim of the ledger is about the encoding of this page")
-        return beside(selected({one.claim.id: one for one in found}, names))
+        return said + beside(selected({one.claim.id: one for one in found}, names))
 
 
 def setup(app: Sphinx) -> None:

@@ -32,6 +32,8 @@ from pe.runs import models
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+PLAIN = "plain:"
+"""Begins the address of a page that Sphinx does not make, from the root of the site."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +66,13 @@ class Book:
         return str(self.folder / "_generated" / "records.json")
 
     def pages(self, rows: Iterable[Row]) -> dict[str, str]:
-        """By a run's name, the page of its executed notebook, of those that have one."""
-        return {
-            run.name: f"/runs/{run.study}/{run.name}/train.ipynb"
-            for row in rows
-            for run in row.runs
-            if (self.folder / "runs" / run.study / run.name / "train.ipynb").exists()
-        }
+        """By a run's name, the page of its executed notebook, or else that of its record."""
+        found = {}
+        for run in (run for row in rows for run in row.runs):
+            place = f"runs/{run.study}/{run.name}"
+            executed = (self.folder / place / "train.ipynb").exists()
+            found[run.name] = f"/{place}/train.ipynb" if executed else f"{PLAIN}{place}/record.html"
+        return found
 
 
 class RecordRole(SphinxRole):
@@ -103,6 +105,8 @@ class Block(SphinxDirective):
         """Parse text as part of the page, into ``holder`` if there is one."""
         self.env.note_dependency(self.book.stamp)
         target = nodes.Element() if holder is None else holder
+        up = "../" * self.env.docname.count("/")
+        text = re.sub(rf"\[([^]\n]*)\]\({PLAIN}([^)\n]*)\)", rf'<a href="{up}\2">\1</a>', text)
         lines = StringList(text.splitlines(), source=self.get_source_info()[0])
         self.state.nested_parse(lines, self.content_offset, target)
         return list(target.children) if holder is None else [target]
@@ -166,15 +170,20 @@ class Picture(Block):
             pair += image
         figure += pair
         text = "\n".join(self.content)
-        if name in self.book.figures and self.book.figures[name][0]:
-            text += f" *{_made_of(self.book.figures[name][0])}.*"
         caption, *more = self.markdown(text) or [nodes.paragraph()]
         figure += nodes.caption(text, "", *caption.children)
+        if name in self.book.figures and self.book.figures[name][0]:
+            figure[-1] += made_of(_made_of(self.book.figures[name][0]))
         if more:
             figure += nodes.legend("", *more)
         self.set_source_info(figure)
         self.add_name(figure)
         return [figure]
+
+
+def made_of(records: str) -> list[nodes.Node]:
+    """The end of a caption: the records that a figure was made of, in small letters."""
+    return [nodes.Text(" "), nodes.emphasis(text=f"{records}.", classes=["pe-made-of"])]
 
 
 def _made_of(shown: list[Snapshot] | list[Path]) -> str:

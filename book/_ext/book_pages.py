@@ -7,12 +7,15 @@ order nor in the search index, where they would come before the page of their me
 from __future__ import annotations
 
 import json
+import posixpath
+import re
 from pathlib import Path
 from typing import Any
 
 from sphinx.application import Sphinx
 from sphinx.builders.html import StandaloneHTMLBuilder
 from sphinx.environment import BuildEnvironment
+from sphinx.util.osutil import relative_uri
 
 RUNS = "runs/"
 _PREFIX = "Search.setIndex("
@@ -26,7 +29,10 @@ def set_aside(app: Sphinx, doctree: Any) -> None:
 
 
 class Sidebars:
-    """Make the sidebar of the pages of runs once: equal depth, equal links, nothing current."""
+    """Make the list of all pages once; for each page its addresses and its mark are changed.
+
+    Sphinx resolves that list for each page anew, which took a tenth of a second per page.
+    """
 
     def __init__(self) -> None:
         self.made: dict[Any, str] = {}
@@ -34,17 +40,50 @@ class Sidebars:
     def __call__(
         self, app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: Any
     ) -> None:
-        if not pagename.startswith(RUNS):
-            return
-        toctree = context["toctree"]
+        toctree, here = context["toctree"], app.builder.get_target_uri(pagename)
 
         def shared(**options: Any) -> str:
-            key = (pagename.count("/"), *sorted(options.items()))
+            key = tuple(sorted(options.items()))
             if key not in self.made:
-                self.made[key] = toctree(**options)
-            return self.made[key]
+                self.made[key] = from_the_root(toctree(**options), here)
+            made = self.made[key]
+            # Lists inside lists would all have to be marked as current.
+            return toctree(**options) if "toctree-l2" in made else seen_from(made, here)
 
         context["toctree"] = shared
+
+
+_LINK = re.compile(r'(<a class="reference internal" href=")([^"]*)(")')
+
+
+def from_the_root(toctree: str, here: str) -> str:
+    """The list that the page at the address ``here`` has, as a page at the root has it."""
+    folder = posixpath.dirname(here)
+
+    def whole(link: re.Match[str]) -> str:
+        target = here if link[2] == "#" else posixpath.normpath(posixpath.join(folder, link[2]))
+        return f"{link[1]}{target}{link[3]}"
+
+    for marked, plain in (
+        (' class="current"', ""), (' current">', '">'), ('"current reference', '"reference')
+    ):  # fmt: skip
+        toctree = toctree.replace(marked, plain)
+    return _LINK.sub(whole, toctree)
+
+
+def seen_from(toctree: str, here: str) -> str:
+    """The list of `from_the_root` as the page at ``here`` has it."""
+    own = f'<li class="toctree-l1"><a class="reference internal" href="{here}">'
+    before, found, after = toctree.partition(own)
+    if found:
+        lists, _, items = before.rpartition("<ul>")
+        before = f'{lists}<ul class="current">{items}'
+        found = '<li class="toctree-l1 current"><a class="current reference internal" href="#">'
+
+    def relative(link: re.Match[str]) -> str:
+        return f"{link[1]}{relative_uri(here, link[2])}{link[3]}"
+
+    return _LINK.sub(relative, before) + found + _LINK.sub(relative, after)
 
 
 def complete_index(

@@ -19,6 +19,8 @@ from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
 
 from pe._errors import unknown
+from pe.recipes.command import notebook_command, notebook_parameters
+from pe.recipes.recipe import Recipe
 from pe.results.markdown import pipe
 from pe.results.quantities import duration, label, whole
 from pe.results.rows import Row
@@ -26,6 +28,8 @@ from pe.study.plan import load_plan
 from pe.study.planned import Planned
 
 PARTS = ("extension", "searches")
+WORKER = "python -m pe.study.worker"
+"""How the command of a run begins that a study's worker carried out before it knew a better one."""
 
 
 def there(studies: Studies, text: str) -> list[Snapshot]:
@@ -147,6 +151,23 @@ def unmeasured_cells(studies: Studies, plan: list[Planned]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def repeat(record: Mapping[str, Any]) -> str:
+    """The lines that one types to carry out the run of a record again.
+
+    Where a worker of a study wrote down how it was started, they are made from the recipe.
+    """
+    command, parent = record["command"], record.get("parent")
+    if command.startswith(WORKER):
+        recipe = Recipe.from_dict(record["recipe"])
+        command = notebook_command(notebook_parameters(recipe, record["study"]))
+    first = f"# after {parent['run']}, from its step {parent['step']}\n" if parent else ""
+    return f"git checkout {_commit(record)}\n{first}{command}"
+
+
+def _commit(record: Mapping[str, Any]) -> str:
+    return (record["code"]["commit"] or "unknown")[:12]
+
+
 class IfRecorded(Block):
     """Content for records that are there; ``:else:`` is said where they are not."""
 
@@ -199,24 +220,21 @@ class Rerun(Made):
             spent = training.get("wall_seconds") or 0.0
             seconds += spent + judged
             page = pages.get(run.name)
-            commit = (record["code"]["commit"] or "unknown")[:12]
             machine = record["hardware"]
             count = f"{machine['count']} × " if machine["device"] != "cpu" else ""
             cells = [
                 f"[{row.title}]({page})" if page else row.title,
                 str(record["seed"]),
-                f"`{commit}`" + (" (changed)" if record["code"]["dirty"] else ""),
+                f"`{_commit(record)}`" + (" (changed)" if record["code"]["dirty"] else ""),
                 f"{count}{machine['name']}",
                 whole(training["tokens"]) if training.get("tokens") else "–",
                 duration(spent) if spent else "–",
                 duration(judged) if judged else "–",
             ]
             lines.append(cells)
-            parent = record.get("parent")
-            first = f"# after {parent['run']}, from its step {parent['step']}\n" if parent else ""
             commands.append(
                 f"````{{dropdown}} {row.title}, seed {record['seed']}: runs/{study}/{run.name}\n"
-                f"```bash\ngit checkout {commit}\n{first}{record['command']}\n```\n````"
+                f"```bash\n{repeat(record)}\n```\n````"
             )
         total = f"All {len(runs)} together: {duration(seconds)} of training and evaluation."
         if not all((run.read()["training"] or {}).get("wall_seconds") for _, run in runs):

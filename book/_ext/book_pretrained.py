@@ -29,30 +29,40 @@ from pe.results.markdown import pipe
 FILE = "pretrained.json"
 UNTOUCHED = "untouched"
 """The outcome that all records of a model on the same text share."""
+CUT = "cut to its training length"
 NONE = "No such record of a model that somebody else trained is here yet."
 PICTURE = "pretrained-by-length"
 
 
 def records_of(runs: Path, study: str, corpus: str = "") -> list[dict[str, Any]]:
-    """Complete records of a study, oldest first."""
+    """Complete records of a study, by encoding and factor; what was trained on comes last."""
     read = [PretrainedRun(file.parent).read() for file in runs.glob(f"{study}/*/{FILE}")]
     done = [record for record in read if record and record["status"] == "complete"]
     chosen = [record for record in done if corpus in ("", record["settings"]["corpus"])]
-    return sorted(chosen, key=lambda record: (record["created"], record["run"]))
+
+    def order(record: dict[str, Any]) -> tuple[Any, ...]:
+        s = record["settings"]
+        return s["steps"], s["pe"], s["options"].get("factor", 0), record["run"]
+
+    return sorted(chosen, key=order)
 
 
 def table(records: Sequence[dict[str, Any]]) -> str:
-    """Nats per token of the same tokens; differences to the untouched model in parentheses."""
+    """Nats per token of the same tokens, and in parentheses what is above the cut line."""
     lengths = _lengths(records)
     lines: dict[tuple[str, ...], None] = {}  # the untouched model of two records is one line
     for record in records:
-        own = _losses(record, UNTOUCHED, lengths)
+        line = dict(zip(record["settings"]["lengths"], figures.cut(record), strict=True))
+        model = record["settings"]["model"]
+        cells = [_number(line.get(n)) for n in lengths]
+        lines[model, f"{UNTOUCHED}, {CUT}", *cells] = None
         for name in record["outcomes"]:
             cells = []
-            for before, loss in zip(own, _losses(record, name, lengths), strict=True):
-                gap = "" if name == UNTOUCHED or before is None else f" ({loss - before:+.3f})"
+            for n, loss in zip(lengths, _losses(record, name, lengths), strict=True):
+                base = line.get(n)
+                gap = "" if base is None or base == loss else f" ({loss - base:+.3f})"
                 cells.append("–" if loss is None else f"{loss:.3f}{gap}")
-            lines[record["settings"]["model"], what(record, name), *cells] = None
+            lines[model, what(record, name), *cells] = None
     return pipe(
         ["model", "encoding", *(f"{n:,} tokens" for n in lengths)], list(map(list, lines)), 2
     )
@@ -63,6 +73,11 @@ def found(records: Sequence[dict[str, Any]]) -> str:
     lengths = _lengths(records)
     lines: dict[tuple[str, ...], None] = {}
     for record in records:
+        own = (record["outcomes"][UNTOUCHED].get("needles") or {"tasks": {}})["tasks"]
+        for task in own:
+            shown = figures.cut_found(record, task)
+            line = dict(zip(record["settings"]["lengths"], shown, strict=True))
+            lines[task, f"{UNTOUCHED}, {CUT}", *(_share(line.get(n)) for n in lengths)] = None
         for name, outcome in record["outcomes"].items():
             for task in (outcome.get("needles") or {"tasks": {}})["tasks"]:
                 shares = dict(
@@ -109,6 +124,10 @@ def training(records: Sequence[dict[str, Any]]) -> str:
     return pipe(head, lines, 1)
 
 
+def _number(value: float | None) -> str:
+    return "–" if value is None or value != value else f"{value:.3f}"
+
+
 def _share(value: float | None) -> str:
     return "–" if value is None or value != value else f"{value:.0%}"
 
@@ -127,14 +146,9 @@ def what(record: dict[str, Any], name: str) -> str:
     if name == UNTOUCHED:
         return name
     s = record["settings"]
-    options = "".join(f", {key} {_value(value)}" for key, value in sorted(s["options"].items()))
+    options = "".join(f", {words}" for words in figures.in_words(s["options"]))
     trained = f", {s['steps']:,} steps at {s['learning_rate']:g}" if name == "trained" else ""
     return f"`{s['pe']}`{options}{trained}"
-
-
-def _value(value: Any) -> str:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return f"{value:g}" if number else str(value)
 
 
 def _drawn_name(records: Sequence[dict[str, Any]]) -> str:

@@ -7,6 +7,7 @@ import json
 
 from book_explorer_data import KINDS, Pages
 from book_plain_page import html_table, made, plain_page
+from book_plans import repeat
 from book_studies import Snapshot
 
 from pe.results import quantities
@@ -44,13 +45,14 @@ def record_page(run: Snapshot, pages: Pages) -> str:
     code, machine = record["code"]["commit"], record["hardware"]["name"]
     return plain_page(
         f"{name}, seed {record['seed']} ({run.study})",
-        "what was measured, and the recipe",
+        "what was measured, the command that repeats it, and the recipe",
         3,
         {heading: page, "Explorer of results": f"explorer.html?study={run.study}"},
         f"The record of this run is <code>{where}</code> in the repository, "
         f"{made(record['created'], code, machine)}.",
         [
             ("Measured", html_table(["quantity", *heads], lines)),
+            ("Repeat it", f"<pre>{html.escape(repeat(record))}</pre>"),
             ("Recipe", html_table(["field", "value"], settings)),
         ],
     )

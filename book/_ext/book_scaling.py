@@ -1,15 +1,20 @@
-"""Training steps as benchmarks/scaling.py and benchmarks/train_speed.py timed them, newest record.
+"""Training steps as benchmarks/scaling.py and benchmarks/train_speed.py timed them.
 
-| ```{step-speed} windows-step  encodings beside the first of them: tokens/s, memory
+| ```{step-speed} windows-step  encodings beside the first of them: tokens/s, memory; newest record
 | ```{scaling} speed      tokens/s, MFU, memory by size and number of GPUs
 | ```{scaling} memory     the largest model, with the options that save memory
+| ```{scaling} cost       hours that the studies of the page take, by number of GPUs
+| ```{scaling} profile    what each group of kernels takes of a step
 | ```{scaling} agreement  how far the losses of several processes are from those of one, and what
 |                         became of a run of which a process was killed
+
+A record of scaling.py holds some parts only, so `{scaling}` shows the newest measurement of each.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,61 +24,121 @@ from sphinx.application import Sphinx
 from pe._errors import unknown
 from pe.results.markdown import pipe
 from pe.results.quantities import whole
+from pe.study.plan import load_plan
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 NOT_YET = "Not measured yet."
-PARTS = ("speed", "memory", "agreement")
+STUDIES = ("paper-rates", "paper")
+Record = dict[str, Any]
 
 
-def newest(folder: Path = RESULTS, name: str = "scaling") -> dict[str, Any] | None:
-    """The record DATE-MACHINE-``name``.json with the latest date, or None."""
-    paths = sorted(folder.glob(f"*-{name}.json"))
-    return json.loads(paths[-1].read_text()) if paths else None
+def records(folder: Path = RESULTS, name: str = "scaling") -> list[Record]:
+    """The records DATE-MACHINE-``name``.json, the latest date first."""
+    paths = sorted(folder.glob(f"*-{name}.json"), reverse=True)
+    return [json.loads(path.read_text()) for path in paths]
 
 
-def text(part: str, record: dict[str, Any] | None) -> str:
-    """The Markdown of a part.
+def text(part: str, known: Sequence[Record]) -> str:
+    """The Markdown of a part of these records.
 
     Raises:
         ValueError: there is no such part.
     """
     if part not in PARTS:
-        raise unknown("part of the scaling record", part, PARTS)
-    if record is None:
-        return NOT_YET
-    if part == "agreement":
-        return agreement(record)
-    rows = [row for row in record["rows"] if row["what"] == part]
-    lines = [
-        line(row) for row in sorted(rows, key=lambda r: (r.get("parameters", 0), r["options"]))
+        raise unknown("part of the scaling record", part, list(PARTS))
+    return PARTS[part](known)
+
+
+def newest(known: Sequence[Record], part: str, *kinds: str) -> list[tuple[Record, Record]]:
+    """The newest entry of each job and number of processes, with its record.
+
+    Args:
+        part: of the records, ``rows`` or ``agreement``. kinds: what the entries measure; all of
+            them if there is none. A job that was not measured is left out if another record has it.
+    """
+    entries = [
+        (row, record)
+        for record in known
+        for row in record[part]
+        if not kinds or row["what"] in kinds
     ]
+    measured: dict[Any, tuple[Record, Record]] = {}
+    for row, record in entries:
+        if row.get("reason") is None:
+            measured.setdefault((*_job(row), row["processes"]), (row, record))
+    jobs = {_job(row) for row, _ in measured.values()}
+    missing = {_job(row): (row, record) for row, record in entries if _job(row) not in jobs}
+    return [*measured.values(), *missing.values()]
+
+
+def _job(row: Record) -> tuple[str, str, str]:
+    return row["what"], row["name"], row["options"]
+
+
+def steps_of(kind: str, known: Sequence[Record]) -> str:
+    """The table of speed, or of memory."""
+    chosen = newest(known, "rows", kind)
+    if not chosen:
+        return NOT_YET
+    chosen.sort(key=lambda one: (one[0].get("parameters", 0), one[0]["options"],
+                                 one[0].get("processes", 0)))  # fmt: skip
     heads = ["model", "options", "GPUs", "batch", "tokens/s", "of one GPU, each", "MFU", "memory"]
-    return f"{pipe(heads, lines, 2)}\n\n{machine(record)}"
+    return f"{pipe(heads, [line(row) for row, _ in chosen], 2)}\n\n{machines(chosen)}"
 
 
 def line(row: dict[str, Any]) -> list[str]:
     """A row as cells; a dash stands for what was not measured or does not apply."""
     if row["reason"]:
-        return [row["name"], row["options"] or "–", "–", "–", row["reason"], "–", "–", "–"]
-    numbers = [
-        (row["share"], "{:.0%}"), (row["mfu"], "{:.1%}"), (row["peak_memory_gib"], "{:.1f} GiB"),
-    ]  # fmt: skip
+        gpus = str(row.get("processes", "–"))
+        return [row["name"], row["options"] or "–", gpus, "–", row["reason"], "–", "–", "–"]
+    numbers = [(row["share"], "{:.0%}"), (row["mfu"], "{:.1%}")]
     return [
         f"{row['parameters'] / 1e6:,.0f} M", row["options"] or "–", str(row["processes"]),
         " × ".join(map(whole, row["batch"])), whole(row["tokens_per_second"]),
         *("–" if value is None else form.format(value) for value, form in numbers),
+        memory(row["peak_memory_gib"]),
     ]  # fmt: skip
 
 
-def agreement(record: dict[str, Any]) -> str:
+def cost(known: Sequence[Record]) -> str:
+    """Hours of training that the large studies take at the measured speeds of their model."""
+    chosen = [
+        (row, record)
+        for row, record in newest(known, "rows", "speed")
+        if row["name"] == "360M" and row["reason"] is None
+    ]
+    if not chosen:
+        return NOT_YET
+    chosen.sort(key=lambda one: one[0]["processes"])
+    tokens = {study: tokens_of(study) for study in STUDIES}
+    lines = [
+        [str(row["processes"]), whole(row["tokens_per_second"]),
+         *(f"{count / row['tokens_per_second'] / 3600:.1f}" for count in tokens.values())]
+        for row, _ in chosen
+    ]  # fmt: skip
+    heads = [f"`{study}`, {count / 1e6:,.0f} M tokens" for study, count in tokens.items()]
+    return f"{pipe(['GPUs', 'tokens/s', *heads], lines, 0)}\n\n{machines(chosen)}"
+
+
+def tokens_of(study: str) -> int:
+    """Tokens that all runs of a study are trained on."""
+    recipes = [planned.recipe for planned in load_plan(study) if not planned.zero_shot]
+    return sum(r.steps * r.batch_size * r.context_length for r in recipes)
+
+
+def agreement(known: Sequence[Record]) -> str:
     """The table of differences, and the run whose process was killed."""
+    chosen = newest(known, "agreement")
+    if not chosen:
+        return NOT_YET
     lines = [
         [one["name"], one["options"] or "bfloat16", str(one["processes"]),
-         f"{one['largest_difference']:.1e}"]
-        for one in record["agreement"]
+         f"{one['largest_difference']:.1e}", memory(one.get("peak_memory_gib"))]
+        for one, _ in chosen
     ]  # fmt: skip
-    parts = [pipe(["model", "", "GPUs", "largest difference of a loss (nats)"], lines, 2)]
-    failed = record.get("failure")
+    heads = ["model", "", "GPUs", "largest difference of a loss (nats)", "memory of each GPU"]
+    parts = [pipe(heads, lines, 2)]
+    failed = next((record["failure"] for record in known if record.get("failure")), None)
     if failed:
         parts.append(
             f"A process was killed after a checkpoint. {failed['seconds_until_all_had_ended']:.0f} "
@@ -81,7 +146,48 @@ def agreement(record: dict[str, Any]) -> str:
             f"it went on from step {failed['went_on_from'][-1]}, and its losses differ by at most "
             f"{failed['largest_difference_of_losses']:.1e} from those of a run that nobody killed."
         )
-    return "\n\n".join([*parts, machine(record)])
+    return "\n\n".join([*parts, machines(chosen)])
+
+
+def profile(known: Sequence[Record]) -> str:
+    """What each group of kernels takes of a step."""
+    chosen = [one for one in newest(known, "rows", "profile") if one[0]["reason"] is None]
+    if not chosen:
+        return NOT_YET
+    parts = []
+    for row, _ in chosen:
+        lines = [
+            [group["group"], f"{group['ms']:.1f}", f"{group['share']:.1%}",
+             "–" if group["at_peak_ms"] is None else f"{group['at_peak_ms']:.1f}"]
+            for group in row["groups"]
+        ]  # fmt: skip
+        mfu = "" if row["mfu"] is None else f", MFU {row['mfu']:.1%}"
+        parts.append(
+            f"A step of {' × '.join(map(whole, row['batch']))} tokens with "
+            f"{row['parameters'] / 1e6:,.0f} M parameters: {row['step_ms']:.1f} ms{mfu}."
+        )
+        heads = ["kernels", "ms per step", "share", "ms at the card's peak"]
+        parts.append(pipe(heads, lines, 1))
+    return "\n\n".join([*parts, machines(chosen)])
+
+
+PARTS: dict[str, Callable[[Sequence[Record]], str]] = {
+    "speed": lambda known: steps_of("speed", known),
+    "memory": lambda known: steps_of("memory", known),
+    "cost": cost,
+    "profile": profile,
+    "agreement": agreement,
+}
+
+
+def memory(gib: float | None) -> str:
+    """GiB, or a dash."""
+    return "–" if gib is None else f"{gib:.1f} GiB"
+
+
+def machines(chosen: Sequence[tuple[Record, Record]]) -> str:
+    """What the entries were measured on, the newest first."""
+    return " ".join(dict.fromkeys(machine(record) for _, record in chosen))
 
 
 def machine(record: dict[str, Any]) -> str:
@@ -113,15 +219,15 @@ class StepSpeed(Made):
     """`steps` of the newest record of a name."""
 
     def text(self) -> str:
-        record = newest(name=self.arguments[0])
-        return NOT_YET if record is None else steps(record)
+        known = records(name=self.arguments[0])
+        return steps(known[0]) if known else NOT_YET
 
 
 class Scaling(Made):
-    """`text` of a part, from the newest record."""
+    """`text` of a part."""
 
     def text(self) -> str:
-        return text(self.arguments[0], newest())
+        return text(self.arguments[0], records())
 
 
 def setup(app: Sphinx) -> None:

@@ -2,6 +2,7 @@
 
 | ```{speed} machine            where and with what the record was made, or how to make one
 | ```{speed} picture            throughput and memory by length, light and dark
+| ```{speed} summary            encodings that cost about the same on one line
 | ```{speed} overview train     encodings by lengths
 | ```{speed} details train      everything about a mode, a tab a length
 | ```{speed} family distance    what one family costs
@@ -16,10 +17,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from book_directives import Block, Book, least_width
+from book_directives import Block, Book, least_width, made_of
 from book_mirror import write
 from book_studies import Speeds
 from docutils import nodes
@@ -31,13 +33,18 @@ from sphinx.util.docutils import SphinxRole
 from pe import figures, runs
 from pe._errors import unknown
 from pe.figures import speed as figures_speed
+from pe.results.markdown import pipe
 from pe.speed import record, tables
-from pe.speed.names import members
+from pe.speed.names import library, members, title
 from pe.speed.record import Speed, SpeedRun
 
 log = logging.getLogger(__name__)
 FOLDER = Path("_generated") / "speed"
 NOTHING = "*Not measured yet.*"
+ALIKE = 0.05
+"""Encodings share a line of the summary if their numbers differ by no more."""
+LONG = 16384
+"""Tokens per window of the summary's long texts, where the record has them."""
 MADE_BY = f"""\
 ```{{admonition}} No GPU has been measured yet
 :class: note
@@ -96,6 +103,7 @@ class SpeedBlock(Block):
         part, *more = self.arguments
         makers = {
             "machine": self.machine, "picture": self.picture, "overview": self.overview,
+            "summary": self.summary,
             "details": self.details, "family": self.family, "peers": self.peers,
             "drift": self.drift, "deterministic": self.deterministic,
         }  # fmt: skip
@@ -127,10 +135,15 @@ class SpeedBlock(Block):
             pair += image
         figure += pair
         run = self.book.speeds.best.record
-        text = "\n".join(self.content) + f" *Record: {run['study']}/{run['run']}.*"
+        text = "\n".join(self.content)
         caption, *_ = self.markdown(text)
         figure += nodes.caption(text, "", *caption.children)
+        figure[-1] += made_of(f"Record: {run['study']}/{run['run']}")
         return [figure]
+
+    def summary(self) -> list[nodes.Node]:
+        text = summary(self.book.speeds.best) if self.book.speeds.best else ""
+        return self.table(text) if text else self.markdown(NOTHING)
 
     def overview(self, mode: str) -> list[nodes.Node]:
         best = self.book.speeds.best
@@ -173,6 +186,66 @@ class SpeedBlock(Block):
     def drift(self) -> list[nodes.Node]:
         text = tables.drift(self.book.speeds.best) if self.book.speeds.best else ""
         return self.table(text) if text else self.markdown(NOTHING)
+
+
+def summary(speed: Speed) -> str:
+    """Our encodings by what they cost, the fastest on long texts first; "" without two lengths.
+
+    Those whose numbers are all within `ALIKE` of another's share its line, which gives the least
+    and the most of them.
+    """
+    lengths = speed.lengths("train")
+    if len(lengths) < 2:
+        return ""
+    short, long = lengths[0], next((n for n in reversed(lengths) if n <= LONG), lengths[-1])
+    groups: list[list[tuple[str, list[float | None]]]] = []
+    for system in tables.shown(speed, "train"):
+        if library(system):
+            continue
+        costs = [
+            _over_nope(speed, system, "train", short),
+            _over_nope(speed, system, "train", long),
+            _over_nope(speed, system, "prefill", long),
+            speed.result(system, "train", long)["peak_memory_gib"],
+        ]
+        group = next((g for g in groups if _alike(costs, g[0][1])), None)
+        if group is None:
+            groups.append(group := [])
+        group.append((system, costs))
+    groups.sort(key=lambda group: -(group[0][1][1] or 0.0))
+    heads = [
+        "encoding", f"training, {short:,} tokens", f"training, {long:,} tokens",
+        f"prompt, {long:,} tokens", f"GiB, training, {long:,} tokens",
+    ]  # fmt: skip
+    lines = []
+    for group in groups:
+        columns = list(zip(*(costs for _, costs in group), strict=True))
+        cells = [_range(column, "{:.2f}") for column in columns[:-1]]
+        names = "; ".join(title(system) for system, _ in group)
+        lines.append([names, *cells, _range(columns[-1], "{:.1f}")])
+    return pipe(heads, lines, 1)
+
+
+def _over_nope(speed: Speed, system: str, mode: str, length: int) -> float | None:
+    if length not in speed.lengths(mode) or system not in speed.systems(mode):
+        return None
+    return 1.0 if system == "nope" else speed.ratio(system, mode, length)
+
+
+def _alike(costs: Sequence[float | None], others: Sequence[float | None]) -> bool:
+    pairs = zip(costs, others, strict=True)
+    return all(a == b if a is None or b is None else abs(a / b - 1) <= ALIKE for a, b in pairs)
+
+
+def _range(values: Sequence[float | None], form: str) -> str:
+    there = [form.format(value) for value in values if value is not None]
+    if not there:
+        return "–"
+    return (
+        min(there, key=float)
+        if len({*there}) == 1
+        else "–".join((min(there, key=float), max(there, key=float)))
+    )
 
 
 class SpeedRatio(SphinxRole):

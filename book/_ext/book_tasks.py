@@ -1,6 +1,6 @@
 """The study over tasks, studies/tasks/core.yaml, as far as it is recorded.
 
-| {task}`copy/alibi.ood-exact`    a number of small models by the address that the ledger uses
+| {task}`copy/alibi.ood-exact`    a number of this study by an address as the ledger's
 | ```{tasks} progress             how much is recorded
 | ```{tasks} matrix               encodings by tasks: how many seeds solve it, with links to records
 | ```{tasks} settings             what all models have in common, and what each task has
@@ -44,6 +44,8 @@ from pe.tasks.study import load_study, outcome
 from pe.tasks.study.outcome import Outcome
 
 PLAN = Path("studies") / "tasks" / "core.yaml"
+STUDY = "tasks"
+"""What the plan calls its records. Numbers in prose are of them alone, as in the tables."""
 PAGES = "tasks"
 BESIDE = ("nope", "rope")
 log = logging.getLogger(__name__)
@@ -101,15 +103,19 @@ def record_page(one: Outcome, record: TaskRecord) -> str:
         about = f"The sweep: {len(record.sweep.seeds)} seeds, {record.sweep.steps:,} steps"
         parts.append((about, _swept(record)))
     parts.append(("Right tokens by length", _lengths(record)))
+    place = f"runs/{record.study}/{record.run}/{one.run.file(record.pe).name}"
+    commit = (record.code.commit or "unknown")[:12]
+    lines = f"git checkout {commit}\nrm {place}\npython -m pe.tasks.study {PLAN.stem}"
+    parts.append(("Repeat it", f"<pre>{html.escape(lines)}</pre>"))
     parts.append(("Settings", html_table(["field", "value"], _settings(record))))
-    where = html.escape(f"runs/{record.study}/{record.run}/{one.run.file(record.pe).name}")
+    where = html.escape(place)
     trained = f"{len(record.seeds)} seeds at the rate {outcome.rate(record)}, "
     trained += f"{outcome.steps(record)} steps"
     return plain_page(
         f"{label(record.pe)} on {one.title}",
         f"what {len(record.seeds)} seeds answered, and how they were trained",
         2,
-        {"Fourteen encodings on tasks": "tasks.html"},
+        {"Encodings on tasks": "tasks.html"},
         f"The record is <code>{where}</code> in the repository, "
         f"{made(record.created, record.code.commit, record.hardware.name)}. "
         f"{html.escape(trained)}.",
@@ -195,6 +201,13 @@ def settings(found: Sequence[Outcome]) -> str:
     )
 
 
+ON_TASKS = """\
+**On tasks.** Small models were trained for each task, with several seeds. The table has the share
+of answers that are right as a whole, in distribution and then out of it (→), and how many seeds
+solve the task. {doc}`/tasks` explains the tasks and has pictures and intervals."""
+NOT_ON_TASKS = "*The study over tasks has not trained it yet.*"
+
+
 def _narrow(table: str) -> str:
     """A table in small letters, which scrolls where it is wider than the page."""
     return f"````{{container}} pe-results\n{table}\n````"
@@ -218,7 +231,7 @@ class Tasks(Made):
             if not own:
                 raise ValueError("the study over tasks has no encoding of this page")
             shown = outcome.of_encodings(found, own, BESIDE)
-            return _narrow(shown) if shown else "*The study over tasks has not trained it yet.*"
+            return f"{ON_TASKS}\n\n{_narrow(shown)}" if shown else NOT_ON_TASKS
         if part == "progress":
             return outcome.progress(found)
         if part == "settings":
@@ -251,7 +264,7 @@ class TaskRole(SphinxRole):
         for path in runs.glob("tasks*/*/task-*.json"):
             self.env.note_dependency(str(path))
         try:
-            text = written(self.text, book.once("task-values", lambda: Values(runs)))
+            text = written(self.text, book.once("task-values", lambda: Values(runs, STUDY)))
         except ValueError as error:
             log.warning("no record for %r: %s", self.text, error, location=self.get_location())
             return [nodes.literal(text=self.text)], []

@@ -29,6 +29,7 @@ sys.path.insert(0, str(ROOT))  # the package beside the book, installed or not
 import book_api  # noqa: E402
 import book_caches  # noqa: E402
 import book_claims  # noqa: E402
+import book_costs  # noqa: E402
 import book_directives  # noqa: E402
 import book_dropping  # noqa: E402
 import book_encodings  # noqa: E402
@@ -114,7 +115,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("api", book_api.Api)
     for part in (
         book_encodings, book_tables, book_plans, book_speed, book_every, book_measured,
-        book_dropping, book_recipes, book_caches, book_claims,
+        book_dropping, book_recipes, book_caches, book_claims, book_costs,
         book_models, book_pretrained, book_explorer, book_scaling, book_tasks,
     ):  # fmt: skip
         part.setup(app)

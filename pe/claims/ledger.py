@@ -20,7 +20,7 @@ from pe._files import read_yaml
 Paper = Annotated[str, StringConstraints(pattern=r"^\d{4}\.\d{4,5}$")]
 Key = Annotated[str, StringConstraints(pattern=r"^(runs|tasks|numerics):[^/]+/.+\.[^.]+$")]
 """Address of a value: see `pe.claims.values`."""
-Read = Literal["paper", "authors' records", "secondary source", "memory"]
+Read = Literal["paper", "authors' records", "authors' README", "secondary source", "memory"]
 
 
 class _Part(BaseModel):
@@ -78,8 +78,8 @@ class Claim(_Part):
     setup: str
     """Their models, data and seeds."""
     read: Read
-    """Where their number was read: the paper itself, records that the authors published, a
-    secondary source, or memory, which has to be checked before it is quoted."""
+    """Where their number was read: in the paper, in records or a README that the authors published,
+    or in a secondary source. A number from memory is not shown until somebody checks it."""
     ours: str = ""
     """Our set-up, where it is not the task's or study's own."""
     given: list[Condition] = []

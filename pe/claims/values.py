@@ -64,16 +64,20 @@ class Value(NamedTuple):
 
 
 class Values:
-    """Looks up values in a folder of runs (default `pe.runs.root`)."""
+    """Looks up values in a folder of runs (default `pe.runs.root`).
 
-    def __init__(self, folder: Path | None = None) -> None:
+    ``tasks`` names the only study whose small models count, so that all have had the same training.
+    """
+
+    def __init__(self, folder: Path | None = None, tasks: str | None = None) -> None:
         self.folder = runs.root() if folder is None else folder
+        self.tasks = tasks
         self._study = functools.cache(self._load_study)
         self._labels = functools.cache(self._load_labels)
         self._records = functools.cache(self._load_records)
 
     def __call__(self, key: str) -> Value | None:
-        """None where nothing is on record yet, or the record has no such value.
+        """Look a value up; None where nothing is on record yet, or the record has no such value.
 
         Raises:
             ValueError: a quantity that no record has.
@@ -86,7 +90,7 @@ class Values:
         return runs.load(self.folder, study) if (self.folder / study).is_dir() else None
 
     def _load_labels(self, study: str) -> dict[str, str]:
-        """What the plan of a study calls its runs, by their folders; nothing where it has none."""
+        """The names that the plan of a study gives its runs, by folder; empty without a plan."""
         return {p.name: p.label for p in load_plan(study)} if planned(study) else {}
 
     def _load_records(self, task: str, pe: str) -> list[TaskRecord]:
@@ -128,6 +132,8 @@ class Values:
         for one in self._records(name, pe):
             if one.study == "local" or one.status != "complete":
                 continue
+            if self.tasks not in (None, one.study):
+                continue
             if not _same_options(name, one.task_options, options):
                 continue
             of = summary.token if what == "solved" else QUANTITIES[what]
@@ -160,7 +166,7 @@ class Values:
 
 
 def _at_positions(one: TaskRecord, split: str, places: str) -> list[float | None]:
-    """Of each seed, the mean share of right tokens at positions such as ``9+16-18``."""
+    """The mean share of right tokens at positions such as ``9+16-18``, for each seed."""
     recorded = one.positions[split]
     if recorded is None:
         return [None]

@@ -1,4 +1,8 @@
-"""Text to batches: corpora, split by document, tokenised once, in one order for every encoding."""
+"""From text to batches.
+
+A corpus is split by document, tokenised once, and cut into windows whose order depends on the seed
+alone, so that every encoding is trained on the same text in the same order.
+"""
 
 from pe.data.batches import Batch, Batches, rows_at
 from pe.data.corpora import is_path

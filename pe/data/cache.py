@@ -1,8 +1,8 @@
-"""Cache entries: directories that are complete and undamaged, or not used at all.
+"""Cache entries: directories that are used only if they are complete and undamaged.
 
-An entry is written in a temporary directory, sealed with the size and CRC-32 of every file, and
-renamed into place; a reader checks the seal before anything is read. A lock file per key makes two
-processes at once do the work once.
+An entry is written into a temporary directory together with the size and CRC-32 of every file (the
+seal), and then renamed. A reader checks the seal first. A lock file per key keeps two processes
+from doing the same work at the same time.
 """
 
 from __future__ import annotations
@@ -29,14 +29,20 @@ log = logging.getLogger("pe.data")
 OnProgress = Callable[[str], None]
 
 FORMAT = 2
-"""Version of everything that decides the bytes of an entry: reading, splitting, tokenising,
-layout. Raise it with any change to these, and old entries are simply no longer found."""
+"""Version of the code that decides the bytes of an entry: reading, splitting, tokenising, layout.
+Raise it with any change to these; entries of older versions are then not found any more."""
 
 SEAL = "seal.json"
 
 
 def cache_root(path: str | Path | None = None) -> Path:
-    """Return the cache directory, made if missing: ``path``, else $PE_CACHE, else ~/.cache/pe."""
+    """Return the cache directory, and create it if it is missing.
+
+    It is ``path``, or else $PE_CACHE, or else ~/.cache/pe.
+
+    Raises:
+        ValueError: the directory cannot be created.
+    """
     root = Path(path or os.environ.get("PE_CACHE") or "~/.cache/pe").expanduser().absolute()
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -49,14 +55,17 @@ def cache_root(path: str | Path | None = None) -> Path:
 
 
 def key_of(*parts: object) -> str:
-    """Return 16 hex digits that stand for ``parts`` (anything JSON can hold) and FORMAT."""
+    """Return 16 hex digits of a hash of ``parts`` (anything that JSON can hold) and `FORMAT`."""
     text = json.dumps([FORMAT, *parts], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @contextmanager
 def locked(root: Path, key: str) -> Iterator[None]:
-    """Hold the lock of ``key``; waits, and says so, while another process holds it."""
+    """Hold the lock of ``key`` in this block.
+
+    If another process holds it, log a warning and wait.
+    """
     from filelock import FileLock, Timeout
 
     folder = root / "locks"
@@ -86,7 +95,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def damage(directory: Path) -> str | None:
-    """Return what is wrong with an entry, or None when every file is as it was written."""
+    """Return what is wrong with an entry, or None if every file is as it was written."""
     try:
         seal = json.loads((directory / SEAL).read_text())
         expected: dict[str, list[int]] = seal["files"]
@@ -105,7 +114,7 @@ def damage(directory: Path) -> str | None:
 
 
 def usable(directory: Path) -> bool:
-    """Whether an entry is there and whole; says so when it is damaged."""
+    """Return whether an entry exists and is undamaged; log a warning if it is damaged."""
     if not directory.is_dir():
         return False
     wrong = damage(directory)
@@ -116,9 +125,9 @@ def usable(directory: Path) -> bool:
 
 @contextmanager
 def building(directory: Path) -> Iterator[Path]:
-    """Yield a temporary directory that becomes ``directory``, sealed, if the block succeeds.
+    """Yield a temporary directory that is sealed and renamed ``directory`` if the block succeeds.
 
-    The caller holds the entry's lock: leftovers of killed processes are removed first.
+    What killed processes have left is removed first, so the caller must hold the entry's lock.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     for leftover in directory.parent.glob(f".{directory.name}.*"):
@@ -128,7 +137,7 @@ def building(directory: Path) -> Iterator[Path]:
         yield work
         files = {p.relative_to(work).as_posix(): [p.stat().st_size, _crc(p)] for p in _files(work)}
         (work / SEAL).write_text(json.dumps({"format": FORMAT, "files": files}, indent=1))
-        if directory.exists():  # a damaged one
+        if directory.exists():  # a damaged entry
             shutil.rmtree(directory)
         work.rename(directory)
     finally:
@@ -136,19 +145,19 @@ def building(directory: Path) -> Iterator[Path]:
 
 
 def scratch(parent: Path, prefix: str) -> Path:
-    """Make a directory nobody else has; with the user's umask, as a cache may be shared."""
+    """Create a directory with a new name, and with the user's umask, as a cache may be shared."""
     path = parent / f"{prefix}{os.getpid()}-{secrets.token_hex(4)}"
     path.mkdir()
     return path
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a small JSON file so that a reader sees the old one or the new one, whole."""
+    """Write a small JSON file so that a reader sees the old content or the new one."""
     write_atomically(path, json.dumps(value, indent=1))
 
 
 def read_json(path: Path) -> dict[str, object] | None:
-    """Return the JSON object in ``path``, or None when it is missing or not one."""
+    """Return the JSON object in ``path``, or None if the file is missing or holds no object."""
     try:
         value = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -157,7 +166,13 @@ def read_json(path: Path) -> dict[str, object] | None:
 
 
 def progress_bar(name: str, total: int | None, on_progress: OnProgress | None = None) -> tqdm:
-    """A bar of bytes on a terminal, or as lines of text for ``on_progress``."""
+    """Return a progress bar that counts bytes.
+
+    Args:
+        name: is written before the bar. total: bytes, None if it is not known.
+        on_progress: called with each state of the bar as a line of text. None: show it on a
+            terminal.
+    """
     from tqdm import tqdm
 
     file = None if on_progress is None else _Lines(on_progress)
@@ -168,7 +183,7 @@ def progress_bar(name: str, total: int | None, on_progress: OnProgress | None = 
 
 
 class _Lines(io.StringIO):
-    """Hands on what a bar writes."""
+    """A file for a progress bar that calls a function with every line."""
 
     def __init__(self, on_progress: OnProgress) -> None:
         super().__init__()

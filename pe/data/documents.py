@@ -1,9 +1,10 @@
 """The documents of a corpus, read once into a plain text file with an index.
 
-A corpus may be compressed or come over a network, and splitting needs every document's length
-and digest before the first token is made. So all text goes once to ``text.bin`` (UTF-8), and
-every later step reads it from there, in any order. Texts are written and read in pieces, so that
-memory grows with the number of documents (some 200 bytes each) and not with their length.
+A corpus may be compressed or come over a network, and the division into splits needs the length and
+the digest of every document before the first token is made. So all text is first written to
+``text.bin`` (UTF-8), and every later step reads it from there, in any order. Texts are written and
+read in pieces, so memory grows with the number of documents (some 200 bytes each) and not with
+their length.
 """
 
 from __future__ import annotations
@@ -29,36 +30,40 @@ from pe.data.splits import SPLITS, TEST, TRAIN, VALIDATION
 
 Array = npt.NDArray[np.int64]
 _PRIORITY = {"test": 3, "validation": 2, "train": 1, None: 0}
+"""A text that is in several splits stays in the one with the largest number."""
 PIECE = 1 << 18
-"""Bytes of a longer text that are in memory at once."""
-_END = re.compile(r"\S(?=[ \n])")
+"""The bytes of a longer text that are in memory at once."""
+_WORD_END = re.compile(r"\S(?=[ \n])")
 _NEAR, _CANDIDATES = 1 << 16, 64
+"""A piece may be shortened by so many characters, and so many of the last places are tried."""
 CONTEXT = 200
-"""Characters on either side of a place where a text may be cut, which show whether it may."""
+"""The number of characters before and after a place that decide whether a text may be cut there."""
 Joins = Callable[[str, int], bool]
+"""Given a text and a place in it, whether the text may be cut there."""
 
 
 @dataclass
 class Documents:
-    """Every distinct text of a corpus, in reading order.
-
-    offsets: (N+1,) byte offsets into text.bin; digests: (N, 16) uint8, of SHA-256;
-    given: (N,) index into SPLITS, or -1 where the corpus does not divide itself.
-    """
+    """Every distinct text of a corpus, in reading order."""
 
     directory: Path
+    """The folder that holds text.bin."""
     offsets: Array
+    """(N + 1,) byte offsets into text.bin."""
     digests: npt.NDArray[np.uint8]
-    given: npt.NDArray[np.int8]
+    """(N, 16), the first bytes of each text's SHA-256."""
+    source_split: npt.NDArray[np.int8]
+    """(N,) index into `SPLITS` of each document in the corpus; -1 if the corpus has no splits."""
     names: list[str]
     notes: list[str]
+    """Sentences about documents that were left out or cut."""
 
     def __len__(self) -> int:
         return len(self.names)
 
     @property
     def sizes(self) -> Array:
-        """Bytes of every document, (N,)."""
+        """The bytes of every document, (N,)."""
         return np.diff(self.offsets)
 
     def texts(self, indices: Array) -> Iterator[str]:
@@ -68,9 +73,12 @@ class Documents:
     def pieces(self, index: int, joins: Joins = lambda text, place: True) -> Iterator[str]:
         """Yield a document in pieces of about `PIECE` bytes.
 
-        A piece ends with a word, before a space or a line end. No word-splitting rule of a byte
-        level tokenizer looks across such a place, so the words of the pieces are those of the
-        whole. ``joins(text, place)`` may be stricter; a text without such places is one piece.
+        A piece ends with a word, before a space or a line end. No rule by which a byte-level
+        tokenizer splits words looks across such a place, so the words of the pieces are those of
+        the whole text. A text without such places is one piece.
+
+        Args:
+            joins: refuses places at which the text may not be cut.
         """
         left = int(self.offsets[index + 1] - self.offsets[index])
         decode, text = codecs.getincrementaldecoder("utf-8")().decode, ""
@@ -82,7 +90,7 @@ class Documents:
                 text += decode(data, final=not left)
                 if left:
                     within = max(len(text) - _NEAR, 0), max(len(text) - CONTEXT, 0)
-                    ends = [match.end() for match in _END.finditer(text, *within)]
+                    ends = [match.end() for match in _WORD_END.finditer(text, *within)]
                     place = next((p for p in ends[: -_CANDIDATES - 1 : -1] if joins(text, p)), 0)
                     if place:
                         yield text[:place]
@@ -93,14 +101,16 @@ class Documents:
 def read_documents(
     corpus: Corpus, budget: Budget, directory: Path, on_progress: OnProgress | None = None
 ) -> Documents:
-    """Read ``corpus`` into ``directory``; exact duplicates are kept once.
+    """Read ``corpus`` into ``directory``, and leave out exact duplicates.
 
-    A text that a divided corpus has in several splits stays in the test split, else in the
-    validation split, so that nothing held out is trained on. Raises ValueError when nothing
-    is left.
+    If a corpus with splits has a text in several of them, it stays in the test split, or else in
+    validation, so that no held-out text is trained on.
+
+    Raises:
+        ValueError: the corpus has no text.
     """
-    kept: dict[bytes, int] = {}  # digest -> position among the texts written
-    offsets, given, digests = array("q", [0]), array("b"), bytearray()
+    positions: dict[bytes, int] = {}  # digest -> position among the texts written
+    offsets, source_split, digests = array("q", [0]), array("b"), bytearray()
     names: list[str] = []
     dropped: list[int] = []
     skipped = corpus.skipped
@@ -117,7 +127,7 @@ def read_documents(
                 continue
             for document in stream:
                 end = offsets[-1]
-                if out.tell() > end:  # write over a text that was left out
+                if out.tell() > end:  # overwrite a text that was left out
                     out.seek(end)
                 try:
                     size, digest, blank = _write(document.text, out)
@@ -128,17 +138,17 @@ def read_documents(
                 if blank:
                     skipped["empty"] += 1
                     continue
-                before = kept.get(digest)
-                if before is not None:
+                earlier = positions.get(digest)
+                if earlier is not None:
                     skipped["exact duplicate of another"] += 1
-                    old = given[before]
+                    old = source_split[earlier]
                     if _PRIORITY[split] <= _PRIORITY[SPLITS[old] if old >= 0 else None]:
                         continue
-                    dropped.append(before)
-                kept[digest] = len(names)
+                    dropped.append(earlier)
+                positions[digest] = len(names)
                 offsets.append(end + size)
                 digests += digest
-                given.append(SPLITS.index(split) if split else -1)
+                source_split.append(SPLITS.index(split) if split else -1)
                 names.append(document.name.replace("\n", " ").replace("\r", " "))
                 spent[0] += size
                 spent[1] += 1
@@ -155,7 +165,7 @@ def read_documents(
         directory,
         np.array(offsets, dtype=np.int64),
         np.frombuffer(digests, dtype=np.uint8).reshape(-1, 16),
-        np.array(given, dtype=np.int8),
+        np.array(source_split, dtype=np.int8),
         names,
         [f"{n:,} documents left out: {reason}" for reason, n in skipped.items()],
     )
@@ -165,7 +175,11 @@ def read_documents(
 
 
 def _write(text: str | Iterable[str], out: IO[bytes]) -> tuple[int, bytes, bool]:
-    """Append a text; return its bytes, the first 16 of its SHA-256, and whether it is blank."""
+    """Append a text to ``out``.
+
+    Returns:
+        The number of its bytes, the first 16 bytes of its SHA-256, and whether it is blank.
+    """
     size, digest, blank = 0, hashlib.sha256(), True
     for piece in (text,) if isinstance(text, str) else text:
         data = piece.encode("utf-8", "replace")
@@ -177,13 +191,14 @@ def _write(text: str | Iterable[str], out: IO[bytes]) -> tuple[int, bytes, bool]
 
 
 def _reached(limit: Budget, spent: list[int]) -> bool:
+    """Return whether ``spent``, bytes and documents, has used up the budget."""
     return (limit.tokens is not None and spent[0] >= limit.tokens * BYTES_PER_TOKEN) or (
         limit.documents is not None and spent[1] >= limit.documents
     )
 
 
 def _without(documents: Documents, dropped: list[int]) -> Documents:
-    """Rewrite the text file without the documents at these positions."""
+    """Remove the documents at these positions, also from the text file."""
     keep = np.setdiff1d(np.arange(len(documents)), dropped)
     text = documents.directory / "text.bin"
     with text.with_name("kept.bin").open("wb") as out:
@@ -194,23 +209,24 @@ def _without(documents: Documents, dropped: list[int]) -> Documents:
         documents,
         offsets=np.concatenate([[0], np.cumsum(documents.sizes[keep])]),
         digests=documents.digests[keep],
-        given=documents.given[keep],
+        source_split=documents.source_split[keep],
         names=[documents.names[i] for i in keep],
     )
 
 
 def _cut_where_needed(documents: Documents) -> Documents:
-    """Cut one document into parts where there are too few to split by document.
+    """Cut one document into parts if there are too few to be divided by document.
 
-    A single text file is too common to refuse: its first 90% train. One file for training and one
-    that is held out are so, too: the latter becomes validation and test.
+    A corpus often is a single text file; its first 90% are for training. Another common form is a
+    file for training and a file that is held out; the latter becomes validation and test.
     """
-    train, validation, test = (np.count_nonzero(documents.given == i) for i in range(len(SPLITS)))
-    if (documents.given < 0).all() and len(documents) < len(SPLITS):
+    split = documents.source_split
+    train, validation, test = (np.count_nonzero(split == i) for i in range(len(SPLITS)))
+    if (split < 0).all() and len(documents) < len(SPLITS):
         longest = int(np.argmax(documents.sizes))
         return _cut(documents, longest, (0.90, 0.95), (TRAIN, VALIDATION, TEST))
     if train == 1 and validation + test == 1:
-        held_out = int(np.argmax(documents.given))
+        held_out = int(np.argmax(split))
         return _cut(documents, held_out, (0.5,), (VALIDATION, TEST))
     return documents
 
@@ -218,11 +234,19 @@ def _cut_where_needed(documents: Documents) -> Documents:
 def _cut(
     documents: Documents, index: int, shares: Sequence[float], splits: Sequence[int]
 ) -> Documents:
-    """Cut a document at the line ends that follow these shares of it, into parts of ``splits``."""
+    """Cut a document into one part for each of ``splits``.
+
+    Args:
+        index: of the document. shares: (parts - 1,), ascending from 0 to 1; each cut is at the
+            first line end after this share of the bytes.
+
+    Raises:
+        ValueError: the document has too few lines, or two parts are equal.
+    """
     start, stop = (int(x) for x in documents.offsets[index : index + 2])
     names = ["training" if split == TRAIN else SPLITS[split] for split in splits]
     parts = f"{', '.join(names[:-1])} and {names[-1]} parts"
-    more = "give more documents, or files named train, validation and test"
+    advice = "give more documents, or files named train, validation and test"
     marks, digests = [start], []
     with (documents.directory / "text.bin").open("rb") as text:
         for share in shares:
@@ -232,7 +256,7 @@ def _cut(
         if marks[-1] >= stop:
             raise ValueError(
                 f"the corpus is {len(documents)} document(s) and {documents.names[index]!r} has "
-                f"too few lines to be cut into {parts}; {more}"
+                f"too few lines to be cut into {parts}; {advice}"
             )
         marks.append(stop)
         for a, b in itertools.pairwise(marks):
@@ -243,34 +267,41 @@ def _cut(
             digests.append(np.frombuffer(digest.digest()[:16], np.uint8))
     old = np.delete(documents.digests, index, axis=0)
     if len(np.unique(np.concatenate([old, digests]), axis=0)) < len(old) + len(digests):
-        raise ValueError(f"{documents.names[index]!r} cannot be cut into distinct {parts}; {more}")
+        raise ValueError(
+            f"{documents.names[index]!r} cannot be cut into distinct {parts}; {advice}"
+        )
     note = (
         f"{documents.names[index]} was cut into {parts}, as {len(documents)} document(s) cannot be "
         "split by document"
     )
     log.warning(note)
-    given = np.where(documents.given < 0, TRAIN, documents.given)
+    source_split = np.where(documents.source_split < 0, TRAIN, documents.source_split)
+    source_split = np.insert(np.delete(source_split, index), [index] * len(splits), splits)
     names = [f"{documents.names[index]}#{SPLITS[split]}" for split in splits]
     return replace(
         documents,
         offsets=np.insert(documents.offsets, index + 1, marks[1:-1]),
         digests=np.insert(old, [index] * len(digests), digests, axis=0),
-        given=np.insert(np.delete(given, index), [index] * len(splits), splits).astype(np.int8),
+        source_split=source_split.astype(np.int8),
         names=[*documents.names[:index], *names, *documents.names[index + 1 :]],
         notes=[*documents.notes, note],
     )
 
 
 def save_index(documents: Documents) -> None:
-    """Write the index beside text.bin, for a corpus that is kept."""
-    arrays = {name: getattr(documents, name) for name in ("offsets", "digests", "given")}
-    np.savez(documents.directory / "index.npz", **arrays)
-    more = {"names": documents.names, "notes": documents.notes}
-    (documents.directory / "names.json").write_text(json.dumps(more))
+    """Write everything but the text beside text.bin, for a corpus that the cache keeps."""
+    np.savez(
+        documents.directory / "index.npz",
+        offsets=documents.offsets,
+        digests=documents.digests,
+        given=documents.source_split,  # the field's earlier name, which is in existing caches
+    )
+    lists = {"names": documents.names, "notes": documents.notes}
+    (documents.directory / "names.json").write_text(json.dumps(lists))
 
 
 def load_documents(directory: Path) -> Documents:
-    """Read back what `save_index` wrote."""
-    more = json.loads((directory / "names.json").read_text())
+    """Read the documents whose index `save_index` wrote into ``directory``."""
+    lists = json.loads((directory / "names.json").read_text())
     with np.load(directory / "index.npz") as index:
-        return Documents(directory, **index, **more)
+        return Documents(directory, index["offsets"], index["digests"], index["given"], **lists)

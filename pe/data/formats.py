@@ -1,9 +1,10 @@
-"""Readers of the local file formats: path -> (name or None, text or None if not UTF-8).
+"""Readers of the local file formats. Each takes a path and yields a name and a text per document.
 
-All formats treat the same content in the same way: a byte-order mark at the head of a file is not
-text; blank lines, empty texts and nulls are empty documents, which the reader of the corpus counts
-and leaves out; a text that is no string is an error that names the file and the record. Line ends
-inside a text stay as they are. No reader holds more of a file in memory than one record.
+The name is None if the file gives none. The text is None if it is not UTF-8. All formats treat the
+same content in the same way. A byte-order mark at the beginning of a file is not text. Blank lines,
+empty texts and nulls are empty documents, which the reader of the corpus counts and leaves out. A
+text that is not a string is an error, which names the file and the record. Line ends inside a text
+stay as they are. No reader holds more than one record in memory.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ Rows = Iterator[tuple[str | None, str | Iterable[str] | None]]
 TEXT_COLUMNS = ("text", "content")
 BLOCK = 1 << 20
 BLANK_LINES = "blank-lines"
-"""The separator that stands for one blank line or more."""
+"""The name of a separator that consists of one blank line or more."""
 LONGEST = 256_000_000
-"""Bytes between two separators, at most."""
+"""The most bytes between two separators."""
 
 
 def _text_column(columns: list[str], path: Path) -> str:
@@ -39,7 +40,7 @@ def _text_column(columns: list[str], path: Path) -> str:
 
 
 def read_txt(path: Path) -> Rows:
-    """One document, in pieces."""
+    """Yield the whole file as one document, in pieces."""
 
     def pieces() -> Iterator[str]:
         with path.open(encoding="utf-8-sig", newline="") as stream:
@@ -50,10 +51,10 @@ def read_txt(path: Path) -> Rows:
 
 
 def read_separated(path: Path, separator: str) -> Rows:
-    """The texts between separators, without the line ends next to these.
+    """Yield the texts between separators, without the line ends next to these.
 
     Raises:
-        ValueError: `LONGEST` bytes without a separator.
+        ValueError: more than `LONGEST` bytes follow each other without a separator.
     """
     between = rb"\n(?:[ \t\r]*\n)+" if separator == BLANK_LINES else re.escape(separator.encode())
     pattern, rest = re.compile(between), b""
@@ -61,17 +62,22 @@ def read_separated(path: Path, separator: str) -> Rows:
         if stream.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
             stream.seek(0)
         while block := stream.read(BLOCK):
-            *texts, rest = pattern.split(rest + block)
+            block = rest + block
+            # Blank lines at the end of a block may continue in the next one.
+            end = len(block.rstrip())
+            *texts, rest = pattern.split(block[:end])
+            rest += block[end:]
             yield from filter(None, map(_separated, texts))
             if len(rest) > LONGEST:
                 raise ValueError(
                     f"{path} has {len(rest) // 10**6} MB of text without the separator "
                     f"{separator!r}; give the one that it has, or none to read the file as one text"
                 )
-    yield from filter(None, [_separated(rest)])
+    yield from filter(None, map(_separated, pattern.split(rest)))
 
 
 def _separated(text: bytes) -> tuple[None, str | None] | None:
+    """Return a text between separators as a document; None if it is blank."""
     try:
         return (None, text.decode("utf-8").strip("\r\n")) if text.strip() else None
     except UnicodeDecodeError:
@@ -81,7 +87,7 @@ def _separated(text: bytes) -> tuple[None, str | None] | None:
 def _open_zst(path: Path) -> IO[bytes]:
     import pyarrow
 
-    # pyarrow's streams have no fast iteration of lines.
+    # pyarrow's own streams are slow at reading single lines.
     return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"), BLOCK)
 
 
@@ -119,7 +125,7 @@ def _name(value: object) -> str | None:
 
 
 def _text(value: object, where: str) -> str:
-    """The text of a record; null is an empty one."""
+    """Return the text of a record; null is an empty text. ``where`` names it in an error."""
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -128,11 +134,11 @@ def _text(value: object, where: str) -> str:
 
 
 def read_parquet(path: Path) -> Rows:
-    """One document per row."""
+    """Yield one document per row."""
     from pyarrow import ArrowException, parquet
 
     try:
-        # A buffer, because else a column of a row group, often the whole file, is read at once.
+        # Without a buffer, pyarrow reads a column of a whole row group, often the file, at once.
         file = parquet.ParquetFile(path, buffer_size=BLOCK, pre_buffer=False)
     except (ArrowException, OSError) as error:
         raise ValueError(f"{path} is not a readable parquet file: {error}") from error
@@ -156,4 +162,4 @@ READERS: dict[str, Callable[[Path], Rows]] = {
     ".jsonl.zst": _jsonl(_open_zst),
     ".parquet": read_parquet,
 }
-"""File ending -> reader. A new format is one function and one line here."""
+"""The reader of each file ending. A new format takes a function, and a line here."""

@@ -2,17 +2,18 @@
 
     [text] needle [text] needle ... [text]  question  answer      exactly L tokens
 
-After RULER's tasks (Hsieh et al. 2024, arXiv:2404.06654): one needle says "The special number of
-Oslo is 4077123." With several keys the others distract, so copying the only number in sight earns
-nothing. Numbers have seven digits, each a token; a guess is right once in ten for a digit and once
-in ten million for a number. ``passkey`` (arXiv:2305.16300) states one number twice in filler.
+The tasks follow RULER (Hsieh et al. 2024, arXiv:2404.06654). A needle is a sentence such as "The
+special number of Oslo is 4077123." With several keys (names), the numbers of other names distract,
+so a model that copies any number it sees does not succeed. Numbers have seven digits, and each
+digit is a token. A guess is right with probability 1/10 for a digit and 10^-7 for a number.
+``passkey`` (arXiv:2305.16300) hides a single number, stated twice, in filler text.
 
-The same builder makes evaluation prompts and training windows (`NeedleMix`). In training the whole
-puzzle has a random length and a random place in the window, so that neither the position of the
-question nor its distance from the needles is always the same.
+Evaluation prompts and training windows (`NeedleMix`) are built in the same way. In training the
+text of a task has a random length and a random place in the window, so that the position of the
+question and its distance from the needles vary.
 
-`EARLIER_TASKS` are those of the first studies, whose recipes name no tasks: one number of five
-digits, and training texts that fill their window. They are kept so that those runs can be repeated.
+`EARLIER_TASKS` are those of the first studies, whose recipes do not name tasks: one number of five
+digits, and in training a text that fills its window. They stay so that these runs can be repeated.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from pe.data.batches import Batch, Batches
 
 Int = npt.NDArray[np.int64]
 DEPTHS = tuple(round(0.1 * i, 1) for i in range(11))
-"""A recipe asks for so many prompts at each; evaluation of `EARLIER_TASKS` hides numbers there."""
+"""The depths at which evaluation of `EARLIER_TASKS` hides numbers, as shares of the text. A recipe
+gives the number of prompts per depth."""
 NAMES = tuple(
     "Oslo Lima Cairo Delhi Paris Quito Tokyo Sydney Geneva Lisbon Madrid Vienna Warsaw Athens "
     "Boston Denver Dublin Havana London Moscow Munich Naples Ottawa Prague Venice Zurich".split()
@@ -39,45 +41,54 @@ FILLER = (
     "away again. Nobody has come up the road today.\n"
 )
 VARIANTS = ("found", "removed", "another")
-"""The prompt itself, and two controls: asked needles left out, or stating other numbers."""
+"""The prompt itself, and two controls, in which the needles that are asked for are left out, or
+state other numbers."""
 
 
 def _raw(seed: int, index: int, count: int) -> npt.NDArray[np.uint64]:
-    """Raw Philox output: fixed for good, which NumPy does not promise of its distributions."""
-    key = np.array([seed, index], dtype=np.uint64)  # a list of both sizes would become float
+    """Return ``count`` raw numbers of Philox with the key (seed, index).
+
+    NumPy never changes this raw output; it may change its distributions.
+    """
+    key = np.array([seed, index], dtype=np.uint64)  # NumPy would convert a list to float
     return np.random.Philox(key=key).random_raw(count)
 
 
 @dataclass(frozen=True)
 class NeedleTask:
-    """What is hidden and what is asked."""
+    """What a text hides and what it asks for."""
 
     name: str
     keys: int
-    """Names that the text gives numbers to."""
+    """How many names have numbers in the text."""
     values: int
-    """Numbers per name, each in a separate needle; they are asked in the order of the text."""
+    """How many numbers each name has, each in a needle of its own. They are asked for in the order
+    of the text."""
     queries: int
-    """Names that are asked for, one after another."""
+    """How many names are asked for, one after another."""
     digits: int = 7
+    """The number of digits of each number."""
     stated: str = "\nThe special number of {name} is {number}.\n"
+    """The needle."""
     asked: str = "\nThe special number of {name} is "
+    """The question, which the answer follows."""
     filler: bool = False
-    """The haystack is a few sentences, repeated, in place of real text."""
+    """Whether the haystack consists of a few repeated sentences and not of real text."""
     earlier: bool = False
-    """One of `EARLIER_TASKS`."""
+    """Whether it is one of `EARLIER_TASKS`."""
 
     def draw(
         self, seed: int, index: int, depth: float | None
     ) -> tuple[list[str], list[int], Int, np.ndarray]:
-        """What prompt ``index`` hides, from (seed, index) alone.
+        """Draw what prompt ``index`` hides; it is a function of (seed, index).
 
         Args:
-            depth: of the first needle that is asked for; None: drawn as the others are.
+            depth: of the first needle that is asked for. None: it is drawn like the others.
 
         Returns:
-            Names, keys in the order in which they are asked, numbers (K, V, digits), and depths
-            (K, V), ascending: a name's numbers are asked in the order of the text.
+            Names of K keys; the indices of the keys that are asked for, in order; numbers, (K, V,
+            digits); and depths, (K, V), ascending for each key, because its numbers are asked for
+            in the order of the text.
         """
         hidden = self.keys * self.values
         if self.earlier:
@@ -97,13 +108,13 @@ class NeedleTask:
         return names, asked, numbers, np.sort(depths, axis=1)
 
     def earliest(self, seed: int, count: int) -> list[float]:
-        """The depth of the earliest needle that is asked for, of each prompt of an evaluation."""
+        """Return for each of ``count`` prompts the depth of the first needle that is asked for."""
         drawn = (self.draw(seed, i, even_depth(i, count)) for i in range(count))
         return [float(depths[asked].min()) for _, asked, _, depths in drawn]
 
 
 def even_depth(index: int, count: int) -> float:
-    """The depth of the first needle asked for, in prompt ``index`` of ``count``."""
+    """Return the depth of the first needle asked for in prompt ``index``; all are evenly spaced."""
     return (index + 0.5) / count
 
 
@@ -137,29 +148,27 @@ EARLIER_TASKS = (
 
 
 class Tokenizer(Protocol):
-    """What is asked of a tokenizer: text -> {"input_ids": [...]}"""
+    """A tokenizer that maps text to {"input_ids": [...]}, as those of transformers do."""
 
     def __call__(self, text: str, *, add_special_tokens: bool) -> Any: ...
 
 
 class Prompt(NamedTuple):
-    """One text and where its answers are."""
+    """A text, and the places and values of the digits of its answers."""
 
     ids: Int
-    """(L,) tokens; the last one is the last digit of the last answer."""
+    """(L,) tokens. The last one is the last digit of the last answer."""
     places: Int
-    """(A,) places of the answers' digits in ``ids``, ascending."""
+    """(A,) indices in ``ids`` of the answers' digits, ascending."""
     digits: Int
-    """(A,) their values, 0 to 9."""
+    """(A,) the values of these digits, 0 to 9."""
 
 
 class NeedleText:
-    """Builds the texts of one task with one tokenizer.
-
-    ``digit_ids``, (10,), are the tokens of the digits.
+    """Builds the texts of a task with a tokenizer.
 
     Raises:
-        ValueError: an unknown task, or a tokenizer that does not make each digit one token.
+        ValueError: the task is unknown, or the tokenizer does not make each digit a token.
     """
 
     def __init__(self, task: str | NeedleTask, tokenizer: Tokenizer) -> None:
@@ -169,7 +178,7 @@ class NeedleText:
             task = NEEDLE_TASKS[task]
         self.task = task
         self._tokenizer = tokenizer
-        self._known: dict[str, Int] = {}
+        self._ids: dict[str, Int] = {}  # of texts that were tokenised before
         digits = [self._text(str(digit)) for digit in range(10)]
         if any(len(ids) != 1 for ids in digits) or len({int(ids[0]) for ids in digits}) < 10:
             raise ValueError(
@@ -177,12 +186,13 @@ class NeedleText:
                 "does"
             )
         self.digit_ids = np.concatenate(digits)
+        """(10,) tokens of the digits."""
 
     def _text(self, text: str) -> Int:
-        if text not in self._known:
+        if text not in self._ids:
             ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-            self._known[text] = np.asarray(ids, dtype=np.int64)
-        return self._known[text]
+            self._ids[text] = np.asarray(ids, dtype=np.int64)
+        return self._ids[text]
 
     def _needle(self, name: str, number: Int) -> Int:
         parts: list[Int] = []
@@ -192,7 +202,7 @@ class NeedleText:
         return np.concatenate(parts)
 
     def _question(self, name: str, numbers: Int) -> tuple[Int, Int]:
-        """Tokens of a question with its answer, and the places of the digits in them."""
+        """Return the tokens of a question and its answer, and the places of the answer's digits."""
         parts = [self._text(self.task.asked.format(name=name))]
         places: list[Int] = []
         for index, number in enumerate(numbers):
@@ -203,7 +213,10 @@ class NeedleText:
         return np.concatenate(parts), np.concatenate(places)
 
     def shortest(self) -> int:
-        """Tokens that needles, questions and answers take at most: no text can be shorter."""
+        """Return the number of tokens that needles, questions and answers take at most.
+
+        A text of this length has room for all of them, whatever names and numbers are drawn.
+        """
         task, zeros = self.task, np.zeros((self.task.values, self.task.digits), dtype=np.int64)
         needle = max(len(self._needle(name, zeros[0])) for name in NAMES)
         question = max(len(self._question(name, zeros)[0]) for name in NAMES)
@@ -219,16 +232,18 @@ class NeedleText:
         depth: float | None = None,
         variant: str = "found",
     ) -> Prompt:
-        """Prompt ``index`` of the endless row that ``seed`` names.
+        """Build a text; names, numbers and depths are functions of (seed, index).
 
         Args:
-            length: tokens, the last answer included. haystack: at least that many tokens of text.
+            length: of the text in tokens, the last answer included.
+            haystack: (n,) tokens of text, at least as many as needles and questions leave room for.
             depth: share of the haystack, 0 to 1, before the first needle that is asked for; the
-                others lie at random. None: that one, too.
+                other needles are at random depths. None: this one too.
             variant: one of `VARIANTS`.
 
         Raises:
-            ValueError: an unknown variant, or no room for needles, questions and answers.
+            ValueError: the variant is unknown, ``length`` has no room for needles, questions and
+                answers, or the haystack is too short.
         """
         if variant not in VARIANTS:
             raise unknown("variant", variant, VARIANTS)
@@ -236,7 +251,7 @@ class NeedleText:
         names, asked, numbers, depths = task.draw(seed, index, depth)
         questions = [self._question(names[key], numbers[key]) for key in asked]
         stated = numbers.copy()
-        if variant == "another":  # every digit differs
+        if variant == "another":  # every digit becomes another one
             stated[asked] = (numbers[asked] + 1 + index % 9) % 10
         needles = [
             (depths[key, value], self._needle(names[key], stated[key, value]))
@@ -272,33 +287,37 @@ class NeedleText:
 
 
 def texts_of(tasks: Sequence[str], tokenizer: Tokenizer) -> list[NeedleText]:
-    """The texts of a recipe's ``retrieval_tasks``; `EARLIER_TASKS` where it names none."""
+    """Return the tasks of a recipe's ``retrieval_tasks``; `EARLIER_TASKS` if it names none."""
     return [NeedleText(task, tokenizer) for task in tasks or EARLIER_TASKS]
 
 
-# Second halves of Philox keys of (training texts, choices): evaluation prompts count from 0,
-# these from far above. The second row is that of EARLIER_TASKS.
+# The index of a prompt is the second half of a Philox key. Evaluation prompts are counted from 0,
+# training texts and the choices below from these numbers, so that no two share a key.
 _KEYS, _EARLIER_KEYS = (3 * 2**61, 2**63 + 2**62), (2**62, 2**63)
 
 
 class NeedleMix(Batches):
-    """`Batches` in which a share of the windows holds a retrieval text of one of the tasks.
+    """`Batches` in which a share of the windows contains a retrieval text of one of the tasks.
 
-    Which windows, which task, how long the text is and where it begins follows from (seed, row)
-    alone. What lies before and after it, and its haystack, is the window's own text.
+    Which windows these are, which task each has, how long its text is and where it begins are
+    functions of (seed, number of the window). The text before and after it, and its haystack, are
+    those of the window.
 
     Args:
-        tasks: as a recipe names them; none: `EARLIER_TASKS`, whose texts fill the window.
+        plain: the batches in which windows are replaced. share: of windows, more than 0, at most 1.
+        tasks: names of tasks, as in a recipe. Empty: `EARLIER_TASKS`, whose texts fill the window.
 
     Raises:
-        ValueError: an unknown task, a share outside 0 to 1, or a context length without room.
+        ValueError: a task is unknown, the share is not in this range, or the context is too short.
     """
 
     def __init__(
         self, plain: Batches, share: float, tokenizer: Tokenizer, tasks: Sequence[str]
     ) -> None:
         if not 0 < share <= 1:
-            raise ValueError(f"the share of retrieval texts is {share}; expected 0 to 1")
+            raise ValueError(
+                f"the share of retrieval texts is {share}; expected more than 0 and at most 1"
+            )
         super().__init__(
             plain.split, plain.context_length, plain.batch_size, plain.seed, plain.first_token
         )
@@ -308,11 +327,11 @@ class NeedleMix(Batches):
         if plain.context_length + 1 < max(self._shortest):
             raise ValueError(
                 f"context_length is {plain.context_length}; retrieval texts need "
-                f"{max(self._shortest)}"
+                f"{max(self._shortest)}: use a longer one, or set retrieval_share to 0"
             )
 
     def windows_of(self, step: int, rows: slice) -> Batch:
-        """The windows of a batch, some of them replaced."""
+        """Return the windows of a batch, some of which contain a retrieval text."""
         batch = super().windows_of(step, rows)
         numbers = (step * self.batch_size + np.arange(self.batch_size))[rows]
         training, choices = _EARLIER_KEYS if self.fill else _KEYS
@@ -322,13 +341,13 @@ class NeedleMix(Batches):
                 continue
             which = int(raw[1] % len(self.texts))
             window = np.append(batch.input_ids[row], batch.targets[row, -1])
-            longest, least = len(window), self._shortest[which]
-            length = longest if self.fill else least + int(raw[2] % (longest - least + 1))
+            longest, shortest = len(window), self._shortest[which]
+            length = longest if self.fill else shortest + int(raw[2] % (longest - shortest + 1))
             begin = int(raw[3] % (longest - length + 1))
-            made = self.texts[which].build(
+            prompt = self.texts[which].build(
                 self.seed, training + int(number), length, window[begin : begin + length]
             )
-            window[begin : begin + length] = made.ids
+            window[begin : begin + length] = prompt.ids
             batch.input_ids[row], batch.targets[row] = window[:-1], window[1:]
             batch.documents[row] = 0
             batch.positions[row] = np.arange(self.context_length)

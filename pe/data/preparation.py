@@ -1,9 +1,9 @@
-"""From the name of a corpus to memory-mapped tokens, through the cache.
+"""Turn the name of a corpus into memory-mapped tokens, which a cache keeps.
 
-Two keys keep this quick and safe. What a corpus looks like from outside (paths, sizes, times; the
-row of the hub table) leads to the fingerprint of the content that it had last time, so
-an unchanged gigabyte is not read again. The tokens' own key is that fingerprint with the
-tokenizer and the code version.
+The cache has two keys. The first is made of what can be known of a corpus without reading it, such
+as paths, sizes and times of its files. It leads to the fingerprint of the content that was read
+last time, so a large corpus that has not changed is not read a second time. The second key, that of
+the tokens, is made of this fingerprint, the tokenizer and the version of the code.
 """
 
 from __future__ import annotations
@@ -44,62 +44,70 @@ def prepare(
     separator: str = "",
     on_progress: OnProgress | None = None,
 ) -> TokenData:
-    """Return the tokens of ``corpus``, made on the first call and mapped from the cache later.
+    """Return the tokens of ``corpus``; the first call makes them, later ones map cached files.
 
-    corpus: a known name (`pe.data.corpora.names`), a file or a directory, either with a budget
-    (``fineweb@200M``: about 200 million tokens; ``fineweb@5000docs``).
-    vocab_size: rows of the model's vocabulary, a multiple of 8.
-    tokenizer: "bpe" trains one on the training split; else a tokenizer.json, a directory that
-    transformers can read, or owner/name on the hub.
-    cache: default $PE_CACHE, else ~/.cache/pe.
-    separator: what lies between the documents of a .txt file, for example ``<|endoftext|>``, or
-    ``blank-lines``; "": a file is one document.
-    on_progress: gets lines of text while the work is done; default: a bar on a terminal.
-    Raises ValueError for an unknown corpus or tokenizer, an unreadable file, too few documents.
+    Args:
+        corpus: a known name (`pe.data.corpora.names`), a file or a directory. A budget may follow:
+            ``fineweb@200M`` (about 200 million tokens) or ``fineweb@5000docs``.
+        vocab_size: entries of the model's vocabulary, a multiple of 8.
+        tokenizer: "bpe" trains one on the training split. Otherwise a tokenizer.json, a directory
+            that transformers can read, or owner/name on the hub.
+        cache: the directory of the cache. None: $PE_CACHE if it is set, else ~/.cache/pe.
+        separator: the text between the documents of a .txt file, for example ``<|endoftext|>``, or
+            ``blank-lines``. "": a file is one document.
+        on_progress: called with lines of text during the work. None: show a bar on a terminal.
+
+    Raises:
+        ValueError: the corpus or the tokenizer is unknown, a file cannot be read, or there are too
+            few documents.
     """
     plan = plan_tokenizer(tokenizer, vocab_size)
     source, budget = open_corpus(corpus, separator)
     root = cache_root(cache)
-    seen = key_of(source.identity(), budget.tokens, budget.documents)
-    pointer = root / "seen" / f"{seen}.json"
+    outside = key_of(source.identity(), budget.tokens, budget.documents)
+    pointer = root / "seen" / f"{outside}.json"
 
     def entry(content: str) -> Path:
         return root / "tokens" / key_of(content, plan.identity)
 
     def from_cache() -> TokenData | None:
-        known = read_json(pointer)
-        if known is None or not isinstance(known.get("fingerprint"), str):
+        stored = read_json(pointer)
+        if stored is None or not isinstance(stored.get("fingerprint"), str):
             return None
-        content, notes = str(known["fingerprint"]), known.get("notes")
+        content, notes = str(stored["fingerprint"]), stored.get("notes")
         if not usable(entry(content)):
             return None
-        kept_notes = [str(note) for note in notes] if isinstance(notes, list) else []
-        return read_shards(entry(content), corpus, content, plan.name, kept_notes)
+        stored_notes = [str(note) for note in notes] if isinstance(notes, list) else []
+        return read_shards(entry(content), corpus, content, plan.name, stored_notes)
 
-    ready = from_cache()
-    if ready is not None:
-        return ready
-    with locked(root, key_of(seen, plan.identity)):
+    cached = from_cache()
+    if cached is not None:
+        return cached
+    with locked(root, key_of(outside, plan.identity)):
         # Another process may have done the work while this one waited.
-        if pointer.exists() and (ready := from_cache()) is not None:
-            return ready
-        with _documents(source, budget, root, seen, on_progress) as documents:
-            split = assign(documents.sizes, documents.digests, documents.given)
+        if pointer.exists() and (cached := from_cache()) is not None:
+            return cached
+        with _documents(source, budget, root, outside, on_progress) as documents:
+            split = assign(documents.sizes, documents.digests, documents.source_split)
             content = fingerprint(documents.digests, split)
             directory = entry(content)
             with locked(root, directory.name):
                 if not usable(directory):
                     with building(directory) as work:
                         write_shards(documents, split, plan, content, work, on_progress)
-            notes = documents.notes + _moved(documents.given, split)
+            notes = documents.notes + _moved(documents.source_split, split)
             write_json(pointer, {"fingerprint": content, "notes": notes})
             return read_shards(directory, corpus, content, plan.name, notes)
 
 
-def _moved(given: npt.NDArray[np.int8], split: npt.NDArray[np.int8]) -> list[str]:
-    """Say which documents of a divided corpus fill a split that it lacks."""
-    moved = np.flatnonzero((given >= 0) & (given != split))
-    moves = Counter((SPLITS[given[i]], SPLITS[split[i]]) for i in moved)
+def _moved(before: npt.NDArray[np.int8], after: npt.NDArray[np.int8]) -> list[str]:
+    """Say which documents of a corpus with splits were moved to a split that it lacks.
+
+    Args:
+        before, after: (N,) the split of each document in the corpus, and that in which it is used.
+    """
+    moved = np.flatnonzero((before >= 0) & (before != after))
+    moves = Counter((SPLITS[before[i]], SPLITS[after[i]]) for i in moved)
     return [
         f"{count:,} {old} documents are the {new} split, which is missing"
         for (old, new), count in moves.items()
@@ -108,12 +116,16 @@ def _moved(given: npt.NDArray[np.int8], split: npt.NDArray[np.int8]) -> list[str
 
 @contextmanager
 def _documents(
-    source: Corpus, budget: Budget, root: Path, seen: str, on_progress: OnProgress | None
+    source: Corpus, budget: Budget, root: Path, key: str, on_progress: OnProgress | None
 ) -> Iterator[Documents]:
-    """Yield the documents: read into a directory that goes away, or that the cache keeps."""
+    """Read the documents into a directory and yield them.
+
+    The cache keeps the directory if the corpus asks for it (`Corpus.keep`); otherwise it is removed
+    after the block.
+    """
     if source.keep:
-        directory = root / "documents" / seen
-        with locked(root, f"documents-{seen}"):
+        directory = root / "documents" / key
+        with locked(root, f"documents-{key}"):
             if not usable(directory):
                 with building(directory) as work:
                     save_index(read_documents(source, budget, work, on_progress))

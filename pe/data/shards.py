@@ -1,7 +1,7 @@
-"""Token files: one memory-mapped array per split, the starts and names of its documents.
+"""Token files: a memory-mapped array per split, and the starts and names of its documents.
 
-A split is one long row of token numbers. Every document is followed by an end token, which
-belongs to it; ``starts`` holds the offset of every document's first token.
+A split is one long sequence of token ids. Every document ends with an end token, and ``starts``
+holds the offset of every document's first token.
 """
 
 from __future__ import annotations
@@ -32,80 +32,80 @@ if TYPE_CHECKING:
 _RECORDED = (
     "tokenizer_fingerprint", "tokenizer_trained", "vocab_size", "end_token", "end_id",
 )  # fmt: skip
+"""Entries of meta.json that are fields of `TokenData`."""
 ENCODE_BYTES = 2_000_000
-"""Text handed to the tokenizer at once: enough for every core, little enough for memory, of which
-it takes a hundred times as much."""
+"""Bytes of text that the tokenizer gets at once. It is enough to keep every core busy, and not too
+much for the memory, of which the tokenizer uses a hundred times as many bytes."""
 
 
 @dataclass
 class Split:
-    """The tokens of one split.
-
-    tokens: (N,) uint16 or uint32, memory-mapped; starts: (D,) int64, ascending, starts[0] = 0;
-    names: D document names.
-    """
+    """The tokens of one split."""
 
     tokens: npt.NDArray[Any]
+    """(N,) uint16 or uint32, memory-mapped."""
     starts: npt.NDArray[np.int64]
+    """(D,) offsets of the first token of each document, ascending; starts[0] = 0."""
     names: Sequence[str]
+    """The names of the D documents."""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Tokens of every document, its end token included, (D,)."""
+        """The number of tokens of every document, its end token included, (D,)."""
         return np.diff(self.starts, append=len(self.tokens))
 
 
 @dataclass
 class TokenData:
-    """A corpus, split and tokenised: what training and evaluation read.
-
-    ``fingerprint`` stands for the texts and their division, ``tokenizer_fingerprint`` for the
-    tokenizer's files; ``tokenizer_trained``: whether it was trained on these texts;
-    ``notes`` say what was left out while reading.
-    """
+    """A corpus that is split and tokenised, as training and evaluation read it."""
 
     train: Split
     validation: Split
     test: Split
     corpus: str
+    """The corpus as the recipe names it."""
     fingerprint: str
+    """A hash of the texts and of their division into splits."""
     tokenizer_name: str
     tokenizer_fingerprint: str
+    """A hash of the tokenizer's files."""
     tokenizer_trained: bool
+    """Whether the tokenizer was trained on these texts."""
     vocab_size: int
     end_token: str
     end_id: int
     directory: Path
     notes: list[str] = field(default_factory=list)
+    """Sentences about what was left out when the corpus was read."""
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """The tokenizer in transformers' form, with an end and a pad token."""
+        """The tokenizer, as one of transformers, with an end and a padding token."""
         return self.load_tokenizer()
 
     def load_tokenizer(self) -> PreTrainedTokenizerFast:
-        """Read the tokenizer from its files; imports transformers."""
+        """Read the tokenizer from its files. This imports transformers."""
         return tokenizers_.load_tokenizer(self.directory / "tokenizer", self.tokenizer_trained)
 
     def difference(self, recorded: Mapping[str, Any]) -> str | None:
-        """What differs from the data of a run's record, in words; None: nothing does.
+        """Say how this data differs from that on which a run was trained; None if it does not.
 
         Args:
-            recorded: what `summary` gave when the run was trained. Records from before
-                tokenizers were fingerprinted are compared by their text alone.
+            recorded: the `summary` of that data. Old records have no fingerprint of the tokenizer,
+                and then only the text is compared.
         """
         changed = []
         for name, noun in (("fingerprint", "text"), ("tokenizer_fingerprint", "tokenizer")):
-            then, now = recorded.get(name), getattr(self, name)
-            if then is not None and then != now:
-                changed.append(f"the {noun} was {then} and is now {now}")
+            old, new = recorded.get(name), getattr(self, name)
+            if old is not None and old != new:
+                changed.append(f"the {noun} was {old} and is now {new}")
         return "; ".join(changed) or None
 
     def summary(self) -> dict[str, str | int]:
-        """Return what a run's record says about its data."""
+        """Return the entry ``data`` of a run's record."""
         return {
             "corpus": self.corpus,
             "fingerprint": self.fingerprint,
@@ -127,9 +127,11 @@ def write_shards(
     directory: Path,
     on_progress: OnProgress | None = None,
 ) -> None:
-    """Train or read the tokenizer and write every split's tokens into ``directory``.
+    """Train or save the tokenizer, and write the tokens of every split into ``directory``.
 
-    ``fingerprint`` is that of the documents and their split, by which `read_shards` knows them.
+    Args:
+        split: (N,) index into `SPLITS` of each document.
+        fingerprint: of the documents and their division, which `read_shards` compares.
     """
     trained: Tokenizer | None = None
     if plan.source is None:
@@ -145,7 +147,8 @@ def write_shards(
         encoder.no_padding()
     tokenizers_.save_tokenizer(plan, trained, directory / "tokenizer")
     end_id = encoder.token_to_id(end_token)
-    # Text that happens to spell a special token is text: it must not end a document.
+    # Text that happens to contain the name of a special token stays text, so that it does not end
+    # a document.
     encoder.encode_special_tokens = True
     dtype = np.dtype(np.uint16 if plan.vocab_size <= 2**16 else np.uint32)
     for index, name in enumerate(SPLITS):
@@ -157,11 +160,11 @@ def write_shards(
             progress_bar(f"tokenising for {name}", total, on_progress) as bar,
         ):
             for batch in _batches(documents, members, _joins(encoder)):
-                pieces, last = zip(*batch, strict=True)
-                for ids, ends in zip(encode(encoder, list(pieces)), last, strict=True):
-                    np.array([*ids, end_id] if ends else ids, dtype=dtype).tofile(out)
-                    position += len(ids) + ends
-                    if ends:
+                pieces, are_last = zip(*batch, strict=True)
+                for ids, is_last in zip(encode(encoder, list(pieces)), are_last, strict=True):
+                    np.array([*ids, end_id] if is_last else ids, dtype=dtype).tofile(out)
+                    position += len(ids) + is_last
+                    if is_last:
                         starts.append(position)
                 bar.update(sum(map(len, pieces)))
         np.save(directory / f"{name}.starts.npy", np.array(starts[:-1], dtype=np.int64))
@@ -181,7 +184,7 @@ def write_shards(
 
 
 def encode(encoder: Tokenizer, texts: list[str]) -> Iterator[list[int]]:
-    """Yield the token numbers of every text; the tokenizer uses every core."""
+    """Yield the token ids of every text; the tokenizer uses every core."""
     for encoding in encoder.encode_batch_fast(texts, add_special_tokens=False):
         yield encoding.ids
 
@@ -189,9 +192,9 @@ def encode(encoder: Tokenizer, texts: list[str]) -> Iterator[list[int]]:
 def _training_sample(
     documents: Documents, members: npt.NDArray[np.int64], bar: tqdm
 ) -> Iterator[str]:
-    """Yield the training documents, or every k-th if they are too much text for BPE training.
+    """Yield the training documents, or every k-th one if they are too much text for BPE training.
 
-    Of a document that is too much by itself, every k-th piece.
+    If a single document is too much text, every k-th piece of it is yielded.
     """
     step = -(-int(documents.sizes[members].sum()) // tokenizers_.TRAINING_BYTES)
     for i in members[::step]:
@@ -202,7 +205,7 @@ def _training_sample(
 
 
 def _joins(encoder: Tokenizer) -> Joins:
-    """Whether the tokens of a text are those before a place and those after it."""
+    """Return a function that says whether cutting a text at a place leaves its tokens the same."""
 
     def ids(text: str) -> list[int]:
         return encoder.encode(text, add_special_tokens=False).ids
@@ -217,7 +220,7 @@ def _joins(encoder: Tokenizer) -> Joins:
 def _batches(
     documents: Documents, members: npt.NDArray[np.int64], joins: Joins
 ) -> Iterator[list[tuple[str, bool]]]:
-    """Yield pieces of text, and whether each is the last of its document."""
+    """Yield batches of pieces of text, each with whether it is the last piece of its document."""
     batch: list[tuple[str, bool]] = []
     size = 0
     for i in members:
@@ -238,10 +241,10 @@ def _batches(
 def read_shards(
     directory: Path, corpus: str, fingerprint: str, tokenizer: str, notes: list[str]
 ) -> TokenData:
-    """Map an undamaged cache entry; nothing is read but the starts and the names.
+    """Map an undamaged cache entry into memory; only the starts and the names are read.
 
     Raises:
-        ValueError: the entry was written for another text and came here under this one's name.
+        ValueError: the entry holds the tokens of another text, because somebody renamed it.
     """
     meta = json.loads((directory / "meta.json").read_text())
     if meta.get("fingerprint", fingerprint) != fingerprint:  # entries before 2026-11-29 have none

@@ -1,10 +1,10 @@
-"""Which documents train, which validate, which test.
+"""Divide documents into a training, a validation and a test split.
 
-A document's place depends on the SHA-256 of its text, so it is the same on every machine and in
-every order of reading. Within each class of length (a factor of two) the documents are ordered by
-digest; the first go to the test split, the next to validation. Dividing every class on its own
-makes sure that the held-out splits have long documents, which evaluation far beyond the training
-length lives on, although long documents are few.
+The split of a document depends on the SHA-256 of its text, so it is the same on every machine and
+in every order of reading. Documents whose lengths lie within a factor of two form a class. In each
+class they are ordered by digest; the first ones form the test split, the next ones validation. As
+every class is divided, the held-out splits contain long documents, although these are few.
+Evaluation far beyond the training length needs them.
 """
 
 from __future__ import annotations
@@ -18,29 +18,36 @@ SPLITS = ("train", "validation", "test")
 TRAIN, VALIDATION, TEST = range(3)
 
 SHARE = 0.05
-"""Of each class of length, the part that goes to the test split and to validation, each."""
+"""The share of each class of length that the test split gets, and validation too."""
 AT_LEAST, AT_MOST = 4, 0.2
-"""But a class gives at least 4 documents to each, unless that were more than a fifth of it."""
+"""Each gets at least 4 documents of a class, but no more than a fifth of it."""
 
 
 def assign(
     sizes: npt.NDArray[np.int64],
     digests: npt.NDArray[np.uint8],
-    given: npt.NDArray[np.int8],
+    source_split: npt.NDArray[np.int8],
 ) -> npt.NDArray[np.int8]:
-    """Return the index into SPLITS of every document.
+    """Return the index into `SPLITS` of every document, (N,) int8.
 
-    sizes: (N,) bytes; digests: (N, 16) uint8, distinct; given: (N,) index into SPLITS or -1.
-    Splits that a corpus brings are kept. Those it lacks are taken from its training documents, or,
-    if there is one only, are half of the other held-out split.
-    Raises ValueError when there are too few documents.
+    If the corpus has splits, they are kept. A split that it lacks is taken from its training
+    documents, or, if there is only one of these, is half of the other held-out split.
+
+    Args:
+        sizes: (N,) bytes. digests: (N, 16) uint8, all different.
+        source_split: (N,) index into `SPLITS` of each document in the corpus; -1 if the corpus has
+            no splits.
+
+    Raises:
+        ValueError: there are too few documents.
     """
-    split = np.where(given < 0, TRAIN, given).astype(np.int8)
+    split = np.where(source_split < 0, TRAIN, source_split).astype(np.int8)
     for wanted, other in ((TEST, VALIDATION), (VALIDATION, TEST)):
         if not (split == wanted).any():
             _take(wanted, split, sizes, digests)
         if not (split == wanted).any():
-            by_size = np.argsort(sizes, kind="stable")  # so that both get long documents
+            # Every second document by size, so that both splits get long ones.
+            by_size = np.argsort(sizes, kind="stable")
             split[by_size[split[by_size] == other][1::2]] = wanted
     for index, name in enumerate(SPLITS):
         if not (split == index).any():
@@ -64,7 +71,7 @@ def _take(
     order = np.lexsort((low, high))
     for length_class in np.unique(classes):
         members = order[(classes[order] == length_class) & (split[order] == TRAIN)]
-        # What the other held-out split has taken counts, so that both get as many.
+        # All documents of the class count, so that the second split gets as many as the first.
         whole = np.count_nonzero(classes == length_class)
         count = min(max(round(SHARE * whole), AT_LEAST), int(AT_MOST * whole))
         split[members[:count]] = wanted

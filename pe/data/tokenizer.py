@@ -1,8 +1,8 @@
 """The tokenizer: byte-level BPE trained on the training split, or one that exists already.
 
-The trained one works on bytes, so every text can be written and read back; every digit is a
-separate token, so that numbers look the same at any length; ``<|endoftext|>`` closes a
-document and ``<|pad|>`` fills a batch. Training is deterministic.
+The trained one works on bytes, so every text can be encoded and decoded without loss. Every digit
+is a separate token, so a number of any length consists of the same ten tokens. ``<|endoftext|>``
+ends a document and ``<|pad|>`` fills a batch. Training is deterministic.
 """
 
 from __future__ import annotations
@@ -24,29 +24,39 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 END, PAD = "<|endoftext|>", "<|pad|>"
-SMALLEST = 264  # 256 bytes and two special tokens, as a multiple of 8
+SMALLEST = 264
+"""The smallest vocabulary: 256 bytes and two special tokens, rounded up to a multiple of 8."""
 _ON_THE_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?<!\.json)")
 TRAINING_BYTES = 256_000_000
-"""Text that BPE training reads at most; counting words of more does not change the vocabulary
-enough to be worth the memory."""
+"""The most text that BPE training reads. More would need more memory and hardly change the
+vocabulary."""
 
 
 @dataclass(frozen=True)
 class TokenizerPlan:
-    """A tokenizer to train (``source`` None) or to read; name and identity for record and key."""
+    """A tokenizer that will be trained, or one that was read."""
 
     name: str
+    """The name in a run's record."""
     identity: tuple[str, ...]
+    """What distinguishes it from all others, as a part of the cache's key."""
     vocab_size: int
+    """Entries of the model's vocabulary; the tokenizer has at most as many."""
     source: PreTrainedTokenizerFast | None = None
+    """The tokenizer that was read; None if one will be trained."""
 
 
 def plan_tokenizer(tokenizer: str, vocab_size: int) -> TokenizerPlan:
-    """Check the request and return what will be trained or read.
+    """Check the request, and read the tokenizer unless it is to be trained.
 
-    tokenizer: "bpe", a tokenizer.json, a directory transformers can read, or owner/name on the
-    hub. Raises ValueError for an unknown one, and for a vocab_size that is not a multiple of 8
-    (matrix units want that) or too small.
+    Args:
+        tokenizer: "bpe", a tokenizer.json, a directory that transformers can read, or owner/name
+            on the hub.
+        vocab_size: entries of the model's vocabulary. It must be a multiple of 8, because GPUs
+            multiply such matrices fastest.
+
+    Raises:
+        ValueError: the tokenizer is unknown, or ``vocab_size`` is too small or not a multiple of 8.
     """
     if vocab_size % 8:
         near = max(SMALLEST, -(-vocab_size // 8) * 8)
@@ -95,7 +105,7 @@ def _read(tokenizer: str) -> PreTrainedTokenizerFast:
             read.eos_token = next((end for end in ends if end in known), None)
         else:
             read = AutoTokenizer.from_pretrained(str(path) if path.exists() else tokenizer)
-    except Exception as error:  # transformers and tokenizers raise many kinds
+    except Exception as error:  # transformers and tokenizers raise errors of many types
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         advice = (
             ""
@@ -116,7 +126,7 @@ def _read(tokenizer: str) -> PreTrainedTokenizerFast:
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Return a byte-level BPE tokenizer of at most ``vocab_size`` tokens, special ones included.
 
-    Says so when the texts have too few repeated pieces to fill the vocabulary.
+    A warning is logged if the texts have too few repeated pieces to fill the vocabulary.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -148,7 +158,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def tokenizer_fingerprint(directory: Path) -> str:
-    """16 hex digits of SHA-256 over the files of a saved tokenizer, by name."""
+    """Return 16 hex digits of SHA-256 over the names and contents of a saved tokenizer's files."""
     digest = hashlib.sha256()
     for path in sorted(directory.iterdir()):
         digest.update(f"{path.name}\0".encode() + path.read_bytes() + b"\0")
@@ -156,7 +166,7 @@ def tokenizer_fingerprint(directory: Path) -> str:
 
 
 def save_tokenizer(plan: TokenizerPlan, trained: Tokenizer | None, directory: Path) -> None:
-    """Write the tokenizer so that `load_tokenizer` finds it in ``directory``."""
+    """Write the tokenizer into ``directory``, from which `load_tokenizer` reads it."""
     directory.mkdir()
     if trained is not None:
         trained.save(str(directory / "tokenizer.json"))
@@ -165,9 +175,13 @@ def save_tokenizer(plan: TokenizerPlan, trained: Tokenizer | None, directory: Pa
 
 
 def load_tokenizer(directory: Path, trained: bool) -> PreTrainedTokenizerFast:
-    """The tokenizer in ``directory`` in transformers' form, with an end and a pad token.
+    """Read a tokenizer that `save_tokenizer` wrote, as one of transformers.
 
-    It pads on the left, so that in a batch of prompts each one's end is where text is generated.
+    It has an end and a padding token. It pads on the left, so that all prompts of a batch end where
+    generated text begins.
+
+    Args:
+        trained: whether this package has trained it.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 

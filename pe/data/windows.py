@@ -1,9 +1,9 @@
-"""Fixed evaluation windows: the same targets behind contexts of every length.
+"""Fixed evaluation windows, which have the same targets after contexts of every length.
 
-A window is known by its end. With end e, the last ``target_tokens`` targets are
-tokens[e - target_tokens : e]; a context of L tokens has inputs tokens[e - L - 1 : e - 1] and
-targets tokens[e - L : e]. The longest context lies inside one document, so every shorter one does,
-and perplexities at different lengths are of the very same tokens.
+A window is given by its end e. The scored targets are tokens[e - target_tokens : e]. A context of L
+tokens has the inputs tokens[e - L - 1 : e - 1] and the targets tokens[e - L : e]. The longest
+context lies inside one document, and so do all shorter ones. So perplexities at different lengths
+are measured on exactly the same tokens.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ from pe.data.shards import Split
 
 
 def evaluation_windows(split: Split, length: int, target_tokens: int, count: int) -> list[int]:
-    """Return up to ``count`` window ends, ascending, whose last targets overlap no other's.
+    """Return up to ``count`` ends of windows, ascending; no target is scored twice.
 
-    length: the longest context in tokens; target_tokens: how many of its targets are scored.
     The windows are spread over as many documents as possible, and evenly inside a document.
-    Raises ValueError if no document is longer than ``length``.
+
+    Args:
+        length: the longest context, in tokens. target_tokens: how many targets are scored.
+
+    Raises:
+        ValueError: no document is longer than ``length``, or a number makes no sense.
     """
     if not 1 <= target_tokens <= length:
         raise ValueError(
@@ -47,15 +51,18 @@ def evaluation_windows(split: Split, length: int, target_tokens: int, count: int
 
 
 def _share_out(slots: np.ndarray, count: int) -> np.ndarray:
-    """Divide ``count`` among documents with these many places: as evenly as the places allow."""
+    """Divide ``count`` windows among documents that have room for ``slots`` each, (D,) -> (D,).
+
+    They are divided as evenly as the room allows.
+    """
     shares = np.zeros_like(slots)
     left = min(count, int(slots.sum()))
     while left:
-        open_ = np.flatnonzero(shares < slots)
-        if left < len(open_):  # fewer than one each: take documents at equal distances
-            shares[open_[(2 * np.arange(left) + 1) * len(open_) // (2 * left)]] += 1
+        unfilled = np.flatnonzero(shares < slots)
+        if left < len(unfilled):  # fewer windows than documents, which are taken at equal distances
+            shares[unfilled[(2 * np.arange(left) + 1) * len(unfilled) // (2 * left)]] += 1
             break
-        step = min(left // len(open_), int((slots - shares)[open_].min()))
-        shares[open_] += step
-        left -= step * len(open_)
+        step = min(left // len(unfilled), int((slots - shares)[unfilled].min()))
+        shares[unfilled] += step
+        left -= step * len(unfilled)
     return shares

@@ -1,12 +1,15 @@
-"""ALiBi: a penalty that grows in a straight line with the distance, steeper in some heads.
+"""ALiBi: subtracts a penalty from the logits that grows linearly with the distance.
 
     b_h(i, j) = -m_h (i - j),      m_h = 2^(-8h/H),  h = 1 .. H,  if H is a power of two
 
-Otherwise the slopes of the largest power of two P below H come first, then every second slope of
-2P heads, from the first on, until there are H. They are not sorted, as in published checkpoints.
-Press, Smith, Lewis 2021 (arXiv:2108.12409). Added after the division by sqrt(d). Learns nothing;
-costs one product for each query, key and head. Any position. Keys ahead of a query get 0, so in an
-encoder the penalty is one-sided.
+b_h is added to the logit of query i and key j in head h, after the division by sqrt(d). H is the
+number of heads and m_h the slope of head h. If H is no power of two, the first P slopes are those
+of P heads, where P is the largest power of two below H. The others are every second slope of 2P
+heads, beginning with the first. As in published checkpoints, the slopes are not sorted.
+
+Press, Smith, Lewis 2021 (arXiv:2108.12409). ALiBi learns nothing, costs one product per query, key
+and head, and works at any position. Keys ahead of a query get 0, so an encoder gets the penalty on
+one side only.
 """
 
 import torch
@@ -19,7 +22,7 @@ from pe.encodings.core.registry import register
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
-    """m_h of each head, (H,) float64."""
+    """The slope m_h of each head, (H,) float64."""
     power = 1 << (num_heads.bit_length() - 1)
     head = torch.arange(1, power + 1, dtype=torch.float64, device="cpu")
     slopes = 2 ** (-8 * head / power)
@@ -31,7 +34,7 @@ def alibi_slopes(num_heads: int) -> Tensor:
 
 @register("alibi", title="ALiBi", paper="2108.12409", family="bias")
 class ALiBi(DistanceBias):
-    """Attention with linear biases."""
+    """Attention with linear biases for ``num_heads`` query heads."""
 
     num_heads: int
     slopes: Tensor
@@ -49,5 +52,5 @@ class ALiBi(DistanceBias):
         return -slopes * distance
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
-        """m_h j less m_h i: one number per key, cheaper in a kernel than one per distance."""
+        """m_h j - m_h i: a kernel reads one number per key faster than one per distance."""
         return by_key(self.slopes[None, :, None] * torch.arange(length, device=device))

@@ -1,15 +1,22 @@
-"""BAM: attention as a product of what contents say and of a prior over distances.
+"""BAM: multiplies the attention weights by a learned prior over distances.
 
     w(i, j) ~ exp(q k / sqrt(d)) p_h(i - j),     p_h a generalised Gaussian:
     b_h(i, j) = -e^alpha (|i - j - mu| + 1e-5)^beta,     mu = e^theta - e^-theta
 
-Bianchessi, Aguirre, Barros, Kupssinsku 2025 (arXiv:2505.22842). alpha and beta are learned for each
-head and layer. beta = 0 is no position at all, 1 is ALiBi with a learned slope, 2 a Gaussian. Below
-0 the term is low at distance 0 and rises to 0 far away, so that a head looks past what is near.
-Heads begin at alpha = beta = 0, without any preference. theta is 0 unless ``learn_shift``, as in
-the authors' code. Their best results are those of ``bam+ssmax``. Any position.
+w is the weight of key j for query i. b_h, the logarithm of p_h up to a constant, is added to their
+logit in head h. e^alpha is the strength, beta the shape and mu the centre of the prior. With
+beta = 0 the head sees no position, with 1 it is ALiBi with a learned slope, and with 2 a Gaussian.
+With beta < 0 the bias is low at distance 0 and rises to 0 far away, so that the head looks past
+near keys.
 
-Their code has |i - j + mu|, their formula |i - j - mu|; the sign of theta makes the two the same.
+Bianchessi, Aguirre, Barros, Kupssinsku 2025 (arXiv:2505.22842). As in the authors' code, theta is
+fixed at 0 unless ``learn_shift`` is set. Their code has |i - j + mu| and their formula
+|i - j - mu|, which differ in the sign of theta only. They report their best results for
+``bam+ssmax``.
+
+BAM learns alpha and beta (and theta) for each head and layer. By default they begin at 0, where the
+bias is the same at all distances. It costs one power per distance and head, and works at any
+position.
 """
 
 import torch
@@ -23,9 +30,11 @@ EPS = 1e-5
 
 @register("bam", title="BAM", paper="2505.22842", family="bias")
 class BAM(DistanceBias):
-    """A generalised Gaussian prior of the distance; two numbers for each head and layer, or three.
+    """A generalised Gaussian prior over distances.
 
-    Options: ``alpha`` and ``beta``, where all heads begin; ``learn_shift``: theta is learned too.
+    Args:
+        alpha, beta: the initial values in all heads.
+        learn_shift: whether theta is learned as well.
     """
 
     per_layer = True

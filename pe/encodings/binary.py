@@ -1,11 +1,14 @@
-"""Binary: the bits of the position, most significant first, the last bit in the last column.
+"""Binary: adds the bits of the position to the token embeddings.
 
-    P(p)_j = floor(p / 2^(d-1-j)) mod 2           binary_norm: 2 P - 1
+    P(p)_j = floor(p / 2^(d-1-j)) mod 2             binary_norm: 2 P - 1
 
-From the experiments of h3nock/pe-explorer, which published no results for it. Tokens are
-multiplied by sqrt(d) first, as Vaswani et al. 2017 do (arXiv:1706.03762). Learns nothing; positions
-below 2^d. `binary_norm` maps the unused columns in front to -1 as well, so most of it is the same
-vector at every position.
+P(p) is the vector of position p, j its column and d the width of the embeddings. The last column
+holds the last bit. ``binary_norm`` maps the digits to -1 .. 1. It maps the unused columns on the
+left to -1 as well, so most of the vector is the same at every position.
+
+It is from the code of h3nock/pe-explorer, which has no published results. Tokens are multiplied by
+sqrt(d) first, as in Vaswani et al. 2017 (arXiv:1706.03762). The encoding learns nothing and works
+at positions below 2^d.
 """
 
 from pe.encodings.core.digits import Digits
@@ -14,13 +17,13 @@ from pe.encodings.core.registry import register
 
 @register("binary", title="Binary", paper="1706.03762", family="embeddings")
 class Binary(Digits):
-    """Bits as 0 and 1."""
+    """Each bit is 0 or 1."""
 
     base = 2
 
 
 @register("binary_norm", title="Binary, scaled", paper="1706.03762", family="embeddings")
 class BinaryNorm(Binary):
-    """Bits as -1 and 1."""
+    """Each bit is -1 or 1."""
 
     normalised = True

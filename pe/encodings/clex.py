@@ -1,15 +1,20 @@
-"""CLEX: how frequencies change with the sequence length is a differential equation, and learned.
+"""CLEX: learns how RoPE's frequencies change with the length of the sequence.
 
     z(t) = ln w(t),  z(1) = ln w,  t = length / L0
     dz/dt = act((z + ln w_ntk(t)) U) D - (4i / (d-2)) / (2t - 1)
     ln w_ntk_i(t) = -(2i/d) ln b - (2i/(d-2)) ln(2t - 1)
 
-Chen, Li, Meng, Liang, Bing 2023 (arXiv:2310.16450), as in the authors' code. U and D are learned; D
-begins at 0, and then w(t) is NTK-aware scaling by alpha = 2t - 1. One solution per forward pass,
-for all layers and rows. Reads up to ``max_factor`` L0 tokens, t = ceil(L / L0) for each row.
+w are RoPE's d/2 frequencies, i is the index of a frequency, L0 the training length and b the base.
+U (d/2 x width d) and D (width d x d/2) are the learned matrices of a network with the activation
+act. D begins at 0, and w(t) is then NTK-aware scaling by alpha = 2t - 1.
 
-In training mode t is drawn from 1 .. max_factor, and the n tokens of a row get random positions
-in the right order between 0 and n t - 1, so that short sequences teach what long ones need.
+Chen, Li, Meng, Liang, Bing 2023 (arXiv:2310.16450), as in the authors' code. In evaluation, t is
+ceil(L / L0) for a row of L tokens. In training, t is drawn from 1 .. max_factor, and the n tokens
+of a row get random increasing positions between 0 and n t - 1. Short sequences thus train the
+frequencies that long ones need.
+
+CLEX learns width x d^2 numbers for the whole model. Each forward pass solves the equation once for
+all layers and rows. It works up to max_factor L0 tokens.
 """
 
 import math
@@ -26,11 +31,16 @@ from pe.encodings.core.registry import register
 
 @register("clex", title="CLEX", paper="2310.16450", family="frequencies", encoding_rate=0.1)
 class CLEX(FrequencyTransform):
-    """Frequencies that a small network learns to move as sequences get longer.
+    """RoPE's frequencies as the solution of a learned differential equation.
 
-    Options: ``max_factor``, the largest t; ``width``, of the network in units of d; ``act``, tanh
-    or silu; ``steps`` of the solver for a unit of t; ``time_base``, b in what the network sees,
-    where the authors' code has 10,000 whatever RoPE's theta (None: theta).
+    Args:
+        original_length: L0 in tokens.
+        max_factor: the largest t.
+        width: hidden units of the network, in multiples of d.
+        act: its activation, ``tanh`` or ``silu``.
+        steps: steps of the solver per unit of t; the authors take 100.
+        time_base: b in the input of the network. The authors' code always has 10,000 there. None
+            is RoPE's theta.
     """
 
     learns: ClassVar[bool] = True
@@ -60,8 +70,8 @@ class CLEX(FrequencyTransform):
         dim = frequencies.dim
         if dim < 4:
             raise ValueError(
-                f"rotated width {dim}: CLEX keeps the first pair and slows the last, so it needs "
-                "two; use a larger head_dim or rotary_fraction"
+                f"rotated width {dim}: CLEX keeps the first frequency and slows the last, so it "
+                "needs two; use a larger head_dim or rotary_fraction"
             )
         self.up = nn.Parameter(torch.empty(dim // 2, self.width * dim))
         self.down = nn.Parameter(torch.empty(self.width * dim, dim // 2))
@@ -69,7 +79,7 @@ class CLEX(FrequencyTransform):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """U uniform within 1/sqrt(its columns), as in the authors' code; D at 0."""
+        """Draw U uniformly within 1/sqrt(its columns), as in the authors' code, and set D to 0."""
         bound = 1 / math.sqrt(self.up.shape[1])
         self.up.uniform_(-bound, bound, generator=generator)
         self.down.zero_()
@@ -90,11 +100,11 @@ class CLEX(FrequencyTransform):
             t = t.clamp(1, self.max_factor)
         rows = self.table(frequencies, t.amax()).exp().index_select(0, t.reshape(-1) - 1)
         moved = rows.reshape(*t.shape[:-1], -1)  # (F,), (B, F) or (B, T, F)
-        # Where nothing is stretched, RoPE to the last bit.
+        # At t = 1 the result is bit-identical to RoPE.
         return frequencies._replace(inv_freq=torch.where(t > 1, moved, inv_freq))
 
     def table(self, frequencies: Frequencies, last: Tensor) -> Tensor:
-        """ln w(t) for t = 1 .. max_factor, (max_factor, F) float64; solved as far as ``last``."""
+        """ln w(t) for t = 1 .. max_factor, (max_factor, F) float64, solved up to t = ``last``."""
         start = frequencies.inv_freq.log()
         base = self.time_base or frequencies.theta
         pair = torch.arange(len(start), dtype=start.dtype, device=start.device)
@@ -107,11 +117,12 @@ class CLEX(FrequencyTransform):
 
 
 def stretched(order: Tensor, tokens: Tensor, t: Tensor, original: int, reach: int) -> Tensor:
-    """Positions of token 0, 1 .. of a training sequence, (reach,) float64; beyond it, any.
+    """Positions of the ``tokens`` tokens of a training sequence, (reach,) float64.
 
-    The first is at 0, the last of n at n t - 1, the others at the first n - 2 numbers below
-    n t - 2 of the permutation ``order``, plus 1, sorted. Sequences of n >= 2 L0 tokens are squeezed
-    by n // L0. Tensors throughout, so that no device has to be waited for.
+    Of n tokens, the first is at 0 and the last at n t - 1. The others are at the first n - 2
+    numbers below n t - 2 in the permutation ``order``, plus 1, sorted. Positions of sequences of
+    n >= 2 L0 tokens are divided by n // L0. Entries after the n-th have no meaning. All arguments
+    are tensors, so that the CPU never waits for the device.
     """
     squeeze = (tokens // original).clamp(min=1)
     inside = order < tokens * t - 2

@@ -1,19 +1,22 @@
-"""CoPE: a key's position is the contextual count of gated tokens from it up to the query.
+"""CoPE: measures the distance of a key by how many tokens between it and the query are counted.
 
     g(i, t) = sigmoid(q_i . k_t / sqrt(d))          does the query count token t?
     p(i, j) = min( sum_{t=j..i} g(i, t),  npos - 1 )
-    b(i, j) = q_i . e(p(i, j)) / sqrt(d)            e: a table, read between its rows linearly
+    b(i, j) = q_i . e(p(i, j)) / sqrt(d)            e: a table, interpolated between its rows
 
-Golovneva, Wang, Weston, Sukhbaatar 2024 (arXiv:2405.18719). Learns a table of npos x d numbers in
-each layer, shared by its heads and zero at first, so that training begins without any encoding.
-The authors' code divides the term by sqrt(d) as here; the paper's listing does not
-(``divide=False``). Any position, but counts from npos - 1 on share a row; npos is the training
-length plus one, as in the authors' code, unless given.
+g is the gate of token t for query i, p(i, j) the contextual position of key j, and b is added to
+the logit. The gates depend on the order of the tokens and not on their position numbers: a query
+never counts a key ahead of it, nor a key that is hidden from it.
 
-Gates look at which token came before which, not at position numbers: a query never counts a key
-ahead of it, nor one that is hidden from it. torch's fused attention cannot say this, since a bias
-depends on the logits of all keys in between; `pe.attention.kernels.cope.forward` goes from each
-query to the left and counts as it goes.
+Golovneva, Wang, Weston, Sukhbaatar 2024 (arXiv:2405.18719). The authors' code divides b by sqrt(d)
+as here; the paper's listing does not (``divide=False``). As in the authors' code, npos is the
+training length plus one unless it is given.
+
+CoPE learns a table of npos x d numbers per layer, shared by the heads. It begins at zero, so that
+the initial model has no encoding. CoPE works at any position, but counts of npos - 1 and more share
+one row. Its bias depends on the logits of all keys in between, which torch's fused attention cannot
+express. The kernel in `pe.attention.kernels.cope.forward` goes from each query to the left and
+counts as it goes.
 """
 
 import math
@@ -28,12 +31,18 @@ from pe.encodings.core.query_rows import by_query_rows
 from pe.encodings.core.registry import register
 
 HELD = 10
-"""About how many numbers a block holds for each head, query and key."""
+"""Approximate count of numbers that a block holds per head, query and key."""
 
 
 @register("cope", title="CoPE", paper="2405.18719", family="bias", encoding_rate=1)
 class CoPE(Encoding):
-    """Contextual position encoding; one table for each layer."""
+    """Contextual position encoding with one table per layer.
+
+    Args:
+        original_length: training length in tokens; npos is one more unless it is given.
+        npos: rows of the table.
+        divide: whether the bias is divided by sqrt(d).
+    """
 
     content_dependent = True
     per_layer = True
@@ -48,7 +57,7 @@ class CoPE(Encoding):
         super().__init__()
         if npos is None:
             if original_length is None:
-                raise ValueError("cope needs to know how far to count: give npos")
+                raise ValueError("cope needs npos, or original_length, from which npos follows")
             npos = original_length + 1
         self.head_dim = head_dim
         self.npos, self.divide = at_least("npos", npos, 2), divide
@@ -59,24 +68,24 @@ class CoPE(Encoding):
         self.table.zero_()
 
     def gates(self, q: Tensor, k: Tensor, first: int = 0, mask: Tensor | None = None) -> Tensor:
-        """(B, H, Tq, Tk) of whether queries count keys.
+        """The gates g, (B, H, Tq, Tk), between 0 and 1.
 
-        ``first`` is the index of the key that belongs to the first query. Keys that come after a
-        query, or that ``mask`` hides from it, are not counted.
+        ``first`` is the index of the key that belongs to the first query. The gate is 0 for keys
+        that come after a query or that ``mask`` hides from it.
         """
         batch, heads, q_length, width = q.shape
-        grouped = q.reshape(batch, k.shape[1], -1, width)  # those that share a key head in a row
+        grouped = q.reshape(batch, k.shape[1], -1, width)  # query heads that share a key head
         logits = (grouped @ k.transpose(-1, -2)).view(batch, heads, q_length, -1)
         seen = logits.new_ones(q_length, k.shape[-2], dtype=torch.bool).tril(first)
         seen = seen if mask is None else seen & mask
         return (logits / math.sqrt(width)).sigmoid() * seen
 
     def counts(self, gates: Tensor) -> Tensor:
-        """p of each query and key: the gates from the key up to the query, added up."""
+        """p of each query and key: the sum of the gates from the key up to the query."""
         return gates.flip(-1).cumsum(-1).flip(-1).clamp(max=self.npos - 1)
 
     def read(self, q: Tensor, counts: Tensor) -> Tensor:
-        """q . e(p): the products with all rows of the table, read between its rows."""
+        """q . e(p), (B, H, Tq, Tk), interpolated between the products of q with the rows of e."""
         products = q @ self.table.to(q.dtype).t()  # (B, H, Tq, npos)
         below = counts.detach().long()
         above = (below + 1).clamp(max=self.npos - 1)
@@ -91,7 +100,7 @@ class CoPE(Encoding):
         state: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """(B, H, Tq, Tk), float32; float64 where the queries are."""
+        """b, (B, H, Tq, Tk); float64 if the queries are, otherwise float32."""
         self.refuse_misfit(q, k, q_positions)
         wide = torch.promote_types(q.dtype, torch.float32)
         queries, keys = q.to(wide), k.to(wide)
@@ -111,5 +120,5 @@ class CoPE(Encoding):
     masked_bias = bias
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
-        reachable = self.table[: length + 2]  # a gate is at most 1
+        reachable = self.table[: length + 2]  # each gate is at most 1
         return by_count(reachable / math.sqrt(self.table.shape[-1]) if self.divide else reachable)

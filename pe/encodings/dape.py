@@ -1,19 +1,19 @@
-"""DAPE: a small network looks at all heads' logits and biases, and adds what it makes of them.
+"""DAPE: corrects each logit by a small network of all heads' logits and biases.
 
     z'(i, j) = z + b + f([z, b]),     f(u) = W2 leaky_relu(W1 u + c1) + c2
 
-z = q k / sqrt(d) and b hold one number per head for this query and key, so that f maps 2H numbers
-to H: a bias that depends on the content, and on the other heads'. b is a bias of the distance,
-learned along with f: KERPLE's logarithm, with which the authors have their best results, or ALiBi.
+z = q k / sqrt(d) holds the logits of query i and key j and b their biases, one number per head. The
+network f maps these 2H numbers to H corrections, so a bias depends on the content and on the other
+heads. b is a bias of the distance: KERPLE's logarithm with its learned parameters, with which the
+authors report their best results, or ALiBi.
 
-Zheng et al. 2024 (arXiv:2405.14722). Learns f, with 32 hidden units as in the authors' code, and
-KERPLE's two numbers per head, in each layer. f starts as torch starts linear layers, so a model
-begins with a random, content-dependent bias. With DAPE V2 (arXiv:2410.04798) f would look at
-neighbouring keys as well; this is the first version.
+Zheng et al. 2024 (arXiv:2405.14722). f has 32 hidden units, as in the authors' code, and the
+initial values of torch's linear layers. The initial model thus has a random bias that depends on
+the content. This is the first version; DAPE V2 (arXiv:2410.04798) lets f see neighbouring keys too.
 
-A reference: 3 W H multiplications for each query and key, W the hidden width, and no kernel that
-would save the T^2 numbers per head. Intermediate results are held a block of query rows at a time.
-Any position.
+DAPE learns f and the parameters of b in each layer. It costs 3 W H multiplications per query and
+key for W hidden units. No kernel avoids the T^2 numbers per head; intermediate results are computed
+in blocks of query rows. It works at any position.
 """
 
 import math
@@ -36,9 +36,11 @@ PRIORS: dict[str, type[KerpleLog] | type[ALiBi]] = {"kerple_log": KerpleLog, "al
 
 @register("dape", title="DAPE", paper="2405.14722", family="bias")
 class DAPE(Encoding):
-    """Data-adaptive positional encoding over a bias of the distance.
+    """Data-adaptive positional encoding on top of a bias of the distance.
 
-    Options: ``prior``, b, ``kerple_log`` or ``alibi``; ``mlp_width``, hidden units of f.
+    Args:
+        prior: the bias b, ``kerple_log`` or ``alibi``.
+        mlp_width: hidden units W of f.
     """
 
     content_dependent = True
@@ -50,7 +52,7 @@ class DAPE(Encoding):
         self.num_heads = num_heads
         width = at_least("mlp_width", mlp_width, 1)
         self.prior: DistanceBias = PRIORS[choice("prior", prior, PRIORS)](num_heads)
-        # Bare parameters: transformers draws every nn.Linear it finds by another rule.
+        # Not nn.Linear, because transformers initialises every nn.Linear by its own rule.
         self.hidden_weight = nn.Parameter(torch.empty(width, 2 * num_heads))
         self.hidden_bias = nn.Parameter(torch.empty(width))
         self.head_weight = nn.Parameter(torch.empty(num_heads, width))
@@ -68,7 +70,7 @@ class DAPE(Encoding):
             offset.uniform_(-most, most, generator=generator)
 
     def network(self, logits: Tensor, prior: Tensor) -> Tensor:
-        """f of the heads' logits and biases, (B, H, Tq, Tk) each -> the same."""
+        """f of logits and biases, each (B, H, Tq, Tk) -> (B, H, Tq, Tk)."""
         kind = logits.dtype
         heads = torch.cat((logits, prior.expand_as(logits)), 1).movedim(1, -1)
         hidden = linear(heads, self.hidden_weight.to(kind), self.hidden_bias.to(kind))
@@ -83,12 +85,12 @@ class DAPE(Encoding):
         k_positions: Tensor,
         state: Tensor | None = None,
     ) -> Tensor:
-        """(B, H, Tq, Tk), float32; float64 where the queries are."""
+        """b + f, (B, H, Tq, Tk); float64 if the queries are, otherwise float32."""
         self.refuse_misfit(q, k, q_positions)
         batch, heads, length, width = q.shape
         known = k.shape[-2]
         wide = torch.promote_types(q.dtype, torch.float32)
-        # The heads that share a key in a row.
+        # Query heads that share a key head are multiplied together.
         grouped = q.to(wide).view(batch, k.shape[1], -1, length, width)
         keys = k.to(wide)[:, :, None].transpose(-1, -2) / math.sqrt(width)
 

@@ -1,11 +1,14 @@
-"""Decimal: the digits of the position as people write it, the last one in the last column.
+"""Decimal: adds the decimal digits of the position to the token embeddings.
 
-    P(p)_j = floor(p / 10^(d-1-j)) mod 10         decimal_norm: (P - 4.5) / 4.5
+    P(p)_j = floor(p / 10^(d-1-j)) mod 10           decimal_norm: (P - 4.5) / 4.5
 
-From the experiments of h3nock/pe-explorer, which published no results for it. Tokens are
-multiplied by sqrt(d) first, as Vaswani et al. 2017 do (arXiv:1706.03762). Learns nothing; positions
-below 10^d. `decimal_norm` maps the unused columns in front to -1 as well, so most of it is the same
-vector at every position.
+P(p) is the vector of position p, j its column and d the width of the embeddings. The last column
+holds the last digit. ``decimal_norm`` maps the digits to -1 .. 1. It maps the unused columns on the
+left to -1 as well, so most of the vector is the same at every position.
+
+It is from the code of h3nock/pe-explorer, which has no published results. Tokens are multiplied by
+sqrt(d) first, as in Vaswani et al. 2017 (arXiv:1706.03762). The encoding learns nothing and works
+at positions below 10^d.
 """
 
 from pe.encodings.core.digits import Digits
@@ -14,13 +17,13 @@ from pe.encodings.core.registry import register
 
 @register("decimal", title="Decimal", paper="1706.03762", family="embeddings")
 class Decimal(Digits):
-    """Digits as 0 to 9."""
+    """Each digit is 0 to 9."""
 
     base = 10
 
 
 @register("decimal_norm", title="Decimal, scaled", paper="1706.03762", family="embeddings")
 class DecimalNorm(Decimal):
-    """Digits as -1 to 1."""
+    """Each digit is mapped from 0 .. 9 to -1 .. 1."""
 
     normalised = True

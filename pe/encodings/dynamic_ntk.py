@@ -1,14 +1,17 @@
-"""Dynamic NTK: NTK-aware scaling by as much as the sequence length asks for.
+"""Dynamic NTK: applies NTK-aware scaling with a factor that grows with the sequence length.
 
     alpha(L) = s L / L0 - (s - 1)    for L > L0, else 1
     w_i <- w_i alpha(L)^(-2i/(d-2))
 
-L is the number of tokens in the row: its largest position plus one. A forum post of 2023. YaRN's
-paper (arXiv:2309.00071, section 3.3) has alpha = L / L0, which is s = 1, the default; the slope s
-is the published code's. Learns nothing. RoPE itself up to L0 tokens, whatever s.
+w_i are RoPE's frequencies, d is the rotated width, L0 the training length and L the number of
+tokens in the row, which is its largest position plus one.
 
-alpha is computed in each call, for each row, from that row alone. All keys must be rotated again
-when the sequence grows, so they are cached unrotated.
+The method is from a forum post of 2023. YaRN's paper (arXiv:2309.00071, section 3.3) has
+alpha = L / L0, which is s = 1, the default. The slope s is in the published code.
+
+Dynamic NTK learns nothing and works at any position. Up to L0 tokens it is RoPE, for every s. alpha
+is computed in each call from each row alone. All keys must be rotated again when the sequence
+grows, so they are cached before rotation.
 """
 
 import torch
@@ -22,7 +25,12 @@ from pe.encodings.ntk import slowed_by_base
 
 @register("dynamic_ntk", title="Dynamic NTK", paper="2309.00071", family="frequencies")
 class DynamicNTK(FrequencyTransform):
-    """A base for each row; ``factor`` is s, how fast alpha grows beyond ``original_length``."""
+    """A base that depends on the length of each row.
+
+    Args:
+        original_length: L0 in tokens.
+        factor: s, the slope of alpha beyond L0.
+    """
 
     length_dependent = True
 
@@ -32,10 +40,10 @@ class DynamicNTK(FrequencyTransform):
         self.factor = at_least("factor", factor, 1.0)
 
     def attach(self, frequencies: Frequencies) -> None:
-        self(frequencies)  # refuses a width of one pair
+        self(frequencies)  # raises ValueError for a width of one pair
 
     def alpha(self, length: Tensor) -> Tensor:
-        """By how much the slowest pair is slowed at these lengths, float64."""
+        """The factor by which the slowest frequency is divided at these lengths, float64."""
         excess = length.to(torch.float64) / self.original_length - 1
         return 1 + self.factor * excess.clamp(min=0)
 

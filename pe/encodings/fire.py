@@ -1,16 +1,19 @@
-"""FIRE: a small network of the distance as a share of what the query has seen.
+"""FIRE: adds a learned function of the distance relative to the query's position to the logits.
 
     b_h(i, j) = f_h( psi(i - j) / (psi(max(i, |m L|)) + eps) ),    psi(x) = ln(1 + |c x|)
-    f(u) = W2 relu(W1 u + b1) + b2,    u in [0, 1] for every query from the threshold |m L| on
+    f(u) = W2 relu(W1 u + b1) + b2,    u in [0, 1]
 
-Li et al. 2023 (arXiv:2310.04418). Learns c, the threshold's multiplier m and the network f (32
-hidden units, one output per head) in each layer. The divisor belongs to the query: past the
-threshold the bias is no function of the distance any more, and no row of it can be used for another
-query. Any position; what f is asked for stays between 0 and 1.
+b_h is added to the logit of query i and key j in head h. |m L| is the threshold: up to it the bias
+depends on the distance alone. Beyond it the divisor depends on the query, so the bias is no
+function of the distance and one query's row cannot be used for another.
 
-L is a constant. The listing in the paper has 512 whatever the training length; here it is 512, or
-the training length where that is less, since no row of a shorter training would reach the
-threshold. Costs 32 multiplications and additions per head, query and key, in each layer.
+Li et al. 2023 (arXiv:2310.04418). L is a constant, and m is learned. The paper's listing has
+L = 512 for every training length. Here L is the smaller of 512 and the training length, because no
+query of a shorter training would reach the threshold.
+
+FIRE learns c, m and the network f (32 hidden units, one output per head) in each layer. It costs
+32 (H + 1) multiplications per query and key in each layer with H heads. It works at any position,
+since the input u of the network stays between 0 and 1.
 """
 
 import math
@@ -31,7 +34,15 @@ AUTHORS_THRESHOLD = 512
 
 @register("fire", title="FIRE", paper="2310.04418", family="bias", encoding_rate=10)
 class FIRE(Encoding):
-    """Functional interpolation of relative positions."""
+    """Functional interpolation for relative position encoding.
+
+    Args:
+        original_length: training length in tokens.
+        mlp_width: hidden units of f.
+        c: the initial value of c.
+        threshold: L in tokens; by default the smaller of 512 and ``original_length``.
+        eps: added to the divisor, so that it is never 0.
+    """
 
     relative = False
     per_layer = True
@@ -54,7 +65,7 @@ class FIRE(Encoding):
         width = at_least("mlp_width", mlp_width, 1)
         self.c = nn.Parameter(torch.empty(1))
         self.multiplier = nn.Parameter(torch.empty(1))
-        # Bare parameters: transformers draws every nn.Linear it finds by another rule.
+        # Not nn.Linear, because transformers initialises every nn.Linear by its own rule.
         self.hidden_weight = nn.Parameter(torch.empty(width, 1))
         self.hidden_bias = nn.Parameter(torch.empty(width))
         self.head_weight = nn.Parameter(torch.empty(num_heads, width))
@@ -65,7 +76,8 @@ class FIRE(Encoding):
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         self.c.fill_(self.initial_c)
         self.multiplier.fill_(1.0)
-        bound = 1 / math.sqrt(self.head_weight.shape[1])  # both as torch begins a linear layer
+        # The ranges in which torch initialises linear layers.
+        bound = 1 / math.sqrt(self.head_weight.shape[1])
         for parameter, most in (
             (self.hidden_weight, 1.0), (self.hidden_bias, 1.0),
             (self.head_weight, bound), (self.head_bias, bound),
@@ -73,14 +85,14 @@ class FIRE(Encoding):
             parameter.uniform_(-most, most, generator=generator)
 
     def share(self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """u of each query and key, (Tq, Tk) or (B, Tq, Tk): what the network is asked for."""
+        """The input u of the network for each query and key, (Tq, Tk) or (B, Tq, Tk)."""
         c, multiplier = self.c.to(dtype), self.multiplier.to(dtype)
         reach = torch.maximum(q_positions.to(dtype), (multiplier * self.threshold).abs())
         whole = (c * reach).abs().log1p() + self.eps
         return (c * distances(q_positions, k_positions)).abs().log1p() / whole[..., None]
 
     def network(self, share: Tensor) -> Tensor:
-        """f of each of them, (H, ...)."""
+        """f of u: (...) -> (H, ...)."""
         hidden = self.hidden_weight.to(share.dtype) * share.flatten()
         hidden = (hidden + self.hidden_bias.to(share.dtype)[:, None]).relu()  # (width, n)
         values = self.head_weight.to(share.dtype) @ hidden
@@ -95,7 +107,7 @@ class FIRE(Encoding):
         k_positions: Tensor,
         state: Tensor | None = None,
     ) -> Tensor:
-        """(1 or B, H, Tq, Tk), float32; float64 where queries and parameters are."""
+        """b, (1 or B, H, Tq, Tk); float64 if the queries are, otherwise float32."""
         self.refuse_misfit(q, k, q_positions)
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         q_length, k_length = q_positions.shape[-1], k_positions.shape[-1]
@@ -111,7 +123,7 @@ class FIRE(Encoding):
             return by_query_rows(block, q_length, k_length, width)
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
-        """The network between knots; how exact that is, `pe.encodings.core.forms` shows."""
+        """f as a table with linear interpolation; `pe.encodings.core.forms` gives its error."""
         return fire_form(
             self.c, self.multiplier, self.hidden_weight, self.hidden_bias, self.head_weight,
             self.head_bias, self.threshold, self.eps, length,

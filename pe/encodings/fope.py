@@ -1,15 +1,21 @@
-"""FoPE: each pair rotates by a mixture of frequencies; those too slow to be learned are dropped.
+"""FoPE: rotates each pair of channels by a fixed mixture of RoPE's frequencies.
 
     w_i kept where w_i >= 2 pi / L0:        D of the d/2 frequencies of RoPE
     C_hj(p) = sum_i A_hij cos(p w_i),   S_hj(p) = sum_i B_hij sin(p w_i),   j < min(D, d/4)
     (x_a, x_b) -> (x_a C - x_b S,  x_b C + x_a S)
     all other pairs have frequency 0:   C = 1, S = 0
 
-Hua et al. 2024 (arXiv:2412.17739). A and B are drawn once for each key head and layer, identity
-plus Xavier-normal noise, and frozen. The map is no rotation: products of two frequencies know where
-both tokens are, so logits are not a function of distance alone. The authors' code gives the other
-pairs C = S = 1, which doubles their part of every logit: ``dropped="ones"``. Pairing half, as in
-their code, or interleaved. Any position; one small matrix product a layer.
+p is the position, L0 the training length, h a key head and j a pair of channels. Frequencies that
+complete no rotation in L0 tokens are dropped. A and B are identity matrices plus Xavier-normal
+noise; they are drawn once per key head and layer and then frozen. The map is no rotation. A logit
+contains products of different frequencies, so it is no function of the distance alone.
+
+Hua et al. 2024 (arXiv:2412.17739). The authors' code has C = S = 1 in the other pairs, which
+doubles their part of every logit (``dropped="ones"``). The layout is half, as in their
+code, or interleaved.
+
+FoPE trains no parameters. It costs one small matrix product for cosines and one for sines per layer
+and works at any position.
 """
 
 import math
@@ -28,9 +34,12 @@ from pe.encodings.rope import RoPE
 class FoPE(RoPE):
     """Fourier position embedding.
 
-    Options: ``gain`` of the noise (0.3, 0.4, 0.6 in the authors' three sizes), ``dropped``
-    (``constant``, the default, or ``ones``), ``keep_zero``: the dropped frequencies stay in the
-    mixture as zeros, whose cosine is 1, and all d/2 pairs are mixed.
+    Args:
+        original_length: L0 in tokens, at least 7.
+        gain: of the noise; the authors' three model sizes have 0.3, 0.4 and 0.6.
+        dropped: (C, S) of the pairs that are not mixed: ``constant`` is (1, 0), ``ones`` is (1, 1).
+        keep_zero: whether dropped frequencies stay in the mixture as zeros, whose cosine is 1. All
+            d/2 pairs are then mixed.
     """
 
     per_layer = True
@@ -61,7 +70,7 @@ class FoPE(RoPE):
         mixed = self.inv_freq.shape[0]
         pairs = head_dim // 2 if keep_zero else max(min(mixed, head_dim // 4), 1)
         shape = (num_kv_heads, mixed, pairs)
-        # Frozen, but saved: another draw would be another model.
+        # Saved although frozen, because another draw would be another model.
         self.cos_mix = nn.Parameter(torch.empty(shape), requires_grad=False)
         self.sin_mix = nn.Parameter(torch.empty(shape), requires_grad=False)
         self.reset_parameters()
@@ -75,12 +84,12 @@ class FoPE(RoPE):
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         mixed, pairs = self.cos_mix.shape[1:]
-        step = -(-mixed // pairs)  # where there are more frequencies than pairs, every step-th
+        step = -(-mixed // pairs)  # with more frequencies than pairs, take every step-th
         identity = torch.zeros_like(self.cos_mix)
         chosen = torch.arange(0, mixed, step, device=identity.device)
         identity[:, chosen, torch.arange(len(chosen), device=identity.device)] = 1.0
         for mix in (self.cos_mix, self.sin_mix):
-            # of the whole (K, D, D') tensor, whose fans are D D' and K D', as in the authors' code
+            # The fans are those of the (K, D, D') tensor, D D' and K D', as in the authors' code.
             nn.init.xavier_normal_(mix, self.gain, generator)
             mix.add_(identity)
 
@@ -89,7 +98,7 @@ class FoPE(RoPE):
     ) -> tuple[Tensor, Tensor]:
         """C and S, (1 or B, K, T, d/2)."""
         cos, sin = phase_tables(positions, spectrum.inv_freq, torch.float64)
-        # In float64, which neither autocast nor a reduced matmul precision touches.
+        # Neither autocast nor a reduced matmul precision applies to float64.
         cos, sin = cos @ self.cos_mix.double(), sin @ self.sin_mix.double()
         rest = (0, self.rotary_dim // 2 - cos.shape[-1])
         cos = pad(cos, rest, value=1.0)

@@ -1,15 +1,19 @@
-"""FoX: every token says how much of the past to forget, and penalties add up along the way.
+"""FoX: adds up the logarithms of forget gates, which depend on the tokens, between key and query.
 
     f_h(l) = sigmoid(w_h . x_l + beta_h)            x: the layer's input
     b_h(i, j) = sum_{l=j+1..i} ln f_h(l)            0 for the token itself
 
-Lin, Nikishin, He, Courville 2025 (arXiv:2503.02130), the forgetting transformer. Learns a linear
-map from the layer's input to one gate per head, in each layer. With all gates equal it is ALiBi.
-Any position, and no other encoding needed. The authors begin at w ~ N(0, 0.02), beta = 0: every
-gate is about 1/2, a slope of ln 2 in all heads; ``gate_bias`` begins elsewhere.
+f_h(l) is the gate of token l in head h, and b_h is added to the logit of query i and key j. With
+equal gates FoX is ALiBi. It needs no other encoding.
 
-b is C_i - C_j with C the running sum of ln f. The sum is taken in float64 and handed on as a pair
-of float32 numbers, so that far into a sequence neighbours still differ by what their gates say.
+Lin, Nikishin, He, Courville 2025 (arXiv:2503.02130), the forgetting transformer. As in the authors'
+code, w is drawn with a standard deviation of 0.02 and beta begins at 0. All gates are then about
+1/2, which is a slope of ln 2 in every head. ``gate_bias`` sets another initial beta.
+
+FoX learns hidden_size + 1 numbers per head and layer. It costs one small product per token and
+works at any position. b is computed as C_i - C_j, where C is the running sum of ln f. C is summed
+in float64 and split into two float32 numbers, so that the bias keeps its precision far into a
+sequence.
 """
 
 import math
@@ -26,12 +30,18 @@ from pe.encodings.core.query_rows import by_query_rows
 from pe.encodings.core.registry import register
 
 HELD = 8
-"""About how many float32 numbers a block holds for each head, query and key."""
+"""Approximate count of float32 numbers that a block holds per head, query and key."""
 
 
 @register("fox", title="FoX", paper="2503.02130", family="bias")
 class FoX(Encoding):
-    """Forget gates that depend on the data; one for each head and layer."""
+    """Forget gates that depend on the data, one per token, head and layer.
+
+    Args:
+        hidden_size: width of the layer's input.
+        gate_bias: the initial value of beta.
+        gate_std: standard deviation of the initial w.
+    """
 
     per_layer = True
     state_size = 1
@@ -44,7 +54,7 @@ class FoX(Encoding):
         if not math.isfinite(gate_bias):
             raise ValueError(f"gate_bias: expected a finite number, got {gate_bias!r}")
         self.gate_bias, self.gate_std = gate_bias, at_least("gate_std", gate_std, 0)
-        # Bare parameters: transformers draws every nn.Linear it finds by another rule.
+        # Not nn.Linear, because transformers initialises every nn.Linear by its own rule.
         self.weight = nn.Parameter(torch.empty(num_heads, hidden_size))
         self.beta = nn.Parameter(torch.empty(num_heads))
         self.reset_parameters()
@@ -55,7 +65,7 @@ class FoX(Encoding):
         self.beta.fill_(self.gate_bias)
 
     def key_state(self, x: Tensor) -> Tensor:
-        """ln f of each token and head, (B, H, T, 1)."""
+        """ln f of each token and head: (B, T, hidden) -> (B, H, T, 1)."""
         with torch.autocast(x.device.type, enabled=False):
             x = at_least_float32(x)
             logits = linear(x, self.weight.to(x.dtype), self.beta.to(x.dtype))
@@ -69,12 +79,12 @@ class FoX(Encoding):
         k_positions: Tensor,
         state: Tensor | None = None,
     ) -> Tensor:
-        """(B, H, Tq, Tk), float32; float64 where the gates are."""
+        """b, (B, H, Tq, Tk); float64 if the gates are, otherwise float32."""
         self.refuse_misfit(q, k, q_positions)
         total = self._total(state)  # (B, H, Tk)
         assert state is not None
         whole = total.detach().to(state.dtype)
-        rest = (total - whole).to(state.dtype)  # what rounding took, and the path of the gradient
+        rest = (total - whole).to(state.dtype)  # the rounding error; the gradient flows through it
         here = slice(state.shape[-2] - q.shape[-2], None)
         bias = whole[..., here, None] - whole[..., None, :]
         return bias.add_(rest[..., here, None]).sub_(rest[..., None, :])
@@ -88,7 +98,7 @@ class FoX(Encoding):
         state: Tensor | None,
         mask: Tensor,
     ) -> Tensor:
-        """The gates of hidden tokens are left out, so a sum for each query and key."""
+        """b without the gates of hidden tokens, which needs a sum per query and key."""
         self.refuse_misfit(q, k, q_positions)
         gates = self._gates(state)
         assert state is not None
@@ -104,7 +114,7 @@ class FoX(Encoding):
         return by_query_rows(block, length, known, HELD * gates.shape[0] * gates.shape[1])
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
-        """C_i - C_j: one number per key."""
+        """C_i - C_j, from one number per key."""
         return by_key(-self._total(state))
 
     @classmethod
@@ -117,18 +127,18 @@ class FoX(Encoding):
         """ln f, (B, H, T) float64."""
         if state is None:
             raise ValueError(
-                "fox takes its gates from the layer's input: pass layer_input to pe.attend, or "
+                "fox computes its gates from the layer's input: pass layer_input to pe.attend, or "
                 "state=key_state(x) to bias"
             )
         return state[..., 0].double()
 
 
 def running_sum(x: Tensor) -> Tensor:
-    """Sums of the last axis up to and with each entry, (..., T) as ``x``: a cumsum.
+    """The cumulative sum over the last axis, (..., T) -> (..., T).
 
-    By products with triangles of ones, `CHUNK` numbers at a time, then the sums of the chunks.
-    torch's scan on a GPU adds in an order that may change from run to run, and its compiler (2.11)
-    fails where it merges a scan with what comes before it.
+    Multiplies chunks of `CHUNK` numbers by a triangle of ones and then adds the sums of the earlier
+    chunks. torch's cumsum on a GPU adds in an order that may change from run to run, and
+    torch.compile (2.11) fails when it fuses a cumsum with the operations before it.
     """
     length = x.shape[-1]
     chunks = pad(x, (0, -length % CHUNK)).unflatten(-1, (-1, CHUNK))

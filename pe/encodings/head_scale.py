@@ -1,16 +1,19 @@
-"""Head scale: one temperature per head, without any position.
+"""Head scale: multiplies the logits of each head by one learned factor.
 
     softmax_j(lambda_h z_j),   z = q k / sqrt(d),   lambda_h >= 1
 
-Wang et al. 2024 (arXiv:2404.12224). A model without encoding fails beyond its training length when
-its attention spreads over too many keys. One learned factor per head and layer sharpens it again.
-The authors take a trained NoPE model, freeze everything else and tune the factors alone, for 200
-steps at the new length: `pe.convert(model, "head_scale")`, and ``tune: encoding`` in a recipe.
+lambda_h is the factor of head h. It sees no positions, so alone it is NoPE with a temperature per
+head. A model without encoding fails beyond its training length when its attention spreads over too
+many keys; the factors sharpen it again.
 
-Their code begins at the one factor that is best for all heads together (1.6 at four times the
-training length), and after each step raises factors below 1 to 1. Here a stored factor acts as at
-least ``least``, and its gradient is stopped only where a step would lead further down. At the
-default start of 1 the model is the one that it was before. One multiplication per query channel;
+Wang et al. 2024 (arXiv:2404.12224). The authors take a trained NoPE model and train the factors
+alone for 200 steps at the new length: `pe.convert(model, "head_scale")`, with ``tune: encoding`` in
+a recipe. Their code begins at the one factor that is best for all heads together (1.6 at four times
+the training length), and raises factors below 1 to 1 after each step. Here the factors begin at 1,
+where the model is unchanged. A parameter below ``least`` acts as ``least``, and its gradient is
+stopped only if a step would lead further down.
+
+It learns one number per head and layer, costs one multiplication per query channel, and works at
 any position.
 """
 
@@ -28,9 +31,11 @@ from pe.encodings.core.registry import register
 
 @register("head_scale", title="Head scale", paper="2404.12224", family="scale")
 class HeadScale(Encoding):
-    """A learned factor on the logits of each head; alone it is NoPE with temperatures.
+    """A learned factor on the logits of each head.
 
-    Options: ``start``, the factor of all heads before training; ``least``, the smallest factor.
+    Args:
+        start: the initial factor of all heads.
+        least: the smallest factor.
     """
 
     per_layer = True
@@ -48,6 +53,6 @@ class HeadScale(Encoding):
         self.scale.fill_(self.start)
 
     def logit_scale(self, q_positions: Tensor) -> Tensor:
-        """(H, 1): the same for all positions."""
+        """lambda_h, (H, 1), the same at all positions."""
         scale: Tensor = clamped(at_least_float32(self.scale), self.least, math.inf)
         return scale[:, None]

@@ -1,14 +1,16 @@
-"""iRoPE: most layers rotate, every fourth has no position at all and sharpens with length.
+"""iRoPE: applies RoPE in three of four layers, and a temperature instead in every fourth.
 
     layer l rotates unless (l + 1) mod 4 = 0:   q, k <- RMS-normalised, then RoPE (theta = 500,000)
     the others:   logits of query p times  1 + a ln(1 + floor((p + 1) / F)),   a = 0.1, F = 8192
 
-RoPE (arXiv:2104.09864) in the schedule of Llama 4, as transformers' code has it; pairing
-interleaved. Learns nothing; any position. Each layer has its own instance, which knows the layer
-by ``layer_index``.
+p is the position of the query, so the temperature grows with the length of the context. This is
+RoPE (arXiv:2104.09864) in the schedule of Llama 4, as in transformers' code, with layout
+interleaved. Llama 4 normalises after the rotation, and this code before it. A rotation keeps
+lengths, so the results are equal, except with a transform's magnitude (YaRN's m), which a
+normalisation after the rotation would remove.
 
-Llama 4 normalises after rotating. A rotation keeps lengths, so the order makes no difference,
-except that before it a transform's magnitude (YaRN's m) is not normalised away.
+iRoPE learns nothing, costs a normalisation more than RoPE in the layers that rotate, and works at
+any position. Each layer has an instance, which knows its layer from ``layer_index``.
 """
 
 from collections.abc import Sequence
@@ -27,9 +29,13 @@ from pe.encodings.rope import RoPE
 class IRoPE(RoPE):
     """One layer of Llama 4's schedule.
 
-    Options: ``nope_every`` (n: the layers n-1, 2n-1 ... do not rotate), ``floor_scale`` (F, 8192
-    unless given) and ``attn_scale`` (a) of the temperature, ``qk_norm`` and its ``norm_eps`` (1e-5
-    unless given).
+    Args:
+        layer_index: number of the layer, from 0.
+        nope_every: n; layers n-1, 2n-1, ... do not rotate.
+        floor_scale: F in tokens, 8192 by default.
+        attn_scale: a.
+        qk_norm: whether queries and keys are normalised before they are rotated.
+        norm_eps: added to the mean square in the normalisation, 1e-5 by default.
     """
 
     per_layer = True
@@ -49,7 +55,7 @@ class IRoPE(RoPE):
     ) -> None:
         at_least("nope_every", nope_every, 2)
         self.rotating = (layer_index + 1) % nope_every != 0
-        # Elsewhere a transform that learns would never get a gradient.
+        # In the other layers a transform that learns would never get a gradient.
         super().__init__(head_dim, theta, layout, transforms=transforms if self.rotating else ())
         if attn_scale == 0 and floor_scale is not UNSET:
             raise ValueError("floor_scale: with attn_scale 0 it has no effect; leave it out")
@@ -78,6 +84,6 @@ class IRoPE(RoPE):
     def logit_scale(self, q_positions: Tensor) -> Tensor | None:
         if self.rotating or self.attn_scale == 0:
             return None
-        steps = (q_positions + 1) // self.floor_scale  # of integers: exact at any position
+        steps = (q_positions + 1) // self.floor_scale  # integers, so exact at any position
         scale = 1.0 + self.attn_scale * steps.to(torch.float64).log1p()
-        return scale[..., None, :]  # (B, 1, T), or (1, T); float64, rounded as queries need it
+        return scale[..., None, :]  # (B, 1, T) or (1, T), float64; the caller rounds it

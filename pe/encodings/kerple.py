@@ -1,12 +1,17 @@
-"""KERPLE: penalties whose shape each head learns, from kernels that softmax makes distances of.
+"""KERPLE: subtracts a penalty that grows with the distance, with a learned shape per head.
 
     kerple_log:    b(i, j) = -p ln(1 + a (i - j))       p, a > 0
     kerple_power:  b(i, j) = -a (i - j)^p               a > 0, 0 < p <= 2
 
-Chi, Fan, Ramadge, Rudnicky 2022 (arXiv:2205.09921). Two numbers for each head and layer, drawn from
-p ~ U(0, 2) and a ~ U(0, 1). As in the authors' code they act as at least 0.01 and the power's p as
-at most 2; that code overwrites what is stored, here the value is clamped on its way into the
-formula and the gradient is stopped only where it would lead further out. Any position.
+b is added to the logit of query i and key j; p and a are learned.
+
+Chi, Fan, Ramadge, Rudnicky 2022 (arXiv:2205.09921). As in the authors' code, p is drawn from
+U(0, 2) and a from U(0, 1). Both act as at least 0.01, and p of kerple_power as at most 2. The
+authors' code overwrites parameters outside these bounds. Here they are clamped when the formula
+reads them, and their gradient is stopped only if a step would lead further out.
+
+KERPLE learns two numbers per head and layer, costs a logarithm or power per distance and head, and
+works at any position.
 """
 
 from math import inf
@@ -23,7 +28,7 @@ LEAST = 0.01
 
 
 class Kerple(DistanceBias):
-    """What both kernels share: their parameters."""
+    """Base class of both kernels, with their parameters p and a, (H,) each."""
 
     per_layer = True
 
@@ -40,7 +45,7 @@ class Kerple(DistanceBias):
         self.a.uniform_(0.0, 1.0, generator=generator)
 
     def bounded(self, dims: int = 0, most_p: float = inf) -> tuple[Tensor, Tensor]:
-        """p and a inside their bounds, shaped (H, 1, ...) to meet ``dims`` dimensions."""
+        """p and a inside their bounds, (H, 1, ...) with ``dims`` dimensions of size 1."""
         shape = -1, *[1] * dims
         p = clamped(at_least_float32(self.p), LEAST, most_p)
         a = clamped(at_least_float32(self.a), LEAST, inf)

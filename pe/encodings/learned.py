@@ -1,10 +1,13 @@
-"""Learned absolute positions: one free vector for each position.
+"""Learned absolute positions: adds one learned vector per position to the token embeddings.
 
     h_i = x_i + P[i],      P of shape (table_size, d), drawn from Normal(0, 0.02)
 
-Gehring et al. 2017 (arXiv:1705.03122); in GPT-2's form, which does not scale the tokens. Learns
-table_size x d numbers. There is nothing for a position outside the table, so it is refused; a table
-larger than the training length would only hold rows that were never trained.
+x_i is the embedding of the token at position i and d its width. Gehring et al. 2017
+(arXiv:1705.03122). As in GPT-2, the tokens are not scaled.
+
+It learns table_size x d numbers for the whole model and costs one addition per number of an
+embedding. It works at positions below table_size, and larger ones raise PositionError. A table
+larger than the training length would only add rows that are never trained.
 """
 
 import torch
@@ -18,7 +21,17 @@ from pe.encodings.core.registry import register
 
 @register("learned", title="Learned", paper="1705.03122", family="embeddings")
 class Learned(Additive):
-    """A table of positions; ``table_size`` None: as many as the training length."""
+    """A table with one vector per position.
+
+    Args:
+        original_length: training length in tokens, the default of ``table_size``.
+        table_size: number of positions.
+        std: standard deviation of the initial values.
+        scale_embeddings: whether tokens are multiplied by sqrt(d) first.
+
+    Raises:
+        ValueError: neither original_length nor table_size is given.
+    """
 
     def __init__(
         self,

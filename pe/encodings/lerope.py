@@ -1,12 +1,14 @@
-"""LeRoPE: RoPE whose frequencies are learned, each as a multiple of where it began.
+"""LeRoPE: rotates queries and keys as RoPE does, with learned frequencies.
 
     w_i = theta^(-2i/d) e^(alpha_i),     alpha_i = 0 at first
 
-As in transformers' code of Mistral Large 4, which calls it LeRoPE; RoPE is arXiv:2104.09864. A
-model begins as RoPE, and a frequency stays positive whatever is learned. One alpha for each pair of
-channels, which all heads and layers share. With a transform such as YaRN, alpha multiplies what the
-transform makes of the frequencies. Any position; costs what RoPE does, but in training its tables
-carry a gradient.
+w_i is the frequency of pair i and theta the base of RoPE (arXiv:2104.09864). Formula and name are
+from transformers' code of Mistral Large 4. The initial model is RoPE, and every frequency stays
+positive. With a transform such as YaRN, e^alpha_i multiplies the frequency that the transform
+gives.
+
+LeRoPE learns d/2 numbers, which all heads and layers share. It costs the same as RoPE, and in
+training also the gradient of the tables. It works at any position.
 """
 
 from collections.abc import Sequence
@@ -21,7 +23,7 @@ from pe.encodings.rope import RoPE
 
 @register("lerope", title="LeRoPE", family="rotary")
 class LeRoPE(RoPE):
-    """RoPE with one learned number per frequency."""
+    """RoPE with one learned factor per frequency."""
 
     def __init__(
         self,

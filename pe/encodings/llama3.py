@@ -1,13 +1,17 @@
-"""Llama 3's scaling: slow frequencies of less than one rotation in training, keep those past four.
+"""Llama 3's scaling: slows the frequencies that complete few rotations in the training length.
 
     r_i = L0 w_i / (2 pi)                                rotations of pair i in L0 tokens
     sigma_i = clip((r_i - low) / (high - low), 0, 1)     low = 1, high = 4
     w_i <- sigma_i w_i + (1 - sigma_i) w_i / s
 
-Published with the Llama 3.1 models (their report is arXiv:2407.21783); the formula is that of the
-released code. YaRN's idea with the ramp linear in rotations, and without a temperature. With
-low = high, as Llama 4 Scout has it, the ramp is a step: what made fewer rotations is divided by s.
-Learns nothing; no cost at run time. s = 1 is RoPE.
+w_i are RoPE's frequencies, L0 the training length and s the factor. Frequencies of at least
+``high`` rotations are kept, and those of at most ``low`` are divided by s.
+
+It is from the released code of the Llama 3.1 models (their report is arXiv:2407.21783). It differs
+from YaRN by a ramp that is linear in the rotations, and by having no temperature. With low = high,
+as in Llama 4 Scout, the ramp is a step: frequencies of fewer rotations are divided by s.
+
+It learns nothing, costs nothing at run time, and works at any position. s = 1 is RoPE.
 """
 
 import math
@@ -21,7 +25,10 @@ from pe.encodings.core.registry import register
 
 @register("llama3", title="Llama 3", paper="2407.21783", family="frequencies")
 class Llama3(FrequencyTransform):
-    """Frequencies for ``factor`` times ``original_length``; option names are the checkpoints'."""
+    """RoPE's frequencies for ``factor`` times ``original_length`` tokens.
+
+    The options have the names of the published checkpoints.
+    """
 
     def __init__(
         self,
@@ -38,7 +45,7 @@ class Llama3(FrequencyTransform):
         if self.high < self.low:
             raise ValueError(
                 f"high_freq_factor {high_freq_factor} is less than low_freq_factor "
-                f"{low_freq_factor}: they are rotations of the frequencies to keep and to slow"
+                f"{low_freq_factor}; expected it to be at least as large"
             )
 
     def forward(self, frequencies: Frequencies, length: Tensor | None = None) -> Frequencies:
@@ -47,6 +54,6 @@ class Llama3(FrequencyTransform):
             keep = (rotations >= self.low).to(rotations.dtype)
         else:
             keep = ((rotations - self.low) / (self.high - self.low)).clamp(0, 1)
-        # keep + (1 - keep) is 1 to the last bit, so that factor 1 is RoPE to the last bit
+        # keep + (1 - keep) is exactly 1, so factor 1 is bit-identical to RoPE.
         slowed = frequencies.inv_freq * (keep + (1 - keep) / self.factor)
         return frequencies._replace(inv_freq=slowed)

@@ -1,13 +1,17 @@
-"""LongRoPE: every frequency is slowed by its factor, found by search.
+"""LongRoPE: divides each of RoPE's frequencies by a factor that a search has found.
 
     w_i <- w_i / lambda_i,      lambda = short_factor if L <= L0 else long_factor
     cos, sin <- m cos, m sin,   m = sqrt(1 + ln s / ln L0),   s = factor
 
-Ding et al. 2024 (arXiv:2402.13753); switch and m as in the published code. L is the number of
-tokens in the row, and the whole row switches. m sits on queries and keys, so logits grow by m^2,
-short rows' too. Learns nothing by gradient: `pe.search_longrope` finds the factors. Without any,
-long rows get YaRN's and short ones RoPE's own frequencies. Keys are cached unrotated, because all
-of them are rotated again when a sequence grows beyond L0.
+w_i are RoPE's frequencies, L0 the training length, L the number of tokens in the row and s the
+extension factor. The factors of a whole row switch at L0. m multiplies queries and keys, so the
+logits grow by m^2, in short rows too.
+
+Ding et al. 2024 (arXiv:2402.13753). The switch and m are those of the published code.
+
+LongRoPE trains no parameters: `pe.search_longrope` finds the factors. Without given factors, long
+rows get YaRN's frequencies and short rows RoPE's. It works at any position. Keys are cached before
+rotation, because all of them are rotated again when a sequence grows beyond L0.
 """
 
 import math
@@ -26,14 +30,20 @@ POLICIES = ("su", "yarn")
 
 
 def yarn_factors(dim: int, theta: float, original_length: int, factor: float) -> list[float]:
-    """By how much YaRN slows each pair: lambda_i = w_i / w_i', from 1 to ``factor``."""
+    """The factor lambda_i = w_i / w_i' by which YaRN slows each frequency, 1 .. ``factor``."""
     base = base_frequencies(dim, theta)
     factors: list[float] = (base.inv_freq / YaRN(original_length, factor)(base).inv_freq).tolist()
     return factors
 
 
 def magnitude_of(policy: str | float, factor: float, original_length: int) -> float:
-    """m: a number as it is, ``su`` as above, ``yarn`` 0.1 ln s + 1; both are 1 where s is 1."""
+    """m: the number itself, or ``su`` (the formula above), or ``yarn`` (0.1 ln s + 1).
+
+    The last two are 1 at s = 1.
+
+    Raises:
+        ValueError: an unknown name, a number that is not above 0, or ``su`` with L0 = 1.
+    """
     if not isinstance(policy, str):
         return positive("magnitude", float(policy))
     if choice("magnitude", policy, POLICIES) == "yarn" or factor == 1:
@@ -48,13 +58,17 @@ def magnitude_of(policy: str | float, factor: float, original_length: int) -> fl
 
 @register("longrope", title="LongRoPE", paper="2402.13753", family="frequencies")
 class LongRoPE(FrequencyTransform):
-    """Factors for rows of up to ``original_length`` tokens, and others for longer ones.
+    """One factor per frequency for rows of up to ``original_length`` tokens, another for longer.
 
-    Options: ``factor`` is s, how many times longer documents get; 4 unless given, and to be given
-    beside ``long_factor`` or ``short_factor``. ``magnitude`` is ``su``, ``yarn`` or m itself.
-    ``dynamic``: factors of long documents grow with their length, in a straight line from 1 at L0
-    to ``long_factor`` at s L0. ``exempt`` (n-hat): that many first tokens are rotated as by plain
-    RoPE, without m.
+    Args:
+        original_length: L0 in tokens.
+        factor: s, 4 by default. It is required beside ``long_factor`` or ``short_factor`` unless
+            ``magnitude`` is a number and ``dynamic`` is off.
+        long_factor, short_factor: lambda_i of each frequency.
+        magnitude: ``su``, ``yarn`` or m itself.
+        dynamic: whether the factors of long rows grow linearly with the length, from 1 at L0 to
+            ``long_factor`` at s L0.
+        exempt: n-hat; the first n-hat tokens are rotated by plain RoPE, without m.
     """
 
     length_dependent = True
@@ -74,8 +88,8 @@ class LongRoPE(FrequencyTransform):
         follows = dynamic or isinstance(magnitude, str)
         if factor is UNSET and (long_factor or short_factor) and follows:
             raise ValueError(
-                "factor: how many times longer than original_length the factors are for, such as "
-                "131072 / 4096; long_factor and short_factor do not say it, and m follows from it. "
+                "factor: expected the extended length divided by original_length, such as "
+                "131072 / 4096. m depends on it, and long_factor and short_factor do not give it. "
                 "Give factor, or magnitude as a number"
             )
         self.factor = factor = at_least("factor", 4.0 if factor is UNSET else factor, 1.0)
@@ -115,7 +129,7 @@ class LongRoPE(FrequencyTransform):
         )
 
     def _factors(self, frequencies: Frequencies) -> tuple[Sequence[float], Sequence[float]]:
-        """lambda of long and of short rows for a spectrum of this width."""
+        """lambda of long and of short rows, d/2 numbers each."""
         dim, theta = frequencies.dim, frequencies.theta
         long, short = self.chosen["long_factor"], self.chosen["short_factor"]
         if long is None:

@@ -1,12 +1,14 @@
-"""Multiscale RoPE: every head has its own base.
+"""Multiscale RoPE: rotates queries and keys with another base in every head.
 
     theta_h = theta_min^(1-h/(K-1)) theta_max^(h/(K-1)),  h = 0 .. K-1;   one head: sqrt(min max)
     w_hi = theta_h^(-2i/d) / max(scaling_factor, 1)
 
-RoPE (arXiv:2104.09864) with bases evenly spaced on a log scale, both ends included. From the code
-of kvnyu24/Nexus; there is no paper. K counts key heads: the query heads of a group share the base
-of their key. Pairing half, or interleaved. Learns nothing; any position; phase tables K times
-RoPE's.
+w_hi is the frequency of pair i in key head h. K counts key heads, and the query heads of a group
+have the base of their key. The method is RoPE (arXiv:2104.09864) with bases evenly spaced on a log
+scale, both ends included. It is from the code of kvnyu24/Nexus; there is no paper. The layout is
+half, as there, or interleaved.
+
+It learns nothing, needs tables K times as large as RoPE's, and works at any position.
 """
 
 import torch
@@ -20,7 +22,7 @@ from pe.encodings.rope import RoPE
 
 @register("multiscale_rope", title="Multiscale RoPE", paper="2104.09864", family="rotary")
 class MultiscaleRoPE(RoPE):
-    """Head 0 rotates by the smallest base, the last head by the largest."""
+    """Head 0 has the base ``theta_min`` and the last head ``theta_max``."""
 
     num_kv_heads: int
 
@@ -40,7 +42,7 @@ class MultiscaleRoPE(RoPE):
         super().__init__(head_dim, theta=(theta_min * theta_max) ** 0.5, layout=layout)
 
     def bases(self) -> Tensor:
-        """theta_h, (K,) float64."""
+        """The base theta_h of each key head, (K,) float64."""
         low, high = torch.tensor(self.ends, dtype=torch.float64, device="cpu").log()
         steps = max(self.num_kv_heads - 1, 1)
         share = torch.arange(self.num_kv_heads, dtype=torch.float64, device="cpu") / steps

@@ -1,23 +1,28 @@
-"""PaTH: on its way to the query, a key is reflected by every token that it passes.
+"""PaTH: reflects a key by every token between it and the query.
 
     z(i, j) = q_i^T H_i H_(i-1) ... H_(j+1) k_j / sqrt(d),     H_s = 1 - beta_s w_s w_s^T
     w_s = the layer's input, projected, with length 1;   beta_s = 2 sigmoid(u . x_s + c) in (0, 2)
 
-Yang et al. 2025 (arXiv:2505.16381). A token with beta near 0 changes nothing; near 1 it erases what
-a key has along w; near 2 it flips the sign of that part. So a position is what happened in between.
-Learned in each layer, for each key head: a projection to w, of rank 32 where there are as many key
-heads as query heads, and one to beta. The authors' layer runs a short convolution over w as well;
-here w follows from its own token, so that hidden tokens have no part in it.
+z is the logit of query i and key j, x_s the layer's input at token s, and u and c are learned. A
+token with beta near 0 leaves a key unchanged. With beta near 1 it removes the part of the key along
+w, and near 2 it flips the sign of that part.
 
-Instead of multiplying matrices, follow the query back. What is left of it along w_s, a_s, solves
+Yang et al. 2025 (arXiv:2505.16381). The authors' layer applies a short convolution to w. Here w
+depends on its own token alone, so that hidden tokens have no influence. The projection to w has
+rank 32 if there are as many key heads as query heads, and is a full matrix otherwise. Comments in
+their code advise this, but its default is rank 32 in both cases.
+
+The matrices are never multiplied. Let a_s be the component along w_s of what is left of the query
+when it reaches token s on the way back. Then
 
     a_s + sum_{r>s} a_r beta_r (w_r . w_s) = q_i . w_s,     s = i, i-1, ..
 
-and z(i, j) = (q_i . k_j - sum_{s>j} a_s beta_s (w_s . k_j)) / sqrt(d): a triangular system for each
-query. The second term is the bias here.
+and z(i, j) = (q_i . k_j - sum_{s>j} a_s beta_s (w_s . k_j)) / sqrt(d). This is a triangular system
+per query, and the second term is the bias here.
 
-A float32 reference: T^2 numbers per head and T^3 / 2 multiplications, meant for up to 4,096 tokens.
-Any position.
+PaTH learns a projection to w and one to beta per key head and layer. It is a float32 reference with
+T^2 numbers and T^3 / 2 multiplications per head, meant for up to 4,096 tokens. The formula works at
+any position.
 """
 
 import math
@@ -33,17 +38,21 @@ from pe.encodings.core.query_rows import by_query_rows
 from pe.encodings.core.registry import register
 
 HELD = 8
-"""About how many numbers a block holds for each head, query and key."""
+"""Approximate count of numbers that a block holds per head, query and key."""
 AUTHORS_RANK = 32
 EPS = 1e-6
-"""Under the root of the length of w, as in the authors' code."""
+"""Added to the squared length of w, as in the authors' code."""
 
 
 @register("path", title="PaTH", paper="2505.16381", family="bias")
 class PaTH(Encoding):
     """Position encoding by accumulated Householder-like transformations.
 
-    Options: ``rank`` of the projection to w; 0: not factored; unless given, as the authors have it.
+    Args:
+        hidden_size: width of the layer's input.
+        rank: of the projection to w; 0 is a full matrix. By default 32 if num_kv_heads is
+            num_heads, otherwise 0.
+        std: standard deviation of the initial weights.
     """
 
     content_dependent = True
@@ -65,7 +74,7 @@ class PaTH(Encoding):
         if rank is None:
             rank = AUTHORS_RANK if num_kv_heads == num_heads else 0
         rank, self.std = at_least("rank", rank, 0), at_least("std", std, 0.0)
-        # Bare parameters: transformers draws every nn.Linear it finds by another rule.
+        # Not nn.Linear, because transformers initialises every nn.Linear by its own rule.
         self.down = nn.Parameter(torch.empty(rank, hidden_size)) if rank else None
         self.up = nn.Parameter(torch.empty(num_kv_heads * head_dim, rank or hidden_size))
         self.gate = nn.Parameter(torch.empty(num_kv_heads, hidden_size))
@@ -80,7 +89,7 @@ class PaTH(Encoding):
         self.gate_bias.zero_()
 
     def key_state(self, x: Tensor) -> Tensor:
-        """w and beta of each token and head, (B, H, T, D + 1)."""
+        """w and beta of each token and head: (B, T, hidden) -> (B, H, T, D + 1)."""
         with torch.autocast(x.device.type, enabled=False):
             x = at_least_float32(x)
             factors = [] if self.down is None else [self.down]
@@ -102,11 +111,11 @@ class PaTH(Encoding):
         state: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """(B, H, Tq, Tk), float32; float64 where the queries are."""
+        """The bias, (B, H, Tq, Tk); float64 if the queries are, otherwise float32."""
         self.refuse_misfit(q, k, q_positions)
         if state is None:
             raise ValueError(
-                "path takes its reflections from the layer's input: pass layer_input to "
+                "path computes its reflections from the layer's input: pass layer_input to "
                 "pe.attend, or state=key_state(x) to bias"
             )
         batch, heads, length, width = q.shape
@@ -121,9 +130,9 @@ class PaTH(Encoding):
             met = (ways @ ways.mT).tril(-1)  # w_r . w_s where r > s
             rest = queries[:, :, start:stop] @ ways.mT
             seen = rest.new_ones(rest.shape[-2:], dtype=torch.bool).tril(before + start)
-            if mask is None:  # one system for all queries, each of which begins at its own token
+            if mask is None:  # all queries share one matrix
                 left = solve(gates.mT * met, rest * seen)
-            else:  # a query's own: what it does not see reflects nothing
+            else:  # a matrix per query, as keys that it does not see do not reflect
                 gates = gates * (seen & mask[..., start:stop, :end])
                 left = solve(gates[..., None] * met[:, :, None], rest[..., None, :]).squeeze(-2)
             return -(left * gates) @ (ways @ keys[:, :, :end].mT).tril(-1) / math.sqrt(width)
@@ -136,8 +145,10 @@ class PaTH(Encoding):
 
 
 def solve(below: Tensor, right: Tensor) -> Tensor:
-    """x (..., n, T) with x (1 + ``below``) = ``right``, where ``below`` (..., T, T) is strictly
-    lower triangular."""
+    """Solve x (1 + ``below``) = ``right`` for x, (..., n, T).
+
+    ``below``, (..., T, T), is strictly lower triangular.
+    """
     x: Tensor = torch.linalg.solve_triangular(
         below, right, upper=False, left=False, unitriangular=True
     )

@@ -1,9 +1,10 @@
-"""Position interpolation: slow all of RoPE's rotations by the same factor.
+"""Position interpolation: divides all of RoPE's frequencies by the same factor.
 
     w_i <- w_i / s            which is RoPE at the positions p / s
 
-Chen, Wong, Chen, Tian 2023 (arXiv:2306.15595). Learns nothing; no cost at run time. Neighbouring
-tokens come s times closer in every pair. s = 1 is RoPE.
+w_i is the frequency of pair i, p a position and s the factor. Chen, Wong, Chen, Tian 2023
+(arXiv:2306.15595). PI learns nothing, costs nothing at run time, and works at any position.
+Neighbouring tokens differ by an angle s times smaller in every pair. s = 1 is RoPE.
 """
 
 from torch import Tensor
@@ -15,7 +16,7 @@ from pe.encodings.core.registry import register
 
 @register("pi", title="PI", paper="2306.15595", family="frequencies")
 class PI(FrequencyTransform):
-    """Every frequency divided by ``factor``."""
+    """Divides every frequency by ``factor``, s."""
 
     def __init__(self, factor: float = 4.0) -> None:
         super().__init__()

@@ -1,14 +1,17 @@
-"""PoPE: content sets how long a channel's vector is, position alone where it points.
+"""PoPE: takes a channel's magnitude from the content and its angle from the position alone.
 
     logit(t, s) = sum_c softplus(q_tc) softplus(k_sc) cos((s - t) w_c + delta_c) / sqrt(d)
     w_c = theta^(-c/d),  c = 0 .. d-1,     delta_c in [-2 pi, 0] learned
 
-Gopalakrishnan et al. 2025 (arXiv:2509.10534). One frequency per channel; RoPE has one per pair.
-Learns d phases for each key head. Queries and keys become 2d wide (values do not); the scale stays
-1/sqrt(d) of the original head. Any position.
+t and s are the positions of query and key, w_c and delta_c the frequency and phase of channel c,
+and theta is the base. PoPE has one frequency per channel, RoPE one per pair of channels.
 
-delta starts at 0, on its bound. A plain clamp would give an entry that steps over the bound no
-gradient ever again; here a gradient that points back inside always passes.
+Gopalakrishnan et al. 2025 (arXiv:2509.10534). delta begins at 0, on its bound. With a plain clamp,
+an entry that steps over the bound never gets a gradient again. Here a gradient that points back
+inside always passes.
+
+PoPE learns d phases per key head and layer. Queries and keys become 2d wide and values do not; the
+logits are still divided by sqrt(d), with d the original width of a head. It works at any position.
 """
 
 import math
@@ -27,7 +30,13 @@ from pe.encodings.core.rotation import polar, polar_form, shifted, takes_operato
 
 @register("pope", title="PoPE", paper="2509.10534", family="rotary")
 class PoPE(Encoding):
-    """Polar coordinate position embedding; one set of phases for each key head and layer."""
+    """Polar coordinate position embedding, with phases per key head and layer.
+
+    Args:
+        theta: the base.
+        rotary_fraction: share of the channels that PoPE acts on; the others are left unchanged.
+        delta_init: initial phases, ``zero`` or ``uniform`` in [-2 pi, 0].
+    """
 
     rotates = True
     inv_freq: Tensor
@@ -46,7 +55,7 @@ class PoPE(Encoding):
         self.theta = positive("theta", theta)
         self.polar_dim = rotary_width(head_dim, rotary_fraction, even=False)
         self.delta_init = choice("delta_init", delta_init, ("zero", "uniform"))
-        # Held per key head, so that rotated keys can be cached under grouped queries.
+        # Per key head, so that rotated keys can be cached with grouped queries.
         self.delta = nn.Parameter(torch.zeros(num_kv_heads, self.polar_dim))
         self.register_exact_buffers()
         self.reset_parameters()
@@ -71,8 +80,8 @@ class PoPE(Encoding):
         if k_positions is not q_positions:
             k_tables = phase_tables(k_positions, self.inv_freq, k.dtype)
         bounded = clamped(self.delta.double(), -2 * math.pi, 0.0)
-        once = bounded.new_ones(1, dtype=torch.long)  # one step of delta: opaque to a compiler too
-        shift = cos_sin(once, bounded, q_tables[0].dtype)  # two of (K, 1, d)
+        once = bounded.new_ones(1, dtype=torch.long)  # position 1, so that the phase is delta
+        shift = cos_sin(once, bounded, q_tables[0].dtype)  # cosine and sine, (K, 1, d) each
         delta = [t[:, 0] for t in shift]
         if q.shape[-1] == self.polar_dim and takes_operator(q, *q_tables):
             return polar(q, *q_tables, []), polar(k, *k_tables, delta)

@@ -1,13 +1,16 @@
-"""Randomized positions: in each forward pass, tokens get random positions in the right order.
+"""Randomized positions: gives the tokens random increasing positions in each forward pass.
 
     p_0 < p_1 < ... < p_n-1     n integers drawn without replacement from 0 .. N-1, then sorted
 
-and token i is treated as if it were at p_i, by whatever encodes positions beside this:
-``rope+randomized``, ``alibi+randomized``, ``sinusoidal+randomized``. Named alone it brings RoPE.
-Ruoss et al. 2023 (arXiv:2305.16843). One draw serves all rows of a batch; each layer draws again,
-the embeddings once; in evaluation too, as in the authors' code. Learns nothing; at most N tokens.
+The other encodings of the sum see token i of n at position p_i: ``rope+randomized``,
+``alibi+randomized``, ``sinusoidal+randomized``. Alone it means ``rope+randomized``.
 
-Drawn from torch's global generator, so that a seed and a checkpoint fix what is drawn.
+Ruoss et al. 2023 (arXiv:2305.16843). As in the authors' code, one draw serves all rows of a batch,
+each layer draws again, the embeddings draw once, and evaluation draws too. Their randomized ALiBi
+differs: it draws distances instead of positions.
+
+It learns nothing and works for up to N tokens. The draws come from torch's global generator, so a
+seed and a checkpoint determine them.
 """
 
 import torch
@@ -20,7 +23,15 @@ from pe.encodings.core.registry import register
 
 @register("randomized", title="Randomized", paper="2305.16843", family="positions")
 class Randomized(Encoding):
-    """Random increasing positions below ``max_position``, N; None: 16 times the training length."""
+    """Random increasing positions below ``max_position``.
+
+    Args:
+        original_length: training length in tokens.
+        max_position: N; by default 16 times the training length.
+
+    Raises:
+        ValueError: neither is given, or N is less than the training length.
+    """
 
     relative = False
     random = True
@@ -45,15 +56,16 @@ class Randomized(Encoding):
         if not k_positions.numel():
             return Prepared(q_positions, k_positions)
         self.refuse_too_far(k_positions)
-        # Of N shuffled positions the first n are a draw without replacement. All shapes are those
-        # of N, so nothing waits for a GPU to tell n, and one graph serves every length.
+        # The positions whose entry of a random permutation is below n are a draw without
+        # replacement. All shapes depend on N alone, so the CPU never waits for a GPU to report n,
+        # and one compiled graph serves every length.
         shuffled = torch.randperm(self.max_position, device=k_positions.device)
-        drawn = (shuffled < k_positions.max() + 1).cumsum(0)  # drawn positions up to and with each
+        drawn = (shuffled < k_positions.max() + 1).cumsum(0)  # drawn positions up to each
 
         def moved_to(positions: Tensor) -> Tensor:
-            """The position with as many drawn ones before it as there are tokens before."""
+            """Token numbers -> drawn positions: number i gets the drawn position of rank i."""
             return torch.searchsorted(drawn, positions.long().contiguous() + 1)
 
         moved = moved_to(k_positions)
-        # One tensor for both where it was one: RoPE then makes one pair of tables.
+        # Keep one tensor for both if it was one, so that RoPE computes one pair of tables.
         return Prepared(moved if q_positions is k_positions else moved_to(q_positions), moved)

@@ -1,17 +1,20 @@
-"""Relative logits from content: each token says how much it looks back by 1, 2, 3 ... tokens.
+"""Relative logits from content: adds a function of the distance, which each query chooses.
 
     b_h(i, j) = r_hi . p_(i-j),     r_hi = W_h x_i,     0 from a distance of D on
 
-x is the layer's input, p a vector for each of D distances, which the heads of a layer share. A
-query mixes d_rel learned profiles of the distance, by weights that its content gives. That logits
-meet vectors of the distance is Shaw et al. 2018 (arXiv:1803.02155) and Transformer-XL (Dai et al.
-2019, arXiv:1901.02860). 16 numbers per token and head from a projection of their own, D = 1,024
-and nothing else for order are Inkling's, as in transformers' code of it. Its norm of queries and
-keys, its scale 1/d and its temperature belong to its layers and are not part of this.
+b_h is added to the logit of query i and key j in head h. x_i is the layer's input, r_hi holds d_rel
+numbers, and p_n is a learned vector for each of D distances, shared by the heads. The query thus
+mixes d_rel learned profiles of the distance.
 
-Any position, but there is no order beyond D; D is the training length where that is less, since no
-later distance would be trained. Learns 16 (H d_model + D) numbers in each layer. No kernel knows
-this bias: it is a matrix, and a large one is made a block of rows at a time.
+Products of content with vectors of the distance are from Shaw et al. 2018 (arXiv:1803.02155) and
+Transformer-XL (Dai et al. 2019, arXiv:1901.02860). The projection W with d_rel = 16, D = 1,024 and
+the absence of any other encoding are Inkling's, as in transformers' code. Its norm of queries and
+keys, its scale 1/d and its temperature belong to its layers and are not part of this encoding. D is
+the training length if that is less, because larger distances would not be trained.
+
+It learns d_rel (H hidden_size + D) numbers per layer with H heads. No kernel computes this bias; a
+large matrix is computed in blocks of query rows. It works at any position, but gives no order
+beyond D.
 """
 
 import torch
@@ -28,9 +31,14 @@ REACH = 1024
 
 @register("relative_content", title="Relative content", paper="1901.02860", family="bias")
 class RelativeContent(Encoding):
-    """Content-dependent relative logits, as Inkling has them in place of a rotation.
+    """Content-dependent relative logits, which replace a rotation in Inkling.
 
-    Options: ``d_rel``, numbers per token and head; ``reach``, D; ``std`` of the initial weights.
+    Args:
+        hidden_size: width of the layer's input.
+        original_length: training length in tokens.
+        d_rel: numbers per token and head.
+        reach: D; by default the smaller of 1,024 and ``original_length``.
+        std: standard deviation of the initial weights.
     """
 
     per_layer = True
@@ -51,7 +59,7 @@ class RelativeContent(Encoding):
         self.reach = at_least("reach", reach, 1)
         self.state_size = at_least("d_rel", d_rel, 1)  # type: ignore[misc]
         self.std = at_least("std", std, 0.0)
-        # Bare parameters: transformers draws every nn.Linear it finds by another rule.
+        # Not nn.Linear, because transformers initialises every nn.Linear by its own rule.
         self.weight = nn.Parameter(torch.empty(num_heads * d_rel, hidden_size))
         self.profiles = nn.Parameter(torch.empty(d_rel, self.reach))
         self.reset_parameters()
@@ -62,7 +70,7 @@ class RelativeContent(Encoding):
             parameter.normal_(0.0, self.std, generator=generator)
 
     def key_state(self, x: Tensor) -> Tensor:
-        """r of each token and head, (B, H, T, d_rel)."""
+        """r of each token and head: (B, T, hidden) -> (B, H, T, d_rel)."""
         with torch.autocast(x.device.type, enabled=False):
             x = at_least_float32(x)
             mixed: Tensor = linear(x, self.weight.to(x.dtype)).unflatten(-1, (-1, self.state_size))
@@ -76,11 +84,11 @@ class RelativeContent(Encoding):
         k_positions: Tensor,
         state: Tensor | None = None,
     ) -> Tensor:
-        """(B, H, Tq, Tk), float32; float64 where the state is."""
+        """b, (B, H, Tq, Tk); float64 if the state is, otherwise float32."""
         self.refuse_misfit(q, k, q_positions)
         if state is None:
             raise ValueError(
-                "relative_content takes its weights from the layer's input: pass layer_input to "
+                "relative_content computes its weights from the layer's input: pass layer_input to "
                 "pe.attend, or state=key_state(x) to bias"
             )
         mixed = state[..., state.shape[-2] - q.shape[-2] :, :]

@@ -1,14 +1,18 @@
-"""RoPE: rotate each pair of channels by position times its frequency.
+"""RoPE: rotates each pair of channels of queries and keys by an angle proportional to the position.
 
     (x_a, x_b) -> (x_a cos p w_i - x_b sin p w_i,  x_b cos p w_i + x_a sin p w_i)
-    w_i = theta^(-2i/d)
+    w_i = theta^(-2i/d),   i = 0 .. d/2-1
 
-so that logits depend on positions through their difference only.
-Su et al. 2021 (arXiv:2104.09864). Learns nothing; any position; two multiply-adds a channel.
+(x_a, x_b) is pair i of a query or key with d channels, p its position, w_i the frequency of the
+pair and theta the base. The logits depend on the positions through their difference only.
 
-Pairing: ``half`` pairs channel i with i + d/2 (Llama, GPT-NeoX), ``interleaved`` pairs 2i with
-2i + 1 (RoFormer, GPT-J). The two give the same model up to a permutation of the rows of the query
-and key projections, and a wrong one with the same weights, silently.
+Su et al. 2021 (arXiv:2104.09864). Layout ``half`` pairs channel i with i + d/2 (Llama, GPT-NeoX),
+and ``interleaved`` pairs 2i with 2i + 1 (RoFormer, GPT-J). The two give the same model up to a
+permutation of the rows of the query and key projections. Trained weights give wrong results under
+the other layout, without any error.
+
+RoPE learns nothing, costs four multiplications and two additions per pair of channels, and works at
+any position.
 """
 
 from collections.abc import Sequence
@@ -37,7 +41,18 @@ RAISED_BASE = Variant("abf", "Larger base (ABF)", "2309.16039", with_raised_base
 
 @register("rope", title="RoPE", paper="2104.09864", family="rotary", extends=[RAISED_BASE])
 class RoPE(Encoding):
-    """Rotary position embedding, with the frequency transforms that follow it in order."""
+    """Rotary position embedding.
+
+    Args:
+        head_dim: width of a head.
+        theta: the base.
+        layout: ``half`` or ``interleaved``.
+        rotary_fraction: share of the channels that rotate, the first ones of each head.
+        transforms: changes of the frequencies, such as YaRN; those that stretch come first.
+
+    Raises:
+        ValueError: an option is out of range, or the channels do not form pairs.
+    """
 
     rotates = True
     inv_freq: Tensor
@@ -57,7 +72,7 @@ class RoPE(Encoding):
         self.rotary_dim = rotary_width(head_dim, rotary_fraction)
         self.transforms = nn.ModuleList(sorted(transforms, key=lambda t: not t.stretches))
         self.length_dependent = any(t.length_dependent for t in transforms)
-        # Shifted positions are a longer sequence.
+        # Shifting the positions makes the sequence longer.
         self.relative = type(self).relative and not self.length_dependent
         self.max_positions, self.limited_by = tightest(transforms)
         for transform in transforms:
@@ -65,10 +80,10 @@ class RoPE(Encoding):
         self.register_exact_buffers()
 
     def frequencies(self, length: Tensor | None = None) -> Frequencies:
-        """The spectrum after all transforms, float64, on the device of ``length`` (or the CPU).
+        """The frequencies after all transforms, float64, on the device of ``length`` or the CPU.
 
-        ``length``: tokens in each row, () or (B, 1), or in the document of each token, (B, T, 1);
-        only length-dependent transforms look at it.
+        ``length`` is the number of tokens in each row, () or (B, 1), or in the document of each
+        token, (B, T, 1). Only length-dependent transforms use it.
         """
         base = base_frequencies(self.rotary_dim, self.theta)
         if length is not None:
@@ -78,7 +93,7 @@ class RoPE(Encoding):
         return self.select_frequencies(base)
 
     def select_frequencies(self, spectrum: Frequencies) -> Frequencies:
-        """The frequencies that rotate; where some do not, a subclass leaves them out."""
+        """The frequencies that rotate; a subclass may remove some or set them to 0."""
         return spectrum
 
     def exact_buffers(self) -> dict[str, Tensor]:
@@ -90,9 +105,10 @@ class RoPE(Encoding):
         return buffers if spectrum.period is None else buffers | {"period": spectrum.period}
 
     def spectrum(self, positions: Tensor, lengths: Tensor | None = None) -> Frequencies:
-        """The spectrum of tokens at these positions, (T,) or (B, T).
+        """The frequencies for tokens at these positions, (T,) or (B, T).
 
-        ``lengths``, (1 or B, T): of the document of each token; None: a row is one document.
+        ``lengths``, (1 or B, T), is the length of each token's document. None means that each row
+        is one document.
         """
         if self.length_dependent and lengths is not None:
             return self.frequencies(lengths[..., None])
@@ -116,7 +132,7 @@ class RoPE(Encoding):
         k_tables = self._tables(k_positions, spectrum, dtype)
         if of_q is not None:
             q_tables = self._tables(q_positions, self.spectrum(q_positions, of_q), dtype)
-        else:  # in training both are the same tensor, and one pair of tables serves both
+        else:  # in training both are one tensor, which needs one pair of tables
             same = q_positions is k_positions
             q_tables = k_tables if same else self._tables(q_positions, spectrum, dtype)
         return Prepared(q_positions, k_positions, (q_tables, k_tables))
@@ -135,7 +151,7 @@ class RoPE(Encoding):
     def _tables(
         self, positions: Tensor, spectrum: Frequencies, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """cos and sin, (1 or B, 1, T, d/2); a subclass may have K for 1, each key head's own."""
+        """cos and sin, (1 or B, 1, T, d/2); a subclass may return one per key head, K for 1."""
         where = positions if spectrum.warp is None else spectrum.warp[positions]
         cos, sin = phase_tables(where, spectrum.inv_freq, dtype, spectrum.period)
         m = spectrum.magnitude
@@ -154,7 +170,7 @@ class RoPE(Encoding):
 
     def _rotate(self, x: Tensor, tables: Any) -> Tensor:
         cos, sin = tables
-        if cos.shape[1] not in (1, x.shape[1]):  # the queries of a group rotate as their key does
+        if cos.shape[1] not in (1, x.shape[1]):  # query heads share the tables of their key head
             cos, sin = (t.repeat_interleave(x.shape[1] // t.shape[1], dim=1) for t in tables)
         half = self.layout == "half"
         if takes_operator(x, cos, sin):

@@ -1,11 +1,15 @@
-"""Sandwich: the inner product of two sinusoidal encodings as a bias on their distance.
+"""Sandwich: adds the inner product of two sinusoidal encodings to the logits as a bias.
 
     b_h(i, j) = (sum_r cos((i - j) w_r) - W/2) H / (8h),    w_r = 10000^(-2r/W),  r = 1 .. W/2
 
-Chi, Fan, Rudnicky, Ramadge 2022 (arXiv:2212.10356). The width W is free of the model's. Falls about
-like a logarithm, with ripples; heads h = 1 .. H differ by a factor, the first falls fastest. Learns
-nothing. Any position. ``centred=False`` is the plain inner product: r = 0 .. W/2 - 1 and nothing
-subtracted.
+b_h is added to the logit of query i and key j in head h = 1 .. H. W is the width of the sinusoidal
+encodings, which is independent of the model's. The bias falls roughly like a logarithm of the
+distance, with ripples, and fastest in the first head.
+
+Chi, Fan, Rudnicky, Ramadge 2022 (arXiv:2212.10356). ``centred=False`` is the plain inner product,
+with r = 0 .. W/2 - 1 and nothing subtracted.
+
+Sandwich learns nothing, costs W/2 cosines per distance, and works at any position.
 """
 
 import torch
@@ -18,7 +22,12 @@ from pe.encodings.core.registry import register
 
 @register("sandwich", title="Sandwich", paper="2212.10356", family="bias")
 class Sandwich(DistanceBias):
-    """Sinusoids times sinusoids."""
+    """The inner product of sinusoidal encodings as a bias of the distance.
+
+    Args:
+        width: W, an even number.
+        centred: whether the sum begins at r = 1 and W/2 is subtracted.
+    """
 
     num_heads: int
     inv_freq: Tensor
@@ -27,7 +36,9 @@ class Sandwich(DistanceBias):
     def __init__(self, num_heads: int, width: int = 128, centred: bool = True) -> None:
         super().__init__()
         if at_least("width", width, 2) % 2:
-            raise ValueError(f"width: a cosine for each pair of channels, so even; got {width!r}")
+            raise ValueError(
+                f"width: expected an even number, one cosine per two channels; got {width!r}"
+            )
         self.num_heads, self.width, self.centred = num_heads, width, centred
         self.register_exact_buffers()
 
@@ -43,6 +54,6 @@ class Sandwich(DistanceBias):
         total = torch.full_like(
             distance, -self.width / 2 if self.centred else 0, dtype=torch.float64
         )
-        for frequency in self.inv_freq:  # one at a time: together they would need W/2 matrices
+        for frequency in self.inv_freq:  # one at a time, because together they need W/2 matrices
             total = total + (distance * frequency).cos()
         return self.head_scale.view(-1, *[1] * distance.dim()) * total

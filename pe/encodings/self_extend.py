@@ -1,23 +1,23 @@
-"""Self-Extend: near keys at their own distance, far keys counted in groups.
+"""Self-Extend: rotates near keys as RoPE does and far keys by positions counted in groups.
 
     z(i, j) = q_i^T R(D(i, j)) k_j / sqrt(d)
     D(i, j) = i - j                                              if i - j < w
               floor(i / G) - floor(j / G) + w - floor(w / G)     otherwise
 
-R turns as RoPE does (arXiv:2104.09864). w is the neighbour window and G the size of a group.
-Jin et al. 2024 (arXiv:2401.01325). Learns nothing: it is put on a trained rotary model. A model
-that was trained on L tokens reads up to (L - w + floor(w / G)) G of them without a distance that
-training did not have.
+z is the logit of query i and key j, R(n) the rotation of RoPE (arXiv:2104.09864) by n positions, w
+the neighbour window and G the size of a group.
 
-Of the authors' two published forms this is the first, with floor(w / G); the second has w / G,
-which is the same where G divides w. Groups begin at position 0, so logits of far keys depend on
-both positions and not on their difference alone.
+Jin et al. 2024 (arXiv:2401.01325). The authors published two forms. This is the first, with
+floor(w / G). The second has w / G, which is the same if G divides w. Groups begin at position 0, so
+the logits of far keys depend on both positions and not on their difference alone.
 
-RoPE turns queries and keys; the bias here is the difference between the grouped logit and RoPE's, 0
-in the window. So nothing may scale the logits in between. It is a matrix, and a large one is made a
-block of rows at a time. Without a gradient kernels need no bias: they attend to near keys with RoPE
-and to far keys in groups, and the two are joined (`pe.attention.near_far`). Keys are cached
-unrotated, once.
+Self-Extend learns nothing and is applied to a trained rotary model. A model trained on L tokens
+reads up to (L - w + floor(w / G)) G tokens without a distance that training did not have.
+
+Queries and keys are rotated by RoPE, and the bias is the grouped logit minus RoPE's, 0 inside the
+window. Nothing may therefore scale the logits in between. A large bias is computed in blocks of
+query rows. Kernels without gradients need no bias: `pe.attention.near_far` attends to near and far
+keys separately and joins the results. Keys are cached once, before rotation.
 """
 
 import itertools
@@ -36,27 +36,27 @@ from pe.encodings.core.registry import register
 from pe.encodings.rope import RoPE
 
 HELD = 3
-"""About how many numbers a block holds for each head, query and key."""
+"""Approximate count of numbers that a block holds per head, query and key."""
 SHARE = 4
-"""The window is the training length over this unless given, rounded down to whole groups: 1,024 of
-4,096 tokens is what the authors take for Llama 2."""
+"""The default window is the training length divided by this, rounded down to whole groups. The
+authors use 1,024 of 4,096 tokens for Llama 2."""
 
 
 def window_of(original_length: int, group_size: int) -> int:
-    """w where it is not given."""
+    """The default w in tokens."""
     share = max(1, original_length // SHARE)
     return share // group_size * group_size or share
 
 
 def longest_text(original_length: int, neighbor_window: int, group_size: int) -> int:
-    """The most tokens without a distance of ``original_length`` or more."""
+    """The largest number of tokens whose distances all are below ``original_length``."""
     return (original_length - neighbor_window + neighbor_window // group_size) * group_size
 
 
 def smallest_group(
     original_length: int, tokens: float, neighbor_window: int | None = None
 ) -> tuple[int, int]:
-    """The smallest G with which a text of ``tokens`` has no new distance, and its w."""
+    """The smallest G, and its w, for which ``tokens`` tokens have no distance new to the model."""
     for group_size in itertools.count(1):
         window = neighbor_window or window_of(original_length, group_size)
         if longest_text(original_length, window, group_size) >= tokens:
@@ -73,11 +73,15 @@ ZERO_SHOT = Variant(
     "self_extend", title="Self-Extend", paper="2401.01325", family="positions", extends=[ZERO_SHOT]
 )
 class SelfExtend(RoPE):
-    """RoPE whose far keys are counted in groups.
+    """RoPE whose far keys have positions counted in groups.
 
-    Options: ``group_size`` is G, or ``factor``, from which the smallest G follows that covers so
-    many times ``original_length``; 4 where neither is given. ``neighbor_window`` is w, a quarter of
-    ``original_length`` in whole groups unless given. The others are RoPE's.
+    Args:
+        original_length: L in tokens.
+        factor: 4 by default; G is the smallest that covers ``factor`` times L tokens.
+        group_size: G, instead of ``factor``.
+        neighbor_window: w in tokens; by default a quarter of L in whole groups.
+
+    The other options are RoPE's.
     """
 
     relative = False
@@ -118,7 +122,7 @@ class SelfExtend(RoPE):
             self.group_size, self.neighbor_window = smallest_group(length, factor * length, window)
         elif factor is not UNSET:
             raise ValueError(
-                f"factor {factor:g} and group_size {group_size} are two ways to say the same; "
+                f"factor {factor:g} and group_size {group_size} both set the size of a group; "
                 "leave one out"
             )
         else:
@@ -126,14 +130,14 @@ class SelfExtend(RoPE):
             self.neighbor_window = window or window_of(length, group_size)
 
     def grouped(self, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions whose difference is the distance of far keys."""
+        """Positions of queries and keys whose difference is D(i, j) of far keys."""
         window, size = self.neighbor_window, self.group_size
         return q_positions // size + window - window // size, k_positions // size
 
     def far(
         self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Queries and keys whose products are the logits at distances of w and more."""
+        """Rotated queries and keys whose products are the logits of far keys."""
         return self.rotate(q, k, *self.grouped(q_positions, k_positions))
 
     def bias(
@@ -144,7 +148,7 @@ class SelfExtend(RoPE):
         k_positions: Tensor,
         state: Tensor | None = None,
     ) -> Tensor:
-        """(B, H, Tq, Tk), float32; float64 where the queries are."""
+        """The bias, (B, H, Tq, Tk); float64 if the queries are, otherwise float32."""
         self.refuse_misfit(q, k, q_positions, k_positions)
         batch, heads, length, width = q.shape
         known = k.shape[-2]
@@ -153,7 +157,7 @@ class SelfExtend(RoPE):
             q, k = q.to(wide) / math.sqrt(width), k.to(wide)
             near_q, near_k = self.rotate(q, k, q_positions, k_positions)
             far_q, far_k = self.far(q, k, q_positions, k_positions)
-            # One product of twice the width: the grouped logit less RoPE's.
+            # One product of twice the width is the grouped logit minus RoPE's.
             queries: Tensor = torch.cat((far_q, -near_q), -1).unflatten(1, (k.shape[1], -1))
             keys = torch.cat((far_k, near_k), -1)[:, :, None].transpose(-1, -2)
 

@@ -1,11 +1,13 @@
-"""Sine only: one sine per column, each with its own frequency.
+"""Sine only: adds sines of the position to the token embeddings.
 
     P(p)_j = sin p w_j,      w_j = theta^(-j/d),   j = 0 .. d-1
 
-From the experiments of h3nock/pe-explorer, which published no results for it. Not the sinusoidal
-encoding without its cosines: that has d/2 frequencies, this one d, twice as dense. Tokens are
-multiplied by sqrt(d) first, as Vaswani et al. 2017 do (arXiv:1706.03762). Learns nothing; any
-position. Position 0 is the zero vector.
+P(p) is the vector of position p, w_j the frequency of column j, theta the base and d the width of
+the embeddings. It has d frequencies, twice as many as the sinusoidal encoding. Position 0 is the
+zero vector. It is from the code of h3nock/pe-explorer, which has no published results. Tokens are
+multiplied by sqrt(d) first, as in Vaswani et al. 2017 (arXiv:1706.03762).
+
+It learns nothing, costs one addition per number of an embedding, and works at any position.
 """
 
 import torch
@@ -19,7 +21,7 @@ from pe.encodings.core.registry import register
 
 @register("sinonly", title="Sine only", paper="1706.03762", family="embeddings")
 class SinOnly(Additive):
-    """Sines of d frequencies."""
+    """Sines of d frequencies; ``theta`` is the base."""
 
     frequencies: Tensor
 

@@ -1,14 +1,17 @@
-"""Sinusoidal: sines and cosines of the position, added to the token embeddings.
+"""Sinusoidal: adds sines and cosines of the position to the token embeddings.
 
     P(p)_2r = sin p w_r,   P(p)_2r+1 = cos p w_r,      w_r = theta^(-2r/d),   r = 0 .. d/2-1
 
-Vaswani et al. 2017 (arXiv:1706.03762), section 3.5. Tokens are multiplied by sqrt(d) first. Learns
-nothing; any position; one addition an embedding.
+P(p) is the vector of position p, w_r a frequency, theta the base and d the width of the embeddings.
+Vaswani et al. 2017 (arXiv:1706.03762), section 3.5. Tokens are multiplied by sqrt(d) first.
 
-The authors' own code, tensor2tensor, differs twice: it puts all sines before all cosines (layout
+The authors' code, tensor2tensor, differs in two ways. It puts all sines before all cosines (layout
 ``concat``), and its frequencies are theta^(-r/(d/2-1)) (grid ``tensor2tensor``), so that the last
-is 1/theta exactly. x-transformers multiplies the table by a learned number that starts at
-1/sqrt(d) instead of scaling the tokens (``learned_scale``, with ``scale_embeddings`` off).
+is exactly 1/theta. x-transformers multiplies P by a learned number that begins at 1/sqrt(d) and
+does not scale the tokens (``learned_scale=True``, ``scale_embeddings=False``).
+
+The encoding learns nothing, costs one addition per number of an embedding, and works at any
+position.
 """
 
 import torch
@@ -26,7 +29,7 @@ GRIDS = ("paper", "tensor2tensor")
 
 @register("sinusoidal", title="Sinusoidal", paper="1706.03762", family="embeddings")
 class Sinusoidal(Additive):
-    """The Transformer's own encoding. An odd width leaves the last column 0."""
+    """The encoding of the original Transformer. With an odd width the last column is 0."""
 
     frequencies: Tensor
 

@@ -1,13 +1,15 @@
-"""SSMax: logits grow with the logarithm of how many keys there are to choose from.
+"""SSMax: multiplies the logits by a learned multiple of the logarithm of the number of keys.
 
     softmax_j(s ln(n) z_j),   z = q k / sqrt(d),   n = keys that the query sees = position + 1
 
-Nakanishi 2025 (arXiv:2501.19399). s is learned for each query head and layer, and with
-``with_bias`` a b for s ln(n) + b. A token that stands out by 1/s weighs n times as much as another,
-so it keeps its weight however many others there are. Alone it is NoPE: the order of keys is not
-seen. One multiplication per query channel; any position.
+s is a learned number. A key whose logit is larger by 1/s than another gets n times its weight, and
+so keeps its weight as n grows. Alone SSMax is NoPE: it does not see the order of keys.
 
-s starts where s ln(n) is 1 on average over a training sequence of L0 tokens: as plain softmax.
+Nakanishi 2025 (arXiv:2501.19399). s begins where the mean of s ln(n) over a training sequence of L0
+tokens is 1, as in plain softmax. ``with_bias`` learns s ln(n) + b.
+
+SSMax learns one number per query head and layer, two with the bias. It costs one multiplication per
+query channel and works at any position.
 """
 
 import math
@@ -23,7 +25,13 @@ from pe.encodings.core.registry import register
 
 @register("ssmax", title="SSMax", paper="2501.19399", family="scale")
 class SSMax(Encoding):
-    """Scalable softmax; add it to an encoding, as in ``rope+ssmax``."""
+    """Scalable softmax, added to an encoding as in ``rope+ssmax``.
+
+    Args:
+        original_length: L0 in tokens.
+        s_init: the initial s; by default the mean of s ln(n) is 1.
+        with_bias: whether b is learned.
+    """
 
     relative = False
     per_layer = True
@@ -51,7 +59,7 @@ class SSMax(Encoding):
             self.b.zero_()
 
     def logit_scale(self, q_positions: Tensor) -> Tensor:
-        """(B, H, Tq), or (H, Tq)."""
+        """s ln(n) + b, (B, H, Tq) or (H, Tq)."""
         s = at_least_float32(self.s)
         log_n = (q_positions + 1).to(torch.float64).log().to(s.dtype)
         scale = s[:, None] * log_n[..., None, :]

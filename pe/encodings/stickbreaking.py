@@ -1,22 +1,24 @@
-"""Stick-breaking: from the query backwards, each key breaks its share off what is left of a stick.
+"""Stick-breaking: weighs keys from the query backwards, each by a share of what nearer keys left.
 
     A(i, j) = sigmoid(z_ij) prod_{j<l<i} (1 - sigmoid(z_il)),      z = q k / sqrt(d),  j < i
 
-Tan, Shen, Yang, Courville, Panda 2024 (arXiv:2410.17980). Learns nothing. No softmax and no other
-encoding: a key that matches ends the search, so of two equal keys the nearer one wins. Weights add
-up to less than 1; what is left of the stick goes nowhere, and the first query gets 0. By default a
-token does not see itself, as in the authors' code; with ``attend_current`` it does.
+A(i, j) is the weight of key j for query i. There is no softmax and no other encoding. A key that
+matches leaves little for keys behind it, so of two equal keys the nearer one gets more weight. The
+weights add up to less than 1, and the rest of the stick is dropped. The first query gets 0.
 
-Since A(i, j) = exp(z_ij - sum_{j<=l<i} ln(1 + e^z_il)), and the rest of the stick is the same with
-z_ij left out and the sum over all keys, this is softmax with a bias and one more logit:
+Tan, Shen, Yang, Courville, Panda 2024 (arXiv:2410.17980). As in the authors' code, a token does not
+see itself; with ``attend_current`` it does.
+
+Because A(i, j) = exp(z_ij - sum_{j<=l<i} ln(1 + e^z_il)), the weights are a softmax with a bias and
+one more logit for the rest of the stick:
 
     b(i, j) = S_i - sum_{j<=l<i} ln(1 + e^z_il),     S_i the sum over all keys,     sink logit 0
 
-and softmax, of which only differences count, forgets S_i. It is added up to `REST` only, where the
-rest of the stick is below 1e-17: so sums near the query stay small, and exact, in long texts.
+Softmax ignores S_i as a common term. S_i is limited to `REST`, where the rest of the stick is below
+1e-17, so that the sums near the query stay small and exact in long sequences.
 
-A float32 reference: T^2 numbers per head, which no kernel saves yet. Any position; weights agree
-with float64 to 1e-5 over 16,384 keys.
+It learns nothing. It is a float32 reference with T^2 numbers per head, which no kernel avoids yet.
+It works at any position; the weights agree with float64 to 1e-5 over 16,384 keys.
 """
 
 import math
@@ -31,16 +33,19 @@ from pe.encodings.core.query_rows import by_query_rows
 from pe.encodings.core.registry import register
 
 HELD = 8
-"""About how many numbers a block holds for each head, query and key."""
+"""Approximate count of numbers that a block holds per head, query and key."""
 REST = 40.0
-"""Sums above this leave e^-40 of the stick, less than float64 tells from 0 beside 1."""
+"""A sum of this leaves e^-40 of the stick, which float64 cannot distinguish from 0 beside 1."""
 NEVER = -1e4
-"""What a token that does not see itself adds to its logit; the sink's is 0, so its weight is 0."""
+"""Bias of a token's own key if it does not see itself; beside the sink's 0 its weight is 0."""
 
 
 @register("stickbreaking", title="Stick-breaking", paper="2410.17980", family="bias")
 class StickBreaking(Encoding):
-    """Stick-breaking weights in place of softmax, from logits of queries and keys alone."""
+    """Stick-breaking weights instead of softmax.
+
+    ``attend_current`` is whether a token sees itself.
+    """
 
     content_dependent = True
     exclusive: ClassVar[bool] = True
@@ -55,7 +60,7 @@ class StickBreaking(Encoding):
         return {"nothing": torch.zeros(self.num_heads or 0)}
 
     def sink_logit(self) -> Tensor:
-        """(H,) zeros: the rest of the stick, in the units of `bias`."""
+        """Zeros, (H,): the logit of the rest of the stick."""
         return self.nothing
 
     def bias(
@@ -67,12 +72,12 @@ class StickBreaking(Encoding):
         state: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """(B, H, Tq, Tk), float32; float64 where the queries are."""
+        """The bias, (B, H, Tq, Tk); float64 if the queries are, otherwise float32."""
         self.refuse_misfit(q, k, q_positions)
         batch, heads, length, width = q.shape
         known = k.shape[-2]
         wide = torch.promote_types(q.dtype, torch.float32)
-        # The heads that share a key in a row.
+        # Query heads that share a key head are multiplied together.
         grouped = q.to(wide).view(batch, k.shape[1], -1, length, width)
         keys = k.to(wide)[:, :, None].transpose(-1, -2) / math.sqrt(width)
         before = known - length
@@ -81,7 +86,7 @@ class StickBreaking(Encoding):
             logits = grouped[..., start:stop, :] @ keys[..., : before + stop]
             logits = logits.flatten(1, 2)
             ones = logits.new_ones(logits.shape[-2:], dtype=torch.bool)
-            own = before + start  # the number of the first query's own key
+            own = before + start  # index of the first query's key
             passed = ones.tril(own if self.attend_current else own - 1)
             if mask is not None:
                 passed = passed & mask[..., start:stop, : before + stop]

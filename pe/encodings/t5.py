@@ -1,13 +1,17 @@
-"""T5: a learned number for each head and bucket of distances, shared by all layers.
+"""T5: adds a learned number per head and bucket of distances to the logits.
 
     b_h(i, j) = table[bucket(i - j), h]
     bucket(n) = n                                                       n < E
                 E + floor((N - E) ln(n / E) / ln(M / E)), at most N-1   otherwise
 
-with N = 32 buckets, half of them exact (E = 16), and M = 128. The last bucket begins at 113 and
-holds all that lies further. Raffel et al. 2019 (arXiv:1910.10683), causal form. Learns N numbers a
-head, drawn from Normal(0, 1/hidden) like transformers does; one table for the whole model. Any
-position. T5 does not divide its logits by sqrt(d); here they are.
+b_h is the bias of query i and key j in head h. N = 32 is the number of buckets, E = 16 of which
+hold one distance each, and M = 128. The last bucket holds all distances from 113 on.
+
+Raffel et al. 2019 (arXiv:1910.10683), the causal form. T5 does not divide its logits by sqrt(d);
+here they are divided.
+
+T5 learns N numbers per head, in one table that all layers share. They are drawn from N(0, 1/hidden)
+as in transformers. It costs a look-up per head, query and key, and works at any position.
 """
 
 import math
@@ -21,19 +25,25 @@ from pe.encodings.core.registry import register
 
 
 def bucket_starts(num_buckets: int, max_distance: int) -> Tensor:
-    """Smallest distance of each bucket, (N,) int64."""
+    """The smallest distance of each bucket, (N,) int64."""
     exact = num_buckets // 2
     logarithmic = num_buckets - exact
     growth = max_distance / exact
     starts = [exact * growth ** (n / logarithmic) for n in range(logarithmic)]
-    # A start that is a whole number must not be missed by the last bit of the power.
+    # Rounding errors must not move a start that is an integer to the next one.
     rounded = [math.ceil(start - 1e-9) for start in starts]
     return torch.tensor([*range(exact), *rounded], device="cpu")
 
 
 @register("t5", title="T5", paper="1910.10683", family="bias", encoding_rate=10)
 class T5(DistanceBias):
-    """T5's relative position bias for a decoder."""
+    """T5's relative position bias for a decoder.
+
+    Args:
+        hidden_size: width of the model, which sets the spread of the initial values.
+        num_buckets: N.
+        max_distance: M, more than half of N.
+    """
 
     starts: Tensor
 
@@ -58,7 +68,7 @@ class T5(DistanceBias):
         self.table.normal_(0.0, self.std, generator=generator)
 
     def buckets(self, distance: Tensor) -> Tensor:
-        """Integer distances of any shape -> the row of the table for each."""
+        """Integer distances of any shape -> their rows of the table, of the same shape."""
         return torch.bucketize(distance, self.starts, right=True) - 1
 
     def distance_bias(self, distance: Tensor) -> Tensor:

@@ -1,16 +1,20 @@
-"""xPos: RoPE whose pairs also shrink with distance, the fast ones most.
+"""xPos: rotates as RoPE does and scales each pair of channels down with the distance.
 
     q_p <- R_p q zeta^((p - c) / B),    k_s <- R_s k zeta^-((s - c) / B)
     zeta_i = (2i/d + gamma) / (1 + gamma),   gamma = 0.4,  B = 512,  c the middle of the sequence
 
-so that pair i of the logit carries zeta_i^((p - s) / B): at most 1 for keys that a decoder sees.
-Sun et al. 2022 (arXiv:2212.10554), pairing interleaved as in torchscale. Learns nothing.
+q_p is a query at position p, k_s a key at position s and R_p the rotation of RoPE. In the logit,
+pair i is multiplied by zeta_i^((p - s) / B), which is at most 1 for the keys that a decoder sees.
+The fastest pairs fall most.
 
-The centre c cancels in the logit and only keeps the factors small. It moves as the sequence grows,
-so keys are cached unrotated. Over L positions the two factors together reach e^(0.00245 L) for
-B = 512, which must not overflow: one centre serves 24,521 positions (4,495 in float16, 245,217 in
-float64). A longer sequence is cut into chunks of that many positions, each with its centre; queries
-and keys become as many times wider.
+Sun et al. 2022 (arXiv:2212.10554), with layout interleaved as in torchscale. The centre c cancels
+in the logit and keeps the factors small. It moves as the sequence grows, so keys are cached before
+rotation. Over L positions the two factors together reach e^(0.00245 L) for B = 512, which must not
+overflow. One centre therefore serves 24,521 positions (4,495 in float16, 245,217 in float64). A
+longer sequence is split into chunks of that many positions, each with a centre, and queries and
+keys become wider by the number of chunks.
+
+xPos learns nothing and costs the same as RoPE times the number of chunks. It works at any position.
 """
 
 import math
@@ -26,8 +30,8 @@ from pe.encodings.core.frequencies import FrequencyTransform
 from pe.encodings.core.registry import register
 from pe.encodings.rope import RoPE
 
-# What the product of a query's and a key's factor may reach, as a power of e. Queries and keys of
-# any size need some room below the largest number, 3e38 in float32 and 65,504 in float16.
+# The product of a query's and a key's factor may reach e to this power. The largest number is 3e38
+# in float32 and 65,504 in float16, and the queries and keys themselves need room below it.
 ROOM = {torch.float64: 600.0, torch.float16: 11.0}
 ROOM_ELSE = 60.0
 
@@ -36,7 +40,10 @@ Table = tuple[Tensor, Tensor]
 
 @torch.library.custom_op("pe::powers", mutates_args=())
 def powers(offset: Tensor, rate: Tensor, dtype: torch.dtype) -> Tensor:
-    """exp(offset x rate) in float64, (..., T) and (F,) -> (..., T, F); opaque, as `cos_sin` is."""
+    """exp(offset x rate), computed in float64: (..., T) and (F,) -> (..., T, F).
+
+    One opaque operator for torch.compile, as `cos_sin` is.
+    """
     return (offset.to(torch.float64)[..., None] * rate).exp().to(dtype)
 
 
@@ -51,12 +58,12 @@ def _times(phase: Table, factor: Tensor) -> Table:
 
 
 def _span(spans: Tensor, length: int, width: int) -> int:
-    """The largest of the spans from a row's first position to its last, or what bounds it."""
+    """The largest number of positions from a row's first to its last, or a bound of it."""
     if not spans.numel():
         return 1
     if not torch.compiler.is_compiling():
         return int(spans.max())
-    # A graph has a fixed number of chunks: as many as positions without gaps take.
+    # A compiled graph has a fixed number of chunks, enough for positions without gaps.
     chunks = max(-(-length // width), 1)
     torch._assert_async(
         spans.max() <= chunks * width,
@@ -68,7 +75,12 @@ def _span(spans: Tensor, length: int, width: int) -> int:
 
 @register("xpos", title="xPos", paper="2212.10554", family="rotary")
 class XPos(RoPE):
-    """RoPE with relative exponential decay."""
+    """RoPE with relative exponential decay.
+
+    Args:
+        scale_base: B in tokens.
+        gamma: the larger, the weaker the decay.
+    """
 
     rate: Tensor
 
@@ -95,7 +107,7 @@ class XPos(RoPE):
         return super().exact_buffers() | {"rate": zeta.log() / self.scale_base}
 
     def chunk(self, dtype: torch.dtype) -> int:
-        """Tokens that one centre serves."""
+        """Number of positions that one centre serves."""
         fastest = math.log((1 + self.gamma) / self.gamma) / self.scale_base
         return max(int(ROOM.get(dtype, ROOM_ELSE) / fastest), 1)
 
@@ -111,7 +123,7 @@ class XPos(RoPE):
         first = k_positions.amin(-1, keepdim=True)
         spans = k_positions.amax(-1, keepdim=True) + 1 - first
         chunks = max(-(-_span(spans, k_positions.shape[-1], width) // width), 1)
-        # torchscale's centre of a row that begins at 0: -floor(-L/2)
+        # For a row that begins at 0 this is torchscale's centre, -floor(-L/2).
         middle = first + (spans + 1) // 2
         of_q, of_k = (
             ((p - middle) / width + chunks / 2).floor().clamp(0, chunks - 1)
@@ -120,8 +132,8 @@ class XPos(RoPE):
         q_tables, k_tables = [], []
         for index in range(chunks):
             centre = middle + (index - (chunks - 1) / 2) * width
-            # A key belongs to one chunk. A query looks at its own and at those before it. What
-            # the clamps change is masked; they keep it finite.
+            # A key belongs to one chunk. A query attends to its own chunk and earlier ones. The
+            # clamps change masked entries only and keep them finite.
             ahead = (q_positions - centre).clamp(min=-width / 2)
             behind = (k_positions - centre).clamp(max=width / 2)
             q_factor = powers(ahead, self.rate, q_phase[0].dtype) * (of_q >= index)[..., None]

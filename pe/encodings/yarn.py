@@ -1,4 +1,4 @@
-"""YaRN: slow the frequencies that completed no rotation in training, leave the fast ones alone.
+"""YaRN: slows RoPE's frequencies that complete no rotation in training and keeps the fast ones.
 
     r(beta) = d ln(L0 / (2 pi beta)) / (2 ln theta)     pair that rotates beta times in L0 tokens
     low  = max(floor r(beta_fast), 0),   high = min(ceil r(beta_slow), d - 1)
@@ -6,9 +6,14 @@
     w_i <- gamma_i w_i + (1 - gamma_i) w_i / s
     cos, sin <- m cos, m sin,            m = 0.1 ln s + 1
 
-Peng, Quesnelle, Fan, Shippole 2023 (arXiv:2309.00071), with the ramp of the authors' code: linear
-in the pair's index. m sits on queries and keys, so logits grow by m^2. Learns nothing; no cost at
-run time. s = 1 is RoPE. With ``dynamic`` s is L / L0 for a row of L tokens, at least 1.
+w_i is the frequency of pair i, d the rotated width, theta the base, L0 the training length and s
+the factor. m multiplies queries and keys, so the logits grow by m^2.
+
+Peng, Quesnelle, Fan, Shippole 2023 (arXiv:2309.00071). The ramp gamma is that of the authors' code,
+linear in the index i. With ``dynamic``, s is L / L0 for a row of L tokens, at least 1.
+
+YaRN learns nothing and works at any position. Without ``dynamic`` it costs nothing at run time.
+s = 1 is RoPE.
 """
 
 import math
@@ -23,24 +28,24 @@ from pe.encodings.core.registry import register
 
 
 def rotations_index(rotations: float, dim: int, theta: float, original_length: int) -> float:
-    """The (fractional) index of the frequency that makes so many rotations in that length."""
+    """r: the fractional index of the frequency that rotates this often in L0 tokens."""
     return dim * math.log(original_length / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
 
 def magnitude(factor: float, weight: float = 1.0) -> float:
-    """m = 0.1 w ln s + 1, and 1 where nothing is extended: sqrt(1/t) of the paper."""
+    """m = 0.1 weight ln s + 1, and 1 for s <= 1; the paper writes sqrt(1/t)."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def magnitudes(factors: Tensor, weight: float = 1.0) -> Tensor:
-    """`magnitude` of each factor."""
+    """`magnitude` of each factor, of the same shape."""
     return 0.1 * weight * factors.clamp(min=1).log() + 1.0
 
 
 def _refuse_unused(
     attention_factor: float | None, mscale: float | None, mscale_all_dim: float | None
 ) -> None:
-    """Raise ValueError for weights of m that would have no effect."""
+    """Raise ValueError for weights of m that have no effect."""
     weights = {"mscale": mscale, "mscale_all_dim": mscale_all_dim}
     for name, value in weights.items():
         if value is None:
@@ -63,12 +68,19 @@ DYNAMIC = Variant(
 
 @register("yarn", title="YaRN", paper="2309.00071", family="frequencies", extends=[DYNAMIC])
 class YaRN(FrequencyTransform):
-    """Frequencies for ``factor`` times ``original_length``.
+    """RoPE's frequencies for ``factor`` times ``original_length`` tokens.
 
-    Options ``attention_factor`` (m itself), ``mscale`` and ``mscale_all_dim`` (DeepSeek's: m is the
-    quotient of two m, both weights above 0) and ``truncate`` (floor and ceil) are those of the
-    published checkpoints. ``dynamic``: as many times as each document is longer, m included; then
-    there is no ``factor`` (otherwise 4 unless given), and keys are cached unrotated.
+    The options have the names of the published checkpoints, except ``dynamic``.
+
+    Args:
+        original_length: L0 in tokens.
+        factor: s, 4 by default; not with ``dynamic``.
+        beta_fast, beta_slow: rotations in L0 tokens at the two ends of the ramp.
+        attention_factor: m itself.
+        mscale, mscale_all_dim: DeepSeek's weights; m is the quotient of the two m.
+        truncate: whether low and high are rounded.
+        dynamic: whether s and m follow from the length of each document. Keys are then cached
+            before rotation.
     """
 
     def __init__(
@@ -107,33 +119,33 @@ class YaRN(FrequencyTransform):
             self.magnitude = above / below
 
     def ramp_bounds(self, dim: int, theta: float) -> tuple[float, float]:
-        """(low, high): pairs up to low keep their frequency, pairs from high on are slowed by s."""
+        """(low, high): frequencies up to low are kept, those from high on are divided by s."""
         low = rotations_index(self.beta_fast, dim, theta, self.original_length)
         high = rotations_index(self.beta_slow, dim, theta, self.original_length)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, dim - 1)
-        # Below L0 = 2 pi beta_slow the authors' code gets high < low, which reverses the ramp
-        # and slows nothing; the intent is that everything after `low` is slowed.
+        # Below L0 = 2 pi beta_slow the authors' code gets high < low, which reverses the ramp and
+        # slows nothing. The intent is to slow every frequency after low.
         return low, high if high > low else low + 0.001
 
     def forward(self, frequencies: Frequencies, length: Tensor | None = None) -> Frequencies:
         inv_freq, theta, dim, magnitude, *_ = frequencies
         if theta <= 1:
             raise ValueError(
-                f"theta: YaRN needs frequencies that fall, so more than 1; got {theta!r}"
+                f"theta: expected more than 1, so that frequencies decrease; got {theta!r}"
             )
         low, high = self.ramp_bounds(dim, theta)
         index = torch.arange(dim // 2, dtype=torch.float64, device=inv_freq.device)
         keep = 1 - ((index - low) / (high - low)).clamp(0, 1)
         factor, m = self.extension(length, inv_freq)
         slowed = keep * inv_freq + (1 - keep) * inv_freq / factor
-        # the sum of two parts may differ from the whole in the last bit
+        # The sum of both parts may differ from inv_freq in the last bit.
         slowed = torch.where(factor > 1, slowed, inv_freq)
         return frequencies._replace(inv_freq=slowed, magnitude=magnitude * m)
 
     def extension(self, length: Tensor | None, like: Tensor) -> tuple[Tensor, float | Tensor]:
-        """s, () or (B, 1), and m, for rows of these lengths."""
+        """s and m for these lengths; s is (), (B, 1) or (B, T, 1), and m a number or as s."""
         if not self.length_dependent:
             return like.new_full((), self.factor), self.magnitude
         if length is None:

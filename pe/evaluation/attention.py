@@ -1,11 +1,11 @@
-"""Where a model looks: attention probabilities of one sequence, and how spread they are.
+"""Attention probabilities of one sequence, and how widely they are spread over the keys.
 
-    entropy of a query  =  -sum_j p_j log p_j        nats; log(n) if it looks at n keys evenly
+    entropy of a query  =  -sum_j p_j log p_j        nats; log(n) for equal weights of n keys
 
-Long contexts spread attention: where the entropy of a head grows with the position and its answers
-get worse, it no longer finds what it looks for ("dispersion"; scalable softmax, arXiv:2501.19399).
-`spread_by_length` puts that on record for a trained run: a part of evaluation.json, drawn on the
-run's page.
+In long contexts attention may spread over ever more keys ("dispersion"; see Scalable-Softmax,
+arXiv:2501.19399). If the entropy of a head grows with the position while answers get worse, the
+head no longer finds its keys. `spread_by_length` records this for a trained run in evaluation.json,
+and the run's page shows it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from pe.evaluation.scorer import Scorer, no_value
 from pe.model import PEForCausalLM
 
 WINDOWS = 4
-"""Test windows of which the attention is looked at, at most."""
+"""The most test windows whose attention is measured."""
 QUERIES = 64
-"""Last tokens of a window whose attention counts; the same at every length."""
+"""How many of the last tokens of a window are queries; they are the same at every length."""
 LOGITS = {"cpu": 2**26, "cuda": 2**29}
-"""Most logits of a layer, heads x T x T, by device; longer windows are left out."""
+"""The most logits of a layer, heads x T x T, by device. Longer windows are left out."""
 
 
 def spread_by_length(scorer: Scorer) -> dict[str, Any]:
-    """The part "attention" of evaluation.json: mean entropy of each head at each length.
+    """Return the entry ``attention`` of evaluation.json: the mean entropy per head and length.
 
-    The queries are the last `QUERIES` tokens of the first `WINDOWS` windows, or as many as the
-    shortest length has: the same tokens at each length. Each window is computed by itself on the
-    dense path.
+    The queries are the last `QUERIES` tokens, or as many as the shortest length has, of the first
+    `WINDOWS` windows; they are the same at each length. Each window is computed by itself, with the
+    dense backend.
     """
     config, device = scorer.model.config, scorer.model.device
     most = LOGITS.get(device.type, LOGITS["cpu"])
@@ -58,17 +58,22 @@ def spread_by_length(scorer: Scorer) -> dict[str, Any]:
 
 
 def _spread_of_window(scorer: Scorer, end: int, length: int, queries: int) -> Tensor:
-    """(layers, heads) mean entropy of the last queries of a window, in nats."""
+    """Return the mean entropy of the last queries of a window in nats, (layers, heads)."""
     tokens = np.asarray(scorer.split.tokens[end - length - 1 : end], dtype=np.int64)[None]
     spreads: list[Tensor] = []
-    with _entropies_alone(scorer.model, spreads, queries):
+    with _collecting_entropies(scorer.model, spreads, queries):
         scorer.apply(tokens, lambda hidden, some: hidden[:, -1:, :1].float())
     return torch.stack(spreads)
 
 
 @contextmanager
-def _entropies_alone(model: PEForCausalLM, spreads: list[Tensor], queries: int) -> Iterator[None]:
-    """Inside, each layer computes its probabilities, leaves their spread, and drops them."""
+def _collecting_entropies(
+    model: PEForCausalLM, spreads: list[Tensor], queries: int
+) -> Iterator[None]:
+    """In this block every layer appends the entropies of its heads, (heads,), to ``spreads``.
+
+    The probabilities of a layer are dropped before the next layer computes its own.
+    """
 
     def ask(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return args, kwargs | {"output_attentions": True}
@@ -90,17 +95,18 @@ def _entropies_alone(model: PEForCausalLM, spreads: list[Tensor], queries: int) 
 
 @torch.no_grad()
 def attention_maps(model: PEForCausalLM, tokens: Sequence[int] | Tensor) -> Tensor:
-    """Attention probabilities of every head, computed on the dense path.
+    """Return the attention probabilities of every head, computed with the dense backend.
 
     Args:
         tokens: (T,) token ids of one sequence. Memory grows with T squared.
 
     Returns:
         (layers, heads, T, T) in float32 on the CPU; rows are queries. A row sums to 1, or to less
-        where the encoding has a sink.
+        if the encoding has a sink.
 
     Raises:
-        ValueError: tokens of another shape, or positions that the encoding does not have.
+        ValueError: ``tokens`` has another shape.
+        PositionError: the encoding has fewer than T positions.
     """
     ids = torch.as_tensor(tokens)
     if ids.dim() != 1 or not len(ids):
@@ -111,6 +117,6 @@ def attention_maps(model: PEForCausalLM, tokens: Sequence[int] | Tensor) -> Tens
 
 
 def entropies(weights: Tensor) -> Tensor:
-    """(..., T, T) attention probabilities -> (..., T) entropy of each query in nats."""
+    """Return the entropy in nats of each row of probabilities, (..., T, T) -> (..., T)."""
     spread: Tensor = torch.special.entr(weights).sum(dim=-1)
     return spread

@@ -1,4 +1,4 @@
-"""Judge a trained run beyond the context it was trained on, and write evaluation.json."""
+"""Evaluate a trained run within and beyond its training context, and write evaluation.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pe.data import TokenData
 from pe.data.needles import DEPTHS
 from pe.evaluation.attention import spread_by_length
 from pe.evaluation.covers import covers
-from pe.evaluation.load import load_model
+from pe.evaluation.load import complete_record, load_model
 from pe.evaluation.retrieval import evaluate_retrieval
 from pe.evaluation.scorer import Log, Scorer, text_of
 from pe.evaluation.start import evaluate_start
@@ -26,34 +26,33 @@ from pe.training.start import check_source
 def evaluate(run: Run, *, quiet: bool = False, float32_residual: bool = False) -> dict[str, Any]:
     """Evaluate ``run`` at the lengths of its recipe, unless that is recorded already.
 
-    For a run that began with another run's weights, these are evaluated too (`pe.evaluate_start`).
+    If the run started from another run's weights, these are evaluated too (`pe.evaluate_start`).
 
     Args:
-        float32_residual: keep the residual stream in float32, as transformers' own models do, where
-            matrix products are in bfloat16. The record says in what precision it was made.
+        quiet: show no progress.
+        float32_residual: keep the residual stream in float32 although matrix products are in
+            bfloat16, as transformers' own models do. The record names the precision.
 
     Returns:
-        evaluation.json as recorded.
+        The content of evaluation.json.
 
     Raises:
-        RunError: the run is not trained, its checkpoint is not on this machine, or the corpus is no
-            longer what it was trained on, or the source of its encoding is not.
-        ValueError: the recipe has no lengths, or lengths for which the text is too short.
+        RunError: the run is not complete, its checkpoint is not on this machine, or the corpus or
+            the source of the encoding has changed since the training.
+        ValueError: the recipe has no lengths, or the text is too short for them.
     """
     recipe = checked(run).recipe
     check_source(run)
-    known = run.evaluation()
-    if known is not None and covers(known, recipe, float32_residual):
-        return known
-    record = run.read()
-    if record["status"] != "complete":
-        raise RunError(f"{run.directory} is {record['status']}; train it before evaluating it")
+    recorded = run.evaluation()
+    if recorded is not None and covers(recorded, recipe, float32_residual):
+        return recorded
+    complete_record(run, "evaluating")
     progress, data = Progress(enabled=not quiet), text_of(run)
     if recipe.start_from and recipe.start_state == "weights" and recipe.steps:
-        try:  # what the change of encoding did by itself, while the old weights are at hand
+        try:
             evaluate_start(run, quiet=quiet, data=data)
-        except RunError as error:  # they are gone: the run itself can be judged all the same
-            progress.show(f"not evaluated before training: {error}", last=True)
+        except RunError as error:  # without the first weights the run itself can be evaluated
+            progress.show(f"the first weights were not evaluated: {error}", last=True)
     with run.lock():
         try:
             evaluation = _evaluate(run, data, progress, float32_residual)
@@ -71,7 +70,7 @@ def _evaluate(
     def log(text: str) -> None:
         progress.show(text, last=True)
 
-    begun, recipe, model = time.perf_counter(), run.recipe, load_model(run)
+    began, recipe, model = time.perf_counter(), run.recipe, load_model(run)
     check_evaluation(recipe, data, model)
     scorer = Scorer(model, data, recipe, float32_residual=float32_residual)
     record = {
@@ -89,13 +88,13 @@ def _evaluate(
     if recipe.fit_temperature:
         record["tempered"] = _tempered(scorer, log)
     devices.free_memory(model.device)
-    return record | {"seconds": round(time.perf_counter() - begun, 2)}
+    return record | {"seconds": round(time.perf_counter() - began, 2)}
 
 
 def _measure(
     scorer: Scorer, log: Log, temperatures: Mapping[int, float] | None = None
 ) -> dict[str, Any]:
-    """Perplexities, loss by position and, where the recipe asks for it, retrieval."""
+    """Measure perplexity, loss by position and, if the recipe asks for it, retrieval."""
     parts = scorer.perplexities(temperatures, log)
     recipe = scorer.recipe
     if recipe.retrieval_samples:
@@ -106,9 +105,9 @@ def _measure(
 
 
 def _tempered(scorer: Scorer, log: Log) -> dict[str, Any]:
-    """The same with a temperature for each length, fitted on validation text of that length.
+    """Measure the same with a temperature per length, fitted on validation text of that length.
 
-    ``fits`` holds the fit of each length, ``fit`` that of the shortest.
+    In the record, ``fits`` has the fit of each length, and ``fit`` that of the shortest one.
     """
     longer = lengths_beyond(scorer.recipe, scorer.model)
     if not longer:

@@ -1,7 +1,8 @@
-"""By which factors a method extends a model: names of the cells of extension.json.
+"""The cells of extension.json: a method of extension and the factor by which it extends a model.
 
-A factor is a number, the same at every length, or `LENGTH`: at each length the factor that equals
-it, in training lengths. The model as it was trained reads what is no longer than its windows.
+A factor is a number, which is the same at every length, or `LENGTH`. The latter means that each
+length has its own factor, the length divided by the training length, and that the model stays as it
+was trained at lengths up to the training length. This module imports no torch when it is loaded.
 """
 
 from __future__ import annotations
@@ -13,32 +14,32 @@ from pe._errors import unknown
 
 FACTORS = (2.0, 4.0, 8.0, 16.0)
 LENGTH: Literal["length"] = "length"
-"""The factor that equals each length."""
+"""At each length, the factor that the length is of the training length."""
 Factor = float | Literal["length"]
 
 
 class Cell(NamedTuple):
-    """One method with one factor."""
+    """A method of extension with a factor."""
 
     method: str
     factor: Factor
-    """1 where the method has none."""
+    """1 for a method that takes no factor."""
 
     @property
     def name(self) -> str:
-        """As extension.json has it: ``yarn@4``, ``yarn@length``."""
+        """The key in extension.json, such as ``yarn@4`` or ``yarn@length``."""
         return f"{self.method}@{self.factor if self.factor == LENGTH else f'{self.factor:g}'}"
 
     def at(self, lengths: Sequence[int], context_length: int) -> dict[int, float]:
-        """The factor at each length."""
+        """Return the factor at each length; lengths are in tokens."""
         if self.factor == LENGTH:
             return {n: max(1.0, n / context_length) for n in lengths}
         return dict.fromkeys(lengths, float(self.factor))
 
 
 def cells(methods: Sequence[str], factors: Sequence[Factor]) -> list[Cell]:
-    """Everything that methods and factors ask for; a method without a factor is there once."""
-    from pe.encodings.core.extending import extension_method  # brings torch
+    """Return a cell for each method and factor; a method that takes no factor has one cell."""
+    from pe.encodings.core.extending import extension_method  # imports torch
 
     return [
         Cell(method, factor)
@@ -50,7 +51,11 @@ def cells(methods: Sequence[str], factors: Sequence[Factor]) -> list[Cell]:
 def refuse_unused_options(
     options: Iterable[str], wanted: Sequence[Cell], lengths: Sequence[int], context_length: int
 ) -> None:
-    """Raise ValueError for options of a method and factor that no cell has."""
+    """Raise ValueError for options of a method and factor that are not among the cells.
+
+    Args:
+        options: names such as ``yarn@4``.
+    """
     used = [(cell.method, cell.at(lengths, context_length)) for cell in wanted]
     names = [f"{method}@{factor:g}" for method, at in used for factor in at.values()]
     for name in options:

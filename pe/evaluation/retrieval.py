@@ -1,14 +1,14 @@
-"""Can the model find numbers that the text hides? Exact match, by length.
+"""Measure whether a model finds numbers that the text hides, by exact match at each length.
 
-Every prompt with its answers is exactly L tokens, its haystack is held-out text, and all models get
-the same prompts (`pe.data.needles`). Scores are teacher-forced: one forward pass gives the logits
-of all digits of all answers, and a prompt is right where every digit of every answer is. The choice
-is among the ten digits (a guess is right once in ten for each), or, as ``greedy``, the whole
-vocabulary; that is the same as greedy decoding, since a continuation is judged only as long as it
-is right.
+Every prompt with its answers has exactly L tokens, its haystack is held-out text, and all models
+get the same prompts (`pe.data.needles`). Scores are teacher-forced: one forward pass gives the
+logits of all digits of all answers, and a prompt is right if every digit of every answer is right.
+The model chooses among the ten digits, where a guess is right with probability 1/10 per digit, or,
+for ``greedy``, among the whole vocabulary. The latter equals greedy decoding, because a prompt
+counts as right only if all digits before are right.
 
-Two controls take the answer out of the text: the needle ``removed``, and a needle that states
-``another`` number. A model that still scores there is not reading.
+Two controls take the answer out of the text: the needle is ``removed``, or it states ``another``
+number. A model that scores on these does not take its answers from the text.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from pe.data.shards import Split
 from pe.evaluation.scorer import Scorer, no_value
 
 SEED, EARLIER_SEED = 20_240_404, 20_231_111
-"""Of the prompts: the same for every model and every training seed."""
+"""The seeds of the prompts; they are the same for every model and every training seed."""
 CONTROLS = 0.2
-"""Prompts of each control, as a share of the prompts."""
+"""The number of prompts of each control, as a share of the prompts."""
 
 
 def prompts(
@@ -39,13 +39,19 @@ def prompts(
     variant: str = "found",
     seed: int | None = None,
 ) -> list[Prompt]:
-    """``count`` prompts of ``length`` tokens; the first needle asked for lies at even depths.
+    """Build ``count`` prompts of ``length`` tokens.
 
-    Each haystack begins with a document, one document after another. The earlier tasks have as many
-    prompts at each of `DEPTHS`, one depth after the other. ``seed`` is `SEED` unless given.
+    The haystacks are the beginnings of the documents that are long enough, in turn. The depths of
+    the first needles asked for are evenly spaced. `EARLIER_TASKS` have equally many prompts at each
+    of `DEPTHS`, and those of a depth follow one another.
+
+    Args:
+        variant: one of `pe.data.needles.VARIANTS`.
+        seed: of names, numbers and depths. None: `SEED`, or `EARLIER_SEED` for an earlier task.
 
     Raises:
-        ValueError: no document of ``split`` has ``length`` tokens, or no room in ``length``.
+        ValueError: no document of ``split`` has ``length`` tokens, or ``length`` is too short for
+            needles, questions and answers.
     """
     documents = np.flatnonzero(split.lengths >= length)
     if not len(documents):
@@ -56,39 +62,45 @@ def prompts(
     earlier = text.task.earlier
     if seed is None:
         seed = EARLIER_SEED if earlier else SEED
-    each = count // len(DEPTHS)
-    made = []
+    per_depth = count // len(DEPTHS)
+    results = []
     for index in range(count):
-        depth = DEPTHS[index // each] if earlier else even_depth(index, count)
+        depth = DEPTHS[index // per_depth] if earlier else even_depth(index, count)
         start = int(split.starts[documents[index % len(documents)]])
         haystack = np.asarray(split.tokens[start : start + length], dtype=np.int64)
-        made.append(text.build(seed, index, length, haystack, depth=depth, variant=variant))
-    return made
+        results.append(text.build(seed, index, length, haystack, depth=depth, variant=variant))
+    return results
 
 
 def answer_states(hidden: Tensor, places: np.ndarray) -> Tensor:
-    """(n, T, hidden) states -> (n, A, hidden), those from which the tokens at ``places`` follow.
+    """Return the states that predict the tokens at ``places``: (n, T, hidden) -> (n, A, hidden).
 
-    The token at place t is predicted from those before it, at t - 1.
+    The token at place t is predicted by the state at t - 1.
+
+    Args:
+        places: (n, A) int64.
     """
-    at = torch.from_numpy(places - 1).to(hidden.device)[..., None]
-    return hidden.gather(1, at.expand(-1, -1, hidden.shape[-1]))
+    index = torch.from_numpy(places - 1).to(hidden.device)[..., None]
+    return hidden.gather(1, index.expand(-1, -1, hidden.shape[-1]))
 
 
-def hits(scorer: Scorer, made: Sequence[Prompt], digit_ids: np.ndarray) -> np.ndarray:
-    """Right or wrong for each digit of all answers: bool (2, prompts, digits).
+def hits(scorer: Scorer, asked: Sequence[Prompt], digit_ids: np.ndarray) -> np.ndarray:
+    """Return whether each digit of all answers is right, bool (2, prompts, digits).
 
-    First with the choice among the ten digits, then with the whole vocabulary.
+    Entry 0 is for a choice among the ten digits, entry 1 for one among the whole vocabulary.
+
+    Args:
+        digit_ids: (10,) tokens of the digits.
     """
-    places = np.stack([p.places for p in made])
+    places = np.stack([p.places for p in asked])
 
     def best(hidden: Tensor, some: slice) -> Tensor:
         choices = torch.from_numpy(digit_ids).to(hidden.device)
         logits: Tensor = scorer.model.lm_head(answer_states(hidden, places[some])).float()
         return torch.stack((choices[logits[..., choices].argmax(-1)], logits.argmax(-1)), 1)
 
-    answers = digit_ids[np.stack([p.digits for p in made])]
-    right: np.ndarray = scorer.apply(np.stack([p.ids for p in made]), best) == answers[:, None]
+    answers = digit_ids[np.stack([p.digits for p in asked])]
+    right: np.ndarray = scorer.apply(np.stack([p.ids for p in asked]), best) == answers[:, None]
     return right.swapaxes(0, 1)
 
 
@@ -98,13 +110,19 @@ def evaluate_retrieval(
     count: int,
     temperatures: Mapping[int, float] | None = None,
 ) -> dict[str, Any]:
-    """A part of evaluation.json: ``{"needles": ...}`` of each task and length.
+    """Measure retrieval for each task and length.
 
-    ``prompts`` is a string with 1 for each prompt that is wholly right and 0 for the others, in
-    their order, which is the same for every model; ``numbers`` and ``digits`` are the shares of
-    numbers and digits that are right; ``controls`` counts prompts that are right without a cause.
+    Args:
+        tasks: names in `pe.data.needles.NEEDLE_TASKS`; empty for `EARLIER_TASKS`.
+        count: prompts per task and length.
+        temperatures: by length, the length temperature that replaces the model's own.
 
-    Without tasks it is ``{"retrieval": ...}``, the record of the earlier ones: counts by depth.
+    Returns:
+        ``{"needles": ...}``, an entry of evaluation.json. Per task and length, ``prompts`` is a
+        string with 1 for each prompt that is right and 0 for others, in an order that is the same
+        for every model. ``numbers`` and ``digits`` are the shares of numbers and digits that are
+        right. ``controls`` counts the prompts of each control that are right.
+        For `EARLIER_TASKS` it is ``{"retrieval": ...}``, which has counts by depth.
     """
     results: dict[str, Any] = {}
     for text in texts_of(tasks, scorer.data.tokenizer):
@@ -126,7 +144,7 @@ def evaluate_retrieval(
 
 
 def control_prompts(count: int) -> int:
-    """Prompts of each control beside ``count`` prompts."""
+    """Return the number of prompts of each control for ``count`` prompts."""
     return max(1, round(CONTROLS * count))
 
 

@@ -1,4 +1,4 @@
-"""A few tokens of text from a trained run."""
+"""Draw some text from a trained run."""
 
 from __future__ import annotations
 
@@ -10,28 +10,31 @@ from pe.training.build import max_positions
 
 
 def sample(run: Run, prompt: str = "", tokens: int = 64, seed: int = 0) -> str:
-    """Continue ``prompt`` by ``tokens`` tokens drawn at temperature 0.8 from the best 40.
+    """Continue ``prompt`` by ``tokens`` tokens.
+
+    Each token is drawn at temperature 0.8 from the 40 most likely ones.
+
+    Args:
+        prompt: the text to continue. An empty one begins a new document.
+        seed: of the draws.
 
     Returns:
-        The prompt and its continuation. An empty prompt starts a document.
+        The prompt and its continuation.
 
     Raises:
         RunError: the run's weights are not on this machine.
-        ValueError: prompt and continuation take more positions than the encoding has.
+        ValueError: prompt and continuation take more positions than the encoding has, or
+            ``tokens`` is less than 1.
     """
     model, tokenizer = load_model(checked(run)), load_tokenizer(run)
     ids = tokenizer(prompt)["input_ids"] or [tokenizer.eos_token_id]
     limit = max_positions(model)
-    most = None if limit is None else limit - len(ids) + 1  # the last token is not read
+    most = None if limit is None else limit - len(ids) + 1  # the last token needs no position
     if tokens < 1 or (most is not None and tokens > most):
-        raise ValueError(
-            f"tokens: {tokens} after a prompt of {len(ids)}; {model.config.pe!r} "
-            + (
-                "goes on by 1 or more"
-                if most is None
-                else f"has {limit} positions, for 1 to {most}"
-            )
-        )
+        expected = "1 or more"
+        if most is not None:
+            expected = f"1 to {most}, because {model.config.pe!r} has {limit} positions"
+        raise ValueError(f"tokens: {tokens} after a prompt of {len(ids)}; expected {expected}")
     inputs = torch.tensor([ids], device=model.device)
     torch.manual_seed(seed)
     out = model.generate(

@@ -1,14 +1,15 @@
-"""A trained model, a text, and everything by which the one is judged on the other.
+"""Score a trained model on fixed windows of text.
 
     perplexity(L) = exp( - mean over windows w and the last K targets t of log p(t | L tokens) )
 
-Every window lies inside one document. Its last K targets are scored with L inputs in front of and
-among them, L from 1 to 16 times the training context, so the numbers differ by context alone. Means
-weigh each token the same. Windows begin inside a document, as most training windows do; where the
-recipe asks for a first token, it takes the place of the first input.
+Every window lies inside one document. Its last K targets are scored in a window of L inputs, where
+L is for example 1 to 16 times the training context. The targets are the same for all L, so the
+numbers differ by context alone. All tokens have equal weight in means. Windows begin inside a
+document, as most training windows do. If the recipe asks for a first token, it replaces the first
+input.
 
-All evaluation goes through a `Scorer`, so that perplexities of a run, of the weights it began with,
-of its extensions and of a search are of the same target tokens in the same precision.
+All evaluation goes through a `Scorer`, so that the perplexities of a run, of the weights from which
+it started, of its extensions and of a search are measured on the same targets and in one precision.
 """
 
 from __future__ import annotations
@@ -26,41 +27,40 @@ from torch import Tensor
 
 from pe import devices
 from pe._errors import PositionError
-from pe.data import TokenData, evaluation_windows, prepare
+from pe.data import TokenData, evaluation_windows
 from pe.model import PEForCausalLM
 from pe.model.loss import token_losses
 from pe.model.rng import same_draws
 from pe.recipes.recipe import Recipe
 from pe.runs import Run
-from pe.training.start import check_text
+from pe.training.start import check_text, text_for
 
 POSITION_BINS = 32
 LOGITS_OF = 4096
-"""Tokens for which logits are made at a time."""
+"""The number of tokens whose logits are held at once."""
 Log = Callable[[str], None]
 
 
 def text_of(run: Run) -> TokenData:
-    """The corpus of a trained run, prepared.
+    """Return the prepared corpus of a trained run.
 
     Raises:
-        RunError: the text or the tokenizer is no longer what the run was trained on.
+        RunError: the text or the tokenizer has changed since the run was trained.
     """
-    r, recorded = run.recipe, run.read()["data"]
-    data = prepare(r.corpus, r.vocab_size, r.tokenizer, separator=r.separator)
-    check_text(data, recorded, str(run.directory), "train it again in another study")
+    data = text_for(run.recipe)
+    check_text(data, run.read()["data"], str(run.directory), "train it again in another study")
     return data
 
 
 class Scorer:
-    """Scores one model on fixed windows of one split.
+    """Scores a model on fixed windows of a split.
 
     Args:
-        lengths: context lengths in tokens; default: those of the recipe.
-        split: ``"test"``, or ``"validation"`` for whatever is fitted or searched.
-        windows: how many, at most; default: as many as the recipe says.
-        float32_residual: under autocast, keep the residual stream in float32, as transformers'
-            own models do. Training carries it in bfloat16.
+        lengths: context lengths in tokens. Empty: those of the recipe.
+        split: ``"test"``, or ``"validation"`` to fit or to search something.
+        windows: the most windows. 0: as many as the recipe says.
+        float32_residual: keep the residual stream in float32 under autocast, as transformers' own
+            models do. In training it is bfloat16.
 
     Raises:
         ValueError: no document of the split is longer than the longest length.
@@ -88,27 +88,31 @@ class Scorer:
         self.float32_residual = float32_residual
 
     def of(self, model: PEForCausalLM, lengths: Sequence[int] = ()) -> Scorer:
-        """The same for another model, at some of the lengths: the targets stay."""
+        """Return a scorer of another model on the same targets, at other ``lengths`` if given."""
         other = copy.copy(self)
         other.model, other.lengths = model, list(lengths) or self.lengths
         return other
 
     def precision(self) -> dict[str, str]:
-        """Types of matrix products and of the residual stream, as a record has them."""
+        """Return the types of matrix products and of the residual stream, for the record."""
         narrow = devices.narrow(self.recipe.precision, self.model.device)
         products = "bfloat16" if narrow else "float32"
         return {"products": products, "residual": "float32" if self.float32_residual else products}
 
     @torch.no_grad()
     def apply(self, texts: np.ndarray, read: Callable[[Tensor, slice], Tensor]) -> np.ndarray:
-        """Give texts to the model, as many at once as fit in a batch.
+        """Run the model on texts, in batches of `pe.devices.tokens_per_batch` tokens.
 
-        Where positions are random, all texts get the same ones, however many run at once.
+        If an encoding draws random positions, every batch gets the same ones, so the result does
+        not depend on the size of batches.
 
         Args:
-            texts: (N, T + 1) token ids; the model reads all but the last of each.
-            read: makes what is wanted, (n, ...), of the last hidden states (n, T, hidden) of some
-                texts; the slice says of which.
+            texts: (N, T + 1) token ids. The model reads all but the last token of each text.
+            read: called with the last hidden states (n, T, hidden) of some texts and the slice that
+                says which; it returns the results of these, (n, ...).
+
+        Returns:
+            (N, ...), the results of all texts.
 
         Raises:
             PositionError: the encoding has fewer than T positions.
@@ -130,12 +134,12 @@ class Scorer:
         return np.concatenate(results)
 
     def losses(self, length: int) -> np.ndarray:
-        """Loss of every target of every window: float64 (windows, length), nats.
+        """Return the loss of every target of every window in nats, (windows, length) float64.
 
         A window with end e has inputs tokens[e-length-1 : e-1] and targets tokens[e-length : e].
 
         Raises:
-            PositionError: the encoding has fewer positions.
+            PositionError: the encoding has fewer than ``length`` positions.
         """
         tokens = self.split.tokens
         texts = np.stack(
@@ -154,22 +158,30 @@ class Scorer:
         return self.apply(texts, read).astype(np.float64)
 
     def nll(self, length: int) -> float:
-        """Mean loss of the target tokens behind ``length`` tokens, in nats per token."""
+        """Return the mean loss of the scored targets in windows of ``length``, in nats."""
         return float(self._targets(self.losses(length)).mean())
 
     def _targets(self, losses: np.ndarray) -> np.ndarray:
-        """(windows, target_tokens): the last ones, of the same tokens at each length."""
+        """Return the last losses of each window, (windows, target_tokens).
+
+        They are those of the same tokens at each length.
+        """
         return losses[:, -self.recipe.target_tokens :]
 
     def perplexities(
         self, temperatures: Mapping[int, float] | None = None, log: Log = lambda text: None
     ) -> dict[str, Any]:
-        """Three parts of evaluation.json: perplexity of targets and of windows, loss by position.
+        """Measure perplexity at each length.
 
-        A length for which the encoding has no position gets no value, and the reason.
+        A length beyond the positions of the encoding gets a reason in place of a value.
 
         Args:
-            temperatures: by length, where the model shall have another than its own.
+            temperatures: by length, the length temperature that replaces the model's own.
+            log: called with a line of text per length.
+
+        Returns:
+            Three entries of evaluation.json: ``perplexity`` of the targets, ``window_perplexity``
+            of whole windows, and ``loss_by_position`` at the longest length that has a value.
         """
         last: dict[str, Any] = {}
         whole: dict[str, Any] = {}
@@ -191,7 +203,7 @@ class Scorer:
 
     @contextlib.contextmanager
     def temperature(self, c: float | None) -> Iterator[None]:
-        """The model with another length temperature inside the block; None: with its own."""
+        """Give the model the length temperature ``c`` in this block; None keeps its own."""
         config = self.model.config
         before = config.length_temperature
         config.length_temperature = before if c is None else c
@@ -202,16 +214,20 @@ class Scorer:
 
 
 def no_value(error: PositionError) -> str:
-    """What a record says in place of a value."""
+    """Return the reason that a record has in place of a value."""
     return f"no value: {error.reason}"
 
 
 def cell(losses: np.ndarray) -> dict[str, Any]:
-    """Record of one length from (windows, tokens) losses."""
+    """Return the record of one length: perplexity, mean loss in nats, and loss of each window.
+
+    Args:
+        losses: (windows, tokens), in nats.
+    """
     nll = float(losses.mean())
     per_window = [round(float(x), 6) for x in losses.mean(axis=1)]
     return {
-        # A model far beyond its context can reach losses whose exponential is no float.
+        # Far beyond its context a model can have losses whose exponential overflows.
         "value": round(math.exp(nll), 4) if nll < 700 else None,
         "nll": round(nll, 6),
         "window_nll": per_window,
@@ -220,9 +236,13 @@ def cell(losses: np.ndarray) -> dict[str, Any]:
 
 
 def by_position(losses: np.ndarray, bins: int = POSITION_BINS) -> dict[str, Any]:
-    """Mean loss in equal bins of positions, from (windows, length) losses."""
+    """Return the mean loss in equal bins of positions: their edges, and a loss in nats per bin.
+
+    Args:
+        losses: (windows, length), in nats.
+    """
     length = losses.shape[1]
-    bins = min(bins, length)  # no empty ones
+    bins = min(bins, length)  # so that none is empty
     edges = [round(i * length / bins) for i in range(bins + 1)]
     means = losses.mean(axis=0)
     nll = [round(float(means[a:b].mean()), 6) for a, b in itertools.pairwise(edges)]

@@ -1,8 +1,8 @@
-"""What a change of encoding does by itself: perplexity before it and after it, before training.
+"""Measure what a change of encoding does by itself, before any training.
 
-The same windows and targets as in `pe.evaluation.evaluate`, so that three rows can be compared: the
-weights a run began with under their own encoding, the same weights under the run's encoding, and
-what the run made of them.
+A run that starts from another run's weights is evaluated three times on the same windows and
+targets: its first weights under their own encoding, the same weights under the run's encoding (both
+here), and the weights at its end (`pe.evaluation.evaluate`).
 """
 
 from __future__ import annotations
@@ -13,30 +13,32 @@ import torch
 
 from pe import devices
 from pe._quiet import quiet_libraries
-from pe.data import TokenData, prepare
+from pe.data import TokenData
 from pe.evaluation.scorer import Scorer
 from pe.model import PEForCausalLM
 from pe.runs import Run, RunError, checked
 from pe.runs.provenance import now
 from pe.training.build import build_config, start_model
 from pe.training.progress import Progress
-from pe.training.start import check_text, start_of, with_searched_factors
+from pe.training.start import check_text, start_of, text_for, with_searched_factors
 
 
 def evaluate_start(
     run: Run, *, quiet: bool = False, data: TokenData | None = None
 ) -> dict[str, Any]:
-    """Evaluate what ``run`` began with, unless that is recorded already.
+    """Evaluate the weights from which ``run`` started, unless that is recorded already.
 
     Args:
-        data: the run's corpus, if it is at hand already.
+        quiet: show no progress.
+        data: the run's corpus, if the caller has prepared it.
 
     Returns:
-        The ``conversion`` part of run.json: ``before`` and ``converted``, cells by length.
+        The entry ``conversion`` of run.json: the perplexities ``before`` and ``converted`` by
+        length (`pe.evaluation.scorer.cell`).
 
     Raises:
-        RunError: the run began with new weights, or those it began with are not on this
-            machine, or the corpus is no longer what they were trained on.
+        RunError: the run started from new weights, the weights from which it started are not on
+            this machine, or the text is not the one on which they were trained.
     """
     recipe = checked(run).recipe
     lengths = sorted(recipe.evaluation_lengths)
@@ -45,20 +47,21 @@ def evaluate_start(
         "target_tokens": recipe.target_tokens,
         "windows_wanted": recipe.evaluation_windows,
     }
-    known: dict[str, Any] | None = run.read().get("conversion")
-    if known is not None and all(known[key] == value for key, value in wanted.items()):
-        return known
+    recorded: dict[str, Any] | None = run.read().get("conversion")
+    if recorded is not None and all(recorded[key] == value for key, value in wanted.items()):
+        return recorded
     start = start_of(recipe, run.directory.parent)
     if start is None:
-        raise RunError(f"{run.directory} began with new weights")
-    data = data or prepare(
-        recipe.corpus, recipe.vocab_size, recipe.tokenizer, separator=recipe.separator
-    )
-    check_text(data, start.data, start.parent.name, "evaluate where its text is")
+        raise RunError(
+            f"{run.directory} started from new weights, so no encoding was changed: only a run "
+            "with start_from can be evaluated before its training"
+        )
+    data = data or text_for(recipe)
+    check_text(data, start.data, start.parent.name, "evaluate on a machine that has its text")
     with quiet_libraries():
         before: PEForCausalLM = PEForCausalLM.from_pretrained(start.weights, dtype=torch.float32)
-    own = with_searched_factors(recipe, start.parent)
-    converted = start_model(start, own, build_config(own, data.vocab_size))
+    recipe = with_searched_factors(recipe, start.parent)
+    converted = start_model(start, recipe, build_config(recipe, data.vocab_size))
     progress, cells, device = Progress(enabled=not quiet), {}, devices.choose()
     for name, model in (("before", before), ("converted", converted)):
         progress.show(f"evaluating the weights {name}", last=True)

@@ -2,10 +2,10 @@
 
     logits of a query that sees n > L tokens  <-  logits x (1 + c ln(n / L))
 
-DroPE's long-context results use such a temperature, with c fitted for each model at the length it
-is used at (arXiv:2512.12167). It helps other encodings too, so every run may get its own c for each
-length: fitted on validation text, reported on test text, beside the model as it was trained
-(c = 0).
+DroPE's long-context results use such a temperature, and fit c for each model at each length
+(arXiv:2512.12167). It helps other encodings as well, so every run may have its own c per length. It
+is fitted on validation text. The results are measured on test text and shown beside those of the
+model as it was trained (c = 0).
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ from typing import Any
 from pe.evaluation.scorer import Scorer
 
 BOUNDS = (-0.5, 1.5)
+"""The range of c."""
 TRIALS = 14
+"""The most values of c that are tried."""
 WINDOWS = 16
-"""Windows of validation text on which a temperature is fitted."""
+"""The number of windows of validation text on which c is fitted."""
 
 
 def fit_temperatures(scorer: Scorer, lengths: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """The fit of each length, on the same windows of validation text.
+    """Return the record of `fit_temperature` for each length.
+
+    All lengths have the same targets of validation text.
 
     Raises:
         ValueError: no document of the validation split is longer than the longest length.
@@ -35,15 +39,15 @@ def fit_temperatures(scorer: Scorer, lengths: Sequence[int]) -> dict[int, dict[s
 
 
 def fit_temperature(text: Scorer, length: int) -> dict[str, Any]:
-    """The c with the least mean loss behind ``length`` tokens, by Brent's bounded search.
+    """Find the c with the least mean loss after ``length`` tokens, by Brent's bounded search.
 
     Args:
         text: the model on windows of validation text.
 
     Returns:
-        The record: ``value``, ``nll`` there and ``nll_without`` at c = 0, the length and windows it
-        was fitted on, every trial as [c, nll], and ``at_bound``: no c between the value and the end
-        of `BOUNDS` was worse, so that the best c may lie beyond.
+        The record: ``value`` (c), its loss ``nll`` and the loss ``nll_without`` at c = 0 in nats,
+        the length, the number of windows, and every trial as [c, nll]. ``at_bound`` is true if the
+        best c is the smallest or largest that was tried; then a better one may lie beyond `BOUNDS`.
     """
     from scipy.optimize import minimize_scalar
 
@@ -59,7 +63,7 @@ def fit_temperature(text: Scorer, length: int) -> dict[str, Any]:
     minimize_scalar(
         loss, bounds=BOUNDS, method="bounded", options={"maxiter": TRIALS, "xatol": 0.005}
     )
-    value, nll = min(trials, key=lambda trial: trial[1])  # never worse than c = 0
+    value, nll = min(trials, key=lambda trial: trial[1])  # c = 0 is among them
     tried = [c for c, _ in trials]
     return {
         "value": value,

@@ -6,17 +6,21 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
+from pe.data.needles import even_depth
 from pe.figures.axes import CUT, WHOLE, labels, legend, mark, numbers, powers_of_two
 from pe.figures.style import FAINT, INK, colour, marker, style
 from pe.results.quantities import label
 
 TRAINED_TO = "trained up to here"
+LOSS_ABOVE_CUT = 1.2
+"""Nats above the cut line that the picture of several methods shows."""
 
 
 def looks(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """By variant on record, how its line is drawn."""
+    """The look of each variant's line, by variant on record."""
     pe, steps = record["settings"]["pe"], record["settings"]["steps"]
     from pe.encodings.core.spec import parse  # brings torch
 
@@ -31,6 +35,16 @@ def looks(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: look for name, look in every.items() if name in record["outcomes"]}
 
 
+def in_words(options: Mapping[str, Any]) -> list[str]:
+    """Options of an encoding as a reader wants them: ``factor 8``, ``dynamic``."""
+    return [
+        key if value is True
+        else f"{key} {value:g}" if isinstance(value, float)
+        else f"{key} {value}"
+        for key, value in sorted(options.items())
+    ]  # fmt: skip
+
+
 def nll(record: Mapping[str, Any], variant: str) -> list[float]:
     """Loss of the targets at each length, nats per token; NaN where there is none."""
     cells = record["outcomes"][variant]["perplexity"]
@@ -43,6 +57,26 @@ def cut(record: Mapping[str, Any]) -> list[float]:
     inside = [x for n, x in zip(lengths, untouched, strict=True) if n <= _trained(record)]
     most = inside[-1] if inside else math.nan
     return [x if n <= _trained(record) else most for n, x in zip(lengths, untouched, strict=True)]
+
+
+def cut_found(record: Mapping[str, Any], task: str) -> list[float]:
+    """Share of prompts that the untouched model answers from the last training length of a text.
+
+    It is the share at the longest length within the training length, times the share of prompts
+    whose number lies in that last part. The tokens of question and answer are left out, which
+    makes it a little too high.
+    """
+    lengths, shares = record["settings"]["lengths"], found(record, "untouched", task)
+    inside = [x for n, x in zip(lengths, shares, strict=True) if n <= _trained(record)]
+    count = record["settings"]["prompts"]
+    depths = [even_depth(index, count) for index in range(count)]
+    if not inside or not count:
+        return [math.nan] * len(lengths)
+    return [
+        share if n <= _trained(record)
+        else inside[-1] * sum(depth >= 1 - _trained(record) / n for depth in depths) / count
+        for n, share in zip(lengths, shares, strict=True)
+    ]  # fmt: skip
 
 
 def _trained(record: Mapping[str, Any]) -> int:
@@ -64,18 +98,23 @@ def by_length(record: Mapping[str, Any]) -> Figure:
             )
     if lengths[-1] > _trained(record):
         panels[0].plot(lengths, cut(record), **CUT)
-    _finish(figure, panels, record, lengths, columns=4)
+    _finish(figure, panels, record, lengths, columns=4, task=tasks[-1] if tasks else "")
     return figure
 
 
 def _finish(
-    figure: Figure, panels: Any, record: Mapping[str, Any], lengths: Sequence[int], columns: int
+    figure: Figure,
+    panels: Any,
+    record: Mapping[str, Any],
+    lengths: Sequence[int],
+    columns: int,
+    task: str,
 ) -> None:
     """Axes, the training length, and the legend, of loss and of what is found."""
     panels[0].set_ylabel("loss, nats per token")
     for axes in panels[1:]:
         axes.set_ylim(-0.03, 1.03)
-        axes.set_ylabel(f"{_tasks(record)[-1]}: prompts answered")
+        axes.set_ylabel(f"{task}: prompts answered")
     for axes in panels:
         powers_of_two(axes, lengths, WHOLE)
         if lengths[0] <= _trained(record) <= lengths[-1]:
@@ -86,13 +125,17 @@ def _finish(
 
 @style()
 def several(records: Sequence[Mapping[str, Any]]) -> Figure:
-    """Of trials of one model on one text: loss, and numbers found, by length.
+    """Loss, and numbers found, by length, of trials of one model on one text.
 
-    What was trained on has filled markers; of the same colours the later ones are dashed.
+    What was trained on has filled markers; of the same colours the later ones are dashed. The
+    axis of the loss ends a little above the cut line, where methods can be told apart, so curves
+    of methods that fail leave it. The task of the right panel is the one that the untouched model
+    answers best.
     """
     from pe.encodings.core.spec import parse  # brings torch
 
     first, tasks = records[0], _tasks(records[0])
+    tasks = sorted(tasks, key=lambda task: -np.nanmax(found(first, "untouched", task)))[:1]
     lengths = first["settings"]["lengths"]
     figure = Figure(figsize=(7.2 if tasks else 5.0, 4.4), layout="constrained")
     panels = figure.subplots(1, 2 if tasks else 1, squeeze=False)[0]
@@ -105,7 +148,7 @@ def several(records: Sequence[Mapping[str, Any]]) -> Figure:
         name = parse(s["pe"])[0][0].name
         for variant in [v for v in record["outcomes"] if v != "untouched"]:
             trained = variant == "trained"
-            words = [label(s["pe"]), *(f"{k} {v}" for k, v in sorted(s["options"].items()))]
+            words = [label(s["pe"]), *in_words(s["options"])]
             words += [f"trained at {s['learning_rate']:g}"] if trained else []
             if variant == "adapted" and s["pe"] == "rope":
                 continue  # the untouched model
@@ -122,9 +165,15 @@ def several(records: Sequence[Mapping[str, Any]]) -> Figure:
         at = record["settings"]["lengths"]
         panels[0].plot(at, nll(record, variant), markersize=4.5, **look)
         if tasks:
-            panels[1].plot(at, found(record, variant, tasks[-1]), markersize=4.5, **look)
+            panels[1].plot(at, found(record, variant, tasks[0]), markersize=4.5, **look)
     panels[0].plot(lengths, cut(first), **CUT)
-    _finish(figure, panels, first, lengths, columns=3)
+    shown = cut(first)
+    if not all(math.isnan(x) for x in shown):
+        lowest, highest = min(np.nanmin(nll(r, v)) for r, v, _ in lines), np.nanmax(shown)
+        panels[0].set_ylim(lowest - 0.05, highest + LOSS_ABOVE_CUT)
+    if tasks:
+        panels[1].plot(lengths, cut_found(first, tasks[0]), **CUT)
+    _finish(figure, panels, first, lengths, columns=3, task=tasks[0] if tasks else "")
     for axes in panels:
         axes.tick_params(axis="x", labelrotation=45)
     return figure

@@ -1,4 +1,10 @@
-"""Configuration of the decoder, in transformers' form."""
+"""The decoder's configuration, a subclass of transformers' `PreTrainedConfig`.
+
+Every field has an effect or is refused. transformers stores whatever keyword arguments a
+configuration is given, so that a misspelt field would be saved, loaded and never used. `PEConfig`
+accepts only fields that the decoder, its encoding or transformers itself reads. Once a model is
+built, fields that it would not follow can no longer be changed.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +24,31 @@ from pe.encodings.core.parts import part_classes
 from pe.encodings.core.spec import layer_specs
 
 BUILT_IN = "a model was built with this configuration and would not follow; "
-OF_LOADING = ("return_unused_kwargs", "gguf_file")
-OF_TRANSFORMERS = {
+"""How messages about a change that comes too late begin."""
+LOADING_ARGUMENTS = ("return_unused_kwargs", "gguf_file")
+"""Arguments of `from_pretrained` that reach `from_dict` and are not fields."""
+TRANSFORMERS_FIELDS = {
     *inspect.signature(PreTrainedConfig.__init__).parameters,
     *getattr(PreTrainedConfig, "__annotations__", ()),
     *(name for name, value in vars(PreTrainedConfig).items() if isinstance(value, property)),
     *(name for name in vars(GenerationConfig()) if name.endswith("_token_id")),
     "attn_implementation", "experts_implementation", "auto_map", "quantization_config",
 } - {"self", "kwargs", "rope_scaling"}  # fmt: skip
-"""Fields that transformers itself uses, as the installed release has them; `rope_scaling` it keeps
-for models that read it."""
-OF_GENERATION: dict[str, Any] = {
-    name: value for name, value in vars(GenerationConfig()).items() if name not in OF_TRANSFORMERS
+"""Fields that the installed release of transformers uses itself. `rope_scaling` is left out,
+because transformers only stores it for models that read it, and this one does not."""
+GENERATION_DEFAULTS: dict[str, Any] = {
+    name: value
+    for name, value in vars(GenerationConfig()).items()
+    if name not in TRANSFORMERS_FIELDS
 } | getattr(GenerationConfig, "_get_default_generation_params", dict)()
+"""Settings of text generation, which older transformers kept in the model's configuration."""
 FREE_AFTER_BUILDING = ("vocab_size", "length_temperature", "tie_word_embeddings")
-"""Fields that a model follows after it was built; transformers resizes embeddings."""
+"""Fields that may change after a model was built: it reads the temperature in each call, and
+transformers changes the other two together with the model's weights."""
 
 
 class BuiltOptions(dict[str, Any]):
-    """The options by which a model's encoding was built. They are read; copies can be changed."""
+    """The options with which a model's encoding was built; read-only, but copies can be changed."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__((k, tuple(v) if isinstance(v, list) else v) for k, v in options.items())
@@ -51,7 +63,7 @@ class BuiltOptions(dict[str, Any]):
     update = setdefault = pop = popitem = clear = _refuse
 
     def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
-        """Copies and pickles are plain dictionaries, with lists as they were given."""
+        """Copy and pickle as a plain dictionary, with lists where the caller passed lists."""
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in self.items()}
         return dict, (plain,)
 
@@ -60,29 +72,31 @@ class PEConfig(PreTrainedConfig):
     """Sizes of a LLaMA-style decoder and the positional encoding it uses.
 
     Args:
-        pe: encoding, as the registry spells it, or a schedule of layers
-            (`pe.encodings.core.spec`). pe_options: its options.
-        num_key_value_heads: None: as many as heads.
+        pe: the encoding: a name, names joined by ``+``, or a schedule of layers
+            (`pe.encodings.core.spec`).
+        pe_options: options of the encoding.
+        num_key_value_heads: number of key and value heads, which divides num_attention_heads.
+            None: num_attention_heads.
         head_dim: width of a head. None: hidden_size / num_attention_heads.
-        max_position_embeddings: context length of training, in tokens. It is no limit: what lies
-            beyond it is what this project measures.
+        max_position_embeddings: context length of training, in tokens. It is not a limit; this
+            project measures what happens beyond it.
         qk_norm: RMS-normalise queries and keys of each head before rotation.
         joint_norm: RMS-normalise queries ("q"), keys ("k") or both ("qk") over all their heads
-            together, as DroPE's variants do. "": neither.
-        softmax_scale: factor of the logits in place of 1/sqrt(head_dim).
-        length_temperature: c in the factor 1 + c ln(n / max_position_embeddings) of the logits of
-            a query that sees n tokens, n beyond the context of training.
-        dropout: probability, in training, with which an entry is set to 0: of the embeddings with
-            what the encoding adds to them, and of the output of each attention and each
-            feed-forward block before it is added to the residual stream, as GPT-2's embd_pdrop and
-            resid_pdrop. Attention probabilities have none, since the fused kernels never hold them.
-        attention_backend: "sdpa", "dense" or "kernel" forces that one; None takes the fastest that
-            is exact (`pe.attention.choose`).
-        kwargs: what transformers' own `PreTrainedConfig` takes, and ids of special tokens.
+            together, as the variants of DroPE do (arXiv:2512.12167). "": neither.
+        softmax_scale: factor of the logits. None: 1/sqrt(head_dim).
+        length_temperature: c in the factor 1 + c ln(n / max_position_embeddings), by which the
+            logits of a query that sees n tokens are multiplied if n exceeds the training context.
+        dropout: probability, in training, of setting an entry to 0. As with GPT-2's embd_pdrop and
+            resid_pdrop, it applies to the embeddings, after the encoding has added to them, and to
+            the output of each attention and feed-forward block. It does not apply to attention
+            probabilities, which the fused kernels never hold in memory.
+        attention_backend: "sdpa", "dense" or "kernel" forces that backend. None takes the fastest
+            exact one (`pe.attention.choose`).
+        kwargs: fields of transformers' `PreTrainedConfig`, and ids of special tokens.
 
     Raises:
-        ValueError: a field that nothing here uses, the nearest one being named; values that do not
-            fit each other; or a field that is set after a model was built with it.
+        ValueError: a field has no effect (the message names the nearest valid one), values do not
+            fit each other, or a field is changed after a model was built with it.
     """
 
     model_type = "pe-decoder"
@@ -155,21 +169,22 @@ class PEConfig(PreTrainedConfig):
         super().__setattr__(name, value)
 
     def refuse_arguments(self, arguments: Mapping[str, Any]) -> None:
-        """ValueError for whatever a model is given beside its configuration.
+        """Raise ValueError for every argument that a model is given beside its configuration.
 
-        transformers hands on to the model what it finds in no configuration.
+        transformers passes on to the model whatever is not a field of the configuration.
         """
         for name, value in arguments.items():
             self._refuse_unused(name, value)
             raise ValueError(f"{name}: a field of the configuration; set it there")
 
     def _refuse_unused(self, name: str, value: Any) -> None:
-        """Raise ValueError for a field that neither the decoder nor transformers looks at."""
-        if name in FIELDS or name in OF_TRANSFORMERS or name.startswith("_"):
+        """Raise ValueError for a field that neither the decoder nor transformers reads."""
+        if name in FIELDS or name in TRANSFORMERS_FIELDS or name.startswith("_"):
             return
-        if name in OF_GENERATION:
-            if value == OF_GENERATION[name] or name == "use_cache":
-                return  # as older files list them; a cache is also asked for here by transformers
+        if name in GENERATION_DEFAULTS:
+            # Older files list the defaults, and transformers itself sets use_cache.
+            if value == GENERATION_DEFAULTS[name] or name == "use_cache":
+                return
             raise ValueError(
                 f"{name}: set it in the model's generation_config, not in its configuration"
             )
@@ -184,12 +199,12 @@ class PEConfig(PreTrainedConfig):
         )
 
     def _refuse_scaling(self, name: str, value: float | None) -> None:
-        """Raise ValueError for a factor on logits that the encoding's bias does not know of."""
+        """Raise ValueError if the encoding corrects logits, which a factor would then distort."""
         for part, cls in part_classes(self.pe).items() if value else ():
             if getattr(cls, "corrects_logits", False):
                 raise ValueError(
-                    f"{name} {value:g}: {part} adds the difference to other logits, so nothing may "
-                    f"scale them; leave out {name}"
+                    f"{name} {value:g}: {part} adds the difference to other logits, so they must "
+                    f"not be scaled; leave out {name}"
                 )
 
     def _refuse_impossible(self) -> None:
@@ -213,10 +228,11 @@ class PEConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As transformers has it, but overrides are checked like everything else.
+        """Build a configuration from a saved one; ``kwargs`` override its fields.
 
         Raises:
-            ValueError: the folder holds a model of another type, or an override means nothing.
+            ValueError: the configuration is that of another type of model, or an override has no
+                effect.
         """
         kind = config_dict.get("model_type", cls.model_type)
         if kind != cls.model_type:
@@ -229,23 +245,27 @@ class PEConfig(PreTrainedConfig):
         config = super().from_dict(config_dict | own, **kwargs)
         if not kwargs.get("return_unused_kwargs"):
             for name, value in kwargs.items():
-                if name not in OF_LOADING:
+                if name not in LOADING_ARGUMENTS:
                     config._refuse_unused(name, value)
         return config
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, without the mark of a model that was built."""
+        """Return all fields, without the internal mark that a model was built."""
         fields: dict[str, Any] = super().to_dict()
         fields.pop("_built", None)
         return fields
 
     def built(self) -> None:
-        """Called by a model: from now on fields that it was built by cannot be changed."""
+        """Make read-only the fields that a model was built with; the model calls this."""
         self.pe_options = BuiltOptions(self.pe_options)
         self._built = True
 
     def changed(self, **fields: Any) -> PEConfig:
-        """A copy in which these fields have other values. ValueError if they do not fit."""
+        """Return a copy in which these fields have other values.
+
+        Raises:
+            ValueError: the values do not fit the other fields.
+        """
         other = copy.deepcopy(self)
         other._built = False
         for name, value in fields.items():
@@ -254,7 +274,7 @@ class PEConfig(PreTrainedConfig):
         return other
 
     def encoding_context(self) -> dict[str, int]:
-        """The sizes that `pe.encodings.encoding` wants to know."""
+        """Return the sizes that `pe.encodings.encoding` needs to build the encoding."""
         return {
             "head_dim": self.head_dim,
             "num_heads": self.num_attention_heads,

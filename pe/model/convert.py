@@ -1,11 +1,11 @@
-"""Give a trained model another positional encoding, with every other weight as it is.
+"""Give a trained model another positional encoding and keep every other weight.
 
     drop     convert(model, "nope")                 DroPE, arXiv:2512.12167
     extend   convert(model, "yarn", factor=4.0)     any frequency transform, from a rotary model
 
-The result is a new model; the old one is untouched. What the two encodings have in common stays:
-learned parameters of a part that both have, and options, RoPE's theta for example. Parameters that
-are new are drawn by (seed, name), as at the start of a training.
+The result is a new model; the old one stays as it is. If both encodings contain the same part, such
+as RoPE, its learned parameters and its options (theta, for example) are taken over. New parameters
+are drawn by (seed, name), as at the start of training.
 """
 
 from __future__ import annotations
@@ -41,18 +41,19 @@ def convert(
     Args:
         spec: a name, or several joined by ``+``; ``"nope"`` drops the encoding.
         joint_norm: ``"q"``, ``"k"`` or ``"qk"``: RMS-normalise queries, keys or both over all their
-            heads together, with weights of 1 to begin with. None: as the model has it.
-        softmax_scale: factor of the logits in place of 1/sqrt(head_dim). None: as the model has it.
-        length_temperature: c in the factor 1 + c ln(n / L) of the logits of a query that sees more
-            than the L tokens of training. None: as the model has it.
-        context_length: length of the windows the result will be trained on, if it is another.
-            Extension methods go on counting from the length that the model knows.
-        seed: draws the parameters that the new encoding does not share with the old one.
-        options: of the encoding. Options of parts that both have are kept where none is given.
+            heads together, with weights that start at 1. None: keep the model's setting.
+        softmax_scale: factor of the logits in place of 1/sqrt(head_dim). None: keep the model's.
+        length_temperature: c in the factor 1 + c ln(n / L), by which the logits of a query that
+            sees n tokens are multiplied if n exceeds the L tokens of training. None: keep it.
+        context_length: number of tokens in the windows on which the result will be trained, if
+            that changes. Extension methods still count from the model's present length.
+        seed: determines the parameters that the new encoding does not share with the old one.
+        options: options of the new encoding. An option of a part that both encodings have keeps
+            its value unless it is given here.
 
     Raises:
-        ValueError: an unknown encoding or option, parts that cannot be combined, a model that is
-            not of this package, or a change of frequencies that the model does not have.
+        ValueError: the encoding or an option is unknown, parts cannot be combined, the model is
+            not one of this package, or frequencies are to be changed that the model does not have.
     """
     if not isinstance(model, (PEModel, PEForCausalLM)):
         raise ValueError(
@@ -71,7 +72,7 @@ def convert(
         "max_position_embeddings": context_length,
     }
     config = config.changed(**{k: v for k, v in fields.items() if v is not None})
-    with torch.random.fork_rng(devices=[]):  # a conversion draws nothing that others would
+    with torch.random.fork_rng(devices=[]):  # leaves the caller's random numbers as they were
         new = type(model)(config)
     new.to(device=model.device, dtype=model.dtype)
     _fill(new, model, seed)
@@ -83,7 +84,10 @@ def convert(
 
 @torch.no_grad()
 def _fill(new: nn.Module, old: nn.Module, seed: int) -> None:
-    """Copy what both models have; draw what only the new encoding has. New norms stay at 1."""
+    """Copy the parameters that both models have and draw those of the new encoding alone.
+
+    New norms keep their initial weights of 1.
+    """
     draw_encodings(new, seed)
     before = dict(outside_encodings(old)) | dict(_shared(old))
     for key, parameter in (*outside_encodings(new), *_shared(new)):
@@ -92,13 +96,17 @@ def _fill(new: nn.Module, old: nn.Module, seed: int) -> None:
 
 
 def _shared(model: nn.Module) -> Iterator[tuple[Any, Tensor]]:
-    """Parameters of encodings by layer, class and name, wherever in a sum the part is."""
+    """Yield each parameter of the encodings with its key: layer, class and name.
+
+    The key says nothing about the place of a part in a sum such as ``rope+fox``, so that a part is
+    recognised in any sum.
+    """
     decoder: Any = model.model if isinstance(model, PEForCausalLM) else model
     for index, number in enumerate(decoder.encoding_of):
         layer = decoder.encodings[number]
         parts = [m for m in layer.modules() if isinstance(m, (Encoding, FrequencyTransform))]
         seen: set[int] = set()
-        for part in reversed(parts):  # the inner ones, whose parameters they are, first
+        for part in reversed(parts):  # inner modules first, since they own the parameters
             for name, parameter in part.named_parameters():
                 if id(parameter) not in seen:
                     seen.add(id(parameter))

@@ -2,11 +2,12 @@
 
     x = embed(tokens);  x += attention(norm(x));  x += swiglu(norm(x));  logits = norm(x) E^T
 
-RMSNorm before each block, SwiGLU, no biases, head tied to the embeddings (arXiv:2302.13971).
-Dropout, if the configuration has it, on the embeddings and on what each block adds to x. The
-encoding acts through the hooks of `pe.encodings.Encoding`. Being a transformers `PreTrainedModel`
-with `GenerationMixin`, a run loads with ``AutoModelForCausalLM.from_pretrained`` once ``pe.model``
-has been imported. Its layers are in `pe.model.layers`. B batch, T tokens, V vocabulary.
+It has an RMSNorm before each block, SwiGLU, no biases, and a head tied to the embeddings
+(arXiv:2302.13971). Dropout, if the configuration asks for it, acts on the embeddings and on what
+each block adds to x. The encoding acts through the hooks of `pe.encodings.Encoding`. The decoder is
+a `PreTrainedModel` of transformers with `GenerationMixin`, so once ``pe.model`` is imported, a
+run's checkpoint loads with ``AutoModelForCausalLM.from_pretrained``. The layers are in
+`pe.model.layers`. B batch, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -39,31 +40,32 @@ from pe.model.config import PEConfig
 from pe.model.layers import Block
 from pe.model.loss import IGNORE, summed_loss
 
-# transformers 5 renamed `past_key_values` to `cache` on the way; both are accepted everywhere.
+# Releases of transformers 5 differ: the field is `past_key_values` or `cache`. Both are accepted.
 CACHE_FIELD = (
     "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 )
-# What transformers' own code passes along and this model has no use for.
-TOLERATED = frozenset(
+# transformers' own code passes these arguments to every model; this one ignores them.
+IGNORED_ARGUMENTS = frozenset(
     {"cache_position", "return_dict", "output_hidden_states", "token_type_ids",
      "is_first_iteration"}
 )  # fmt: skip
 
 
-class Seen(NamedTuple):
-    """What the layers that share an encoding make of one call's positions and mask."""
+class LayerInputs(NamedTuple):
+    """The inputs of one call that all layers with the same encoding share."""
 
-    where: Prepared
+    prepared: Prepared
+    """Positions of queries and keys, and tables computed from them."""
     mask: Tensor | Spans | None
     """(1 or B, 1, T, keys), True where a query sees a key, or spans for kernels; None: causal."""
     temperature: Tensor | None
-    """As `PEModel._temperature` gives it."""
+    """The factor of the logits that `PEModel._temperature` returns."""
     kept: Tensor | None
-    """(keys,), True at those that later queries may see; None: all."""
+    """(keys,), True at keys that later queries may see; None: all."""
 
 
 class PEPreTrainedModel(PreTrainedModel):
-    """What both models below share with transformers."""
+    """The base class of both models below: their configuration and their initial weights."""
 
     config_class = PEConfig
     base_model_prefix = "model"
@@ -80,7 +82,7 @@ class PEPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, Encoding):
-            # Loading builds the module on the meta device and leaves its constants unwritten.
+            # from_pretrained builds the module on the meta device, so its constants have no values.
             module.register_exact_buffers()
             loaded = [getattr(p, "_is_hf_initialized", False) for p in module.parameters()]
             if not all(loaded):
@@ -88,10 +90,10 @@ class PEPreTrainedModel(PreTrainedModel):
 
 
 class PEModel(PEPreTrainedModel):
-    """The decoder without its head."""
+    """The decoder without its language-model head."""
 
     float32_residual = False
-    """Keep the residual stream in float32 under autocast; see `pe.evaluate`."""
+    """Whether the residual stream stays in float32 under autocast, as in evaluation."""
 
     def __init__(self, config: PEConfig, **unknown: Any) -> None:
         super().__init__(config, **unknown)
@@ -105,7 +107,7 @@ class PEModel(PEPreTrainedModel):
         self.encodings = nn.ModuleList(distinct)
         numbers = [distinct.index(enc) for enc in layers]
         self.encoding_of = (numbers * config.num_hidden_layers)[: config.num_hidden_layers]
-        """By layer: which of `encodings` it uses."""
+        """For each layer the index of its encoding in `encodings`."""
         self.post_init()
         config.built()
 
@@ -127,42 +129,53 @@ class PEModel(PEPreTrainedModel):
         output_attentions: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """(B, T) token ids -> last_hidden_state (B, T, hidden), and attentions if asked for.
+        """Compute the hidden states of T tokens that follow ``past`` tokens in a cache.
 
         Args:
+            input_ids: (B, T) token ids. inputs_embeds: (B, T, hidden) in place of them.
             attention_mask: (B, past + T), 0 at padding.
-            position_ids: (T,) or (B, T); default: counted from the mask. A cache holds no
-                positions, so with one only the counted ones are accepted.
-            document_ids: (B, T); attention stays inside a document. Not with a cache.
-            output_attentions: return each layer's probabilities too, (B, H, T, past + T) in
-                float32. Attention is computed by its definition then (`pe.attention.dense`),
-                whatever backend is set, so memory grows with the square of the length. None: as the
-                configuration says.
+            position_ids: (T,) or (B, T). None: counted from the attention mask. Positions are not
+                cached, so with a cache only the counted ones are accepted.
+            past_key_values, cache: the cache, under either of transformers' names for it.
+            document_ids: (B, T); attention stays inside a document. It excludes a cache.
+            output_attentions: also return the probabilities of each layer, (B, H, T, past + T) in
+                float32. All layers then use the dense backend (`pe.attention.dense`), so memory
+                grows with the square of the length. None: as the configuration says.
+
+        Returns:
+            last_hidden_state (B, T, hidden), the cache, and attentions if asked for.
+
+        Raises:
+            ValueError: an argument is unknown, has a wrong shape, or cannot be combined with
+                another one.
+            PositionError: a position is beyond what the encoding has.
         """
         for name in kwargs:
-            if name not in TOLERATED:
+            if name not in IGNORED_ARGUMENTS:
                 known = list(inspect.signature(PEModel.forward).parameters)[1:-1]
                 raise unknown("argument", name, known)
             if name == "output_hidden_states" and kwargs[name]:
-                raise ValueError(f"{name}: this model returns its last hidden state only")
+                raise ValueError(
+                    f"{name}: this model returns its last hidden state only; leave it out"
+                )
         if output_attentions is None:
             output_attentions = self.config.output_attentions
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if torch.is_autocast_enabled(x.device.type) and not self.float32_residual:
-            # Carry the residual stream in the autocast type too: it is most of the traffic.
+            # The residual stream causes most of the memory traffic, so it is narrow as well.
             x = x.to(torch.get_autocast_dtype(x.device.type))
         cache = past_key_values if cache is None else cache
         if cache is None and use_cache:
             cache = DynamicCache()
         if getattr(cache, "is_compileable", False):
-            # Its keys come back at full length, unused ones among them.
+            # Such a cache returns keys at its full length, including unused places.
             raise ValueError("a static cache is not supported: use transformers' DynamicCache")
         if cache is not None and not self.cacheable:
             raise ValueError(
-                f"{self.config.pe!r} draws the positions of all tokens again in each call, so what "
-                "a cache holds of them is of no use; pass use_cache=False"
+                f"{self.config.pe!r} draws new positions for all tokens in each call, so cached "
+                "keys would have the wrong ones; pass use_cache=False"
             )
         recomputed = any(layer.gradient_checkpointing for layer in self.layers)
         if cache is not None and recomputed and self.training and torch.is_grad_enabled():
@@ -177,12 +190,14 @@ class PEModel(PEPreTrainedModel):
         )
         if document_ids is not None and cache is not None:
             raise ValueError("document_ids cannot be combined with a cache; pass use_cache=False")
-        plain = attention_mask is None and document_ids is None and position_ids is None
-        plain = plain and past == 0
+        unmasked = attention_mask is None and document_ids is None
+        plain = unmasked and position_ids is None and past == 0
         spans: list[Spans | None] = [None] * len(self.encodings)
         if past == 0 and not output_attentions:
-            hidden = attention_mask, document_ids
-            spans = [self._spans(enc, x, positions, plain, *hidden) for enc in self.encodings]  # type: ignore[arg-type]
+            spans = [
+                self._spans(enc, x, positions, plain, attention_mask, document_ids)  # type: ignore[arg-type]
+                for enc in self.encodings
+            ]
         mask = None
         if any(some is None for some in spans):
             mask = visible(length, past + length, x.device, attention_mask, document_ids)
@@ -191,22 +206,22 @@ class PEModel(PEPreTrainedModel):
         if document_ids is not None and any(enc.length_dependent for enc in self.encodings):
             assert mask is not None
             lengths = {"lengths": document_lengths(mask, positions, k_positions)}
-        prepared: dict[int, Seen] = {}
+        inputs: dict[int, LayerInputs] = {}  # by the index of the encoding
         attentions = []
         for index, layer in enumerate(self.layers):
             number = self.encoding_of[index]
             enc: Encoding = self.encodings[number]  # type: ignore[assignment]
             windows = [] if cache is None else self._window_layers(cache, index, enc)
-            if number not in prepared or enc.random:
+            if number not in inputs or enc.random:  # random positions are drawn for each layer
                 held = windows[0].with_new(length, x.device) if windows else None
-                prepared[number] = self._seen(
+                inputs[number] = self._layer_inputs(
                     enc, positions, k_positions, mask, spans[number], held, x.dtype,
                     cache is not None, plain, lengths if enc.length_dependent else {},
                 )  # fmt: skip
-            where, narrowed, temperature, kept = prepared[number]
+            prepared, layer_mask, temperature, kept = inputs[number]
             if index == 0:
-                x = self.dropout(enc.embed(x, where.q_positions))
-            x, weights = layer(x, enc, where, narrowed, cache, temperature, output_attentions)
+                x = self.dropout(enc.embed(x, prepared.q_positions))
+            x, weights = layer(x, enc, prepared, layer_mask, cache, temperature, output_attentions)
             attentions.append(weights)
             for window in windows:
                 window.hold(kept)  # type: ignore[arg-type]
@@ -224,12 +239,14 @@ class PEModel(PEPreTrainedModel):
         padding: Tensor | None,
         documents: Tensor | None,
     ) -> Spans | None:
-        """What kernels take in place of the mask of these layers; None where it takes a mask.
+        """Return what replaces the mask in layers with this encoding; None if they need a mask.
 
         Args:
-            x: (B, T, hidden), all tokens that there are. plain, padding, documents: as in
-                `forward`.
+            x: (B, T, hidden), of all tokens; there is no cache.
+            positions: (T,) or (B, T). plain: they are counted and no token is hidden.
+            padding: (B, T), 0 at padding. documents: (B, T), the document of each token.
         """
+        # Both count the keys that a query sees, which takes a mask.
         if self.config.length_temperature or (enc.length_dependent and documents is not None):
             return None
         backend: str | None = self.layers[0].attention.backend  # type: ignore[union-attr, assignment]
@@ -246,14 +263,14 @@ class PEModel(PEPreTrainedModel):
         return bounded(enc, result, backend)
 
     def _window_layers(self, cache: Cache, index: int, enc: Encoding) -> list[WindowLayer]:
-        """The layers of the cache that forget what a window hides: of keys, and of their state."""
+        """Return the layers of the cache that drop what a window hides: of keys, and of state."""
         if not enc.hides:
             return []
         slots = [index, *([index + len(self.layers)] if enc.state_size else [])]
         layers = [window_layer(cache, slot) for slot in slots]
         return [layer for layer in layers if layer is not None]
 
-    def _seen(
+    def _layer_inputs(
         self,
         enc: Encoding,
         positions: Tensor,
@@ -265,13 +282,17 @@ class PEModel(PEPreTrainedModel):
         cached: bool,
         plain: bool,
         lengths: dict[str, Lengths],
-    ) -> Seen:
-        """What `forward` hands to the layers with this encoding.
+    ) -> LayerInputs:
+        """Prepare what all layers with this encoding share.
 
         Args:
-            mask: without the encoding's window. spans: what replaces it. held: which keys there
-                are, (n,); None: all. cached: keys come from a cache. plain: positions are counted
-                and no token is hidden.
+            positions, k_positions: (T,) or (B, T), of the new tokens and of all keys.
+            mask: (1 or B, 1, T, keys), in which the encoding's own window is not applied yet; None:
+                causal. spans: what replaces the mask, or None.
+            held: indices (n,) of the keys that the cache holds, the new ones included; None: all.
+            dtype: of the tables. cached: whether keys come from a cache.
+            plain: positions are counted and no token is hidden.
+            lengths: the lengths of documents, as an argument of `Encoding.prepare`, or empty.
         """
         kept = None
         length, known = positions.shape[-1], k_positions.shape[-1]
@@ -283,23 +304,27 @@ class PEModel(PEPreTrainedModel):
             if held is not None:
                 mask, k_positions = mask[..., held], k_positions[..., held]
                 kept = mask[..., -1, :].flatten(0, -2).any(0)
-        # Keys that are cached rotated are not rotated twice.
+        # A cache holds keys that are rotated already, unless the encoding asks for raw ones. Then
+        # only the new keys need tables, and they have the positions of the queries.
         rotated = cached and not enc.raw_keys
-        where = enc.prepare(positions, positions if rotated else k_positions, dtype, **lengths)
-        # Positions that the encoding moved are no longer counted.
-        counted = plain or spans is not None
-        where = where._replace(counted=counted and where.q_positions is positions)
-        where = where._replace(k_positions=k_positions) if rotated else where
+        prepared = enc.prepare(positions, positions if rotated else k_positions, dtype, **lengths)
+        # An encoding may replace positions; those are not 0, 1, 2 ... any more.
+        counted = (plain or spans is not None) and prepared.q_positions is positions
+        prepared = prepared._replace(counted=counted)
+        prepared = prepared._replace(k_positions=k_positions) if rotated else prepared
         if mask is None:
             past, known = k_positions.shape[-1] - positions.shape[-1], k_positions.shape[-1]
             count = torch.arange(past, known, device=positions.device)[None, None] + 1
         else:
             count = mask.sum(-1)
-        temperature = self._temperature(count)  # with one there are no spans
-        return Seen(where, mask if spans is None else spans, temperature, kept)
+        temperature = self._temperature(count)  # None where there are spans (`_spans`)
+        return LayerInputs(prepared, mask if spans is None else spans, temperature, kept)
 
     def _temperature(self, seen: Tensor) -> Tensor | None:
-        """Factor of each query's logits by the number of tokens it sees, (1 or B, 1, T)."""
+        """Return the factor of each query's logits, given how many tokens it sees; (1 or B, 1, T).
+
+        None if the configuration has no length temperature.
+        """
         weight = self.config.length_temperature
         if not weight:
             return None
@@ -308,13 +333,18 @@ class PEModel(PEPreTrainedModel):
         return factor
 
     def _refuse_too_far(self, positions: Tensor, counted: bool) -> None:
-        """Args: counted: positions are 0, 1, 2 ..., so nothing waits for a GPU to look at them."""
+        """Raise PositionError if a position is beyond what an encoding has.
+
+        Args:
+            counted: positions are 0, 1, 2 ..., so their number tells the largest one, and the
+                program does not have to wait for a GPU to read it.
+        """
         limit, _ = tightest(self.encodings)
         if limit is None or positions.numel() == 0:
             return
         if torch.compiler.is_compiling():
-            # A graph cannot look at positions. Counted ones end at the length, and only a sequence
-            # that may be too long leaves the graph to have its positions looked at.
+            # A compiled graph cannot read positions. A sequence that is no longer than the limit is
+            # accepted unread; a longer one leaves the graph so that they can be read.
             if positions.shape[-1] <= limit:
                 return
             torch._dynamo.graph_break()
@@ -346,21 +376,23 @@ class PEForCausalLM(PEPreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         **inputs: Any,
     ) -> CausalLMOutputWithPast:
-        """(B, T) token ids -> logits (B, T, V), and the loss when there is something to predict.
+        """Compute logits (B, T, V) from token ids (B, T), and the loss if labels are given.
 
         Args:
-            labels: (B, T), shifted here: token t is predicted from those before it.
+            labels: (B, T), not shifted: token t is predicted from those before it. `IGNORE` (-100)
+                marks tokens that are not predicted.
             shift_labels: (B, T), already shifted: entry t is predicted from tokens up to t. With
                 these no logits are returned, which saves the largest tensor of a training step.
-            num_items_in_batch: divide the summed loss by this instead of by the targets counted
-                here, so that micro-batches with uneven counts add up to the big batch.
-            logits_to_keep: logits of the last n tokens only; 0: all.
-            inputs: as `PEModel.forward` takes them.
+            num_items_in_batch: divide the summed loss by this instead of by the number of targets
+                here, so that micro-batches with uneven numbers add up to the whole batch.
+            logits_to_keep: return logits of the last n tokens only; 0: of all.
+            use_cache: None: only if decoding can continue from this call.
+            inputs: other arguments of `PEModel.forward`.
         """
-        if use_cache is None:  # a cache is of use where decoding may go on
+        if use_cache is None:
             uncached = labels, shift_labels, inputs.get("position_ids"), inputs.get("document_ids")
-            goes_on = not self.training and all(x is None for x in uncached)
-            use_cache = goes_on and self.model.cacheable
+            continues = not self.training and all(x is None for x in uncached)
+            use_cache = continues and self.model.cacheable
         out = self.model(input_ids=input_ids, use_cache=use_cache, **inputs)
         hidden = out.last_hidden_state
         result: dict[str, Any] = {CACHE_FIELD: out.get(CACHE_FIELD), "attentions": out.attentions}

@@ -1,7 +1,7 @@
-"""Initial weights drawn by parameter name: models share every weight they have in common.
+"""Draw initial weights by parameter name, so that models share all weights they have in common.
 
-Each parameter has its own generator, seeded by (seed, name). So RoPE and PoPE start from the
-same projections, whatever the encoding adds, and comparisons between encodings are paired.
+Each parameter has its own generator, seeded by (seed, name). So models with RoPE and with PoPE
+start from the same projections, and a comparison between encodings with one seed is paired.
 """
 
 import math
@@ -14,16 +14,17 @@ from pe.encodings import Encoding
 from pe.model.rng import seed_of
 
 RESIDUAL = ("o_proj.weight", "down_proj.weight")
+"""Projections whose output is added to the residual stream."""
 EMBEDDING = "embed_tokens.weight"
 
 
 def generator_for(seed: int, name: str) -> torch.Generator:
-    """A CPU generator that depends on the seed and the name only."""
+    """Return a CPU generator that depends on the seed and the name only."""
     return torch.Generator(device="cpu").manual_seed(seed_of(seed, name))
 
 
 def outside_encodings(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Parameters that belong to no encoding, by name."""
+    """Yield names and parameters, those of encodings left out."""
     inside = {id(p) for m in model.modules() if isinstance(m, Encoding) for p in m.parameters()}
     return (item for item in model.named_parameters() if id(item[1]) not in inside)
 
@@ -32,9 +33,11 @@ def outside_encodings(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 def draw_weights(
     model: nn.Module, seed: int, std: float = 0.02, embedding_std: float | None = None
 ) -> None:
-    """Normal(0, std) matrices, norms at 1, residual projections scaled by 1/sqrt(2 layers).
+    """Draw all weights of ``model`` from ``seed``.
 
-    Token embeddings get ``embedding_std`` if it is given: the same draws, scaled.
+    Matrices are normal with standard deviation ``std``, divided by sqrt(2 layers) for projections
+    that are added to the residual stream, as in GPT-2. Norms are 1. Token embeddings have standard
+    deviation ``embedding_std`` if that is given. Encodings draw their own parameters.
     """
     layers = sum(1 for name, _ in model.named_parameters() if name.endswith("o_proj.weight"))
     for name, parameter in outside_encodings(model):
@@ -51,16 +54,16 @@ def draw_weights(
 
 
 def draw_encodings(model: nn.Module, seed: int) -> None:
-    """Reset the learned parameters of each encoding in the model, by (seed, name)."""
+    """Draw the learned parameters of each encoding in the model by (seed, name)."""
     encodings = [(name, m) for name, m in model.named_modules() if isinstance(m, Encoding)]
     nested = {id(m) for _, outer in encodings for m in outer.modules() if m is not outer}
     for name, module in encodings:
-        if id(module) not in nested:  # a composite resets its own parts
+        if id(module) not in nested:  # a composite draws the parameters of its parts
             _reset(module, generator_for(seed, name))
 
 
 def _reset(module: Encoding, generator: torch.Generator) -> None:
-    """Drawn on the CPU, wherever the module is: a generator draws only on its own device."""
+    """Reset ``module`` on the CPU, because a CPU generator cannot draw on another device."""
     device = next((p.device for p in module.parameters()), generator.device)
     if device.type in ("cpu", "meta"):
         module.reset_parameters(generator)

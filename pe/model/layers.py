@@ -1,10 +1,9 @@
-"""The decoder's layer: attention, where an encoding's hooks are called, and the feed-forward block.
+"""One layer of the decoder: attention, where the encoding acts, and the feed-forward block.
 
     x += attention(norm(x));  x += swiglu(norm(x))
 
-Dropout, where there is any, acts on both terms that are added to x, as in GPT-2.
-
-No encoding is known by name here (`pe.encodings.Encoding`). B batch, T tokens, H query heads, K key
+Dropout acts on both terms that are added to x, as in GPT-2. The layer does not know which encoding
+it has: it calls the methods of `pe.encodings.Encoding`. B batch, T tokens, H query heads, K key
 heads, D head_dim.
 """
 
@@ -26,7 +25,7 @@ from pe.model.config import PEConfig
 
 
 class Attention(nn.Module):
-    """Multi-head attention with grouped queries; where the encoding's layer hooks are called."""
+    """Multi-head attention with grouped queries, to which the encoding adds what it knows."""
 
     def __init__(self, config: PEConfig, layer_index: int) -> None:
         super().__init__()
@@ -35,7 +34,7 @@ class Attention(nn.Module):
         queries = config.num_attention_heads * config.head_dim
         kv = config.num_key_value_heads * config.head_dim
         self.widths = [queries, kv, kv]
-        # One product instead of three reads the layer's input once.
+        # One product in place of three reads the layer's input once.
         self.qkv_proj = nn.Linear(config.hidden_size, queries + 2 * kv, bias=False)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
 
@@ -58,39 +57,40 @@ class Attention(nn.Module):
         self,
         x: Tensor,
         enc: Encoding,
-        where: Prepared,
+        prepared: Prepared,
         mask: Tensor | Spans | None,
         cache: Cache | None,
         temperature: Tensor | None,
         output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """(B, T, hidden) -> (B, T, hidden) and None, or the probabilities (B, H, T, past + T).
+        """Return the output (B, T, hidden), and the probabilities (B, H, T, past + T) or None.
 
         Args:
-            x: what queries, keys and values are projected from. enc: the layer's encoding. where:
-                what it made of the positions.
-            mask: (1 or B, 1, T, past + T), True where a query sees a key; None: causal. Or spans,
-                which say the same where kernels will take them.
-            cache: keys, values and what else is kept of earlier tokens; these are added to it.
+            x: (B, T, hidden), from which queries, keys and values are projected.
+            enc: the layer's encoding. prepared: what its `prepare` computed from the positions.
+            mask: (1 or B, 1, T, past + T), True where a query sees a key; None: causal. For some
+                kernels spans take its place, which contain the same information.
+            cache: keys, values and the encoding's state of earlier tokens, to which those of these
+                tokens are added.
             temperature: factor of the logits, broadcastable to (B, H, T); None: 1.
-            output_attentions: return probabilities, which exist on the dense path only; attention
-                takes that one then.
+            output_attentions: also return probabilities. Only the dense backend computes them, so
+                it is used then.
         """
         backend = "dense" if output_attentions else self.backend
         q, k, v = torch.split(self.qkv_proj(x), self.widths, dim=-1)
         q, k = self._heads(self.joint_q_norm(q)), self._heads(self.joint_k_norm(k))
         q, k, v = self.q_norm(q), self.k_norm(k), self._heads(v)
-        q_positions, k_positions, tables, counted = where
+        q_positions, k_positions, tables, counted = prepared
         state = enc.key_state(x)
         if cache is not None and state is not None:
-            state = self._kept(cache, state)
+            state = self._cached_state(cache, state)
         if cache is not None and enc.raw_keys:
             k, v = cache.update(k, v, self.layer_index)
         bias = bias_of(enc, q, k, q_positions, k_positions, state, mask, counted, backend)
         factor = enc.logit_scale(q_positions)
         if enc.raw_keys or cache is None:
             q, k = enc.rotate(q, k, q_positions, k_positions, tables)
-        else:  # the new keys are rotated once and kept so
+        else:  # the cache holds rotated keys, so only the new ones are rotated
             q, k = enc.rotate(q, k, q_positions, q_positions, tables)
             k, v = cache.update(k, v, self.layer_index)
         q = scaled(scaled(q, factor), temperature)
@@ -98,14 +98,15 @@ class Attention(nn.Module):
         out = compute(q, k, v, self.scale, bias, mask, backend, sink)
         weights = None
         if output_attentions:
-            assert not isinstance(mask, Spans)  # the dense path gets none
+            assert not isinstance(mask, Spans)  # the dense backend gets masks only
             weights = attention_weights(q, k, self.scale, bias.whole, mask, sink)
         return self.o_proj(out.transpose(1, 2).flatten(-2)), weights
 
-    def _kept(self, cache: Cache, state: Tensor) -> Tensor:
-        """The state of all tokens so far; it lives in the cache as one more layer for each layer.
+    def _cached_state(self, cache: Cache, state: Tensor) -> Tensor:
+        """Add the state of the new tokens to the cache and return that of all tokens so far.
 
-        There it is reordered, cropped and moved with the keys it belongs to.
+        The state is stored as one more layer of the cache per layer of the model, so transformers
+        reorders, crops and moves it together with the keys.
         """
         index = self.num_layers + self.layer_index
         while len(cache.layers) <= index:
@@ -114,7 +115,7 @@ class Attention(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """down(silu(gate x) * up x)."""
+    """The feed-forward block down(silu(gate x) * up x), arXiv:2002.05202."""
 
     def __init__(self, config: PEConfig) -> None:
         super().__init__()
@@ -127,7 +128,10 @@ class SwiGLU(nn.Module):
 
 
 class Block(GradientCheckpointingLayer):
-    """One decoder layer; with activation checkpointing, transformers computes it again backward."""
+    """One decoder layer.
+
+    With activation checkpointing, transformers computes it a second time in the backward pass.
+    """
 
     def __init__(self, config: PEConfig, layer_index: int) -> None:
         super().__init__()
@@ -141,7 +145,7 @@ class Block(GradientCheckpointingLayer):
         self,
         x: Tensor,
         enc: Encoding,
-        where: Prepared,
+        prepared: Prepared,
         mask: Tensor | Spans | None,
         cache: Cache | None,
         temperature: Tensor | None,
@@ -149,7 +153,7 @@ class Block(GradientCheckpointingLayer):
     ) -> tuple[Tensor, Tensor | None]:
         """Arguments and results are those of `Attention.forward`."""
         out, weights = self.attention(
-            self.attention_norm(x), enc, where, mask, cache, temperature, output_attentions
+            self.attention_norm(x), enc, prepared, mask, cache, temperature, output_attentions
         )
         x = x + self.dropout(out)
         return x + self.dropout(self.mlp(self.mlp_norm(x))), weights

@@ -1,9 +1,10 @@
-"""Random positions that are the same each time: what is drawn in a call depends on the call alone.
+"""Seed torch's generator so that what a step or a measurement draws can be repeated.
 
-Encodings that draw (`Encoding.random`) take their numbers from torch's global generator. A training
-step seeds it by (seed, step, process), so resuming needs no memory of it. What measures a model
-seeds it the same way for each call of the model and puts it back: measuring twice, or in larger
-batches, gives the same numbers, and how often a run is validated does not change what it learns.
+Encodings with random positions (`Encoding.random`) and dropout draw from torch's global generator.
+A training step seeds it by (seed, step, process), so a resumed run draws the same numbers without
+having stored the generator. A measurement uses one fixed seed for each call of the model and
+restores the generator afterwards. So measuring twice gives the same result, and how often a run is
+validated does not change what it learns.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ from pe._seed import seed_torch
 
 
 def seed_of(*parts: object) -> int:
-    """A seed that depends on these and nothing else."""
+    """Return a seed from 0 to 2^63 - 1 that is a function of ``parts`` alone."""
     digest = hashlib.sha256(":".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
@@ -28,7 +29,7 @@ def seed_step(seed: int, step: int, process: int) -> None:
 
 @contextlib.contextmanager
 def same_draws(device: torch.device) -> Iterator[None]:
-    """Inside, torch draws the same numbers each time; outside, nothing was drawn."""
+    """Draw from a fixed seed in this block, and restore the state of torch's generators after."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         seed_torch(0)
         yield

@@ -1,9 +1,9 @@
-"""The playground: encodings against each other on a task, with controls and live curves.
+"""The playground: compare encodings on a task with controls and live curves.
 
-`notebooks/playground.ipynb` shows it in Jupyter, and ``voila notebooks/playground.ipynb`` as a web
-page. A setting that is wrong gets a sentence below the buttons. Training runs in a thread, so that
-the stop button is heard; figures are drawn under a lock, for matplotlib's settings are the
-process's.
+`notebooks/playground.ipynb` shows it in Jupyter, and ``voila notebooks/playground.ipynb`` shows it
+as a web page. A wrong setting is explained in a sentence below the buttons. Training runs in a
+thread, so that the stop button works. Figures are drawn under a lock, because all threads share
+matplotlib's settings.
 """
 
 from __future__ import annotations
@@ -25,29 +25,42 @@ from pe.figures import attention as attention_figures
 from pe.figures import tasks as pictures
 from pe.notebooks.page import shown
 from pe.notebooks.parameters import configure_tasks
-from pe.notebooks.tasks_page import EXAMPLE_SEED, short_example
+from pe.notebooks.tasks_page import EXAMPLE_SEED, floors, short_example
 from pe.results.quantities import label
 from pe.runs.models import TaskRecord
 from pe.tasks import about, names, task
 from pe.tasks.measure import summary
-from pe.tasks.measure.record import TaskRun
+from pe.tasks.measure.record import Experiment, TaskRun
 
 REDRAW_SECONDS = 0.8
+MOST_SYMBOLS = 60
+"""Symbols of the example that are shown."""
 EXAMPLES = 5
-"""Examples whose attention can be chosen."""
+"""Number of examples to choose from for the attention map."""
 NOTHING_TRAINED = "Nothing has been trained here yet."
+START = "<p>Choose a task, encodings and sizes, and press <b>Train</b>. Results appear here.</p>"
+STYLE = """<style>
+.pe-playground .widget-html-content {line-height: 1.4; overflow-x: auto}
+.pe-playground .widget-html-content svg {max-width: 100%; height: auto}
+.pe-playground .pe-map svg {max-width: none}
+.pe-playground td, .pe-playground th {padding: 2px 6px; text-align: right; line-height: 1.3}
+.pe-playground .pe-example td {font-family: monospace; padding: 1px 4px}
+@media (max-width: 600px) {
+  .pe-playground .lm-TabBar-tab {flex: 0 1 auto; padding: 0 5px; font-size: 12px}
+}
+</style>"""
+"""Figures shrink to the width of a phone, and tables scroll in their own box."""
 
 
 class Playground:
-    """Controls, and what they lead to. `view` is the widget to display.
+    """Controls and results. `view` is the widget to display.
 
     Attributes:
-        controls: by name, the widgets of the settings.
-        records: of the encodings that are done, in order.
+        controls: the widgets of the settings, by name.
+        records: the records of the encodings that are done, in order.
     """
 
-    def __init__(self, study: str = "local") -> None:
-        self.study = study
+    def __init__(self) -> None:
         self.records: list[TaskRecord] = []
         self._models: dict[str, Any] = {}
         self._run: TaskRun | None = None
@@ -55,7 +68,7 @@ class Playground:
         self._drawing = threading.Lock()
         self._thread: threading.Thread | None = None
         wide = {"description_width": "7em"}
-        box = widgets.Layout(width="23em")
+        box = widgets.Layout(width="23em", max_width="98%")
 
         def number(value: int, name: str) -> widgets.IntText:
             return widgets.IntText(value=value, description=name, style=wide, layout=box)
@@ -74,7 +87,7 @@ class Playground:
                 value=("nope", "rope", "alibi"), rows=8, description="encodings", style=wide,
                 layout=box,
             ),
-            "others": text("", "or a sum"),
+            "others": text("", "others"),
             "steps": number(300, "steps"),
             "width": number(64, "width"),
             "layers": number(2, "layers"),
@@ -83,10 +96,15 @@ class Playground:
             "learning_rates": text("3e-3", "rates"),
             "seeds": number(2, "seeds"),
             "again": widgets.Checkbox(
-                value=False, description="train again what is on record", indent=False, layout=box
+                value=False, description="train again what is recorded", indent=False, layout=box
             ),
         }  # fmt: skip
-        self.controls["others"].placeholder = "rope+alibi; 3*rope, nope"
+        self.controls["others"].placeholder = "rope+alibi; rope, nope"
+        self.controls["others"].tooltip = (
+            "Sums such as rope+alibi, or schedules of layers such as rope, nope; several with "
+            "semicolons between them"
+        )
+        self.chosen = widgets.HTML(layout=box)
         self.train = widgets.Button(description="Train", button_style="primary", icon="play")
         self.stop = widgets.Button(description="Stop", icon="stop", disabled=True)
         self.message = widgets.HTML()
@@ -103,12 +121,16 @@ class Playground:
             description="example", options=[(str(i + 1), i) for i in range(EXAMPLES)]
         )
         self.map = widgets.HTML(NOTHING_TRAINED)
+        self.map.add_class("pe-map")
+        self.curves.value = START
         self.train.on_click(lambda _: self.start())
         self.stop.on_click(lambda _: self._end())
         self.controls["task"].observe(lambda _: self._describe(), "value")
+        self.controls["pe"].observe(lambda _: self._list_chosen(), "value")
         for chosen in (self.which, self.layer, self.head, self.example):
             chosen.observe(lambda _: self._draw_attention(), "value")
         self._describe()
+        self._list_chosen()
         self.view = self._layout()
 
     def _layout(self) -> widgets.Widget:
@@ -118,54 +140,86 @@ class Playground:
                 self.by_length,
                 self.by_position,
                 widgets.VBox(
-                    [widgets.HBox([self.which, self.layer, self.head, self.example]), self.map]
+                    [
+                        widgets.HBox(
+                            [self.which, self.layer, self.head, self.example],
+                            layout=widgets.Layout(flex_flow="row wrap"),
+                        ),
+                        self.map,
+                    ]
                 ),
-                widgets.VBox([widgets.HTML("To copy:"), self.configuration]),
+                widgets.VBox([widgets.HTML("All settings, to copy:"), self.configuration]),
             ],
-            layout=widgets.Layout(min_width="44em", flex="1 1 44em"),
+            layout=widgets.Layout(min_width="0", flex="1 1 34em"),
         )
-        titles = ("Summary", "By length", "By position", "Attention", "Configuration")
+        titles = ("Summary", "By length", "By position", "Attention", "Settings")
         for place, name in enumerate(titles):
             results.set_title(place, name)
+        controls = list(self.controls.values())
+        controls.insert(controls.index(self.controls["pe"]) + 1, self.chosen)
         left = [
-            *self.controls.values(), widgets.HBox([self.train, self.stop]), self.message,
+            widgets.HTML(STYLE), *controls, widgets.HBox([self.train, self.stop]), self.message,
             self.definition,
         ]  # fmt: skip
-        return widgets.HBox(
-            [widgets.VBox(left, layout=widgets.Layout(width="25em", flex="0 0 25em")), results],
+        column = widgets.Layout(width="25em", max_width="100%", flex="0 1 25em")
+        view = widgets.HBox(
+            [widgets.VBox(left, layout=column), results],
             layout=widgets.Layout(flex_flow="row wrap", align_items="flex-start"),
+        )
+        view.add_class("pe-playground")
+        return view
+
+    def _list_chosen(self) -> None:
+        """Name the chosen encodings, most of which the list shows only after scrolling."""
+        names = ", ".join(map(label, self.controls["pe"].value)) or "none"
+        self.chosen.value = (
+            f"Chosen: <b>{html.escape(names)}</b>. Hold Ctrl (⌘ on a Mac) to add or remove one."
         )
 
     def _describe(self) -> None:
-        """What the chosen task is, in one example; ``k`` is shown where the task has it."""
+        """Describe the chosen task with one example; show ``k`` only if the task has it."""
         name = self.controls["task"].value
         known = about(name)
         self.controls["k"].layout.display = None if "k" in known.options else "none"
         made = task(name)
-        example = made.text(short_example(made))
-        if len(example) > 300:
-            example = f"{example[:300]} …"
+        low, high = made.train_lengths
+        lengths = f"length {low}" if low == high else f"lengths {low} to {high}"
+        read, _, answer = made.text(short_example(made)).partition(" -> ")
+        rows = "".join(
+            f"<tr><th>{head}</th>"
+            + "".join(f"<td>{html.escape(word)}</td>" for word in text.split()[:MOST_SYMBOLS])
+            + ("<td>…</td>" if len(text.split()) > MOST_SYMBOLS else "")
+            + "</tr>"
+            for head, text in (("read", read), ("answer", answer))
+        )
         self.definition.value = (
-            f"<p>{html.escape(known.title)}: chance {100 * made.chance:.1f}%, trained on lengths "
-            f"{made.train_lengths[0]}–{made.train_lengths[1]}. An example, what is read and what "
-            f"is asked at each place:</p><p style='line-height:1.3'><code>{html.escape(example)}"
-            "</code></p>"
+            f"<p><b>{html.escape(known.title)}</b>: trained on {lengths}, chance "
+            f"{100 * made.chance:.1f}%. A short example, with the answer that is expected at each "
+            f"token; _ means none:</p><table class='pe-example'>{rows}</table>"
         )
 
     def settings(self) -> TaskRun:
-        """The experiment that the controls describe. ValueError says what is wrong."""
+        """The experiment that the controls describe.
+
+        Raises:
+            ValueError: a control has a wrong value.
+        """
         values = {name: widget.value for name, widget in self.controls.items()}
         encodings = [*values["pe"], *(w.strip() for w in values["others"].split(";") if w.strip())]
+        if not encodings:
+            raise ValueError("encodings: choose at least one from the list, or write one")
         if values["seeds"] < 1:
             raise ValueError(
-                f"seeds: how many models per encoding? 1 or more, not {values['seeds']}"
+                f"seeds: expected the number of models per encoding, 1 or more, got "
+                f"{values['seeds']}"
             )
+        if values["steps"] < 1:
+            raise ValueError(f"steps: expected 1 or more, got {values['steps']}")
         options = {"k": values["k"]} if "k" in about(values["task"]).options else {}
         return configure_tasks(
             task=values["task"],
             pe=";".join(encodings) + ";",
             size="small",
-            study=self.study,
             steps=values["steps"],
             width=values["width"],
             layers=values["layers"],
@@ -177,11 +231,11 @@ class Playground:
         )
 
     def start(self) -> None:
-        """Check the settings and train in a thread; a mistake is shown and nothing starts."""
+        """Check the settings and train in a thread. If a setting is wrong, only show why."""
         if self._thread is not None and self._thread.is_alive():
             return
         self.train.disabled = True
-        self.message.value = "Preparing …"  # the first time, torch and the models are loaded
+        self.message.value = "Preparing …"  # loading torch takes seconds the first time
         try:
             run = self.settings()
         except ValueError as error:
@@ -201,20 +255,20 @@ class Playground:
         self._thread.start()
 
     def _end(self) -> None:
-        """Let the training end after this step; what was trained is scored and recorded."""
+        """End the training after this step. The models are then scored and recorded."""
         self._stop.set()
         self.stop.disabled = True
-        self.message.value = "Stopping: what was trained is scored and recorded …"
+        self.message.value = "Stopping. The models trained so far are scored and recorded …"
 
     def wait(self) -> None:
-        """Until the training has ended."""
+        """Wait until the training has ended."""
         if self._thread is not None:
             self._thread.join()
 
     def _work(self, run: TaskRun) -> None:
         try:
             self._train(run)
-        except Exception as error:  # a thread has nobody above it who would show the error
+        except Exception as error:  # nothing else would show an error of a thread
             self._show_mistake(error)
         finally:
             self.train.disabled, self.stop.disabled = False, True
@@ -255,8 +309,8 @@ class Playground:
                 place = [m.learning_rate for m in record.models].index(record.best_rate)
                 self._models[pe] = self._models[pe].model(place)
             self._show_results()
-        known = len(self.records) - len(history)
-        old = f"; {known} of them on record from before" if known else ""
+        known = len(self.records) - len(self._models)
+        old = f"; {known} of them were recorded before and not trained again" if known else ""
         end = "Stopped" if self._stop.is_set() else "Done"
         self.message.value = (
             f"{end}: {len(self.records)} of {len(run.encodings)} encodings are recorded in "
@@ -270,28 +324,29 @@ class Playground:
         plain = [[cell.replace("*", "") for cell in line] for line in lines]
         table = tabulate(plain, heads, tablefmt="html", disable_numparse=True)
         self.table.value = (
-            "<style>.pe-table td, .pe-table th {padding: 2px 6px; text-align: right; "
-            "line-height: 1.3}</style>"
-            # Its tab is narrower than the table where a browser shows the files beside it.
-            f"<div class='pe-table' style='overflow-x: auto'>{table}</div>"
-            "<p>Means over seeds, with 95% intervals where there are several.</p>"
+            f"{table}<p>Means over seeds, with 95% intervals where there are several. A seed "
+            f"solves a split if {100 * summary.SOLVED:g}% of its tokens are right.</p>"
+            f"<p>{html.escape(floors(self._experiment().make_task()))}</p>"
         )
         self._draw(self.curves, lambda: pictures.learning_curves(self.records))
         self._draw(self.by_length, lambda: pictures.accuracy_by_length(self.records))
         self._draw(self.by_position, lambda: pictures.accuracy_by_position(self.records))
         _offer(self.which, [(label(pe), pe) for pe in self._models])
         if self._models:
-            assert self._run is not None
-            assert self._run.experiment is not None
-            sizes = self._run.experiment.settings
+            sizes = self._experiment().settings
             _offer(self.layer, [(str(n + 1), n) for n in range(sizes.layers)])
             _offer(self.head, [(str(n + 1), n) for n in range(sizes.heads)])
             self._draw_attention()
         else:
             self.map.value = (
-                "Attention is shown of models that were trained in this session: tick "
-                "“train again what is on record”."
+                "Attention maps need models that were trained in this session, and these were "
+                "recorded before. Tick “train again what is recorded” and press Train."
             )
+
+    def _experiment(self) -> Experiment:
+        assert self._run is not None
+        assert self._run.experiment is not None, "made by configure_tasks"
+        return self._run.experiment
 
     def _draw_attention(self) -> None:
         choice = (self.which.value, self.layer.value, self.head.value, self.example.value)
@@ -300,9 +355,7 @@ class Playground:
         from pe.evaluation.attention import attention_maps
 
         pe, layer, head, number = choice
-        experiment = self._run.experiment
-        assert experiment is not None
-        made = experiment.make_task()
+        made = self._experiment().make_task()
         example = made.example(EXAMPLE_SEED, number, "id")
         weights = attention_maps(self._models[pe], example.tokens.tolist())[layer, head].numpy()
         labels = [made.symbols[token] for token in example.tokens]
@@ -322,7 +375,7 @@ class Playground:
 
 
 def _offer(choice: widgets.Dropdown, options: list[tuple[str, Any]]) -> None:
-    """Replace the options; what was chosen stays chosen if it is still there, else the first is."""
+    """Replace the options. The chosen one stays if it is still there, else the first is chosen."""
     old, values = choice.value, [value for _, value in options]
     choice.options = options
     if values:

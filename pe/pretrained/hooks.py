@@ -233,7 +233,7 @@ def _where(own: LayerCall, enc: Encoding, query: Tensor, key: Tensor) -> Prepare
     if own.encoding is None:
         return Prepared(call.positions, own.k_positions)
     name = id(enc), known
-    if name in call.prepared and not enc.random:
+    if not torch.compiler.is_compiling() and name in call.prepared and not enc.random:
         return call.prepared[name]
     k_positions = own.k_positions[..., -known:]  # a window of the host has forgotten the others
     limit, part = tightest([enc])
@@ -245,8 +245,10 @@ def _where(own: LayerCall, enc: Encoding, query: Tensor, key: Tensor) -> Prepare
         query.is_cuda and enc.biased and not own.cached and where.q_positions is call.positions
         and bool((call.positions == plain).all())
     )  # fmt: skip
-    call.prepared[name] = where._replace(counted=counted)
-    return call.prepared[name]
+    where = where._replace(counted=counted)
+    if not torch.compiler.is_compiling():  # torch 2.11 cannot store a named tuple from a graph
+        call.prepared[name] = where
+    return where
 
 
 def register() -> None:

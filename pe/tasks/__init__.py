@@ -1,4 +1,4 @@
-"""Synthetic tasks: what positional encodings were made for, one family of tasks per file.
+"""Synthetic tasks that test what positional encodings are meant to do; one file per family.
 
 >>> import pe
 >>> task = pe.tasks.task("k_back", k=2)
@@ -7,10 +7,11 @@
 '9 8 49 6 3 -> _ _ 9 8 49'
 
 Each task has a generator that is a pure function of (seed, index), a chance level, trivial
-strategies with their scores, and lengths in and out of distribution. No torch is needed to make
-examples.
+strategies with their scores, and lengths in and out of distribution. Making examples does not need
+torch.
 
-`pe.tasks.load` lists what is on record; ``notebooks/tasks.ipynb`` trains and records.
+``notebooks/tasks.ipynb`` trains models on a task and records the results, and `pe.tasks.load`
+returns all records as a table.
 """
 
 from __future__ import annotations

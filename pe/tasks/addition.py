@@ -1,12 +1,12 @@
-"""Addition of two numbers, digit by digit as they are written.
+"""Addition of two numbers, written digit by digit.
 
     a_1 .. a_n + b_1 .. b_m =  ->  c_1 .. c_k </s>,   c = a + b, the largest digit first
 
 Kazemnejad et al. 2023 (arXiv:2305.19466; McGill-NLP/length-generalization @40f8a445,
-make_addition_dataset.py). The pair (n, m) is uniform over the grid of 1..8 by 1..8; out of
-distribution over the pairs up to 16 of which one is above 8. The length is the larger of the two;
-the other begins at 1, whatever the shortest length.
-No number begins with 0, but 0 itself is there. One token per digit, as T5 reads their text.
+make_addition_dataset.py). The pair (n, m) is uniform over the grid of 1..8 by 1..8. Out of
+distribution it is uniform over the pairs up to 16 in which at least one number is above 8. The
+length is the larger of n and m; the smaller begins at 1, whatever the shortest length.
+No number begins with 0, except 0 itself. Each digit is one token, as in the authors' text.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def digits_of(number: int) -> list[int]:
 
 
 def number_with(draws: Draws, digits: int) -> int:
-    """A uniform number of so many digits; one digit may be 0."""
+    """Draw a uniform number with this many digits. A number with one digit may be 0."""
     low = 10 ** (digits - 1) if digits > 1 else 0
     return low + draws.below(10**digits - low)
 
 
 @register("addition", title="Addition", paper="2305.19466", source=SOURCE)
 class Addition(Task):
-    """No options but lengths, in digits of the longer number."""
+    """Options: the lengths, in digits of the longer number."""
 
     train_lengths: Lengths = (1, 8)
     ood_lengths: Lengths = (9, 16)
@@ -52,7 +52,7 @@ class Addition(Task):
         return 3 * length + 3
 
     def draw_length(self, draws: Draws, split: str) -> int:
-        """The larger number of digits of a uniform pair: 2n - 1 pairs have n as the larger."""
+        """Draw the larger number of digits of a uniform pair: it is n in 2n - 1 pairs."""
         low, high = self.lengths(split)
         return low + draws.weighted([2 * n - 1 for n in range(low, high + 1)])
 
@@ -65,7 +65,7 @@ class Addition(Task):
 
     def baselines(self) -> tuple[Baseline, ...]:
         def longer(tokens: Int, places: Int) -> Int:
-            """The longer number and the end."""
+            """The longer number, and the end."""
             plus, equals = (int((tokens == mark).argmax()) for mark in (PLUS, EQUALS))
             a, b = tokens[:plus], tokens[plus + 1 : equals]
             answer: Int = np.append(a if len(a) >= len(b) else b, END)
@@ -73,7 +73,9 @@ class Addition(Task):
             return shown
 
         return (
-            Baseline("the end", "It ends here.", constant(END), self._share_of_ends()),
+            Baseline(
+                "the end", "Always the end of the answer.", constant(END), self._share_of_ends()
+            ),
             Baseline(
                 "longer number", "The sum is the longer number.", longer, self.if_default(LONGER)
             ),
@@ -93,13 +95,14 @@ class Addition(Task):
 
 
 def carries(digits: int, fewer: int) -> float:
-    """How probable it is that the sum has more digits than the longer number."""
+    """The probability that the sum of numbers with this many digits has one digit more."""
     lowest, highest = ((10 ** (fewer - 1) if fewer > 1 else 0), 10**fewer - 1)
     numbers = 10**digits - (10 ** (digits - 1) if digits > 1 else 0)
-    # b carries with the b largest numbers of so many digits, or with all of them.
+    # The shorter number b carries with the b largest of the longer numbers, or with all of them.
+    # Whole numbers are exact, and larger than any float at some hundred digits.
     top = min(highest, numbers)
-    some = (lowest + top) * (top - lowest + 1) / 2 + (highest - top) * numbers
-    return float(some / (numbers * (highest - lowest + 1)))
+    pairs = (lowest + top) * (top - lowest + 1) // 2 + (highest - top) * numbers
+    return float(pairs / (numbers * (highest - lowest + 1)))
 
 
 LONGER = {"train": 0.496, "id": 0.496, "ood": 0.523}

@@ -1,13 +1,13 @@
-"""Multi-query associative recall: the value that came with a key.
+"""Multi-query associative recall: the value that followed a key.
 
     k1 v1 k2 v2 k3 v3 . k2 . . k1 . k3 .  ->  v2 at k2, v1 at k1, v3 at k3
 
 Arora et al. 2023 (arXiv:2312.04927; HazyResearch/zoology, multiquery_ar.py @dbcb60d2). Keys are
-different tokens of the lower half of the vocabulary (without 0), values different tokens of the
-upper half. After the pairs each key comes again once, an even number of tokens behind them:
-the n-th such place has the weight n**(a - 1), a = 0.01. All other tokens there are random. Scored
-where a key comes again. 64 tokens and 8 pairs; out of distribution the same pairs in 256 tokens. A
-vocabulary of 512, theirs is 8,192: ``vocabulary`` changes it.
+different tokens from the lower half of the vocabulary (without 0), and values are different tokens
+from the upper half. After the pairs each key occurs once more, at an even distance from their end:
+the n-th such place has the weight n**(a - 1) with a = 0.01. All other tokens there are random. The
+answers at the repeated keys are scored. A sequence has 8 pairs in 64 tokens, and in 256 tokens out
+of distribution. The vocabulary has 512 tokens, the authors' has 8,192.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ SOURCE = "HazyResearch/zoology @dbcb60d2"
     source=SOURCE,
 )
 class AssociativeRecall(Task):
-    """Options: ``pairs`` per sequence; size of the ``vocabulary``; the ``power`` a.
+    """Options: ``pairs`` per sequence; ``vocabulary``, its size; ``power``, the a of the formula.
 
-    Lengths are in tokens and even, and at least four times the pairs.
+    Lengths are in tokens, even, and at least four times the number of pairs.
     """
 
     pairs: Annotated[int, Field(ge=1)] = 8
@@ -46,7 +46,9 @@ class AssociativeRecall(Task):
     @model_validator(mode="after")
     def _enough_keys(self) -> AssociativeRecall:
         if self.pairs >= self.vocabulary // 2:
-            raise ValueError(f"a vocabulary of {self.vocabulary} has too few keys for {self.pairs}")
+            raise ValueError(
+                f"a vocabulary of {self.vocabulary} has too few keys for {self.pairs} pairs"
+            )
         return self
 
     def refuse_length(self, length: int) -> None:
@@ -76,7 +78,8 @@ class AssociativeRecall(Task):
         half, told = self.vocabulary // 2, 2 * self.pairs
         keys = 1 + draws.distinct(half - 1, self.pairs)
         values = half + draws.distinct(half, self.pairs)
-        # The smallest of u**(1/w), Efraimidis and Spirakis: draws without replacement by weight.
+        # Draw places without replacement by weight: those with the largest u**(1/w), where u is
+        # uniform (Efraimidis and Spirakis 2006). The logarithm keeps small numbers apart.
         space = (length - told) // 2
         weights = np.arange(1, space + 1) ** (self.power - 1)
         gaps = np.argsort(np.log1p(-draws.units(space)) / weights)[::-1][: self.pairs]

@@ -1,18 +1,18 @@
-"""Regular tasks of the Chomsky hierarchy: a finite automaton solves them (see `core.chomsky`).
+"""Regular tasks of the Chomsky hierarchy, which a finite automaton solves (see `core.chomsky`).
 
     even_pairs            [is the number of unequal neighbours odd?]  = [x_1 differs from x_n]
     modular_arithmetic    d op d op ... d,  op one of + - *,  modulo 5
     parity_check          (x_1 + ... + x_n) mod 2
     cycle_navigation      steps -1, 0, +1 (written 0, 1, 2) on a circle of 5 places, from place 0
 
-All symbols uniform. An expression has an odd length; an even one is reduced by one.
+All symbols are uniform. Expressions have odd lengths; an even length is reduced by one.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from pe.tasks.core.chomsky import PAPER, SOURCE, Chomsky
+from pe.tasks.core.chomsky import PAPER, SOURCE, OneSymbol
 from pe.tasks.core.draws import Draws, Int
 from pe.tasks.core.registry import register
 from pe.tasks.core.residues import Float, residues, sum_of
@@ -23,19 +23,13 @@ PLUS, MINUS, TIMES = 5, 6, 7
 
 
 @register("even_pairs", title="Even pairs", paper=PAPER, source=SOURCE)
-class EvenPairs(Chomsky):
-    """No options but lengths."""
+class EvenPairs(OneSymbol):
+    """Answer 1 if the number of neighbours that differ is odd, else 0."""
 
     written, outputs = "01", 2
 
-    def question(self, draws: Draws, length: int) -> Int:
-        return draws.integers(0, 2, length)
-
     def solution(self, question: Int) -> Int:
         return np.array([int((question[1:] != question[:-1]).sum()) % 2])
-
-    def max_tokens(self, length: int) -> int:
-        return length + 1
 
     def baselines(self) -> tuple[Baseline, ...]:
         def ends(tokens: Int, places: Int) -> Int:
@@ -49,8 +43,8 @@ class EvenPairs(Chomsky):
 
 
 @register("modular_arithmetic", title="Modular arithmetic", paper=PAPER, source=SOURCE)
-class ModularArithmetic(Chomsky):
-    """No options but lengths."""
+class ModularArithmetic(OneSymbol):
+    """Answer the value of an expression without brackets, modulo 5."""
 
     written, outputs = "01234+-*_", MODULUS
 
@@ -71,9 +65,6 @@ class ModularArithmetic(Chomsky):
             term %= MODULUS
         return np.array([(total + term) % MODULUS])
 
-    def max_tokens(self, length: int) -> int:
-        return length + 1
-
     def baselines(self) -> tuple[Baseline, ...]:
         longest = self.longest() // 2
         zero = expressions(longest)
@@ -82,9 +73,9 @@ class ModularArithmetic(Chomsky):
 
 
 def expressions(numbers: int) -> list[float]:
-    """How often an expression of 1, 2, ... ``numbers`` numbers is 0.
+    """The probability that an expression of 1, 2, ... ``numbers`` numbers has the value 0.
 
-    ``state[s, t]`` is the probability of a sum s of finished terms and a current term t.
+    ``state[s, t]`` is the probability that the finished terms add up to s and the last term is t.
     """
     state: Float = np.zeros((MODULUS, MODULUS))
     state[0] = 1 / MODULUS
@@ -93,7 +84,7 @@ def expressions(numbers: int) -> list[float]:
     for _ in range(numbers):
         share.append(float(state[(total + term) % MODULUS == 0].sum()))
         following = np.zeros_like(state)
-        for number in range(MODULUS):  # each with + and -, and once with *
+        for number in range(MODULUS):  # + and - begin a new term, * continues the last one
             for s, t in np.ndindex(MODULUS, MODULUS):
                 following[(s + t) % MODULUS, number] += state[s, t] * 2 / 3 / MODULUS
                 following[s, t * number % MODULUS] += state[s, t] / 3 / MODULUS
@@ -102,19 +93,13 @@ def expressions(numbers: int) -> list[float]:
 
 
 @register("parity_check", title="Parity check", paper=PAPER, source=SOURCE)
-class ParityCheck(Chomsky):
-    """No options but lengths."""
+class ParityCheck(OneSymbol):
+    """Answer 1 if the number of ones is odd, else 0."""
 
     written, outputs = "01", 2
 
-    def question(self, draws: Draws, length: int) -> Int:
-        return draws.integers(0, 2, length)
-
     def solution(self, question: Int) -> Int:
         return np.array([int(question.sum()) % 2])
-
-    def max_tokens(self, length: int) -> int:
-        return length + 1
 
     def baselines(self) -> tuple[Baseline, ...]:
         def last(tokens: Int, places: Int) -> Int:
@@ -128,19 +113,13 @@ class ParityCheck(Chomsky):
 
 
 @register("cycle_navigation", title="Cycle navigation", paper=PAPER, source=SOURCE)
-class CycleNavigation(Chomsky):
-    """No options but lengths."""
+class CycleNavigation(OneSymbol):
+    """Answer the place on a circle of five after all steps."""
 
     written, outputs = "012", MODULUS
 
-    def question(self, draws: Draws, length: int) -> Int:
-        return draws.integers(0, 3, length)
-
     def solution(self, question: Int) -> Int:
         return np.array([int((question - 1).sum()) % MODULUS])
-
-    def max_tokens(self, length: int) -> int:
-        return length + 1
 
     def baselines(self) -> tuple[Baseline, ...]:
         step = residues(-1, 2, MODULUS)

@@ -1,4 +1,4 @@
-"""Tasks of the Chomsky hierarchy that need a stack: deterministic context-free languages.
+"""Tasks of the Chomsky hierarchy that need a stack (deterministic context-free languages).
 
     stack_manipulation            bits, then POP (2), PUSH 0 (3), PUSH 1 (4)  ->  the stack, its top
                                   first, 2, zeros up to length n + 1
@@ -6,9 +6,9 @@
     modular_arithmetic_brackets   an expression with brackets and + - *  ->  its value modulo 5
     solve_equation                the same with + and -, one digit being x, = and its value  ->  x
 
-See `core.chomsky`. POP of an empty stack does nothing. Expressions of length n are d, -d, (d), (-d)
-for n = 1 to 4, and for longer ones (left op right), the length of left uniform. The digit to
-replace is the first one at or after a uniform place.
+See `core.chomsky`. POP on an empty stack does nothing. Expressions of length 1 to 4 are d, -d, (d)
+and (-d); longer ones are (left op right), and the length of left is uniform. In an equation the
+first digit at or after a uniform place is replaced by x.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import cache
 
 import numpy as np
 
-from pe.tasks.core.chomsky import PAPER, SOURCE, Chomsky
+from pe.tasks.core.chomsky import PAPER, SOURCE, Bits, Chomsky, OneSymbol, in_order
 from pe.tasks.core.draws import Draws, Int
 from pe.tasks.core.registry import register
 from pe.tasks.core.residues import Float
@@ -29,7 +29,7 @@ END, POP, PUSH = 2, 2, 3
 
 @register("stack_manipulation", title="Stack manipulation", paper=PAPER, source=SOURCE)
 class StackManipulation(Chomsky):
-    """No options but lengths."""
+    """Answer the content of a stack, from its top, after all its operations."""
 
     written, outputs = "01234", 3
 
@@ -60,21 +60,13 @@ STACK_ZERO = {"train": 0.466, "id": 0.466, "ood": 0.489}
 
 
 @register("reverse_string", title="Reverse string", paper=PAPER, source=SOURCE)
-class ReverseString(Chomsky):
-    """No options but lengths."""
-
-    written, outputs = "01", 2
-
-    def question(self, draws: Draws, length: int) -> Int:
-        return draws.integers(0, 2, length)
+class ReverseString(Bits):
+    """Answer the bits in the opposite order."""
 
     def solution(self, question: Int) -> Int:
         return question[::-1].copy()
 
     def baselines(self) -> tuple[Baseline, ...]:
-        def in_order(tokens: Int, places: Int) -> Int:
-            return tokens[: len(places)]
-
         half = self.pooled(lambda n: 0.5)
         middle = self.pooled(lambda n: n / 2 + n % 2 / 2, lambda n: n)
         return (
@@ -84,7 +76,7 @@ class ReverseString(Chomsky):
 
 
 def draw_expression(draws: Draws, length: int, operators: str) -> str:
-    """A random expression with brackets."""
+    """Draw a random expression with brackets."""
     if length <= 4:
         digit = str(draws.integer(0, MODULUS))
         return (digit, f"-{digit}", f"({digit})", f"(-{digit})")[length - 1]
@@ -102,7 +94,7 @@ def value_of(expression: str) -> int:
 
 
 def _parse(text: str) -> tuple[int, str]:
-    """The value of the expression that ``text`` begins with, and what follows it."""
+    """The value of the expression at the beginning of ``text``, and the rest of the text."""
     if text[0] == "-":
         return -int(text[1]), text[2:]
     if text[0] != "(":
@@ -118,7 +110,7 @@ def _parse(text: str) -> tuple[int, str]:
 
 @cache
 def values(length: int) -> Float:
-    """(5,) distribution of the value of an expression with + - * of this length."""
+    """(5,) distribution of the value of an expression of this length with + - *."""
     if length <= 4:
         return np.full(MODULUS, 1 / MODULUS)
     total = np.zeros(MODULUS)
@@ -137,8 +129,8 @@ def values(length: int) -> Float:
     paper=PAPER,
     source=SOURCE,
 )
-class ModularArithmeticBrackets(Chomsky):
-    """No options but lengths."""
+class ModularArithmeticBrackets(OneSymbol):
+    """Answer the value of an expression with brackets, modulo 5."""
 
     written, outputs = "01234+-*()x", MODULUS
 
@@ -149,17 +141,17 @@ class ModularArithmeticBrackets(Chomsky):
     def solution(self, question: Int) -> Int:
         return np.array([value_of("".join(self.written[token] for token in question))])
 
-    def max_tokens(self, length: int) -> int:
-        return length + 1
-
     def baselines(self) -> tuple[Baseline, ...]:
         score = self.pooled(lambda n: values(n)[0])
         return (Baseline("zero", "The result is always 0.", constant(0), score),)
 
 
 @register("solve_equation", title="Solve equation", paper=PAPER, source=SOURCE)
-class SolveEquation(Chomsky):
-    """No options but lengths. Questions of length 1 and 2 are zeros, and so is the answer."""
+class SolveEquation(OneSymbol):
+    """Answer the digit x that makes an equation modulo 5 true.
+
+    Questions of length 1 and 2 are zeros, and so is their answer.
+    """
 
     written, outputs = "01234+-()x=", MODULUS
 
@@ -184,15 +176,13 @@ class SolveEquation(Chomsky):
         )
         return np.array([x])
 
-    def max_tokens(self, length: int) -> int:
-        return length + 1
-
     def baselines(self) -> tuple[Baseline, ...]:
         def value(tokens: Int, places: Int) -> Int:
             return tokens[places - 1]
 
         zero = self.pooled(lambda n: 1 if n < 3 else 1 / MODULUS)
-        same = self.pooled(lambda n: 1 if n in (1, 2, 3, 5) else 1 / MODULUS)  # x=d and (x)=d
+        # Always right for lengths 3 and 5, which are x=d and (x)=d.
+        same = self.pooled(lambda n: 1 if n in (1, 2, 3, 5) else 1 / MODULUS)
         return (
             Baseline("zero", "x is always 0.", constant(0), zero),
             Baseline("value", "x is the value of the expression.", value, same),

@@ -1,4 +1,4 @@
-"""Tasks of the Chomsky hierarchy that need a bounded tape: context-sensitive languages.
+"""Tasks of the Chomsky hierarchy that need a bounded tape (context-sensitive languages).
 
     duplicate_string           x_1 .. x_n  ->  x_1 .. x_n x_1 .. x_n
     missing_duplicate_string   w w with one bit replaced by 2  ->  that bit;  3 is added at the end
@@ -9,10 +9,10 @@
     compute_sqrt               a number, big-endian  ->  floor of its root, ceil(n / 2) bits
     bucket_sort                x_1 .. x_n of 0..4  ->  sorted
 
-See `core.chomsky`. The length of a is uniform in 1..n-2; numbers are uniform from 1 on. Short
-lengths are as the authors' code has them: the sum of n = 1 or 2 is the number itself, its product
-n - 1 zeros, and the missing bit of n = 1 is a 1. ``odds_first`` puts the second, fourth, ... bits
-first, as their code does and their docstring does not.
+See `core.chomsky`. The length of a is uniform in 1..n-2, and numbers are uniform from 1 on. Short
+lengths follow the authors' code: for n = 1 or 2 the sum is the number itself and the product is
+n - 1 zeros, and for n = 1 the missing bit is 1. ``odds_first`` puts the second, fourth, ... bits
+first, as the authors' code does; their docstring says the opposite.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import math
 
 import numpy as np
 
-from pe.tasks.core.chomsky import PAPER, SOURCE, Chomsky
+from pe.tasks.core.chomsky import PAPER, SOURCE, Bits, Chomsky, OneSymbol, in_order
 from pe.tasks.core.draws import Draws, Int
 from pe.tasks.core.registry import register
 from pe.tasks.core.scoring import Baseline, constant
@@ -31,27 +31,18 @@ PADDING = 3
 
 
 def bits_of(number: int, length: int = 0) -> list[int]:
-    """Little-endian bits, at least ``length`` and at least one."""
+    """The little-endian bits of a number, padded with zeros to ``length``; at least one."""
     return [int(bit) for bit in reversed(f"{number:b}".zfill(length))]
 
 
 def number_of(bits: Int) -> int:
-    """The number that little-endian bits write."""
+    """The number with these little-endian bits."""
     return sum(int(bit) << place for place, bit in enumerate(bits))
-
-
-class Bits(Chomsky):
-    """Questions of uniform bits."""
-
-    written, outputs = "01", 2
-
-    def question(self, draws: Draws, length: int) -> Int:
-        return draws.integers(0, 2, length)
 
 
 @register("duplicate_string", title="Duplicate string", paper=PAPER, source=SOURCE)
 class DuplicateString(Bits):
-    """No options but lengths."""
+    """Answer the bits twice."""
 
     def solution(self, question: Int) -> Int:
         return np.concatenate((question, question))
@@ -71,8 +62,8 @@ class DuplicateString(Bits):
 
 
 @register("missing_duplicate_string", title="Missing duplicate", paper=PAPER, source=SOURCE)
-class MissingDuplicateString(Chomsky):
-    """No options but lengths."""
+class MissingDuplicateString(OneSymbol):
+    """Answer the bit that is hidden in one of two copies of a string."""
 
     written, outputs = "0123", 2
 
@@ -90,9 +81,6 @@ class MissingDuplicateString(Chomsky):
         half = len(question) // 2
         return question[[((question == MISSING).argmax() + half) % (2 * half)]]
 
-    def max_tokens(self, length: int) -> int:
-        return length + 1
-
     def baselines(self) -> tuple[Baseline, ...]:
         score = self.pooled(lambda n: 1 if n == 1 else 0.5)
         return (Baseline("one", "It is always 1.", constant(1), score),)
@@ -100,15 +88,12 @@ class MissingDuplicateString(Chomsky):
 
 @register("odds_first", title="Odds first", paper=PAPER, source=SOURCE)
 class OddsFirst(Bits):
-    """No options but lengths."""
+    """Answer the second, fourth, ... bit, and then the first, third, ... bit."""
 
     def solution(self, question: Int) -> Int:
         return np.concatenate((question[1::2], question[::2]))
 
     def baselines(self) -> tuple[Baseline, ...]:
-        def in_order(tokens: Int, places: Int) -> Int:
-            return tokens[: len(places)]
-
         last = self.pooled(lambda n: n / 2 + n % 2 / 2, lambda n: n)
         return (
             Baseline("zero", "It is all zeros.", constant(0), self.pooled(lambda n: 0.5)),
@@ -117,7 +102,7 @@ class OddsFirst(Bits):
 
 
 class Binary(Chomsky):
-    """Questions of two little-endian numbers."""
+    """Base class of the tasks with two little-endian numbers."""
 
     written, outputs = "012", 3
 
@@ -135,7 +120,7 @@ class Binary(Chomsky):
 
 @register("binary_addition", title="Binary addition", paper=PAPER, source=SOURCE)
 class BinaryAddition(Binary):
-    """No options but lengths."""
+    """Answer the sum of two binary numbers."""
 
     def solution(self, question: Int) -> Int:
         parts = np.split(question, (question == SEPARATOR).nonzero()[0])
@@ -144,19 +129,15 @@ class BinaryAddition(Binary):
         return np.pad(bits, (0, len(question) + 1 - len(bits)))
 
     def baselines(self) -> tuple[Baseline, ...]:
-        def first(tokens: Int, places: Int) -> Int:
-            """The first number and its end."""
-            return tokens[: len(places)]
-
         return (
             Baseline("zero", "It is all zeros.", constant(0), self.if_default(SUM_ZERO)),
-            Baseline("as read", "The question again.", first, self.if_default(SUM_FIRST)),
+            Baseline("as read", "The question as it is.", in_order, self.if_default(SUM_FIRST)),
         )
 
 
 @register("binary_multiplication", title="Binary multiplication", paper=PAPER, source=SOURCE)
 class BinaryMultiplication(Binary):
-    """No options but lengths."""
+    """Answer the product of two binary numbers."""
 
     def solution(self, question: Int) -> Int:
         if len(question) <= 2:
@@ -173,7 +154,7 @@ class BinaryMultiplication(Binary):
 
 @register("compute_sqrt", title="Square root", paper=PAPER, source=SOURCE)
 class ComputeSqrt(Chomsky):
-    """No options but lengths."""
+    """Answer the square root of a binary number, rounded down."""
 
     written, outputs = "01", 2
 
@@ -192,19 +173,16 @@ class ComputeSqrt(Chomsky):
 
 @register("bucket_sort", title="Bucket sort", paper=PAPER, source=SOURCE)
 class BucketSort(Chomsky):
-    """No options but lengths."""
+    """Answer the symbols in increasing order."""
 
     written, outputs = "01234", 5
-
-    def question(self, draws: Draws, length: int) -> Int:
-        return draws.integers(0, self.outputs, length)
 
     def solution(self, question: Int) -> Int:
         return np.sort(question)
 
     def baselines(self) -> tuple[Baseline, ...]:
         def even(tokens: Int, places: Int) -> Int:
-            """A fifth of the places for each symbol."""
+            """The symbols in order, each at a fifth of the places."""
             return np.arange(len(places)) * self.outputs // len(places)
 
         fifth = self.pooled(lambda n: 1 / self.outputs)
@@ -215,7 +193,10 @@ class BucketSort(Chomsky):
         )
 
     def _right_places(self, length: int) -> float:
-        """Place i holds v if at most i symbols are below v and more than i are not above it."""
+        """Expected number of right places of the strategy ``even``.
+
+        Place i holds v if at most i symbols are below v and more than i are at most v.
+        """
         from scipy.stats import binom
 
         place = np.arange(length)

@@ -1,4 +1,4 @@
-"""Copy and reverse: the answer is the sequence again, in one order or another.
+"""Copy and reverse: the answer repeats the sequence, in the same or in the opposite order.
 
     copy     repeat         a a a     ->  a a a </s>
              repeat_twice   a a a     ->  a a a a a a </s>
@@ -10,12 +10,13 @@
              then_copy      a b c     ->  c b a NEXT a b c </s>
 
 Kazemnejad et al. 2023 (arXiv:2305.19466; McGill-NLP/length-generalization @40f8a445,
-make_copy_dataset.py and make_reverse_dataset.py, where they are rsc, rsc2x, rdc, cmc, cmc2x; mc,
-mc2x, mcrv). Lengths uniform in 2..20, as in the authors' exported runs, then 21..40. One token per
-symbol in place of their text of T5 tokens; 100 symbols in every kind, where theirs repeat and
-replace some thousands of T5 tokens. The first three kinds are counting, the others copying. Their
-prompts begin with words that are always the same; with ``marked`` ours begin with a token that is
-nowhere else, from which a decoder without an encoding can count.
+make_copy_dataset.py and make_reverse_dataset.py, which call the kinds rsc, rsc2x, rdc, cmc, cmc2x;
+mc, mc2x, mcrv). Lengths are uniform in 2..20, as in the authors' exported runs, and in 21..40 out
+of distribution. Each symbol is one token here, and every kind has 100 symbols; the authors write
+text of T5 tokens, and take some thousand of them for repeat and replace. The first three kinds test
+counting, the others copying. The authors' prompts always begin with the same words. With ``marked``
+ours begin with a token that occurs nowhere else, from which a decoder without an encoding can
+count.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ SOURCE = "McGill-NLP/length-generalization @40f8a445"
 
 
 class Copying(Task):
-    """What copy and reverse share.
+    """Base class of copy and reverse.
 
-    Options: ``items``, how many symbols there are; ``marked``, whether a mark comes first.
+    Options: ``items``, the number of symbols; ``marked``, whether a mark comes first.
     """
 
     later: ClassVar[tuple[str, ...]] = ("marked",)
@@ -57,7 +58,7 @@ class Copying(Task):
 
     @abstractmethod
     def answer(self, x: Int) -> Int:
-        """What the sequence ``x`` is answered with, without the end token."""
+        """The answer to the sequence ``x``, without the end token."""
 
     def _asked(self, x: Int) -> Example:
         end, separator = self._ends
@@ -65,7 +66,7 @@ class Copying(Task):
 
     @property
     def _ends(self) -> tuple[int, int]:
-        """The tokens that end an answer and a prompt."""
+        """The tokens that end the answer and the prompt."""
         return self.items + 1, self.items + 2
 
     def _continued(self, prompt: list[int], answer: list[int]) -> Example:
@@ -81,14 +82,16 @@ class Copying(Task):
     def baselines(self) -> tuple[Baseline, ...]:
         marks = len(self.answer(np.arange(2))) % 2  # a NEXT in the middle
         return (
-            self._stated("the end", "It ends here.", constant(self.items + 1), 0.0, 1),
+            self._stated(
+                "the end", "Always the end of the answer.", constant(self.items + 1), 0.0, 1
+            ),
             self._stated("one symbol", "Always symbol 0.", constant(0), 1 / self.items, 0, marks),
         )
 
     def _stated(
         self, name: str, meaning: str, guess: Guess, share: float, ends: int, marks: int = 0
     ) -> Baseline:
-        """A baseline that is right at a share of the symbols, and at the end or not."""
+        """A baseline that gets a share of the symbols right, and ``ends`` (0 or 1) end tokens."""
 
         def size(length: int) -> int:
             return len(self.answer(np.arange(length)))
@@ -99,7 +102,7 @@ class Copying(Task):
 
 @register("copy", title="Copy", paper="2305.19466", source=SOURCE)
 class Copy(Copying):
-    """Options: ``kind``, ``items``, ``marked``."""
+    """Options: ``kind``, and those of `Copying`."""
 
     kind: Literal["repeat", "repeat_twice", "replace", "random", "random_twice"] = "random"
 
@@ -128,7 +131,7 @@ class Copy(Copying):
     def baselines(self) -> tuple[Baseline, ...]:
         if self.kind.startswith("random"):
             return super().baselines()
-        meaning = "Always the symbol to write, without an end."
+        meaning = "Always the symbol to write, and never the end."
         return (
             *super().baselines(),
             self._stated("no end", meaning, self._symbol_to_write, 1.0, 0),
@@ -140,7 +143,7 @@ class Copy(Copying):
 
 @register("reverse", title="Reverse", paper="2305.19466", source=SOURCE)
 class Reverse(Copying):
-    """Options: ``kind``, ``items``, ``marked``."""
+    """Options: ``kind``, and those of `Copying`."""
 
     kind: Literal["once", "twice", "then_copy"] = "once"
 

@@ -3,14 +3,15 @@
     pass; a = 0 ; pass; a ++; b = 0 ; a ++; print a  ->  2
 
 CoPE (Golovneva et al. 2024, arXiv:2405.18719; facebookresearch/RAM, projects/cope/scripts/
-count_data_gen.py @e6f051fb). A program has 3..512 statements, uniform; each sets a variable to 0
-(weight 1), does nothing (50) or increments a variable that is set (7). A statement that is not
-possible, because none is set or the value is 10, is drawn again; so is a program that sets none,
-with its length, which makes short programs rarer. Tokens are the words between spaces. To count, a
-model has to find the last assignment and to count increments, not tokens, from there.
+count_data_gen.py @e6f051fb). A program has 3..512 statements, and the number is uniform. A
+statement sets a variable to 0 (weight 1), does nothing (50) or increments a variable that is set
+(7). A statement that is not possible, because no variable is set or the value is 10, is redrawn. A
+program that sets no variable is redrawn together with its length, which makes short programs rarer.
+Tokens are the words between spaces. A model has to find the last assignment and count increments,
+not tokens, from there.
 
-Training cuts what is longer than ``block`` tokens at the left, which may lose the assignment, as
-the authors' training does; programs out of distribution, of 513..1024 statements, are not cut.
+In training a program of more than ``block`` tokens is cut at the left, as in the authors' training,
+so its assignment may be lost. Programs out of distribution have 513..1024 statements and are whole.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ WEIGHTS = SET, PASS, INCREMENT = 1, 50, 7
 
 
 def value_of(program: Sequence[str], variable: str) -> int:
-    """The value of a variable at the end of a program of words. KeyError if it is never set."""
+    """The value of a variable at the end of a program.
+
+    Raises:
+        KeyError: the program never sets it.
+    """
     values: dict[str, int] = {}
     for word, following in zip(program, [*program[1:], ""], strict=True):
         if following == "=":
@@ -44,7 +49,7 @@ def value_of(program: Sequence[str], variable: str) -> int:
 
 
 def draw_program(draws: Draws, statements: int, variables: Sequence[str]) -> tuple[list[str], str]:
-    """The words of a program and a variable that is set at its end."""
+    """Draw the words of a program, and a variable that it sets."""
     while True:
         words: list[str] = []
         values: dict[str, int] = {}
@@ -72,7 +77,7 @@ def _draw_statement(draws: Draws, variables: Sequence[str], values: dict[str, in
 
 @register("counting", title="Counting", paper="2405.18719", source=SOURCE)
 class Counting(Task):
-    """Options: ``variables``, how many (1, 3 and 5 in the paper); ``block``, in tokens."""
+    """Options: ``variables``, their number (1, 3 and 5 in the paper); ``block``, in tokens."""
 
     shortest: ClassVar[int] = 3
     variables: Annotated[int, Field(ge=1, le=26)] = 3
@@ -94,9 +99,10 @@ class Counting(Task):
         return whole if length > self.train_lengths[1] else min(whole, self.block)
 
     def draw_length(self, draws: Draws, split: str) -> int:
-        """Uniform, and drawn again where the program sets no variable.
+        """Draw a uniform length, and redraw it where the program sets no variable.
 
-        Until one is set a statement is an assignment or does nothing: increments are not possible.
+        Increments are not possible before an assignment, so until then a statement is an assignment
+        or does nothing. Hence n statements set no variable with probability (50/51)**n.
         """
         while True:
             length = super().draw_length(draws, split)
@@ -116,18 +122,18 @@ class Counting(Task):
         ids = {symbol: i for i, symbol in enumerate(self.symbols)}
 
         def recent(tokens: Int, places: Int) -> Int:
-            """The increments of any variable since the last assignment of any."""
+            """The increments of all variables since the last assignment."""
             seen = tokens[: places[0]]
             (assigned,) = (seen == ids["="]).nonzero()
             begin = assigned[-1] if len(assigned) else 0
             return np.array([min(LARGEST, int((seen[begin:] == ids["++;"]).sum()))])
 
         return (
-            Baseline("ten", "It is always 10.", constant(LARGEST), self.if_default(TEN)),
-            Baseline("zero", "It is always 0.", constant(0), self.if_default(ZERO)),
+            Baseline("ten", "Always 10.", constant(LARGEST), self.if_default(TEN)),
+            Baseline("zero", "Always 0.", constant(0), self.if_default(ZERO)),
             Baseline(
                 "any variable",
-                "Increments of any variable since the last assignment.",
+                "The number of increments, of any variable, since the last assignment.",
                 recent,
                 self.if_default(RECENT),
             ),
@@ -137,6 +143,5 @@ class Counting(Task):
 TEN = {"train": 0.206, "id": 0.206, "ood": 0.257}
 ZERO = {"train": 0.138, "id": 0.138, "ood": 0.133}
 RECENT = {"train": 0.382, "id": 0.382, "ood": 0.219}
-"""Measured on 10,000 examples; of the authors' generator 20.6% of the answers are 10, 14.5% are 0
-(2,000 examples).
-"""
+"""Measured on 10,000 examples. In 2,000 examples of the authors' generator 20.6% of the answers are
+10, and 14.5% are 0."""

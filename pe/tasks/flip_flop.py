@@ -1,13 +1,13 @@
-"""Flip-flop: a one-bit memory. Read the bit that was written last and ignore the others.
+"""Flip-flop: a one-bit memory. Read the bit that was written last, and ignore all others.
 
     w 1 i 0 i 1 r  ->  1
 
-Pairs of an instruction and a bit. ``w`` writes its bit, ``i`` is to be ignored, ``r`` is followed
-by the bit that is stored. The first instruction writes and the last reads; those between are i with
-probability p, w and r with (1 - p) / 2 each; bits after w and i are uniform. Liu et al. 2023
-(arXiv:2306.00946), used for positional encodings by CoPE (arXiv:2405.18719). Trained with p = 0.8
-at 512 tokens; out of distribution p = 0.98 (sparse) and 0.1 (dense), of the same length. Only bits
-after r are scored. An automaton of two states solves it.
+A sequence consists of pairs of an instruction and a bit. ``w`` writes its bit, the bit of ``i``
+must be ignored, and ``r`` is followed by the stored bit. The first instruction writes and the last
+reads. The others are i with probability p, and w and r with (1 - p) / 2 each. Bits after w and i
+are uniform. Liu et al. 2023 (arXiv:2306.00946); CoPE (arXiv:2405.18719) uses it for positional
+encodings. Training has p = 0.8 and 512 tokens; out of distribution p is 0.98 (sparse) or 0.1
+(dense) at the same length. Only bits after r are scored. An automaton with two states solves it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ WRITE, READ, SKIP = 2, 3, 4
 
 @register("flip_flop", title="Flip-flop", paper="2306.00946", source="text of arXiv:2306.00946")
 class FlipFlop(Task):
-    """Options: how probable ``i`` is in training, in the sparse and in the dense split.
+    """Options: the probability of ``i`` in training (``ignored``) and in the two other splits.
 
     Lengths are in tokens and even.
     """
 
     splits: ClassVar[tuple[str, ...]] = ("train", "id", "ood_sparse", "ood_dense")
     shortest: ClassVar[int] = 4
+    same_lengths: ClassVar[bool] = True
     ignored: Annotated[float, Field(ge=0, le=1)] = 0.8
     sparse: Annotated[float, Field(ge=0, le=1)] = 0.98
     dense: Annotated[float, Field(ge=0, le=1)] = 0.1
@@ -43,7 +44,9 @@ class FlipFlop(Task):
     def refuse_length(self, length: int) -> None:
         super().refuse_length(length)
         if length % 2:
-            raise ValueError(f"length {length}: expected pairs, an instruction and a bit each")
+            raise ValueError(
+                f"length {length}: expected an even number, for pairs of an instruction and a bit"
+            )
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -69,7 +72,7 @@ class FlipFlop(Task):
         written = np.where(chance < p + (1 - p) / 2, WRITE, READ)
         instructions = np.where(chance < p, SKIP, written)
         instructions[0], instructions[-1] = WRITE, READ
-        # Each pair reads the bit of the last pair that wrote.
+        # The index of the last pair that wrote, for each pair.
         writer = np.maximum.accumulate(np.where(instructions == WRITE, np.arange(pairs), 0))
         bits = draws.integers(0, 2, pairs)
         bits = np.where(instructions == READ, bits[writer], bits)
@@ -87,7 +90,7 @@ class FlipFlop(Task):
         )
 
     def _share_of_latest(self, split: str) -> float:
-        """Right after w and r, and half the time after i; the first pair always writes."""
+        """It is right after w and r, and half of the time after i. The first pair always writes."""
         p = self._ignored(split)
         low, high = self.lengths(split)
         right = tokens = 0.0

@@ -1,13 +1,15 @@
-"""Indirect indexing: the letter that is so many places to the right or left of a given letter.
+"""Indirect indexing: the letter a given number of places to the right or left of a given letter.
 
     q w e r t y , e , + 2 ,  ->  y
 
-PoPE (Gopalakrishnan et al. 2025, arXiv:2509.10534). 20..40 letters of a-z and A-Z, no letter twice;
-a letter of the string; a shift of -15..15; the letter there. One token per character; scored on the
-last only. What and where have to be told apart: the letter is found by what it is, the answer by
-where it is. Here a letter and a shift are drawn until the place is inside the string, and a shift
-of 0 is written +0; the paper says nothing of either, nor of spaces, of which there are none here.
-Longer strings, 41..52 letters, are out of distribution; the paper has no such split.
+PoPE (Gopalakrishnan et al. 2025, arXiv:2509.10534). The prompt has a string of 20..40 different
+letters from a-z and A-Z, a letter of it, and a shift from -15 to 15. The answer is the letter at
+the shifted place. Each character is one token, and only the answer is scored. The model has to keep
+what and where apart: it finds the given letter by its identity, and the answer by its position.
+
+The paper leaves some details open. Here all pairs of a letter and a shift that lead to a place
+inside the string are equally probable, a shift of 0 is written +0, and there are no spaces. Strings
+of 41..52 letters are out of distribution; the paper has no such split.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ COMMA, PLUS, MINUS = LETTERS + 10, LETTERS + 11, LETTERS + 12
     source="text of arXiv:2509.10534",
 )
 class IndirectIndexing(Task):
-    """Options: ``farthest`` shift. Lengths are letters, at most 52."""
+    """Options: ``farthest``, the largest shift. Lengths are in letters, at most 52."""
 
     farthest: Annotated[int, Field(ge=1)] = 15
     train_lengths: Lengths = (20, 40)
@@ -54,7 +56,7 @@ class IndirectIndexing(Task):
         return length + 5 + len(str(self.farthest))
 
     def _pairs(self, length: int) -> tuple[Int, Int]:
-        """All (place, shift) that lead to a place inside the string."""
+        """All pairs (place, shift) that lead to a place inside the string."""
         place, shift = np.mgrid[:length, -self.farthest : self.farthest + 1].reshape(2, -1)
         inside = (place + shift >= 0) & (place + shift < length)
         return place[inside], shift[inside]

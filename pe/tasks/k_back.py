@@ -1,12 +1,12 @@
-"""k-back: say again what was read k positions ago.
+"""k-back: repeat the token that was read k positions ago.
 
     copy    y_t = x_{t-k},  t > k
     match   y_t = [x_t = x_{t-k}],  and "no" for the first k
 
-x_t uniform among 50 symbols, T = 64 in training and 128 out of distribution. ``copy`` is what the
-code of the comparison app does (23f2002284/Notes-on-LMs, possitional_emb/app/tasks.py @348846d0),
-and what its results are for; ``match`` is what its README describes. Needs attention to a fixed
-distance and nothing else.
+x_t is uniform among 50 symbols. T is 64 in training and 128 out of distribution. ``copy`` is the
+task in the code of the comparison app (23f2002284/Notes-on-LMs, possitional_emb/app/tasks.py
+@348846d0), for which it reports results; ``match`` is the task that its README describes. A model
+only needs to attend to a fixed distance.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SOURCE = "23f2002284/Notes-on-LMs @348846d0"
 
 @register("k_back", title="k-back", paper=None, source=SOURCE)
 class KBack(Task):
-    """Options: ``read`` copy or match; the distance ``k``; how many ``items`` there are."""
+    """Options: ``read``, copy or match; ``k``, the distance; ``items``, the number of symbols."""
 
     read: Literal["copy", "match"] = "copy"
     k: Annotated[int, Field(ge=1)] = 3

@@ -2,10 +2,11 @@
 
     c a f b ? 3  ->  f
 
-A list of n different items, the number k in decimal, and the item at place k, counted from 1. A
-plain form of the lists that language models fail at although they find needles, in a paper that
-proves that RoPE loses track of positions (arXiv:2605.15514): here the place is asked for, and what
-is there helps nobody. n uniform in 5..20, then 21..40; 64 items. The form is ours.
+The prompt is a list of n different items and the number k in decimal. The answer is the item at
+place k, counted from 1. The paper that proves that RoPE loses track of positions
+(arXiv:2605.15514) has lists on which language models fail although they find needles. Ours is the
+simplest form: the question names a place, so the content of the list does not help to find it. n is
+uniform in 5..20, and in 21..40 out of distribution; there are 64 items.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pe.tasks.core.scoring import Baseline
 
 @register("kth_item", title="k-th item", paper="2605.15514", source="ours")
 class KthItem(Task):
-    """Options: ``items``, how many there are to choose from."""
+    """Options: ``items``, the number of items to choose from."""
 
     items: Annotated[int, Field(ge=2)] = 64
     train_lengths: Lengths = (5, 20)
@@ -33,7 +34,9 @@ class KthItem(Task):
     def refuse_length(self, length: int) -> None:
         super().refuse_length(length)
         if length > self.items:
-            raise ValueError(f"items: a list of {length} needs as many, got {self.items}")
+            raise ValueError(
+                f"items: a list of {length} different items needs as many, got {self.items}"
+            )
 
     @property
     def symbols(self) -> tuple[str, ...]:

@@ -1,12 +1,12 @@
-"""Long-range match: is the last token the first?
+"""Long-range match: is the last token equal to the first?
 
     x_t uniform among 50 symbols;  with probability 1/2:  x_T = x_1, label "yes",
     otherwise  x_T = x_1 + max(1, d) mod 50,  d uniform in 0..48,  label "no"
 
-The label is read from the last position; T = 64 in training and 256 out of distribution. As in the
-code of the comparison app (23f2002284/Notes-on-LMs, possitional_emb/app/tasks.py @348846d0), in
-which a last token that differs is one above the first twice as often as another, and never one
-below it. The README names no form of the answer.
+The label is read from the last position. T is 64 in training and 256 out of distribution. The
+definition is that of the comparison app's code (23f2002284/Notes-on-LMs,
+possitional_emb/app/tasks.py @348846d0). A last token that differs is x_1 + 1 twice as often as any
+other value, and never x_1 - 1. The README does not say what the answer looks like.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SOURCE = "23f2002284/Notes-on-LMs @348846d0"
 
 @register("match", title="Long-range match", paper=None, source=SOURCE)
 class Match(Task):
-    """Options: ``items``, how many symbols there are."""
+    """Options: ``items``, the number of symbols."""
 
     shortest: ClassVar[int] = 3
     items: Annotated[int, Field(ge=2)] = 50

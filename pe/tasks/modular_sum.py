@@ -1,12 +1,12 @@
-"""Modular sum: add all numbers modulo ten.
+"""Modular sum: the sum of all numbers modulo ten.
 
     final     y_T = (x_1 + ... + x_T) mod m,  read from the last position
     running   y_t = (x_1 + ... + x_{t-1}) mod m,  at every position, 0 at the first
 
-x_t uniform in 0..19, T = 64 in training and 256 out of distribution. ``final`` is what the code of
-the comparison app does (23f2002284/Notes-on-LMs, possitional_emb/app/tasks.py @348846d0), and what
-its results are for; ``running`` is what its README describes. The order of the numbers does not
-matter, so positions are of use only for counting; all its encodings stayed at chance.
+x_t is uniform in 0..19. T is 64 in training and 256 out of distribution. ``final`` is the task in
+the code of the comparison app (23f2002284/Notes-on-LMs, possitional_emb/app/tasks.py @348846d0),
+for which it reports results; ``running`` is the task that its README describes. The order of the
+numbers does not matter, so positions only help to count. In the app all encodings stayed at chance.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SOURCE = "23f2002284/Notes-on-LMs @348846d0"
 
 @register("modular_sum", title="Modular sum", paper=None, source=SOURCE)
 class ModularSum(Task):
-    """Options: ``read`` final or running; numbers below ``numbers``, summed modulo ``modulus``."""
+    """Options: ``read``, final or running; x_t is below ``numbers``; the sum is mod ``modulus``."""
 
     read: Literal["final", "running"] = "final"
     numbers: Annotated[int, Field(ge=2)] = 20
@@ -57,10 +57,10 @@ class ModularSum(Task):
             return tokens[places] % self.modulus
 
         one = residues(0, self.numbers, self.modulus)
-        if self.read == "final":  # it is the last number if the others add up to 0
+        if self.read == "final":  # the last number is right if the others add up to 0
             zero = self.pooled(lambda n: sum_of(one, n)[0])
             same = self.pooled(lambda n: sum_of(one, n - 1)[0])
-        else:  # the number at the position has no part in the sum
+        else:  # the number at a position is not in its sum
             sums = np.array([sum_of(one, count) for count in range(self.longest())])
             zero = self.pooled(lambda n: float(np.sum(sums[:n, 0])), lambda n: n)
             same = self.pooled(lambda n: float(np.sum(sums[:n] @ one)), lambda n: n)

@@ -3,8 +3,9 @@
     x_1 x_2 ... x_n ?  ->  yes if x_1 + ... + x_n is even, else no,   x_i uniform in {0, 1}
 
 Kazemnejad et al. 2023 (arXiv:2305.19466; McGill-NLP/length-generalization @40f8a445,
-make_parity_dataset.py). n uniform in 1..8, then 9..16; they also train to 20 and test to 40. One
-wrong bit makes the answer wrong, so there is nothing to learn from a part of the sequence.
+make_parity_dataset.py). n is uniform in 1..8, and in 9..16 out of distribution; the authors also
+train up to 20 and test up to 40. The answer depends on every bit, so a part of the sequence says
+nothing about it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ASK, YES, NO = 2, 3, 4
 
 @register("parity", title="Parity", paper="2305.19466", source=SOURCE)
 class Parity(Task):
-    """No options but lengths."""
+    """Options: the lengths, in bits."""
 
     train_lengths: Lengths = (1, 8)
     ood_lengths: Lengths = (9, 16)
@@ -49,6 +50,6 @@ class Parity(Task):
         half = self.pooled(lambda n: 0.5)
         one_bit = self.pooled(lambda n: 1 if n == 1 else 0.5)
         return (
-            Baseline("yes", "It is always even.", constant(YES), half),
-            Baseline("last bit", "It is even if the last bit is 0.", last, one_bit),
+            Baseline("yes", "Always yes.", constant(YES), half),
+            Baseline("last bit", "Yes if the last bit is 0.", last, one_bit),
         )

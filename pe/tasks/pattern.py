@@ -1,14 +1,15 @@
-"""Shift-invariant pattern: does A B occur, near the end after training near the start?
+"""Shift-invariant pattern: does A B occur? It is near the start in training, later near the end.
 
     x_t uniform among 48 symbols;  with probability 1/2:  x_p = A, x_{p+1} = B, label "yes"
     training    p uniform in 2 .. min(10, T-2) - 1       (positions counted from 0)
     elsewhere   p uniform in max(2, T-10) .. T-3
 
-The label is read from the last position; T = 64 in training and 256 out of distribution. As in the
-code of the comparison app (23f2002284/Notes-on-LMs, possitional_emb/app/tasks.py @348846d0): its
-validation has the shifted positions too, so ``id`` is of the length of training and not of its
-distribution. The background holds neither A nor B, so whoever finds an A has solved the task and
-needs no order. The README names no form of the answer.
+The label is read from the last position. T is 64 in training and 256 out of distribution. The
+definition is that of the comparison app's code (23f2002284/Notes-on-LMs,
+possitional_emb/app/tasks.py @348846d0). The validation examples there have the shifted positions
+too, so ``id`` has the length of training, but not its distribution. The background contains neither
+A nor B, so finding an A solves the task without any order. The README does not say what the answer
+looks like.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SOURCE = "23f2002284/Notes-on-LMs @348846d0"
 
 @register("pattern", title="Shift-invariant pattern", paper=None, source=SOURCE)
 class Pattern(Task):
-    """Options: ``items`` of the background."""
+    """Options: ``items``, the number of symbols in the background."""
 
     shortest: ClassVar[int] = 5
     items: Annotated[int, Field(ge=1)] = 48

@@ -1,11 +1,12 @@
-"""Selective copy: the symbols in order, without the blanks in between.
+"""Selective copy: the symbols in their order, without the blanks between them.
 
     a . . b . c SEP  ->  a b c
 
-In CoPE (Golovneva et al. 2024, arXiv:2405.18719) after Gu and Dao 2023 (arXiv:2312.00752): 128
-symbols and 128 blanks in random places; out of distribution the same symbols with 64 blanks
-(dense) or 256 (sparse). The length is the number of blanks. The authors' generator was not seen:
-16 symbols, the separator, and that the answer is written token by token are our reading.
+CoPE (Golovneva et al. 2024, arXiv:2405.18719) uses this task of Gu and Dao 2023 (arXiv:2312.00752).
+A sequence has 128 symbols and 128 blanks in random places. Out of distribution it has as many
+symbols and 64 blanks (dense) or 256 (sparse). The length of an example is the number of blanks. We
+have not seen the authors' generator: the number of 16 different symbols, the separator and the
+answer that is written token by token are our reading of the text.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pe.tasks.core.scoring import Baseline, back, constant
     source="text of arXiv:2405.18719",
 )
 class SelectiveCopy(Task):
-    """Options: ``copied``, symbols per sequence; ``items``, how many there are to choose from.
+    """Options: ``copied``, the symbols per sequence; ``items``, the number of different symbols.
 
     ``ood_lengths`` are the blanks of the dense and of the sparse split.
     """
@@ -62,7 +63,7 @@ class SelectiveCopy(Task):
 
     def baselines(self) -> tuple[Baseline, ...]:
         even = dict.fromkeys(self.splits, 1 / self.items)
-        # Written first is the separator's turn, where there is nothing to repeat.
+        # At the separator, where the first symbol is asked for, none has been written.
         again = dict.fromkeys(self.splits, (self.copied - 1) / self.copied / self.items)
         return (
             Baseline("one symbol", "Always symbol 0.", constant(0), even),

@@ -1,12 +1,13 @@
-"""Sorting: the same items in increasing order.
+"""Sorting: the items in increasing order.
 
     symbols   c a b a SEP  ->  a a b c </s>,       of 50 symbols, with repetition
     numbers   3 1 7 , 2 0 , SEP  ->  2 0 , 3 1 7 , </s>,   uniform in 10..9999
 
 Kazemnejad et al. 2023 (arXiv:2305.19466; McGill-NLP/length-generalization @40f8a445,
-make_sort_dataset.py). n uniform in 1..8, then 9..16. The order of their 50 T5 tokens is arbitrary
-and fixed; so is that of token ids to a model. Their paper draws numbers from 0 on, their code from
-10 on, which is done here. A comma closes each number, where their text has commas in between.
+make_sort_dataset.py). The number of items is uniform in 1..8, and in 9..16 out of distribution. The
+authors' 50 T5 tokens have an arbitrary fixed order; to a model the order of our token ids is
+arbitrary too. Numbers begin at 10 as in the authors' code; their paper says 0. Here a comma follows
+each number, while their text has commas between numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pe.tasks.addition import digits_of
 from pe.tasks.core.base import Example, Lengths, Task, continued
@@ -28,12 +29,18 @@ LOW, HIGH = 10, 10_000
 
 @register("sorting", title="Sorting", paper="2305.19466", source=SOURCE)
 class Sorting(Task):
-    """Options: ``kind``; ``items``, how many symbols there are, of the kind symbols."""
+    """Options: ``kind``; ``items``, the number of symbols of the kind symbols."""
 
     kind: Literal["symbols", "numbers"] = "symbols"
     items: Annotated[int, Field(ge=2)] = 50
     train_lengths: Lengths = (1, 8)
     ood_lengths: Lengths = (9, 16)
+
+    @model_validator(mode="after")
+    def _numbers_have_no_items(self) -> Sorting:
+        if self.kind == "numbers" and self.items != Sorting.model_fields["items"].default:
+            raise ValueError(f"items: has no effect with kind 'numbers', got {self.items}")
+        return self
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -57,19 +64,21 @@ class Sorting(Task):
 
     def baselines(self) -> tuple[Baseline, ...]:
         def unsorted(tokens: Int, places: Int) -> Int:
-            """What was read, in the order in which it was read."""
+            """The items in the order in which they were read, and the end."""
             read = np.append(tokens[: places[0]], self.vocab_size - 2)
             shown: Int = read[np.minimum(places - places[0], len(read) - 1)]
             return shown
 
-        # A comma and the digits of a number; nothing but itself of a symbol.
+        # The mean number of tokens per item: a number has its digits and a comma.
         size = 1 + (2 * 90 + 3 * 900 + 4 * 9000) / (HIGH - LOW) if self.kind == "numbers" else 1
         ends = self.pooled(lambda n: 1, lambda n: n * size + 1)
         return (
-            Baseline("the end", "It ends here.", constant(self.vocab_size - 2), ends),
+            Baseline(
+                "the end", "Always the end of the answer.", constant(self.vocab_size - 2), ends
+            ),
             Baseline(
                 "unsorted",
-                "The items as they were read.",
+                "The items in the order in which they were read.",
                 unsorted,
                 self.pooled(lambda n: self._stay(n) + 1, lambda n: n + 1)
                 if self.kind == "symbols"
@@ -78,17 +87,18 @@ class Sorting(Task):
         )
 
     def _stay(self, count: int) -> float:
-        """Expected number of symbols that sorting leaves where they are.
+        """Expected number of places at which sorting leaves the same symbol.
 
-        A symbol v of which there are e others covers e + 1 of the n sorted places, and was at each
-        of the n places with the same probability: it stays with probability (e + 1) / n. Each of
-        the others is v with probability 1 / items, so the mean of e is (n - 1) / items.
+        If a symbol v occurs e more times, its copies fill e + 1 of the n sorted places. Each of the
+        n places holds it with the same probability before sorting, so it is at one of those with
+        probability (e + 1) / n. Each other symbol is v with probability 1 / items, so the mean of e
+        is (n - 1) / items.
         """
         return 1 + (count - 1) / self.items
 
 
 def _written(numbers: Int) -> list[int]:
-    """Digits of each number and a comma."""
+    """The digits of each number, each time followed by a comma."""
     return [token for number in numbers for token in (*digits_of(int(number)), 10)]
 
 

@@ -1,10 +1,10 @@
-"""Summation: the sum of digits, modulo ten.
+"""Summation: the sum of digits modulo ten.
 
     x_1 + x_2 + ... + x_n =  ->  (x_1 + ... + x_n) mod 10,   x_i uniform in 1..9
 
 Kazemnejad et al. 2023 (arXiv:2305.19466; McGill-NLP/length-generalization @40f8a445,
-make_sum_dataset.py with ``--modular``). n uniform in 1..8, then 9..16; their builder begins at 4
-where nothing else is asked for.
+make_sum_dataset.py with ``--modular``). n is uniform in 1..8, and in 9..16 out of distribution. By
+default the authors' builder begins at 4.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PLUS, EQUALS = 10, 11
 
 @register("summation", title="Summation", paper="2305.19466", source=SOURCE)
 class Summation(Task):
-    """No options but lengths."""
+    """Options: the lengths, in digits."""
 
     train_lengths: Lengths = (1, 8)
     ood_lengths: Lengths = (9, 16)
@@ -49,7 +49,7 @@ class Summation(Task):
     def baselines(self) -> tuple[Baseline, ...]:
         one = residues(1, 10, 10)
         zero = self.pooled(lambda n: sum_of(one, n)[0])
-        same = self.pooled(lambda n: sum_of(one, n - 1)[0])  # the others add up to 0
+        same = self.pooled(lambda n: sum_of(one, n - 1)[0])  # where the others add up to 0
         return (
             Baseline("zero", "The sum is always 0.", constant(0), zero),
             Baseline("last number", "The sum is the last number.", back(1), same),

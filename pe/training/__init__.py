@@ -1,1 +1,1 @@
-"""Training: recipe, schedule, checkpoint, trainer."""
+"""Training: the loop, the learning rate, checkpoints, metrics, and several processes."""

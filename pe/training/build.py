@@ -1,4 +1,4 @@
-"""From a recipe to a model and an optimizer, and what the recipe asks of the text."""
+"""Build the model and the optimizer of a recipe, and check what its evaluation asks of the text."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from pe.recipes.recipe import Recipe
 from pe.runs import RunError
 from pe.training.start import Start
 
-SIZES = (
+SAME_AS_PARENT = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "qk_norm",
 )  # fmt: skip
+"""Fields of the configuration that a run has in common with the run it starts from."""
 
 
 def build_config(recipe: Recipe, vocab_size: int, eos_token_id: int | None = None) -> PEConfig:
-    """The model's configuration."""
+    """Return the configuration of the recipe's model; the end token also begins a text."""
     return PEConfig(
         vocab_size=vocab_size,
         hidden_size=recipe.hidden_size,
@@ -53,7 +54,7 @@ def build_config(recipe: Recipe, vocab_size: int, eos_token_id: int | None = Non
 
 
 def build_model(recipe: Recipe, vocab_size: int, eos_token_id: int | None = None) -> PEForCausalLM:
-    """A model with the initial weights that (seed, parameter name) determine."""
+    """Return the recipe's model with initial weights, drawn by (seed, parameter name)."""
     model = PEForCausalLM(build_config(recipe, vocab_size, eos_token_id))
     std = model.config.initializer_range
     draw_weights(model, recipe.seed, std=std, embedding_std=recipe.embedding_std)
@@ -61,21 +62,21 @@ def build_model(recipe: Recipe, vocab_size: int, eos_token_id: int | None = None
 
 
 def model_for(recipe: Recipe, data: TokenData) -> PEForCausalLM:
-    """The model for a prepared corpus."""
+    """Return the recipe's model with initial weights, for the vocabulary of a prepared corpus."""
     tokenizer = data.load_tokenizer()
     return build_model(recipe, data.vocab_size, tokenizer.eos_token_id)
 
 
 def read_model(folder: Path, **options: Any) -> PEForCausalLM:
-    """The model whose weights are in ``folder``; ``options`` are those of `from_pretrained`.
+    """Load the model in ``folder``; ``options`` are those of `from_pretrained`.
 
     Raises:
-        RunError: its files are not there or are damaged.
+        RunError: files are missing or damaged.
     """
     try:
         with quiet_libraries():
             model: PEForCausalLM = PEForCausalLM.from_pretrained(folder, **options)
-    except Exception as error:  # whatever the readers of JSON and safetensors raise
+    except Exception as error:  # the readers of JSON and safetensors raise errors of many types
         raise RunError(
             f"{folder} cannot be read ({one_line(error)[:200]}); train that run once more, in "
             "another study or after its folder is deleted"
@@ -84,19 +85,19 @@ def read_model(folder: Path, **options: Any) -> PEForCausalLM:
 
 
 def start_model(start: Start, recipe: Recipe, expected: PEConfig) -> PEForCausalLM:
-    """The model of ``start``, converted to the recipe's encoding, in float32.
+    """Load the weights of ``start`` in float32 and convert the model to the recipe's encoding.
 
     Raises:
-        RunError: its weights cannot be read.
-        ValueError: the model has other sizes than ``expected``, or cannot be converted.
+        RunError: the weights cannot be read.
+        ValueError: the model's sizes differ from those of ``expected``, or it cannot be converted.
     """
     model = read_model(start.weights, dtype=torch.float32, dropout=recipe.dropout)
-    for name in SIZES:
+    for name in SAME_AS_PARENT:
         size, wanted = getattr(model.config, name), getattr(expected, name)
         if size != wanted:
             raise ValueError(
                 f"{name}: {start.parent.name} has {size} and this recipe {wanted}; a run that "
-                "starts from another has its sizes"
+                f"starts from another one must have its sizes, so set {name} to {size}"
             )
     return convert(
         model,
@@ -110,14 +111,15 @@ def start_model(start: Start, recipe: Recipe, expected: PEConfig) -> PEForCausal
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
-    """AdamW; weight decay on matrices only, never on norms nor on an encoding's parameters.
+    """Return AdamW for the model's parameters, in groups.
 
-    With an ``encoding_rate`` other than 1 the encoding's parameters are a group apart, whose
-    ``rate_multiple`` `set_rate` heeds. With ``tune: encoding`` all others are frozen.
+    Weight decay acts on matrices, but not on norms and not on the encoding's parameters. If
+    ``encoding_rate`` is not 1, the encoding's parameters are a separate group with a
+    ``rate_multiple``, which `set_rate` reads. With ``tune: encoding`` all others are frozen.
 
     Raises:
-        ValueError: there is such a rate, or the encoding alone is to be tuned, and it has no
-            parameters.
+        ValueError: ``encoding_rate`` or ``tune`` asks for parameters of the encoding, and it has
+            none.
     """
     encoding = _encoding_parameters(model)
     if recipe.tune == "encoding":
@@ -129,21 +131,21 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
         for parameter in set(model.parameters()) - encoding:
             parameter.requires_grad_(False)
     decayed: list[nn.Parameter] = []
-    plain: list[nn.Parameter] = []
+    undecayed: list[nn.Parameter] = []
     encodings: list[nn.Parameter] = []
-    apart = recipe.encoding_rate != 1
+    own_rate = recipe.encoding_rate != 1
     for parameter in model.parameters():
         if recipe.tune == "encoding" and parameter not in encoding:
             continue
         if parameter in encoding:
-            (encodings if apart else plain).append(parameter)
+            (encodings if own_rate else undecayed).append(parameter)
         else:
-            (decayed if parameter.dim() >= 2 else plain).append(parameter)
+            (decayed if parameter.dim() >= 2 else undecayed).append(parameter)
     groups: list[dict[str, Any]] = [
         {"params": decayed, "weight_decay": recipe.weight_decay},
-        {"params": plain, "weight_decay": 0.0},
+        {"params": undecayed, "weight_decay": 0.0},
     ]
-    if apart:
+    if own_rate:
         if not encodings:
             raise ValueError(
                 f"encoding_rate: {recipe.pe} has no parameters that could learn at "
@@ -158,17 +160,17 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Give every group the rate of this step, times its own multiple if it has one."""
+    """Give every group of parameters the learning rate ``rate``, times its ``rate_multiple``."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("rate_multiple", 1.0)
 
 
 def check_evaluation(recipe: Recipe, data: TokenData, model: PEForCausalLM) -> None:
-    """Refuse, before any work, what the evaluation that the recipe asks for cannot do.
+    """Refuse, before training, an evaluation that would fail after it.
 
     Raises:
-        ValueError: documents are too short for the longest length, or the shortest length has no
-            room for a retrieval text.
+        ValueError: documents are too short for the longest length, or the shortest length is too
+            short for a retrieval text.
     """
     lengths = sorted(recipe.evaluation_lengths)
     evaluation_windows(data.test, lengths[-1], recipe.target_tokens, recipe.evaluation_windows)
@@ -180,27 +182,28 @@ def check_evaluation(recipe: Recipe, data: TokenData, model: PEForCausalLM) -> N
         needed = max(text.shortest() for text in texts_of(recipe.retrieval_tasks, tokenizer))
         if lengths[0] < needed:
             raise ValueError(
-                f"evaluation_lengths: {lengths[0]} tokens have no room for a retrieval text, which "
+                f"evaluation_lengths: {lengths[0]} tokens are too few for a retrieval text, which "
                 f"takes {needed}; leave that length out, or set retrieval_samples to 0"
             )
 
 
 def lengths_beyond(recipe: Recipe, model: PEForCausalLM) -> list[int]:
-    """Evaluation lengths above the training context for which the encoding has positions."""
+    """Return the evaluation lengths beyond the training context that the encoding can reach."""
     limit, context = max_positions(model), recipe.context_length
     lengths = sorted(recipe.evaluation_lengths)
     return [n for n in lengths if n > context and (limit is None or n <= limit)]
 
 
 def max_positions(model: PEForCausalLM) -> int | None:
-    """How many positions the model's encodings have; None: any number."""
+    """Return how many positions the model's encodings have; None for any number."""
     return tightest(model.model.encodings)[0]
 
 
 def attention_path(model: PEForCausalLM, recipe: Recipe, device: torch.device) -> str:
-    """How a training step's attention is computed (`pe.attention.choose`).
+    """Return the name of the way in which a training step's attention is computed.
 
-    The layers of a schedule may take several paths: the slowest of them.
+    The names are those of `pe.attention.choose`. If the layers of a schedule take several ways, it
+    is the slowest of them.
     """
     with devices.autocast(recipe.precision, device):
         narrow = torch.is_autocast_enabled(device.type)
@@ -209,7 +212,7 @@ def attention_path(model: PEForCausalLM, recipe: Recipe, device: torch.device) -
 
     def path(enc: Any) -> str:
         compiled = devices.compiles(recipe.compile, device)
-        # A compiler cannot look at positions, which a bias by distance needs (`PEModel._spans`).
+        # A compiled graph cannot read positions, which a bias by distance needs (`PEModel._spans`).
         by_spans = enc.hides and (not enc.biased or (enc.relative and not compiled))
         by_rows = not compiled and shows_few(enc, recipe.context_length)
         if recipe.mask_documents and enc.length_dependent:
@@ -226,7 +229,7 @@ def attention_path(model: PEForCausalLM, recipe: Recipe, device: torch.device) -
 
 
 def parameter_counts(model: nn.Module) -> dict[str, int]:
-    """All parameters (a tied head once), and those of the encoding among them."""
+    """Return the number of all parameters, a tied head counted once, and of the encoding's."""
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "encoding_parameters": sum(p.numel() for p in _encoding_parameters(model)),

@@ -1,16 +1,17 @@
-"""Checkpoints from which training goes on as if it had never stopped.
+"""Checkpoints from which training continues as if it had never stopped.
 
-    checkpoints/step-000130/   model.safetensors, config.json, optimizer, random states, state.json
+    checkpoints/step-000130/        model.safetensors, config.json, optimizer.bin, random states,
+                                    state.json; the last two checkpoints of a run are of this kind
+    checkpoints/kept/step-000300/   never pruned; for ``keep_states`` the same files, from which a
+                                    branch can start, for ``keep_steps`` without optimizer and
+                                    random states, for any other run that starts from this one
+    best/                           with ``keep_best``: the weights with the least validation loss,
+                                    and the tokenizer
 
-    checkpoints/kept/step-000300/   model.safetensors, config.json, state.json
-
-The last two of the first kind stay. Those of the second stay for good: with ``keep_steps`` they
-hold what another run needs to start from, and no optimizer; with ``keep_states`` they hold
-everything, for a branch. With ``keep_best`` the run's folder ``best/`` holds the weights with the
-least validation loss, no optimizer, and the tokenizer. Each is written under another name, flushed
-to disk and renamed, so it is whole or it is not there. Any of them loads with
-``AutoModelForCausalLM.from_pretrained``. The files are the same whatever number of processes wrote
-them and however they divided the model, so that any number can go on from them.
+A checkpoint is written under a temporary name, flushed to disk and renamed, so it is complete or
+absent. All of them load with ``AutoModelForCausalLM.from_pretrained``. The files do not depend on
+how many processes wrote them or how these divided the model, so any number of processes can resume
+from them.
 """
 
 from __future__ import annotations
@@ -41,15 +42,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 KEEP = 2
+"""How many checkpoints of the first kind stay."""
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.bin"
 
 
 def hold_whole_tensors(
     accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Let several processes write and read what one process would.
+    """Make Accelerate write and read the same files in several processes as in one.
 
-    Accelerate would save a model that runs in several processes under the names of what wraps it.
+    By default it would use the names of parameters in the wrapper with which several processes
+    train a model, and write shares of a divided one.
     """
 
     def save(models: list[nn.Module], weights: list[dict[str, Tensor]], folder: str) -> None:
@@ -72,10 +75,12 @@ def hold_whole_tensors(
 def save(
     accelerator: Accelerator, directory: Path, state: TrainState, config: PEConfig, *, keep: bool
 ) -> None:
-    """Write a checkpoint. All processes call this together.
+    """Write a checkpoint with everything that resuming needs; every process calls this.
 
     Args:
-        keep: for good, to branch other runs from; otherwise as the last one, and older ones go.
+        directory: the folder of the run's checkpoints.
+        keep: write it into the folder `KEPT`, where it stays. Otherwise it is the run's last
+            checkpoint, and older ones are removed.
     """
     parent = directory / KEPT if keep else directory
     with _folder(accelerator, parent / f"step-{state.step:06d}", state) as folder:
@@ -93,7 +98,7 @@ def keep_weights(
     state: TrainState,
     tokenizer: PreTrainedTokenizerFast | None = None,
 ) -> None:
-    """Write a folder ``final`` of weights alone. All processes call this together."""
+    """Write weights, configuration and ``tokenizer`` into ``final``; every process calls this."""
     weights = sharding.whole_weights(accelerator, model)
     with _folder(accelerator, final, state) as folder:
         if accelerator.is_main_process:
@@ -104,7 +109,7 @@ def keep_weights(
 
 @contextlib.contextmanager
 def _folder(accelerator: Accelerator, final: Path, state: TrainState) -> Iterator[Path]:
-    """An empty folder for a checkpoint; filled, it is flushed to disk and named ``final``."""
+    """Give the block an empty folder to fill; then flush it to disk and rename it ``final``."""
     temporary = final.with_name(f".{final.name}.partial")
     with writing_weights(final):
         if accelerator.is_main_process:
@@ -126,16 +131,21 @@ def _folder(accelerator: Accelerator, final: Path, state: TrainState) -> Iterato
 
 @contextlib.contextmanager
 def writing_weights(path: Path) -> Iterator[None]:
-    """Write weights below ``path``; RunError if they cannot be written, as on a full disk."""
-    # torch.save raises RuntimeError where there is no room.
+    """Write weights below ``path`` in this block.
+
+    Raises:
+        RunError: they cannot be written, for example because the disk is full.
+    """
+    # On a full disk torch.save raises RuntimeError.
     with quiet_libraries(), writing(path, (OSError, RuntimeError, SafetensorError)):
         yield
 
 
 def _prune(directory: Path) -> None:
-    """Keep the last checkpoints; remove older ones and what crashes left behind."""
+    """Remove all but the last `KEEP` checkpoints, and unfinished ones that crashes have left."""
     for old in checkpoints(directory)[:-KEEP]:
-        os.rename(old, old.with_name(f".{old.name}.partial"))  # never half a checkpoint
+        # Renamed first, so that a crash while it is removed does not leave half a checkpoint.
+        os.rename(old, old.with_name(f".{old.name}.partial"))
     for partial in directory.glob(".step-*.partial"):
         shutil.rmtree(partial)
 
@@ -143,21 +153,25 @@ def _prune(directory: Path) -> None:
 def restore(
     accelerator: Accelerator, directory: Path, log: Callable[[str], None]
 ) -> TrainState | None:
-    """Load the newest checkpoint into the prepared model and optimizer, if there is one.
+    """Load the newest checkpoint into the prepared model and optimizer; every process calls this.
 
-    A damaged one costs the steps since the one before it, which is loaded instead; ``log`` gets a
-    sentence that names it.
+    If it is damaged, the one before it is loaded, and ``log`` is called with a sentence that names
+    the damaged one.
+
+    Returns:
+        The counters of the checkpoint, or None if the run has no checkpoint.
 
     Raises:
-        RunError: there are checkpoints and none can be read. Whether to start over is for the user
-            to decide.
+        RunError: the run has checkpoints, but none can be read. It does not start over by itself,
+            because the user may want to repair them.
     """
     damaged: list[str] = []
     for path in reversed(checkpoints(directory)):
         state, reason = _load(accelerator, path)
         if state is not None:
             state.resumes += 1
-            if accelerator.is_main_process:  # counted even if this process is killed as well
+            # Written at once, so that the resume is counted even if this process is killed.
+            if accelerator.is_main_process:
                 write_atomically(path / "state.json", json.dumps(asdict(state)))
             return state
         damaged.append(f"{path} cannot be read ({reason})")
@@ -171,10 +185,10 @@ def restore(
 
 
 def begin_from(accelerator: Accelerator, path: Path) -> None:
-    """Load weights, optimizer and random states of another run's checkpoint.
+    """Load weights, optimizer and random states from the checkpoint of another run.
 
     Raises:
-        RunError: it cannot be read.
+        RunError: the checkpoint cannot be read.
     """
     state, reason = _load(accelerator, path)
     if state is None:
@@ -182,14 +196,17 @@ def begin_from(accelerator: Accelerator, path: Path) -> None:
 
 
 def _load(accelerator: Accelerator, path: Path) -> tuple[TrainState | None, str]:
-    """The state of a checkpoint loaded by all processes, or None and why it could not be."""
+    """Load a checkpoint in all processes; return its counters, or None and the reason.
+
+    If one process cannot read it, none of them uses it.
+    """
     state, reason = None, "another process could not read it"
     try:
         counters = read_state(path)
         accelerator.load_state(str(path))
         state = counters
-    except Exception as error:  # whatever the readers of three formats raise at damaged files
+    except Exception as error:  # a damaged file makes its reader raise errors of many types
         reason = one_line(error)[:200]
-    read = torch.full((), float(state is not None), device=accelerator.device)
-    everyone = accelerator.reduce(read, "sum").item() == accelerator.num_processes
-    return (state if everyone else None), reason
+    is_read = torch.full((), float(state is not None), device=accelerator.device)
+    all_read = accelerator.reduce(is_read, "sum").item() == accelerator.num_processes
+    return (state if all_read else None), reason

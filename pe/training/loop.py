@@ -1,10 +1,11 @@
-"""The steps of a run, from its last checkpoint or its start to its end.
+"""The training loop: prepare a run, load its last checkpoint, do the remaining steps, finish.
 
-One optimizer step is a pure function of the recipe, the step's number and the state in the last
-checkpoint, so a run that was killed ends with the same weights as one that was not. Runs on one
-device or on many (`pe.training.processes`, or torchrun): each process takes a part of every
-batch, and the loss is divided by the target count of the whole batch, so neither processes nor
-micro-batches change the result, except through what a step draws (dropout, random positions).
+An optimizer step is a pure function of the recipe, the step's number and the state that checkpoints
+hold, so a run that was killed and resumed ends with the same weights as one that was not. The loop
+runs on one device or on many (`pe.training.processes`, or torchrun). Each process takes a part of
+every batch, and the loss is divided by the number of targets in the whole batch. So the result
+depends on the number of processes and micro-batches only through the random numbers of a step
+(dropout, random positions).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from accelerate.utils import (
 from torch import Tensor
 
 from pe import devices
-from pe.data import Batches, prepare
+from pe.data import Batches
 from pe.data.batches import Batch
 from pe.data.needles import NeedleMix
 from pe.encodings.core.source import source_hashes
@@ -38,7 +39,7 @@ from pe.model.loss import CHUNK_LOGITS, IGNORE
 from pe.model.rng import same_draws, seed_step
 from pe.runs import Run
 from pe.runs.provenance import device_name, hardware, now
-from pe.training import checkpoint, processes, sharding, trackers
+from pe.training import checkpoint, sharding, trackers
 from pe.training.build import (
     attention_path,
     build_optimizer,
@@ -48,12 +49,12 @@ from pe.training.build import (
     set_rate,
     start_model,
 )
+from pe.training.check import divided
+from pe.training.flops import flops_per_token, peak_flops
 from pe.training.metrics import (
     Metrics,
     NonFiniteLoss,
-    flops_per_token,
     layers_shown,
-    peak_flops,
     perplexity,
 )
 from pe.training.processes import Interrupted
@@ -65,17 +66,24 @@ from pe.training.start import (
     check_text,
     read_state,
     start_of,
+    text_for,
     with_searched_factors,
 )
 from pe.training.stop import StopSignal
 
 VALIDATION_BATCHES = 8
-PATIENCE = datetime.timedelta(hours=1)
-"""How long a process waits for another, which may be writing a large checkpoint."""
+TIMEOUT = datetime.timedelta(hours=1)
+"""How long a process waits for another one, which may be writing a large checkpoint."""
 
 
 class Trainer:
-    """What one call of `train` holds. A subclass may do more, or something else, in `step`."""
+    """The state of one call of `train`: model, optimizer, batches, metrics and counters.
+
+    A subclass may override `step` to change how an optimizer step is done.
+
+    Raises:
+        ValueError: the recipe does not fit the number of processes.
+    """
 
     def __init__(self, run: Run, quiet: bool = False) -> None:
         self.run, self.recipe = run, run.recipe
@@ -87,8 +95,8 @@ class Trainer:
             project_dir=str(run.directory / "trackers"),
             dataloader_config=DataLoaderConfiguration(),
             kwargs_handlers=[
-                InitProcessGroupKwargs(timeout=PATIENCE),
-                # Buffers are constants, and gradients need no second place.
+                InitProcessGroupKwargs(timeout=TIMEOUT),
+                # Buffers are constants, and a second copy of the gradients is not needed.
                 DistributedDataParallelKwargs(
                     broadcast_buffers=False, gradient_as_bucket_view=True
                 ),
@@ -97,53 +105,35 @@ class Trainer:
         self.device, self.main = self.accelerator.device, self.accelerator.is_main_process
         devices.keep_memory(self.device)
         count = self.accelerator.num_processes
-        if self.recipe.batch_size % count:
-            raise ValueError(
-                f"batch_size {self.recipe.batch_size} does not divide among {count} processes"
-            )
-        self.windows = self.recipe.batch_size // count
-        self.micro = min(self.recipe.micro_batch_size or self.windows, self.windows)
-        if self.windows % self.micro:
-            raise ValueError(
-                f"micro_batch_size {self.micro} does not divide the {self.windows} windows that "
-                f"each of {count} processes gets"
-            )
-        if self.recipe.fsdp and count == 1:
-            raise ValueError(
-                "fsdp: spreads a model over processes, and there is one; start several with "
-                f"{processes.PROCESSES}, or leave fsdp out"
-            )
+        self.windows, self.micro = divided(self.recipe, count)
         self.start = start_of(self.recipe, run.directory.parent)
         self.progress = Progress(enabled=self.main and not quiet)
-        every = gather_object([device_name(self.device)]) if count > 1 else None
+        names_of_devices = gather_object([device_name(self.device)]) if count > 1 else None
         if self.main:
-            run.start(every)
+            run.start(names_of_devices)
         if names:
             trackers.start(self.accelerator, run)
 
     def go(self) -> None:
-        """Prepare, resume, train, finish."""
+        """Prepare the run, load its last checkpoint, do the remaining steps and finish."""
         self._prepare()
         self._resume()
         try:
             with StopSignal() as stop:
                 self._steps(stop)
         except BaseException:
-            trackers.finish(self.accelerator)  # their last values would be lost
+            trackers.finish(self.accelerator)  # otherwise their last values would be lost
             raise
         self._finish()
 
     # Before the first step
 
     def _prepare(self) -> None:
-        """Text, model, optimizer, batches and metrics."""
+        """Make the text, the model, the optimizer, the batches and the metrics."""
         r = self.recipe
         self.progress.show(f"preparing {r.corpus}", last=True)
         with self.accelerator.main_process_first():
-            self.data = data = prepare(
-                r.corpus, r.vocab_size, r.tokenizer, separator=r.separator,
-                on_progress=self.progress.show,
-            )  # fmt: skip
+            self.data = data = text_for(r, self.progress.show)
         model = self._initial_model()
         self.config = model.config
         check_evaluation(r, data, model)
@@ -153,7 +143,7 @@ class Trainer:
             path = {"attention": attention_path(model, r, self.device)}
             self.run.update(data=data.summary(), model=counts | path)
         if r.activation_checkpointing:
-            # transformers 5 renamed this method on the way.
+            # Releases of transformers 5 have this method under one of two names.
             enable = getattr(model, "activation_checkpointing_enable", None)
             (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
         compiled = devices.compiles(r.compile, self.device)
@@ -189,10 +179,10 @@ class Trainer:
         self.metrics = Metrics(self.run, self.main, flops, peak)
 
     def _keep_graph_whole(self, vocab_size: int) -> None:
-        """Switch off what torch.compile refuses to do to a graph that computes parts of it twice.
+        """Keep torch.compile from cutting a graph that contains activation checkpoints.
 
-        With several processes it cuts the graph into pieces, so that gradients are added up while
-        others are still computed. It cannot cut a graph with checkpoints in it.
+        With several processes it cuts the graph into pieces, so that some gradients are summed
+        while others are still computed. It fails at a graph with checkpoints.
         """
         r = self.recipe
         chunked = self.micro * r.context_length * vocab_size > CHUNK_LOGITS
@@ -200,7 +190,10 @@ class Trainer:
             torch._dynamo.config.optimize_ddp = False
 
     def _initial_model(self) -> PEForCausalLM:
-        """Drawn weights, or those of the run to start from. A checkpoint will overwrite them."""
+        """Return the model with new weights, or with those of the parent.
+
+        If the run has a checkpoint, it overwrites them later.
+        """
         if self.start is None:
             return model_for(self.recipe, self.data)
         recipe = with_searched_factors(self.recipe, self.start.parent)
@@ -212,10 +205,11 @@ class Trainer:
         if self.main:
             self.run.update(parent=self.start.record())
         if self.start.whole:
-            return model  # everything is loaded once model and optimizer are prepared
+            return model  # a branch loads its weights with the optimizer, in `_resume`
         return start_model(self.start, recipe, model.config)
 
     def _resume(self) -> None:
+        """Load the last checkpoint, or the state in which the first step begins."""
         log = functools.partial(self.progress.show, last=True)
         state = checkpoint.restore(self.accelerator, self.folder, log)
         if state is None:
@@ -231,10 +225,10 @@ class Trainer:
                 "delete the folder or choose another study",
             )  # fmt: skip
         self.state = state
-        known = self.run.metric_lines(drop_torn_end=True) if state.step else []
-        self.metrics.start_at(state.step, known)
+        lines = self.run.metric_lines(drop_torn_end=True) if state.step else []
+        self.metrics.start_at(state.step, lines)
         if self.main:
-            if self._best() is None:  # of steps that will be repeated
+            if self._best() is None:  # best/ is empty, or from a step that will be repeated
                 shutil.rmtree(self.run.best, ignore_errors=True)
             self.run.begin_session(state.step)
             if state.step == 0:
@@ -243,32 +237,33 @@ class Trainer:
     # Steps
 
     def _steps(self, stop: StopSignal) -> None:
+        """Do the remaining steps; raise Interrupted if a signal asks to stop before the last."""
         r, state = self.recipe, self.state
-        first, begun = state.step, time.perf_counter()
-        passed = self.start.stream_step if self.start else 0
-        drawn = self.start.draws_step if self.start else 0
+        first, began = state.step, time.perf_counter()
+        stream_step = self.start.stream_step if self.start else 0
+        draws_step = self.start.draws_step if self.start else 0
         if self.start and first == 0:
-            self._validate()  # what the change of encoding cost
+            self._validate()  # shows what the change of encoding cost
         self.model.train()
-        logged_tokens, since = state.tokens, time.perf_counter()
+        logged_tokens, logged_at = state.tokens, time.perf_counter()
         while state.step < r.steps:
             lr = learning_rate(r, state.step)
             set_rate(self.optimizer, lr)
-            batch = self.train_batches.at(state.step + passed)
-            seed_step(r.seed, state.step + drawn, self.accelerator.process_index)
+            batch = self.train_batches.at(state.step + stream_step)
+            seed_step(r.seed, state.step + draws_step, self.accelerator.process_index)
             self.metrics.add(*self.step(batch))
             state.step += 1
             state.tokens += r.batch_size * r.context_length
             due = state.step == r.steps or state.step % r.checkpoint_every == 0
             stopping = stop.requested(self.accelerator)
             if due or stopping or state.step % r.log_every == 0:
-                self.synchronize()  # or the clock would see the steps launched, not done
+                self.synchronize()  # steps are launched ahead; the clock must wait for them
                 moment = time.perf_counter()
-                left = (moment - begun) / (state.step - first) * (r.steps - state.step)
-                self._log(lr, state.tokens - logged_tokens, moment - since, left)
-                logged_tokens, since = state.tokens, time.perf_counter()
-            if self._pause(due or stopping):
-                since = time.perf_counter()
+                left = (moment - began) / (state.step - first) * (r.steps - state.step)
+                self._log(lr, state.tokens - logged_tokens, moment - logged_at, left)
+                logged_tokens, logged_at = state.tokens, time.perf_counter()
+            if self._validate_and_save(due or stopping):
+                logged_at = time.perf_counter()  # the speed of training does not include this
             if stopping and state.step < r.steps:
                 raise Interrupted(
                     f"stopped after step {state.step} of {r.steps}; the same command goes on from "
@@ -276,8 +271,12 @@ class Trainer:
                     stop.name or None,
                 )
 
-    def _pause(self, save: bool) -> bool:
-        """Validate, keep and save what is due after this step; whether anything was."""
+    def _validate_and_save(self, save: bool) -> bool:
+        """Validate, and write checkpoints, if that is due after this step; return whether it was.
+
+        Args:
+            save: write the run's last checkpoint.
+        """
         r, state = self.recipe, self.state
         validate = r.validate_every and state.step % r.validate_every == 0 and state.step < r.steps
         keep = state.step in (*r.keep_steps, *r.keep_states)
@@ -295,9 +294,17 @@ class Trainer:
         return bool(validate or keep or save)
 
     def step(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """One optimizer step; returns loss and gradient norm, still on the device."""
+        """Do one optimizer step.
+
+        Args:
+            batch: the windows of all processes, of which this one takes its share.
+
+        Returns:
+            This process's part of the loss in nats, and the gradient norm before clipping; both
+            are scalars on the device, so that nothing waits for them.
+        """
         first = self.accelerator.process_index * self.windows
-        # Every process knows the whole batch, so none has to ask how many targets there are.
+        # Every process has the whole batch, so it can count all targets without communication.
         targets = int((batch.targets != IGNORE).sum()) / self.accelerator.num_processes
         total = torch.zeros((), device=self.device)
         for start in range(first, first + self.windows, self.micro):
@@ -305,8 +312,8 @@ class Trainer:
             last = start + self.micro == first + self.windows
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
                 with devices.autocast(self.recipe.precision, self.device):
-                    # Divided here: in the model, two divisors (this and validation's 1) would be
-                    # two graphs, the second of them compiled for any number.
+                    # The model is told to divide by 1, as in validation, so that it is compiled
+                    # once. Another divisor would lead to a second graph, for any number.
                     loss = self.model(**inputs, num_items_in_batch=1).loss / targets
                 self.accelerator.backward(loss)
             total += loss.detach()
@@ -319,19 +326,24 @@ class Trainer:
         """Wait until the device has finished the steps that were launched."""
         devices.synchronize(self.device)
 
-    def _inputs(self, batch: Batch, some: slice) -> dict[str, Tensor]:
+    def _inputs(self, batch: Batch, windows: slice) -> dict[str, Tensor]:
+        """Return some windows of a batch as the model's arguments, on the device."""
         arrays = {"input_ids": batch.input_ids, "shift_labels": batch.targets}
         if self.recipe.reset_positions:
             arrays["position_ids"] = batch.positions
         if self.recipe.mask_documents:
             arrays["document_ids"] = batch.documents
-        tensors = {name: torch.from_numpy(a[some].copy()) for name, a in arrays.items()}
+        tensors = {name: torch.from_numpy(a[windows].copy()) for name, a in arrays.items()}
         if self.device.type == "cuda":
             tensors = {name: t.pin_memory() for name, t in tensors.items()}
         return {name: t.to(self.device, non_blocking=True) for name, t in tensors.items()}
 
     def _log(self, lr: float, tokens: int, seconds: float, left: float) -> None:
-        """Write down and show the steps since the last time; ``left`` in seconds to the end."""
+        """Write and show the line for the steps since the last one.
+
+        Args:
+            lr: of the last step. tokens, seconds: of these steps. left: seconds to the run's end.
+        """
         state, steps = self.state, self.recipe.steps
         mean = functools.partial(self.accelerator.reduce, reduction="mean")
         line = self.metrics.flush(
@@ -346,19 +358,22 @@ class Trainer:
         )
 
     def _track(self, values: Mapping[str, Any]) -> None:
-        """Give trackers what is known; their x axis is in tokens."""
-        known = {name: value for name, value in values.items() if value is not None}
-        self.accelerator.log(known, step=self.state.tokens)
+        """Pass values that are not None to the trackers, whose x axis is in tokens."""
+        logged = {name: value for name, value in values.items() if value is not None}
+        self.accelerator.log(logged, step=self.state.tokens)
 
     def _last_good(self) -> str:
         saved = checkpoint.checkpoints(self.folder)
         return f"last good checkpoint: {saved[-1]}" if saved else "there is no checkpoint yet"
 
     def _refuse_broken_weights(self) -> None:
-        """An update can overflow although its loss and gradient were numbers."""
+        """Raise NonFiniteLoss if a weight is not finite.
+
+        An update can overflow although loss and gradient of its step were finite.
+        """
         parts = map(sharding.local, self.model.parameters())
         finite = torch.stack([torch.isfinite(p).all() for p in parts]).all()
-        broken = self.accelerator.reduce((~finite).float(), "sum")  # the same answer everywhere
+        broken = self.accelerator.reduce((~finite).float(), "sum")  # so all processes agree
         if broken.item() > 0:
             raise NonFiniteLoss(
                 f"weights are not finite after step {self.state.step}; {self._last_good()}; "
@@ -368,10 +383,11 @@ class Trainer:
     # Validation and the end
 
     def _validate(self) -> float:
-        """Validation loss, written down once; every process computes all of it."""
+        """Return the validation loss in nats, and record it; every process computes all of it."""
         state = self.state
         loss = self.metrics.validated(state.step)
-        if loss is None:  # else it was written by a process that was killed before it went on
+        # It is there already if the run was killed after this validation and then resumed.
+        if loss is None:
             loss = self._mean_loss(self.validation_batches)
             if self.main:
                 self.metrics.validation(state.step, state.tokens, loss)
@@ -381,10 +397,10 @@ class Trainer:
         return loss
 
     def _keep_if_best(self, loss: float) -> None:
-        """Keep the weights of this step if no earlier ones have a validation loss as small."""
+        """Keep the weights of this step if all earlier ones have a larger validation loss."""
         best = self._best()
         better = best is None or round(loss, 6) < best["validation_loss"]
-        # The main process decides: in others the loss may differ by rounding.
+        # The main process decides, because the loss of others may differ by rounding.
         decision = torch.full((), float(self.main and better), device=self.device)
         if self.accelerator.reduce(decision, "sum").item() > 0:
             checkpoint.keep_weights(
@@ -392,7 +408,10 @@ class Trainer:
             )
 
     def _best(self) -> dict[str, Any] | None:
-        """Step and validation loss of the weights in ``best/``, if this run has come that far."""
+        """Return step and validation loss of the weights in ``best/``.
+
+        None if there are no such weights, or if the run has to repeat the step they are from.
+        """
         if not self.run.best.exists():
             return None
         step = read_state(self.run.best).step
@@ -401,12 +420,16 @@ class Trainer:
 
     @torch.no_grad()
     def _mean_loss(self, batches: Batches, first: int = 0) -> float:
-        """Mean loss of some batches, beginning with this one; the model is left training."""
+        """Return the mean loss in nats over up to `VALIDATION_BATCHES` batches.
+
+        Args:
+            first: index of the first batch.
+        """
         model = self.accelerator.unwrap_model(self.model)
         model.eval()
         total, count = 0.0, 0
-        some = max(1, min(VALIDATION_BATCHES, batches.windows // batches.batch_size))
-        for index in range(first, first + some):
+        number = max(1, min(VALIDATION_BATCHES, batches.windows // batches.batch_size))
+        for index in range(first, first + number):
             batch = batches.at(index)
             for start in range(0, batches.batch_size, self.micro):
                 inputs = self._inputs(batch, slice(start, start + self.micro))
@@ -421,10 +444,11 @@ class Trainer:
         return total / count
 
     def _unseen_loss(self) -> float | None:
-        """Loss on the next batches of training text: new windows of documents already met.
+        """Return the loss on the batches of training text that would come next.
 
-        Where it is lower than the validation loss, the model profits from having read other windows
-        of the same documents. None once the text has been gone through.
+        The windows are new, but the run has read other windows of the same documents. If this loss
+        is lower than the validation loss, the model profits from that. None if the run has read all
+        of the text.
         """
         r = self.recipe
         batches = Batches(
@@ -456,7 +480,12 @@ class Trainer:
     def _summary(
         self, validation: float, unseen: float | None, memory: float | None
     ) -> dict[str, Any]:
-        """The ``training`` part of the record; ``memory`` in GiB, of the process that took most."""
+        """Return the entry ``training`` of the record.
+
+        Args:
+            validation, unseen: losses in nats.
+            memory: GiB, of the process that used most; None if it was not measured.
+        """
         state, metrics = self.state, self.metrics
         trained = state.step > 0
         return {

@@ -1,13 +1,8 @@
-"""metrics.jsonl: losses leave the device in bunches, so that logging never stalls it.
+"""Write metrics.jsonl, and compute speed and model FLOPs utilisation (MFU).
 
-Model FLOPs utilisation (MFU) is useful arithmetic over what the device could do at best:
-
-    FLOPs per token = 6 N + 6 L d T      (N parameters, L layers, d hidden, T context)
-
-The second term is causal attention counted once: each token looks at T/2 keys on average, and a
-layer with a window counts for the share of them that it shows. The
-peaks are the vendors' dense bfloat16 rates; a device that is not listed has no MFU rather than a
-wrong one.
+Losses stay on the device until a line is due, and are then read together, so that logging does not
+make the device wait. MFU is counted as in `pe.training.flops`; a layer with a window counts for the
+share of keys that it sees.
 """
 
 from __future__ import annotations
@@ -27,64 +22,32 @@ from pe.encodings.core.key_range import shown_share
 from pe.model.decoder import PEModel
 from pe.runs import Run, writing
 
-PEAK_BF16_TFLOPS = {
-    "H100 PCIe": 756.0,
-    "H100 NVL": 835.0,
-    "H100": 989.0,
-    "H200": 989.0,
-    "H200 NVL": 835.0,
-    "B200": 2250.0,
-    "A100": 312.0,
-    "A10G": 70.0,
-    "A10": 125.0,
-    "A40": 149.7,
-    "L40S": 362.0,
-    "L4": 121.0,
-    "RTX 4090": 165.2,
-    "RTX 3090": 71.0,
-}
-"""Dense bfloat16 TFLOP/s. A name is looked up by the longest key that it contains."""
-OTHER_CHIPS = ("Laptop", "D", "MIG")
-"""Words that mark a slower chip, or a slice of one, sold under the same name."""
-
-
-def peak_flops(device_name: str) -> float | None:
-    """FLOP/s of the device, or None where it is not known."""
-    words = device_name.replace("-", " ")
-    if any(word in words.split() for word in OTHER_CHIPS):
-        return None
-    matches = [key for key in PEAK_BF16_TFLOPS if f" {key} " in f" {words} "]
-    return PEAK_BF16_TFLOPS[max(matches, key=len)] * 1e12 if matches else None
-
-
-def flops_per_token(parameters: int, layers: float, hidden_size: int, context_length: int) -> float:
-    """Forward and backward FLOPs of one trained token.
-
-    ``layers``: how many, as `layers_shown` counts them.
-    """
-    return 6.0 * parameters + 6.0 * layers * hidden_size * context_length
-
 
 def layers_shown(decoder: PEModel, context_length: int) -> float:
-    """How many layers that see all keys would do the arithmetic of its attention."""
+    """Return the number of layers, one with a window counting for the share of keys it sees."""
     shares = [shown_share(enc, context_length) for enc in decoder.encodings]  # type: ignore[arg-type]
     return sum(shares[number] for number in decoder.encoding_of)
 
 
 def perplexity(loss: float) -> float | None:
-    """exp of a loss in nats, or None where that is no number of JSON."""
+    """Return exp(loss) for a loss in nats, or None if it is too large for a float."""
     return round(math.exp(loss), 4) if loss < 700 else None
 
 
 class NonFiniteLoss(RuntimeError, Explained):
-    """Training produced a loss, a gradient or weights that are no numbers."""
+    """A loss, a gradient or weights became NaN or infinite in training."""
 
 
 class Metrics:
     """Collects the steps since the last `flush` and writes one line for them.
 
-    ``loss`` is the mean over those steps, ``grad_norm`` and ``lr`` those of the last one;
-    ``tokens`` are those of the steps, ``total_tokens`` all that the run was trained on.
+    In a line, ``loss`` is the mean over those steps in nats, ``grad_norm`` and ``lr`` are those of
+    the last step, ``tokens`` are the tokens of those steps, and ``total_tokens`` are all tokens
+    that the run was trained on.
+
+    Args:
+        writes: whether this process writes the file; all others only count.
+        flops_per_token: see `flops_per_token`. peak: FLOP/s of all devices together, or None.
     """
 
     def __init__(self, run: Run, writes: bool, flops_per_token: float, peak: float | None) -> None:
@@ -95,7 +58,7 @@ class Metrics:
         self._norms: list[Tensor] = []
 
     def start_at(self, step: int, lines: list[dict[str, Any]]) -> None:
-        """Drop lines of steps that will be repeated."""
+        """Keep the ``lines`` up to ``step``; drop later ones, whose steps will be repeated."""
         self.lines = [line for line in lines if line["step"] <= step]
         if self.writes:
             text = "".join(json.dumps(line) + "\n" for line in self.lines)
@@ -103,7 +66,10 @@ class Metrics:
                 write_atomically(self.path, text)
 
     def add(self, loss: Tensor, grad_norm: Tensor) -> None:
-        """Loss (summed over processes later) and gradient norm of one step, still on the device."""
+        """Add the loss and the gradient norm of one step, both still on the device.
+
+        The loss is this process's part; `flush` combines the parts of all processes.
+        """
         self._losses.append(loss)
         self._norms.append(grad_norm)
 
@@ -117,10 +83,15 @@ class Metrics:
         reduce: Any,
         last_good: str,
     ) -> dict[str, Any]:
-        """Write the line for the steps up to ``step``; ``seconds`` is what they took.
+        """Write the line for the steps since the last one, and return it.
+
+        Args:
+            step: the number of steps done. tokens, seconds: of the steps since the last line.
+            reduce: takes losses, (steps,), and returns their mean over processes.
+            last_good: says which checkpoint is the last good one, for the message of an error.
 
         Raises:
-            NonFiniteLoss: names the step and the last good checkpoint.
+            NonFiniteLoss: a loss or gradient is not finite; names the step and the checkpoint.
         """
         losses = reduce(torch.stack(self._losses)).tolist()
         norms = torch.stack(self._norms).tolist()
@@ -148,18 +119,21 @@ class Metrics:
         return line
 
     def validation(self, step: int, total_tokens: int, loss: float) -> None:
-        """Write a validation line.
+        """Write a line with a validation loss in nats.
 
         Raises:
-            NonFiniteLoss: the loss is no number.
+            NonFiniteLoss: the loss is NaN or infinite.
         """
         if not math.isfinite(loss):
-            raise NonFiniteLoss(f"validation loss {loss} after step {step}")
+            raise NonFiniteLoss(
+                f"validation loss {loss} after step {step}; try a lower learning_rate or a longer "
+                "warmup"
+            )
         line = {"step": step, "total_tokens": total_tokens, "validation_loss": round(loss, 6)}
         self._write(line | {"validation_perplexity": perplexity(loss)})
 
     def validated(self, step: int) -> float | None:
-        """The validation loss of this step, if it was written down."""
+        """Return the validation loss of this step, or None if it was not measured."""
         lines = (x for x in self.lines if x["step"] == step and "validation_loss" in x)
         return next((x["validation_loss"] for x in lines), None)
 
@@ -170,18 +144,18 @@ class Metrics:
                 file.write(json.dumps(line) + "\n")
 
     def mfu(self) -> float | None:
-        """MFU at `speed`, or None where the device's peak is not known."""
+        """Return the MFU at `speed`, or None if the device's peak is not known."""
         return None if self.peak is None else round(self.speed() * self.flops / self.peak, 4)
 
     def speed(self) -> float:
-        """Median tokens/s over the logged intervals; the first, which warms up, is left out."""
+        """Return the median tokens/s of all lines but the first, which includes warming up."""
         rates: list[float] = [
             x["tokens_per_second"] for x in self.lines if "tokens_per_second" in x
         ]
         return statistics.median(rates[1:] or rates)
 
     def final_loss(self, steps: int) -> float:
-        """Mean training loss of the lines in the last tenth of the run."""
+        """Return the mean training loss, in nats, of the lines in the last tenth of the run."""
         lines = [x for x in self.lines if "loss" in x]
         recent = [x["loss"] for x in lines if x["step"] > 0.9 * steps]
         return statistics.fmean(recent or [lines[-1]["loss"]])

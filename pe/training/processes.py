@@ -1,13 +1,16 @@
-"""One run in several processes: ``PE_PROCESSES=2 papermill notebooks/train.ipynb -p pe rope``.
+"""Train one run in several processes on one machine.
 
-    this process            prepares the text, starts the others, shows their progress, waits
-    process 0, 1, ...       train together, each on a GPU, or on the CPU; 0 writes the record
+    PE_PROCESSES=2 papermill notebooks/train.ipynb -p pe rope
 
-They are started with the variables that torchrun sets, so `pe.training.loop` knows one way only.
-The first process that ends with an error ends all: what ended it is raised here, as if it had
-happened here. A signal to this process goes to all of them, and they save and stop together; if
-this process dies, so do they. torch's own launcher kills what it started 30 seconds after a signal
-(torch.distributed.elastic); a checkpoint of a large model takes longer. Imports no torch.
+    this process            prepares the text, starts the others, shows their progress and waits
+    process 0, 1, ...       train together, each on its GPU or all on the CPU; 0 writes the record
+
+The processes get the environment variables that torchrun sets, so `pe.training.loop` works in the
+same way under both. If one process ends with an error, all are ended, and the error is raised in
+this process. A signal to this process is passed on to all of them, and they save a checkpoint and
+stop together. If this process dies, they stop as well. torch's own launcher is not used, because it
+kills its processes 30 seconds after a signal (torch.distributed.elastic), and writing a checkpoint
+of a large model takes longer. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -36,24 +39,24 @@ from pe.training.progress import Progress
 
 PROCESSES = "PE_PROCESSES"
 GRACE_SECONDS = 15.0
-"""How long the other processes may take to end by themselves once one has failed. Those that wait
-for it in NCCL never would."""
+"""How long the other processes may take to end by themselves after one has failed. A process that
+waits for it in NCCL would never end."""
 SAVE_SECONDS = 120.0
-"""How long a process may take to save and end once the one that started it is gone."""
+"""How long a process may take to save a checkpoint and end after its parent process has died."""
 POLL_SECONDS = 0.1
 
 
 class ProcessDied(RuntimeError, Explained):
-    """One of the processes of a run ended and left no error, as one that was killed."""
+    """One of the processes of a run ended without an error, usually because it was killed."""
 
 
 class Interrupted(RuntimeError, Explained):
-    """Training was asked to stop, and saved a checkpoint before it did."""
+    """Training was asked to stop, and did so after it saved a checkpoint."""
 
     def __init__(self, message: str, signal: str | None = None) -> None:
         super().__init__(message)
         self.signal = signal
-        """Name of the signal; None where another process got it."""
+        """Name of the signal; None if another process received it."""
 
 
 class Failure(NamedTuple):
@@ -61,16 +64,16 @@ class Failure(NamedTuple):
 
     error: BaseException
     recorded: bool
-    """Whether process 0, which writes the record, met it itself."""
+    """Whether process 0 raised the error, and so has written it into the record."""
 
 
 def wanted() -> int:
-    """How many processes train a run here: ``$PE_PROCESSES``, or 1.
+    """Return how many processes this one has to start: ``$PE_PROCESSES``, or 1 for none.
 
-    In a process that is one of several itself, as torchrun starts them, it is 1.
+    It is 1 in a process that is one of several itself, started by torchrun or by `launch`.
 
     Raises:
-        ValueError: the variable is no whole number from 1 on, or asks for more than there are GPUs.
+        ValueError: the variable is not a whole number from 1 on, or exceeds the number of GPUs.
     """
     text = os.environ.get(PROCESSES, "").strip()
     if not text or "RANK" in os.environ:
@@ -84,16 +87,17 @@ def wanted() -> int:
 
 
 def _check_devices(count: int) -> None:
+    """Raise ValueError if there are fewer GPUs than ``count`` processes."""
     import torch
 
     from pe import devices
 
     kind = devices.choose().type
-    there = {"cuda": torch.cuda.device_count(), "mps": 1}.get(kind, count)
-    if count > there:
+    available = {"cuda": torch.cuda.device_count(), "mps": 1}.get(kind, count)
+    if count > available:
         raise ValueError(
-            f"{PROCESSES} asks for {count} processes, and this machine has {there} "
-            f"{'GPU' if there == 1 else 'GPUs'} for them; each needs its own"
+            f"{PROCESSES} asks for {count} processes, and this machine has {available} "
+            f"{'GPU' if available == 1 else 'GPUs'} for them; each needs its own"
         )
 
 
@@ -103,13 +107,13 @@ def launch(
     """Train ``run`` in ``count`` processes of this machine, to the end of its recipe.
 
     Args:
-        progress: shows that of process 0.
-        record: called with an error that process 0 could not write into the record.
+        progress: shows the progress of process 0.
+        record: called with an error that process 0 did not write into the record.
 
     Raises:
         RunBusy: another process is writing the run's folder.
-        ProcessDied: a process was killed; says which, and by what.
-        BaseException: whatever `pe.train` raises in one process.
+        ProcessDied: a process was killed; the message says which one, and by what.
+        BaseException: the error that `pe.train` raised in one of the processes.
     """
     busy = run.busy()
     if busy:
@@ -142,7 +146,7 @@ class _Group:
         self.signals: list[int] = []
 
     def start(self) -> None:
-        """Start all of them."""
+        """Start all processes."""
         command = provenance.command() or notebook_command(
             notebook_parameters(self.run.recipe, self.run.study)
         )
@@ -152,7 +156,7 @@ class _Group:
             "WORLD_SIZE": str(self.count), "LOCAL_WORLD_SIZE": str(self.count),
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()),
             "PE_COMMAND": f"{PROCESSES}={self.count} {command}",
-            # An encoding of the user's own is found where this process finds it.
+            # The processes must be able to import the user's own encodings.
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or threads,
         }  # fmt: skip
@@ -161,17 +165,17 @@ class _Group:
                 "directory": str(self.run.directory), "recipe": self.run.recipe.to_dict(),
                 "error": str(self._error_file(rank)), "parent": os.getpid(),
             }  # fmt: skip
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            self.processes.append(_started(task, common | own, log))
+            ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            self.processes.append(_start_process(task, common | ranks, log))
         reports = self.processes[0].stdout
-        threading.Thread(target=self._listen, args=(reports,), daemon=True).start()
+        threading.Thread(target=self._read_reports, args=(reports,), daemon=True).start()
 
-    def _listen(self, lines: IO[str]) -> None:
+    def _read_reports(self, lines: IO[str]) -> None:
         for line in lines:
             self.reports.put(line)
 
     def wait(self, progress: Progress) -> Failure | None:
-        """Show the progress of process 0 until all have ended; None if they ended well."""
+        """Show the progress of process 0 until all have ended; None if there was no error."""
         while True:
             with contextlib.suppress(queue.Empty):
                 while True:
@@ -190,7 +194,7 @@ class _Group:
         return self._cause()
 
     def kill(self) -> None:
-        """End at once those that still run."""
+        """Kill the processes that still run."""
         for rank, process in enumerate(self.processes):
             if process.poll() is None:
                 self.killed.add(rank)
@@ -198,10 +202,10 @@ class _Group:
             process.wait()
 
     def _cause(self) -> Failure:
-        """The failure that came first, as far as can be told.
+        """Return the failure that most likely caused the others.
 
-        A process that was killed comes before all errors, and an error that explains itself before
-        one that does not: a process whose partner is gone reports a broken connection.
+        If a process was killed, that is the cause. Otherwise an error that explains itself is
+        preferred, because processes that lose a partner report a broken connection.
         """
         errors = {rank: self._error(rank) for rank in range(self.count)}
         reported = [
@@ -226,10 +230,10 @@ class _Group:
         if code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
             if code == -signal.SIGKILL:
-                how += ", as the system does where memory runs out"
+                how += ", as the system does when memory runs out"
         return ProcessDied(
             f"process {rank} of {self.count} {how}; the others were ended, and the same command "
-            f"goes on from the last checkpoint. What it wrote: {self.logs[rank]}"
+            f"goes on from the last checkpoint. Its output is in {self.logs[rank]}"
         )
 
     def _error_file(self, rank: int) -> Path:
@@ -240,19 +244,19 @@ class _Group:
         if not path.exists():
             return None
         error, text = pickle.loads(path.read_bytes())
-        error.__cause__ = _Remote(f"\n{text}")
+        error.__cause__ = _RemoteTraceback(f"\n{text}")
         return error  # type: ignore[no-any-return]
 
     def forget_logs(self) -> None:
-        """Remove what the processes wrote beside their progress."""
+        """Remove the log files of the processes."""
         for log in self.logs:
             log.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def signals_forwarded(self) -> Iterator[None]:
-        """Hand the first SIGINT or SIGTERM to all processes; a second one kills them."""
+        """Forward the first SIGINT or SIGTERM to all processes; a second one kills them."""
 
-        def received(number: int, frame: FrameType | None) -> None:
+        def forward(number: int, frame: FrameType | None) -> None:
             self.signals.append(number)
             if len(self.signals) > 1:
                 raise KeyboardInterrupt
@@ -260,31 +264,31 @@ class _Group:
                 if process.poll() is None:
                     process.send_signal(number)
 
-        before: dict[int, Any] = {}
+        handlers: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            for wished in (signal.SIGINT, signal.SIGTERM):
-                before[wished] = signal.signal(wished, received)
+            for kind in (signal.SIGINT, signal.SIGTERM):
+                handlers[kind] = signal.signal(kind, forward)
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
 
 
-class _Remote(Exception):
-    """The traceback of an error in another process, as the cause of the error."""
+class _RemoteTraceback(Exception):
+    """The traceback of an error in another process; it becomes the cause of that error."""
 
 
-def _started(
+def _start_process(
     task: Mapping[str, Any], environment: Mapping[str, str], log: Path
 ) -> subprocess.Popen[str]:
-    """A process of `pe.training.worker`: standard output is a pipe, all else goes to ``log``."""
+    """Start `pe.training.worker`: standard output is a pipe, standard error goes to ``log``."""
     with log.open("w") as out:
         return subprocess.Popen(
             [sys.executable, "-m", "pe.training.worker", json.dumps(task)],
             env=os.environ | environment, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=out,
-            start_new_session=True,  # signals reach it through the process that started it alone
+            start_new_session=True,  # so Ctrl-C reaches it only through `signals_forwarded`
         )  # fmt: skip
 
 
@@ -295,7 +299,10 @@ def _free_port() -> int:
 
 
 def stop_with_parent(parent: int, patience: float | None = None) -> None:
-    """Ask this process to stop once its parent is gone; end it after ``patience`` seconds more."""
+    """Wait until the parent process has died, then send SIGTERM to this process.
+
+    If it still runs ``patience`` seconds later, end it.
+    """
     while os.getppid() == parent:
         time.sleep(0.2)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,8 +1,8 @@
 """Progress that reads well in a terminal, a notebook and a log file.
 
-In a Jupyter kernel one display is updated in place, so an executed notebook keeps only its last
-state; `pe.notebooks.papermill.client` shows the same updates in papermill's terminal. Elsewhere
-lines go to standard error, or to the process that started this one (`pe.training.processes`).
+In a Jupyter kernel one display is updated in place, so that an executed notebook keeps only the
+last line. `pe.notebooks.papermill.client` shows these updates in papermill's terminal. Elsewhere
+each line goes to standard error, or to the parent process (`pe.training.processes`).
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ from typing import Any
 
 
 def duration(seconds: float) -> str:
-    """``0:18``, ``12:05``, ``1:02:33``."""
+    """Write seconds as ``0:18``, ``12:05`` or ``1:02:33``."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 class Progress:
-    """One line that changes. `show` may be called at any rate; it updates the line at its own.
+    """One line of text that changes.
 
     Args:
-        write: called with a line and whether it is the last, in place of showing it.
+        enabled: show anything at all.
+        every_seconds: the shortest time between two lines. `show` may be called more often; it
+            skips lines in between. In a Jupyter kernel it is half a second.
+        write: called with a line, and whether it must be seen, instead of showing the line.
     """
 
     def __init__(
@@ -39,7 +42,7 @@ class Progress:
         self._in_kernel = _in_kernel()
 
     def show(self, text: str, last: bool = False) -> None:
-        """Replace the line; ``last`` makes sure that this one is seen."""
+        """Replace the line; ``last`` shows it however short ago the one before it was shown."""
         if not self.enabled:
             return
         moment = time.monotonic()

@@ -1,8 +1,11 @@
-"""The learning rate, a function of the step alone: t of S steps, W of them warmup.
+"""The learning rate, a function of the step t alone. S steps in all, W of them warmup.
 
 warmup   peak (t + 1) / W                                       t < W
-cosine   low + (peak - low) (1 + cos(pi (t - W) / (S - W))) / 2
+cosine   low + (peak - low) (1 + cos(pi (t - W) / (S - W))) / 2  (arXiv:1608.03983)
 wsd      peak, then linearly down to low over the last D steps   (arXiv:2404.06395)
+
+wsd stands for warmup, stable, decay. Its rates before the decay do not depend on S, so runs of
+several lengths can branch from one run.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from pe.recipes.recipe import Recipe
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
-    """Rate of optimizer step ``step``, counted from 0."""
+    """Return the learning rate of optimizer step ``step``, counted from 0."""
     peak, low = recipe.learning_rate, recipe.min_learning_rate
     if step < recipe.warmup_steps:
         return peak * (step + 1) / recipe.warmup_steps

@@ -1,13 +1,13 @@
-"""One model divided among the processes of a run: PyTorch's FSDP2 (arXiv:2304.11277).
+"""Divide one model among the processes of a run, with PyTorch's FSDP2 (arXiv:2304.11277).
 
-Each process holds its share of every weight, gradient and number of the optimizer. A block's
-weights are gathered before it computes and dropped behind it; its gradients are added up over the
-processes and each keeps its share. Numbers are gathered and added in float32, so that losses are
-those of one process up to the order of sums.
+Each process holds its share of every weight, of every gradient and of the optimizer's state. The
+weights of a block are gathered before the block computes and dropped afterwards. Its gradients are
+summed over the processes, and each process keeps its share of the sum. Weights are gathered and
+gradients summed in float32, so losses equal those of one process up to the order of summation.
 
-PyTorch's `fully_shard` is used instead of Accelerate's plugin, which refuses processes on a CPU:
-there it could not be tested. A weight here is a `DTensor`; `whole` and `local` look inside one, and
-return any other tensor as it is.
+PyTorch's `fully_shard` is used instead of Accelerate's plugin, because that refuses processes on a
+CPU, where the tests run. A divided weight is a `DTensor`. `whole` and `local` return all or this
+process's share of one, and any other tensor unchanged.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ def shard(
 ) -> PEForCausalLM:
     """Divide ``model`` among all processes, on their devices; every process calls this.
 
-    The blocks are gathered one by one. What is left, embeddings, last norm and encodings, is
-    gathered once per forward pass, as the tied head needs the embeddings at both ends.
+    The blocks are gathered one by one. The remaining weights (embeddings, last norm and encodings)
+    are gathered once per forward pass, because the tied head needs the embeddings at its end.
 
     Args:
-        compiled: compile each block by itself; what gathers its weights stays outside.
+        compiled: compile each block by itself, so that gathering stays outside the graphs.
+
+    Returns:
+        ``model`` itself.
 
     Raises:
         ValueError: a parameter is a single number, which cannot be divided.
@@ -57,31 +60,31 @@ def shard(
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether `shard` divided it."""
+    """Return whether `shard` has divided this model."""
     return isinstance(model, FSDPModule)
 
 
 def reshard(model: nn.Module) -> None:
-    """Drop what a forward pass without a backward pass has left gathered."""
+    """Drop the weights that a forward pass without a backward pass has left gathered."""
     if isinstance(model, FSDPModule):
         model.reshard()
 
 
 def whole(value: Tensor) -> Tensor:
-    """All of a tensor of which each process has a share; every process calls this."""
+    """Return all of a divided tensor; every process calls this."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def local(value: Tensor) -> Tensor:
-    """This process's share of a tensor."""
+    """Return this process's share of a divided tensor."""
     return value.to_local() if isinstance(value, DTensor) else value
 
 
 def whole_weights(accelerator: Accelerator, model: nn.Module) -> dict[str, Tensor]:
-    """The model's weights by its own names, all of each; every process calls this.
+    """Return the model's whole weights by name; every process calls this.
 
-    Of a divided model they are on the CPU of the main process, and the other processes get none;
-    a tied weight is there once, as in files.
+    For a divided model, only the main process gets them, on its CPU, and a tied weight is among
+    them once, as in checkpoint files.
     """
     if not is_sharded(model):
         return accelerator.get_state_dict(model)  # type: ignore[no-any-return]
@@ -91,14 +94,14 @@ def whole_weights(accelerator: Accelerator, model: nn.Module) -> dict[str, Tenso
 
 
 def whole_optimizer(accelerator: Accelerator, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The optimizer's `state_dict` as one process would have it; every process calls this."""
+    """Return the `state_dict` of an undivided optimizer; every process calls this."""
     state = optimizer.state_dict()
     numbers = {key: _gathered(accelerator, values) for key, values in state["state"].items()}
     return state | {"state": numbers}
 
 
 def _gathered(accelerator: Accelerator, values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Whole tensors, one after the other, on the CPU of the main process; elsewhere none."""
+    """Gather tensors one by one onto the CPU of the main process; other processes get none."""
     result = {}
     for name, value in values.items():
         gathered = whole(value)
@@ -108,10 +111,10 @@ def _gathered(accelerator: Accelerator, values: dict[str, Tensor]) -> dict[str, 
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Give a divided model its shares of the weights in a file, which every process reads.
+    """Load a divided model from a file of whole weights; every process reads the file.
 
     Raises:
-        ValueError: the file has other names than the model.
+        ValueError: the names in the file are not those of the model.
     """
     own, values = model.state_dict(), load_file(path)
     shares = {name: _share(value, own[name]) for name, value in values.items() if name in own}
@@ -123,7 +126,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
-    """Give the optimizer of a divided model its shares of what one process would have."""
+    """Load the optimizer of a divided model from the file of an undivided one."""
     state = torch.load(path, map_location="cpu", weights_only=True)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     shares = {
@@ -137,7 +140,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
 
 
 def _share(value: Tensor, like: Tensor) -> Tensor:
-    """What this process has of ``value``, divided as ``like`` is; nothing is sent."""
+    """Return this process's share of ``value``, divided as ``like`` is, without communication."""
     if not isinstance(like, DTensor):
         return value
     value = value.to(device=like.device, dtype=like.dtype)

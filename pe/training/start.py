@@ -1,16 +1,16 @@
-"""Begin a run with the weights of another one, under its own encoding.
+"""Start a run from the weights of another run, its parent, under an encoding of its own.
 
-The new run has its own schedule and a fresh optimizer. It continues the data stream where its
-parent stopped, so that no window comes twice within a pass. That is exact where seed, batch and
-context are the parent's; with other sizes the stream is another one, and is entered after as many
-tokens.
+The new run has its own schedule and a new optimizer. It continues the parent's stream of text where
+the parent stopped, so that no window comes twice within a pass. This is exact if seed, batch size
+and context length are the parent's. With other sizes the stream is a different one, and the new run
+enters it after as many tokens as the parent has read.
 
-A branch (``start_state: all``) takes the optimizer too and is the same run with another end: under
-the schedule ``wsd`` it is, to the last bit, what a shorter run would have been from its decay on.
+A branch (``start_state: all``) also takes over the optimizer. It is the same run with another end:
+under the schedule ``wsd`` it equals, bit for bit, a shorter run from the beginning of its decay.
 
-Weights are not in git, so a parent can have a complete record and no weights on this machine. A
-study then trains it once more beside its record (`retrained_copy`), and what starts there says so.
-Imports no torch.
+Weights are not stored in git, so a parent may have a complete record but no weights on this
+machine. A study then trains the parent once more, in a folder beside its record (`retrained_copy`),
+and runs that start from these weights record that. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -27,38 +27,42 @@ from pe.recipes.recipe import NOT_IDENTITY, Recipe
 from pe.runs import Run, RunError, root
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pe.data import TokenData
 
-# In these a branch may differ from its parent: where it begins and ends, and the rates between.
 BRANCH_FIELDS = (
     *NOT_IDENTITY, "start_from", "start_step", "start_state", "steps", "schedule", "warmup_steps",
     "decay_steps", "learning_rate", "min_learning_rate",
 )  # fmt: skip
+"""Fields of a recipe in which a branch may differ from its parent."""
 RETRAINED = ".parents"
 """Folder of a study in which complete runs are trained once more for their weights."""
 SEARCHED = "searched"
-"""LongRoPE's ``long_factor`` in the recipe of a run that takes the factors which
-`pe.search_longrope` found for the run it starts from: a study is planned before they are known."""
+"""The value of LongRoPE's ``long_factor`` in a recipe that asks for the factors which
+`pe.search_longrope` finds for the parent. A study is planned before these are known."""
 KEPT = "kept"
-"""Folder below a run's checkpoints in which some stay for good."""
+"""Folder of a run's checkpoints that are never pruned."""
 
 
 @dataclass
 class TrainState:
-    """Counters of a checkpoint: all else is a pure function of the recipe and the step."""
+    """Counters of a checkpoint; everything else follows from the recipe and the step."""
 
     step: int = 0
     """Optimizer steps done."""
     tokens: int = 0
+    """Tokens the run was trained on."""
     seconds: float = 0.0
+    """Time of the steps."""
     resumes: int = 0
     data_fingerprint: str = ""
     tokenizer_fingerprint: str = ""
-    """Empty in checkpoints from before tokenizers were fingerprinted."""
+    """Empty in old checkpoints, which did not store it."""
 
     @property
     def data(self) -> dict[str, str]:
-        """The fingerprints as `TokenData.difference` compares them."""
+        """The fingerprints, in the form that `TokenData.difference` compares."""
         known = {"fingerprint": self.data_fingerprint}
         if self.tokenizer_fingerprint:
             known["tokenizer_fingerprint"] = self.tokenizer_fingerprint
@@ -66,10 +70,10 @@ class TrainState:
 
 
 def read_state(checkpoint: Path) -> TrainState:
-    """The counters of a checkpoint.
+    """Read the counters of a checkpoint.
 
     Raises:
-        RunError: its state.json is damaged.
+        RunError: its state.json is missing or damaged.
     """
     path = checkpoint / "state.json"
     try:
@@ -79,18 +83,18 @@ def read_state(checkpoint: Path) -> TrainState:
 
 
 def checkpoints(directory: Path) -> list[Path]:
-    """Whole checkpoints, oldest first."""
+    """Return the complete checkpoints in a folder, oldest first."""
     folders = [p for p in directory.glob("step-*") if re.fullmatch(r"step-\d+", p.name)]
     return sorted(p for p in folders if (p / "state.json").exists())
 
 
 def kept_steps(directory: Path) -> list[int]:
-    """Steps whose weights are kept for good."""
+    """Return the steps whose checkpoints are never pruned."""
     return [int(path.name.removeprefix("step-")) for path in checkpoints(directory / KEPT)]
 
 
 def folder_of(directory: Path, step: int) -> Path | None:
-    """A checkpoint of this step, kept or among the last ones, or None."""
+    """Return the folder of the checkpoint of this step, or None if there is none."""
     for folder in (directory / KEPT, directory):
         path = folder / f"step-{step:06d}"
         if path in checkpoints(folder):
@@ -98,15 +102,26 @@ def folder_of(directory: Path, step: int) -> Path | None:
     return None
 
 
+def text_for(recipe: Recipe, on_progress: Callable[[str], None] | None = None) -> TokenData:
+    """Prepare the corpus of a recipe (`pe.data.prepare`)."""
+    from pe.data import prepare
+
+    return prepare(
+        recipe.corpus, recipe.vocab_size, recipe.tokenizer, separator=recipe.separator,
+        on_progress=on_progress,
+    )  # fmt: skip
+
+
 def check_text(data: TokenData, recorded: Mapping[str, Any], who: str, advice: str) -> None:
-    """Refuse to go on with, or to judge by, another text or tokenizer than that of training.
+    """Refuse text that differs from what a run was trained on, or was tokenized differently.
 
     Args:
-        recorded: the fingerprints of what ``who`` was trained on, as `TokenData.summary` gives
-            them. advice: what to do, for the message.
+        recorded: the fingerprints of what ``who`` was trained on, in the form of
+            `TokenData.summary`.
+        who: the run or checkpoint, for the message. advice: what to do, for the message.
 
     Raises:
-        RunError: ``data`` is of another text, or of another tokenizer.
+        RunError: ``data`` has another text or another tokenizer.
     """
     difference = data.difference(recorded)
     if difference:
@@ -116,9 +131,9 @@ def check_text(data: TokenData, recorded: Mapping[str, Any], who: str, advice: s
 
 
 def source_changes(run: Run) -> list[str]:
-    """Modules whose part in the encoding differs from what ``run`` was trained with.
+    """Return the modules whose code of the encoding differs from what ``run`` was trained with.
 
-    None of a run whose record is older than these hashes.
+    The list is empty for a run whose record has no hashes, because it is older than they are.
     """
     record = run.record
     if not record.sources:
@@ -131,13 +146,13 @@ def source_changes(run: Run) -> list[str]:
 
 
 def check_source(run: Run) -> None:
-    """Refuse to go on with a run, to judge it or to show it, by another source of its encoding.
+    """Refuse to resume, evaluate or show a run if the code of its encoding has changed.
 
-    A run without weights starts from the beginning, with the source that there is now.
+    A run that has no weights yet starts from the beginning, with the present code.
 
     Raises:
-        RunError: the source has changed since the training; the message says what, and how to
-            train beside the old run.
+        RunError: the code has changed since the training. The message names the modules, and says
+            how to train with the present code beside the old run.
     """
     record = run.record
     if record.status != "complete" and not checkpoints(run.directory / "checkpoints"):
@@ -148,37 +163,37 @@ def check_source(run: Run) -> None:
         back = f", or go back to commit {code.commit[:7]}" if code.commit and not code.dirty else ""
         raise RunError(
             f"{run.directory} was trained with another source of {record.pe} ({', '.join(changed)} "
-            f"changed since); train the source of now beside it in another study, such as "
+            f"changed since); train with the present source in another study, such as "
             f"'{record.study}-2'{back}"
         )
 
 
 class Start(NamedTuple):
-    """Where a run begins."""
+    """The weights from which a run starts, and where it enters the stream of text."""
 
     parent: Run
     step: int
-    """Steps of the parent that lie behind its weights."""
+    """The step of the parent after which the weights were saved."""
     weights: Path
     """Folder of the weights, in Hugging Face format."""
     tokens: int
-    """Tokens those weights were trained on, in the parent and before it."""
+    """Tokens on which the weights were trained, in the parent and in its own parents."""
     stream_step: int
-    """First step of the data stream that the new run takes."""
+    """The step of the stream of text that is the first step of the new run."""
     data: Mapping[str, Any]
-    """Fingerprints of the text and the tokenizer that they were trained on."""
+    """Fingerprints of the text and the tokenizer that the weights were trained on."""
     whole: bool = False
-    """A branch: optimizer and random states are there and go on."""
+    """Whether the run is a branch, which takes over optimizer and random states as well."""
     retrained: Run | None = None
-    """Where the weights are, if the parent had to be trained once more."""
+    """The run that has the weights, if the parent had to be trained once more."""
 
     @property
     def draws_step(self) -> int:
-        """Steps by which the draws of the new run's steps are counted on."""
+        """What is added to a step's number to seed its random numbers; 0 unless it is a branch."""
         return self.step if self.whole else 0
 
     def record(self) -> dict[str, Any]:
-        """What run.json says about it."""
+        """Return the entry ``parent`` of run.json."""
         record = {
             "study": self.parent.study,
             "run": self.parent.name,
@@ -193,12 +208,15 @@ class Start(NamedTuple):
 
 
 def retrained_copy(parent: Run) -> Run:
-    """Where ``parent`` is trained once more when its weights are lost; its own folder stays."""
+    """Return the run in which ``parent`` is trained once more if its weights are lost.
+
+    The folder of ``parent`` itself stays as it is.
+    """
     return Run(parent.directory.parent / RETRAINED / parent.name)
 
 
 def retraining(second: Run) -> dict[str, Any]:
-    """What a record says about a second training whose weights it is made with."""
+    """Return what the record of a run says about the second training of its parent."""
     record = second.read()
     return {
         "finished": record["finished"],
@@ -209,24 +227,27 @@ def retraining(second: Run) -> dict[str, Any]:
 
 
 def is_retrained_copy(run: Run) -> bool:
-    """Whether this is the second training of a run that has its record elsewhere."""
+    """Return whether this is the second training of a run, made by `retrained_copy`."""
     return run.directory.parent.name == RETRAINED
 
 
 def parent_missing_weights(recipe: Recipe, study: Path) -> Run | None:
-    """The complete run that ``recipe`` starts from, if its own folder lacks the weights for it."""
+    """Return the parent of ``recipe`` if it is complete but its folder lacks the weights.
+
+    None if nothing is missing, or if there is no complete parent.
+    """
     if not recipe.start_from:
         return None
     try:
         parent = parent_of(recipe.start_from, study)
     except RunError:
-        return None  # it was never trained
+        return None  # the parent was never trained
     complete = parent.read()["status"] == "complete"
     return parent if complete and not has_weights(parent, recipe) else None
 
 
 def has_weights(parent: Run, recipe: Recipe) -> bool:
-    """Whether the folder of ``parent`` has the weights that ``recipe`` starts with."""
+    """Return whether the folder of ``parent`` has the weights that ``recipe`` starts from."""
     try:
         _weights(parent, recipe)
     except RunError:
@@ -235,10 +256,14 @@ def has_weights(parent: Run, recipe: Recipe) -> bool:
 
 
 def parent_of(name: str, study: Path) -> Run:
-    """The run that a recipe's ``start_from`` names; ``study`` is the folder of the recipe's study.
+    """Return the run that a recipe's ``start_from`` names.
+
+    Args:
+        name: a run of the study, STUDY/RUN, or a path.
+        study: the folder of the recipe's study.
 
     Raises:
-        RunError: there is none.
+        RunError: there is no such run.
     """
     study = study.parent if study.name == RETRAINED else study
     for folder in (study, root(), Path.cwd()):
@@ -252,22 +277,24 @@ def parent_of(name: str, study: Path) -> Run:
 
 
 def takes_searched_factors(recipe: Recipe) -> bool:
-    """Whether the recipe leaves LongRoPE's factors to a search."""
+    """Return whether the recipe takes LongRoPE's factors from a search."""
     return bool(recipe.pe_options.get("long_factor") == SEARCHED)
 
 
 def with_searched_factors(recipe: Recipe, parent: Run) -> Recipe:
-    """``recipe`` with the factors that were searched for on ``parent``, if it asks for them.
+    """Return ``recipe`` with the factors that a search found for ``parent``, if it asks for them.
 
     Raises:
-        RunError: no search of this factor is recorded.
-        ValueError: there is no factor.
+        RunError: the parent has no recorded search for this factor of extension.
+        ValueError: the recipe does not say which factor of extension it wants.
     """
     if not takes_searched_factors(recipe):
         return recipe
     factor = recipe.pe_options.get("factor")
     if factor is None:
-        raise ValueError("long_factor: searched for by which factor? give factor as well")
+        raise ValueError(
+            f"long_factor {SEARCHED!r}: give the option factor too, for which the search was done"
+        )
     search = parent.part("longrope", f"-{factor:g}x")
     if search is None or search["best"] is None:
         raise RunError(
@@ -279,11 +306,11 @@ def with_searched_factors(recipe: Recipe, parent: Run) -> Recipe:
 
 
 def start_of(recipe: Recipe, study: Path) -> Start | None:
-    """Where ``recipe`` begins; None if with weights drawn for it.
+    """Return where ``recipe`` starts; None if it starts from newly drawn weights.
 
     Raises:
-        RunError: the run it starts from, or the weights of that step, are not there.
-        ValueError: a branch that differs from its parent in more than its end.
+        RunError: the parent, or its weights of the step that is asked for, do not exist.
+        ValueError: it is a branch and differs from its parent in more than `BRANCH_FIELDS`.
     """
     if not recipe.start_from:
         return None
@@ -295,23 +322,27 @@ def start_of(recipe: Recipe, study: Path) -> Start | None:
     copy = retrained_copy(parent)
     retrained = copy if copy.exists() and not has_weights(parent, recipe) else None
     step, weights, data = _weights(retrained or parent, recipe)
-    before = parent.recipe.batch_size * parent.recipe.context_length
+    tokens_per_step = parent.recipe.batch_size * parent.recipe.context_length
     earlier = record.get("parent") or {"tokens": 0, "stream_step": 0}
-    passed = (earlier["stream_step"] + step) * before
+    read = (earlier["stream_step"] + step) * tokens_per_step  # of the stream of text
     return Start(
-        parent,
-        step,
-        weights,
-        earlier["tokens"] + step * before,
-        -(-passed // (recipe.batch_size * recipe.context_length)),
-        data,
-        whole,
-        retrained,
+        parent=parent,
+        step=step,
+        weights=weights,
+        tokens=earlier["tokens"] + step * tokens_per_step,
+        stream_step=-(-read // (recipe.batch_size * recipe.context_length)),  # rounded up
+        data=data,
+        whole=whole,
+        retrained=retrained,
     )
 
 
 def _weights(parent: Run, recipe: Recipe) -> tuple[int, Path, Mapping[str, Any]]:
-    """Step, folder and text of the weights that ``recipe`` asks of ``parent``; RunError if none."""
+    """Return step, folder and text fingerprints of the weights that ``recipe`` starts from.
+
+    Raises:
+        RunError: ``parent`` does not have them on this machine.
+    """
     record = parent.read()
     complete, whole = record["status"] == "complete", recipe.start_state == "all"
     step, last = recipe.start_step, record["training"]["steps"] if complete else 0
@@ -329,18 +360,19 @@ def _weights(parent: Run, recipe: Recipe) -> tuple[int, Path, Mapping[str, Any]]
         )
     if not (weights / "config.json").exists():
         raise RunError(
-            f"{weights} is not on this machine (weights are not kept in git); train the run again "
-            "to have it"
+            f"{weights} is not on this machine (weights are not stored in git); train the run "
+            "again to have it"
         )
     if whole and not (weights / "optimizer.bin").exists():
         raise RunError(
-            f"{weights} holds weights and no optimizer, so no branch can go on from it; train "
+            f"{weights} holds weights but no optimizer, so it cannot be branched from; train "
             f"{parent.name} with keep_states, in another study if it is complete"
         )
     return step, weights, data
 
 
 def _check_branch(recipe: Recipe, parent: Run) -> None:
+    """Raise ValueError if a branch differs from its parent in more than `BRANCH_FIELDS`."""
     new, old = recipe.to_dict(), parent.recipe.to_dict()
     if old["start_state"] == "all":
         raise ValueError(

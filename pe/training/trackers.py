@@ -1,4 +1,7 @@
-"""Live curves beside the record, on demand: ``PE_TRACKERS=tensorboard,wandb``."""
+"""Live curves in TensorBoard or Weights & Biases, beside the record of the run.
+
+The environment variable ``PE_TRACKERS``, such as ``tensorboard,wandb``, asks for them.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ TRACKERS = ("tensorboard", "wandb")
 
 
 def wanted() -> list[str]:
-    """The trackers that the environment asks for.
+    """Return the names of the trackers that ``PE_TRACKERS`` asks for.
 
     Raises:
-        ValueError: a name is not among `TRACKERS`, or its package is not installed (accelerate
-            would go on without it and say nothing).
+        ValueError: a name is not among `TRACKERS`, or its package is not installed. (accelerate
+            would silently leave it out.)
     """
     names = [name.strip() for name in os.environ.get("PE_TRACKERS", "").split(",")]
     names = [name for name in names if name]
@@ -36,17 +39,19 @@ def wanted() -> list[str]:
 
 
 def start(accelerator: Accelerator, run: Run) -> None:
-    """Open the trackers: events below <run>/trackers/, a wandb run with the run's name.
+    """Open the trackers.
+
+    TensorBoard writes its events below <run>/trackers/; wandb opens a run with this run's name.
 
     Raises:
-        RunError: one could not be opened, as without network or login.
+        RunError: a tracker cannot be opened, for example without network or login.
     """
     values = run.recipe.to_dict().items()
     config = {k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in values}
     options: dict[str, dict[str, Any]] = {"wandb": {"name": run.name, "group": run.study}}
     try:
         accelerator.init_trackers("pe", config=config, init_kwargs=options)
-    except Exception as error:  # whatever a service raises
+    except Exception as error:  # the services raise errors of many types
         raise RunError(
             f"PE_TRACKERS={os.environ['PE_TRACKERS']} cannot be opened ({one_line(error)}); "
             "log in, set WANDB_MODE=offline, or leave it out"
@@ -54,6 +59,6 @@ def start(accelerator: Accelerator, run: Run) -> None:
 
 
 def finish(accelerator: Accelerator) -> None:
-    """Close what is open, so that an interrupted run's last values are not lost."""
+    """Close the trackers, so that the last values of an interrupted run are not lost."""
     for tracker in accelerator.trackers:
         tracker.finish()

@@ -1,7 +1,6 @@
-"""Train a run to its end, or go on with one that stopped, and record how it ended.
+"""Train a run to its end, or resume one that stopped, and record how it ended.
 
-The steps are those of `pe.training.loop.Trainer`, in this process or in several
-(`pe.training.processes`).
+`pe.training.loop.Trainer` does the work, in this process or in several (`pe.training.processes`).
 """
 
 from __future__ import annotations
@@ -13,33 +12,38 @@ from typing import Any
 
 from pe import devices
 from pe._errors import one_line
-from pe.data import is_path, prepare
+from pe.data import is_path
 from pe.runs import Run, RunError, checked
 from pe.training import processes
 from pe.training.loop import Trainer
 from pe.training.processes import Interrupted
 from pe.training.progress import Progress
-from pe.training.start import check_source, check_text
+from pe.training.start import check_source, check_text, text_for
 
 
 def train(
     run: Run, *, quiet: bool = False, trainer: Callable[[Run, bool], Trainer] | None = None
 ) -> Run:
-    """Train ``run`` to the end of its recipe; a complete run returns at once.
+    """Train ``run`` to the end of its recipe; a run that is complete returns at once.
 
-    With ``PE_PROCESSES`` in the environment so many processes do it together
+    If the environment variable ``PE_PROCESSES`` is set, as many processes train it together
     (`pe.training.processes`).
 
     Args:
-        trainer: what carries it out, in place of `Trainer`: a subclass with another `Trainer.step`.
+        quiet: show no progress.
+        trainer: makes the object that trains, in place of `Trainer`: usually a subclass with
+            another `Trainer.step`.
+
+    Returns:
+        ``run``, whose record is complete now.
 
     Raises:
-        RunBusy: another process holds the run's folder.
+        RunBusy: another process is writing the run's folder.
         ProcessDied: one of several processes was killed.
-        NonFiniteLoss: the loss became NaN or infinite; names the last good checkpoint.
-        RunError: the folder holds another configuration or cannot be written, no checkpoint of it
-            can be read, or the source of the encoding has changed since it was trained.
-        Interrupted: a SIGTERM or SIGINT arrived; a checkpoint was written first.
+        NonFiniteLoss: the loss became NaN or infinite; the message names the last good checkpoint.
+        RunError: the folder holds another configuration or cannot be written, none of its
+            checkpoints can be read, or the source of the encoding has changed since the training.
+        Interrupted: a SIGTERM or SIGINT arrived; a checkpoint was written before.
         ValueError: the recipe does not fit the machine or the corpus.
     """
     if checked(run).exists():
@@ -68,17 +72,15 @@ def train(
 
 
 def _train_in_processes(run: Run, count: int, quiet: bool, trainer: object) -> None:
-    """Prepare the text, which the others would wait for, and start them."""
+    """Prepare the text, so that the processes do not wait for each other, and start them."""
     if trainer is not None:
         raise ValueError(
-            f"trainer: {processes.PROCESSES} starts processes that do not know this one's trainer; "
-            "start your own script with torchrun instead"
+            f"trainer: the processes that {processes.PROCESSES} starts do not know the trainer of "
+            "this one; start your own script with torchrun instead"
         )
-    r, progress = run.recipe, Progress(enabled=not quiet)
+    progress = Progress(enabled=not quiet)
     with run.lock(), _recording_failure(run):
-        prepare(
-            r.corpus, r.vocab_size, r.tokenizer, separator=r.separator, on_progress=progress.show
-        )
+        text_for(run.recipe, progress.show)
 
     def record(error: BaseException) -> None:
         with run.lock():
@@ -89,7 +91,7 @@ def _train_in_processes(run: Run, count: int, quiet: bool, trainer: object) -> N
 
 @contextlib.contextmanager
 def _recording_failure(run: Run, main: bool = True) -> Iterator[None]:
-    """Write into the record why the run ended, if it ends with an error in the main process."""
+    """Record why the run ended if this block raises an error in the main process."""
     try:
         yield
     except BaseException as error:
@@ -99,7 +101,7 @@ def _recording_failure(run: Run, main: bool = True) -> Iterator[None]:
 
 
 def _record_failure(run: Run, error: BaseException) -> None:
-    """Write why the run ended, as far as the folder can be written."""
+    """Record why the run ended; if the folder cannot be written, add that to the error."""
     try:
         if isinstance(error, Interrupted):
             run.fail(str(error), "interrupted", error.signal)
@@ -113,13 +115,13 @@ def _record_failure(run: Run, error: BaseException) -> None:
 
 
 def _check_edited(run: Run, recorded: Mapping[str, Any]) -> None:
-    """Refuse to show a complete run for files that have changed since it was trained.
+    """Refuse to show a complete run if its text files have changed since it was trained.
 
-    Only files are looked at: corpora with a name are pinned, or belong to the Python that runs.
+    This matters only for a corpus that is a path. Named corpora are pinned, or are part of the
+    Python that runs.
     """
-    r = run.recipe
-    if is_path(r.corpus):
+    if is_path(run.recipe.corpus):
         check_text(
-            prepare(r.corpus, r.vocab_size, r.tokenizer, separator=r.separator), recorded,
-            str(run.directory), "choose another study to train on what is there now",
+            text_for(run.recipe), recorded, str(run.directory),
+            "choose another study to train on the present files",
         )  # fmt: skip

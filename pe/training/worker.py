@@ -1,4 +1,8 @@
-"""One of the processes that train a run together, as `pe.training.processes` starts them."""
+"""The program of one of several processes that train a run together.
+
+`pe.training.processes` starts it with a task in JSON: the run's folder and recipe, the file for an
+error, and the id of the process that waits for it.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +25,15 @@ from pe.training.train import train
 
 
 def main(task: Mapping[str, Any]) -> None:
-    """One of the processes. Progress goes to what was standard output, all else to the log."""
+    """Train as one of several processes.
+
+    Standard output is a pipe to the parent, which expects nothing but progress there. So whatever
+    libraries print to it is redirected to standard error, which is the log.
+    """
     reports = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    watched = task["parent"], SAVE_SECONDS
-    threading.Thread(target=stop_with_parent, args=watched, daemon=True).start()
+    arguments = task["parent"], SAVE_SECONDS
+    threading.Thread(target=stop_with_parent, args=arguments, daemon=True).start()
 
     def reporting(run: Run, quiet: bool) -> Trainer:
         trainer = Trainer(run, quiet)
@@ -43,16 +51,17 @@ def main(task: Mapping[str, Any]) -> None:
         traceback.print_exc()
         _hand_over(error, Path(task["error"]))
         sys.stderr.flush()
-        os._exit(1)  # a communicator whose partner is gone would wait for it
+        # A regular exit would wait for NCCL, which waits for processes that have ended.
+        os._exit(1)
 
 
 def _hand_over(error: BaseException, path: Path) -> None:
-    """Write ``error`` where the process that started this one looks for it."""
+    """Write ``error`` into the file in which the parent process looks for it."""
     text = traceback.format_exc()
     try:
         content = pickle.dumps((error, text))
         pickle.loads(content)
-    except Exception:  # an exception of another library, with arguments of its own
+    except Exception:  # some libraries raise exceptions that cannot be pickled
         content = pickle.dumps((RuntimeError(f"{type(error).__name__}: {error}"), text))
     partial = path.with_suffix(".partial")
     partial.write_bytes(content)

@@ -1,10 +1,10 @@
-"""The corpora: names and paths a recipe's ``corpus`` may hold.
+"""The corpora: names and paths that the field ``corpus`` of a recipe may have.
 
-A corpus is an object with a name, an identity (cheap, changes when the content may have changed)
-and parts, each a stream of documents. Every module of this package registers its own with
-``@register("name")``, so a new corpus is one new file here; `local` opens everything that is a
-path. ``name@budget`` reads only the beginning: ``fineweb@200M`` (tokens, counted as 4 bytes of
-text each) or ``fineweb@5000docs``.
+A corpus is an object with a name, an identity and parts. The identity is cheap to compute and
+changes whenever the content may have changed. Each part is a stream of documents. Every module of
+this package registers its corpora with ``@register("name")``, so a new corpus is a new file here.
+`local` opens everything that is a path. ``name@budget`` reads only the beginning of a corpus:
+``fineweb@200M`` (tokens, counted as 4 bytes of text each) or ``fineweb@5000docs``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ def names() -> list[str]:
 
 
 def _parts(spec: str) -> tuple[str, re.Match[str] | None]:
-    """The corpus without its budget, and the budget, unless the whole is a path that exists."""
+    """Return the corpus without its budget, and the budget.
+
+    If the whole is a path that exists, an ``@`` is a part of it, and there is no budget.
+    """
     match = _BUDGET.fullmatch(spec)
     if match is None or Path(spec).expanduser().exists():
         return spec, None
@@ -50,16 +53,21 @@ def _parts(spec: str) -> tuple[str, re.Match[str] | None]:
 
 
 def is_path(spec: str) -> bool:
-    """Whether ``spec`` means files that are on this machine, and not a corpus with a name."""
+    """Return whether ``spec`` is a path of files on this machine and not the name of a corpus."""
     base, _ = _parts(spec)
     return base not in names() and Path(base).expanduser().exists()
 
 
 def open_corpus(spec: str, separator: str = "") -> tuple[Corpus, Budget]:
-    """Return the corpus that ``spec`` names, or the path it gives, and the budget after an ``@``.
+    """Return the corpus that ``spec`` names, and the budget after its ``@``.
 
-    Raises ValueError for a name that is neither known nor a path, and for a ``separator`` of
-    documents where no .txt file is read.
+    Args:
+        spec: a known name or a path, and perhaps a budget.
+        separator: the text between the documents of a .txt file; "": a file is one document.
+
+    Raises:
+        ValueError: the name is neither known nor a path, or a ``separator`` is given and no .txt
+            file is read.
     """
     from pe.data.corpora.local import LocalCorpus
 
@@ -68,7 +76,7 @@ def open_corpus(spec: str, separator: str = "") -> tuple[Corpus, Budget]:
     if match:
         amount = int(float(match["number"]) * _UNITS[match["unit"]])
         if amount < 1:
-            raise ValueError(f"corpus {spec!r} asks for nothing: give a budget of at least 1")
+            raise ValueError(f"corpus {spec!r} has a budget of 0: give a budget of at least 1")
         budget = Budget(documents=amount) if match["docs"] else Budget(tokens=amount)
     if base in CORPORA:
         if separator:

@@ -1,4 +1,4 @@
-"""What a corpus is, and the register of those that have a name."""
+"""The interface of a corpus, and the register of corpora that have a name."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 BYTES_PER_TOKEN = 4
+"""The bytes of text that count as one token of a budget."""
 HELD_OUT_SHARE = 0.05
-"""Part of a budget that a ready-made validation or test split may use."""
+"""The share of a budget that a corpus's own validation split may use, and its test split too."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """One text with a name that is stable between machines (a relative path, a data set's id).
+    """A text, and a name that is the same on every machine (a relative path, a data set's id).
 
-    A text that may be larger than memory comes in pieces; one that is no UTF-8 raises
-    UnicodeDecodeError where that is seen.
+    A text that may be larger than memory is an iterable of pieces, which raises UnicodeDecodeError
+    if the text turns out not to be UTF-8.
     """
 
     name: str
@@ -25,13 +26,13 @@ class Document:
 
 @dataclass(frozen=True)
 class Budget:
-    """How much of a corpus to read; None means no limit."""
+    """How much of a corpus is read; None means no limit."""
 
     tokens: int | None = None
     documents: int | None = None
 
     def share(self, part: float) -> Budget:
-        """Return this budget scaled by ``part``, at least one document."""
+        """Return this budget times ``part``, with at least one document."""
         return Budget(
             None if self.tokens is None else int(self.tokens * part),
             None if self.documents is None else max(1, int(self.documents * part)),
@@ -39,25 +40,25 @@ class Budget:
 
 
 class Corpus:
-    """Base class: a named source of documents.
-
-    ``skipped`` counts, by reason, the documents left out while reading; it is reported, so
-    nothing is dropped silently. ``keep`` asks for the documents to be kept in the cache once
-    read, which a corpus that comes over the network wants.
-    """
+    """The base class of all corpora: a named source of documents."""
 
     name: str
     keep: bool = False
+    """Whether the cache keeps the documents, because reading them is slow, as over a network."""
 
     def __init__(self) -> None:
         self.skipped: Counter[str] = Counter()
+        """The number of documents left out, by reason. It is reported to the user."""
 
     def identity(self) -> object:
-        """Return something JSON can hold that changes whenever the content may have changed."""
+        """Return a JSON value that changes whenever the content may have changed."""
         raise NotImplementedError
 
     def parts(self) -> Iterable[tuple[str | None, Iterator[Document]]]:
-        """Yield (split, documents); split is train, validation, test, or None: not divided yet."""
+        """Yield the parts of the corpus: the name of a split, and the part's documents.
+
+        The name is None if the corpus does not divide itself into splits.
+        """
         raise NotImplementedError
 
 
@@ -66,7 +67,7 @@ CORPORA: dict[str, Factory] = {}
 
 
 def register(name: str) -> Callable[[Factory], Factory]:
-    """Make a corpus known by ``name``; for a function without arguments that returns it."""
+    """Register a function without arguments, or a class, that makes the corpus called ``name``."""
 
     def add(factory: Factory) -> Factory:
         CORPORA[name] = factory

@@ -1,9 +1,9 @@
-"""Corpora of the Hugging Face hub, read through `datasets` streaming.
+"""Corpora of the Hugging Face hub, which `datasets` streams.
 
-One table row is one corpus. Only as much is downloaded as the budget asks for
-(``fineweb@200M``), and what was read is kept in the cache, so that another vocabulary size needs
-no second download. Without a network, point ``PE_HUB_DIR`` at a directory that holds a folder of
-the corpus' name with its parquet or JSON files: the same loader reads those.
+A row of the table `HUB` is a corpus. Only as much is downloaded as the budget asks for
+(``fineweb@200M``), and the cache keeps it, so that another vocabulary size needs no second
+download. Without a network, set the environment variable ``PE_HUB_DIR`` to a directory in which a
+folder with the corpus's name holds its parquet or JSON files. The same loader reads these.
 """
 
 from __future__ import annotations
@@ -31,23 +31,27 @@ _BUILDERS = {
 
 @dataclass(frozen=True)
 class HubTable:
-    """Where a corpus lies on the hub: repository, configuration, our split -> theirs, columns."""
+    """Where a corpus is on the hub, and how it is laid out."""
 
     repository: str
     config: str | None
+    """The configuration of the data set, if it has several."""
     splits: Mapping[str | None, str]
+    """The data set's name of each of our splits; None stands for text that is not divided."""
     text: str = "text"
+    """The column with the text."""
     id: str | None = None
+    """The column with a name, if there is one."""
 
 
 HUB = {
-    # The 10-billion-token samples: the full sets have the same columns.
+    # These are samples of 10 billion tokens; the full data sets have the same columns.
     "fineweb": HubTable("HuggingFaceFW/fineweb", "sample-10BT", {None: "train"}, id="id"),
     "fineweb-edu": HubTable("HuggingFaceFW/fineweb-edu", "sample-10BT", {None: "train"}, id="id"),
     "tinystories": HubTable(
         "roneneldan/TinyStories", None, {"train": "train", "validation": "validation"}
     ),
-    # deepmind/pg19 is a loading script, which datasets 4 and later refuse; this is its parquet.
+    # deepmind/pg19 needs a loading script, which datasets 4 refuses; this is a copy in parquet.
     "pg19": HubTable(
         "emozilla/pg19",
         None,
@@ -58,7 +62,12 @@ HUB = {
 
 
 class HubCorpus(Corpus):
-    """A streamed corpus; ``mirror`` is a local directory of the same files, or None for the hub."""
+    """A streamed corpus.
+
+    Args:
+        mirror: a local directory with the data set's files. None: that below ``PE_HUB_DIR`` if the
+            variable is set, else the hub.
+    """
 
     keep = True
 
@@ -71,13 +80,13 @@ class HubCorpus(Corpus):
         self.data_files = None if mirror is None else _mirror_files(name, table, mirror)
 
     def identity(self) -> object:
-        """The table row, and what `stamp` says of the files if a mirror is read."""
+        """Return the row of the table, and, if a mirror is read, the `stamp` of its files."""
         files = [stamp(path) for paths in (self.data_files or {}).values() for path in paths]
         splits = [[ours, theirs] for ours, theirs in self.table.splits.items()]
         return ["hub", self.table.repository, self.table.config, splits, files]
 
     def parts(self) -> Iterable[tuple[str | None, Iterator[Document]]]:
-        """One part per split that the data set has; the held-out ones first."""
+        """Yield a part per split of the data set, held-out splits first."""
         order = sorted(self.table.splits, key=lambda split: split in (None, "train"))
         for split in order:
             theirs = self.table.splits[split]
@@ -97,7 +106,7 @@ class HubCorpus(Corpus):
                 yield Document(str(name or f"{split}:{row}"), record[table.text] or "")
         except ValueError:
             raise
-        except Exception as error:  # datasets raises a dozen kinds, most of them from aiohttp
+        except Exception as error:  # datasets raises errors of a dozen types, most from aiohttp
             reason = str(error).strip().splitlines() or [""]
             raise ValueError(
                 f"corpus {self.name!r} ({self.mirror or table.repository}) could not be read "
@@ -124,7 +133,7 @@ class HubCorpus(Corpus):
 
 
 def _mirror_files(name: str, table: HubTable, mirror: Path) -> dict[str, list[Path]]:
-    """Group a mirror's data files by the hub's split names."""
+    """Return the data files of a mirror by the data set's names of splits."""
     files = files_under(mirror, _BUILDERS) if mirror.is_dir() else []
     if not files:
         raise ValueError(

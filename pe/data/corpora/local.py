@@ -1,10 +1,10 @@
 """Local files: .txt, .jsonl (plain, .gz, .xz, .zst), .parquet, or a directory of them.
 
-A .txt file is one document, or many with a separator between them; a line of .jsonl and a row of
-.parquet are one each, with the text in a column ``text`` (or ``content``) and, if there is one, a
-name in ``id``. A directory whose
-files (or folders) are all called train, val or test, with anything after a - _ . or digit, keeps
-that division; any other directory is divided by document.
+A .txt file is one document, or many with a separator between them. A line of .jsonl and a row of
+.parquet are one document each; the text is in a column ``text`` or ``content``, and a column ``id``
+may hold a name. A directory is divided into splits as its files are if all of them, or their
+folders, are called train, val or test, followed by nothing or by a - _ . or digit and anything
+else. Any other directory is divided by document.
 """
 
 from __future__ import annotations
@@ -48,19 +48,25 @@ def split_of(relative: Path) -> str | None:
 
 
 def stamp(file: Path) -> tuple[str, int, int, int, int]:
-    """Path, size, inode and both times of a file: differs whenever its content may have changed.
+    """Return path, size, inode and two times of a file, which differ if its content may have.
 
-    The time of modification can be set to any value, and copies keep it; the time of the last
-    change to the inode cannot.
+    The time of modification alone is not enough, because programs can set it and copies keep it.
+    The time of the last change to the inode cannot be set.
     """
-    seen = file.stat()
-    return str(file.resolve()), seen.st_size, seen.st_ino, seen.st_mtime_ns, seen.st_ctime_ns
+    stat = file.stat()
+    return str(file.resolve()), stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 class LocalCorpus(Corpus):
-    """The readable files at ``path``, in the order of their names.
+    """The files of known formats at ``path``, in the order of their names.
 
-    ``separator`` lies between the documents of a .txt file; "": the file is one document.
+    Args:
+        path: a file or a directory. name: of the corpus; default: the path.
+        separator: the text between the documents of a .txt file; "": a file is one document.
+
+    Raises:
+        ValueError: there is no file of a known format, ``separator`` has no effect, or only some
+            of the files are named for a split.
     """
 
     def __init__(self, path: Path, name: str | None = None, separator: str = "") -> None:
@@ -87,13 +93,13 @@ class LocalCorpus(Corpus):
         self.splits = splits if divided else [None] * len(splits)
 
     def identity(self) -> object:
-        """What `stamp` says of every file, the split that its name gives it, the separator."""
+        """Return the `stamp` of every file, the split that its name says, and the separator."""
         files = zip(self.files, self.splits, strict=True)
         stamps = [(*stamp(file), split) for file, split in files]
         return ["local", stamps, *([self.separator] if self.separator else [])]
 
     def parts(self) -> Iterable[tuple[str | None, Iterator[Document]]]:
-        """One part per file."""
+        """Yield a part per file."""
         for file, split in zip(self.files, self.splits, strict=True):
             yield split, self._documents(file)
 

@@ -1,18 +1,19 @@
-"""`python-packages`: the sources of some forty large Python packages, at pinned versions.
+"""The corpus `python-packages`: the sources of some forty large Python packages, pinned.
 
-Anybody can rebuild it: ``python-packages.txt`` beside this file is a list in pip's own format, a
-version and a SHA-256 for each wheel, with its licence and the split that it belongs to. pip
-downloads each wheel once into the cache and refuses one whose hash differs, so a stopped download
-goes on where it was and the text is the same everywhere.
+Anybody can rebuild it. ``python-packages.txt``, beside this file, is a list in pip's own format. It
+has a version and a SHA-256 for each wheel, its licence, and the split to which it belongs. pip
+downloads each wheel once into the cache and refuses one with another hash, so the text is the same
+everywhere, and a download that was stopped continues where it was.
 
-What becomes of a wheel, so that documents are long and little is said twice:
+A wheel becomes documents by these rules, which make them long and avoid repetition:
 
-- sources (``SUFFIXES``) in UTF-8 are kept; files with very long lines (data, minified code) are
-  left out, and so is a file of whose lines half are in files read before. Held-out packages are
-  read first, so a copy is taken out of the training split and never out of the test.
-- The modules of a package follow one another in the order of its folders, ``__init__`` first, each
-  under a line with its path. A document is such a run of whole files of at least 256 KB.
-- No package gives more than `CAP` bytes, taken evenly over its documents.
+- Sources (`SUFFIXES`) in UTF-8 are read. Files with very long lines, which are data or minified
+  code, are left out. So are files of which at least half the lines are in files read before.
+  Held-out packages are read first, so that copies are left out of the training split.
+- The files of a package follow one another in the order of its folders, ``__init__`` first, each
+  below a line with its path. A document consists of whole files and has at least 256 KB, except
+  for the last one of a package.
+- No package contributes more than `CAP` bytes, which are taken evenly from its documents.
 """
 
 from __future__ import annotations
@@ -34,20 +35,21 @@ from pe.data.splits import SPLITS
 LIST = Path(__file__).with_name("python-packages.txt")
 SUFFIXES = (".py", ".pyx", ".pxd", ".pyi", ".rst", ".md")
 LONG = 256_000
-"""Bytes after which a document ends at the next end of a file."""
+"""After this many bytes a document ends at the next end of a file."""
 CAP = 48_000_000
-"""Bytes of text that one package may give."""
+"""The most bytes of text from one package."""
 LONGEST_LINE = 2_000
+"""A file with a longer line, in characters, is left out."""
 LEAST_LINE = 30
-"""Characters: shorter lines (``return None``) are in every file and say nothing about copies."""
+"""Shorter lines, in characters, such as ``return None``, are in every file and show no copying."""
 COPIED = 0.5
-"""A file with at least this share of its longer lines in earlier files is left out."""
+"""A file is left out if at least this share of its longer lines is in earlier files."""
 PLATFORM = (
     "--only-binary=:all:", "--python-version=3.12", "--implementation=cp",
     "--platform=manylinux_2_28_x86_64", "--platform=manylinux_2_17_x86_64",
     "--platform=manylinux2014_x86_64",
 )  # fmt: skip
-"""Options of pip that choose the same wheels on every machine; they are read, never installed."""
+"""Options with which pip chooses the same wheels on every machine. They are never installed."""
 READ_FIRST = ("test", "validation", "train")
 
 _ENTRY = re.compile(
@@ -68,10 +70,10 @@ class Package:
 
 
 def read_list(path: Path = LIST) -> list[Package]:
-    """The packages of a list, in its order.
+    """Return the packages of a list, in its order.
 
     Raises:
-        ValueError: a line that is not ``name==version --hash=sha256:...  # licence; split``.
+        ValueError: a line is not of the form ``name==version --hash=sha256:...  # licence; split``.
     """
     packages = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -89,7 +91,10 @@ def read_list(path: Path = LIST) -> list[Package]:
 
 @register("python-packages")
 class PythonPackages(Corpus):
-    """Documents are named ``package/first-file``. Kept once read: dividing it takes minutes."""
+    """The corpus. A document is named ``package/first-file``.
+
+    The cache keeps the documents, because making them from wheels takes minutes.
+    """
 
     name = "python-packages"
     keep = True
@@ -101,12 +106,12 @@ class PythonPackages(Corpus):
         self._seen: set[int] = set()
 
     def identity(self) -> object:
-        """The list and everything that decides what a wheel becomes."""
+        """Return the list of packages and all numbers that decide what a wheel becomes."""
         rules = [SUFFIXES, LONG, CAP, LONGEST_LINE, LEAST_LINE, COPIED]
         return ["packages", [vars(package) for package in self.packages], rules]
 
     def parts(self) -> Iterable[tuple[str | None, Iterator[Document]]]:
-        """One part per package; those held out first."""
+        """Yield a part per package, held-out packages first."""
         from tqdm.auto import tqdm
 
         order = sorted(self.packages, key=lambda p: READ_FIRST.index(p.split))
@@ -117,16 +122,19 @@ class PythonPackages(Corpus):
         with zipfile.ZipFile(wheel) as archive:
             documents = list(self._joined(package, archive))
         total = sum(len(text.encode()) for _, text in documents)
-        kept = 0.0
-        for name, text in documents:  # every document in turn adds its share of one kept document
-            kept += min(1.0, CAP / max(total, 1))
-            if kept >= 1.0 - 1e-9:
-                kept -= 1.0
+        # Every document adds to the sum the share of the package that is kept. Whenever the sum
+        # reaches 1, a document is kept, so kept ones are evenly spread.
+        share, due = min(1.0, CAP / max(total, 1)), 0.0
+        for name, text in documents:
+            due += share
+            if due >= 1.0 - 1e-9:
+                due -= 1.0
                 yield Document(name, text)
             else:
                 self.skipped[f"beyond {CAP // 10**6} MB of one package"] += 1
 
     def _joined(self, package: Package, archive: zipfile.ZipFile) -> Iterator[tuple[str, str]]:
+        """Yield name and text of documents that consist of whole files of at least `LONG` bytes."""
         pieces: list[str] = []
         size, first = 0, ""
         for name in sorted(self._sources(archive), key=_reading_order):
@@ -148,7 +156,7 @@ class PythonPackages(Corpus):
         return [n for n in names if n.endswith(SUFFIXES) and ".dist-info/" not in n]
 
     def _text(self, data: bytes) -> str | None:
-        """The text of a source file, or None with the reason counted."""
+        """Return the text of a source file; None if it is left out, and count the reason."""
         try:
             text = data.decode("utf-8-sig").replace("\r\n", "\n")
         except UnicodeDecodeError:
@@ -171,16 +179,16 @@ def _digest(line: str) -> int:
 
 
 def _reading_order(name: str) -> tuple[tuple[str, ...], bool, str]:
-    """By folder; in a folder ``__init__`` first, then by name."""
+    """Return a key that sorts files by folder, and in a folder by name with ``__init__`` first."""
     path = PurePosixPath(name)
     return path.parts[:-1], path.stem != "__init__", path.name
 
 
 def fetch(package: Package, folder: Path) -> Path:
-    """The package's wheel in ``folder``, downloaded by pip if it is not there.
+    """Return the package's wheel in ``folder``; pip downloads it if it is missing.
 
     Raises:
-        ValueError: pip could not get it (no network, no such version), or its hash differs.
+        ValueError: pip could not download it (no network, no such version), or its hash differs.
     """
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"{package.name}-{package.version}-{package.sha256[:12]}.whl"
@@ -190,7 +198,7 @@ def fetch(package: Package, folder: Path) -> Path:
         locked(folder, target.stem),
         tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as work,
     ):
-        if target.exists():  # another process was faster
+        if target.exists():  # another process has downloaded it while this one waited
             return target
         wanted = Path(work) / "wanted.txt"
         pin = f"{package.name}=={package.version} --hash=sha256:{package.sha256}"
@@ -208,7 +216,7 @@ def fetch(package: Package, folder: Path) -> Path:
             reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
             raise ValueError(
                 f"corpus 'python-packages': {package.name} {package.version} could not be "
-                f"downloaded ({reason}); with a network, the same command goes on from here"
+                f"downloaded ({reason}); with a network, the same command continues from here"
             )
         wheels[0].replace(target)
     return target

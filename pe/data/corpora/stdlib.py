@@ -1,9 +1,9 @@
-"""The embedded default: the running Python's own standard library, as text.
+"""The default corpus: the standard library of the Python that runs, as text.
 
-Every ``.py`` source of the standard library without its tests, and every help topic of
-``pydoc_data.topics``. Nothing is downloaded, and it is real text with long documents. Python
-distributions differ a little (Debian leaves out idlelib), so the record holds a fingerprint of
-what was read. Good for a demo and for tests, not for published results.
+It consists of every ``.py`` source of the standard library without its tests, and of every help
+topic of ``pydoc_data.topics``. Nothing has to be downloaded, and the text is real and has long
+documents. It is meant for demos and tests, not for published results, because distributions of
+Python differ a little (Debian leaves out idlelib). The record holds a fingerprint of what was read.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from pathlib import Path
 from pe.data.corpora.base import Corpus, Document, register
 
 _NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
-# Written when Python was built or by the distribution (they name the machine), or, for topics.py,
-# the very texts that are read as separate documents.
+# These are written when Python is built or by the distribution, and differ between machines.
 _NOT_SOURCES = ("_sysconfigdata", "sitecustomize.py", "usercustomize.py")
+# This file holds all help topics; each of them is read as a separate document.
 _TOPICS = "pydoc_data/topics.py"
 
 
 @register("stdlib")
 class StandardLibrary(Corpus):
-    """Documents are named by their path below the library, topics ``pydoc_data/topics/<topic>``."""
+    """The corpus. A source is named by its path in the library, a help topic by
+    ``pydoc_data/topics/<topic>``."""
 
     name = "stdlib"
 
@@ -53,7 +54,7 @@ class StandardLibrary(Corpus):
         return sorted(sources)
 
     def identity(self) -> object:
-        """Python's version and the path, size and time of every source."""
+        """Return Python's version, and the path, size and time of every source."""
         stats = [(name, (self.root / name).stat()) for name in self.files()]
         return [
             "stdlib",
@@ -63,7 +64,7 @@ class StandardLibrary(Corpus):
         ]
 
     def parts(self) -> Iterable[tuple[str | None, Iterator[Document]]]:
-        """One part, not divided into splits."""
+        """Yield one part, which is not divided into splits."""
         yield None, self._documents()
 
     def _documents(self) -> Iterator[Document]:

@@ -1,18 +1,18 @@
-"""How LongRoPE's search makes candidates: seeds, mutation, crossover. Knows nothing of models.
+"""The candidates of LongRoPE's search: seeds, mutation and crossover. No model is needed here.
 
-A candidate is one factor per frequency, lambda_0 .. lambda_(d/2-1), by which it is slowed, from 1
-to 1 + s and never falling from a frequency to the next, since a slower one has seen less
-of the circle (arXiv:2402.13753). New genes lie on a grid.
+A candidate is a factor lambda_i per frequency i = 0 .. d/2-1, by which the frequency is divided.
+Factors lie between 1 and 1 + s and never fall from one frequency to the next, because a slower
+frequency has covered less of the circle in training (arXiv:2402.13753). Mutation draws factors from
+a grid.
 
-LongRoPE2 (arXiv:2502.20082) bounds the factors by a critical frequency c, the last one that
-completed a turn in training or an earlier one: lambda_i is at least s from c on, where angles would
-be new otherwise, and may be as much as 2s. Its seeds follow NTK up to c. Rules and seeds are those
+LongRoPE2 (arXiv:2502.20082) has a critical frequency c: the last one that completed a rotation in
+training, or an earlier one. From c on, lambda_i is at least s, since otherwise angles would occur
+that training did not show, and at most 2s. Its seeds follow NTK up to c. Rules and seeds are those
 of the search script in the first author's fork of the published code (J-shang/LongRoPE), which
 leaves the upper bound to the caller.
 
-Every generation has its own random generator, seeded by (seed, generation). So what is made
-depends on the seed and on what was evaluated before, and a search that was stopped makes the same
-candidates again.
+Every generation has its own random generator, seeded by (seed, generation). So the candidates
+depend only on the seed and on the losses so far, and a search that is resumed makes the same ones.
 """
 
 from __future__ import annotations
@@ -30,33 +30,35 @@ from pe.encodings.yarn import YaRN, rotations_index
 
 Factors = tuple[float, ...]
 GRID = 100
-"""Steps of the grid between 1 and 2."""
+"""The number of steps of the grid between 1 and 2."""
 MUTATED, VISITED, SWAPPED = 0.3, 0.3, 0.5
+"""Probabilities: that a mutation draws a new factor, that a crossover considers a factor of the
+father, and that it then takes this factor."""
 REACHES = 8
-"""How many seeds LongRoPE2 begins with beside YaRN's, from s on in steps of s / 16."""
+"""The number of LongRoPE2's seeds besides YaRN's factors."""
 TRIES = 20
-"""Attempts at a child that nobody has evaluated, before another way is taken."""
+"""How often a child is made, at most, until it is one that was not evaluated before."""
 
 
 class Candidate(NamedTuple):
-    """One set of factors, and how it came about."""
+    """A set of factors, (d/2,), and how it was made."""
 
     factors: Factors
     origin: str
 
 
 class Scored(NamedTuple):
-    """A candidate with its mean loss; infinity where it is no number."""
+    """A candidate and its mean loss in nats, which is infinity if the loss is not finite."""
 
     factors: Factors
     nll: float
 
 
 def seeds(spectrum: Frequencies, factor: float, original_length: int) -> list[Candidate]:
-    """PI, NTK, YaRN, and the blend of factors that the authors' code begins with.
+    """Return LongRoPE's seeds: PI, NTK, YaRN, and the blend with which the authors' code begins.
 
-    YaRN blends frequencies, g w + (1 - g) w / s; that code blends factors by the same ramp,
-    g + (1 - g) s.
+    YaRN blends frequencies by a ramp g: g w + (1 - g) w / s. The authors' code blends factors by
+    the same ramp: g + (1 - g) s.
     """
     dim, pairs = spectrum.dim, len(spectrum.inv_freq)
     yarn = YaRN(original_length, factor)
@@ -68,14 +70,14 @@ def seeds(spectrum: Frequencies, factor: float, original_length: int) -> list[Ca
         "yarn": yarn_factors(dim, spectrum.theta, original_length, factor),
         "blend": [1 + r * (factor - 1) for r in ramp],
     }
-    # Rounded, so that equal factors are equal to the last bit, and the factors rise.
+    # Rounding makes factors that should be equal equal to the last bit, so that they rise.
     return [Candidate(tuple(round(f, 9) for f in fs), name) for name, fs in factors_of.items()]
 
 
 def critical_frequency(dim: int, theta: float, original_length: int) -> int:
-    """The last frequency that completes a turn in ``original_length`` tokens, counted from 0.
+    """Return the index of the last frequency that rotates fully in ``original_length`` tokens.
 
-    At least 1, so that one remains before it, and one of the ``dim`` / 2 that there are.
+    It is at least 1, so that there is a frequency before it, and less than ``dim`` / 2.
     """
     index = math.ceil(rotations_index(1.0, dim, theta, original_length)) - 1
     return min(max(index, 1), dim // 2 - 1)
@@ -84,10 +86,11 @@ def critical_frequency(dim: int, theta: float, original_length: int) -> int:
 def bounded_seeds(
     spectrum: Frequencies, factor: float, original_length: int, critical: int
 ) -> list[Candidate]:
-    """LongRoPE2's: t^(i/c) up to the critical frequency c, then t and a little more for each.
+    """Return LongRoPE2's seeds.
 
-    t goes from s on in steps of s / 16, and a little is t / 640: 4 and 0.1 in the authors' search
-    for s = 64. The first seed is YaRN's factors, raised to s from c on.
+    The first one is YaRN's factors, raised to at least s from the critical frequency c on. The
+    others are t^(i/c) up to c, and from there t, plus t / 640 for each further frequency; t rises
+    from s in steps of s / 16. In the authors' search for s = 64 the steps are 4 and 0.1.
     """
     pairs = len(spectrum.inv_freq)
     yarn = yarn_factors(spectrum.dim, spectrum.theta, original_length, factor)
@@ -102,49 +105,54 @@ def bounded_seeds(
 
 
 def rises(factors: Sequence[float]) -> bool:
-    """Whether no factor is below the one before it."""
+    """Return whether no factor is smaller than the one before it."""
     return all(a <= b for a, b in itertools.pairwise(factors))
 
 
 @dataclass(frozen=True)
 class Evolution:
-    """The rules of one search."""
+    """The rules by which one search makes candidates."""
 
     seeds: list[Candidate]
     factor: float
+    """s: by how much the model's training length is extended."""
     population: int
+    """The size of generation 0."""
     seed: int
     critical: int | None = None
-    """From this frequency on factors are at least ``factor`` (LongRoPE2); None: 1 is enough."""
+    """The index of LongRoPE2's critical frequency; None for LongRoPE's rules."""
 
     @property
     def highest(self) -> float:
-        """What no factor exceeds."""
+        """The upper bound of all factors."""
         return 1 + self.factor if self.critical is None else 2 * self.factor
 
     def least(self, index: int) -> float:
-        """What the factor of this frequency is at least."""
+        """Return the lower bound of the factor of this frequency."""
         return self.factor if self.critical is not None and index >= self.critical else 1.0
 
     @property
     def parents(self) -> int:
-        """How many of the best have children."""
+        """The number of best candidates from which children are made."""
         return max(self.population // 2, 2)
 
     @property
     def children(self) -> int:
-        """How many mutations, and how many crossovers, a generation has."""
+        """The number of mutations, and also of crossovers, in a generation."""
         return max(self.population // 4, 1)
 
-    def generation(self, number: int, known: Sequence[Scored]) -> Iterator[Candidate]:
-        """Candidates number ``number``; ``known`` are those of all generations before it.
+    def generation(self, number: int, earlier: Sequence[Scored]) -> Iterator[Candidate]:
+        """Yield the candidates of generation ``number``.
 
-        Generation 0 is the seeds and mutations of them, each seed in turn.
+        Generation 0 consists of the seeds and of mutations of them, each seed in turn.
+
+        Args:
+            earlier: the candidates of all generations before this one.
         """
         rng = random.Random(f"{self.seed}:{number}")
-        seen = {scored.factors for scored in known}
-        made = self._first(rng, seen) if number == 0 else self._next(rng, seen, known)
-        for candidate in made:
+        seen = {scored.factors for scored in earlier}
+        candidates = self._first(rng, seen) if number == 0 else self._next(rng, seen, earlier)
+        for candidate in candidates:
             if candidate.factors not in seen:
                 seen.add(candidate.factors)
                 yield candidate
@@ -156,9 +164,10 @@ class Evolution:
             yield from self._mutations(rng, seen, seed.factors, f"mutation of {seed.origin}")
 
     def _next(
-        self, rng: random.Random, seen: set[Factors], known: Sequence[Scored]
+        self, rng: random.Random, seen: set[Factors], earlier: Sequence[Scored]
     ) -> Iterator[Candidate]:
-        best = sorted(known, key=lambda scored: scored.nll)[: self.parents]  # stable: first wins
+        # The sort is stable, so of equal losses the earlier candidate is preferred.
+        best = sorted(earlier, key=lambda scored: scored.nll)[: self.parents]
         for _ in range(self.children):
             yield from self._mutations(rng, seen, rng.choice(best).factors, "mutation")
         for _ in range(self.children):
@@ -172,7 +181,7 @@ class Evolution:
     def _mutations(
         self, rng: random.Random, seen: set[Factors], parent: Factors, origin: str
     ) -> Iterator[Candidate]:
-        """One mutation that nobody has seen, or nothing if that is hard to find."""
+        """Yield a mutation that is not in ``seen``, or nothing if `TRIES` attempts make none."""
         for _ in range(TRIES):
             child = self.mutated(rng, parent)
             if child not in seen:
@@ -180,7 +189,10 @@ class Evolution:
                 return
 
     def mutated(self, rng: random.Random, parent: Factors) -> Factors:
-        """Some genes, drawn again from the grid between their neighbours, the left one first."""
+        """Return ``parent`` with some factors drawn from the grid between their neighbours.
+
+        The factors are drawn from the first to the last, so the left neighbour may be a new one.
+        """
         genes = list(parent)
         for i in range(len(genes)):
             if rng.random() >= MUTATED:
@@ -193,7 +205,7 @@ class Evolution:
         return tuple(genes)
 
     def _crossed(self, rng: random.Random, mother: Factors, father: Factors) -> Iterator[Factors]:
-        """The mother, with more and more genes of the father's as long as the factors rise."""
+        """Yield ``mother`` with ever more factors of ``father``, as long as the factors rise."""
         if mother == father:
             return
         for _ in range(TRIES):

@@ -1,16 +1,16 @@
-"""LongRoPE's search: factors for a trained model, by evolution (arXiv:2402.13753).
+"""LongRoPE's evolutionary search for the factors of a trained model (arXiv:2402.13753).
 
-Fitness is the perplexity of the run's model, with a candidate's factors in place of the model's
-frequencies and nothing trained, on validation text of ``factor`` times the training length. Test
-text is never read. Candidates are made by `pe.evaluation.longrope.evolution`.
+A candidate is a factor per frequency (`pe.evaluation.longrope.evolution`). The model's frequencies
+are divided by these factors, nothing is trained, and the candidate's fitness is the perplexity on
+validation text of ``factor`` times the training length. Test text is never read.
 
-LongRoPE2 (arXiv:2502.20082) reads the perplexity of answers instead: numbers that the text hides
-and then asks for. Most tokens of a text follow from those just before them, whatever the factors
-are; an answer follows from its needle alone.
+LongRoPE2 (arXiv:2502.20082) uses the perplexity of answers instead, which are numbers that the text
+hides and asks for. Most tokens of a text can be predicted from those just before them, whatever the
+factors are. An answer can be predicted only from its needle.
 
-Every evaluation is written to longrope-<factor>x.json beside run.json as soon as it is made, so a
-search that is stopped goes on where it was and ends as if it had not been. A search by needles has
-a file of its own, longrope-<factor>x-<needles>.json.
+Every evaluation is written at once to longrope-<factor>x.json beside run.json, so a search that was
+stopped can be resumed and has the same result. A search by needles has its own file,
+longrope-<factor>x-<needles>.json.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pe.encodings.core.frequencies import base_frequencies
 from pe.encodings.core.parts import part_classes
 from pe.encodings.longrope import LongRoPE
 from pe.encodings.rope import RoPE
-from pe.evaluation.load import holder, load_model
+from pe.evaluation.load import complete_record, holder, load_model
 from pe.evaluation.longrope.evolution import (
     REACHES,
     Candidate,
@@ -53,7 +53,7 @@ from pe.runs.provenance import code, hardware, now
 from pe.training.progress import Progress
 
 NEEDLE_SEED = 20_250_228
-"""Of hidden numbers and where they lie: others than those of the evaluation."""
+"""The seed of hidden numbers and their depths, which differ from those of the evaluation."""
 
 
 def search_longrope(
@@ -72,33 +72,36 @@ def search_longrope(
 ) -> list[float]:
     """Search factors with which the model of ``run`` reads ``factor`` times its training length.
 
-    Put them on the model with ``pe.convert(model, "longrope", factor=factor, long_factor=found)``.
+    ``pe.convert(model, "longrope", factor=factor, long_factor=factors)`` uses them.
 
     Args:
-        iterations: generations after the first; more than are recorded go on from there.
-        population: size of the first generation. The better half of all so far have children, a
-            quarter as many by mutation and a quarter by crossover.
+        iterations: number of generations after the first one. If some are recorded already, the
+            search continues after them.
+        population: size of the first generation. In later ones, children are made from the best
+            ``population / 2`` candidates so far: ``population / 4`` by mutation and as many by
+            crossover.
         seed: of all random choices.
-        windows: how many stretches of validation text are scored, at most; with needles, how many
+        windows: the most windows of validation text that are scored; with needles, the number of
             texts that hide numbers.
-        magnitude: as `longrope` takes it; the same for all candidates.
-        spec: what the model is converted to, ``"longrope+alibi"`` for example.
-        needles: LongRoPE2's search: a retrieval task such as ``"multikey"``
-            (`pe.data.needles.NEEDLE_TASKS`). Fitness is the perplexity of the answers' digits, and
-            factors are at least ``factor`` from the critical frequency on. None: LongRoPE's.
-        critical: with needles, the critical frequency, counted from 0. None: the last one that
-            completed a turn in training. The authors find that an earlier one may be better.
+        magnitude: an option of `longrope`, the same for all candidates.
+        spec: the encoding to which the model is converted, for example ``"longrope+alibi"``.
+        needles: a retrieval task (`pe.data.needles.NEEDLE_TASKS`) such as ``"multikey"``, for
+            LongRoPE2's search: fitness is the perplexity of the answers' digits, and from the
+            critical frequency on factors are at least ``factor``. None: LongRoPE's search.
+        critical: with needles, the index of the critical frequency. None: the last frequency that
+            completed a rotation in training. The authors find that an earlier one may be better.
+        quiet: show no progress.
 
     Returns:
-        The best factors so far, one per frequency. By LongRoPE's rules they are never worse than
-        YaRN's on the text searched on; by LongRoPE2's YaRN's are raised to ``factor`` from the
-        critical frequency on before they are a seed.
+        The best factors so far, (d/2,). In LongRoPE's search they are at least as good as YaRN's on
+        the text of the search, because those are a seed. In LongRoPE2's search YaRN's factors are
+        first raised to ``factor`` from the critical frequency on.
 
     Raises:
-        RunError: the run is not complete, its checkpoint is not on this machine, or
-            longrope-<factor>x.json holds a search with other settings.
-        ValueError: no validation document is long enough, the model has no frequencies to slow, or
-            ``critical`` is none of them or has no needles beside it.
+        RunError: the run is not complete, its checkpoint is not on this machine, or the file has a
+            search with other settings.
+        ValueError: no validation document is long enough, the model has no frequencies, or
+            ``critical`` is not one of them or is given without needles.
     """
     checked(run)
     _check(factor, iterations, population, spec)
@@ -118,9 +121,7 @@ def search_longrope(
             f"critical {critical}: has no effect without needles; name a retrieval task, such as "
             "needles='multikey'"
         )
-    record = run.read()
-    if record["status"] != "complete":
-        raise RunError(f"{run.directory} is {record['status']}; train it before searching")
+    complete_record(run, "searching for factors of")
     with run.lock():
         data = text_of(run)
         fitness = Fitness.of(run.recipe, load_model(holder(run)), data, settings)
@@ -142,7 +143,14 @@ def search_factors(
     windows: int,
     seed: int,
 ) -> Factors:
-    """As `search_longrope`, for a model that has LongRoPE; ``folder``, locked, gets the record."""
+    """Do the search of `search_longrope` for a model that has LongRoPE already.
+
+    Args:
+        folder: gets the record; the caller holds its lock.
+
+    Returns:
+        The best factors, (d/2,).
+    """
     _check(factor, iterations, population, pe)
     settings = {
         "pe": pe, "factor": factor, "magnitude": magnitude, "population": population, "seed": seed,
@@ -157,7 +165,8 @@ def _check(factor: float, iterations: int, population: int, spec: str) -> None:
         raise ValueError(f"factor: expected a finite number above 1, got {factor!r}")
     if iterations < 0 or population < 4:
         raise ValueError(
-            f"iterations {iterations}, population {population}: expected at least 0 and 4"
+            f"iterations {iterations}, population {population}: expected at least 0 iterations and "
+            "a population of at least 4"
         )
     if "longrope" not in part_classes(spec):
         raise ValueError(f"{spec!r} has no longrope in it; try 'longrope+{spec}'")
@@ -165,17 +174,19 @@ def _check(factor: float, iterations: int, population: int, spec: str) -> None:
 
 @dataclass
 class Fitness:
-    """A model whose factors can be exchanged, on validation text of the length searched for."""
+    """The loss of a model with given factors, on validation text of the extended length."""
 
     scorer: Scorer
     length: int
+    """The extended length, in tokens."""
     prompts: Sequence[Prompt] = ()
-    """Texts that hide numbers; () where all of a text counts."""
+    """Texts that hide numbers; empty for LongRoPE's search, which scores plain text."""
 
     @classmethod
     def of(
         cls, recipe: Recipe, model: PEForCausalLM, data: TokenData, settings: dict[str, Any]
     ) -> Fitness:
+        """Convert ``model`` to LongRoPE and make its fitness."""
         longer = convert(
             model, settings["pe"], factor=settings["factor"], magnitude=settings["magnitude"]
         )
@@ -185,7 +196,7 @@ class Fitness:
     def over(
         cls, recipe: Recipe, longer: PEForCausalLM, data: TokenData, settings: dict[str, Any]
     ) -> Fitness:
-        """Of a model that has LongRoPE already."""
+        """Make the fitness of a model that has LongRoPE already."""
         length = math.ceil(settings["factor"] * _transforms(longer)[0].original_length)
         windows = settings["windows"]
         scorer = Scorer(longer, data, recipe, [length], split="validation", windows=windows)
@@ -196,7 +207,7 @@ class Fitness:
         return cls(scorer, length, hidden)
 
     def rules(self, settings: dict[str, Any]) -> Evolution:
-        """How candidates are made for the spectrum that the model has."""
+        """Return the rules by which candidates are made for the model's frequencies."""
         model, factor = self.scorer.model, settings["factor"]
         rope = next(m for m in model.modules() if isinstance(m, RoPE) and len(m.transforms))
         spectrum = base_frequencies(rope.rotary_dim, rope.theta)
@@ -216,8 +227,10 @@ class Fitness:
         return Evolution(first, factor, settings["population"], settings["seed"], critical)
 
     def nll(self, factors: Factors) -> float:
-        """Mean loss of the last targets of each window, or of the answers' digits; the model's
-        factors are exchanged."""
+        """Return the mean loss in nats with these factors, which the model keeps afterwards.
+
+        The loss is that of the last targets of each window or, with prompts, of the answers.
+        """
         for transform in _transforms(self.scorer.model):
             assert transform.factors is not None
             transform.factors = (factors, transform.factors[1])
@@ -241,7 +254,7 @@ def _transforms(model: PEForCausalLM) -> list[LongRoPE]:
 
 
 class _Search:
-    """One search and its record."""
+    """A search and its record."""
 
     def __init__(
         self, run: Folder, settings: dict[str, Any], fitness: Fitness, progress: Progress
@@ -262,41 +275,42 @@ class _Search:
             "best": None,
         }  # fmt: skip
         if self.state["settings"] != settings:
-            known = self.state["settings"]
-            other = ", ".join(
-                f"{k} {known.get(k)}" for k in settings if known.get(k) != settings[k]
+            recorded = self.state["settings"]
+            different = ", ".join(
+                f"{k} {recorded.get(k)}" for k in settings if recorded.get(k) != settings[k]
             )
             raise RunError(
-                f"{self._path()} is of a search with other settings ({other}); go on with those, "
-                "or move the file away"
+                f"{self._path()} is of a search with other settings ({different}); use those, or "
+                "move the file away"
             )
 
     def _path(self) -> str:
         return str(self.run.directory / f"longrope{self.suffix}.json")
 
     def run_to(self, iterations: int) -> Factors:
-        """The best factors of all generations up to this one."""
+        """Continue up to generation ``iterations`` and return the best factors of all so far."""
         recorded = [(tuple(e["factors"]), e["nll"]) for e in self.state["history"]]
-        known: list[Scored] = []
+        scored: list[Scored] = []
         for number in range(iterations + 1):
             new: list[Scored] = []
-            for candidate in self.rules.generation(number, known):
-                place = len(known) + len(new)
-                if place >= len(recorded):
-                    nll = self._evaluated(number, candidate)
-                elif recorded[place][0] == candidate.factors:
-                    nll = recorded[place][1]
+            for candidate in self.rules.generation(number, scored):
+                index = len(scored) + len(new)
+                if index >= len(recorded):
+                    nll = self._evaluate(number, candidate)
+                elif recorded[index][0] == candidate.factors:
+                    nll = recorded[index][1]
                 else:
                     raise RunError(
-                        f"{self._path()}: candidate {place} is not the one that this version of pe "
+                        f"{self._path()}: candidate {index} is not the one that this version of pe "
                         "makes from the seed; move the file away to search again"
                     )
                 new.append(Scored(candidate.factors, math.inf if nll is None else nll))
-            known += new
-        return min(known, key=lambda scored: scored.nll).factors
+            scored += new
+        return min(scored, key=lambda each: each.nll).factors
 
-    def _evaluated(self, number: int, candidate: Candidate) -> float | None:
-        begun, best = time.perf_counter(), self.state["best"]
+    def _evaluate(self, number: int, candidate: Candidate) -> float | None:
+        """Measure a candidate of generation ``number`` and record it; None if it is not finite."""
+        began, best = time.perf_counter(), self.state["best"]
         nll: float | None = self.fitness.nll(candidate.factors)
         nll = nll if nll is not None and math.isfinite(nll) else None
         entry = {
@@ -307,7 +321,7 @@ class _Search:
         self.state["history"].append(entry)
         if best is None or (nll is not None and (best["nll"] is None or nll < best["nll"])):
             self.state["best"] = entry
-        self.state["seconds"] = round(self.state["seconds"] + time.perf_counter() - begun, 3)
+        self.state["seconds"] = round(self.state["seconds"] + time.perf_counter() - began, 3)
         self.run.write_part("longrope", self.state, self.suffix)
         count, best = len(self.state["history"]), self.state["best"]
         shown = f"{best['perplexity']:.4g}" if best["perplexity"] else "none"

@@ -40,14 +40,16 @@ def configure_tasks(
     """Return the folder of the experiment that these parameters describe. Writes nothing.
 
     Args:
-        pe: encodings, with commas or, where a schedule of layers has commas, with semicolons.
-        size: a name of `pe.tasks.measure.record.SIZES`; auto: as the machine allows.
-        seeds: whole numbers with commas. learning_rates: numbers with commas.
-        overrides: other settings (`pe.tasks.measure.settings.Settings`) or sizes of the scoring.
+        pe: encodings with commas between them, or with semicolons where a schedule of layers has
+            commas. Commas in parentheses do not separate encodings.
+        size: a name of `pe.tasks.measure.record.SIZES`; auto: ``small`` on a CPU, else ``app``.
+        seeds: whole numbers with commas between. learning_rates: numbers with commas between.
+        overrides: other fields of `pe.tasks.measure.settings.Settings`, or the numbers of examples
+            (``examples``, ``validation``, ``each_length``).
 
     Raises:
-        ValueError: an unknown task, encoding, size or option (the nearest is named), or sizes that
-            do not fit each other.
+        ValueError: an unknown task, encoding, size or option (the message suggests the nearest
+            known one), sizes that do not fit each other, or a setting that is given twice.
     """
     refuse_strange_study(study)
     if size == "auto":
@@ -68,13 +70,28 @@ def configure_tasks(
     )
     experiment = Experiment(**values)
     experiment.make_task()
-    names = [name.strip() for name in pe.split(";" if ";" in pe else ",") if name.strip()]
+    names = _encodings_in(pe)
     if not names:
-        raise ValueError("pe: which encodings? -p pe rope,alibi")
-    if len(set(names)) < len(names):
-        raise ValueError(f"pe: each encoding once, got {pe}")
+        raise ValueError("pe: which encodings? Expected names with commas, such as rope,alibi")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"pe: expected each encoding once, got {', '.join(twice)} more than once")
     check_encodings(experiment, names)
     return task_run(experiment, names, study)
+
+
+def _encodings_in(text: str) -> list[str]:
+    """The encodings that semicolons separate, or commas outside parentheses if there are none."""
+    if ";" in text:
+        words = text.split(";")
+    else:
+        words, depth = [""], 0
+        for character in text:
+            depth += (character == "(") - (character == ")")
+            if character == "," and depth == 0:
+                words.append("")
+            else:
+                words[-1] += character
+    return [word.strip() for word in words if word.strip()]
 
 
 def _rate(word: str) -> float:
@@ -89,12 +106,13 @@ def _rate(word: str) -> float:
 def task_settings(
     base: Settings, changes: dict[str, Any], overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Settings and sizes of the scoring: ``base``, then changes, then ``overrides`` by name.
+    """Fields of an experiment: ``base`` with changes and ``overrides``, and numbers of examples.
 
-    Without a feedforward width of their own, models have 11/4 of their width, as the defaults do.
+    If the width changes, the feed-forward width becomes 11/4 of it, as in the defaults, unless it
+    is given too.
 
     Raises:
-        ValueError: a name that is neither.
+        ValueError: an unknown name, or one that both changes and overrides have.
     """
     scoring = {"examples", "validation", "each_length"}
     others = dict(overrides)
@@ -102,15 +120,19 @@ def task_settings(
     for name in others:
         if name not in known:
             raise unknown("override", name, known)
+        if name in changes:
+            raise ValueError(
+                f"{name} is given twice: {changes[name]}, and {others[name]} in overrides"
+            )
     changed = changes | {k: v for k, v in others.items() if k not in scoring}
-    if "width" in changed:
-        changed = {"feedforward": round(changed["width"] * 11 / 4)} | changed
     settings = Settings(**(base.model_dump() | changed))
+    if "width" in changed and "feedforward" not in changed:
+        settings = settings.model_copy(update={"feedforward": round(settings.width * 11 / 4)})
     return {"settings": settings} | {k: v for k, v in others.items() if k in scoring}
 
 
 def check_encodings(experiment: Experiment, names: Iterable[str]) -> None:
-    """Raise ValueError for an encoding that models of these sizes cannot have."""
+    """Raise ValueError for an encoding that does not fit models of these sizes."""
     from pe.model import PEConfig
 
     made, sizes = experiment.make_task(), experiment.settings

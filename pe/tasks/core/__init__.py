@@ -1,1 +1,1 @@
-"""What all tasks share: random draws, layouts, scores, the registry."""
+"""What all tasks share: the base class, random numbers, scores and the registry."""

@@ -1,13 +1,13 @@
-"""What a task is: options, and a generator that is a pure function of (seed, index).
+"""A task has options and a generator that is a pure function of (seed, index).
 
-    tokens    (T,) what the model reads
-    targets   (T,) what it has to say at each position, having read the tokens up to it; -100 where
-              nothing is asked
+    tokens    (T,) the tokens that the model reads
+    targets   (T,) the token to predict at each position from the tokens up to it; -100 at positions
+              that ask for nothing
 
-All tasks have this form, whether the answer is read from the last position (`read_last`), continues
-the prompt (`continued`) or is filled into blank slots (`slots`), so that one decoder, one loss and
-one score serve them all. The loss and the predictions of a model look at the logits of `answers`
-only: what is no answer of the task is never predicted, and chance is one in ``len(answers)``.
+All tasks have this form. The answer may be read from the last position (`read_last`), continue the
+prompt (`continued`) or fill blank slots (`slots`). So one decoder, one loss and one score serve
+them all. The loss and the predictions of a model use only the logits of `answers`: a model never
+predicts a token that is not an answer of the task, and chance is 1 in ``len(answers)``.
 """
 
 from __future__ import annotations
@@ -17,12 +17,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
-from pydantic import AfterValidator, Field, StrictInt, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, model_validator
 
 from pe._errors import unknown
 from pe.tasks.core.draws import Draws, Int
 from pe.tasks.core.options import Options
 from pe.tasks.core.scoring import IGNORE, Baseline, Guess, Score, score
+
+
+def _pair(lengths: Any) -> Any:
+    if not isinstance(lengths, list | tuple) or len(lengths) != 2:
+        raise ValueError(f"expected two lengths, (shortest, longest), got {lengths!r}")
+    return lengths
 
 
 def _in_order(lengths: tuple[int, int]) -> tuple[int, int]:
@@ -32,8 +38,13 @@ def _in_order(lengths: tuple[int, int]) -> tuple[int, int]:
     return lengths
 
 
-Lengths = Annotated[tuple[StrictInt, StrictInt], Field(strict=False), AfterValidator(_in_order)]
-"""Shortest and longest, both included."""
+Lengths = Annotated[
+    tuple[StrictInt, StrictInt],
+    Field(strict=False),
+    BeforeValidator(_pair),
+    AfterValidator(_in_order),
+]
+"""The shortest and the longest length, both included."""
 
 
 class Example(NamedTuple):
@@ -42,31 +53,31 @@ class Example(NamedTuple):
     tokens: Int
     """(T,) token ids."""
     targets: Int
-    """(T,) token ids, `IGNORE` where nothing is asked."""
+    """(T,) token ids, or `IGNORE`."""
 
 
 class Batch(NamedTuple):
-    """Several examples, padded at the right with token 0, which no causal model looks at."""
+    """Several examples, padded on the right with token 0. Causal models do not see the padding."""
 
     tokens: Int
     """(B, T) token ids."""
     targets: Int
-    """(B, T) token ids, `IGNORE` where nothing is asked."""
+    """(B, T) token ids, or `IGNORE`."""
     lengths: Int
-    """(B,) the length of each, as the task counts it."""
+    """(B,) the length of each example, in the unit of the task."""
     sizes: Int
-    """(B,) how many tokens of each row are no padding."""
+    """(B,) the number of tokens in each row without the padding."""
 
 
 def read_last(tokens: Int, answer: int) -> Example:
-    """The answer is read from the last position."""
+    """An example whose answer is read from the last position."""
     targets = np.full(len(tokens), IGNORE)
     targets[-1] = answer
     return Example(tokens, targets)
 
 
 def continued(prompt: Sequence[int] | Int, answer: Sequence[int] | Int) -> Example:
-    """The answer follows the prompt, as text goes on; each token of it is predicted."""
+    """An example whose answer continues the prompt. Each token of the answer is predicted."""
     tokens = np.concatenate((prompt, answer[:-1])).astype(np.int64)
     targets = np.full(len(tokens), IGNORE)
     targets[len(prompt) - 1 :] = answer
@@ -74,9 +85,12 @@ def continued(prompt: Sequence[int] | Int, answer: Sequence[int] | Int) -> Examp
 
 
 def slots(question: Int, answer: Int, blank: int, asked: int) -> Example:
-    """Blank slots follow the question, one for each token of the answer; the first are asked for.
+    """An example with a blank slot after the question for each token of the answer.
 
-    No slot holds an answer, so that all are predicted at once.
+    The slots stay blank, so all tokens are predicted at once.
+
+    Args:
+        asked: how many of the slots are scored, from the first on.
     """
     tokens = np.concatenate((question, np.full(len(answer), blank)))
     targets = np.full(len(tokens), IGNORE)
@@ -85,19 +99,23 @@ def slots(question: Int, answer: Int, blank: int, asked: int) -> Example:
 
 
 class Task(Options, ABC):
-    """Base class. A subclass is a task: its fields are the options, `make` is the definition.
+    """Base class of tasks. The fields of a subclass are its options, and `make` defines the task.
 
     Class attributes:
-        name: what it is registered as.
-        splits: "train", "id" (more examples like those of training) and those out of distribution.
-        shortest: the least length that the task can have.
-        later: options that came after the first records. At their defaults they are no part of the
-            name of an experiment.
+        name: the name in the registry.
+        splits: "train", "id" (in distribution: more examples like those of training) and one or
+            more splits out of distribution.
+        shortest: the least length that an example can have.
+        same_lengths: the splits out of distribution differ from training by more than their
+            lengths, so they may use the lengths of training.
+        later: options that were added after the first records. An experiment's name contains them
+            only where they differ from their defaults.
     """
 
     name: ClassVar[str] = ""
     splits: ClassVar[tuple[str, ...]] = ("train", "id", "ood")
     shortest: ClassVar[int] = 1
+    same_lengths: ClassVar[bool] = False
     later: ClassVar[tuple[str, ...]] = ()
 
     train_lengths: Lengths
@@ -107,26 +125,36 @@ class Task(Options, ABC):
     def _lengths_are_possible(self) -> Task:
         for length in (*self.train_lengths, *self.ood_lengths):
             self.refuse_length(length)
+        shortest, longest = self.train_lengths
+        for split in self.splits[2:]:
+            low, high = self.lengths(split)
+            if low <= longest and shortest <= high and not self.same_lengths:
+                raise ValueError(
+                    f"ood_lengths: the split {split!r} has lengths {low} to {high}, and training "
+                    f"has {shortest} to {longest}; expected lengths that training does not have"
+                )
         return self
 
     def refuse_length(self, length: int) -> None:
         """Raise ValueError for a length that no example can have."""
+        if not isinstance(length, int | np.integer) or isinstance(length, bool):
+            raise ValueError(f"length: expected a whole number, got {length!r}")
         if length < self.shortest:
             raise ValueError(f"{self.name} needs a length of {self.shortest} or more, got {length}")
 
     @property
     @abstractmethod
     def symbols(self) -> tuple[str, ...]:
-        """What each token is written as; the token's id is its place here."""
+        """The text of each token. A token's id is its index here."""
 
     @property
     @abstractmethod
     def answers(self) -> tuple[int, ...]:
-        """Tokens that an answer may be."""
+        """The tokens that can be an answer."""
 
     @abstractmethod
     def make(self, draws: Draws, length: int, split: str) -> Example:
-        """An example of this length."""
+        """Make an example of this length."""
 
     @abstractmethod
     def max_tokens(self, length: int) -> int:
@@ -134,26 +162,31 @@ class Task(Options, ABC):
 
     @abstractmethod
     def baselines(self) -> tuple[Baseline, ...]:
-        """Trivial strategies and what they score."""
+        """Trivial strategies and their scores."""
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens."""
         return len(self.symbols)
 
     @property
     def chance(self) -> float:
-        """Token accuracy of uniform guesses among the answers."""
+        """Token accuracy of uniform guessing among the answers."""
         return 1 / len(self.answers)
 
     def if_default(self, measured: Mapping[str, float], **options: Any) -> Mapping[str, float]:
-        """Scores that were measured with default options but these; empty where others differ."""
+        """``measured`` if all options but those named here are at their defaults, else nothing."""
         return measured if self == type(self)(**options) else {}
 
     def pooled(
         self, right: Callable[[int], float], asked: Callable[[int], float] = lambda length: 1
     ) -> dict[str, float]:
-        """Token accuracy by split from right answers and questions per example of each length."""
+        """Expected token accuracy per split, for lengths that are uniform in it.
+
+        Args:
+            right: expected number of right tokens in an example of a length. asked: the number of
+                tokens that it asks for.
+        """
         share = {}
         for split in self.splits:
             low, high = self.lengths(split)
@@ -162,33 +195,35 @@ class Task(Options, ABC):
         return share
 
     def lengths(self, split: str) -> tuple[int, int]:
-        """Shortest and longest length of a split, both included.
+        """The shortest and the longest length of a split, both included.
 
-        Raises ValueError for a split that the task does not have.
+        Raises:
+            ValueError: the task has no such split.
         """
         if split not in self.splits:
             raise unknown("split", split, self.splits)
         return self.train_lengths if split in ("train", "id") else self.ood_lengths
 
     def longest(self, *splits: str) -> int:
-        """The most tokens that an example of these splits (default: of all) has."""
+        """The most tokens that an example of these splits (default: all splits) has."""
         return max(self.max_tokens(self.lengths(split)[1]) for split in splits or self.splits)
 
     def draw_length(self, draws: Draws, split: str) -> int:
-        """The length of an example; uniform unless a task says otherwise."""
+        """Draw the length of an example. It is uniform unless a task overrides this method."""
         low, high = self.lengths(split)
         return draws.integer(low, high + 1)
 
     def example(
         self, seed: int, index: int, split: str = "train", length: int | None = None
     ) -> Example:
-        """Example ``index`` of an endless row, a pure function of the arguments.
+        """Example number ``index``, a pure function of the arguments.
 
         Args:
             length: None: drawn from the lengths of the split.
 
         Raises:
-            ValueError: an unknown split, or a length that no example can have.
+            ValueError: an unknown split, a length that no example can have, or a seed or index that
+                is not a whole number from 0 to 2**64 - 1.
         """
         return self._drawn(seed, index, split, length)[0]
 
@@ -212,8 +247,8 @@ class Task(Options, ABC):
 
         The arguments are those of `example`.
         """
-        if count < 1:
-            raise ValueError(f"count: expected 1 or more, got {count}")
+        if not isinstance(count, int | np.integer) or count < 1:
+            raise ValueError(f"count: expected a whole number from 1 on, got {count!r}")
         drawn = [self._drawn(seed, first + i, split, length) for i in range(count)]
         width = max(len(example.tokens) for example, _ in drawn)
         tokens = np.zeros((count, width), dtype=np.int64)
@@ -225,14 +260,15 @@ class Task(Options, ABC):
         return Batch(tokens, targets, lengths, np.array([len(e.tokens) for e, _ in drawn]))
 
     def score_of(
-        self, guess: Guess, split: str, examples: int = 1000, seed: int = 0, **more: Any
+        self,
+        guess: Guess,
+        split: str,
+        examples: int = 1000,
+        seed: int = 0,
+        length: int | None = None,
     ) -> Score:
-        """What a strategy scores on the first examples of a split.
-
-        Args:
-            more: ``length``, as `example` takes it.
-        """
-        batch = self.batch(seed, 0, examples, split, **more)
+        """The score of a strategy on the first examples of a split; ``length`` as in `example`."""
+        batch = self.batch(seed, 0, examples, split, length)
         predictions = np.zeros_like(batch.targets)
         for row, targets in enumerate(batch.targets):
             (places,) = (targets != IGNORE).nonzero()
@@ -240,7 +276,7 @@ class Task(Options, ABC):
         return score(predictions, batch.targets)
 
     def text(self, example: Example) -> str:
-        """The example as people read it: ``3 1 4 -> _ _ 8``."""
+        """The example as text, tokens and then targets: ``3 1 4 -> _ _ 8``."""
         read = (self.symbols[token] for token in example.tokens)
         said = ("_" if t == IGNORE else self.symbols[t] for t in example.targets)
         return f"{' '.join(read)} -> {' '.join(said)}"

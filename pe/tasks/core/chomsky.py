@@ -1,14 +1,20 @@
 """What the fifteen tasks of the Chomsky hierarchy share.
 
-A question of symbols below `inputs`, then one blank slot per symbol of the answer, all of which are
-filled at once. Ruoss et al. 2023, "Randomized Positional Encodings Boost Length Generalization of
-Transformers" (arXiv:2305.16843; google-deepmind/randomized_positional_encodings @e8c64749), after
-Delétang et al. 2022 (arXiv:2207.02098). Lengths uniform in 1..40, and 41..100 out of distribution,
-as in their example; up to 500 in the paper. Their score is the mean over lengths of the token
-accuracy. Where an answer is padded, what follows its end is not scored, as there; it has no part in
-the loss either, which it has there. Their encoder sees both sides; a causal model sees the whole
-question from every slot. They write input and output as separate one-hot vectors, here both are
-tokens, so that an answer 1 is the token 1.
+An example is a question, followed by one blank slot per symbol of the answer. All slots are filled
+at once. The tasks are from Ruoss et al. 2023, "Randomized Positional Encodings Boost Length
+Generalization of Transformers" (arXiv:2305.16843;
+google-deepmind/randomized_positional_encodings @e8c64749), after Delétang et al. 2022
+(arXiv:2207.02098). Lengths are uniform in 1..40, and in 41..100 out of distribution, as in the
+authors' example script; the paper goes up to 500.
+
+Differences from the authors' code:
+
+- Their score is the mean over lengths of the token accuracy.
+- Some answers are padded. In both, symbols after the end of an answer are not scored; in their code
+  they are part of the loss, and here they are not.
+- Their encoder sees both sides. A causal model sees the whole question from every slot.
+- They write input and output as separate one-hot vectors. Here both are tokens, and an answer 1 is
+  the token 1.
 """
 
 from __future__ import annotations
@@ -24,7 +30,12 @@ PAPER = "2305.16843"
 
 
 class Chomsky(Task):
-    """Base class. ``written`` are the input symbols; answers are the first ``outputs`` digits."""
+    """Base class of the fifteen tasks.
+
+    Class attributes:
+        written: the symbols of the question.
+        outputs: answers are the digits below this number.
+    """
 
     written: ClassVar[str]
     outputs: ClassVar[int]
@@ -40,16 +51,16 @@ class Chomsky(Task):
     def answers(self) -> tuple[int, ...]:
         return tuple(range(self.outputs))
 
-    @abstractmethod
     def question(self, draws: Draws, length: int) -> Int:
-        """Random symbols of the input."""
+        """Draw the symbols of a question; uniform unless a task overrides this method."""
+        return draws.integers(0, len(self.written), length)
 
     @abstractmethod
     def solution(self, question: Int) -> Int:
-        """All symbols of the output, with padding."""
+        """All symbols of the answer, with its padding."""
 
     def asked(self, answer: Int) -> int:
-        """How many symbols of the output are scored; the rest is padding."""
+        """How many symbols of the answer are scored, from the first on; the others are padding."""
         return len(answer)
 
     def make(self, draws: Draws, length: int, split: str) -> Example:
@@ -59,3 +70,21 @@ class Chomsky(Task):
 
     def max_tokens(self, length: int) -> int:
         return 2 * length + 1
+
+
+class OneSymbol(Chomsky):
+    """Base class of the tasks whose answer is one symbol."""
+
+    def max_tokens(self, length: int) -> int:
+        return length + 1
+
+
+class Bits(Chomsky):
+    """Base class of the tasks that rearrange uniform bits."""
+
+    written, outputs = "01", 2
+
+
+def in_order(tokens: Int, places: Int) -> Int:
+    """The strategy that answers with the question, from its first symbol on."""
+    return tokens[: len(places)]

@@ -1,8 +1,9 @@
 """The random numbers of one example.
 
-Raw output of the Philox generator, keyed by (seed, index) and counted from (0, 0, 0, stream): fixed
-for good, which NumPy does not promise of its distributions. The splits of a task are streams of
-their own, so that an example of training is no example of a test because both have index 7.
+The numbers are raw output of the Philox generator with the key (seed, index) and a counter that
+begins at (0, 0, 0, stream). NumPy guarantees that raw output never changes, but not that its
+distributions stay the same. Each split of a task has a stream: example 7 of training and example 7
+of a test are different.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ Int = npt.NDArray[np.int64]
 
 
 class Draws:
-    """A row of random numbers that depends on (seed, index, stream) alone.
+    """A sequence of random numbers that depends only on (seed, index, stream).
 
-    Raises ValueError for a seed or an index outside 0 to 2**64 - 1.
+    Raises:
+        ValueError: the seed or the index is not a whole number from 0 to 2**64 - 1.
     """
 
     def __init__(self, seed: int, index: int, stream: int) -> None:
         for name, value in (("seed", seed), ("index", index)):
-            if not 0 <= value < 2**64:
+            if not isinstance(value, int | np.integer) or not 0 <= value < 2**64:
                 raise ValueError(
                     f"{name}: expected a whole number from 0 to 2**64 - 1, got {value!r}"
                 )
@@ -37,14 +39,15 @@ class Draws:
         return numbers
 
     def integers(self, low: int, high: int, count: int) -> Int:
-        """(count,) independent whole numbers, ``low`` to ``high`` - 1.
+        """(count,) independent whole numbers from ``low`` to ``high`` - 1.
 
-        The remainder of a division is not exactly uniform; here it misses by 2**-40 at most.
+        The remainder of a division is not exactly uniform. For ranges up to 2**24 the
+        relative error of a probability is below 2**-40.
         """
         return low + (self.raw(count) % np.uint64(high - low)).astype(np.int64)
 
     def integer(self, low: int, high: int) -> int:
-        """A whole number, ``low`` to ``high`` - 1."""
+        """A whole number from ``low`` to ``high`` - 1."""
         return low + int(self._generator.random_raw()) % (high - low)
 
     def units(self, count: int) -> npt.NDArray[np.float64]:
@@ -61,15 +64,15 @@ class Draws:
         return order
 
     def weighted(self, weights: Sequence[int]) -> int:
-        """The place of one of the weights, each as probable as its weight says."""
+        """The index of one of the weights, drawn with a probability proportional to its weight."""
         left = self.integer(0, sum(weights))
         for place, weight in enumerate(weights):
             left -= weight
             if left < 0:
                 return place
-        raise AssertionError("weights are not negative")
+        raise AssertionError("a weight is negative")
 
     def below(self, limit: int) -> int:
-        """A whole number from 0 to ``limit`` - 1, which may have hundreds of digits."""
-        words = limit.bit_length() // 64 + 2  # one word more: the remainder is close to uniform
+        """A whole number from 0 to ``limit`` - 1; ``limit`` may have hundreds of digits."""
+        words = limit.bit_length() // 64 + 2  # an extra word brings the remainder close to uniform
         return int.from_bytes(self.raw(words).astype("<u8").tobytes(), "little") % limit

@@ -1,4 +1,4 @@
-"""Options that are typed and checked: a mistake is one sentence."""
+"""Options with types. A wrong name or value gives an error message of one sentence."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pe._errors import explain
 
 
 class Options(BaseModel):
-    """Base class: fields are options, nothing is converted, and nothing changes once it is made.
+    """Base class whose fields are the options. Values are not converted, and an instance is frozen.
 
-    Raises ValueError for an option that is not there (the nearest is named) or a wrong value.
+    Raises:
+        ValueError: an unknown option (the message names the nearest known one) or a wrong value.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
     called: ClassVar[str] = "option"
-    """What a message calls an option that is not there."""
+    """What an error message calls an unknown option."""
 
     def __init__(self, **options: Any) -> None:
         try:

@@ -1,4 +1,4 @@
-"""From a name and options to a task. Every file of `pe.tasks` registers the tasks it defines."""
+"""Make a task from its name and options. Each file of `pe.tasks` registers its tasks here."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ T = TypeVar("T", bound=type[Task])
 
 
 class About(NamedTuple):
-    """How a task is shown."""
+    """Title, sources and options of a task."""
 
     title: str
     paper: str | None
-    """Number of its paper on arXiv."""
+    """arXiv number of its paper, such as ``2305.19466``."""
     source: str
-    """Whose definition it is: a repository with its commit, or the paper's text."""
+    """Where the definition comes from: a repository and commit, or the text of the paper."""
     options: dict[str, Any]
     """Name and default of each option."""
 
@@ -31,14 +31,13 @@ _ABOUT: dict[str, About] = {}
 
 
 def register(name: str, *, title: str, paper: str | None, source: str) -> Callable[[T], T]:
-    """Class decorator: make a `Task` known by ``name``.
+    """Class decorator that registers a `Task` under ``name``.
 
     Args:
-        title: how tables and figures write it. paper: the number of its paper on arXiv, such as
-            ``2305.19466``, if there is one. source: whose definition it is.
+        title: the name in tables and figures. paper, source: see `About`.
 
     Raises:
-        ValueError: the name belongs to another task.
+        ValueError: another task has this name.
     """
 
     def add(cls: T) -> T:
@@ -70,7 +69,11 @@ def names() -> list[str]:
 
 
 def task_class(name: str) -> type[Task]:
-    """The class of a task. ValueError for an unknown name; the nearest is named."""
+    """The class of a task.
+
+    Raises:
+        ValueError: an unknown name; the message suggests the nearest known one.
+    """
     _discover()
     if name not in _REGISTRY:
         raise unknown("task", name, sorted(_REGISTRY))
@@ -78,7 +81,11 @@ def task_class(name: str) -> type[Task]:
 
 
 def about(name: str) -> About:
-    """Title, paper, source and options of a task. ValueError for an unknown name."""
+    """Title, paper, source and options of a task.
+
+    Raises:
+        ValueError: an unknown name; the message suggests the nearest known one.
+    """
     task_class(name)
     return _ABOUT[name]
 
@@ -87,9 +94,10 @@ def task(name: str, **options: Any) -> Task:
     """Make a task.
 
     Args:
-        name: one of `names`. options: fields of its class; `about` lists them.
+        name: one of `names`. options: the options of the task, which `about` lists.
 
     Raises:
-        ValueError: an unknown name or option (the nearest is named), or a wrong value.
+        ValueError: an unknown name or option (the message suggests the nearest known one), or a
+            wrong value.
     """
     return task_class(name)(**options)

@@ -1,4 +1,4 @@
-"""Distributions of sums modulo m, from which baselines get their exact scores."""
+"""Distributions of sums modulo m. The exact scores of several baselines follow from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def residues(low: int, high: int, modulus: int) -> Float:
 def sum_of(one: Float, count: int) -> Float:
     """Distribution of the sum, modulo ``len(one)``, of ``count`` independent residues.
 
-    The transform of a distribution turns sums into products.
+    The Fourier transform of a sum's distribution is the product of the summands' transforms.
     """
     total: Float = np.fft.irfft(np.fft.rfft(one) ** count, len(one))
-    return total
+    return total.clip(min=0)  # rounding errors may lie below 0

@@ -1,4 +1,4 @@
-"""Scores of answers: by token and by exact match, and the strategies that a model has to beat."""
+"""Scores by token and by exact match, and the trivial strategies that a model has to beat."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ import numpy as np
 from pe.tasks.core.draws import Int
 
 IGNORE = -100
-"""The target of a position at which nothing is asked (`pe.model.loss.IGNORE`)."""
+"""The target of a position that asks for nothing (`pe.model.loss.IGNORE`)."""
 
 
 class Score(NamedTuple):
-    """How many answers are right."""
+    """How many tokens and how many whole examples are right."""
 
     tokens_right: int
     tokens: int
-    """Positions at which something was asked."""
+    """Positions that ask for an answer."""
     examples_right: int
-    """Examples of which every answer is right."""
+    """Examples in which every answer is right."""
     examples: int
 
     @property
     def token(self) -> float:
-        """Share of right tokens among all that were asked for."""
+        """Share of the tokens asked for that are right."""
         return self.tokens_right / self.tokens
 
     @property
     def exact(self) -> float:
-        """Share of examples that are right as a whole.
+        """Share of examples in which every token is right.
 
-        Predictions are made with the right answer so far as input. A greedy decoder makes the same
-        ones until its first mistake, so its share of exact matches is this one.
+        Each token is predicted from the correct tokens before it. A greedy decoder makes the same
+        predictions until its first mistake, so its share of exact matches is the same.
         """
         return self.examples_right / self.examples
 
 
 def score(predictions: Int, targets: Int) -> Score:
-    """Compare predicted tokens with targets, both (B, T); only where a target is not `IGNORE`.
+    """Compare predicted tokens with targets, both (B, T), wherever the target is not `IGNORE`.
 
     Raises:
-        ValueError: the shapes differ, or a row asks for nothing.
+        ValueError: the shapes differ, or all targets of a row are `IGNORE`.
     """
     if predictions.shape != targets.shape or targets.ndim != 2:
         raise ValueError(
@@ -58,25 +58,25 @@ def score(predictions: Int, targets: Int) -> Score:
 
 
 Guess = Callable[[Int, Int], Int]
-"""(T,) tokens and the (n,) positions that are asked about -> (n,) tokens as answers.
+"""A strategy: (T,) tokens and the (n,) positions that ask for an answer -> (n,) tokens.
 
-The answer at a position may depend on the tokens up to that position only, as a model's does."""
+As with a causal model, an answer may depend only on the tokens up to its position."""
 
 
 class Baseline(NamedTuple):
-    """A strategy that needs no understanding of the task, and what it scores."""
+    """A trivial strategy, which does not solve the task as intended, and its score."""
 
     name: str
     meaning: str
     """One sentence."""
     guess: Guess
     score: Mapping[str, float]
-    """Token accuracy by split, in the limit of many examples. Empty where no formula is known and
-    options differ from those that it was measured with; `Task.score_of` measures it."""
+    """Expected token accuracy per split. It is empty if no formula is known and the options are not
+    those of the stored measurement; `Task.score_of` then measures it."""
 
 
 def constant(answer: int) -> Guess:
-    """Always the same answer."""
+    """The strategy that always gives the same answer."""
 
     def guess(tokens: Int, places: Int) -> Int:
         return np.full(len(places), answer)
@@ -85,7 +85,7 @@ def constant(answer: int) -> Guess:
 
 
 def back(distance: int) -> Guess:
-    """The token so many places before the position that is asked about; the first where none is."""
+    """The strategy that repeats the token ``distance`` positions back, or the first token."""
 
     def guess(tokens: Int, places: Int) -> Int:
         return tokens[np.maximum(places - distance, 0)]

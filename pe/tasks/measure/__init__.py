@@ -1,1 +1,1 @@
-"""What needs torch: models trained on tasks, and what logits say of positions."""
+"""Measurements: models trained on tasks, and what attention logits say about positions."""

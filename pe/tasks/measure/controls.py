@@ -1,8 +1,8 @@
-"""Encodings that are there to test why others fail. They are no proposals and are not registered.
+"""Controls: encodings that test why others fail. They are not proposals and not registered.
 
-Sine-only, binary and decimal positions are said to fail because no linear map shifts them, because
-they jump at carries, and because their numbers are large. Each control has one of these properties
-and not the others, so that a reason that is wrong shows:
+Three reasons are usually given: sine-only positions fail because no linear map shifts them, binary
+positions because they jump at carries, and decimal positions because their numbers are large. Each
+control separates one of these properties from the others, so that it shows if a reason is wrong:
 
                  shifted by a linear map    neighbours are alike    as large as sinusoids
     sinusoidal   yes                        yes                     yes
@@ -12,9 +12,9 @@ and not the others, so that a reason that is wrong shows:
     Quiet        no                         but for carries         yes: decimal digits over 9
     Soft         yes                        yes                     no: as large as our embeddings
 
-`studies/tasks/reasons.yaml` trains all but the last; the ledger (book/claims.md) judges. Sinusoids
-are three times as large as the token embeddings of our small models. Soft, in
-`studies/tasks/longer.yaml`, says whether that is why they learn slowly.
+`studies/tasks/reasons.yaml` trains all but the last, and the ledger (book/claims.md) has the
+verdicts. Sinusoids are three times as large as the token embeddings of our small models. Soft, in
+`studies/tasks/longer.yaml`, tests whether they learn slowly for this reason.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from pe.encodings.decimal import Decimal
 from pe.encodings.sinusoidal import Sinusoidal
 
 PLACES = 4096
+"""Positions of `Scattered`."""
 RMS = 0.5**0.5
-"""Of a sinusoidal vector's columns."""
+"""Root mean square of the columns of a sinusoidal vector."""
 
 
 class Scattered(Additive):
-    """Each of 4,096 positions has a vector of its own that was drawn once; none is learned."""
+    """Each of 4,096 positions has a fixed random vector."""
 
     table: Tensor
 
@@ -54,7 +55,7 @@ class Scattered(Additive):
 
 
 class Gray(Binary):
-    """Bits of the position in Gray code: the next position differs in one bit, at carries too."""
+    """The position in Gray code: neighbours differ in one bit, even where binary numbers carry."""
 
     def rows(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
         whole = positions.long()
@@ -63,15 +64,15 @@ class Gray(Binary):
 
 
 class Quiet(Decimal):
-    """Decimal digits divided by 9. `decimal_norm` has this scale too, and besides it a -1 in every
-    column that holds no digit."""
+    """Decimal digits divided by 9. `decimal_norm` has a similar scale, but also -1 in every column
+    without a digit."""
 
     def rows(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
         return super().rows(positions, dtype) / 9
 
 
 class Loud(Sinusoidal):
-    """Sinusoidal positions, multiplied by ``scale``; 9 is as large as the largest digit."""
+    """Sinusoidal positions multiplied by ``scale``; 9 makes them as large as the largest digit."""
 
     def __init__(self, hidden_size: int, scale: float = 9.0) -> None:
         super().__init__(hidden_size)
@@ -82,7 +83,7 @@ class Loud(Sinusoidal):
 
 
 class Soft(Loud):
-    """Sinusoidal positions that are as large as token embeddings of width 128 drawn with 0.02."""
+    """Sinusoidal positions that are as large as our token embeddings of width 128."""
 
     def __init__(self, hidden_size: int, scale: float = 0.3) -> None:
         super().__init__(hidden_size, scale)

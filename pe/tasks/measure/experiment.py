@@ -1,4 +1,4 @@
-"""Train encodings on a task and put the outcome on record."""
+"""Train encodings on a task and record the results."""
 
 from __future__ import annotations
 
@@ -22,27 +22,30 @@ from pe.tasks.measure.record import Experiment, TaskRun, lengths_of, options_of,
 from pe.tasks.measure.settings import STOP_EVERY
 
 VALIDATION_SEED, TEST_SEED = 2**63, 2**63 + 1
-"""Seeds of examples that no training sees; both draw from the split "id"."""
+"""Seeds of the validation and test examples. No training uses them."""
 CURVE = 100
-"""Losses on record per model, at most."""
+"""The most losses per model in a record."""
 PLACES = 32
-"""Groups of positions, at most."""
+"""The most groups of positions in a record."""
 OnStep = Callable[[int, list[float]], bool | None]
+"""Called with the number of a step and the loss of each model; True ends the training."""
 
 
 class Stream:
-    """Examples of training, made once for all encodings of an experiment."""
+    """Training examples, made once for all encodings of an experiment and kept in memory."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._made: dict[tuple[int, int, int], tuple[npt.NDArray[np.int16], ...]] = {}
+        largest = max(task.vocab_size, task.longest("train"), *task.train_lengths)
+        self._dtype = np.int16 if largest < 2**15 else np.int32
+        self._made: dict[tuple[int, int, int], tuple[npt.NDArray[np.signedinteger], ...]] = {}
 
     def __call__(self, seed: int, first: int, count: int) -> Batch:
-        """What `Task.batch` gives."""
+        """The batch that `Task.batch` makes."""
         key = (seed, first, count)
         if key not in self._made:
             batch = self._task.batch(*key)
-            self._made[key] = tuple(values.astype(np.int16) for values in batch)
+            self._made[key] = tuple(values.astype(self._dtype) for values in batch)
         return Batch(*(values.astype(np.int64) for values in self._made[key]))
 
 
@@ -54,20 +57,22 @@ def measure(
     on_trained: Callable[[Many], None] | None = None,
     again: bool = False,
 ) -> TaskRecord:
-    """Train an encoding for each seed at each rate, score it, and write the record.
+    """Train an encoding with each seed at each rate, score the models, and write the record.
 
-    A complete record is returned as it is; one that was stopped is made once more.
+    If there is a complete record, it is returned. A stopped record is replaced.
 
     Args:
-        run: a folder with its experiment. on_step: called after each step with its number, counted
-            from 1, and the loss of each model; training ends early where it returns True. Not
-            called in a sweep.
-        stream: examples shared with other encodings. on_trained: called with the trained models.
+        run: the folder of an experiment.
+        on_step: called after each step with its number, from 1 on, and the loss of each model. If
+            it returns True, the training ends. It is not called in a sweep.
+        stream: training examples that encodings share.
+        on_trained: called with the trained models.
         again: train and replace a complete record.
 
     Raises:
-        ValueError: what the task, the encoding or the sizes do not allow.
-        RunError: the record was made with another source of the encoding, or cannot be written.
+        ValueError: the task, the encoding and the sizes do not fit each other.
+        RunError: the source of the encoding has changed since the record was made, or the record
+            cannot be written.
     """
     experiment = run.experiment
     assert experiment is not None, "made by task_run"
@@ -83,9 +88,9 @@ def measure(
         return known
     task = experiment.make_task()
     began, created = time.monotonic(), provenance.now()
-    code = provenance.code()  # now: files may change while this trains
+    code = provenance.code()  # read now, because files may change during the training
     with run.lock(f".{run.file(pe).stem}.lock"):
-        meanwhile = run.record(pe)  # by a process that held the lock until now
+        meanwhile = run.record(pe)  # another process may have written it before we got the lock
         if meanwhile is not None and meanwhile.status == "complete" and not again:
             return meanwhile
         best, sweep = _sweep(task, pe, experiment, stream)
@@ -133,13 +138,13 @@ def measure(
 
 
 def train(many: Many, on_step: OnStep | None = None) -> tuple[list[list[float]], bool]:
-    """Train to the last step, or until the setting ``stop_loss`` ends it.
+    """Train to the last step, or until ``stop_loss`` or ``on_step`` ends the training.
 
     Returns:
         The loss of each model at each step, and whether ``on_step`` ended the training.
     """
     history: list[list[float]] = []
-    waiting: list[Tensor] = []  # a GPU is not waited for at each step
+    waiting: list[Tensor] = []  # losses are read together, so as not to wait for a GPU each step
     settings = many.settings
     for number in range(1, settings.steps + 1):
         waiting.append(many.step())
@@ -151,7 +156,7 @@ def train(many: Many, on_step: OnStep | None = None) -> tuple[list[list[float]],
             return history, number < settings.steps
         if settings.stop_loss and not number % STOP_EVERY:
             means = np.mean(history[-STOP_EVERY:], axis=0)
-            if (means < settings.stop_loss).all():  # never where a loss is no number
+            if (means < settings.stop_loss).all():  # False if a loss is not a number
                 break
     return history, False
 
@@ -159,9 +164,9 @@ def train(many: Many, on_step: OnStep | None = None) -> tuple[list[list[float]],
 def _sweep(
     task: Task, pe: str, experiment: Experiment, stream: Stream | None
 ) -> tuple[float | None, dict[str, Any] | None]:
-    """The rate with the least loss in validation over the seeds of the sweep, and its record.
+    """The rate with the least validation loss over the seeds of a sweep, and the sweep's record.
 
-    None and None where every seed is trained at every rate.
+    Both are None if the experiment has no sweep.
     """
     if not experiment.sweep_seeds:
         return None, None
@@ -185,12 +190,12 @@ def _sweep(
 def _best_rate(
     experiment: Experiment, members: Sequence[Member], validation: Sequence[Answers]
 ) -> float:
-    """The rate with the least mean loss in validation."""
+    """The rate with the least mean validation loss."""
     return min(experiment.learning_rates, key=lambda rate: _mean_loss(members, validation, rate))
 
 
 def command(experiment: Experiment, pe: str, study: str) -> str:
-    """The papermill command that makes a record."""
+    """The papermill command that repeats a record."""
     import shlex
 
     import yaml
@@ -210,7 +215,7 @@ def command(experiment: Experiment, pe: str, study: str) -> str:
 
 
 def baselines(task: Task, examples: int) -> dict[str, dict[str, float]]:
-    """Token accuracy of the trivial strategies by split; measured where there is no formula."""
+    """Token accuracy of each trivial strategy per split, measured if there is no formula."""
     return {
         one.name: {
             split: float(
@@ -232,10 +237,10 @@ def _outcome(
     history: list[list[float]],
     best: float | None,
 ) -> dict[str, Any]:
-    """The part of the record that the models decide.
+    """The scores in the record.
 
     Args:
-        best: the rate that a sweep has chosen.
+        best: the rate that a sweep has chosen; None: choose it from these models.
     """
     validation = many.answers("id", experiment.validation, VALIDATION_SEED)
     scored = {
@@ -278,7 +283,7 @@ def _outcome(
 def _answers(
     many: Many, split: str, examples: int, length: int | None = None
 ) -> list[Answers] | None:
-    """None where the encoding has no such positions."""
+    """Scores of all models; None if the encoding has no such positions."""
     try:
         return many.answers(split, examples, TEST_SEED, length)
     except PositionError:
@@ -286,13 +291,13 @@ def _answers(
 
 
 def _mean_loss(members: Sequence[Member], answers: Sequence[Answers], rate: float) -> float:
-    """Infinite where one of the models diverged."""
+    """Mean validation loss at a rate; infinite if one of the models diverged."""
     losses = [a.loss for m, a in zip(members, answers, strict=True) if m.learning_rate == rate]
     return float(np.mean(losses)) if all(map(math.isfinite, losses)) else math.inf
 
 
 def _spread(count: int, most: int) -> list[int]:
-    """At most so many whole numbers from 1 to ``count``, evenly spread, the last one included."""
+    """At most ``most`` whole numbers from 1 to ``count``, evenly spread, with the last one."""
     return sorted({round(1 + (count - 1) * i / (most - 1)) for i in range(most)}) if count else []
 
 

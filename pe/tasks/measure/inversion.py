@@ -1,21 +1,22 @@
-"""Position inversion and aliasing: can logits still tell positions and tokens apart?
+"""Position inversion and aliasing: do logits still distinguish positions and tokens?
 
-For a random query, the logit of a key is a function s(d) of its distance. Of two distances that are
-uniform in a context of some length:
+For a random query, the logit of a key is a function s(d) of its distance d. Draw two distances that
+are uniform in a context of some length, near < far. Measured is how often
 
-    position inversion   how often a key scores more at the farther one:  s(far) > s(near)
-    token inversion      how often the better of two keys at one is the worse at the other
-    position aliasing    how often the key has the logit of the nearer one again, farther away
-    token aliasing       how often another key has that logit, farther away
+    position inversion   a key scores more at the farther distance:  s(far) > s(near)
+    token inversion      the order of two keys' logits is not the same at near and at far
+    position aliasing    the key has its logit s(near) at some farther distance, too
+    token aliasing       another key has this logit at some farther distance
 
 "RoPE Distinguishes Neither Positions Nor Tokens in Long Contexts, Provably" (arXiv:2605.15514):
-both inversions go to 1/2, a coin, as the length grows; the same logit comes again; a larger base
-helps tokens and harms positions. These definitions follow its abstract; the paper's own were not
-seen. Queries and keys are normal, of unit variance in each channel, and correlated by
-``alignment``: without it no key has a reason to score more when it is near. Two logits are the same
-if they differ by less than ``tolerance``, 2**-8 by default, which is what bfloat16 resolves at 1.
+both inversions go to 1/2, a coin flip, as the length grows; equal logits occur; a larger base helps
+to distinguish tokens and harms positions. These definitions follow the abstract; we have not seen
+those of the paper. Queries and keys are normal with unit variance in each channel and have the
+correlation ``alignment``; without it no key would score more for being near. Two logits count as
+equal if they differ by less than ``tolerance``. The default 2**-8 is the resolution of bfloat16
+at 1.
 
-Any encoding that acts on logits by position alone can be measured, not RoPE alone. No training.
+Not only RoPE, but any encoding that acts on logits by position alone can be measured.
 """
 
 from __future__ import annotations
@@ -28,26 +29,28 @@ from torch import Tensor
 from pe.encodings import Encoding
 
 CHUNK = 2**22
-"""Numbers of rotated keys at a time."""
+"""The most numbers of rotated keys that are computed at a time."""
 
 
 def logits_at(enc: Encoding, q: Tensor, k: Tensor, distances: Tensor) -> Tensor:
     """Logits of keys at distances from their queries.
 
     Args:
-        enc: built for one head. q, k: (N, D), a query and a key each. distances: (M,) or (N, M).
+        enc: built for one head. q, k: (N, D), N pairs of a query and a key. distances: (M,) or
+            (N, M).
 
     Returns:
         (N, M), in the dtype of q.
 
     Raises:
-        ValueError: the encoding acts on embeddings, or not by position alone, or has several heads.
+        ValueError: the encoding acts on embeddings, acts not by position alone, or has several
+            heads.
     """
     name = enc.name or type(enc).__name__
     if enc.embeds or enc.content_dependent or enc.random or enc.state_size:
         raise ValueError(
-            f"{name!r} does not act on logits by position alone, and logits of single "
-            "keys say nothing of it"
+            f"{name!r} does not act on logits by position alone, so the logits of single keys say "
+            "nothing about it"
         )
     if enc.num_heads not in (None, 1):
         raise ValueError(f"{name!r} was built for {enc.num_heads} heads; expected 1")
@@ -82,7 +85,7 @@ def _pairs(
 
 
 def _two(length: int, samples: int, seed: int) -> Tensor:
-    """(samples, 2) different uniform distances below ``length``, the nearer one first."""
+    """(samples, 2) pairs of different uniform distances below ``length``, the nearer one first."""
     if length < 2:
         raise ValueError(f"length: expected 2 or more, got {length!r}")
     generator = torch.Generator().manual_seed(seed + 1)
@@ -106,7 +109,7 @@ def position_inversion(
             alignment: correlation of key and query.
 
     Raises:
-        ValueError: see `logits_at`; or a length or correlation that is not possible.
+        ValueError: an encoding that `logits_at` refuses, or an impossible length or correlation.
     """
     q, k = _pairs(head_dim, samples, alignment, seed, keys=1)
     near, far = logits_at(enc, q, k, _two(length, samples, seed)).unbind(1)
@@ -140,12 +143,12 @@ def position_aliasing(
     seed: int = 0,
     tolerance: float = 2**-8,
 ) -> float:
-    """Share of keys that have the same logit again, at a farther distance below ``length``.
+    """Share of keys that have the same logit at a farther distance below ``length``.
 
     Arguments and errors are those of `position_inversion`.
     """
     q, k = _pairs(head_dim, samples, alignment, seed, keys=1)
-    return _met_again(enc, q, k, k, _two(length, samples, seed)[:, :1], length, tolerance)
+    return _aliased(enc, q, k, k, _two(length, samples, seed)[:, :1], length, tolerance)
 
 
 def token_aliasing(
@@ -157,15 +160,15 @@ def token_aliasing(
     seed: int = 0,
     tolerance: float = 2**-8,
 ) -> float:
-    """Share of keys whose logit another key has, at a farther distance below ``length``.
+    """Share of keys whose logit another key has at a farther distance below ``length``.
 
     Arguments and errors are those of `position_inversion`.
     """
     q, one, other = _pairs(head_dim, samples, alignment, seed, keys=2)
-    return _met_again(enc, q, one, other, _two(length, samples, seed)[:, :1], length, tolerance)
+    return _aliased(enc, q, one, other, _two(length, samples, seed)[:, :1], length, tolerance)
 
 
-def _met_again(
+def _aliased(
     enc: Encoding,
     q: Tensor,
     one: Tensor,
@@ -174,7 +177,7 @@ def _met_again(
     length: int,
     tolerance: float,
 ) -> float:
-    """Share of rows in which ``other``, farther away, has the logit that ``one`` has near."""
+    """Share of rows in which the key ``other`` has, at a farther distance, the logit of ``one``."""
     wanted = logits_at(enc, q, one, near)
     met = torch.zeros(len(q), dtype=torch.bool)
     for far in torch.arange(1, length).split(max(1, CHUNK // q.numel())):

@@ -1,26 +1,27 @@
-"""Many small models at a time: seeds and learning rates of one encoding on one task.
+"""Train many small models together: seeds and learning rates of one encoding on one task.
 
-Models of one shape differ in their numbers alone. Their parameters are stacked, a forward and
-backward pass runs over all of them (`torch.func`), and one update serves all, each with its own
-rate. On a GPU, which small models leave idle, many cost little more than one; on a CPU they cost as
-many times as much, less what calling torch costs. What is trained is `PEForCausalLM`, the decoder
-of every other run, under the same hooks of the encoding.
+All models have the same shape. Their parameters are stacked, one forward and backward pass runs
+over all models (`torch.func`), and one update changes all of them, each with its own learning rate.
+One small model leaves a GPU idle, so many cost little more there. On a CPU the cost grows with the
+number of models, except for the overhead of calling torch. The models are `PEForCausalLM`, the same
+decoder with the same encodings as in all other runs.
 
-A model depends on its seed and rate alone, whoever is beside it: initial weights by (seed, name of
-the parameter), examples by (seed, number). AdamW (arXiv:1711.05101) with beta 0.9 and 0.999, at a
-constant rate after a warmup, gradients clipped for each model by itself. The loss is the mean over
-the positions at which something is asked, of the cross-entropy among the task's answers, in nats.
+A model depends only on its seed and its rate, not on the models beside it. Initial weights follow
+from (seed, name of the parameter), and examples from (seed, number of the example). The optimizer
+is AdamW (arXiv:1711.05101) with beta 0.9 and 0.999 at a constant rate after a warmup. Gradients are
+clipped for each model separately. The loss is the cross-entropy among the answers of the task in
+nats, averaged over the positions that ask for an answer.
 
-All parameters of the models lie in one tensor, a row per model, so that the update is a few
-operations on it. On a GPU the whole step is recorded and replayed (`pe.tasks.measure.replay`),
-unless the encoding draws positions or looks at the length of each row.
+All parameters lie in one tensor with a row per model, so the update takes a few operations. On a
+GPU the whole step is recorded and replayed (`pe.tasks.measure.replay`), unless the encoding draws
+positions or uses the length of each row.
 
-Cost, on one core of an AMD EPYC with AVX-512 (2026-11-29, 56 GFLOP/s in products of matrices): the
-default settings on ``k_back``, 0.4 million parameters at 4,096 tokens per step, take 0.27 s per
-step and 80 to 100 s for 300 steps with scoring, so four encodings one after the other took 340 s.
-Products of matrices are two thirds of it, and more models add as much each. Where calling torch is
-what takes time it is otherwise: of models of width 16 at 128 tokens, 24 take 41 ms per step and one
-takes 14 ms.
+Cost on one core of an AMD EPYC with AVX-512 (2026-11-29, 56 GFLOP/s in matrix products): with the
+default settings on ``k_back``, which means 0.4 million parameters and 4,096 tokens per step, one
+model takes 0.27 s per step and 80 to 100 s for 300 steps with scoring; four encodings took 340 s.
+Two thirds are matrix products, so each further model adds as much. For smaller models the overhead
+of calling torch dominates: with width 16 and 128 tokens per step, one model takes 14 ms per step,
+and 24 models take 41 ms.
 
 M models, B examples, T tokens, A answers.
 """
@@ -52,43 +53,44 @@ from pe.tasks.measure.settings import Settings
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 ALIGNED = 8
+"""Sizes of rows of parameters are multiples of this."""
 STRIDE = 16
-"""Widths of recorded steps are multiples of this."""
+"""The widths of recorded steps are multiples of this."""
 ALL = slice(None)
 ATTENTION = 2**31
-"""Most attention weights of a layer at a time; more are computed in groups of models."""
+"""The most attention weights of a layer at a time. More are computed in groups of models."""
 
 
 class Member(NamedTuple):
-    """What distinguishes one of the models."""
+    """A model: the models of one training differ only in these."""
 
     seed: int
     learning_rate: float
 
 
 class Answers(NamedTuple):
-    """What one model answered."""
+    """Scores and loss of one model."""
 
     score: Score
     loss: float
-    """Mean cross-entropy over the positions that are asked about, in nats."""
+    """Mean cross-entropy over the positions that ask for an answer, in nats."""
     right: Int
-    """(T,) right answers at each position."""
+    """(T,) number of right answers at each position."""
     asked: Int
-    """(T,) questions at each position."""
+    """(T,) number of examples that ask for an answer at each position."""
 
 
 class Many:
     """Models that are trained together.
 
     Args:
-        task: what they learn. pe, pe_options: the encoding, as `pe.encoding` spells it.
-        members: seed and rate of each.
+        task: the task to learn. pe, pe_options: the encoding, as in `pe.encoding`.
+        members: the seed and the rate of each model.
         settings: None: `Settings()`.
-        make_batch: where examples of training come from, by (seed, first, count); None: the task.
+        make_batch: returns training examples for (seed, first, count). None: `Task.batch`.
 
     Raises:
-        ValueError: no members, or what `PEConfig` refuses.
+        ValueError: there are no members, or `PEConfig` refuses the encoding or the sizes.
     """
 
     def __init__(
@@ -116,7 +118,7 @@ class Many:
             max_position_embeddings=task.longest("train"),
             pe=pe,
             pe_options=pe_options,
-            attention_backend="dense",  # a product of matrices, which runs over models as it is
+            attention_backend="dense",  # matrix products, which torch.func runs over models
         )
         models = []
         for member in self.members:
@@ -125,10 +127,10 @@ class Many:
         self._model = models[0]
         encodings = self._model.model.encodings
         self._random = any(enc.random for enc in encodings)
-        self._looks = any(enc.length_dependent for enc in encodings)
+        self._uses_lengths = any(enc.length_dependent for enc in encodings)
         stacked, _ = stack_module_state(models)
         self._weights, self.parameters = _in_one(stacked)
-        """(M, P), and views of it by the name of the parameter, each (M, ...)."""
+        """Weights (M, P), and views of them by the name of the parameter, each (M, ...)."""
         self._moments = [torch.zeros_like(self._weights) for _ in BETAS]
         exact = torch.float32 if self.device.type == "mps" else torch.float64
         self._updates = torch.zeros((), dtype=exact, device=self.device)
@@ -138,9 +140,9 @@ class Many:
         places = torch.full((task.vocab_size,), IGNORE)
         places[list(task.answers)] = torch.arange(len(task.answers))
         self._places = places.to(self.device)
-        """Of each token, its place among the answers."""
+        """For each token its index among the answers, or `IGNORE`."""
         self._replayed: Replayed | None = None
-        if self.device.type == "cuda" and not (self._random or self._looks):
+        if self.device.type == "cuda" and not (self._random or self._uses_lengths):
             self._replayed = Replayed(self._train)
 
     def logits(
@@ -150,16 +152,15 @@ class Many:
         draw: tuple[int, int] = (1, 0),
         rows: slice = ALL,
     ) -> Tensor:
-        """(M, B, T) token ids, of each model its own -> (M, B, T, A) logits of the answers.
+        """(M, B, T) token ids, a batch for each model -> (M, B, T, A) logits of the answers.
 
         Args:
-            rows: which of the models; tokens, mask and logits are then of these alone.
-            mask: (M, B, T), 0 at padding. Needed where there is padding and the encoding looks at
-                the length; others see nothing of what follows a token, and one that draws
-                positions draws as many as the batch is wide. Models are then computed one after
-                the other: positions that differ from row to row are looked at, and
-                `torch.func.vmap` has none to show.
-            draw: two numbers that decide what an encoding draws, the same for all models.
+            mask: (M, B, T), 0 at padding. It is needed if there is padding and the encoding uses
+                the length of a row; other encodings are causal and do not see the padding. With a
+                mask the models run one after the other, because the code for rows of different
+                lengths branches on values, which `torch.func.vmap` does not allow.
+            draw: two numbers that seed the random draws of an encoding, the same for all models.
+            rows: the models to run. Tokens, mask and logits then have only these models.
         """
 
         def one(parameters: dict[str, Tensor], tokens: Tensor, mask: Tensor | None) -> Tensor:
@@ -185,7 +186,7 @@ class Many:
         return torch.stack(outputs)
 
     def groups(self, examples: int, length: int) -> list[slice]:
-        """Models that are computed together, so that their attention fits `ATTENTION` numbers."""
+        """Slices of models whose attention together has at most `ATTENTION` numbers."""
         each = examples * self.settings.heads * length**2
         size = max(1, ATTENTION // each)
         return [slice(first, first + size) for first in range(0, len(self.members), size)]
@@ -193,30 +194,30 @@ class Many:
     def _on_device(
         self, batches: Sequence[Batch], width: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Tokens (M, B, T) of batches, where they are among the answers, and a mask if needed.
+        """Tokens, targets as indices among the answers, both (M, B, T), and a mask if needed.
 
         Args:
-            width: T; None: of the widest batch.
+            width: T. None: the width of the widest batch.
         """
         width = width or max(batch.tokens.shape[1] for batch in batches)
         tokens = _padded([batch.tokens for batch in batches], width, 0)
         targets = _padded([batch.targets for batch in batches], width, IGNORE)
         sizes = np.stack([batch.sizes for batch in batches])
         mask = None
-        if self._looks and (sizes < width).any():
+        if self._uses_lengths and (sizes < width).any():
             mask = self._moved(np.arange(width) < sizes[..., None]).long()
         asked = self._moved(targets)
         wanted = torch.where(asked == IGNORE, IGNORE, self._places[asked.clamp(min=0)])
         return self._moved(tokens), wanted, mask
 
     def _moved(self, values: Any) -> Tensor:
-        """An array on the device; nothing waits for a GPU."""
+        """Copy an array to the device without waiting for a GPU."""
         host = torch.from_numpy(values)
         host = host.pin_memory() if self.device.type == "cuda" else host
         return host.to(self.device, non_blocking=True)
 
     def batches(self, step: int) -> list[Batch]:
-        """What each model sees at a step: the next examples of its seed."""
+        """The batch of each model at a step: the next examples of its seed."""
         size = self.settings.batch_size
         made = {
             seed: self._make_batch(seed, step * size, size)
@@ -225,7 +226,7 @@ class Many:
         return [made[member.seed] for member in self.members]
 
     def step(self) -> Tensor:
-        """Train one step; (M,) losses before it, on the device."""
+        """Train one step. Returns the (M,) losses before the update, on the device."""
         batches = self.batches(self.step_number)
         tokens, wanted, mask = self._on_device(batches, self._width(batches))
         if self._replayed is None:
@@ -236,10 +237,11 @@ class Many:
         return losses
 
     def _width(self, batches: Sequence[Batch]) -> int:
-        """How wide the batches of a step are made.
+        """The width to which the batches of a step are padded.
 
-        As many positions are drawn as a batch is wide, which must not depend on who is beside a
-        model; and a GPU records a step for each width, of which there should be few.
+        An encoding that draws positions draws one per column. So its width is always the same, and
+        does not depend on the other models. A GPU records a step for each width, so there should be
+        few of them.
         """
         longest = self.task.longest("train")
         if self._random:
@@ -249,11 +251,11 @@ class Many:
 
     @property
     def refusal(self) -> str:
-        """Why torch does not replay the step on this GPU; empty where it does, or need not."""
+        """Why torch cannot replay the step on this GPU; empty if it can or need not."""
         return "" if self._replayed is None else self._replayed.refusal
 
     def _train(self, tokens: Tensor, wanted: Tensor, mask: Tensor | None = None) -> Tensor:
-        """One update from (M, B, T) tokens and places of answers. Nothing waits for the device."""
+        """Update all models once without waiting for the device; (M,) losses before it."""
         losses, total = [], torch.zeros_like(self._weights)
         with self._products():
             for rows in self.groups(*tokens.shape[1:]):
@@ -261,22 +263,22 @@ class Many:
                 logits = self.logits(tokens[rows], inside, (0, self.step_number), rows)
                 each = _cross_entropy(logits, wanted[rows])
                 losses.append(each.sum(dim=1) / (wanted[rows] != IGNORE).flatten(1).sum(dim=1))
-                # No parameter is shared: the gradient of the sum is of each model its own.
+                # Models share no parameter: the gradient of the sum contains that of each model.
                 total += self._gradient(losses[-1].sum())
             self._update(total)
         return torch.cat(losses).detach()
 
     def _gradient(self, loss: Tensor) -> Tensor:
-        """(M, P), in the order of the parameters."""
-        found = torch.autograd.grad(
+        """The gradient (M, P) of all models, in the order of the parameters."""
+        gradients = torch.autograd.grad(
             loss, list(self.parameters.values()), allow_unused=True, materialize_grads=True
         )
-        together = torch.cat([gradient.flatten(1) for gradient in found], dim=1)
+        together = torch.cat([gradient.flatten(1) for gradient in gradients], dim=1)
         return pad(together, (0, self._weights.shape[1] - together.shape[1]))
 
     @torch.no_grad()
     def _update(self, gradient: Tensor) -> None:
-        """AdamW, after clipping the gradients (M, P) of each model to a norm."""
+        """Clip the gradient of each model (M, P) to a norm and apply AdamW."""
         settings, (first, second), number = self.settings, self._moments, self._updates
         number += 1
         norm = gradient.square().sum(dim=1, keepdim=True).sqrt()
@@ -291,7 +293,7 @@ class Many:
 
     @contextlib.contextmanager
     def _products(self) -> Iterator[None]:
-        """Inside, a GPU multiplies matrices as the setting ``precision`` says."""
+        """A context in which a GPU multiplies matrices with the setting ``precision``."""
         before = torch.get_float32_matmul_precision()
         if self.settings.precision == "tf32" and self.device.type == "cuda":
             torch.set_float32_matmul_precision("high")
@@ -303,17 +305,17 @@ class Many:
     def score(
         self, split: str, examples: int = 640, seed: int = 0, length: int | None = None
     ) -> list[Score]:
-        """Scores of all models on the same examples of a split; arguments as `answers`."""
+        """Scores of all models on the same examples of a split. Arguments as in `answers`."""
         return [one.score for one in self.answers(split, examples, seed, length)]
 
     @torch.no_grad()
     def answers(
         self, split: str, examples: int = 640, seed: int = 0, length: int | None = None
     ) -> list[Answers]:
-        """What all models answer to the same examples of a split.
+        """Scores and losses of all models on the same examples of a split.
 
         Args:
-            length: None: the lengths of the split. seed: of the examples.
+            seed: seed of the examples. length: None: the lengths of the split.
 
         Raises:
             PositionError: the encoding has no such positions.
@@ -345,17 +347,17 @@ class Many:
         ]
 
     def only(self, indices: Sequence[int]) -> Many:
-        """Some of the models, to be scored; they share their numbers with these."""
+        """Some of the models, for scoring only."""
         few = copy.copy(self)
         few.members = [self.members[index] for index in indices]
         few.parameters = {name: p.detach()[list(indices)] for name, p in self.parameters.items()}
         return few
 
     def model(self, index: int) -> PEForCausalLM:
-        """One of the models, by itself."""
+        """One of the models as a `PEForCausalLM`."""
         alone = PEForCausalLM(self.config)
         state = {name: value[index].detach() for name, value in self.parameters.items()}
-        alone.load_state_dict(state, strict=False)  # the head is the embedding
+        alone.load_state_dict(state, strict=False)  # the head shares its weight with the embedding
         alone.to(self.device).eval()
         return alone
 
@@ -369,7 +371,7 @@ def _cos_sin_of_models(
     dtype: torch.dtype,
     period: Tensor | None = None,
 ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-    """`cos_sin` of all models at once, with the models as its first dimension of rows."""
+    """`cos_sin` for all models at once, with the models as the first dimension."""
     inputs = (positions, inv_freq, period)
     places = (batched[0], batched[1], batched[3] if len(batched) > 3 else None)
     most = max(
@@ -379,7 +381,7 @@ def _cos_sin_of_models(
     )
 
     def aligned(x: Tensor, place: int | None) -> Tensor:
-        """Its models in front of as many other dimensions as the largest has."""
+        """Move the models to the front and insert dimensions up to those of the largest input."""
         if place is None:
             return x
         x = x.movedim(place, 0)
@@ -395,8 +397,8 @@ def _cos_sin_of_models(
 def _in_one(stacked: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """(M, ...) tensors by name -> one tensor (M, P), and views of it that take gradients.
 
-    Parameters whose size is a multiple of `ALIGNED` come first, and P is one, so that their rows
-    begin where a GPU reads them at full speed.
+    Parameters whose size is a multiple of `ALIGNED` come first, and P is such a multiple, so that
+    their rows begin at addresses which a GPU reads at full speed.
     """
     in_order = dict(sorted(stacked.items(), key=lambda item: item[1][0].numel() % ALIGNED > 0))
     sizes = [value[0].numel() for value in in_order.values()]
@@ -413,7 +415,7 @@ def _in_one(stacked: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def _cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:
-    """(M, B, T, A) and (M, B, T) -> (M, B * T), 0 where nothing is asked."""
+    """(M, B, T, A) logits and (M, B, T) targets -> (M, B * T), 0 where the target is `IGNORE`."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     each = cross_entropy(
         logits.flatten(0, -2), wanted.flatten(), ignore_index=IGNORE, reduction="none"

@@ -1,9 +1,9 @@
-"""Put on record what follows from formulas alone: nothing is trained.
+"""Record measurements that follow from formulas alone. Nothing is trained.
 
     python -m pe.tasks.measure.numerics inversion     position and token inversion and aliasing
     python -m pe.tasks.measure.numerics shifting      whether a linear map shifts added positions
 
-writes runs/numerics/NAME/numerics.json. The first takes a few minutes on a CPU, the second none.
+writes runs/numerics/NAME/numerics.json. The first takes a few minutes on a CPU, the second seconds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ADDED = {
 
 
 def measure_shifting() -> dict[str, Any]:
-    """The record of `shifting`: errors on the positions that a map was fitted to, and beyond."""
+    """The record of `pe.tasks.measure.shifting`."""
     began, created = time.monotonic(), provenance.now()
     values = {}
     for name, spec in ADDED.items():
@@ -53,7 +53,7 @@ def measure_shifting() -> dict[str, Any]:
 
 
 def measure_inversion() -> dict[str, Any]:
-    """The record of `inversion`."""
+    """The record of `pe.tasks.measure.inversion`."""
     began, created = time.monotonic(), provenance.now()
     values: dict[str, dict[str, float]] = {}
     for name, (encoding, options) in ENCODINGS.items():

@@ -1,9 +1,9 @@
-"""Experiments on tasks and their records. Imports no torch.
+"""Experiments on tasks, and their records. Imports no torch.
 
     runs/<study>/<task>-<hash>/task-<encoding>.json      one encoding (`pe.runs.models.TaskRecord`)
 
-A folder is an experiment: a task with its options, seeds, rates and sizes, everything but the
-encoding. So all records of a folder can be compared, and another encoding is another file.
+A folder belongs to one experiment: a task with its options, seeds, learning rates and sizes, but
+without an encoding. Each encoding has a file in it, so all records of a folder can be compared.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
+from pe._errors import unknown
 from pe.runs import Folder, RunError, root
 from pe.runs.models import TaskRecord
 from pe.tasks.core.base import Task
@@ -28,11 +29,13 @@ if TYPE_CHECKING:
     import pandas
 
 LENGTHS = 9
-"""About so many lengths are scored by themselves."""
+"""The approximate number of lengths with a score each."""
 DEVICE_SIZES = {"cpu": "small", "cuda": "app"}
 
 
 def _different(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not values:
+        raise ValueError("expected at least one value")
     if len(set(values)) < len(values):
         raise ValueError(f"expected different values, got {', '.join(map(str, values))}")
     return values
@@ -43,33 +46,34 @@ Rate = Annotated[float, Field(gt=0)]
 
 
 class Experiment(Options):
-    """What is trained for each encoding: every seed at every rate."""
+    """What is trained for each encoding: models of every seed at every learning rate."""
 
     task: str
     task_options: dict[str, Any] = {}
-    seeds: Annotated[
-        tuple[Seed, ...], Field(strict=False, min_length=1), AfterValidator(_different)
-    ] = (0, 1)
-    learning_rates: Annotated[
-        tuple[Rate, ...], Field(strict=False, min_length=1), AfterValidator(_different)
-    ] = (1e-3, 3e-3)
+    seeds: Annotated[tuple[Seed, ...], Field(strict=False), AfterValidator(_different)] = (0, 1)
+    learning_rates: Annotated[tuple[Rate, ...], Field(strict=False), AfterValidator(_different)] = (
+        1e-3,
+        3e-3,
+    )
     sweep_seeds: Annotated[int, Field(ge=0)] = 0
-    """So many of the first seeds are trained at every rate, and then all seeds at the best; 0: all
-    seeds at every rate."""
+    """The number of seeds in a sweep. They are trained at every rate, and then all seeds at the
+    best rate. 0: no sweep, all seeds are trained at every rate."""
     sweep_steps: Annotated[int, Field(ge=1)] | None = None
-    """Steps of the former; None: as many as of the others."""
+    """Training steps in the sweep. None: as many as in the settings."""
     settings: Settings = Settings()
     examples: Annotated[int, Field(ge=1)] = 640
-    """Examples per split and model at the end."""
+    """Test examples per split, for each model."""
     validation: Annotated[int, Field(ge=1)] = 320
-    """Examples that choose the rate."""
+    """Validation examples that choose the rate."""
     each_length: Annotated[int, Field(ge=1)] = 128
-    """Examples per length."""
+    """Test examples per length."""
 
     @model_validator(mode="after")
     def _a_sweep_is_possible(self) -> Experiment:
         if self.sweep_seeds > len(self.seeds):
-            raise ValueError(f"sweep_seeds: there are {len(self.seeds)}, got {self.sweep_seeds}")
+            raise ValueError(
+                f"sweep_seeds: there are {len(self.seeds)} seeds, got {self.sweep_seeds}"
+            )
         if self.sweep_seeds and len(self.learning_rates) == 1:
             raise ValueError("sweep_seeds: with one learning rate there is nothing to choose")
         if self.sweep_steps is not None and not self.sweep_seeds:
@@ -77,16 +81,20 @@ class Experiment(Options):
         return self
 
     def models(self) -> int:
-        """How many models are trained for each encoding, those of a sweep included."""
+        """The number of models trained for each encoding, including those of a sweep."""
         seeds, rates = len(self.seeds), len(self.learning_rates)
         return self.sweep_seeds * rates + seeds if self.sweep_seeds else seeds * rates
 
     def make_task(self) -> Task:
-        """The task. ValueError for an unknown one, or a wrong option."""
+        """Make the task.
+
+        Raises:
+            ValueError: an unknown task or a wrong option.
+        """
         return task(self.task, **self.task_options)
 
     def name(self) -> str:
-        """``k_back-1a2b3c4d``: the task, and a hash of everything else."""
+        """The folder's name, such as ``k_back-1a2b3c4d``: the task and a hash of all settings."""
         made = self.make_task()
         options = {
             name: value
@@ -94,7 +102,7 @@ class Experiment(Options):
             if name not in made.later or value != type(made).model_fields[name].default
         }
         values = self.model_dump(mode="json") | {"task_options": options}
-        # Fields that came later leave the names of older experiments alone.
+        # Fields that were added later do not change the names of older experiments.
         for where, field in (
             (values, "sweep_seeds"), (values, "sweep_steps"), (values["settings"], "stop_loss"),
         ):  # fmt: skip
@@ -105,7 +113,7 @@ class Experiment(Options):
 
 
 def options_of(made: Task) -> dict[str, Any]:
-    """All options of a task, as JSON has them."""
+    """All options of a task as JSON values."""
     return made.model_dump(mode="json")
 
 
@@ -120,11 +128,11 @@ SIZES: dict[str, dict[str, Any]] = {
     },
     "app": {"seeds": tuple(range(8)), "learning_rates": (1e-3, 3e-3, 1e-2)},
 }
-"""Sizes by name: ``small`` for a CPU, ``app`` the comparison app's model with eight seeds."""
+"""Sizes by name: ``small`` for a CPU; ``app``, the comparison app's model with eight seeds."""
 
 
 def lengths_of(made: Task) -> list[int]:
-    """Lengths that are scored by themselves, from the shortest of any split to the longest."""
+    """The lengths with a score each, from the shortest length of any split to the longest."""
     ends = [made.lengths(split) for split in made.splits]
     low, high = min(low for low, _ in ends), max(high for _, high in ends)
     grid = {round(low + (high - low) * i / (LENGTHS - 1)) for i in range(LENGTHS)}
@@ -132,13 +140,13 @@ def lengths_of(made: Task) -> list[int]:
 
 
 def split_of(made: Task, length: int) -> str:
-    """The split whose examples are taken at a length: "id" within the lengths of training."""
+    """The split whose examples have this length: "id" for the lengths of training."""
     low, high = made.train_lengths
     return "id" if low <= length <= high else made.splits[2]
 
 
 def slug(pe: str) -> str:
-    """An encoding as part of a file name; different ones differ."""
+    """An encoding as part of a file name. Different encodings have different names."""
     plain = re.sub(r"[^A-Za-z0-9_.+-]+", "_", pe)
     return plain if plain == pe else f"{plain}-{hashlib.sha256(pe.encode()).hexdigest()[:8]}"
 
@@ -147,8 +155,8 @@ class TaskRun(Folder):
     """The folder of an experiment. Its records are task-ENCODING.json.
 
     Attributes:
-        experiment: what is to be measured; None where records are only read.
-        encodings: those that were asked for, in order.
+        experiment: what is measured; None where records are only read.
+        encodings: the encodings that were asked for, in order.
     """
 
     notebook = "tasks.ipynb"
@@ -163,16 +171,16 @@ class TaskRun(Folder):
         self.experiment, self.encodings = experiment, list(encodings)
 
     def file(self, pe: str) -> Path:
-        """The record of an encoding."""
+        """The file of the record of an encoding."""
         return self.directory / f"task-{slug(pe)}.json"
 
     def record(self, pe: str) -> TaskRecord | None:
-        """The record of an encoding, validated; None if there is none."""
+        """The validated record of an encoding, or None if there is none."""
         value = self.part("task", f"-{slug(pe)}")
         return None if value is None else TaskRecord.model_validate(value)
 
     def encoded(self) -> list[TaskRecord]:
-        """All records of the folder: those asked for first, then by file name."""
+        """All records of the folder: first the encodings asked for, then others by file name."""
         there = [
             TaskRecord.model_validate(self.part("task", path.stem.removeprefix("task")))
             for path in sorted(self.directory.glob("task-*.json"))
@@ -189,23 +197,30 @@ def task_run(
 
 
 def find(path: str | Path | None = None, study: str | None = None) -> list[TaskRun]:
-    """All folders of experiments below a folder of runs (default `pe.runs.root`), by name."""
+    """All folders of experiments below a folder of runs (default `pe.runs.root`), sorted.
+
+    Raises:
+        RunError: there is no such folder, or no such study in it.
+    """
     base = root() if path is None else Path(path)
     if not base.is_dir():
         raise RunError(f"{base}: there is no such folder of runs")
+    if study is not None and not (base / study).is_dir():
+        known = sorted(folder.name for folder in base.iterdir() if folder.is_dir())
+        raise RunError(f"{unknown('study', study, known)} (in {base})")
     files = base.glob(f"{study or '*'}/*/task-*.json")
     return [TaskRun(folder) for folder in sorted({file.parent for file in files})]
 
 
 def load(path: str | Path | None = None, study: str | None = None) -> pandas.DataFrame:
-    """Every record of a task as a table, one row per encoding, seed and rate.
+    """All records of tasks as a table with one row per encoding, seed and rate.
 
     Columns: study, run, task, pe, seed, learning_rate, best (whether it is the best rate), status,
     steps, parameters, chance, validation_loss, and for each split ``id_token``, ``id_exact``,
     ``id_loss`` and so on; NaN where the encoding has no such positions.
 
     Raises:
-        RunError: names the file that is damaged.
+        RunError: a file is damaged, or there is no such folder or study.
     """
     import pandas
 

@@ -1,7 +1,7 @@
 """Record what a function asks of a GPU once, and replay it: CUDA graphs.
 
-A training step of small models is some thousand short kernels, and what Python and torch take to
-start each of them is several times what the GPU takes to run it. A graph starts them all at once.
+A training step of small models runs about a thousand short kernels. Python and torch take several
+times as long to start a kernel as the GPU takes to run it. A graph starts all of them at once.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 WARM = 3
-"""Calls before recording, which are carried out as usual: libraries set themselves up in them."""
+"""Calls that run as usual before recording, while libraries set themselves up."""
 
 
 class Replayed:
-    """A function of tensors on a GPU, which may change tensors in place; one graph per shape.
+    """A function of GPU tensors that is recorded once per input shape and then replayed.
 
-    Nothing in it may wait for the GPU, or draw random numbers. Where torch refuses to record it,
-    every call is carried out as usual, and `refusal` says why.
+    The function may change tensors in place. It must neither wait for the GPU nor draw random
+    numbers. If torch refuses to record it, every call runs as usual and `refusal` is the reason.
     """
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
@@ -31,7 +31,7 @@ class Replayed:
         self.refusal = ""
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """What the function returns; a new tensor each time."""
+        """Return the function's result as a new tensor."""
         self._calls += 1
         if self.refusal:
             return self._function(*inputs)
@@ -51,7 +51,7 @@ class Replayed:
         return result.clone()
 
     def _aside(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        """Carried out as usual, on the stream on which graphs are recorded."""
+        """Run the function as usual, on the stream that records graphs."""
         here = torch.cuda.current_stream()
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
@@ -60,7 +60,7 @@ class Replayed:
         return result
 
     def _record(self, inputs: tuple[Tensor, ...]) -> _Recorded:
-        """Records what the function asks for, and carries nothing out."""
+        """Record the function's kernels without running them."""
         kept = [x.clone() for x in inputs]
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()

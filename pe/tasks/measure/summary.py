@@ -1,7 +1,7 @@
-"""What follows from the records of a task: values with intervals, and tables. Imports no torch.
+"""Values with intervals, and tables, from the records of a task. Imports no torch.
 
-Everything is of the models at the encoding's best rate. Intervals are Student's over seeds; a share
-lies between 0 and 1, and so do the ends that are shown. One seed has no interval.
+All values are of the models at the encoding's best rate. Intervals are Student's 95% intervals over
+seeds; for shares, tables cut them to 0 and 1. One seed has no interval.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pe.results.quantities import label
 from pe.runs.models import TaskAnswers, TaskModel, TaskRecord
 
 SOLVED = 0.95
-"""A seed has solved a split if at least this share of its tokens is right."""
+"""A seed solves a split if at least this share of its tokens is right."""
 Quantity = Callable[[TaskAnswers], float | None]
 
 
@@ -25,12 +25,12 @@ def token(answers: TaskAnswers) -> float:
 
 
 def exact(answers: TaskAnswers) -> float:
-    """Share of examples of which every token is right."""
+    """Share of examples in which every token is right."""
     return answers.examples_right / answers.examples
 
 
 def loss(answers: TaskAnswers) -> float | None:
-    """Mean cross-entropy in nats per token."""
+    """Mean cross-entropy in nats per token; None if it is not a number."""
     return answers.loss
 
 
@@ -56,7 +56,7 @@ class Value(NamedTuple):
 
 
 def mean(values: Sequence[float | None]) -> Value | None:
-    """Mean and interval; None where any value is missing."""
+    """Mean and interval; None if a value is missing or there is none."""
     known = [value for value in values if value is not None]
     if len(known) < len(values) or not known:
         return None
@@ -70,13 +70,13 @@ def at_rate(record: TaskRecord, rate: float | None = None) -> list[TaskModel]:
 
 
 def by_seed(record: TaskRecord, split: str, quantity: Quantity = token) -> list[float | None]:
-    """A quantity of each seed at the best rate; None where there is no value."""
+    """A quantity of each seed at the best rate; None for a seed without a value."""
     answers = [model.splits[split] for model in at_rate(record)]
     return [None if one is None else quantity(one) for one in answers]
 
 
 def solved(record: TaskRecord, split: str) -> int | None:
-    """How many seeds solve a split; None where the encoding has no such positions."""
+    """The number of seeds that solve a split; None if the encoding has no such positions."""
     shares = by_seed(record, split)
     return None if None in shares else sum(1 for s in shares if s is not None and s >= SOLVED)
 
@@ -87,14 +87,14 @@ def splits(record: TaskRecord) -> list[str]:
 
 
 def title(split: str) -> str:
-    """How a table calls a split."""
+    """The name of a split in tables."""
     where, _, kind = split.partition("_")
     name = {"id": "in distribution", "ood": "out of distribution"}[where]
     return f"{name}, {kind}" if kind else name
 
 
 def share(value: Value | None) -> str:
-    """``97.3 (95.1–99.5)`` in percent."""
+    """Mean and interval in percent: ``97.3 (95.1–99.5)``."""
     if value is None:
         return "no such positions"
     text = f"{100 * value.mean:.1f}"
@@ -105,7 +105,7 @@ def share(value: Value | None) -> str:
 
 
 def nats(value: Value | None) -> str:
-    """``0.123 (0.100–0.146)``."""
+    """Mean and interval of a loss: ``0.123 (0.100–0.146)``."""
     if value is None:
         return "–"
     if value.interval is None:
@@ -114,12 +114,12 @@ def nats(value: Value | None) -> str:
 
 
 def table(records: Sequence[TaskRecord]) -> str:
-    """Encodings by quantities in and out of distribution, then chance and trivial strategies."""
-    return pipe(*rows(records)) if records else "*Nothing is on record yet.*"
+    """A row per encoding with its scores per split, then chance and the trivial strategies."""
+    return pipe(*rows(records)) if records else "*Nothing is recorded yet.*"
 
 
 def rows(records: Sequence[TaskRecord]) -> tuple[list[str], list[list[str]]]:
-    """The head of `table` and its lines; of one or more records of one experiment."""
+    """The head and the lines of `table`, for one or more records of one experiment."""
     names = splits(records[0])
     several = len(records[0].seeds) > 1
     heads = ["encoding", "rate"]
@@ -149,10 +149,7 @@ def rows(records: Sequence[TaskRecord]) -> tuple[list[str], list[list[str]]]:
 
 
 def rates(records: Sequence[TaskRecord]) -> str:
-    """Loss in validation and accuracy in distribution of each encoding at each rate.
-
-    Where there was a sweep, of its models.
-    """
+    """Validation loss and accuracy of each encoding at each rate; of the sweep if there was one."""
     heads = ["encoding", *(f"rate {rate:g}" for rate in records[0].learning_rates)]
     lines = []
     for record in records:
@@ -169,7 +166,7 @@ def rates(records: Sequence[TaskRecord]) -> str:
 
 
 def edges(records: Sequence[TaskRecord]) -> str:
-    """A sentence about encodings whose best rate is the least or the largest of those tried."""
+    """A sentence about encodings whose best rate is the lowest or the highest that was tried."""
     there = [
         label(record.pe)
         for record in records
@@ -179,6 +176,6 @@ def edges(records: Sequence[TaskRecord]) -> str:
     if not there:
         return ""
     return (
-        f"The best rate of {', '.join(there)} is the least or the largest of those tried: "
-        "a rate beyond may be better still."
+        f"The best rate of {', '.join(there)} is the lowest or the highest that was tried, so "
+        "a rate outside of those may be better."
     )

@@ -1,13 +1,13 @@
-"""A study over tasks: every encoding on every task, from one file of studies/tasks/.
+"""A study over tasks trains every encoding on every task of a file in studies/tasks/.
 
-    python -m pe.tasks.study core --dry-run          what it would take
+    python -m pe.tasks.study core --dry-run          only print how much is left
     python -m pe.tasks.study core --mini             in miniature, for a CPU
-    python -m pe.tasks.study core --processes 6      six processes, spread over the GPUs there are
+    python -m pe.tasks.study core --processes 6      six processes, spread over all GPUs
     python -m pe.tasks.study core --until 540        begin nothing that would end after 540 s
 
-What is on record is not trained again, and each encoding on a task is on record when it is done, so
-the same command goes on where it stopped. Several processes may run at the same time: each takes
-what no other is at.
+Each encoding on a task is recorded as soon as it is done, and recorded ones are skipped. So the
+same command continues where an earlier one stopped. Several processes may run at the same time:
+each skips what another process is training.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from pe.tasks.measure.settings import Settings
 
 FOLDER = shipped("studies") / "tasks"
 CALLED_SECONDS = 0.03
-"""What calling torch takes per step on a GPU, whatever the size, where no step is recorded (of
-encodings that draw positions): an assumption."""
+"""Assumed time per step for calling torch, for encodings whose step is not replayed because they
+draw positions."""
 REPLAYED_SECONDS = 0.002
-"""The least that a recorded step takes, some thousand kernels of 2 microseconds: an assumption."""
+"""Assumed least time of a replayed step: about a thousand kernels of 2 microseconds."""
 BYTES_PER_SECOND = 2.5e12
-"""What an H200 is assumed to move in the many short kernels of a step; not measured."""
+"""Assumed memory bandwidth of an H200 in the many short kernels of a step."""
 SCORED_SECONDS = 4.0
-"""Scores, start and recording of an encoding: an assumption."""
+"""Assumed time for the start, the scores and the record of an encoding."""
 
 
 class TaskOf(Options):
@@ -52,13 +52,13 @@ class TaskOf(Options):
     settings: dict[str, Any] = {}
     """Settings that differ from those of the study."""
     encodings: list[str] | None = None
-    """None: those of the study."""
+    """None: the encodings of the study."""
     sweep_steps: int | None = None
-    """None: as the study says."""
+    """None: as in the study."""
 
 
 class TaskStudy(Options):
-    """A file of studies/tasks/."""
+    """The content of a file in studies/tasks/."""
 
     title: str
     study: str
@@ -75,7 +75,11 @@ class TaskStudy(Options):
     each_length: int = 128
 
     def experiments(self) -> list[Experiment]:
-        """One per task. ValueError for whatever a task or the settings refuse."""
+        """One experiment per task.
+
+        Raises:
+            ValueError: a task or its settings are wrong.
+        """
         return [
             Experiment(
                 task=one.task,
@@ -101,25 +105,25 @@ class Job(NamedTuple):
 
     @property
     def experiment(self) -> Experiment:
-        """What is trained."""
+        """The experiment of the folder."""
         assert self.run.experiment is not None, "made by task_run"
         return self.run.experiment
 
     def done(self) -> bool:
-        """Whether a complete record is there."""
+        """Whether there is a complete record."""
         record = self.run.record(self.pe)
         return record is not None and record.status == "complete"
 
     def seconds(self) -> float:
-        """About how long it takes on one H200: computed from the sizes, not measured."""
+        """Estimated time on one H200, computed from the sizes."""
         return SCORED_SECONDS + self._trained(self._step_seconds)
 
     def busy_seconds(self) -> float:
-        """How much of `seconds` the GPU is busy."""
+        """The part of `seconds` in which the GPU is busy."""
         return self._trained(self._moving_seconds)
 
     def _trained(self, step: Callable[[int], float]) -> float:
-        """All steps, where one of so many models takes so long."""
+        """Time of all steps; ``step`` returns the time of one step for a number of models."""
         experiment, steps = self.experiment, self.experiment.settings.steps
         rates, seeds = len(experiment.learning_rates), len(experiment.seeds)
         if not experiment.sweep_seeds:
@@ -128,13 +132,16 @@ class Job(NamedTuple):
         return swept * step(experiment.sweep_seeds * rates) + steps * step(seeds)
 
     def _step_seconds(self, models: int) -> float:
-        """A step of so many models."""
+        """Estimated time of a step of this many models."""
         draws = any(getattr(part, "random", False) for part in part_classes(self.pe).values())
         return max(CALLED_SECONDS if draws else 0.0, self._moving_seconds(models))
 
     def _moving_seconds(self, models: int) -> float:
-        """A layer reads and writes its activations, (T, width), about 90 times forward and
-        backward, and what attention computes for each pair of tokens 25 times."""
+        """Estimated time in which a step moves its data.
+
+        Forward and backward, a layer reads or writes its activations (T, width) about 90 times, and
+        the attention weights (heads, T, T) 25 times.
+        """
         sizes, tokens = self.experiment.settings, self.experiment.make_task().longest("train")
         numbers = 90 * tokens * sizes.width + 25 * sizes.heads * tokens**2
         moved = 4.0 * models * sizes.batch_size * sizes.layers * numbers
@@ -142,10 +149,13 @@ class Job(NamedTuple):
 
 
 def load_study(name: str, mini: bool = False) -> TaskStudy:
-    """Read studies/tasks/NAME.yaml, or a path.
+    """Read studies/tasks/NAME.yaml, or the file ``name`` if it ends in .yaml.
+
+    Args:
+        mini: the study in miniature: its part ``mini`` replaces other fields.
 
     Raises:
-        ValueError: there is no such study, or a field of it is not right.
+        ValueError: there is no such study, or one of its fields is wrong.
     """
     path = Path(name)
     if path.suffix != ".yaml":
@@ -163,20 +173,27 @@ def load_study(name: str, mini: bool = False) -> TaskStudy:
         if small is None:
             raise ValueError(f"{path}: the study has no 'mini'")
         content |= small
-    content["tasks"] = [TaskOf(**one) for one in content.get("tasks", [])]
     try:
+        content["tasks"] = [_task_of(entry) for entry in content.get("tasks") or []]
         study = TaskStudy(**content)
-        study.experiments()
+        for experiment in study.experiments():
+            experiment.make_task()
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return study
 
 
+def _task_of(entry: object) -> TaskOf:
+    if not isinstance(entry, dict):
+        raise ValueError(f"tasks: expected a dictionary such as {{task: copy}}, got {entry!r}")
+    return TaskOf(**{str(name): value for name, value in entry.items()})
+
+
 def jobs(study: TaskStudy, first: int = 0) -> list[Job]:
-    """All encodings of a task, then of the next.
+    """All encodings of the first task, then of the next, and so on.
 
     Args:
-        first: the task to begin with; those before it come last.
+        first: the index of the task to begin with. Tasks before it come last.
     """
     pairs = list(zip(study.experiments(), study.tasks, strict=True))
     first %= len(pairs)
@@ -190,20 +207,23 @@ def jobs(study: TaskStudy, first: int = 0) -> list[Job]:
 def carry_out(
     todo: list[Job], log: Callable[[str], None] = print, until: float = math.inf
 ) -> Iterator[Job]:
-    """Train and score what is not on record; yields each job when it is done.
+    """Train and score all jobs without a complete record; yields each job when it is done.
 
-    A job that another process is at is left to it. One that torch cannot carry out is logged, and
-    the next begins.
+    A job that another process is training is skipped. If torch fails in a job, the failure is
+    logged and the next job begins.
 
     Args:
-        until: seconds. A job is not begun if it would end later, as far as those before it say.
+        until: seconds. A job is skipped if it would end later, judged by the time of earlier jobs.
 
     Raises:
-        RunError: at the end, if jobs failed.
+        ValueError: an unknown encoding; raised before the first job.
+        RunError: jobs failed; raised after the last job.
     """
     from pe.tasks.measure.experiment import Stream, measure
     from pe.tasks.measure.many import Many
 
+    for job in todo:
+        part_classes(job.pe)  # an unknown encoding is an error before anything is trained
     began, stream, folder, slower = time.monotonic(), None, None, 1.0
     failed: list[str] = []
     for number, job in enumerate(todo, 1):
@@ -211,7 +231,7 @@ def carry_out(
             continue
         name = f"{number}/{len(todo)} {job.experiment.task} {job.pe}"
         if time.monotonic() - began + slower * job.seconds() > until:
-            log(f"{name}: not begun, {until:.0f} s would not do")
+            log(f"{name}: skipped, it would not end within {until:.0f} s")
             continue
         if folder != job.run.directory:
             stream, folder = Stream(job.experiment.make_task()), job.run.directory
@@ -223,7 +243,7 @@ def carry_out(
         try:
             record = measure(job.run, job.pe, stream=stream, on_trained=on_trained)
         except RunBusy as busy:
-            log(f"{name}: left to {busy.holder}")
+            log(f"{name}: skipped, it is being trained by {busy.holder}")
             continue
         except RuntimeError as error:  # torch's: out of memory, for example
             log(f"{name}: failed\n{''.join(traceback.format_exception(error))}")
@@ -234,17 +254,18 @@ def carry_out(
         log(f"{name}: {record.seconds:.0f} s, {steps} steps{''.join(refusals)}")
         yield job
     if failed:
-        raise RunError(f"{len(failed)} failed: {'; '.join(failed)}")
+        raise RunError(f"{len(failed)} jobs failed: {'; '.join(failed)}")
 
 
 def spread(arguments: list[str], processes: int, tasks: int) -> int:
-    """Carry out a study in several processes, each beginning at another task, and wait for them.
+    """Run a study in several processes that begin at different tasks, and wait for them.
 
     Args:
-        arguments: of ``python -m pe.tasks.study``. tasks: how many the study has.
+        arguments: arguments of ``python -m pe.tasks.study``. tasks: the number of tasks in the
+            study.
 
     Returns:
-        How many of them failed.
+        The number of processes that failed.
     """
     import torch
 
@@ -261,7 +282,7 @@ def spread(arguments: list[str], processes: int, tasks: int) -> int:
 
 
 def text(study: TaskStudy, todo: list[Job]) -> str:
-    """The jobs by task, how many are done, and about how long the rest takes."""
+    """A table of jobs per task with how many are done, and the estimated time of the others."""
     from tabulate import tabulate
 
     rows: dict[str, list[Job]] = {}
@@ -277,8 +298,8 @@ def text(study: TaskStudy, todo: list[Job]) -> str:
     table = tabulate(lines, headers=["task", "encodings", "done", "minutes left"])
     models = study.experiments()[0].models()
     return (
-        f"{study.title}\n\n{table}\n\n{models} models per encoding. At most about {total:.0f} "
-        f"minutes are left on one H200 in one process; the GPU is busy in {busy:.0f} of them, the "
-        "least that several processes take. Computed from the sizes, not measured; a CPU takes "
-        f"some hundred times as long. Records: {root() / study.study}"
+        f"{study.title}\n\n{table}\n\n{models} models per encoding. Estimate from the sizes: "
+        f"on one H200, one process takes {total:.0f} minutes for what is left, and several take at "
+        f"least {busy:.0f}. A CPU takes about a hundred times as long. Records: "
+        f"{root() / study.study}"
     )

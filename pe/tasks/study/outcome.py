@@ -1,4 +1,4 @@
-"""What a study over tasks has on record so far, and what is read from it. Trains nothing."""
+"""Results of a study over tasks, from its records so far. Trains nothing."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ from pe.tasks.study import TaskStudy
 
 NOT_RUN = "not run"
 LEARNED = 0.95
-"""A sweep has learned something if a loss is below this share of that of uniform guesses."""
+"""A sweep has learned something if a loss is below this share of the loss of uniform guessing."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One task of a study: what is planned of it, and the records that there are."""
+    """One task of a study: its planned encodings and its records so far."""
 
     run: TaskRun
     task: Task
     planned: Sequence[str]
     """Encodings, in the order of the study."""
     records: Mapping[str, TaskRecord]
-    """Complete ones, by encoding."""
+    """The complete records, by encoding."""
 
     @property
     def key(self) -> str:
-        """``copy``, or ``copy@kind=repeat`` where an option is not its default, lengths aside."""
+        """``copy``, or ``copy@kind=repeat`` with options that differ from their defaults.
+
+        Lengths are not shown.
+        """
         more = ",".join(f"{name}={value}" for name, value in _changed(self.task).items())
         return f"{self.task.name}@{more}" if more else self.task.name
 
@@ -47,11 +50,11 @@ class Outcome:
 
     @property
     def splits(self) -> list[str]:
-        """Splits with scores: "id" first."""
+        """The splits that have scores, "id" first."""
         return [split for split in self.task.splits if split != "train"]
 
     def one_answer(self) -> bool:
-        """Whether an example asks for one token, so that a right token is a right answer."""
+        """Whether an example asks for one token only, so that token and answer are the same."""
         example = self.task.example(0, 0, "id")
         return int((example.targets >= 0).sum()) == 1
 
@@ -66,10 +69,10 @@ def _changed(task: Task) -> dict[str, object]:
 
 
 def outcomes(study: TaskStudy, folder: Path) -> list[Outcome]:
-    """Every task of a study, in its order.
+    """All tasks of a study, in its order.
 
     Args:
-        folder: of runs; the study's records are in a folder of it.
+        folder: the folder of runs that contains the folder of the study.
 
     Raises:
         RunError: a record is damaged.
@@ -84,10 +87,10 @@ def outcomes(study: TaskStudy, folder: Path) -> list[Outcome]:
     return made
 
 
-def progress(found: Sequence[Outcome]) -> str:
-    """How many cells are recorded, and which encodings have none on which tasks."""
-    planned = sum(len(one.planned) for one in found)
-    recorded = sum(len(one.records) for one in found)
+def progress(results: Sequence[Outcome]) -> str:
+    """A sentence about how many pairs of a task and an encoding are recorded."""
+    planned = sum(len(one.planned) for one in results)
+    recorded = sum(len(one.records) for one in results)
     if recorded == planned:
         return f"All {planned} pairs of a task and an encoding are recorded."
     return (
@@ -97,13 +100,13 @@ def progress(found: Sequence[Outcome]) -> str:
 
 
 def seeds_that_solve(record: TaskRecord, split: str) -> str:
-    """``8 of 8``; a dash where the encoding has no such positions."""
+    """``8 of 8``, or a dash if the encoding has no such positions."""
     count = summary.solved(record, split)
     return "–" if count is None else f"{count} of {len(record.seeds)}"
 
 
 def solvers(one: Outcome, split: str) -> str:
-    """A sentence: with which encodings all seeds solve a split, some do, or none does."""
+    """A sentence about the encodings with which all, some or no seeds solve a split."""
     count = {pe: summary.solved(record, split) for pe, record in one.records.items()}
     seeds = {pe: len(record.seeds) for pe, record in one.records.items()}
     all_, some, none, no = [], [], [], []
@@ -128,11 +131,11 @@ def solvers(one: Outcome, split: str) -> str:
     return f"{where[0].upper()}{where[1:]}: {'; '.join(parts)}." if parts else ""
 
 
-def unsolved(found: Sequence[Outcome]) -> str:
-    """A sentence about tasks that no seed of any encoding solves; empty where there is none."""
+def unsolved(results: Sequence[Outcome]) -> str:
+    """A sentence about tasks that no seed of any encoding solves; empty if there are none."""
     names = [
         one.title
-        for one in found
+        for one in results
         if one.records and not any(summary.solved(record, "id") for record in one.records.values())
     ]
     if not names:
@@ -142,15 +145,15 @@ def unsolved(found: Sequence[Outcome]) -> str:
 
 
 def edge(record: TaskRecord) -> str:
-    """``least`` or ``largest`` where the best rate is at that end of those tried; else empty."""
+    """``lowest`` or ``highest`` if the best rate is at this end of those tried, else empty."""
     rates = record.learning_rates
     if len(rates) == 1:
         return ""
-    return {min(rates): "least", max(rates): "largest"}.get(record.best_rate, "")
+    return {min(rates): "lowest", max(rates): "highest"}.get(record.best_rate, "")
 
 
 def blind(record: TaskRecord) -> bool:
-    """Whether no model of the sweep got below uniform guessing, so that noise chose the rate."""
+    """Whether no model of the sweep did better than uniform guessing, so the rate is arbitrary."""
     if record.sweep is None:
         return False
     losses = [answers.loss for own in record.sweep.validation.values() for answers in own]
@@ -159,28 +162,28 @@ def blind(record: TaskRecord) -> bool:
 
 
 def diverged(record: TaskRecord) -> list[int]:
-    """Seeds whose loss was no number at the end."""
+    """Seeds whose loss was not a number at the end."""
     return [one.seed for one in summary.at_rate(record) if one.validation.loss is None]
 
 
 def rate(record: TaskRecord) -> str:
-    """The rate, with what is to be known of its choice."""
+    """The best rate, with a note if the sweep is undecided or the rate at an end."""
     words = [f"{end} tried"] if (end := edge(record)) else []
     words += ["sweep undecided"] if blind(record) else []
     return f"{record.best_rate:g}" + (f" ({', '.join(words)})" if words else "")
 
 
 def steps(record: TaskRecord) -> str:
-    """Steps of training; fewer than planned where all seeds were below the loss that ends it."""
+    """Training steps: all, or ``400 of 1,500`` if the training ended early."""
     total = record.settings["steps"]
     return f"{record.solved_after:,} of {total:,}" if record.solved_after else f"{total:,}"
 
 
 def table(one: Outcome, links: Mapping[str, str]) -> str:
-    """Encodings by what they reach, then chance and the trivial strategies in italics.
+    """A row per encoding with its scores, then chance and the trivial strategies in italics.
 
     Args:
-        links: by encoding, Markdown or HTML that shows its name.
+        links: for encodings, Markdown or HTML to show in place of the name.
     """
     single = one.one_answer()
     heads = ["encoding"]
@@ -215,17 +218,17 @@ def table(one: Outcome, links: Mapping[str, str]) -> str:
     return pipe(heads, lines)
 
 
-def matrix(found: Sequence[Outcome], cell_links: Mapping[tuple[str, str], str]) -> str:
-    """Encodings by tasks: how many seeds solve it in distribution, and out of it.
+def matrix(results: Sequence[Outcome], cell_links: Mapping[tuple[str, str], str]) -> str:
+    """Encodings by tasks: how many seeds solve it in and out of distribution.
 
     Args:
-        cell_links: by task and encoding, HTML in which ``{}`` stands for the text of the cell.
+        cell_links: for tasks and encodings, HTML in which ``{}`` is replaced by the cell's text.
     """
-    planned = list(dict.fromkeys(pe for one in found for pe in one.planned))
+    planned = list(dict.fromkeys(pe for one in results for pe in one.planned))
     lines = []
     for pe in planned:
         line = [label(pe)]
-        for one in found:
+        for one in results:
             record = one.records.get(pe)
             if pe not in one.planned:
                 line.append("")
@@ -237,22 +240,22 @@ def matrix(found: Sequence[Outcome], cell_links: Mapping[tuple[str, str], str]) 
                 text = f"{words[0]} · {'/'.join(words[1:])}"
                 line.append(cell_links.get((one.key, pe), "{}").format(text))
         lines.append(line)
-    return pipe(["encoding", *(one.title for one in found)], lines)
+    return pipe(["encoding", *(one.title for one in results)], lines)
 
 
-def of_encodings(found: Sequence[Outcome], own: Sequence[str], beside: Sequence[str]) -> str:
-    """Tasks by encodings: whole answers and seeds that solve a task, in distribution and out of it.
+def of_encodings(results: Sequence[Outcome], own: Sequence[str], beside: Sequence[str]) -> str:
+    """Tasks by encodings: whole answers and solving seeds, in and out of distribution.
 
     Args:
-        own: encodings that the table is about; tasks of which none is recorded are left out.
-        beside: encodings to hold them against.
+        own: encodings that the table is about. Tasks with no record of them are left out.
+        beside: encodings to compare them with.
     """
     shown = [*own, *(pe for pe in beside if pe not in own)]
     heads = ["task"]
     for pe in shown:
         heads += [f"{label(pe)}: whole answers in → out, %", "seeds that solve it"]
     lines = []
-    for one in found:
+    for one in results:
         if not set(own) & one.records.keys():
             continue
         line = [one.title]
@@ -273,11 +276,11 @@ def of_encodings(found: Sequence[Outcome], own: Sequence[str], beside: Sequence[
     return pipe(heads, lines) if lines else ""
 
 
-def doubts(found: Sequence[Outcome]) -> str:
-    """A list of what a reader should know before trusting a cell: rates, divergence, baselines."""
-    ends: dict[str, _Cells] = {"least": _Cells(), "largest": _Cells()}
+def doubts(results: Sequence[Outcome]) -> str:
+    """A list of doubtful results: rates at an end, divergence, no better than trivial."""
+    ends: dict[str, _Cells] = {"lowest": _Cells(), "highest": _Cells()}
     undecided, lost, trivial = _Cells(), _Cells(), _Cells()
-    for one in found:
+    for one in results:
         for pe, record in one.records.items():
             if blind(record):
                 undecided.add(one, pe)
@@ -286,21 +289,26 @@ def doubts(found: Sequence[Outcome]) -> str:
             if diverged(record):
                 lost.add(one, pe)
             value = summary.mean(summary.by_seed(record, "id"))
-            best = max((shares["id"] for shares in record.baselines.values()), default=0.0)
-            if value is not None and value.low <= best < 1:
+            # A trivial strategy that solves the task, such as detecting a token, is no lower bound.
+            trivial_shares = (shares["id"] for shares in record.baselines.values())
+            best = max((share for share in trivial_shares if share < 1), default=0.0)
+            if value is not None and value.low <= best:
                 trivial.add(one, pe)
     rows = [
-        ("The rate is the largest of those tried; a larger one may be better", ends["largest"]),
-        ("The rate is the least of those tried; a smaller one may be better", ends["least"]),
-        ("No model of the sweep got below uniform guessing, so the rate is arbitrary", undecided),
-        ("The loss of a seed was no number at the end", lost),
+        ("The rate is the highest of those tried; a higher one may be better", ends["highest"]),
+        ("The rate is the lowest of those tried; a lower one may be better", ends["lowest"]),
+        (
+            "No model of the sweep did better than uniform guessing, so the rate is arbitrary",
+            undecided,
+        ),
+        ("The loss of a seed was not a number at the end", lost),
         ("Not shown to be better than the best trivial strategy, in distribution", trivial),
     ]
     return "\n".join(f"- **{say}** ({cells.count()}): {cells}." for say, cells in rows if cells)
 
 
 class _Cells(dict[str, list[str]]):
-    """Titles of encodings by the title of a task."""
+    """The encodings of doubtful results, by the title of the task."""
 
     def add(self, one: Outcome, pe: str) -> None:
         self.setdefault(one.title, []).append(label(pe))
