@@ -27,7 +27,7 @@ DISTINCT = 0.15
 LABEL_GAP = 0.052
 """Between two names, as a share of the panel's height."""
 LEAST_RANGE = 8.0
-"""Of the axes, from bottom to top."""
+"""The top of an axis is at least so many times its bottom."""
 
 
 @style()

@@ -200,8 +200,12 @@ def fits(recipe: Recipe, processes: int, gib: float) -> bool:
     return estimate(recipe, processes).total <= USABLE * gib
 
 
-def sentence(recipe: Recipe, processes: int, gib: float) -> str:
-    """Say how much ``recipe`` needs on GPUs of ``gib`` GiB, and what to set if it is too much."""
+def sentence(recipe: Recipe, processes: int, gib: float, where: str = "overrides") -> str:
+    """Say how much ``recipe`` needs on GPUs of ``gib`` GiB, and what to set if it is too much.
+
+    Args:
+        where: the name of the parameter in which the reader sets it.
+    """
     needed = estimate(recipe, processes)
     each = " on each GPU" if processes > 1 else ""
     text = f"about {needed.total:.1f} GiB of {gib:.0f}{each}"
@@ -211,7 +215,7 @@ def sentence(recipe: Recipe, processes: int, gib: float) -> str:
     if changes is None:
         return f"{text}: too much, also with every option; use more GPUs or a smaller recipe"
     total = estimate(dataclasses.replace(recipe, **changes), processes).total
-    return f"{text}: too much; with {spelled(changes)} in overrides about {total:.1f} GiB"
+    return f"{text}: too much; with {spelled(changes)} in {where} about {total:.1f} GiB"
 
 
 def spelled(changes: dict[str, Any]) -> str:
