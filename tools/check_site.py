@@ -10,7 +10,7 @@ Every page is opened once in a Chromium and judged in both themes, 1,280 and 360
   9 pixels, in text or in figures; at 1,280 pixels no figure is cut;
 * a page weighs less than 1.5 MB, not counting MathJax where it has formulas.
 
-Of the pages of runs one per study is looked at; ``--all`` takes every one. Exits with 1 where
+Of the pages of records one per study or task is looked at; ``--all`` takes every one. Exits with 1 where
 anything is wrong, and ``--report FILE`` keeps all that was measured as JSON.
 """
 
@@ -150,7 +150,7 @@ def chromium() -> str:
 
 
 def pages_of(site: Path, every: bool) -> list[str]:
-    """The site's pages; of those of runs the first per study, unless every one is wanted."""
+    """The site's pages; of records the first per study or task, unless every one is wanted."""
     names = [
         path.relative_to(site).as_posix()
         for path in sorted(site.rglob("*.html"))
@@ -162,7 +162,9 @@ def pages_of(site: Path, every: bool) -> list[str]:
     kept = []
     for name in names:
         parts = name.split("/")
-        kind = (parts[1], parts[-1] if len(parts) > 3 else "") if parts[0] == "runs" else ("", name)
+        kind = ("", name)
+        if len(parts) > 2 and parts[0] in ("runs", "tasks"):
+            kind = (parts[1], parts[-1] if len(parts) > 3 else "")
         if kind not in seen:
             seen.add(kind)
             kept.append(name)
@@ -276,7 +278,7 @@ def main() -> int:
     parser.add_argument("site", type=Path)
     parser.add_argument("pages", nargs="*", help="only these, such as methods/rope.html")
     parser.add_argument("--axe", type=Path, help="axe.min.js of the npm package axe-core")
-    parser.add_argument("--all", action="store_true", help="every page of a run")
+    parser.add_argument("--all", action="store_true", help="every page of a record")
     parser.add_argument("--report", type=Path, help="where to write everything as JSON")
     options = parser.parse_args()
     from playwright.sync_api import sync_playwright
