@@ -10,8 +10,8 @@ Every page is opened once in a Chromium and judged in both themes, 1,280 and 360
   9 pixels, in text or in figures; at 1,280 pixels no figure is cut;
 * a page weighs less than 1.5 MB, not counting MathJax where it has formulas.
 
-Of the pages of records one per study or task is looked at; ``--all`` takes every one. Exits with 1 where
-anything is wrong, and ``--report FILE`` keeps all that was measured as JSON.
+Of the pages of records one per study or task is looked at; ``--all`` takes every one. Exits with 1
+where anything is wrong, and ``--report FILE`` keeps all that was measured as JSON.
 """
 
 from __future__ import annotations
