@@ -25,7 +25,8 @@ from pe.runs import Run
 from pe.runs import provenance as record
 from pe.training import progress
 from pe.training.build import attention_path, build_model, parameter_counts
-from pe.training.metrics import Metrics, flops_per_token, layers_shown, peak_flops
+from pe.training.flops import flops_per_token, peak_flops
+from pe.training.metrics import Metrics, layers_shown
 from pe.training.progress import Progress, duration
 
 PEAKS = {

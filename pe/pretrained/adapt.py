@@ -295,8 +295,12 @@ def _plain(
 ) -> Settings | str:
     if spec is None:
         return "they are what it has"
-    main = host.main
-    sharing = [i for i, layer in enumerate(host.layers) if layer.rope == main]
+    main, types = host.main, getattr(host.source.config, "layer_types", None) or ()
+    apart = host.layer_type in types  # each layer type has a block
+    sharing = [
+        index for index, layer in enumerate(host.layers)
+        if layer.rope == main and (not apart or types[index] == host.layer_type)
+    ]  # fmt: skip
     if list(chosen) != sharing:
         return (
             f"it is for layers {list(chosen)}, and transformers' setting acts on {sharing}; name "
@@ -395,17 +399,18 @@ def _encodings(
 def _carried(rope: Rope, spec: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """``options``, and what the model says about those that nobody stated."""
     own: dict[str, Any] = {"theta": rope.base, "layout": rope.layout}
-    if rope.width < rope.head_dim:
-        own["rotary_fraction"] = _share(rope)
+    if rope.kind == "proportional":
+        own["p"] = rope.share
+    elif rope.width < rope.head_dim:
+        own["rotary_fraction"] = rope.share
     rotating = [part for part in part_classes(spec).values() if getattr(part, "rotates", False)]
     taken = {option for part in rotating for option in options_of(part)} - set(stated_options(spec))
+    if rope.kind == "proportional" and "rotary_fraction" in taken - set(options):
+        raise ValueError(
+            f"{spec}: the model has p-RoPE (arXiv:2410.06205), and this would rotate by other "
+            "frequencies; put p_rope in it, as in 'p_rope+yarn', or state rotary_fraction"
+        )
     return {name: value for name, value in own.items() if name in taken} | dict(options)
-
-
-def _share(rope: Rope) -> float:
-    """The rotated width as a share of the head's that leads back to it."""
-    share = rope.width / rope.head_dim
-    return share if int(rope.head_dim * share) == rope.width else (rope.width + 0.5) / rope.head_dim
 
 
 def _own(rope: Rope) -> Encoding:
@@ -413,10 +418,10 @@ def _own(rope: Rope) -> Encoding:
     if rope.kind == "proportional":
         if rope.factor != 1 or (rope.settings.get("factor") or 1.0) != 1:
             raise ValueError("p-RoPE with a factor is not adapted through hooks")
-        return PRoPE(rope.head_dim, _share(rope), rope.base, rope.layout)
+        return PRoPE(rope.head_dim, rope.share, rope.base, rope.layout)
     transform = rope.transform()
     transforms = [] if transform is None else [transform]
-    return RoPE(rope.head_dim, rope.base, rope.layout, _share(rope), transforms)
+    return RoPE(rope.head_dim, rope.base, rope.layout, rope.share, transforms)
 
 
 @torch.no_grad()

@@ -92,6 +92,11 @@ class LayerHook:
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
         call = _first(Call, args, kwargs)
+        if call is None:
+            raise ValueError(
+                f"layer {self.layer} does not get its positions from the model's rotary module, "
+                "so pe.adapt cannot reach them"
+            )
         enc = self.encoding
         tables = call.host if enc is None else call.unrotated()
         args = tuple(tables if value is call else value for value in args)

@@ -1,8 +1,10 @@
-"""What a record says about the code, the machine and the command. No torch at import."""
+"""The code, the machine and the command, as a record holds them. Imports no torch at first."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import functools
 import hashlib
 import importlib.metadata
 import os
@@ -61,7 +63,7 @@ def code() -> dict[str, Any]:
 
 
 def git(top: Path, *arguments: str) -> str | None:
-    """What git answers; None where there is no git, or no answer."""
+    """The answer of git; None where there is no git, or no answer."""
     try:
         done = subprocess.run(
             ["git", "-C", str(top), *arguments], capture_output=True, text=True, timeout=30
@@ -83,13 +85,16 @@ def _hash_of_files(package: Path) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the installed packages among `PACKAGES`."""
-    installed = {"python": platform.python_version()}
+    return {"python": platform.python_version(), **_installed()}
+
+
+@functools.cache
+def _installed() -> dict[str, str]:
+    found = {}
     for package in PACKAGES:
-        try:
-            installed[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue  # not every place that trains has papermill
-    return installed
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # such as papermill
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 def hardware() -> dict[str, Any]:
