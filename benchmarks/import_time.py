@@ -1,7 +1,7 @@
 """What importing the encodings costs beyond torch: `python benchmarks/import_time.py`.
 
-Each figure is the median over fresh interpreters of the time that the statement itself took, in
-seconds, with torch imported before it.
+Each number is the time of the import statement in seconds, after torch was imported: the median
+over several new interpreters.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     python benchmarks/kernels.py --kinds keys --lengths 1024
 
 Times each kernel of `pe.attention.kernels` alone, with random numbers, for every kind of bias and
-every cut in `CUTS`, and torch's own attention beside them. Sixteen processes compile first, since
-Triton compiles a kernel for each cut. `pe/attention/kernels/flash/blocks.py` holds what was
-chosen.
+every block size in `CUTS`, and torch's own attention for comparison. Triton compiles a kernel for
+each block size, so sixteen processes compile all of them first. The chosen block sizes are in
+`pe/attention/kernels/flash/blocks.py`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ KERNELS = {name: getattr(module, name) for name, module in MODULES.items()}
 
 
 class Job(NamedTuple):
-    """One kernel with one kind of bias and one cut."""
+    """One kernel with one kind of bias and one block size."""
 
     kernel: str
     kind: str
@@ -63,7 +63,7 @@ class Job(NamedTuple):
 
 
 class Nothing:
-    """Stands where a kernel stands that is not being timed."""
+    """Replaces a kernel that is not timed."""
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         return lambda *arguments, **options: None
@@ -79,7 +79,7 @@ def jobs(kinds: list[str]) -> Iterator[Job]:
 
 
 def drawn(batch: int, length: int, kind: str) -> tuple[list[Tensor], forms.Form]:
-    """q, k, v and the gradient of the output, bfloat16, tokens first; and a bias."""
+    """Random q, k, v and gradient of the output, in bfloat16 with tokens first, and a bias."""
     generator = torch.Generator("cuda").manual_seed(0)
     shape = (batch, length, HEADS, WIDTH)
     tensors = [
@@ -104,7 +104,7 @@ def drawn(batch: int, length: int, kind: str) -> tuple[list[Tensor], forms.Form]
 
 
 def call(job: Job, tensors: list[Tensor], form: forms.Form) -> Callable[[], object]:
-    """A function that runs the one kernel of ``job``."""
+    """A function that runs only the kernel of ``job``."""
     q, k, v, gradient = tensors
     own, parts = form.own if form.own is None else form.own.detach(), list(form.parts)
     bias = form.kind, own, parts, form.reach
@@ -129,7 +129,7 @@ def call(job: Job, tensors: list[Tensor], form: forms.Form) -> Callable[[], obje
 
 
 def compiled(job: Job) -> tuple[Job, str]:
-    """Run ``job`` once on little; what went wrong, or ""."""
+    """Run ``job`` once on small inputs. Returns the error, or an empty text."""
     try:
         call(job, *drawn(2, 256, job.kind))()
         torch.cuda.synchronize()
@@ -139,7 +139,7 @@ def compiled(job: Job) -> tuple[Job, str]:
 
 
 def milliseconds(run: Callable[[], object], repeats: int) -> float:
-    """Median of ``repeats`` after two that do not count; of the GPU's work alone."""
+    """Median time on the GPU over ``repeats`` calls, after two warm-up calls."""
     found: list[float] = []
     for repeat in range(repeats + 2):
         begin, end = torch.cuda.Event(True), torch.cuda.Event(True)

@@ -2,10 +2,10 @@
 
     python benchmarks/prepare_memory.py 200
 
-writes files of 200 MB below a temporary folder (or ``--folder``): sources of the packages that this
-Python has, one after another as often as needed, each under a number so that none is a duplicate.
-Each file is prepared by a separate process, whose peak is printed as a row of a table. The
-smallest file, 1 MB, shows what Python and its libraries take by themselves.
+writes files of 200 MB into a temporary folder (or ``--folder``). They contain the sources of the
+packages of this Python, repeated as often as needed; each text begins with a number, so that none
+is a duplicate. A separate process prepares each file, and a table shows its peak memory. The
+smallest file, 1 MB, shows the memory of Python and its libraries alone.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Training speed of our decoder beside transformers' LlamaForCausalLM of the same sizes.
+"""Training speed of our decoder and of transformers' LlamaForCausalLM with the same sizes.
 
     python benchmarks/train_speed.py --recipe demo                    # CPU
     python benchmarks/train_speed.py --recipe tiny --compile          # one GPU
 
-Same process, same batches (random tokens, or real text with ``--corpus``), the same full step for
-all: forward, backward, gradient clipping, fused AdamW; bfloat16 autocast on CUDA. The systems take
-turns for several rounds, so a drift of the machine affects all of them; the median round counts.
-Writes a JSON record that names the machine and the versions.
+All systems run in the same process, on the same batches (random tokens, or text with ``--corpus``),
+with the same full step: forward, backward, gradient clipping and fused AdamW, with bfloat16
+autocast on CUDA. They take turns for several rounds, so a drift of the machine affects all of them,
+and the median round counts. A JSON record has the results, the machine and the versions.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from pe.devices import autocast
 from pe.recipes.recipe import Recipe
 from pe.runs.provenance import code, hardware, now, versions
 from pe.training.build import build_model, build_optimizer, parameter_counts
-from pe.training.metrics import flops_per_token, layers_shown, peak_flops
+from pe.training.flops import flops_per_token, peak_flops
+from pe.training.metrics import layers_shown
 
 Step = Callable[[], Tensor]
 
 
 def source_of(corpus: str, recipe: Recipe, device: torch.device) -> Callable[[], Tensor]:
-    """A function that returns fresh tokens (B, T + 1): of a corpus, or random where it is empty."""
+    """A function that returns new tokens (B, T + 1) from a corpus, or random tokens."""
     if not corpus:
         shape = (recipe.batch_size, recipe.context_length + 1)
         generator = torch.Generator(device=device).manual_seed(0)
@@ -97,7 +98,7 @@ def make_step(
 
 
 def timed(step: Step, steps: int, device: torch.device) -> float:
-    """Seconds of one step, over ``steps`` of them."""
+    """Seconds per step, averaged over ``steps``."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     begun = time.perf_counter()
@@ -111,7 +112,7 @@ def timed(step: Step, steps: int, device: torch.device) -> float:
 def measure(
     systems: list[str], recipe: Recipe, compiled: bool, rounds: int, steps: int, corpus: str
 ) -> list[dict[str, Any]]:
-    """One row a system."""
+    """Measure all systems; returns one row per system."""
     device = devices.choose()
     made: dict[str, Step] = {}
     memory: dict[str, float | None] = {}

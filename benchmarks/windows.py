@@ -1,13 +1,13 @@
-"""What does a sliding window cost beside full attention, and beside torch's flex attention?
+"""Compare the cost of sliding windows with full attention and with torch's flex attention.
 
     python benchmarks/windows.py --out windows.csv                 # 4 x 16,384 tokens
 
-Times attention alone, forward and backward, bfloat16, in one process and in turns: torch's fused
-causal attention (what NoPE and RoPE without a window train with), our kernels without a window, and
-for each window ours, ours with first keys and a sink, ours with ALiBi, and
-`torch.nn.attention.flex_attention` compiled, with a block mask of the same window. Memory is the
-peak above what the inputs take. Every result is compared with torch's attention under a mask first,
-on the last `CHECKED` queries. A whole training step is measured by
+It times attention alone, forward and backward in bfloat16, in one process and in turns. The systems
+are torch's fused causal attention (which NoPE and RoPE use without a window) and our kernels
+without a window; and for each window our kernels, the same with first keys and a sink, the same
+with ALiBi, and compiled `torch.nn.attention.flex_attention` with a block mask. Memory is the peak
+without the inputs. Before that, the output of each system is compared with torch's attention under
+a mask on the last `CHECKED` queries. This command measures a whole training step:
 
     python benchmarks/train_speed.py --recipe tiny --compile --batch-size 4 \\
         --context-length 16384 --systems pe:nope,pe:nope+window:512,pe:rope+window:512
@@ -79,7 +79,7 @@ def systems(windows: list[int], length: int) -> Iterator[System]:
 
 
 def error(system: System, inputs: list[Tensor]) -> float:
-    """How far the last queries' output is from torch's attention under a mask, relative."""
+    """Relative error of the last queries' output against torch's attention under a mask."""
     q, k, v = (x.detach() for x in inputs[:3])
     length = q.shape[2]
     index = torch.arange(length, device="cuda")
@@ -91,7 +91,7 @@ def error(system: System, inputs: list[Tensor]) -> float:
 
 
 def measured(system: System, inputs: list[Tensor], repeats: int) -> tuple[float, float, float]:
-    """Milliseconds forward and backward, and GiB at the peak."""
+    """Milliseconds forward and backward, and peak memory in GiB."""
     q, k, v, gradient = inputs
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -40,7 +40,7 @@ def test_a_training_ends_in_tables_figures_attention_and_a_record(
     assert (playground.train.disabled, playground.stop.disabled) == (False, True)
     assert "RoPE + ALiBi" in playground.table.value
     assert "chance" in playground.table.value
-    assert "last bit: Yes if the last bit is 0." in playground.table.value
+    assert "last bit: Yes if the last bit is 0" in playground.table.value
     for place in (playground.curves, playground.by_length, playground.by_position, playground.map):
         assert "<svg" in place.value
     first = playground.map.value

@@ -1,17 +1,17 @@
-"""Look at the built guide as readers do: with axe, on a phone, in the dark, and on the scales.
+"""Check the built guide in a browser: accessibility, phone, dark theme, and size of the pages.
 
     npm install --no-save axe-core@4.14.1
     python tools/check_site.py _build/html --axe node_modules/axe-core/axe.min.js
 
-Every page is opened once in a Chromium and judged in both themes, 1,280 and 360 pixels wide:
+Every page is opened once in Chromium and checked in both themes, at widths of 1,280 and 360 pixels:
 
-* axe-core finds no violation; a page asks no other host and writes no error to the console;
-* at 360 pixels nothing scrolls sideways but the boxes made for it, and no letters are smaller than
-  9 pixels, in text or in figures; at 1,280 pixels no figure is cut;
-* a page weighs less than 1.5 MB, not counting MathJax where it has formulas.
+* axe-core finds no violation, no other host is contacted, and no error is written to the console;
+* at 360 pixels only boxes made for it scroll sideways, and no text is smaller than 9 pixels, also
+  in figures; at 1,280 pixels no figure is cut off;
+* a page has less than 1.5 MB, without MathJax.
 
-Of the pages of runs one per study is looked at; ``--all`` takes every one. Exits with 1 where
-anything is wrong, and ``--report FILE`` keeps all that was measured as JSON.
+Of the pages of records only one per study or task is checked, unless ``--all`` is given. The exit
+code is 1 if anything is wrong. ``--report FILE`` writes all measurements as JSON.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FLAGS = (
     "--disable-component-update --disable-sync"
 ).split()
 
-# Of the heads of tables that axe calls empty, those with a formula are not: it reads no MathML.
+# axe does not read MathML, so it calls table heads with only a formula empty. They are left out.
 AXE = """axe.run(document, {resultTypes: ['violations'] RULES}).then(r => r.violations
     .map(v => ({...v, nodes: v.nodes.filter(n => v.id !== 'empty-table-header'
       || !document.querySelector(n.target.join(' '))?.querySelector('math'))}))
@@ -49,7 +49,7 @@ AXE = """axe.run(document, {resultTypes: ['violations'] RULES}).then(r => r.viol
     nodes: v.nodes.slice(0, 4).map(n => n.target.join(' ') + ' :: ' + n.html.slice(0, 160)
         + ' :: ' + (n.any[0]?.message ?? ''))})))"""
 
-# A theme changes colours alone, so in the dark only what rests on them is looked at once more.
+# A theme changes only colours, so in the dark theme only rules about colours are checked again.
 AXE_RULES = {"light": "", "dark": ", runOnly: ['color-contrast', 'link-in-text-block']"}
 
 WEIGHT = """() => {
@@ -68,7 +68,7 @@ WEIGHT = """() => {
 
 OVERFLOW = "(e => e.scrollWidth - e.clientWidth)(document.scrollingElement)"
 
-# Letters of visible figures and of visible text, in pixels of the screen.
+# Font sizes of visible figures and visible text in screen pixels.
 LETTERS = """async () => {
   window.svgSizes ??= {};
   const small = [];
@@ -102,7 +102,7 @@ LETTERS = """async () => {
   return small;
 }""".replace("LEAST", str(SMALLEST_TEXT))
 
-# What is wider than its place: figures (wrong at 1,280 pixels), tables and code (worth knowing).
+# Elements wider than their place: figures (an error at 1,280 pixels), tables and code (reported).
 CUT = """() => {
   const cut = {};
   for (const [kind, selector] of [['figures', '.pe-pair, .cell_output, .pe-x'],
@@ -117,7 +117,7 @@ CUT = """() => {
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    """A server that says nothing."""
+    """A server that logs nothing."""
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -125,7 +125,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 @contextmanager
 def served(site: Path) -> Iterator[str]:
-    """The address of a folder, served for as long as the block runs."""
+    """Serve a folder while the block runs; yields the address."""
     handler = functools.partial(Quiet, directory=str(site))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -134,7 +134,7 @@ def served(site: Path) -> Iterator[str]:
 
 
 def found_chromium() -> str | None:
-    """A Chromium of this machine; PE_CHROMIUM wins."""
+    """The path of a Chromium on this machine. PE_CHROMIUM overrides the search."""
     named = os.environ.get("PE_CHROMIUM")
     names = [named] if named else ["/usr/bin/chromium", "chromium", "chromium-browser",
                                    "google-chrome", "google-chrome-stable"]  # fmt: skip
@@ -142,7 +142,7 @@ def found_chromium() -> str | None:
 
 
 def chromium() -> str:
-    """The same; it ends the program where there is none."""
+    """The path of a Chromium; exits the program if there is none."""
     path = found_chromium()
     if path is None:
         raise SystemExit("no Chromium found: install one or name it in PE_CHROMIUM")
@@ -150,7 +150,7 @@ def chromium() -> str:
 
 
 def pages_of(site: Path, every: bool) -> list[str]:
-    """The site's pages; of those of runs the first per study, unless every one is wanted."""
+    """The pages of the site, with all pages of records or only the first per study or task."""
     names = [
         path.relative_to(site).as_posix()
         for path in sorted(site.rglob("*.html"))
@@ -162,7 +162,9 @@ def pages_of(site: Path, every: bool) -> list[str]:
     kept = []
     for name in names:
         parts = name.split("/")
-        kind = (parts[1], parts[-1] if len(parts) > 3 else "") if parts[0] == "runs" else ("", name)
+        kind = ("", name)
+        if len(parts) > 2 and parts[0] in ("runs", "tasks"):
+            kind = (parts[1], parts[-1] if len(parts) > 3 else "")
         if kind not in seen:
             seen.add(kind)
             kept.append(name)
@@ -170,7 +172,7 @@ def pages_of(site: Path, every: bool) -> list[str]:
 
 
 def judge(page: Any, url: str, axe: str | None) -> dict[str, Any]:
-    """Everything measured on one page."""
+    """Measure one page."""
     outside: list[str] = []
     errors: list[str] = []
     host = "/".join(url.split("/")[:3])
@@ -185,7 +187,7 @@ def judge(page: Any, url: str, axe: str | None) -> dict[str, Any]:
         "!window.MathJax?.startup || MathJax.startup.promise.then(() => true)", timeout=90_000
     )
     result: dict[str, Any] = {"weight": page.evaluate(WEIGHT), "axe": {}, "overflow": {}}
-    # A colour on its way from one theme to the other is nobody's.
+    # While colours change from one theme to the other, they belong to neither.
     page.add_style_tag(content="*, ::before, ::after { transition: none !important; }")
     if axe:
         page.evaluate(axe)
@@ -204,7 +206,7 @@ def judge(page: Any, url: str, axe: str | None) -> dict[str, Any]:
 
 
 def faults(name: str, result: dict[str, Any]) -> list[str]:
-    """What is wrong with a page, a line each."""
+    """What is wrong with a page, one line per fault."""
     found = [
         f"axe {where}: {one['rule']} ({one['impact']}), {one['count']} x, {one['nodes'][0]}"
         for where, all_of in result["axe"].items()
@@ -254,7 +256,7 @@ def summary(results: dict[str, dict[str, Any]]) -> str:
 def check(
     browser: Any, site: Path, names: list[str], axe: str | None
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """What was measured on each page, and what is wrong; both are told as they come."""
+    """Measure all pages and print their faults. Returns the measurements and the faults."""
     results: dict[str, dict[str, Any]] = {}
     wrong: list[str] = []
     with served(site) as address:
@@ -276,7 +278,7 @@ def main() -> int:
     parser.add_argument("site", type=Path)
     parser.add_argument("pages", nargs="*", help="only these, such as methods/rope.html")
     parser.add_argument("--axe", type=Path, help="axe.min.js of the npm package axe-core")
-    parser.add_argument("--all", action="store_true", help="every page of a run")
+    parser.add_argument("--all", action="store_true", help="every page of a record")
     parser.add_argument("--report", type=Path, help="where to write everything as JSON")
     options = parser.parse_args()
     from playwright.sync_api import sync_playwright

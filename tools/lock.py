@@ -2,11 +2,10 @@
 
     python tools/lock.py python3.11 python3.12
 
-The first interpreter is resolved freely within the bounds of pyproject.toml. The second is held
-to the first one's versions, so that both see the same libraries wherever that is possible; a
-package that only one of them needs gets a marker. Nothing is installed or downloaded whole:
-`pip --dry-run` reads metadata. The CUDA libraries are left out, because torch pins them exactly
-itself and a CPU build of torch needs none.
+For the first interpreter pip chooses versions within the bounds of pyproject.toml. The second uses
+the same versions wherever possible, and a package that only one of them needs gets a marker.
+Nothing is installed: `pip --dry-run` only reads metadata. The CUDA libraries are left out, because
+torch itself pins them exactly and a CPU build of torch needs none.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CUDA = re.compile(r"^(nvidia-|cuda-)")
-# Versions that are chosen, not resolved: what the tests and the committed records were made with.
-# triton is the one that this torch's CUDA build pins; a CPU build leaves it to the test extra.
+# Fixed versions: the tests and the committed records were made with them.
+# The CUDA build of this torch pins this triton; with a CPU build the test extra brings it.
 # The next jsonschema needs rfc3987-syntax, which builds a grammar at import: 1.4 s of CPU at each
 # start of papermill and of jupyter-book.
 CHOSEN = {"torch": "2.13.0", "triton": "3.7.1", "jsonschema": "4.24.1"}
@@ -47,7 +46,7 @@ def resolve(python: str, constraints: dict[str, str]) -> tuple[str, dict[str, st
         venv = Path(folder) / "venv"
         subprocess.run([python, "-m", "venv", str(venv)], check=True)
         inside = str(venv / "bin" / "python")
-        # Only newer pips read metadata without downloading the wheel around it.
+        # Only newer versions of pip read metadata without downloading the whole wheel.
         subprocess.run([inside, "-m", "pip", "install", "-q", "--upgrade", "pip"], check=True)
         version = subprocess.run(
             [inside, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
@@ -61,7 +60,7 @@ def resolve(python: str, constraints: dict[str, str]) -> tuple[str, dict[str, st
         report = Path(folder) / "report.json"
         command = [inside, "-m", "pip", "install", "-q", "--dry-run", "--ignore-installed"]
         command += ["--report", str(report), "-c", str(held)]
-        # Of each minor version the first release: what it takes, all later ones take.
+        # The first release of each minor version: later ones accept what it accepts.
         command += ["--python-version", f"{version}.0", "--only-binary", ":all:"]
         command += [f"{ROOT}[test]", "setuptools", "wheel"]
         subprocess.run(command, check=True)

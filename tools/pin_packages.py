@@ -1,9 +1,9 @@
-"""Write the list of `pe.data.corpora.packages`: newest versions, hashes, licences.
+"""Write the list of packages for `pe.data.corpora.packages` with versions, hashes and licences.
 
     python tools/pin_packages.py pe/data/corpora/python-packages.txt NAME[:split] ...
 
-Without names, those of the list are pinned again. Read each licence before you commit the list:
-only permissive ones belong there.
+Each package gets its newest version. Without names, the packages of the list are updated. Read each
+licence before you commit the list: it may contain only permissive ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HEADER = """\
 
 
 def licence_of(wheel: Path) -> str:
-    """What the wheel says its licence is, in a few words."""
+    """The licence in the metadata of a wheel, in a few words."""
     with zipfile.ZipFile(wheel) as archive:
         name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         fields = HeaderParser().parsestr(archive.read(name).decode("utf-8", "replace"))
@@ -37,7 +37,7 @@ def licence_of(wheel: Path) -> str:
 
 
 def pin(name: str, split: str) -> str:
-    """One line of the list."""
+    """The line of one package in the list."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
             [

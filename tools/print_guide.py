@@ -2,12 +2,11 @@
 
     python tools/print_guide.py _build/html _build/positional-encodings.pdf
 
-The chapters of _toc.yml are put into one page, in order, and a Chromium prints it; nothing is
-fetched. Solutions are opened, every tab is shown, tables and code are set to the width of the
-paper, and links between chapters lead to pages of the PDF. What it looks like is in
-print_guide.css.
+The chapters of _toc.yml are joined into one page, in order, and Chromium prints it offline.
+Solutions are opened, all tabs are shown, tables and code get the width of the paper, and links
+between chapters become links within the PDF. The style is in print_guide.css.
 
-It is printed twice: the first time tells on which page each chapter begins.
+The page is printed twice. The first PDF shows on which page each chapter begins.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ SUBTITLE = "Trained and measured"
 
 @dataclass
 class Chapter:
-    """A page of the guide: where it is, how it is called, and its article."""
+    """A page of the guide: its place, its title and its article."""
 
     name: str
     part: str | None
@@ -50,7 +49,7 @@ class Chapter:
 
 
 def chapters_of(toc: Path) -> list[Chapter]:
-    """The table of contents, in order."""
+    """The chapters of the table of contents, in order."""
     listed = yaml.safe_load(toc.read_text("utf-8"))
     chapters = [Chapter(listed["root"], None)]
     for part in listed["parts"]:
@@ -94,7 +93,7 @@ def fill(chapter: Chapter, site: Path, keys: dict[str, str]) -> BeautifulSoup:
 
 
 def fold(article: Tag) -> None:
-    """Open what is folded, and keep a number and its unit on one line."""
+    """Open folded parts, and keep a number and its unit on one line."""
     for details in article.find_all("details"):
         details["open"] = ""
     for cell in article.find_all(["td", "th"]):
@@ -103,7 +102,7 @@ def fold(article: Tag) -> None:
 
 
 def link(one: Tag, chapter: Chapter, here: str, keys: dict[str, str]) -> None:
-    """Let a link lead to the PDF's own page; what is only on the website becomes plain words."""
+    """Let links lead to pages of the PDF, and turn links to other pages into plain text."""
     parts = urlsplit(str(one["href"]))
     if parts.scheme:
         return
@@ -117,7 +116,7 @@ def link(one: Tag, chapter: Chapter, here: str, keys: dict[str, str]) -> None:
 
 
 def assemble(site: Path, chapters: list[Chapter], about: dict[str, str]) -> str:
-    """The whole guide as one page; `{page:KEY}` is where the number of a page comes."""
+    """The whole guide as one page, with `{page:KEY}` in place of page numbers."""
     keys = {f"{chapter.name}.html": chapter.key for chapter in chapters}
     mathjax = ""
     for chapter in chapters:
@@ -157,19 +156,19 @@ def assemble(site: Path, chapters: list[Chapter], about: dict[str, str]) -> str:
 
 
 def css(text: str) -> str:
-    """A string of a style sheet."""
+    """A text as a quoted string in CSS."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def pages_in(pdf: bytes) -> int:
-    """How many pages a PDF of Chromium has."""
+    """The number of pages of a PDF from Chromium."""
     return len(re.findall(rb"/Type /Page\b(?!s)", pdf))
 
 
 def page_numbers(pdf: bytes) -> dict[str, int]:
-    """On which page each named place of a PDF is; as Chromium writes it, uncompressed.
+    """The page number of each named destination in an uncompressed PDF from Chromium.
 
-    Pages are counted as the page tree lists them.
+    Pages are counted in the order of the page tree.
     """
     kids = {
         int(number): [int(kid) for kid in re.findall(rb"(\d+) 0 R", kids)]
@@ -221,7 +220,7 @@ FIT = """() => {
 
 
 def print_guide(browser: Any, site: Path, chapters: list[Chapter], about: dict[str, str]) -> bytes:
-    """The PDF of some chapters of a built guide."""
+    """Print chapters of a built guide as a PDF."""
     text = assemble(site, chapters, about)
     print(f"{len(chapters)} chapters, {len(text) / 1e6:.1f} MB: setting the formulas", flush=True)
     numbers: dict[str, int] = {}
@@ -253,7 +252,7 @@ def print_guide(browser: Any, site: Path, chapters: list[Chapter], about: dict[s
 
 
 def about() -> dict[str, str]:
-    """What the cover says: author, version, commit and date, licence, as in every page's footer."""
+    """The text of the cover: author, version, commit, date and licence, as in the footers."""
     sys.path[:0] = [str(ROOT), str(ROOT / "book" / "_ext")]
     from book_manners import About
 

@@ -1,11 +1,11 @@
-"""Report how hard the pages are to read; it never fails: ``python tools/reading_level.py``.
+"""Report how hard the pages are to read: ``python tools/reading_level.py``. It never fails.
 
-    python tools/reading_level.py book/data.md README.md     # these pages; without any, all
+    python tools/reading_level.py book/data.md README.md     # these pages (default: all)
     python tools/reading_level.py --since HEAD^              # pages changed since a commit
 
 LIX is the number of words per sentence plus the percentage of words with more than six letters
 (Björnsson 1968): about 40 for a newspaper, above 50 for an official text. Code, formulas, tables
-and headings do not count. The longest sentence of a page is shown: divide that one first.
+and headings do not count. The longest sentence of each page is shown, so that you can divide it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def sentences(page: str) -> list[str]:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text; numbers are none."""
+    """The words of a text, without numbers."""
     return re.findall(r"[^\W\d_][\w'’-]*", text)
 
 
@@ -76,7 +76,7 @@ def level(page: str) -> Level:
 
 
 def git(*arguments: str) -> str:
-    """What git prints; nothing if it fails, as for a page that an older commit does not have."""
+    """The output of git, or nothing if it fails, as for a page that a commit does not have."""
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout
 
 

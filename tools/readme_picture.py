@@ -23,7 +23,7 @@ PICTURE = ROOT / "runs" / STUDY / "reach.svg"
 
 
 def picture() -> str:
-    """The SVG, on white: a README is shown on dark pages too."""
+    """The SVG on a white background, because a README is also shown on dark pages."""
     found = rows(STUDY, runs.find(ROOT / "runs", STUDY))
     text = figures.svg(reach(found, places(found)))
     white = '<rect width="100%" height="100%" fill="#ffffff"/>'

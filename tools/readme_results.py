@@ -1,6 +1,6 @@
 """Write README's table of results from the records: ``python tools/readme_results.py``.
 
-Run it when the records of runs/dropping change; a test compares README with what this makes.
+Run it when the records of runs/dropping change. A test compares README with its output.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def block() -> str:
 
 
 def readme(text: str) -> str:
-    """README with the table as it should be."""
+    """README with the current table."""
     begin, end = map(re.escape, MARKS)
     new, count = re.subn(
         f"({begin}\n).*?(\n{end})", lambda m: m[1] + block() + m[2], text, flags=re.DOTALL

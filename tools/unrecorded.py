@@ -1,10 +1,10 @@
-"""Print which of the named encodings have no finished demo run on this machine yet.
+"""Print which of the named encodings have no finished demo run on this machine.
 
     python tools/unrecorded.py nope rope
 
-`make demo` asks this once instead of starting a kernel for each run only to learn that there is
-nothing to do. A run is finished when it is trained, evaluated and its executed notebook is there;
-what is missing or cannot be read is left to the notebook, which says what is wrong.
+`make demo` calls this once, so that it starts no kernel for runs that are finished. A run is
+finished when it is trained and evaluated and its executed notebook exists. Runs with missing or
+unreadable files count as unfinished, and the notebook then explains what is wrong.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""A pretrained model and the tokens of a text for it: packed here, placed there, and timed there.
+"""Pack a pretrained model and tokens for it, unpack them on another machine, and time a step there.
 
     python pretrained.py pack CACHE CORPUS MODEL PARTS LEASE   here: tokenise, compress, cut
     python pretrained.py warm STUDY CONFIG ARGUMENTS [--mini]  there: time a training step
     python pretrained.py place PARTS CORPUS MODELS             there: join, unpack, dequantise
 
 MODEL is a gguf file or a folder with safetensors. Its config.json goes into LEASE, so that the
-training can be compiled and timed, with random weights, while the parts are on their way. There, a
-gguf file becomes a folder of float32 safetensors once, which each trial reads in a second or two.
+training can be compiled and timed with random weights while the parts are being sent. On the other
+machine a gguf file is converted once to a folder of float32 safetensors, which each trial reads in
+a second or two.
 """
 
 from __future__ import annotations

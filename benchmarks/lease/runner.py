@@ -1,20 +1,20 @@
-"""Carry out the plans of studies, several runs at a time on each GPU, without Dask.
+"""Run the plans of studies without Dask, several runs at a time on each GPU.
 
     python runner.py every/rope#0:1 extending:4 [--gpus 2] [--until 1500] [--mini] [--first 3]
 
-``extending:4`` gives four of the places to the study `extending`; ``every/rope:2`` gives two to the
-runs of `every` that are called rope, with all their seeds, and leaves its others out;
-``every/rope#0:1`` gives one place to its run of seed 0. A word with ``:0`` has no place of its own.
-The places are spread over the GPUs. Each place takes the first run of its word whose parent is
-done, and that of another word, in the order of the command, where its own has none ready. The
-zero-shot part of a study is a task like a run.
+A place is one run at a time. ``extending:4`` gives four places to the study `extending`.
+``every/rope:2`` gives two places to the runs of `every` with the label rope and all their seeds,
+and skips its other runs. ``every/rope#0:1`` gives one place to the run with seed 0. A word with
+``:0`` has no place. The places are spread over the GPUs. A place takes the first run of its word
+whose parent is done; if there is none, it takes one of another word, in the order of the command.
+The zero-shot part of a study is treated like a run.
 
-A run that would not end within ``--until`` seconds is not begun. How long it takes is judged by
-those before it, training and evaluation each by those of its kind, so that shorter runs still begin
-when longer ones do not. Each run is a process of `pe.study.worker`; a run that fails is left as its
-record says and the next begins. One that was trained and could not be evaluated is evaluated once
-more at the end. Weights go as soon as a run is complete, unless another run starts from them.
-Speeds are not measured this way: the runs share a card.
+A run that would not end within ``--until`` seconds does not begin. Its time is estimated from
+earlier runs, for training and evaluation separately and from runs of the same kind, so short runs
+still begin near the end. Each run is a process of `pe.study.worker`. After a failure the next run
+begins. If a run was trained but its evaluation failed, it is evaluated again at the end. The
+weights of a complete run are deleted unless another run starts from them. The runs share a GPU, so
+their speeds are not measurements.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ LOCK = threading.Lock()
 
 
 def log(text: str) -> None:
-    """One line, with the seconds since the start."""
+    """Print one line with the seconds since the start."""
     print(f"{time.monotonic() - BEGUN:6.0f} s  {text}", flush=True)
 
 
 def _sizes(recipe: Recipe) -> tuple[Hashable, ...]:
-    """What the time of a training step depends on, but for the encoding."""
+    """What the time of a training step depends on, except the encoding."""
     window = recipe.batch_size, recipe.context_length
     return recipe.hidden_size, recipe.num_hidden_layers, *window
 
@@ -72,7 +72,7 @@ class Pace:
         self.rest: dict[Hashable, float] = {}
 
     def learn(self, planned: Planned, seconds: float, training: float) -> None:
-        """A run took so many seconds in all, and so many in its training steps."""
+        """Note the time of a run, in all and in its training steps."""
         r = planned.recipe
         if training and not planned.zero_shot:
             tokens = r.batch_size * r.context_length
@@ -87,7 +87,7 @@ class Pace:
             self.rest[kind] = max(self.rest.get(kind, 0.0), seconds - training)
 
     def expected(self, planned: Planned) -> float:
-        """Seconds that a run will take, as far as is known."""
+        """Estimated seconds of a run."""
         r = planned.recipe
         rest = self.rest.get(_judged(planned), self.rest.get("any", 0.0))
         if planned.zero_shot:
@@ -100,7 +100,7 @@ class Pace:
 
 @dataclasses.dataclass
 class Queue:
-    """What is left to do, for all places."""
+    """The remaining runs of all places."""
 
     left: dict[str, list[Planned]]
     """By the word of the command line that names them."""
@@ -123,14 +123,14 @@ class Queue:
         return Run(self.runs / planned.study / planned.name, recipe=planned.recipe)
 
     def done(self, planned: Planned) -> bool:
-        """Whether its record is whole."""
+        """Whether its record is complete."""
         run = self.run(planned)
         if planned.zero_shot:
             return run.exists() and not planned.zero_shot.missing(run)
         return complete(run)
 
     def take(self, study: str) -> Planned | None:
-        """The next run for a place of ``study``; None while all that is left waits."""
+        """The next run for a place of ``study``; None while all remaining runs wait for others."""
         with LOCK:
             for name in (study, *(n for n in self.left if n != study)):
                 for planned in self.left[name]:
@@ -141,13 +141,13 @@ class Queue:
         return None
 
     def over(self) -> bool:
-        """Nothing is left, or what is left will never be ready."""
+        """Whether no run is left, or none of those left can become ready."""
         with LOCK:
             left = [p for plan in self.left.values() for p in plan if self._in_time(p)]
             return not left or not (self.running or any(self._ready(p) for p in left))
 
     def ended(self, planned: Planned, whole: bool, seconds: float) -> None:
-        """A run is no longer running."""
+        """Note that a run has ended."""
         with LOCK:
             self.running.remove(planned.name)
             if whole:
@@ -170,7 +170,7 @@ class Queue:
 
 
 def one(planned: Planned, queue: Queue, gpu: int | None) -> bool:
-    """Train and evaluate; returns whether the record is whole."""
+    """Train and evaluate a run; returns whether its record is complete."""
     run, zero_shot = queue.run(planned), planned.zero_shot
     task = {
         "directory": str(run.directory), "recipe": planned.recipe.to_dict(),

@@ -1,14 +1,13 @@
-"""Put tokens that were made on another machine into the cache, under the name of their corpus.
+"""Move the tokens of a corpus from one machine into the cache of another.
 
     python tokens.py pack CACHE CORPUS VOCAB PARTS LEASE   here: compress and cut into parts
     python tokens.py place PARTS CORPUS VOCAB              there: join and unpack
 
-A part is as large as one transfer has room for beside the tracked tree and the folder LEASE, which
-travel with each call. Parts that are there already are cut once more if they have become too large,
-since the tree grows. What `pe.data` finds there is compared with what was packed here, down to the
-tokenizer, and a difference ends the lease before it has cost anything. The corpus stays behind: a
-folder of empty files with its names represents it there. A corpus with a name of its own, such as
-python-packages, needs no folder.
+A part is as large as one call can carry beside the tracked files and the folder LEASE. If the
+tracked files have grown, existing parts that are too large are cut again. On the other machine the
+tokens that `pe.data` finds are compared with those that were packed, including the tokenizer, and a
+difference is an error before any training begins. The text itself is not moved. A folder of empty
+files with the same names represents it. A named corpus, such as python-packages, needs no folder.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def compress(sources: Sequence[Path], folder: Path, about: str, lease: Path) -> 
 
 
 def recut(folder: Path, lease: Path) -> None:
-    """Cut the parts once more if they have become too large for a call."""
+    """Cut the parts again if they have become too large for a call."""
     left, pieces = room(lease, folder), _pieces(folder)
     if max(path.stat().st_size for path in pieces) + MARGIN > left:
         content, new = b"".join(path.read_bytes() for path in pieces), folder.with_suffix(".new")

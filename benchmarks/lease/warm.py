@@ -2,7 +2,7 @@
 
     python warm.py STUDY[/LABEL][#SEED]:PLACES ...
 
-Stops when it is killed or done. What is compiled stays in the compilers' caches.
+The compiled code stays in the caches of the compilers, also if the program is killed.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def compile_one(recipe: Recipe) -> None:
 
 
 def main() -> None:
-    """Each encoding and length of windows once, in the order of the plans.
+    """Compile each pair of an encoding and a window length once, in the order of the plans.
 
-    Rates are no part of what is compiled: they belong to the optimizer, which is not.
+    Runs that differ only in learning rates share their code: the optimizer is not compiled.
     """
     from pe.data import prepare
 

@@ -1,9 +1,9 @@
 """One measurement: build a system, compile it, warm it up, time it, and free it.
 
-Memory is what a steady step needs above what was allocated before the model was built: weights,
-gradients, optimizer, activations. Where nothing can be measured the row has the reason. Only what a
-method may rightly run into is such a reason: memory that is not there, and a refusal of this
-package (no such position, no path that is not quadratic). Any other error is one.
+Memory is the peak of a step after warm-up, without what was allocated before the model was built:
+weights, gradients, optimizer state and activations. If nothing can be measured, the row has the
+reason. There are two such reasons: too little memory, and a refusal by this package (no such
+position, or only a quadratic path). Any other error is raised.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pe.recipes.recipe import Recipe
 from pe.speed.names import library, spelled
 from pe.speed.record import Settings
 from pe.training.build import build_optimizer, parameter_counts
-from pe.training.metrics import flops_per_token, peak_flops
+from pe.training.flops import flops_per_token, peak_flops
 
 from .plan import Cell
 from .systems import System, build
@@ -44,7 +44,7 @@ NOTHING = {
 
 
 def measure_cell(cell: Cell, chosen: Settings, device: torch.device) -> dict[str, Any]:
-    """The row of a cell: what was measured, or the reason why nothing was.
+    """Measure a cell; returns its row, with the reason if nothing could be measured.
 
     A peer's batch is halved until it fits; that of our encodings is not.
     """
@@ -72,7 +72,7 @@ def measure_cell(cell: Cell, chosen: Settings, device: torch.device) -> dict[str
 def _prepared(
     cell: Cell, batch: int, chosen: Settings, device: torch.device
 ) -> tuple[System, Callable[[], Any], Recipe]:
-    """The system, to be compiled at its first step; a step of it; its recipe."""
+    """The system, which is compiled at its first step, one of its steps, and its recipe."""
     own: dict[str, Any] = {}
     if not library(cell.system):
         own["pe"], own["pe_options"] = spelled(cell.system)
@@ -170,14 +170,14 @@ def _prefill(system: System, recipe: Recipe, device: torch.device) -> Callable[[
 
 
 def _tokens(recipe: Recipe, device: torch.device) -> Callable[[], Tensor]:
-    """Fresh random tokens (B, T + 1) at each call."""
+    """New random tokens (B, T + 1) at each call."""
     generator = torch.Generator(device=device).manual_seed(0)
     shape = (recipe.batch_size, recipe.context_length + 1)
     return lambda: torch.randint(0, recipe.vocab_size, shape, device=device, generator=generator)
 
 
 def _timed(step: Callable[[], Any], steps: int, device: torch.device) -> float:
-    """Seconds of one step, over ``steps`` of them."""
+    """Seconds per step, averaged over ``steps``."""
     synchronize(device)
     begun = time.perf_counter()
     for _ in range(steps):
@@ -197,7 +197,7 @@ def _peak(before: int, device: torch.device) -> float | None:
 
 
 def free(device: torch.device) -> None:
-    """Forget earlier models, and graphs that were compiled for them."""
+    """Free earlier models and the graphs compiled for them."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
     gc.collect()

@@ -1,8 +1,8 @@
-"""Measure every cell of a speed run, within a time limit, and go on where an earlier one stopped.
+"""Measure every cell of a speed run within a time limit, and continue where an earlier one stopped.
 
-The record is replaced after each cell, so a process that is killed loses one. NoPE is measured
-before the first cell of each mode and length and after every few, so that its spread shows how far
-the machine drifted.
+The record is written after each cell, so a killed process loses at most one. NoPE is measured
+before the first cell of each mode and length and again after every few cells. Its spread shows how
+far the machine drifted.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def measure(
     minutes: float = 0.0,
     on_row: OnRow | None = None,
 ) -> dict[str, Any]:
-    """Measure what is not in the record yet, and return the record.
+    """Measure the cells that are not in the record yet, and return the record.
 
     Args:
-        minutes: no cell is begun after so long; 0: no limit.
+        minutes: no cell begins after this time; 0: no limit.
         on_row: called with each row and the record so far.
 
     Raises:
@@ -97,7 +97,7 @@ def _begun(run: SpeedRun, chosen: Settings) -> dict[str, Any]:
 
 
 def left(record: dict[str, Any], chosen: Settings) -> list[Cell]:
-    """Cells to be measured: without a row, or whose row says that time was up."""
+    """The cells without a row, or with a row that says that the time was up."""
     done = {
         (row["system"], row["mode"], row["length"])
         for row in record["cells"]
@@ -117,7 +117,7 @@ def _session(run: SpeedRun, chosen: Settings) -> dict[str, Any]:
 
 
 def _more_versions() -> dict[str, str]:
-    """Of what only a speed run depends on, where it is installed."""
+    """Versions of the installed packages that only speed runs use."""
     installed = {}
     for package in ("triton", "x-transformers"):
         try:
@@ -128,7 +128,7 @@ def _more_versions() -> dict[str, str]:
 
 
 def _with_nope(cell: Cell, record: dict[str, Any], since: dict[tuple[str, int], int]) -> list[Cell]:
-    """The cell, with a round of NoPE before it when one is due."""
+    """The cell, preceded by a measurement of NoPE if one is due."""
     key = (cell.mode, cell.length)
     due = key not in since or since[key] >= NOPE_EVERY
     since[key] = 1 if due else since[key] + 1

@@ -1,14 +1,13 @@
-"""What a speed run measures, and in which order. Imports no torch at the top.
+"""The cells of a speed run and their order. Does not import torch at the top.
 
 A *cell* is one system in one mode at one length, always with the same number of tokens:
 
     train    a full training step: forward, backward, clipping, AdamW
     prefill  one forward pass without gradients, logits of the last token
-    small    a training step of one window of 128 tokens: what is left is overhead
+    small    a training step of one window of 128 tokens, which shows the overhead
 
-Time on a GPU is lent by the minute and compiling costs most of it, so the cells that answer the
-most questions come first, and encodings that differ from RoPE in their frequencies alone, which
-compile to the same graph, come last.
+GPU time is limited and compiling takes most of it. So the most important cells come first.
+Encodings that differ from RoPE only in their frequencies compile to the same graph and come last.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def settings(
     compiled: bool | None = None,
     deterministic: bool = False,
 ) -> Settings:
-    """Settings with the machine's defaults where nothing is given. NoPE is always measured.
+    """Settings, with defaults that depend on the machine. NoPE is always measured.
 
     Args:
         encodings: () for all that `pe.speed.names` lists. compiled: None: on CUDA only.
@@ -130,7 +129,7 @@ def importable() -> tuple[str, ...]:
 
 
 def order(chosen: Settings) -> list[Cell]:
-    """Every cell, the most telling first."""
+    """All cells, the most important first."""
     lengths = chosen.lengths
     main = [n for n in lengths if n in MAIN] or list(lengths[:1])
     rest = [n for n in lengths if n not in main]
@@ -174,7 +173,7 @@ def _interest(system: str) -> int:
 
 
 def same_graph_as_rope(system: str) -> bool:
-    """Whether an encoding differs from RoPE in its frequencies alone."""
+    """Whether an encoding differs from RoPE only in its frequencies."""
     from pe.encodings.core.frequencies import FrequencyTransform
     from pe.encodings.core.parts import part_classes
 

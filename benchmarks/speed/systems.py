@@ -1,8 +1,8 @@
 """The models that a speed run measures, ours and the peers', behind one interface.
 
-All have the sizes of one recipe: width, layers, heads, inner width, vocabulary, a tied head. What
-the compiler is given is what each library's user would compile: our model and transformers' with
-the loss that they compute themselves, x-transformers' with cross-entropy around it.
+All have the sizes of one recipe: width, layers, heads, inner width, vocabulary and a tied head.
+Each is compiled as a user of its library would do it: our model and that of transformers with their
+own loss, and that of x-transformers with cross-entropy around it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NOT_COMPILED = ("x-transformers/cope",)
 
 
 class System(NamedTuple):
-    """A model, how it is trained and how it reads a prompt."""
+    """A model with functions for its training step and its prefill."""
 
     model: nn.Module
     loss: Callable[[Tensor, Tensor], Tensor]

@@ -25,12 +25,12 @@ from pe.figures import attention as attention_figures
 from pe.figures import tasks as pictures
 from pe.notebooks.page import shown
 from pe.notebooks.parameters import configure_tasks
-from pe.notebooks.tasks_page import EXAMPLE_SEED, short_example
+from pe.notebooks.tasks_page import EXAMPLE_SEED, floors, short_example
 from pe.results.quantities import label
 from pe.runs.models import TaskRecord
 from pe.tasks import about, names, task
 from pe.tasks.measure import summary
-from pe.tasks.measure.record import TaskRun
+from pe.tasks.measure.record import Experiment, TaskRun
 
 REDRAW_SECONDS = 0.8
 MOST_SYMBOLS = 60
@@ -45,6 +45,9 @@ STYLE = """<style>
 .pe-playground .pe-map svg {max-width: none}
 .pe-playground td, .pe-playground th {padding: 2px 6px; text-align: right; line-height: 1.3}
 .pe-playground .pe-example td {font-family: monospace; padding: 1px 4px}
+@media (max-width: 600px) {
+  .pe-playground .lm-TabBar-tab {flex: 0 1 auto; padding: 0 5px; font-size: 12px}
+}
 </style>"""
 """Figures shrink to the width of a phone, and tables scroll in their own box."""
 
@@ -149,7 +152,7 @@ class Playground:
             ],
             layout=widgets.Layout(min_width="0", flex="1 1 34em"),
         )
-        titles = ("Summary", "By length", "By position", "Attention", "Configuration")
+        titles = ("Summary", "By length", "By position", "Attention", "Settings")
         for place, name in enumerate(titles):
             results.set_title(place, name)
         controls = list(self.controls.values())
@@ -323,16 +326,14 @@ class Playground:
         self.table.value = (
             f"{table}<p>Means over seeds, with 95% intervals where there are several. A seed "
             f"solves a split if {100 * summary.SOLVED:g}% of its tokens are right.</p>"
-            f"<p>{html.escape(self._floors())}</p>"
+            f"<p>{html.escape(floors(self._experiment().make_task()))}</p>"
         )
         self._draw(self.curves, lambda: pictures.learning_curves(self.records))
         self._draw(self.by_length, lambda: pictures.accuracy_by_length(self.records))
         self._draw(self.by_position, lambda: pictures.accuracy_by_position(self.records))
         _offer(self.which, [(label(pe), pe) for pe in self._models])
         if self._models:
-            assert self._run is not None
-            assert self._run.experiment is not None
-            sizes = self._run.experiment.settings
+            sizes = self._experiment().settings
             _offer(self.layer, [(str(n + 1), n) for n in range(sizes.layers)])
             _offer(self.head, [(str(n + 1), n) for n in range(sizes.heads)])
             self._draw_attention()
@@ -342,16 +343,10 @@ class Playground:
                 "recorded before. Tick “train again what is recorded” and press Train."
             )
 
-    def _floors(self) -> str:
-        """What the last rows of the table mean: chance and the trivial strategies."""
+    def _experiment(self) -> Experiment:
         assert self._run is not None
-        assert self._run.experiment is not None
-        strategies = self._run.experiment.make_task().baselines()
-        meanings = " ".join(f"{one.name}: {one.meaning}" for one in strategies)
-        return (
-            "The last rows need no understanding of the task. chance: a uniform guess among the "
-            f"answers. {meanings}"
-        )
+        assert self._run.experiment is not None, "made by configure_tasks"
+        return self._run.experiment
 
     def _draw_attention(self) -> None:
         choice = (self.which.value, self.layer.value, self.head.value, self.example.value)
@@ -360,9 +355,7 @@ class Playground:
         from pe.evaluation.attention import attention_maps
 
         pe, layer, head, number = choice
-        experiment = self._run.experiment
-        assert experiment is not None
-        made = experiment.make_task()
+        made = self._experiment().make_task()
         example = made.example(EXAMPLE_SEED, number, "id")
         weights = attention_maps(self._models[pe], example.tokens.tolist())[layer, head].numpy()
         labels = [made.symbols[token] for token in example.tokens]

@@ -8,15 +8,16 @@ from pe.notebooks.page import show
 from pe.results import outcome as results
 from pe.study.planned import StudyFolder
 from pe.study.queue import StudyFailed, run_study
-from pe.study.show import live, text
+from pe.study.show import live, memory_needed, text
 
 if TYPE_CHECKING:
     from IPython.display import Markdown
 
 
 def plan(study: StudyFolder) -> Markdown:
-    """The runs, the state of each, and how long the rest takes on one device and on those here."""
-    return show(text(study.plan, workers=study.workers, tablefmt="pipe"))
+    """The runs, the state of each, how long the rest takes here, and how much memory."""
+    table = text(study.plan, workers=study.workers, tablefmt="pipe")
+    return show(f"{table}\n\n{memory_needed(study.plan)}")
 
 
 def carry_out(

@@ -1,4 +1,4 @@
-"""The parts of the tasks notebook: the task, the training, its results."""
+"""What the tasks notebook does and shows: the task, the training and the results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pe.notebooks.page import keep, show, shown
 from pe.results.markdown import pipe
 from pe.results.quantities import label
 from pe.runs.models import TaskRecord
-from pe.tasks import Example, Task, about, task_class
+from pe.tasks import Example, Task, about, task, task_class
 from pe.tasks.measure import summary
 from pe.tasks.measure.record import TaskRun, slug
 from pe.training.progress import Progress
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from pe.tasks.measure.many import Many
 
 EXAMPLE_SEED = 2**63 + 2
-"""Draws the example whose attention is shown; no training or test sees it."""
+"""Seed of the examples whose attention is drawn. No training or test uses it."""
 
 
 def plan(run: TaskRun) -> Markdown:
-    """Show the task, an example of it, and what will be trained."""
+    """The task with an example, and what will be trained."""
     experiment = run.experiment
     assert experiment is not None, "made by configure_tasks"
     made, known, sizes = experiment.make_task(), about(experiment.task), experiment.settings
@@ -57,7 +57,7 @@ def plan(run: TaskRun) -> Markdown:
 
 
 def short_example(made: Task) -> Example:
-    """An example of about eight symbols, if the task has one, else of its least length."""
+    """An example of length 8, 12 or 16 if the task allows it, else of its least length."""
     for length in (8, 12, 16):
         try:
             made.refuse_length(length)
@@ -68,7 +68,7 @@ def short_example(made: Task) -> Example:
 
 
 def carry_out(run: TaskRun) -> list[TaskRecord]:
-    """Train and score each encoding that is not on record; records of those asked for, in order."""
+    """Train and score each encoding without a record. Returns the records of all, in order."""
     from pe.tasks.measure.experiment import Stream, measure
 
     experiment = run.experiment
@@ -85,12 +85,12 @@ def carry_out(run: TaskRun) -> list[TaskRecord]:
             keep_attention(run, many, pe)
 
         records.append(measure(run, pe, on_step, stream, on_trained))
-    progress.show(f"{len(records)} encodings are on record", last=True)
+    progress.show(f"{len(records)} encodings are recorded", last=True)
     return records
 
 
 def keep_attention(run: TaskRun, many: Many, pe: str) -> None:
-    """Draw what the first model attends to in one example, into the folder of the experiment."""
+    """Draw the attention of the first model in one example, into the folder of the experiment."""
     from pe.evaluation.attention import attention_maps
 
     example = many.task.example(EXAMPLE_SEED, 0, "id")
@@ -101,17 +101,24 @@ def keep_attention(run: TaskRun, many: Many, pe: str) -> None:
 
 
 def attention_file(run: TaskRun, pe: str) -> Path:
-    """The file that `keep_attention` draws."""
+    """The file that `keep_attention` writes."""
     return run.directory / f"attention-{slug(pe)}.svg"
 
 
 def results(records: list[TaskRecord]) -> Markdown:
     """Accuracy and loss in and out of distribution at each encoding's best rate."""
-    return show(summary.table(records))
+    first = records[0]
+    return show(f"{summary.table(records)}\n\n{floors(task(first.task, **first.task_options))}")
+
+
+def floors(made: Task) -> str:
+    """What chance and the trivial strategies mean, in the order of a table's last rows."""
+    meanings = "; ".join(f"{one.name}: {one.meaning.rstrip('.')}" for one in made.baselines())
+    return f"The last rows need no understanding. Chance: a uniform guess; {meanings}."
 
 
 def rates(records: list[TaskRecord]) -> Markdown:
-    """Show the validation of each rate."""
+    """Loss and accuracy in validation at each rate."""
     return show("\n\n".join(filter(None, (summary.rates(records), summary.edges(records)))))
 
 
@@ -137,4 +144,4 @@ def attention(run: TaskRun) -> Markdown:
     there = [path for path in (attention_file(run, pe) for pe in run.encodings) if path.exists()]
     for path in there:
         display(SVG(path.read_text()))
-    return show(f"{len(there)} of {len(run.encodings)} encodings were drawn.")
+    return show(f"There are maps of {len(there)} of {len(run.encodings)} encodings.")
