@@ -30,8 +30,8 @@ from pe.recipes.recipe import Recipe
 from pe.runs import Run
 from pe.runs.provenance import code, hardware, now, versions
 from pe.training.build import set_rate
+from pe.training.flops import peak_flops
 from pe.training.loop import Trainer
-from pe.training.metrics import peak_flops
 from pe.training.schedule import learning_rate
 
 GROUPS: dict[str, tuple[str, ...]] = {

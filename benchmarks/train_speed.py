@@ -32,7 +32,8 @@ from pe.devices import autocast
 from pe.recipes.recipe import Recipe
 from pe.runs.provenance import code, hardware, now, versions
 from pe.training.build import build_model, build_optimizer, parameter_counts
-from pe.training.metrics import flops_per_token, layers_shown, peak_flops
+from pe.training.flops import flops_per_token, peak_flops
+from pe.training.metrics import layers_shown
 
 Step = Callable[[], Tensor]
 

@@ -223,14 +223,14 @@ def study(
     from pe.study.devices import workers_here
     from pe.study.plan import load_plans
     from pe.study.queue import StudyFailed, run_study
-    from pe.study.show import live, text
+    from pe.study.show import live, memory_needed, text
 
     failure: StudyFailed | None = None
     with _checked("study"):
         plan = load_plans(studies, mini=mini, check=True)
         count = 1 if address else workers_here(workers)  # a cluster's number is not known here
         if dry_run:
-            print(text(plan, workers=count))
+            print(f"{text(plan, workers=count)}\n{memory_needed(plan)}".rstrip())
             return
         try:
             run_study(

@@ -82,6 +82,17 @@ def one_look_at_the_checkout() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def quick_interpreter() -> Iterator[None]:
+    """Kernels on the CPU in less time (tests/helpers/quick_interpreter.py)."""
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
+            import quick_interpreter
+
+            quick_interpreter.install(patch)
+        yield
+
+
 @pytest.fixture(scope="session")
 def site(shared_directory: Path) -> Path:
     """The whole guide, built once per session by the user's command."""

@@ -36,8 +36,8 @@ WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_wind
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {}, "qwen2": {}, "qwen3": {"head_dim": 8}, "mistral": {"sliding_window": 16},
     "smollm3": {"no_rope_layers": [1, 0]}, "gemma3_text": WINDOWS | {"head_dim": 8},
-    "phi3": {"sliding_window": None}, "olmo": {}, "olmo2": {}, "gpt_neox": {"rotary_pct": 0.5},
-    "cohere2": WINDOWS, "glm": {"head_dim": 8},
+    "phi3": {"sliding_window": None}, "olmo": {}, "olmo2": {}, "olmo3": WINDOWS,
+    "gpt_neox": {"rotary_pct": 0.5}, "cohere2": WINDOWS, "glm": {"head_dim": 8},
     "gpt_oss": WINDOWS | {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1},
 }  # fmt: skip
 
@@ -270,6 +270,24 @@ def test_models_that_cannot_be_adapted_are_refused_in_a_line() -> None:
             pe.adapt(model, "nope")
     with pytest.raises(ValueError, match="window of its own"):
         pe.adapt(host("mistral", sliding_window=16), "rope+window:8")
+
+
+def test_layers_that_get_no_positions_from_the_rotary_module_are_refused() -> None:
+    with pytest.raises(ValueError, match="layer 0 does not get its positions"):
+        pe.adapt(host("granite_swa"), plain=False)
+
+
+def test_p_rope_of_the_host_is_kept_or_nothing_is_adapted() -> None:
+    model = host("gemma4_text", **WINDOWS, head_dim=8)
+    same = pe.adapt(model, "p_rope", plain=False)
+    torch.testing.assert_close(logits(same, tokens()), logits(model, tokens()), rtol=0, atol=2e-6)
+    with pytest.raises(ValueError, match=r"in 'p_rope\+yarn'"):
+        pe.adapt(model, "yarn", factor=4)
+
+
+def test_a_temperature_keeps_the_length_that_it_counts_from() -> None:
+    adapted = pe.adapt(host("ministral3", head_dim=8), "ntk", factor=4, plain=True)
+    assert logits(adapted, tokens()).isfinite().all()
 
 
 def test_a_cache_of_another_model_is_refused(llama: Any) -> None:

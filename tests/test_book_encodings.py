@@ -89,3 +89,13 @@ def test_costs_come_from_the_registry_and_the_speed_record() -> None:
     text = speed_records.squeezed(book_costs.costs(["pope"], speed))
     assert "| learned numbers in 6 layers | 0 | 3,072 |" in text
     assert "| training speed, 16,384 tokens | 1.00 | 0.85 |" in text
+
+
+def test_no_method_page_types_costs_or_combinations_that_the_package_knows() -> None:
+    pages = sorted((ROOT / "book" / "methods").glob("*.md"))
+    for page in pages:
+        text = page.read_text("utf-8")
+        made = text.count("```{costs}"), text.count("```{combines}")
+        assert made == ((0, 0) if page.stem == "index" else (1, 1)), page.name
+        cost = text.partition("## Cost\n")[2].partition("\n## ")[0]
+        assert "| " not in cost, f"{page.name}: a table of costs is typed"

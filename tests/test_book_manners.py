@@ -10,9 +10,10 @@ import book_manners
 import pytest
 from book_browser import Visit
 from book_directives import least_width
-from book_manners import About, mend, web_address
+from book_manners import About, keep_together, mend, web_address
 from book_site import listed
 from docutils import nodes
+from docutils.utils import new_document
 
 ROOT = Path(__file__).resolve().parent.parent
 HERE = About(
@@ -71,6 +72,17 @@ def test_a_picture_of_a_notebook_is_named_after_the_heading_above_it() -> None:
     assert own in text
     twin = '<img alt="A wave" class="only-dark" src="../_images/wave-dark.svg"/>'
     assert twin.replace("<img", '<img loading="lazy"') in mended(body=twin)
+
+
+def test_a_full_stop_does_not_leave_its_formula() -> None:
+    page = new_document("page")
+    page += nodes.paragraph(
+        "", "", nodes.math(text="x"), nodes.Text(". Then "), nodes.math(text="y")
+    )
+    keep_together(None, page)  # type: ignore[arg-type]
+    held, rest, last = page[0].children
+    assert (held["classes"], held.astext(), rest.astext()) == (["pe-together"], "x.", " Then ")
+    assert isinstance(last, nodes.math), "nothing follows it"
 
 
 def test_addresses_are_those_of_the_repository_and_the_site() -> None:

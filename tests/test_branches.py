@@ -95,7 +95,7 @@ def test_kept_states_load_as_a_model_and_change_nothing(parent: Run) -> None:
         ({"seed": 1}, ValueError, "seed: rope-.* has 0 and this branch of it 1; a branch differs"),
         ({"weight_decay": 0.5}, ValueError, "weight_decay: .* a branch differs in steps and rates"),
         ({"start_step": 6}, RunError, "has no weights of step 6; steps it has: 4, 8"),
-        ({"start_step": 4}, RunError, "holds weights and no optimizer.*train .* with keep_states"),
+        ({"start_step": 4}, RunError, "holds weights but no optimizer.*train .* with keep_states"),
     ],
 )
 def test_what_no_branch_can_go_on_from_is_refused(

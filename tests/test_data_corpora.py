@@ -61,7 +61,7 @@ def test_a_local_file_gives_its_texts_unchanged(name: str, tmp_path: Path) -> No
     FORMATS[name](tmp_path / name, TEXTS)
     documents = read(str(tmp_path / name), tmp_path / "work")
     assert texts(documents) == TEXTS
-    assert (documents.given == -1).all()
+    assert (documents.source_split == -1).all()
     assert len(set(documents.names)) == len(TEXTS)
 
 
@@ -122,7 +122,7 @@ def test_files_named_for_splits_are_kept_apart(tmp_path: Path) -> None:
     (shards / "val.jsonl.xz").write_bytes(lzma.compress(lines([TEXTS[5], TEXTS[0]])))
     (shards / "test.jsonl.xz").write_bytes(lzma.compress(lines([TEXTS[6], TEXTS[5]])))
     documents = read(str(shards), tmp_path / "work")
-    given = dict(zip(texts(documents), documents.given, strict=True))
+    given = dict(zip(texts(documents), documents.source_split, strict=True))
     # A text found twice stays held out: test before validation before training.
     assert given == {
         TEXTS[0]: 1, TEXTS[1]: 0, TEXTS[2]: 0, TEXTS[3]: 0, TEXTS[4]: 0, TEXTS[5]: 2, TEXTS[6]: 2,
@@ -136,7 +136,7 @@ def test_a_name_that_only_begins_like_a_split_is_none(tmp_path: Path) -> None:
     books.mkdir()
     for name, text in zip(("testament", "trainspotting", "test", "valley"), TEXTS, strict=False):
         (books / f"{name}.txt").write_bytes(text.encode())
-    assert (read(str(books), tmp_path / "work").given == -1).all()
+    assert (read(str(books), tmp_path / "work").source_split == -1).all()
     (books / "train-1.txt").write_bytes(TEXTS[5].encode())
     with pytest.raises(ValueError, match="is not; name every file"):
         open_corpus(str(books))
@@ -229,7 +229,7 @@ def test_hub_corpora_read_the_same_format_from_a_local_directory(
     documents = read("fineweb", tmp_path / "work")
     assert texts(documents) == TEXTS
     assert documents.names[0] == "id-0"
-    assert (documents.given == -1).all()
+    assert (documents.source_split == -1).all()
     assert texts(read("fineweb@5docs", tmp_path / "work")) == TEXTS[:5]
 
     books = tmp_path / "pg19" / "data"
@@ -238,7 +238,7 @@ def test_hub_corpora_read_the_same_format_from_a_local_directory(
         table = {"short_book_title": rows, "url": [f"{split}/{r[:10]}" for r in rows], "text": rows}
         pq.write_table(pa.table(table), books / f"{split}-00000-of-00001.parquet")
     documents = read("pg19", tmp_path / "work")
-    assert dict(zip(texts(documents), documents.given, strict=True)) == dict(
+    assert dict(zip(texts(documents), documents.source_split, strict=True)) == dict(
         zip(TEXTS, [0] * 5 + [1, 2], strict=True)
     )
     assert documents.names[-1] == "train/Document 4"
@@ -248,7 +248,7 @@ def test_hub_corpora_read_the_same_format_from_a_local_directory(
     (stories / "train.jsonl").write_bytes(lines(TEXTS[:6]))
     (stories / "validation.jsonl").write_bytes(lines(TEXTS[6:]))
     documents = read("tinystories", tmp_path / "work")
-    assert sorted(documents.given.tolist()) == [0] * 6 + [1]
+    assert sorted(documents.source_split.tolist()) == [0] * 6 + [1]
 
 
 def test_hub_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def test_documents_are_whole_modules_in_reading_order(listed: Path, tmp_path: Pa
     order = [held.index(f"# held/{name}\n") for name in ("__init__.py", "b.py", "a/one.py")]
     assert order == sorted(order)
     assert code("one").strip() in held
-    by_split = dict(zip(documents.names, documents.given, strict=True))
+    by_split = dict(zip(documents.names, documents.source_split, strict=True))
     assert by_split == {
         "held/held/__init__.py": SPLITS.index("test"),
         "second/second/__init__.py": SPLITS.index("validation"),

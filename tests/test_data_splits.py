@@ -49,7 +49,7 @@ def test_the_embedded_corpus_holds_out_long_documents(tmp_path: Path) -> None:
     """Evaluation at 16 times a context of 256 (and of 1024) needs documents that long."""
     corpus, budget = open_corpus("stdlib")
     documents = read_documents(corpus, budget, tmp_path)
-    split = assign(documents.sizes, documents.digests, documents.given)
+    split = assign(documents.sizes, documents.digests, documents.source_split)
     generous = 5  # bytes a token, more than any vocabulary of ours reaches on source text
     for held_out in (VALIDATION, TEST):
         sizes = documents.sizes[split == held_out]

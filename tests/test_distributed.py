@@ -139,7 +139,7 @@ def two(shared: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, ProcessOfARu
         started[process.rank] = process
         return process
 
-    monkeypatch.setattr(processes, "_started", start)
+    monkeypatch.setattr(processes, "_start_process", start)
     return started
 
 

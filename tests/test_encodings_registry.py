@@ -121,7 +121,7 @@ def test_every_file_registers_what_it_defines_and_names_of_records_stay() -> Non
         (
             "yarn",
             {"theta": 1.0},
-            "theta: YaRN needs frequencies that fall, so more than 1; got 1.0",
+            "theta: expected more than 1, so that frequencies decrease; got 1.0",
         ),
         ("rope", {"layout": "hafl"}, "unknown layout 'hafl' (did you mean 'half'?)"),
         ("rope", {"rotary_fraction": 0.0}, "rotary_fraction: expected more than 0 and at most 1"),
@@ -135,8 +135,8 @@ def test_every_file_registers_what_it_defines_and_names_of_records_stay() -> Non
         ("no_such_module:X", {}, "'no_such_module:X' cannot be imported"),
         ("math:nothing", {}, "'math:nothing' cannot be imported"),
         ("mine.py:Mine", {}, "write 'mine:Mine'"),
-        ("collections:OrderedDict", {}, "no subclass of pe.encodings.Encoding"),
-        ("math:pi", {}, "no subclass of pe.encodings.Encoding"),
+        ("collections:OrderedDict", {}, "not a subclass of pe.encodings.Encoding"),
+        ("math:pi", {}, "not a subclass of pe.encodings.Encoding"),
         ("..:Mine", {}, "'..:Mine': expected 'module:Class', as Python imports them"),
         ("folder/mine:Mine", {}, "expected 'module:Class', as Python imports them"),
         (":Mine", {}, "':Mine': expected 'module:Class', as Python imports them"),
@@ -172,8 +172,8 @@ def test_a_missing_size_is_named() -> None:
         ({"num_kv_heads": 3}, "num_kv_heads: expected a divisor of the 2 heads, got 3"),
         ({"hidden_size": 0}, "hidden_size: expected a whole number above 0, got 0"),
         ({"original_length": 64.0}, "original_length: expected a whole number above 0, got 64.0"),
-        ({"layer_index": -1}, "layer_index: expected a whole number from 0 on, got -1"),
-        ({"layer_index": "1"}, "layer_index: expected a whole number from 0 on, got '1'"),
+        ({"layer_index": -1}, "layer_index: expected a whole number of at least 0, got -1"),
+        ({"layer_index": "1"}, "layer_index: expected a whole number of at least 0, got '1'"),
     ],
 )
 def test_sizes_that_no_model_has_are_refused_for_every_encoding(

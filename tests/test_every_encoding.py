@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from model_tools import one_per_kind
-from tiny_training import assert_same_weights, tiny, write_corpus
+from tiny_training import assert_same_weights, tiny
 
 import pe
 from pe.runs import Run
 from pe.training.metrics import Metrics
 
+pytestmark = pytest.mark.usefixtures("alone")
 SPECS = [*one_per_kind(pe.list_encodings()), "longrope+resonance", "alibi+randomized", "fox+rope"]
 
 
@@ -22,10 +23,10 @@ class Stopped(RuntimeError):
 
 @pytest.mark.parametrize("name", SPECS)
 def test_a_run_from_its_first_step_to_its_sample(
-    name: str, tmp_path: Path, own_runs: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, shared: Path, own_runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tiny(
-        write_corpus(tmp_path / "corpus"), pe=name, steps=6, warmup_steps=1, checkpoint_every=2,
+        shared / "corpus", pe=name, steps=6, warmup_steps=1, checkpoint_every=2,
         validate_every=0,
     )  # fmt: skip
     whole, broken = (Run(own_runs / s / recipe.run_name(), recipe=recipe) for s in ("a", "b"))

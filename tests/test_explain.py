@@ -1,6 +1,7 @@
 """pe.explain: layers, training lengths, methods, settings and mistakes of known configurations."""
 
 import copy
+import importlib
 import json
 import math
 import re
@@ -11,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import pe
 from pe.cli import main
@@ -416,6 +418,54 @@ def test_a_truncate_that_transformers_does_not_read_is_named():
                        untouched)  # fmt: skip
 
 
+def test_fields_that_transformers_does_not_read_are_named():
+    misspelt = scaled(factor=4.0, original_max_position_embeddings=4096, beta_fats=64)
+    (mistake,) = pe.explain(misspelt).warnings
+    assert mistake.name == "field not read"
+    assert "did you mean 'beta_fast'" in mistake.text
+    partial = LLAMA | {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}
+    assert warned(partial) == {"field not read"}
+    assert pe.explain(partial).main.width == 128
+    hunyuan = {"model_type": "hunyuan_v1_dense", "num_hidden_layers": 1, "rope_theta": 1e4,
+               "max_position_embeddings": 4096}  # fmt: skip
+    alpha = {"rope_scaling": {"type": "dynamic", "factor": 1.0, "alpha": 1000.0}}
+    assert warned(hunyuan | alpha) == set()
+    assert pe.explain(hunyuan | alpha).main.kind == "ntk_alpha"
+    assert warned(LLAMA | alpha) == {"field not read"}
+    assert pe.explain(LLAMA | alpha).main.kind == "dynamic"
+
+
+def test_a_window_of_a_type_that_has_none_is_not_shown():
+    assert pe.explain(LLAMA | {"sliding_window": 512}).kinds[0].does.reach is None
+    mistral = LLAMA | {"model_type": "mistral", "sliding_window": 512}
+    assert pe.explain(mistral).kinds[0].does.reach == 512
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "glm4", "modernbert-decoder"])
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {}, {"rope_type": "yarn", "factor": 4.0, "truncate": None},
+        {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0},
+        {"rope_type": "linear", "factor": 2.0},
+        {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    ],
+)  # fmt: skip
+def test_frequencies_are_those_of_transformers_rotary_module(kind, scaling):
+    """The original length is outside the block, and the share of a head too."""
+    raw = {"model_type": kind, "hidden_size": 64, "num_attention_heads": 2, "rope_theta": 5e4,
+           "num_hidden_layers": 1, "max_position_embeddings": 4096, "rope_scaling": scaling,
+           "original_max_position_embeddings": 1024}  # fmt: skip
+    rope = pe.explain(raw).main
+    config = CONFIG_MAPPING[kind].from_dict(copy.deepcopy(raw))
+    name = type(config).__module__.replace("configuration", "modeling")
+    module = importlib.import_module(name)
+    rotary = next(v for k, v in vars(module).items() if k.endswith("RotaryEmbedding"))(config)
+    theirs = getattr(rotary, "inv_freq", None)
+    theirs = rotary.full_attention_inv_freq if theirs is None else theirs
+    torch.testing.assert_close(rope.spectrum().inv_freq, theirs.double(), rtol=2e-6, atol=0)
+
+
 def test_the_pairing_is_named_in_the_text():
     assert "half-split" in pe.explain(LLAMA).text()
     glm = {"model_type": "glm", "num_hidden_layers": 1, "max_position_embeddings": 8192,
@@ -457,7 +507,31 @@ def test_the_pairing_is_named_in_the_text():
         (LLAMA | {"rope_theta": 1.0}, "expected more than 1"),
         (LLAMA | {"rope_theta": "x"}, "expected a number"),
         (LLAMA | {"partial_rotary_factor": 3.0}, "at most 1"),
-        (LLAMA | {"max_position_embeddings": -5}, "expected 1 or more"),
+        (LLAMA | {"max_position_embeddings": -5}, "2 or more"),
+        (LLAMA | {"num_attention_heads": 0}, "by zero"),
+        (LLAMA | {"num_hidden_layers": 0}, "num_hidden_layers 0: expected"),
+        (LLAMA | {"head_dim": 0}, "head_dim 0: expected"),
+        (LLAMA | {"model_type": "mistral", "sliding_window": -1}, "sliding_window -1: expected"),
+        (LLAMA | {"rope_parameters": {"rope_type": None, "rope_theta": 1e4}}, "write 'default'"),
+        (LLAMA | {"rope_scaling": {"type": "su", "short_factor": [1.0] * 64,
+                                   "long_factor": [1.0] * 64}}, "write 'longrope'"),
+        (LLAMA | {"rope_scaling": {"type": "ntk", "factor": 4.0}},
+         "choose from: default, linear, dynamic, proportional"),
+        (LLAMA | {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+         "reads one block for all layers"),
+        (LLAMA | {"model_type": "gemma4_text",
+                  "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+         "reads one for each of"),
+        (LLAMA | {"partial_rotary_factor": 0.5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+         "'llama' rotates 128 channels"),
+        (scaled(factor=4.0, mscale="1"), "mscale: expected a number"),
+        (scaled(factor=4.0, truncate="false"), "expected true or false"),
+        (scaled(factor=4.0, original_max_position_embeddings=None), "is null"),
+        (scaled(factor=4.0, original_max_position_embeddings=4096.5), "a whole number"),
+        (scaled(factor=4.0, original_max_position_embeddings=4096)
+         | {"original_max_position_embeddings": 2048}, "outside the block contradict"),
+        (LLAMA | {"rope_scaling": {"type": "longrope", "short_factor": 1.0, "long_factor": 2.0}},
+         "expected a list of numbers"),
         (LLAMA | {"rope_scaling": {"type": "axial"}}, "axes of an image"),
         (LLAMA | {"rope_scaling": {"type": "yarn", "factor": 4.0,
                                    "original_max_position_embeddings": 0}}, "above 0"),

@@ -146,6 +146,15 @@ def test_pairing_is_that_of_each_modelling_file():
     assert wrong == {}
 
 
+def test_what_a_type_reads_is_known_from_its_modelling_file():
+    for kind, (config, _) in rotating().items():
+        if not (text := source(type(config))):
+            continue
+        assert ("partial_rotary_factor" in text) == (kind in families.PARTIAL), kind
+        assert ("ntk_alpha" in text) == (kind in families.FIXED_ALPHA), kind
+        assert ("rope_parameters[layer_type]" in text) == bool(nested_keys(config)), kind
+
+
 def test_sinks_are_those_of_each_modelling_file():
     known = families.SINKS | families.SINKS_IN_WINDOWS
     for kind, (config, layers) in rotating().items():

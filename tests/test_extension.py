@@ -59,7 +59,7 @@ def test_a_record_of_other_lengths_is_not_mixed_with_new_cells(run: Run) -> None
     extend(run, ["pi"], [2.0], quiet=True)
     path = run.directory / "extension.json"
     path.write_text(path.read_text().replace('"target_tokens": 8', '"target_tokens": 4'))
-    with pytest.raises(RunError, match="of other lengths or targets"):
+    with pytest.raises(RunError, match="has other lengths or targets"):
         extend(run, ["pi"], [2.0], quiet=True)
 
 

@@ -14,6 +14,7 @@ from tiny_training import assert_same_weights, killed_after, tiny, write_corpus
 from torch import Tensor
 from transformers import DynamicCache
 
+from pe._seed import seed_torch
 from pe.encodings import Prepared, encoding
 from pe.encodings.alibi import ALiBi, alibi_slopes
 from pe.encodings.core.additive import Additive
@@ -26,7 +27,7 @@ SUMS = ["randomized", "alibi+randomized", "sinusoidal+randomized", "yarn+randomi
 
 
 def placed(n: int, most: int = 2048, seed: int = 0) -> Tensor:
-    torch.manual_seed(seed)
+    seed_torch(seed)
     where = torch.arange(n)
     return Randomized(max_position=most).prepare(where, where).k_positions
 

@@ -116,7 +116,7 @@ def test_ctrl_c_while_the_corpus_is_prepared_is_no_failure(
     def pressed(*arguments: Any, **options: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pe.training.loop.prepare", pressed)
+    monkeypatch.setattr("pe.data.prepare", pressed)
     run = Run(tmp_path / "run", recipe)
     with pytest.raises(KeyboardInterrupt):
         train(run, quiet=True)

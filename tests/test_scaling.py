@@ -113,6 +113,8 @@ def test_the_page_shows_the_newest_measurement_of_each_job(tmp_path: Path) -> No
     for machine in ("aaaaaaaaaaaa`, 2026-11-28.", "bbbbbbbbbbbb`, 2026-11-29."):
         assert f"2 × NVIDIA H200, torch 2.11.0, commit `{machine}" in speed
     assert "60,000 |" in book_scaling.text("memory", known)
+    hours = f"{book_scaling.tokens_of('paper') / 400_000 / 3600:.1f} |"
+    assert hours in book_scaling.text("cost", known)
     assert TIME_UP in book_scaling.text("memory", [old])
     told = book_scaling.text("agreement", known)
     assert "5.0e-02 |" in told

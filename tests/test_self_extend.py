@@ -154,7 +154,7 @@ def test_what_scales_logits_or_moves_with_the_length_is_refused() -> None:
         encoding("rope+self_extend", **build)
     with pytest.raises(ValueError, match="neighbor_window 16: a model trained on 16 tokens"):
         encoding("self_extend", neighbor_window=16, **build)
-    with pytest.raises(ValueError, match="factor 2 and group_size 3 are two ways to say the same"):
+    with pytest.raises(ValueError, match="factor 2 and group_size 3 both set the size of a group"):
         encoding("self_extend", factor=2.0, group_size=3, **build)
     with pytest.raises(ValueError, match="softmax_scale 0.2: self_extend adds the difference"):
         model("self_extend", softmax_scale=0.2)

@@ -58,7 +58,7 @@ def test_one_factor_for_each_of_four_heads_is_not_given_to_one() -> None:
         ({"q": torch.zeros(4, 6, 16)}, r"q: expected \(batch, heads, tokens, head_dim\), got \(4,"),
         ({"k": torch.zeros(1, 3, 6, 16)}, "do not fit: .* a multiple of those of k"),
         ({"v": torch.zeros(1, 2, 5, 16)}, r"v: expected \(1, 2, 6, 'width'\) as k"),
-        ({"q": torch.zeros(1, 4, 7, 16)}, "7 queries of 6 keys"),
+        ({"q": torch.zeros(1, 4, 7, 16)}, "7 queries and 6 keys"),
         ({"q_positions": torch.arange(5)}, r"q_positions: expected \(6,\) or \(1, 6\)"),
         ({"k_positions": torch.zeros(3, 6).long()}, r"_positions: .* one position per token"),
         ({"mask": torch.ones(6, 6)}, "mask: expected booleans"),

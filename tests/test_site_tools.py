@@ -66,17 +66,26 @@ def test_faults_of_a_page_are_named(
     assert "broken.html: console: gone" in told
 
 
-def test_one_page_of_a_run_stands_for_its_study(
+def test_one_page_of_a_record_stands_for_its_study_or_task(
     tools: dict[str, ModuleType], tmp_path: Path
 ) -> None:
-    for name in ("index", "runs/demo/a/train", "runs/demo/b/train", "runs/every/c/record"):
+    records = ("runs/demo/a/train", "runs/demo/b/train", "runs/every/c/record")
+    for name in (
+        "index",
+        *records,
+        "tasks/copy-1/alibi",
+        "tasks/copy-1/rope",
+        "tasks/match-2/rope",
+    ):
         path = tmp_path / f"{name}.html"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     pages = tools["check_site"].pages_of
-    assert len(pages(tmp_path, every=True)) == 4
-    assert "runs/demo/b/train.html" not in pages(tmp_path, every=False)
-    assert len(pages(tmp_path, every=False)) == 3
+    assert len(pages(tmp_path, every=True)) == 7
+    assert not {"runs/demo/b/train.html", "tasks/copy-1/rope.html"} & {
+        *pages(tmp_path, every=False)
+    }
+    assert len(pages(tmp_path, every=False)) == 5
 
 
 @pytest.mark.browser

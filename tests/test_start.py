@@ -325,8 +325,7 @@ def test_evaluating_a_converted_run_prepares_its_text_once(
         prepared.append(corpus)
         return prepare(corpus, *rest, **more)
 
-    monkeypatch.setattr("pe.evaluation.scorer.prepare", counted)
-    monkeypatch.setattr("pe.evaluation.start.prepare", counted)
+    monkeypatch.setattr("pe.data.prepare", counted)
     found = evaluate(run, quiet=True)
     assert prepared == [run.recipe.corpus]
     conversion = run.read()["conversion"]

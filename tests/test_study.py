@@ -326,7 +326,8 @@ def test_a_killed_worker_loses_nothing_and_nothing_runs_twice(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(queue, "POLL", 0.1)  # else many more steps are needed to be in the middle
     file, started = scheduler
-    plan = load_plan(write(tmp_path, CHAIN, steps=240, checkpoint_every=20, validate_every=0))
+    only = {"rope": {"pe": "rope"}}  # that runs wait for their parents needs no processes
+    plan = load_plan(write(tmp_path, only, steps=240, checkpoint_every=20, validate_every=0))
     first = add_worker(file, started)
     parent = plan[0].run()
     killed: list[int] = []
@@ -343,7 +344,6 @@ def test_a_killed_worker_loses_nothing_and_nothing_runs_twice(
     assert all(p.done() for p in plan)
     assert parent.read()["training"]["resumes"] >= 1
     assert trained_steps(parent) == list(range(1, 241))
-    assert trained_steps(plan[1].run()) == list(range(1, 121))
 
     task = {
         "directory": str(parent.directory), "recipe": plan[0].recipe.to_dict(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from tiny_training import write_corpus
 import pe
 from pe.notebooks import study_page
 from pe.runs import Run, RunError, find
-from pe.study import load_plan, run_study
+from pe.study import load_plan, run_study, show
 from pe.study.complete import complete
 from pe.study.parents import with_retrained_parents
 from pe.study.planned import StudyFolder
@@ -162,3 +163,32 @@ def test_the_time_left_counts_workers_and_what_waits_for_what() -> None:
         "1 runs of unknown speed not counted"
     )
     assert time_left([row("a", None)]).startswith("time left not known")
+
+
+def test_runs_of_other_sizes_say_about_how_long_a_study_takes_and_how_much_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = load_plan("paper")
+    tiny = pe.recipe("tiny").to_dict()
+    monkeypatch.setattr(show, "_speeds", lambda: [(tiny, 4e5), (tiny, 1e6)])
+    alone = rows(plan)[0]
+    assert alone.estimated
+    # 6 N + 6 L d T: 230 million for 34 M parameters, 2,202 million for 342 M
+    assert alone.tokens_per_second == pytest.approx(1e6 * 229.7 / 2202.3, rel=1e-3)
+    assert "; about " in text(plan)
+    assert show.memory_needed(plan) == "memory: about 35.3 GiB of a GPU; this machine has none"
+    monkeypatch.setattr("pe.devices.choose", lambda: SimpleNamespace(type="cuda"))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    monkeypatch.setattr("pe.devices.gpu_memory", lambda: 8.0)
+    monkeypatch.setenv("PE_PROCESSES", "8")
+    assert rows(plan)[0].tokens_per_second == pytest.approx(8 * alone.tokens_per_second)
+    assert "left on 8 devices that train each run together" in text(plan)
+    assert "too much; with micro_batch_size: 1 in the set of the study" in show.memory_needed(plan)
+
+
+def test_processes_that_a_batch_does_not_divide_among_are_refused_before_the_first_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PE_PROCESSES", "3")
+    with pytest.raises(ValueError, match="runs.rope.*: batch_size 8 does not divide among 3"):
+        load_plan("paper-rates", mini=True, check=True)

@@ -22,16 +22,22 @@ from pe.training.train import train
 pytestmark = pytest.mark.usefixtures("alone")
 
 
-@pytest.mark.parametrize("name", pe.list_encodings())
-def test_forty_steps_on_a_repeating_text_are_learned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    folder = tmp_path / "corpus"
+@pytest.fixture(scope="module")
+def repeating(shared: Path) -> Path:
+    """A corpus of sixteen letters over and over, prepared once for all encodings."""
+    folder = shared / "repeating"
     folder.mkdir()
     for split, count in (("train", 150), ("validation", 50), ("test", 50)):
         (folder / f"{split}.txt").write_text(f"{split}: " + "abcdefghijklmnop" * count)
+    return folder
+
+
+@pytest.mark.parametrize("name", pe.list_encodings())
+def test_forty_steps_on_a_repeating_text_are_learned(
+    tmp_path: Path, repeating: Path, name: str
+) -> None:
     chosen = tiny(
-        folder, pe=name, steps=40, learning_rate=2e-2, batch_size=8, context_length=24,
+        repeating, pe=name, steps=40, learning_rate=2e-2, batch_size=8, context_length=24,
         num_hidden_layers=1, checkpoint_every=100, validate_every=0,
     )  # fmt: skip
     run = train(Run(tmp_path / "run", chosen), quiet=True)

@@ -107,7 +107,7 @@ def test_any_other_error_is_recorded_and_raised(
         ({"evaluation_lengths": [16, 4096]}, "0 evaluation windows of 4,096 tokens are possible"),
         (
             {"retrieval_samples": 1},
-            "evaluation_lengths: 16 tokens have no room for a retrieval text, which takes [0-9]+; "
+            "evaluation_lengths: 16 tokens are too few for a retrieval text, which takes [0-9]+; "
             "leave that length out",
         ),
     ],

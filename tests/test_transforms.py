@@ -75,7 +75,7 @@ def test_ntk_counts_the_rotated_width_and_not_the_heads() -> None:
 
 
 def test_one_pair_cannot_be_kept_and_slowed() -> None:
-    said = "rotated width 2: NTK-aware scaling keeps the first pair and slows the last"
+    said = "rotated width 2: NTK-aware scaling keeps the first frequency and slows the last"
     with pytest.raises(ValueError, match=said):
         build("ntk", head_dim=2)
     with pytest.raises(ValueError, match=said):

@@ -196,11 +196,11 @@ def test_a_schedule_is_shown_by_titles() -> None:
         ("2000*rope", "at most 1024 layers at character 1"),
         ("rope(thta=2)", "no option 'thta' .did you mean 'theta'"),
         ("rope+window", "window needs a number, as in 'window:512'"),
-        ("rope+window:x", "'x' is no whole number; write 'window:512'"),
+        ("rope+window:x", "'x' is not a whole number; write 'window:512'"),
         ("rope+window:0", "^window:0: expected 1 or more, where window:1 shows each token itself"),
         ("nope+chunk:-3", "^chunk:-3: expected 1 or more"),
         ("window:4+sinks:0", "^sinks:0: expected 1 or more, where sinks:1 keeps the first token"),
-        ("rope+window:2.5", "'2.5' is no whole number"),
+        ("rope+window:2.5", "'2.5' is not a whole number"),
         ("nope, rope+window:0", "^'nope, rope.window:0', layer 2 of 2: window:0: expected 1 or"),
         (
             "3*rope, nop",

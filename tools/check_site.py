@@ -10,8 +10,8 @@ Every page is opened once in Chromium and checked in both themes, at widths of 1
   in figures; at 1,280 pixels no figure is cut off;
 * a page has less than 1.5 MB, without MathJax.
 
-Of the pages of runs only one per study is checked, unless ``--all`` is given. The exit code is 1 if
-anything is wrong. ``--report FILE`` writes all measurements as JSON.
+Of the pages of records only one per study or task is checked, unless ``--all`` is given. The exit
+code is 1 if anything is wrong. ``--report FILE`` writes all measurements as JSON.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def chromium() -> str:
 
 
 def pages_of(site: Path, every: bool) -> list[str]:
-    """The pages of the site, with all pages of runs or only the first per study."""
+    """The pages of the site, with all pages of records or only the first per study or task."""
     names = [
         path.relative_to(site).as_posix()
         for path in sorted(site.rglob("*.html"))
@@ -162,7 +162,9 @@ def pages_of(site: Path, every: bool) -> list[str]:
     kept = []
     for name in names:
         parts = name.split("/")
-        kind = (parts[1], parts[-1] if len(parts) > 3 else "") if parts[0] == "runs" else ("", name)
+        kind = ("", name)
+        if len(parts) > 2 and parts[0] in ("runs", "tasks"):
+            kind = (parts[1], parts[-1] if len(parts) > 3 else "")
         if kind not in seen:
             seen.add(kind)
             kept.append(name)
@@ -276,7 +278,7 @@ def main() -> int:
     parser.add_argument("site", type=Path)
     parser.add_argument("pages", nargs="*", help="only these, such as methods/rope.html")
     parser.add_argument("--axe", type=Path, help="axe.min.js of the npm package axe-core")
-    parser.add_argument("--all", action="store_true", help="every page of a run")
+    parser.add_argument("--all", action="store_true", help="every page of a record")
     parser.add_argument("--report", type=Path, help="where to write everything as JSON")
     options = parser.parse_args()
     from playwright.sync_api import sync_playwright

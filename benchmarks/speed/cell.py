@@ -26,7 +26,7 @@ from pe.recipes.recipe import Recipe
 from pe.speed.names import library, spelled
 from pe.speed.record import Settings
 from pe.training.build import build_optimizer, parameter_counts
-from pe.training.metrics import flops_per_token, peak_flops
+from pe.training.flops import flops_per_token, peak_flops
 
 from .plan import Cell
 from .systems import System, build

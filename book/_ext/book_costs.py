@@ -151,7 +151,9 @@ def costs(names: Sequence[str], speed: Speed | None) -> str:
         f"{SIZES['original_length']:,} training tokens; {{doc}}`/methods/index` explains the words."
     )
     known = tables.shown(speed, "train") if speed and _has(speed, "train") else []
-    if speed and set(names) & set(known):
+    if names == ["nope"]:  # the measure of all others
+        made += " {doc}`/speed` divides the speeds of all other encodings by NoPE's."
+    elif speed and set(names) & set(known):
         for name, column in zip(shown, columns, strict=True):
             column.update(measured(speed, name) if name in known else {})
         made += (

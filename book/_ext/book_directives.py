@@ -170,15 +170,20 @@ class Picture(Block):
             pair += image
         figure += pair
         text = "\n".join(self.content)
-        if name in self.book.figures and self.book.figures[name][0]:
-            text += f" *{_made_of(self.book.figures[name][0])}.*"
         caption, *more = self.markdown(text) or [nodes.paragraph()]
         figure += nodes.caption(text, "", *caption.children)
+        if name in self.book.figures and self.book.figures[name][0]:
+            figure[-1] += made_of(_made_of(self.book.figures[name][0]))
         if more:
             figure += nodes.legend("", *more)
         self.set_source_info(figure)
         self.add_name(figure)
         return [figure]
+
+
+def made_of(records: str) -> list[nodes.Node]:
+    """The end of a caption: the records that a figure was made of, in small letters."""
+    return [nodes.Text(" "), nodes.emphasis(text=f"{records}.", classes=["pe-made-of"])]
 
 
 def _made_of(shown: list[Snapshot] | list[Path]) -> str:

@@ -5,6 +5,7 @@
 * Nothing is loaded that a page does not use: MathJax only beside a formula, the search index only
   on the page of the search, and instead of Font Awesome the icons of _static/icons.css.
 * What axe finds in the theme's templates is mended here, in the written page.
+* A formula and the full stop after it stay on one line.
 
 The address of the repository is that of git's remote ``origin`` or of the GitHub workflow that
 builds; the address of the site is ``$PE_SITE``. Where neither is known, no link is invented.
@@ -30,6 +31,7 @@ from pe.runs.provenance import git
 ROOT = Path(__file__).resolve().parents[2]
 CARD = "card.png"
 PDF = "positional-encodings.pdf"
+PUNCTUATION = re.compile(r"[.,;:?!)]+")
 DESCRIPTION = 160
 """Characters of a description: what search engines show."""
 
@@ -272,7 +274,22 @@ def say(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doct
     context["pe_description"] = words or (described(doctree) if doctree is not None else "")
 
 
+def keep_together(app: Sphinx, doctree: nodes.document) -> None:
+    """Put a formula and the punctuation after it on one line."""
+    for formula in list(doctree.findall(nodes.math)):
+        parent, place = formula.parent, formula.parent.index(formula)
+        after = parent[place + 1] if place + 1 < len(parent) else None
+        if not isinstance(after, nodes.Text) or not (mark := PUNCTUATION.match(after)):
+            continue
+        rest = nodes.Text(after[mark.end() :])
+        parent[place : place + 2] = [
+            nodes.inline("", "", formula, nodes.Text(mark[0]), classes=["pe-together"]),
+            *([rest] if rest else []),
+        ]
+
+
 def setup(app: Sphinx) -> None:
     """Register with Sphinx."""
+    app.connect("doctree-read", keep_together)
     app.pe_about = About.read()  # type: ignore[attr-defined]
     app.connect("html-page-context", say, priority=950)

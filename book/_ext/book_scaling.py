@@ -3,6 +3,7 @@
 | ```{step-speed} windows-step  encodings beside the first of them: tokens/s, memory; newest record
 | ```{scaling} speed      tokens/s, MFU, memory by size and number of GPUs
 | ```{scaling} memory     the largest model, with the options that save memory
+| ```{scaling} cost       hours that the studies of the page take, by number of GPUs
 | ```{scaling} profile    what each group of kernels takes of a step
 | ```{scaling} agreement  how far the losses of several processes are from those of one, and what
 |                         became of a run of which a process was killed
@@ -23,9 +24,11 @@ from sphinx.application import Sphinx
 from pe._errors import unknown
 from pe.results.markdown import pipe
 from pe.results.quantities import whole
+from pe.study.plan import load_plan
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 NOT_YET = "Not measured yet."
+STUDIES = ("paper-rates", "paper")
 Record = dict[str, Any]
 
 
@@ -97,6 +100,32 @@ def line(row: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
+def cost(known: Sequence[Record]) -> str:
+    """Hours of training that the large studies take at the measured speeds of their model."""
+    chosen = [
+        (row, record)
+        for row, record in newest(known, "rows", "speed")
+        if row["name"] == "360M" and row["reason"] is None
+    ]
+    if not chosen:
+        return NOT_YET
+    chosen.sort(key=lambda one: one[0]["processes"])
+    tokens = {study: tokens_of(study) for study in STUDIES}
+    lines = [
+        [str(row["processes"]), whole(row["tokens_per_second"]),
+         *(f"{count / row['tokens_per_second'] / 3600:.1f}" for count in tokens.values())]
+        for row, _ in chosen
+    ]  # fmt: skip
+    heads = [f"`{study}`, {count / 1e6:,.0f} M tokens" for study, count in tokens.items()]
+    return f"{pipe(['GPUs', 'tokens/s', *heads], lines, 0)}\n\n{machines(chosen)}"
+
+
+def tokens_of(study: str) -> int:
+    """Tokens that all runs of a study are trained on."""
+    recipes = [planned.recipe for planned in load_plan(study) if not planned.zero_shot]
+    return sum(r.steps * r.batch_size * r.context_length for r in recipes)
+
+
 def agreement(known: Sequence[Record]) -> str:
     """The table of differences, and the run whose process was killed."""
     chosen = newest(known, "agreement")
@@ -145,6 +174,7 @@ def profile(known: Sequence[Record]) -> str:
 PARTS: dict[str, Callable[[Sequence[Record]], str]] = {
     "speed": lambda known: steps_of("speed", known),
     "memory": lambda known: steps_of("memory", known),
+    "cost": cost,
     "profile": profile,
     "agreement": agreement,
 }

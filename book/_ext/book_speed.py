@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from book_directives import Block, Book, least_width
+from book_directives import Block, Book, least_width, made_of
 from book_mirror import write
 from book_studies import Speeds
 from docutils import nodes
@@ -135,9 +135,10 @@ class SpeedBlock(Block):
             pair += image
         figure += pair
         run = self.book.speeds.best.record
-        text = "\n".join(self.content) + f" *Record: {run['study']}/{run['run']}.*"
+        text = "\n".join(self.content)
         caption, *_ = self.markdown(text)
         figure += nodes.caption(text, "", *caption.children)
+        figure[-1] += made_of(f"Record: {run['study']}/{run['run']}")
         return [figure]
 
     def summary(self) -> list[nodes.Node]:

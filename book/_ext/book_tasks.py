@@ -45,7 +45,7 @@ from pe.tasks.study.outcome import Outcome
 
 PLAN = Path("studies") / "tasks" / "core.yaml"
 STUDY = "tasks"
-"""What the plan calls its records. Numbers in prose are of them alone, as those of the tables are."""
+"""What the plan calls its records. Numbers in prose are of them alone, as in the tables."""
 PAGES = "tasks"
 BESIDE = ("nope", "rope")
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
-"""Attention under any encoding, by any backend.
+"""Attention with any positional encoding, by any backend.
 
-``dense`` is the definition in float32; all others must agree with it. `pe.attention.choose` says
-which there are and which is taken.
+The backend ``dense`` is the definition in float32, and all others must agree with it.
+`pe.attention.choose` lists the ways to compute attention and chooses among them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ __all__ = ["BACKENDS", "attend", "path_for", "scaled"]
 def scaled(q: Tensor, factor: Tensor | None) -> Tensor:
     """Multiply each query, (B, H, T, D), by its logit scale, broadcastable to (B, H, T).
 
-    In float64 where the queries are, otherwise in float32.
+    The product is computed in float64 if the queries are, and otherwise in float32. The result has
+    the type of ``q``.
     """
     if factor is None:
         return q
@@ -48,26 +49,31 @@ def attend(
     backend: str | None = None,
     layer_input: Tensor | None = None,
 ) -> Tensor:
-    """Attention with a positional encoding, for use in any model.
+    """Compute attention with a positional encoding, for use in any model.
 
     Args:
-        q: (B, H, Tq, D). k, v: (B, K, Tk, D), K dividing H. q_positions, k_positions: integers (T,)
-            or (B, T); None: counted from the first key, which is what the fast kernels need.
-        mask: boolean, True where a query may attend, broadcastable to (B, H, Tq, Tk); None: causal,
-            the queries being the last Tq of the keys. What is hidden counts nowhere: not in a bias
-            that depends on the keys in between, nor in a window, nor in the length of a document. A
-            query that sees nothing gets 0.
-        backend: ``"dense"`` (the definition, float32), ``"sdpa"`` (torch's, a bias being a
-            matrix), ``"kernel"`` (ours, never a matrix); None chooses.
-        layer_input: (B, Tk, hidden), what queries and keys were projected from; only encodings
-            that look at it (FoX) need it.
+        enc: the encoding, as `pe.encoding` makes one.
+        q: (B, H, Tq, D) queries.
+        k, v: (B, K, Tk, D) keys and values; K divides H.
+        q_positions, k_positions: integers (T,) or (B, T). None: counted from the first key, which
+            the fast kernels need.
+        mask: boolean, True where a query may attend, broadcastable to (B, H, Tq, Tk). None: causal,
+            and the queries are the last Tq of the keys. A hidden token has no effect at all: a bias
+            that depends on the keys in between does not count it, nor does a window, nor the length
+            of a document. A query that sees no key gets 0.
+        backend: ``"dense"`` (the definition, float32), ``"sdpa"`` (torch's attention, where a bias
+            is a matrix) or ``"kernel"`` (our Triton kernels, which never build that matrix). None
+            chooses the fastest exact one.
+        layer_input: (B, Tk, hidden), from which queries and keys were projected. Only some
+            encodings, such as FoX, need it.
 
     Returns:
-        (B, H, Tq, D) in v's dtype.
+        (B, H, Tq, D) in the type of ``v``.
 
     Raises:
-        ValueError: an unknown backend, or one that cannot serve this case; shapes that do not fit
-            each other or the encoding, of which none is broadcast.
+        TypeError: ``enc`` is not an encoding.
+        ValueError: the backend is unknown or cannot serve this case, or shapes do not fit each
+            other or the encoding. Nothing is broadcast to make them fit.
     """
     if not isinstance(enc, Encoding):
         raise TypeError(
@@ -100,12 +106,12 @@ def attend(
         q_positions = k_positions if same else k_positions[..., -q.shape[-2] :]
     refuse_positions("q_positions", q_positions, q.shape[0], q.shape[2])
     refuse_positions("k_positions", k_positions, k.shape[0], k.shape[2])
-    more = {}
+    lengths = {}
     if mask is not None and enc.length_dependent:
-        from pe.attention.documents import document_lengths  # brings the compiler
+        from pe.attention.documents import document_lengths  # imports torch's compiler, slowly
 
-        more["lengths"] = document_lengths(mask, q_positions, k_positions)
-    where = enc.prepare(q_positions, k_positions, q.dtype, **more)
+        lengths["lengths"] = document_lengths(mask, q_positions, k_positions)
+    prepared = enc.prepare(q_positions, k_positions, q.dtype, **lengths)
     shown: Tensor | Spans | None = mask
     if enc.hides:
         length, known = q.shape[2], k.shape[2]
@@ -113,8 +119,9 @@ def attend(
             shown = spans_for(enc, q.device, q.dtype, q.shape[-1], length, backend)
         if not isinstance(shown, Spans):
             shown = enc.narrow(mask, length, known, q.device)
-    counted = counted and where.q_positions is q_positions
-    q_positions, k_positions, tables, _ = where
+    # An encoding may replace positions; those are not 0, 1, 2 ... any more.
+    counted = counted and prepared.q_positions is q_positions
+    q_positions, k_positions, tables, _ = prepared
     bias = bias_of(enc, q, k, q_positions, k_positions, state, shown, counted, backend)
     factor = enc.logit_scale(q_positions)
     if factor is not None:
@@ -124,17 +131,22 @@ def attend(
 
 
 def _kind(x: object) -> str:
-    """What a message calls it: a tensor by its type of numbers."""
+    """Name ``x`` in a message: a tensor by the type of its numbers, anything else by its class."""
     return str(x.dtype) if isinstance(x, Tensor) else f"a {type(x).__name__}"
 
 
 def _whole(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-    """The mask as (1 or B, 1 or H, Tq, Tk); ValueError if it is none of these queries and keys."""
+    """Return the mask as (1 or B, 1 or H, Tq, Tk), or None.
+
+    Raises:
+        ValueError: it does not fit these queries and keys.
+    """
     length, known = q.shape[2], k.shape[2]
     if mask is None:
         if length > known:
             raise ValueError(
-                f"{length} queries of {known} keys: queries without a mask are the last keys"
+                f"{length} queries and {known} keys: without a mask, the queries are the last of "
+                "the keys, so there must be at least as many keys; give a mask"
             )
         return None
     if mask.dtype != torch.bool:

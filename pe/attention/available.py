@@ -1,8 +1,8 @@
-"""Where our Triton kernels can run, and for which operators of the encodings they are registered.
+"""Say where our Triton kernels can run, and register those of the encodings' operators.
 
-`pe.encodings.core` defines some operators by operations of torch. Importing this module gives them
-CUDA kernels. Triton is imported when one is first called: it takes long, and may not be installed,
-in which case the definition is computed.
+`pe.encodings.core` defines some operators by operations of torch. Importing this module registers
+CUDA kernels for them. Triton is imported when such an operator is first called, because the import
+is slow. Where Triton is not installed, the operations of torch are used.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import torch
 
 from pe.encodings.core import clex_ode, rotation
 
-# Known before any graph is traced: torch.compile can follow neither question, and would leave half
-# of each layer uncompiled.
+# Both are constants because torch.compile cannot trace either question and would leave half of each
+# layer uncompiled.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Whether Triton runs its kernels on the CPU, one block after another, as tests do."""
+"""Whether Triton's interpreter runs the kernels on the CPU, as in tests."""
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def unavailable_reason(device: torch.device) -> str | None:
-    """Why there are no kernels for ``device``; None if there are."""
+    """Return why the kernels cannot run on ``device``; None if they can."""
     if not HAS_TRITON:
         return "triton is not installed"
     if torch.version.hip is not None:
-        return "the kernels are written for NVIDIA's cards"
+        return "the kernels are written for NVIDIA GPUs"
     if device.type == "cuda" and not INTERPRETED:
         if torch.cuda.get_device_properties(device).major < 8:
             return "the kernels need compute capability 8.0 (Ampere) or newer"
@@ -38,7 +38,11 @@ def unavailable_reason(device: torch.device) -> str | None:
 
 
 def _register(operator: Any, definition: Callable[..., Any], module: str, name: str) -> None:
-    """Let ``operator`` be computed by function ``name`` of a kernel module on CUDA devices."""
+    """Register function ``name`` of a kernel module for ``operator`` on CUDA devices.
+
+    Args:
+        definition: computes the operator where the kernels cannot run.
+    """
 
     def compute(*arguments: Any) -> Any:
         device = next(a.device for a in arguments if isinstance(a, torch.Tensor))

@@ -1,16 +1,17 @@
-"""Which way a layer's attention is computed, and why not another.
+"""Choose the way in which a layer's attention is computed, and say why others cannot be used.
 
     flash   torch's fused attention: no bias, no window, no sink
-    kernel  our Triton kernels: a bias that is made block by block (`pe.encodings.core.forms`), and
-            windows, chunks and first keys, whose hidden blocks are skipped (`pe.attention.spans`);
-            without a gradient also near and far keys apart (`pe.attention.near_far`)
-    matrix  torch's attention with a matrix: the bias in float32, or which keys a window shows
-    rows    the same, a block of rows at a time (`pe.attention.rows`), where it would be large; in
-            a window that hides most keys, each block with those that it sees
-    dense   the definition (`pe.attention.dense`), only where it is asked for
+    kernel  our Triton kernels: a bias that is computed block by block
+            (`pe.encodings.core.forms`), and windows, chunks and first keys, whose hidden blocks
+            are skipped (`pe.attention.spans`). Without a gradient, also attention with different
+            logits for near and far keys (`pe.attention.near_far`)
+    matrix  torch's attention with a matrix, which holds the bias in float32 or a window's mask
+    rows    the same with a block of the matrix at a time (`pe.attention.rows`), if it would be
+            large; in a window that hides most keys, each block only with the keys that it sees
+    dense   the definition (`pe.attention.dense`), only on request
 
-The first of these is taken that is exact for the case at hand and whose memory does not grow with
-the square of the length beyond `LARGEST_MATRIX`.
+The first of these is taken that is exact for the case at hand and whose matrix, if it has one, has
+at most `LARGEST_MATRIX` entries.
 """
 
 from __future__ import annotations
@@ -32,18 +33,23 @@ from pe.encodings.core.forms import COUNTS, FIRE, Form
 from pe.encodings.core.key_range import key_range
 
 BACKENDS = {"dense": dense_attention, "sdpa": sdpa_attention}
-"""Those that take any bias and any mask, ``(q, k, v, scale, bias, mask, sink) -> output``."""
+"""Backends that take any bias and any mask: ``(q, k, v, scale, bias, mask, sink) -> output``."""
 LARGEST_MATRIX = 2**29
-"""Entries, over batch and heads, up to which a bias is made whole: 2 GiB in float32."""
+"""The most entries, over batch and heads, of a bias that is a whole matrix: 2 GiB in float32."""
 FEW = 4
-"""A window hides most keys where the length is more than this many times what it shows."""
+"""A window hides most keys if the length is more than this many times the keys it shows."""
 WIDTHS = (16, 32, 64, 128)
+"""Widths of heads for which there are kernels."""
 COUNTING_WIDTHS = (16, 32, 64)
-"""Of heads that count (CoPE): `pe.attention.kernels.cope.op.WIDEST` says why not 128."""
+"""The same for CoPE; `pe.attention.kernels.cope.op.WIDEST` says why 128 is not among them."""
 
 
 def checked(backend: str | None) -> str | None:
-    """The name, if it is one; None chooses. Unknown names raise ValueError."""
+    """Return the name of a backend, or None, which stands for the best one.
+
+    Raises:
+        ValueError: there is no such backend.
+    """
     names = (*BACKENDS, "kernel")
     if backend is not None and backend not in names:
         raise unknown("attention backend", backend, names)
@@ -53,9 +59,12 @@ def checked(backend: str | None) -> str | None:
 def obstacle(
     enc: Encoding, device: torch.device, dtype: torch.dtype, counted: bool, head_dim: int
 ) -> str | None:
-    """Why the kernels cannot serve this encoding here; None if they can.
+    """Return why the kernels cannot compute attention with this encoding; None if they can.
 
-    ``counted``: causal attention of equally many queries and keys, all at their counted positions.
+    Args:
+        dtype: of the queries. head_dim: their width.
+        counted: whether attention is causal, has as many queries as keys, and all positions are
+            counted from 0.
     """
     if not enc.has_form:
         return "its bias is known as a matrix only"
@@ -74,7 +83,7 @@ def obstacle(
 
 
 def _needs_kernel(enc: Encoding) -> bool:
-    """Whether torch's fused attention cannot do it without a matrix."""
+    """Return whether torch's attention would need a matrix."""
     return enc.biased or enc.hides or enc.sink_logit() is not None
 
 
@@ -87,11 +96,11 @@ def path_for(
     head_dim: int = 64,
     compiled: bool = False,
 ) -> str:
-    """The path of a training or prefill step.
+    """Return the way in which a step of training or prefill computes attention.
 
     Args:
-        length: tokens of each sequence. sequences: batch size times heads. compiled: by
-            torch.compile, which takes a mask where a window would be taken by rows.
+        length: number of tokens per sequence. sequences: batch size times heads.
+        compiled: whether torch.compile is used, which excludes computing a window by rows.
     """
     if not _needs_kernel(enc):
         return "flash"
@@ -112,28 +121,31 @@ def kernel_form(
     counted: bool,
     backend: str | None,
 ) -> Form | None:
-    """What the kernels need of the bias, or None where another path is taken.
+    """Return the bias spec for the kernels, or None if another way is taken.
 
-    Positions say nothing where there is no bias: rotations are done before.
+    Arguments are those of `bias_of`.
 
     Raises:
-        ValueError: ``backend="kernel"`` and they cannot serve this case.
+        ValueError: ``backend="kernel"``, and the kernels cannot serve this case.
     """
     if backend not in (None, "kernel") or isinstance(mask, Bounded):
         return None
     if backend is None and not (_needs_kernel(enc) and q.is_cuda):
-        return None  # interpreted kernels are for tests, which ask for them
+        return None  # interpreted kernels are for tests, which ask for them by name
+    # Without a bias the kernels need no positions, because rotations are done before.
     counted = (counted or not enc.biased) and not isinstance(mask, Tensor)
     counted = counted and q.shape[-2] == k.shape[-2]
     if backend is None and q.shape[-2] == 1:
-        return None  # one row is no matrix
+        return None  # for a single query the matrix is a row, so nothing is saved
     reason = obstacle(enc, q.device, q.dtype, counted, q.shape[-1])
     if reason is None:
         with torch.autocast(q.device.type, enabled=False):
             form = enc.bias_form(q.shape[-2], q.device, state)
         if form.kind != FIRE or enc.sink_logit() is None:
             return form
-        reason = "its gradient leaves out what all biases of a row share, which a sink looks at"
+        reason = (
+            "its gradient leaves out what all biases of a row have in common, which a sink looks at"
+        )
     if backend == "kernel":
         raise ValueError(f"backend 'kernel' cannot serve {type(enc).__name__} here: {reason}")
     return None
@@ -149,11 +161,14 @@ def spans_for(
     padding: Tensor | None = None,
     documents: Tensor | None = None,
 ) -> Spans | None:
-    """What stands in place of a mask for as many queries as keys: what the kernels take, or where
-    they do not serve the case `Bounded`, or None where a mask is made.
+    """Return what replaces a mask for as many queries as keys.
 
     Args:
-        padding, documents: as in `pe.attention.masks.visible`.
+        padding: (B, T), 0 at padding. documents: (B, T), the document of each token.
+
+    Returns:
+        `Spans` if the kernels serve this case, `Bounded` if it is computed by rows in a window, and
+        None if a mask is needed.
     """
     shown = key_range(enc)
     if not enc.hides or shown is None or backend not in (None, "kernel"):
@@ -167,18 +182,18 @@ def spans_for(
 
 
 def bounded(enc: Encoding, result: Spans, backend: str | None) -> Bounded | None:
-    """The spans of a case that kernels turn out not to serve, or None where a mask is made."""
+    """Return the spans of a case that kernels turn out not to serve; None if a mask is needed."""
     length = result.rows.shape[-1]
     return Bounded(*result) if _in_blocks(enc, length, backend) else None
 
 
 def _in_blocks(enc: Encoding, length: int, backend: str | None) -> bool:
-    """Whether what no kernel serves is computed in blocks of a window, without a mask."""
+    """Return whether a case that kernels do not serve is computed by rows in a window."""
     return backend is None and not torch.compiler.is_compiling() and shows_few(enc, length)
 
 
 def shows_few(enc: Encoding, length: int) -> bool:
-    """Whether a window or a chunk hides most keys of a text of this length."""
+    """Return whether a window or a chunk hides most keys of a sequence of this length."""
     shown = key_range(enc)
     if not enc.hides or shown is None:
         return False
@@ -187,35 +202,38 @@ def shows_few(enc: Encoding, length: int) -> bool:
 
 
 def _in_two(q: Tensor, k: Tensor, counted: bool, backend: str | None) -> bool:
-    """Whether kernels attend to near and far keys apart, which gives no gradient."""
+    """Return whether kernels can attend to near and far keys separately, which has no gradient."""
     if backend not in (None, "kernel") or (backend is None and not q.is_cuda):
         return False
     learns = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
-    whole = counted and q.shape[2] == k.shape[2] > 1 and q.shape[-1] in WIDTHS
-    halved = q.dtype in (torch.float16, torch.bfloat16) or INTERPRETED
-    return whole and halved and not learns and unavailable_reason(q.device) is None
+    fits = counted and q.shape[2] == k.shape[2] > 1 and q.shape[-1] in WIDTHS
+    fits = fits and (q.dtype in (torch.float16, torch.bfloat16) or INTERPRETED)
+    return fits and not learns and unavailable_reason(q.device) is None
 
 
 def refuse_broadcast(what: str, x: Tensor, shape: tuple[int, ...]) -> None:
-    """Raise ValueError unless ``x`` broadcasts to ``shape`` without making it larger."""
+    """Raise ValueError unless ``x`` broadcasts to ``shape`` and leaves ``shape`` as it is."""
     pairs = zip(reversed(x.shape), reversed(shape), strict=False)
     if x.dim() > len(shape) or not all(a == b or a == 1 for a, b in pairs):
         raise ValueError(
-            f"{what} of shape {tuple(x.shape)} does not fit attention of {tuple(shape)}: is the "
-            "encoding built for other sizes?"
+            f"{what} of shape {tuple(x.shape)} does not fit attention of {tuple(shape)}: give one "
+            "that broadcasts to it, and build the encoding for these sizes"
         )
 
 
 class Bias(NamedTuple):
-    """A bias, whole, as a spec for kernels, or as a function of query rows; or none at all."""
+    """A bias in one of five forms, of which at most one is given; without any there is no bias."""
 
     whole: Tensor | None = None
+    """The bias as a matrix, broadcastable to (B, H, Tq, Tk)."""
     form: Form | None = None
+    """The bias spec for the kernels."""
     by_rows: Callable[[int, int], Tensor | None] | None = None
+    """The bias as a function of query rows (`pe.attention.rows.attend_by_rows`)."""
     in_window: Callable[[slice, slice | Tensor, Tensor], Tensor | None] | None = None
-    """As `pe.attention.rows.WindowBias` says; only beside `Bounded`."""
+    """The bias as a `pe.attention.rows.WindowBias`, given if the spans are `Bounded`."""
     far: Far | None = None
-    """In place of a bias, queries and keys for the logits of far keys."""
+    """Instead of a bias, queries and keys for the logits of far keys."""
 
 
 def bias_of(
@@ -229,23 +247,22 @@ def bias_of(
     counted: bool,
     backend: str | None,
 ) -> Bias:
-    """What ``enc`` adds to the logits of these queries and keys, which are not rotated yet.
+    """Return what ``enc`` adds to the logits of these queries and keys.
 
     Args:
-        q: (B, H, Tq, D). k: (B, K, Tk, D), or the new keys only where a cache holds rotated ones.
+        q: (B, H, Tq, D), not rotated yet. k: (B, K, Tk, D), not rotated yet; only the new keys if
+            a cache holds rotated ones.
         q_positions, k_positions: (T,) or (B, T), of the queries and of all keys.
-        state: (B, H, Tk, S), what `Encoding.key_state` kept of all keys. mask: (1 or B, 1 or H, Tq,
-            Tk), True where a query sees a key, or what says the same to the kernels; None: causal.
-            counted: as in `Prepared`.
-
-    Returns:
-        The bias, whole, broadcastable to (B, H, Tq, Tk); or its spec; or a function of query rows.
+        state: (B, H, Tk, S), what `Encoding.key_state` returned for all keys.
+        mask: (1 or B, 1 or H, Tq, Tk), True where a query sees a key; None: causal. Or spans.
+        counted: whether positions are 0, 1, 2 ..., as in `Prepared`.
+        backend: the name of a backend, or None to choose.
 
     Raises:
-        ValueError: ``backend="kernel"`` and the kernels cannot serve this case, or the bias does
-            not fit.
+        ValueError: ``backend="kernel"``, and the kernels cannot serve this case, or the bias does
+            not fit the queries and keys.
     """
-    # By name, as torch.compile does not follow a protocol.
+    # hasattr in place of isinstance, because torch.compile does not support protocols.
     near_far: NearFar | None = enc if hasattr(enc, "far") else None  # type: ignore[assignment]
     if near_far is not None and mask is None and _in_two(q, k, counted, backend):
         far = near_far.far(q, k, q_positions, k_positions)
@@ -255,19 +272,19 @@ def bias_of(
         return Bias(form=form)
     if isinstance(mask, Bounded):
 
-        def among(queries: slice, keys: slice | Tensor, seen: Tensor) -> Tensor | None:
+        def window_bias(queries: slice, keys: slice | Tensor, seen: Tensor) -> Tensor | None:
             return enc.masked_bias(
                 q[:, :, queries], k[:, :, keys], q_positions[..., queries], k_positions[..., keys],
                 None if state is None else state[:, :, keys], seen,
             )  # fmt: skip
 
-        return Bias(in_window=among)
+        return Bias(in_window=window_bias)
     mask = mask.mask() if isinstance(mask, Spans) else mask
     length, known = q.shape[-2], k.shape[-2]
     entries = q.shape[0] * q.shape[1] * length * known
-    # Of a cache that holds rotated keys only the new ones are here; there queries are few.
-    all_here = known == k_positions.shape[-1]
-    if not enc.biased or backend is not None or entries <= LARGEST_MATRIX or not all_here:
+    # If a cache holds rotated keys, `k` has only the new ones. There are few queries then.
+    has_all_keys = known == k_positions.shape[-1]
+    if not enc.biased or backend is not None or entries <= LARGEST_MATRIX or not has_all_keys:
         if mask is None:
             whole = enc.bias(q, k, q_positions, k_positions, state)
         else:
@@ -276,7 +293,7 @@ def bias_of(
             refuse_broadcast("bias", whole, (*q.shape[:3], k_positions.shape[-1]))
         return Bias(whole)
 
-    def some(start: int, stop: int) -> Tensor | None:
+    def row_bias(start: int, stop: int) -> Tensor | None:
         seen = known - length + stop
         arguments = (
             q[:, :, start:stop], k[:, :, :seen], q_positions[..., start:stop],
@@ -286,7 +303,7 @@ def bias_of(
             return enc.bias(*arguments)
         return enc.masked_bias(*arguments, mask[..., start:stop, :seen])
 
-    return Bias(by_rows=some)
+    return Bias(by_rows=row_bias)
 
 
 def compute(
@@ -299,9 +316,14 @@ def compute(
     backend: str | None,
     sink: Tensor | None = None,
 ) -> Tensor:
-    """(B, H, Tq, D) by the path that ``bias`` leaves.
+    """Compute attention in the way for which ``bias`` was made.
 
-    ``sink``, (H,), is a logit that each query has beside those of its keys, or None.
+    Args:
+        q: (B, H, Tq, E) and k: (B, K, Tk, E), rotated. v: (B, K, Tk, D). scale: of the logits.
+        mask, backend: as in `bias_of`. sink: (H,), a further logit per head, or None.
+
+    Returns:
+        (B, H, Tq, D).
     """
     if isinstance(mask, Bounded):
         from pe.attention.rows import attend_in_window
@@ -315,7 +337,7 @@ def compute(
     if bias.form is None:
         matrix = mask.mask() if isinstance(mask, Spans) else mask
         if bias.by_rows is not None:
-            from pe.attention.rows import attend_by_rows  # brings the compiler
+            from pe.attention.rows import attend_by_rows  # imports torch's compiler, slowly
 
             by_rows: Tensor = attend_by_rows(bias.by_rows, q, k, v, scale, matrix, sink)
             return by_rows

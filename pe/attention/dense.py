@@ -1,8 +1,8 @@
-"""Attention by definition, in float32: what every fast path is checked against.
+"""Attention by its definition, in float32, with which every faster backend is compared.
 
-    softmax(scale q k^T + bias, over the keys the mask allows) v
+    softmax(scale q k^T + bias, over the keys that the mask allows) v
 
-and with a sink the softmax is over one more logit, s_h for head h, whose weight goes nowhere.
+A sink adds one more logit to the softmax, s_h for head h, whose weight is multiplied with no value.
 
 B batch, H query heads, K key heads, Tq and Tk lengths, E query width, D value width.
 """
@@ -24,11 +24,17 @@ def dense_attention(
     mask: Tensor | None = None,
     sink: Tensor | None = None,
 ) -> Tensor:
-    """(B, H, Tq, E), (B, K, Tk, E), (B, K, Tk, D) -> (B, H, Tq, D) in v's dtype.
+    """Compute attention; memory grows with Tq x Tk.
 
-    ``mask``, broadcastable to (B, H, Tq, Tk), is True where a query sees a key; None means causal
-    with the queries last. ``sink`` is (H,). A query that sees no key gets 0. Memory grows with
-    Tq x Tk.
+    Args:
+        q: (B, H, Tq, E). k: (B, K, Tk, E). v: (B, K, Tk, D). K divides H.
+        scale: factor of the logits. bias: is added to them, broadcastable to (B, H, Tq, Tk).
+        mask: True where a query sees a key, broadcastable to (B, H, Tq, Tk). None: causal, and the
+            queries are the last of the keys.
+        sink: (H,), a further logit per head.
+
+    Returns:
+        (B, H, Tq, D) in the type of ``v``. A query that sees no key gets 0.
     """
     weights = attention_weights(q, k, scale, bias, mask, sink)
     values = v.to(weights.dtype).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
@@ -44,9 +50,10 @@ def attention_weights(
     mask: Tensor | None = None,
     sink: Tensor | None = None,
 ) -> Tensor:
-    """Probabilities (B, H, Tq, Tk) of `dense_attention`, in float32, or float64 as q is.
+    """Return the probabilities (B, H, Tq, Tk) of `dense_attention`.
 
-    A row sums to 1, to less with a sink, and to 0 where a query sees no key.
+    They are in float64 if ``q`` is, and otherwise in float32. A row sums to 1, to less with a sink,
+    and to 0 if the query sees no key.
     """
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     keys = k.to(wide).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
@@ -56,10 +63,11 @@ def attention_weights(
             logits = logits + bias
         if mask is None:
             mask = lower_right_causal(q.shape[-2], k.shape[-2], q.device)
-        # The least number rather than -inf: a row of -inf alone would be NaN, here and backward.
+        # The smallest number and not -inf, because a row of -inf alone gives NaN, forward and
+        # backward.
         logits = logits.masked_fill(~mask, torch.finfo(wide).min)
         if sink is not None:
-            own = sink.to(wide)[:, None, None].expand(*logits.shape[:-1], 1)
-            logits = torch.cat((logits, own), dim=-1)
+            sinks = sink.to(wide)[:, None, None].expand(*logits.shape[:-1], 1)
+            logits = torch.cat((logits, sinks), dim=-1)
         weights = logits.softmax(dim=-1)[..., : k.shape[-2]]
         return weights.masked_fill(~mask, 0.0)

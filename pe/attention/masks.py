@@ -1,4 +1,4 @@
-"""Attention masks and position ids. B batch, T tokens; True means may attend."""
+"""Attention masks and position ids. B batch, T tokens; True means that a query may attend."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def positions_from_mask(attention_mask: Tensor) -> Tensor:
-    """Padding mask (B, T) of 0 and 1 -> positions (B, T) that count real tokens only.
+    """Return positions (B, T) that count real tokens only, from a padding mask (B, T) of 0 and 1.
 
-    Padding before the first token gets position 0; it is masked, so the number does not matter.
+    Padding before the first token gets position 0, which has no effect because it is masked.
     """
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
 
@@ -22,15 +22,18 @@ def positions_of(
     cached: bool,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """Positions of the ``length`` new tokens and of all keys, each (n,) or (B, n).
+    """Return the positions of ``length`` new tokens and of all keys, each (n,) or (B, n).
 
     Args:
-        attention_mask: (B, past + length), 0 at padding. position_ids: of the new tokens, in place
-            of the counted ones; those of padding count as 0, since hidden tokens have no say in how
-            long a sequence is. cached: whether keys come from a cache, which holds no positions.
+        attention_mask: (B, past + length), 0 at padding; None: no padding.
+        position_ids: (length,) or (B, length), of the new tokens, in place of counted ones. Those
+            of padding are replaced by 0, so that they do not make a sequence appear longer.
+        past: the number of earlier tokens.
+        cached: whether keys come from a cache, which does not store positions.
 
     Raises:
-        ValueError: a shape or type is wrong, or ``position_ids`` differ from what a cache implies.
+        ValueError: a shape or type is wrong, or there is a cache and ``position_ids`` differ from
+            counted ones.
     """
     if attention_mask is not None:
         if attention_mask.dim() != 2 or attention_mask.shape[1] != past + length:
@@ -41,7 +44,8 @@ def positions_of(
         counted = positions_from_mask(attention_mask)
     else:
         counted = torch.arange(past + length, device=device)
-    new = counted if past == 0 else counted[..., past:]  # one tensor: tables are shared
+    # Without past tokens both are the same tensor, so that their tables are computed once.
+    new = counted if past == 0 else counted[..., past:]
     if position_ids is None:
         return new, counted
     if position_ids.is_floating_point() or position_ids.shape[-1] != length:
@@ -58,8 +62,8 @@ def positions_of(
         if attention_mask is not None:
             position_ids = position_ids * attention_mask.bool()
         return position_ids, position_ids
-    passed, expected = torch.broadcast_tensors(position_ids, new)
-    differs = passed != expected
+    requested, expected = torch.broadcast_tensors(position_ids, new)
+    differs = requested != expected
     if attention_mask is not None:
         differs = differs & attention_mask[:, past:].bool()
     if differs.any():
@@ -77,14 +81,14 @@ def visible(
     padding: Tensor | None = None,
     documents: Tensor | None = None,
 ) -> Tensor | None:
-    """Boolean mask (1 or B, 1, Tq, Tk) for queries that are the last ``q_length`` of the keys.
+    """Return a mask (1 or B, 1, Tq, Tk) for queries that are the last ``q_length`` of the keys.
 
     Args:
-        padding: (B, Tk), 0 at padding. documents: (B, Tk) document of each token; attention then
+        padding: (B, Tk), 0 at padding. documents: (B, Tk), the document of each token; attention
             stays inside a document.
 
     Returns:
-        None when plain causal attention is all that is needed.
+        The mask, or None if it would be causal and nothing else.
     """
     if padding is None and documents is None:
         return None
@@ -96,11 +100,11 @@ def visible(
     if documents is not None:
         q_documents = documents[:, k_length - q_length :]
         allowed = allowed & (q_documents[:, :, None] == documents[:, None, :])
-    # A padding row sees itself, so that no softmax is taken over nothing.
+    # A padding token sees itself, because a softmax over no key is not defined.
     return (allowed | (k_index[None, :] == q_index[:, None]))[:, None]
 
 
 def lower_right_causal(q_length: int, k_length: int, device: torch.device) -> Tensor:
-    """(Tq, Tk) causal mask whose last query sees all keys."""
+    """Return a causal mask (Tq, Tk) in which the last query sees all keys."""
     ones = torch.ones(q_length, k_length, dtype=torch.bool, device=device)
     return ones.tril(k_length - q_length)

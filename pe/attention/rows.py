@@ -1,12 +1,12 @@
-"""Attention with a bias that only a matrix can express, a block of query rows at a time.
+"""Attention with a bias that only a matrix can express, computed for a block of queries at a time.
 
-Of the matrix one block is ever there: it is dropped when its rows are done and made again for the
-gradient, so memory grows with the length and not with its square. Nothing is approximated; the
-price is that the bias is computed twice, and that a compiler sees one call.
+Only one block of the matrix exists at any moment. It is dropped when its queries are done, and
+computed a second time for the gradient, so memory grows with the length and not with its square.
+The result is exact. The bias is computed twice, and torch.compile cannot look inside.
 
-Where a window or a chunk hides most keys, a block is computed with those that it sees
-(`attend_in_window`). Then time, too, grows with the length alone, and while all blocks together
-are small none is made twice.
+If a window or a chunk hides most keys, `attend_in_window` computes each block with the keys that it
+sees. Then time grows with the length as well, and if all blocks together are small, they are kept
+and not computed twice.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pe.attention.sdpa import sdpa_attention
 from pe.attention.spans import Bounded
 
 BLOCK = 2**27
-"""Entries of a block of rows."""
+"""The most entries of a block of the matrix, over batch and heads."""
 
 
-@torch.compiler.disable  # a compiler would unroll the blocks of all layers
+@torch.compiler.disable  # torch.compile would unroll the blocks of all layers
 def attend_by_rows(
     bias: Callable[[int, int], Tensor | None],
     q: Tensor,
@@ -34,10 +34,15 @@ def attend_by_rows(
     mask: Tensor | None,
     sink: Tensor | None = None,
 ) -> Tensor:
-    """(B, H, Tq, E), (B, K, Tk, E), (B, K, Tk, D) -> (B, H, Tq, D); queries are the last keys.
+    """Compute attention in blocks; the queries are the last of the keys.
 
-    ``bias(start, stop)`` is that of the queries from ``start`` to ``stop`` and of all keys that
-    the last of them sees, or None. ``mask`` and ``sink`` as in `pe.attention.dense`.
+    Args:
+        bias: called with ``start`` and ``stop``; returns the bias of the queries from ``start`` to
+            ``stop`` and of all keys up to the last of these queries, or None.
+        q, k, v, scale, mask, sink: as in `pe.attention.dense.dense_attention`.
+
+    Returns:
+        (B, H, Tq, D).
     """
     batch, heads, length, _ = q.shape
     before = k.shape[-2] - length
@@ -63,14 +68,16 @@ def attend_by_rows(
 
 
 LARGEST_BAND = 2**29
-"""Entries of all blocks of a window together, up to which they are kept for the gradient."""
+"""The most entries of all blocks of a window together that are kept for the gradient."""
 FEWEST_ROWS = 64
-"""Queries of a block in a window, at least: fewer would cost more calls than they save keys."""
+"""The fewest queries of a block in a window. With fewer, the number of calls would cost more time
+than the smaller number of keys saves."""
 WindowBias = Callable[[slice, slice | Tensor, Tensor], Tensor | None]
-"""From queries, keys and the mask (1 or B, 1, q, k) of what they see to their bias."""
+"""A function from the indices of queries, the indices of keys and the mask (1 or B, 1, q, k) of
+what these queries see, to their bias, broadcastable to (B, H, q, k), or None."""
 
 
-@torch.compiler.disable  # how many keys a block has depends on padding and documents
+@torch.compiler.disable  # the number of keys of a block depends on padding and documents
 def attend_in_window(
     bias: WindowBias,
     q: Tensor,
@@ -80,7 +87,15 @@ def attend_in_window(
     spans: Bounded,
     sink: Tensor | None = None,
 ) -> Tensor:
-    """(B, H, T, E), (B, K, T, E), (B, K, T, D) -> (B, H, T, D), each query with what it sees."""
+    """Compute attention in blocks of queries, each with the keys that it sees.
+
+    Args:
+        q: (B, H, T, E). k: (B, K, T, E). v: (B, K, T, D). spans: which keys each query sees.
+        scale, sink: as in `pe.attention.dense.dense_attention`.
+
+    Returns:
+        (B, H, T, D).
+    """
     batch, heads, length, _ = q.shape
     width = spans.widest()
     size = min(length, max(FEWEST_ROWS, width))

@@ -77,7 +77,7 @@ class Values:
         self._records = functools.cache(self._load_records)
 
     def __call__(self, key: str) -> Value | None:
-        """None where nothing is on record yet, or the record has no such value.
+        """Look a value up; None where nothing is on record yet, or the record has no such value.
 
         Raises:
             ValueError: a quantity that no record has.
@@ -90,7 +90,7 @@ class Values:
         return runs.load(self.folder, study) if (self.folder / study).is_dir() else None
 
     def _load_labels(self, study: str) -> dict[str, str]:
-        """What the plan of a study calls its runs, by their folders; nothing where it has none."""
+        """The names that the plan of a study gives its runs, by folder; empty without a plan."""
         return {p.name: p.label for p in load_plan(study)} if planned(study) else {}
 
     def _load_records(self, task: str, pe: str) -> list[TaskRecord]:
@@ -166,7 +166,7 @@ class Values:
 
 
 def _at_positions(one: TaskRecord, split: str, places: str) -> list[float | None]:
-    """Of each seed, the mean share of right tokens at positions such as ``9+16-18``."""
+    """The mean share of right tokens at positions such as ``9+16-18``, for each seed."""
     recorded = one.positions[split]
     if recorded is None:
         return [None]

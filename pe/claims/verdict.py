@@ -25,7 +25,7 @@ from pe.results.intervals import Interval, mean_interval, newcombe, wilson
 
 
 class Verdict(StrEnum):
-    """What is said of a claim."""
+    """The words for the outcome of a claim."""
 
     HOLDS = "holds"
     FAILS = "does not hold"

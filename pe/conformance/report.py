@@ -18,7 +18,7 @@ OK, FAILED, NOT_APPLICABLE = "ok", "FAILED", "not applicable"
 
 
 class Finding(NamedTuple):
-    """What came out of one law."""
+    """The result of one law."""
 
     law: Law
     result: str
@@ -30,7 +30,7 @@ class Finding(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What came out of all laws for one encoding."""
+    """The results of all laws for one encoding."""
 
     spec: str
     options: dict[str, Any]

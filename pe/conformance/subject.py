@@ -6,6 +6,7 @@ B batch, T tokens, H query heads, K key heads, D head_dim.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,7 +32,7 @@ VOCABULARY = 61
 
 
 class Inputs(NamedTuple):
-    """What a layer hands to the hooks."""
+    """The inputs that a layer hands to the hooks."""
 
     q: Tensor
     k: Tensor
@@ -76,7 +77,7 @@ class Subject:
         return nudged(encoding(self.spec, **self.arguments)).eval()
 
     def layers(self) -> list[Encoding]:
-        """Those of a model: one for each layer, or one for all."""
+        """The encodings of a model: one for each layer, or one for all."""
         arguments = {k: v for k, v in self.arguments.items() if k != "layer_index"}
         return [nudged(enc) for enc in layer_encodings(self.spec, self.depth, **arguments)]
 
@@ -100,11 +101,13 @@ class Subject:
         model.eval()
         return model
 
+    @functools.cached_property
     def cached_model(self) -> PEForCausalLM:
         """A model that gives the same step by step through a cache as all at once.
 
         Keys that deeper layers computed at earlier lengths stay what they were, so with several
-        layers a length-dependent encoding is not promised to agree.
+        layers a length-dependent encoding is not promised to agree. Laws share it; the law of
+        memory, which asks whether calls leave anything behind, builds one for itself.
         """
         one = self.enc.length_dependent and not self.scheduled
         return self.model(num_hidden_layers=1 if one else self.depth)
@@ -164,15 +167,15 @@ def tokens(batch: int, length: int, seed: int = 0) -> Tensor:
 
 
 @contextlib.contextmanager
-def same_draw(seed: int = 0) -> Iterator[None]:
+def same_draw() -> Iterator[None]:
     """Random encodings draw the same here each time; the caller's own numbers are untouched."""
     with torch.random.fork_rng(devices=[]):
-        seed_torch(seed)
+        seed_torch(0)
         yield
 
 
 def hooks(enc: Encoding, case: Inputs, positions: Tensor) -> dict[str, Tensor]:
-    """What each hook gives, by name."""
+    """The result of each hook, by name."""
     with same_draw():
         where = enc.prepare(positions, positions, case.q.dtype)
     q, k = enc.rotate(case.q, case.k, where.q_positions, where.k_positions, where.tables)
@@ -185,15 +188,11 @@ def hooks(enc: Encoding, case: Inputs, positions: Tensor) -> dict[str, Tensor]:
     return {name: value for name, value in results.items() if value is not None}
 
 
-def scores(
-    enc: Encoding, case: Inputs, k_positions: Tensor, q_positions: Tensor | None = None
-) -> Tensor:
+def scores(enc: Encoding, case: Inputs, positions: Tensor) -> Tensor:
     """All that an encoding does to logits, (B, H, Tq, Tk); 0 where a query may not look."""
     q, k = case.q, case.k
-    if q_positions is None:
-        q_positions = k_positions
     with same_draw():
-        where = enc.prepare(q_positions, k_positions, q.dtype)
+        where = enc.prepare(positions, positions, q.dtype)
     bias = enc.bias(q, k, where.q_positions, where.k_positions, enc.key_state(case.x))
     factor = enc.logit_scale(where.q_positions)
     q, k = enc.rotate(q, k, where.q_positions, where.k_positions, where.tables)

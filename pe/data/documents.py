@@ -52,8 +52,8 @@ class Documents:
     """(N + 1,) byte offsets into text.bin."""
     digests: npt.NDArray[np.uint8]
     """(N, 16), the first bytes of each text's SHA-256."""
-    given: npt.NDArray[np.int8]
-    """(N,) index into `SPLITS` of documents that the corpus has divided itself, else -1."""
+    source_split: npt.NDArray[np.int8]
+    """(N,) index into `SPLITS` of each document in the corpus; -1 if the corpus has no splits."""
     names: list[str]
     notes: list[str]
     """Sentences about documents that were left out or cut."""
@@ -110,7 +110,7 @@ def read_documents(
         ValueError: the corpus has no text.
     """
     positions: dict[bytes, int] = {}  # digest -> position among the texts written
-    offsets, given, digests = array("q", [0]), array("b"), bytearray()
+    offsets, source_split, digests = array("q", [0]), array("b"), bytearray()
     names: list[str] = []
     dropped: list[int] = []
     skipped = corpus.skipped
@@ -141,14 +141,14 @@ def read_documents(
                 earlier = positions.get(digest)
                 if earlier is not None:
                     skipped["exact duplicate of another"] += 1
-                    old = given[earlier]
+                    old = source_split[earlier]
                     if _PRIORITY[split] <= _PRIORITY[SPLITS[old] if old >= 0 else None]:
                         continue
                     dropped.append(earlier)
                 positions[digest] = len(names)
                 offsets.append(end + size)
                 digests += digest
-                given.append(SPLITS.index(split) if split else -1)
+                source_split.append(SPLITS.index(split) if split else -1)
                 names.append(document.name.replace("\n", " ").replace("\r", " "))
                 spent[0] += size
                 spent[1] += 1
@@ -165,7 +165,7 @@ def read_documents(
         directory,
         np.array(offsets, dtype=np.int64),
         np.frombuffer(digests, dtype=np.uint8).reshape(-1, 16),
-        np.array(given, dtype=np.int8),
+        np.array(source_split, dtype=np.int8),
         names,
         [f"{n:,} documents left out: {reason}" for reason, n in skipped.items()],
     )
@@ -209,7 +209,7 @@ def _without(documents: Documents, dropped: list[int]) -> Documents:
         documents,
         offsets=np.concatenate([[0], np.cumsum(documents.sizes[keep])]),
         digests=documents.digests[keep],
-        given=documents.given[keep],
+        source_split=documents.source_split[keep],
         names=[documents.names[i] for i in keep],
     )
 
@@ -220,12 +220,13 @@ def _cut_where_needed(documents: Documents) -> Documents:
     A corpus often is a single text file; its first 90% are for training. Another common form is a
     file for training and a file that is held out; the latter becomes validation and test.
     """
-    train, validation, test = (np.count_nonzero(documents.given == i) for i in range(len(SPLITS)))
-    if (documents.given < 0).all() and len(documents) < len(SPLITS):
+    split = documents.source_split
+    train, validation, test = (np.count_nonzero(split == i) for i in range(len(SPLITS)))
+    if (split < 0).all() and len(documents) < len(SPLITS):
         longest = int(np.argmax(documents.sizes))
         return _cut(documents, longest, (0.90, 0.95), (TRAIN, VALIDATION, TEST))
     if train == 1 and validation + test == 1:
-        held_out = int(np.argmax(documents.given))
+        held_out = int(np.argmax(split))
         return _cut(documents, held_out, (0.5,), (VALIDATION, TEST))
     return documents
 
@@ -274,13 +275,14 @@ def _cut(
         "split by document"
     )
     log.warning(note)
-    given = np.where(documents.given < 0, TRAIN, documents.given)
+    source_split = np.where(documents.source_split < 0, TRAIN, documents.source_split)
+    source_split = np.insert(np.delete(source_split, index), [index] * len(splits), splits)
     names = [f"{documents.names[index]}#{SPLITS[split]}" for split in splits]
     return replace(
         documents,
         offsets=np.insert(documents.offsets, index + 1, marks[1:-1]),
         digests=np.insert(old, [index] * len(digests), digests, axis=0),
-        given=np.insert(np.delete(given, index), [index] * len(splits), splits).astype(np.int8),
+        source_split=source_split.astype(np.int8),
         names=[*documents.names[:index], *names, *documents.names[index + 1 :]],
         notes=[*documents.notes, note],
     )
@@ -288,8 +290,12 @@ def _cut(
 
 def save_index(documents: Documents) -> None:
     """Write everything but the text beside text.bin, for a corpus that the cache keeps."""
-    arrays = {name: getattr(documents, name) for name in ("offsets", "digests", "given")}
-    np.savez(documents.directory / "index.npz", **arrays)
+    np.savez(
+        documents.directory / "index.npz",
+        offsets=documents.offsets,
+        digests=documents.digests,
+        given=documents.source_split,  # the field's earlier name, which is in existing caches
+    )
     lists = {"names": documents.names, "notes": documents.notes}
     (documents.directory / "names.json").write_text(json.dumps(lists))
 
@@ -297,5 +303,5 @@ def save_index(documents: Documents) -> None:
 def load_documents(directory: Path) -> Documents:
     """Read the documents whose index `save_index` wrote into ``directory``."""
     lists = json.loads((directory / "names.json").read_text())
-    with np.load(directory / "index.npz") as arrays:
-        return Documents(directory, **arrays, **lists)
+    with np.load(directory / "index.npz") as index:
+        return Documents(directory, index["offsets"], index["digests"], index["given"], **lists)

@@ -88,14 +88,14 @@ def prepare(
         if pointer.exists() and (cached := from_cache()) is not None:
             return cached
         with _documents(source, budget, root, outside, on_progress) as documents:
-            split = assign(documents.sizes, documents.digests, documents.given)
+            split = assign(documents.sizes, documents.digests, documents.source_split)
             content = fingerprint(documents.digests, split)
             directory = entry(content)
             with locked(root, directory.name):
                 if not usable(directory):
                     with building(directory) as work:
                         write_shards(documents, split, plan, content, work, on_progress)
-            notes = documents.notes + _moved(documents.given, split)
+            notes = documents.notes + _moved(documents.source_split, split)
             write_json(pointer, {"fingerprint": content, "notes": notes})
             return read_shards(directory, corpus, content, plan.name, notes)
 

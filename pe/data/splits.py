@@ -26,7 +26,7 @@ AT_LEAST, AT_MOST = 4, 0.2
 def assign(
     sizes: npt.NDArray[np.int64],
     digests: npt.NDArray[np.uint8],
-    given: npt.NDArray[np.int8],
+    source_split: npt.NDArray[np.int8],
 ) -> npt.NDArray[np.int8]:
     """Return the index into `SPLITS` of every document, (N,) int8.
 
@@ -35,12 +35,13 @@ def assign(
 
     Args:
         sizes: (N,) bytes. digests: (N, 16) uint8, all different.
-        given: (N,) index into `SPLITS` of documents that the corpus has divided itself, else -1.
+        source_split: (N,) index into `SPLITS` of each document in the corpus; -1 if the corpus has
+            no splits.
 
     Raises:
         ValueError: there are too few documents.
     """
-    split = np.where(given < 0, TRAIN, given).astype(np.int8)
+    split = np.where(source_split < 0, TRAIN, source_split).astype(np.int8)
     for wanted, other in ((TEST, VALIDATION), (VALIDATION, TEST)):
         if not (split == wanted).any():
             _take(wanted, split, sizes, digests)
@@ -75,7 +76,7 @@ def _take(
         count = min(max(round(SHARE * whole), AT_LEAST), int(AT_MOST * whole))
         split[members[:count]] = wanted
     if not (split == wanted).any():
-        # So few documents that no class could spare one: the first of all by digest.
+        # There are so few documents that no class can spare one. Take the first one by digest.
         spare = order[split[order] == TRAIN]
         if len(spare) > 1:
             split[spare[0]] = wanted

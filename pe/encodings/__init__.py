@@ -1,4 +1,4 @@
-"""Positional encodings: pure maths on torch tensors, one file an encoding.
+"""Positional encodings as functions of torch tensors, one file per encoding.
 
 >>> import torch
 >>> from pe.encodings import encoding

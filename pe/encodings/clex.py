@@ -4,17 +4,17 @@
     dz/dt = act((z + ln w_ntk(t)) U) D - (4i / (d-2)) / (2t - 1)
     ln w_ntk_i(t) = -(2i/d) ln b - (2i/(d-2)) ln(2t - 1)
 
-w are RoPE's d/2 frequencies, L0 the training length and b the base. U (d/2 x d) and D (d x d/2) are
-the learned matrices of a network with the activation act. D begins at 0, and w(t) is then
-NTK-aware scaling by alpha = 2t - 1.
+w are RoPE's d/2 frequencies, i is the index of a frequency, L0 the training length and b the base.
+U (d/2 x width d) and D (width d x d/2) are the learned matrices of a network with the activation
+act. D begins at 0, and w(t) is then NTK-aware scaling by alpha = 2t - 1.
 
 Chen, Li, Meng, Liang, Bing 2023 (arXiv:2310.16450), as in the authors' code. In evaluation, t is
 ceil(L / L0) for a row of L tokens. In training, t is drawn from 1 .. max_factor, and the n tokens
 of a row get random increasing positions between 0 and n t - 1. Short sequences thus train the
 frequencies that long ones need.
 
-CLEX learns d^2 numbers for the whole model. Each forward pass solves the equation once for all
-layers and rows. It works up to max_factor L0 tokens.
+CLEX learns width x d^2 numbers for the whole model. Each forward pass solves the equation once for
+all layers and rows. It works up to max_factor L0 tokens.
 """
 
 import math
@@ -38,7 +38,7 @@ class CLEX(FrequencyTransform):
         max_factor: the largest t.
         width: hidden units of the network, in multiples of d.
         act: its activation, ``tanh`` or ``silu``.
-        steps: steps of the solver per unit of t.
+        steps: steps of the solver per unit of t; the authors take 100.
         time_base: b in the input of the network. The authors' code always has 10,000 there. None
             is RoPE's theta.
     """
@@ -70,8 +70,8 @@ class CLEX(FrequencyTransform):
         dim = frequencies.dim
         if dim < 4:
             raise ValueError(
-                f"rotated width {dim}: CLEX keeps the first pair and slows the last, so it needs "
-                "two; use a larger head_dim or rotary_fraction"
+                f"rotated width {dim}: CLEX keeps the first frequency and slows the last, so it "
+                "needs two; use a larger head_dim or rotary_fraction"
             )
         self.up = nn.Parameter(torch.empty(dim // 2, self.width * dim))
         self.down = nn.Parameter(torch.empty(self.width * dim, dim // 2))

@@ -4,8 +4,8 @@
 
 z = q k / sqrt(d) holds the logits of query i and key j and b their biases, one number per head. The
 network f maps these 2H numbers to H corrections, so a bias depends on the content and on the other
-heads. b is a learned bias of the distance: KERPLE's logarithm, with which the authors report their
-best results, or ALiBi.
+heads. b is a bias of the distance: KERPLE's logarithm with its learned parameters, with which the
+authors report their best results, or ALiBi.
 
 Zheng et al. 2024 (arXiv:2405.14722). f has 32 hidden units, as in the authors' code, and the
 initial values of torch's linear layers. The initial model thus has a random bias that depends on

@@ -6,7 +6,7 @@ P(p) is the vector of position p, j its column and d the width of the embeddings
 holds the last digit. ``decimal_norm`` maps the digits to -1 .. 1. It maps the unused columns on the
 left to -1 as well, so most of the vector is the same at every position.
 
-From the code of h3nock/pe-explorer, which has no published results. Tokens are multiplied by
+It is from the code of h3nock/pe-explorer, which has no published results. Tokens are multiplied by
 sqrt(d) first, as in Vaswani et al. 2017 (arXiv:1706.03762). The encoding learns nothing and works
 at positions below 10^d.
 """

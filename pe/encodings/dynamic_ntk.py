@@ -4,9 +4,10 @@
     w_i <- w_i alpha(L)^(-2i/(d-2))
 
 w_i are RoPE's frequencies, d is the rotated width, L0 the training length and L the number of
-tokens in the row, which is its largest position plus one. From a forum post of 2023. YaRN's paper
-(arXiv:2309.00071, section 3.3) has alpha = L / L0, which is s = 1, the default. The slope s is in
-the published code.
+tokens in the row, which is its largest position plus one.
+
+The method is from a forum post of 2023. YaRN's paper (arXiv:2309.00071, section 3.3) has
+alpha = L / L0, which is s = 1, the default. The slope s is in the published code.
 
 Dynamic NTK learns nothing and works at any position. Up to L0 tokens it is RoPE, for every s. alpha
 is computed in each call from each row alone. All keys must be rotated again when the sequence

@@ -1,4 +1,4 @@
-"""FIRE: adds a small network's output for the distance relative to the query's position.
+"""FIRE: adds a learned function of the distance relative to the query's position to the logits.
 
     b_h(i, j) = f_h( psi(i - j) / (psi(max(i, |m L|)) + eps) ),    psi(x) = ln(1 + |c x|)
     f(u) = W2 relu(W1 u + b1) + b2,    u in [0, 1]

@@ -7,12 +7,12 @@
 
 p is the position, L0 the training length, h a key head and j a pair of channels. Frequencies that
 complete no rotation in L0 tokens are dropped. A and B are identity matrices plus Xavier-normal
-noise; they are drawn once per key head and layer and then frozen. The map is no rotation. A
-logit contains products of different frequencies, so it is no function of the distance alone.
+noise; they are drawn once per key head and layer and then frozen. The map is no rotation. A logit
+contains products of different frequencies, so it is no function of the distance alone.
 
 Hua et al. 2024 (arXiv:2412.17739). The authors' code has C = S = 1 in the other pairs, which
-doubles their part of every logit (``dropped="ones"``). Layout half as in their code, or
-interleaved.
+doubles their part of every logit (``dropped="ones"``). The layout is half, as in their
+code, or interleaved.
 
 FoPE trains no parameters. It costs one small matrix product for cosines and one for sines per layer
 and works at any position.

@@ -7,13 +7,13 @@ f_h(l) is the gate of token l in head h, and b_h is added to the logit of query 
 equal gates FoX is ALiBi. It needs no other encoding.
 
 Lin, Nikishin, He, Courville 2025 (arXiv:2503.02130), the forgetting transformer. As in the authors'
-code, w begins at N(0, 0.02) and beta at 0. All gates are then about 1/2, which is a slope of ln 2
-in every head; ``gate_bias`` is another initial beta.
+code, w is drawn with a standard deviation of 0.02 and beta begins at 0. All gates are then about
+1/2, which is a slope of ln 2 in every head. ``gate_bias`` sets another initial beta.
 
 FoX learns hidden_size + 1 numbers per head and layer. It costs one small product per token and
 works at any position. b is computed as C_i - C_j, where C is the running sum of ln f. C is summed
-in float64 and split into two float32 numbers, so that the difference of neighbouring tokens stays
-exact far into a sequence.
+in float64 and split into two float32 numbers, so that the bias keeps its precision far into a
+sequence.
 """
 
 import math
@@ -127,7 +127,7 @@ class FoX(Encoding):
         """ln f, (B, H, T) float64."""
         if state is None:
             raise ValueError(
-                "fox takes its gates from the layer's input: pass layer_input to pe.attend, or "
+                "fox computes its gates from the layer's input: pass layer_input to pe.attend, or "
                 "state=key_state(x) to bias"
             )
         return state[..., 0].double()

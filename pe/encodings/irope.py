@@ -1,13 +1,13 @@
-"""iRoPE: applies RoPE in most layers and a temperature without positions in every fourth.
+"""iRoPE: applies RoPE in three of four layers, and a temperature instead in every fourth.
 
     layer l rotates unless (l + 1) mod 4 = 0:   q, k <- RMS-normalised, then RoPE (theta = 500,000)
     the others:   logits of query p times  1 + a ln(1 + floor((p + 1) / F)),   a = 0.1, F = 8192
 
 p is the position of the query, so the temperature grows with the length of the context. This is
 RoPE (arXiv:2104.09864) in the schedule of Llama 4, as in transformers' code, with layout
-interleaved. Llama 4 normalises after the rotation. A rotation keeps lengths, so the order makes no
-difference, except that the normalisation does not remove the magnitude of a transform (YaRN's m)
-here.
+interleaved. Llama 4 normalises after the rotation, and this code before it. A rotation keeps
+lengths, so the results are equal, except with a transform's magnitude (YaRN's m), which a
+normalisation after the rotation would remove.
 
 iRoPE learns nothing, costs a normalisation more than RoPE in the layers that rotate, and works at
 any position. Each layer has an instance, which knows its layer from ``layer_index``.

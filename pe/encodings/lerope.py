@@ -2,8 +2,8 @@
 
     w_i = theta^(-2i/d) e^(alpha_i),     alpha_i = 0 at first
 
-w_i is the frequency of pair i and theta the base of RoPE (arXiv:2104.09864). As in transformers'
-code of Mistral Large 4, which calls it LeRoPE. The initial model is RoPE, and every frequency stays
+w_i is the frequency of pair i and theta the base of RoPE (arXiv:2104.09864). Formula and name are
+from transformers' code of Mistral Large 4. The initial model is RoPE, and every frequency stays
 positive. With a transform such as YaRN, e^alpha_i multiplies the frequency that the transform
 gives.
 

@@ -7,9 +7,9 @@
 w_i are RoPE's frequencies, L0 the training length and s the factor. Frequencies of at least
 ``high`` rotations are kept, and those of at most ``low`` are divided by s.
 
-From the released code of the Llama 3.1 models (their report is arXiv:2407.21783). It differs from
-YaRN by a ramp that is linear in the rotations, and by having no temperature. With low = high, as in
-Llama 4 Scout, the ramp is a step: frequencies of fewer rotations are divided by s.
+It is from the released code of the Llama 3.1 models (their report is arXiv:2407.21783). It differs
+from YaRN by a ramp that is linear in the rotations, and by having no temperature. With low = high,
+as in Llama 4 Scout, the ramp is a step: frequencies of fewer rotations are divided by s.
 
 It learns nothing, costs nothing at run time, and works at any position. s = 1 is RoPE.
 """
@@ -45,7 +45,7 @@ class Llama3(FrequencyTransform):
         if self.high < self.low:
             raise ValueError(
                 f"high_freq_factor {high_freq_factor} is less than low_freq_factor "
-                f"{low_freq_factor}: they are rotations of the frequencies to keep and to slow"
+                f"{low_freq_factor}; expected it to be at least as large"
             )
 
     def forward(self, frequencies: Frequencies, length: Tensor | None = None) -> Frequencies:

@@ -62,7 +62,8 @@ class LongRoPE(FrequencyTransform):
 
     Args:
         original_length: L0 in tokens.
-        factor: s; 4 by default, and required beside ``long_factor`` or ``short_factor``.
+        factor: s, 4 by default. It is required beside ``long_factor`` or ``short_factor`` unless
+            ``magnitude`` is a number and ``dynamic`` is off.
         long_factor, short_factor: lambda_i of each frequency.
         magnitude: ``su``, ``yarn`` or m itself.
         dynamic: whether the factors of long rows grow linearly with the length, from 1 at L0 to
@@ -87,8 +88,8 @@ class LongRoPE(FrequencyTransform):
         follows = dynamic or isinstance(magnitude, str)
         if factor is UNSET and (long_factor or short_factor) and follows:
             raise ValueError(
-                "factor: how many times longer than original_length the factors are for, such as "
-                "131072 / 4096; long_factor and short_factor do not say it, and m follows from it. "
+                "factor: expected the extended length divided by original_length, such as "
+                "131072 / 4096. m depends on it, and long_factor and short_factor do not give it. "
                 "Give factor, or magnitude as a number"
             )
         self.factor = factor = at_least("factor", 4.0 if factor is UNSET else factor, 1.0)

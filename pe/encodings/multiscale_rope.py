@@ -5,8 +5,8 @@
 
 w_hi is the frequency of pair i in key head h. K counts key heads, and the query heads of a group
 have the base of their key. The method is RoPE (arXiv:2104.09864) with bases evenly spaced on a log
-scale, both ends included. From the code of kvnyu24/Nexus; there is no paper. Layout half, as there,
-or interleaved.
+scale, both ends included. It is from the code of kvnyu24/Nexus; there is no paper. The layout is
+half, as there, or interleaved.
 
 It learns nothing, needs tables K times as large as RoPE's, and works at any position.
 """

@@ -3,8 +3,8 @@
     b <- b alpha^(d/(d-2))    hence    w_i <- w_i alpha^(-2i/(d-2)),     i = 0 .. d/2-1
 
 b is the base, w_i the frequency of pair i and d the rotated width, which may be less than that of
-the head. The last frequency is divided by alpha. From a forum post of 2023, which YaRN's paper
-describes (arXiv:2309.00071, section 3.1).
+the head. The last frequency is divided by alpha. The method is from a forum post of 2023,
+which YaRN's paper describes (arXiv:2309.00071, section 3.1).
 
 It learns nothing, costs nothing at run time, and works at any position. All frequencies but the
 last are slowed by less than alpha, so a sequence alpha times as long still brings some of them to
@@ -30,8 +30,8 @@ def slowed_by_base(frequencies: Frequencies, alpha: Tensor) -> Frequencies:
     inv_freq, dim = frequencies.inv_freq, frequencies.dim
     if dim < 4:
         raise ValueError(
-            f"rotated width {dim}: NTK-aware scaling keeps the first pair and slows the last, so "
-            "it needs two; use a larger head_dim or rotary_fraction"
+            f"rotated width {dim}: NTK-aware scaling keeps the first frequency and slows the "
+            "last, so it needs two; use a larger head_dim or rotary_fraction"
         )
     pair = torch.arange(dim // 2, dtype=torch.float64, device=inv_freq.device)
     return frequencies._replace(inv_freq=inv_freq * alpha ** (-2 * pair / (dim - 2)))

@@ -8,8 +8,9 @@ token with beta near 0 leaves a key unchanged. With beta near 1 it removes the p
 w, and near 2 it flips the sign of that part.
 
 Yang et al. 2025 (arXiv:2505.16381). The authors' layer applies a short convolution to w. Here w
-depends on its own token alone, so that hidden tokens have no influence. As in their code, the
-projection to w has rank 32 if there are as many key heads as query heads.
+depends on its own token alone, so that hidden tokens have no influence. The projection to w has
+rank 32 if there are as many key heads as query heads, and is a full matrix otherwise. Comments in
+their code advise this, but its default is rank 32 in both cases.
 
 The matrices are never multiplied. Let a_s be the component along w_s of what is left of the query
 when it reaches token s on the way back. Then
@@ -114,7 +115,7 @@ class PaTH(Encoding):
         self.refuse_misfit(q, k, q_positions)
         if state is None:
             raise ValueError(
-                "path takes its reflections from the layer's input: pass layer_input to "
+                "path computes its reflections from the layer's input: pass layer_input to "
                 "pe.attend, or state=key_state(x) to bias"
             )
         batch, heads, length, width = q.shape

@@ -3,7 +3,7 @@
     p_0 < p_1 < ... < p_n-1     n integers drawn without replacement from 0 .. N-1, then sorted
 
 The other encodings of the sum see token i of n at position p_i: ``rope+randomized``,
-``alibi+randomized``, ``sinusoidal+randomized``. Alone it stands for ``rope+randomized``.
+``alibi+randomized``, ``sinusoidal+randomized``. Alone it means ``rope+randomized``.
 
 Ruoss et al. 2023 (arXiv:2305.16843). As in the authors' code, one draw serves all rows of a batch,
 each layer draws again, the embeddings draw once, and evaluation draws too. Their randomized ALiBi

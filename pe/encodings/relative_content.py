@@ -1,4 +1,4 @@
-"""Relative logits from content: adds a function of the distance that each query chooses.
+"""Relative logits from content: adds a function of the distance, which each query chooses.
 
     b_h(i, j) = r_hi . p_(i-j),     r_hi = W_h x_i,     0 from a distance of D on
 
@@ -12,7 +12,7 @@ the absence of any other encoding are Inkling's, as in transformers' code. Its n
 keys, its scale 1/d and its temperature belong to its layers and are not part of this encoding. D is
 the training length if that is less, because larger distances would not be trained.
 
-It learns 16 (H hidden_size + D) numbers per layer with H heads. No kernel computes this bias; a
+It learns d_rel (H hidden_size + D) numbers per layer with H heads. No kernel computes this bias; a
 large matrix is computed in blocks of query rows. It works at any position, but gives no order
 beyond D.
 """
@@ -88,7 +88,7 @@ class RelativeContent(Encoding):
         self.refuse_misfit(q, k, q_positions)
         if state is None:
             raise ValueError(
-                "relative_content takes its weights from the layer's input: pass layer_input to "
+                "relative_content computes its weights from the layer's input: pass layer_input to "
                 "pe.attend, or state=key_state(x) to bias"
             )
         mixed = state[..., state.shape[-2] - q.shape[-2] :, :]

@@ -32,8 +32,8 @@ class Resonance(FrequencyTransform):
         inv_freq = frequencies.inv_freq
         if inv_freq.requires_grad:
             raise ValueError(
-                "resonance rounds wavelengths, and no gradient passes a rounding: a transform that "
-                "learns frequencies cannot be trained under it; leave one of the two out"
+                "resonance rounds wavelengths, which stops gradients, so it excludes a transform "
+                "that learns frequencies; leave one of the two out"
             )
         moving = inv_freq > 0  # a frequency of 0 has no wavelength
         wavelength = (2 * math.pi / inv_freq.where(moving, 1.0)).round().clamp(min=1)

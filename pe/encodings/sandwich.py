@@ -1,4 +1,4 @@
-"""Sandwich: adds the inner product of two sinusoidal encodings as a bias.
+"""Sandwich: adds the inner product of two sinusoidal encodings to the logits as a bias.
 
     b_h(i, j) = (sum_r cos((i - j) w_r) - W/2) H / (8h),    w_r = 10000^(-2r/W),  r = 1 .. W/2
 
@@ -36,7 +36,9 @@ class Sandwich(DistanceBias):
     def __init__(self, num_heads: int, width: int = 128, centred: bool = True) -> None:
         super().__init__()
         if at_least("width", width, 2) % 2:
-            raise ValueError(f"width: a cosine for each pair of channels, so even; got {width!r}")
+            raise ValueError(
+                f"width: expected an even number, one cosine per two channels; got {width!r}"
+            )
         self.num_heads, self.width, self.centred = num_heads, width, centred
         self.register_exact_buffers()
 

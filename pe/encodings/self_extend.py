@@ -122,7 +122,7 @@ class SelfExtend(RoPE):
             self.group_size, self.neighbor_window = smallest_group(length, factor * length, window)
         elif factor is not UNSET:
             raise ValueError(
-                f"factor {factor:g} and group_size {group_size} are two ways to say the same; "
+                f"factor {factor:g} and group_size {group_size} both set the size of a group; "
                 "leave one out"
             )
         else:

@@ -4,7 +4,7 @@
 
 P(p) is the vector of position p, w_j the frequency of column j, theta the base and d the width of
 the embeddings. It has d frequencies, twice as many as the sinusoidal encoding. Position 0 is the
-zero vector. From the code of h3nock/pe-explorer, which has no published results. Tokens are
+zero vector. It is from the code of h3nock/pe-explorer, which has no published results. Tokens are
 multiplied by sqrt(d) first, as in Vaswani et al. 2017 (arXiv:1706.03762).
 
 It learns nothing, costs one addition per number of an embedding, and works at any position.

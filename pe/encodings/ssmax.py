@@ -1,4 +1,4 @@
-"""SSMax: multiplies the logits by the logarithm of the number of keys that the query sees.
+"""SSMax: multiplies the logits by a learned multiple of the logarithm of the number of keys.
 
     softmax_j(s ln(n) z_j),   z = q k / sqrt(d),   n = keys that the query sees = position + 1
 

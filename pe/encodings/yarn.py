@@ -12,7 +12,8 @@ the factor. m multiplies queries and keys, so the logits grow by m^2.
 Peng, Quesnelle, Fan, Shippole 2023 (arXiv:2309.00071). The ramp gamma is that of the authors' code,
 linear in the index i. With ``dynamic``, s is L / L0 for a row of L tokens, at least 1.
 
-YaRN learns nothing, costs nothing at run time, and works at any position. s = 1 is RoPE.
+YaRN learns nothing and works at any position. Without ``dynamic`` it costs nothing at run time.
+s = 1 is RoPE.
 """
 
 import math
@@ -132,7 +133,7 @@ class YaRN(FrequencyTransform):
         inv_freq, theta, dim, magnitude, *_ = frequencies
         if theta <= 1:
             raise ValueError(
-                f"theta: YaRN needs frequencies that fall, so more than 1; got {theta!r}"
+                f"theta: expected more than 1, so that frequencies decrease; got {theta!r}"
             )
         low, high = self.ramp_bounds(dim, theta)
         index = torch.arange(dim // 2, dtype=torch.float64, device=inv_freq.device)

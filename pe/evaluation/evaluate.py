@@ -11,7 +11,7 @@ from pe.data import TokenData
 from pe.data.needles import DEPTHS
 from pe.evaluation.attention import spread_by_length
 from pe.evaluation.covers import covers
-from pe.evaluation.load import load_model
+from pe.evaluation.load import complete_record, load_model
 from pe.evaluation.retrieval import evaluate_retrieval
 from pe.evaluation.scorer import Log, Scorer, text_of
 from pe.evaluation.start import evaluate_start
@@ -46,14 +46,12 @@ def evaluate(run: Run, *, quiet: bool = False, float32_residual: bool = False) -
     recorded = run.evaluation()
     if recorded is not None and covers(recorded, recipe, float32_residual):
         return recorded
-    record = run.read()
-    if record["status"] != "complete":
-        raise RunError(f"{run.directory} is {record['status']}; train it before evaluating it")
+    complete_record(run, "evaluating")
     progress, data = Progress(enabled=not quiet), text_of(run)
     if recipe.start_from and recipe.start_state == "weights" and recipe.steps:
         try:
             evaluate_start(run, quiet=quiet, data=data)
-        except RunError as error:  # without the first weights the run itself can be evaluated
+        except RunError as error:  # the run itself can be evaluated without them
             progress.show(f"the first weights were not evaluated: {error}", last=True)
     with run.lock():
         try:

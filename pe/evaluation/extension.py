@@ -18,7 +18,7 @@ from pe.encodings.core.extending import extension_method
 from pe.encodings.core.extension import Rotary
 from pe.encodings.rope import RoPE
 from pe.evaluation.factors import FACTORS, LENGTH, Cell, Factor, cells, refuse_unused_options
-from pe.evaluation.load import holder, load_model
+from pe.evaluation.load import complete_record, holder, load_model
 from pe.evaluation.retrieval import evaluate_retrieval
 from pe.evaluation.scorer import Scorer, text_of
 from pe.model import PEForCausalLM
@@ -60,9 +60,8 @@ def extend(
             has other lengths or targets than the recipe.
         ValueError: the run's model cannot be converted to a method, or ``options`` match no cell.
     """
-    record, recipe, options = checked(run).read(), run.recipe, options or {}
-    if record["status"] != "complete":
-        raise RunError(f"{run.directory} is {record['status']}; train it before extending it")
+    complete_record(checked(run), "extending")
+    recipe, options = run.recipe, options or {}
     lengths = sorted(recipe.evaluation_lengths)
     wanted = cells(methods or extension_methods(), factors)
     refuse_unused_options(options, wanted, lengths, recipe.context_length)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -20,6 +21,18 @@ def _checkpoint(run: Run) -> Path:
             "run again to have it"
         )
     return run.checkpoint
+
+
+def complete_record(run: Run, doing: str) -> dict[str, Any]:
+    """Return the record of a complete run.
+
+    Raises:
+        RunError: the run is not complete; ``doing`` says in the message what has to wait.
+    """
+    record = run.read()
+    if record["status"] != "complete":
+        raise RunError(f"{run.directory} is {record['status']}; train it before {doing} it")
+    return record
 
 
 def holder(run: Run) -> Run:

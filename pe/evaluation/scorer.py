@@ -27,13 +27,13 @@ from torch import Tensor
 
 from pe import devices
 from pe._errors import PositionError
-from pe.data import TokenData, evaluation_windows, prepare
+from pe.data import TokenData, evaluation_windows
 from pe.model import PEForCausalLM
 from pe.model.loss import token_losses
 from pe.model.rng import same_draws
 from pe.recipes.recipe import Recipe
 from pe.runs import Run
-from pe.training.start import check_text
+from pe.training.start import check_text, text_for
 
 POSITION_BINS = 32
 LOGITS_OF = 4096
@@ -47,9 +47,8 @@ def text_of(run: Run) -> TokenData:
     Raises:
         RunError: the text or the tokenizer has changed since the run was trained.
     """
-    r, recorded = run.recipe, run.read()["data"]
-    data = prepare(r.corpus, r.vocab_size, r.tokenizer, separator=r.separator)
-    check_text(data, recorded, str(run.directory), "train it again in another study")
+    data = text_for(run.recipe)
+    check_text(data, run.read()["data"], str(run.directory), "train it again in another study")
     return data
 
 

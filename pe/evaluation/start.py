@@ -13,14 +13,14 @@ import torch
 
 from pe import devices
 from pe._quiet import quiet_libraries
-from pe.data import TokenData, prepare
+from pe.data import TokenData
 from pe.evaluation.scorer import Scorer
 from pe.model import PEForCausalLM
 from pe.runs import Run, RunError, checked
 from pe.runs.provenance import now
 from pe.training.build import build_config, start_model
 from pe.training.progress import Progress
-from pe.training.start import check_text, start_of, with_searched_factors
+from pe.training.start import check_text, start_of, text_for, with_searched_factors
 
 
 def evaluate_start(
@@ -56,9 +56,7 @@ def evaluate_start(
             f"{run.directory} started from new weights, so no encoding was changed: only a run "
             "with start_from can be evaluated before its training"
         )
-    data = data or prepare(
-        recipe.corpus, recipe.vocab_size, recipe.tokenizer, separator=recipe.separator
-    )
+    data = data or text_for(recipe)
     check_text(data, start.data, start.parent.name, "evaluate on a machine that has its text")
     with quiet_libraries():
         before: PEForCausalLM = PEForCausalLM.from_pretrained(start.weights, dtype=torch.float32)

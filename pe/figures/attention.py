@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from pe.figures.style import FAINT, SEQUENTIAL, style
 
 MOST_LABELS = 48
-"""With more tokens, only every so many of them are written."""
+"""If there are more tokens than this, some are not written."""
 
 
 @style()

@@ -20,7 +20,7 @@ LOSS_ABOVE_CUT = 1.2
 
 
 def looks(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """By variant on record, how its line is drawn."""
+    """The look of each variant's line, by variant on record."""
     pe, steps = record["settings"]["pe"], record["settings"]["steps"]
     from pe.encodings.core.spec import parse  # brings torch
 
@@ -125,7 +125,7 @@ def _finish(
 
 @style()
 def several(records: Sequence[Mapping[str, Any]]) -> Figure:
-    """Of trials of one model on one text: loss, and numbers found, by length.
+    """Loss, and numbers found, by length, of trials of one model on one text.
 
     What was trained on has filled markers; of the same colours the later ones are dashed. The
     axis of the loss ends a little above the cut line, where methods can be told apart, so curves

@@ -1,4 +1,4 @@
-"""What each encoding of a budget reads and finds: a line of perplexities, and cells of shares.
+"""The perplexities of each encoding of a budget as a line, and the shares it finds as cells.
 
 A short line reads on where training stopped, and one that begins far to the left reads short texts
 well. Lines are sorted by the longer text, best on top; where hidden numbers were asked for, by how
@@ -27,6 +27,8 @@ PLACES = {
     "logits": "#d9541e",
 }
 """Where an encoding acts, and the colour of its line."""
+TASK = "multikey"
+"""The hidden numbers whose shares stand beside the lines."""
 
 
 def ordered(rows: Sequence[Row], far: int) -> list[tuple[Row, float, float | None]]:
@@ -42,38 +44,34 @@ def ordered(rows: Sequence[Row], far: int) -> list[tuple[Row, float, float | Non
     return sorted(found, key=lambda item: (item[2] is None, item[2] or item[1], item[0].title))
 
 
-def _found(row: Row, task: str, names: Sequence[str]) -> list[float | None]:
+def _found(row: Row, names: Sequence[str]) -> list[float | None]:
     """The share of prompts answered, by length."""
-    return [measure(row, f"{task}@{name}").value for name in names]
+    return [measure(row, f"{TASK}@{name}").value for name in names]
 
 
 @style()
 def reach(
-    rows: Sequence[Row],
-    places: Mapping[str, str],
-    far: int = 16,
-    task: str = "multikey",
-    base: str = "rope",
+    rows: Sequence[Row], places: Mapping[str, str], far: int = 16, base: str = "rope"
 ) -> Figure:
     """Perplexity at the training length and at ``far`` times that, a line for each row.
 
     Args:
         places: by a row's label, where it acts: a key of `PLACES`.
-        task: hidden numbers whose shares stand beside the lines, if any row was asked for them.
         base: the label of the row that the baselines belong to; the first row if none has it.
 
-    Thin lines are baselines: the base reading no more than the training length; rows trained on
-    longer windows, at that length; and uniform guessing, where the axis goes so far. The last row
-    of cells is what the base would find if it read no more than the training length.
+    Shares of the prompts of `TASK` stand beside the lines if any row was asked for them. Thin lines
+    are baselines: the base when it reads no more than the training length; rows that were trained
+    on longer windows, at that length; and uniform guessing, where the axis goes so far. The last
+    row of cells is what the base would find if it read no more than the training length.
     """
     longer = ceilings(rows)
     found = ordered([row for row in rows if row not in longer], far)
     names = multiples([run for row, *_ in found for run in row.runs])
-    asked = any(value is not None for row, *_ in found for value in _found(row, task, names))
+    asked = any(value is not None for row, *_ in found for value in _found(row, names))
     if asked:
 
         def beyond(row: Row) -> float:
-            return sum(value or 0.0 for value in _found(row, task, names)[1:])
+            return sum(value or 0.0 for value in _found(row, names)[1:])
 
         found.sort(key=lambda item: -beyond(item[0]))
     size = (6.4 if asked else 5.6, 0.95 + 0.2 * len(found) + (0.35 if asked else 0))
@@ -94,7 +92,7 @@ def reach(
     low, high = axes.get_xlim()
     axes.xaxis.set_major_locator(LogLocator(subs=(1,) if high / low > 500 else (1, 2, 5)))
     if asked:
-        _cells(cells, [row for row, *_ in found], held[0], task, names)
+        _cells(cells, [row for row, *_ in found], held[0], names)
         height = len(found) + 1
         for one in (axes, cells):
             one.set_ylim(height - 0.4, -0.6)
@@ -148,11 +146,11 @@ def _narrow(axes: Axes, found: Sequence[tuple[Row, float, float | None]], limit:
             )  # fmt: skip
 
 
-def _cells(axes: Axes, rows: Sequence[Row], base: Row, task: str, names: Sequence[str]) -> None:
+def _cells(axes: Axes, rows: Sequence[Row], base: Row, names: Sequence[str]) -> None:
     """The share of prompts answered, a row of cells each; ``base`` when it is cut comes last."""
     axes.grid(visible=False)
-    shares = [_found(row, task, names) for row in rows]
-    shares.append([cut(base, f"{task}@{name}") for name in names])
+    shares = [_found(row, names) for row in rows]
+    shares.append([cut(base, f"{TASK}@{name}") for name in names])
     filled = [[value or float("nan") for value in line] for line in shares]
     axes.pcolormesh(
         range(len(names)), range(len(shares)), filled, cmap=SEQUENTIAL, vmin=0, vmax=1.25,
@@ -171,4 +169,4 @@ def _cells(axes: Axes, rows: Sequence[Row], base: Row, task: str, names: Sequenc
     axes.tick_params(length=0)
     for side in axes.spines.values():
         side.set_visible(False)
-    axes.set_xlabel(f"{task} prompts answered")
+    axes.set_xlabel(f"{TASK} prompts answered")

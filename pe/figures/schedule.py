@@ -30,10 +30,10 @@ class LayerRow(NamedTuple):
     """One layer as it is drawn."""
 
     title: str
-    """What it uses; layers that follow each other under the same title are labelled once."""
+    """Its encoding; layers that follow each other under the same title are labelled once."""
     colour: str
     spans: list[tuple[int, int]]
-    """Of the keys that are shown: the first, and one more than the last."""
+    """The keys that are shown, in spans: the first key, and one more than the last."""
 
 
 @style()
@@ -65,7 +65,7 @@ def schedule(
 
 
 def layer_rows(spec: str, length: int | None = None, **options: Any) -> tuple[list[LayerRow], int]:
-    """What `draw_layers` draws for the layers that ``spec`` lists, and how many tokens it shows."""
+    """The rows that `draw_layers` draws for the layers of ``spec``, and the tokens it shows."""
     import torch
 
     from pe.encodings.core.build import layer_encodings
@@ -96,7 +96,7 @@ def spans(shown: Sequence[bool]) -> list[tuple[int, int]]:
 
 
 def _titles(layers: Sequence[LayerSpec]) -> list[str]:
-    """What each layer uses, without its options unless these are all that tells it apart."""
+    """The title of each layer, without options unless these are all that tells it apart."""
     from pe.encodings.core.registry import about
     from pe.encodings.core.spec import joined
 

@@ -27,7 +27,7 @@ DISTINCT = 0.15
 LABEL_GAP = 0.052
 """Between two names, as a share of the panel's height."""
 LEAST_RANGE = 8.0
-"""Of the axes, from bottom to top."""
+"""The top of an axis is at least so many times its bottom."""
 
 
 @style()
@@ -38,7 +38,7 @@ def training(speed: Speed) -> Figure:
     ]
     if any(row["peak_memory_gib"] for row in speed.record["cells"]):
         panels.append(("peak memory, GiB (log scale)", lambda result: result["peak_memory_gib"]))
-    figure = Figure(figsize=(4.5 * len(panels), 3.9), layout="constrained")
+    figure = Figure(figsize=(4.4 * len(panels), 3.9), layout="constrained")
     lengths = speed.lengths("train")
     for place, (label, value) in enumerate(panels):
         axes = figure.add_subplot(1, len(panels), place + 1)

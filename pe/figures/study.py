@@ -261,7 +261,7 @@ def training(rows: Sequence[Row], highlight: str | None = None) -> Figure:
 
 
 def _ends(rows: Sequence[Row]) -> tuple[float, float]:
-    """Where the axis of losses begins and ends: without the first of a model that knew nothing."""
+    """The ends of the axis of losses, without the first loss of a model that knew nothing."""
     values: list[float] = []
     for row in rows:
         for run in row.runs:

@@ -41,7 +41,7 @@ RoPE, PoPE and YaRN have the colours that colour-blind readers tell apart best; 
 transforms its frequencies have a colour each, as have the encodings of the study `every`."""
 
 SEQUENTIAL = LinearSegmentedColormap.from_list("pe_sequential", ["#2f7fc400", "#2f7fc4ff"])
-"""From nothing to blue: reads on both backgrounds because its zero is transparent."""
+"""From nothing to blue. It reads on both backgrounds because its zero is transparent."""
 DIVERGING = LinearSegmentedColormap.from_list(
     "pe_diverging", ["#2f7fc4ff", "#2f7fc400", "#d9541e00", "#d9541eff"]
 )
@@ -117,7 +117,7 @@ def svg(figure: Figure) -> str:
 
 
 def darken(text: str) -> str:
-    """The same SVG for a dark page: `INK`, `FAINT` and `GRID` become light."""
+    """Make the SVG for a dark page: `INK`, `FAINT` and `GRID` become light."""
     for light, dark in _ON_DARK.items():
         text = text.replace(light, dark)
     return text

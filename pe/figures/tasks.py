@@ -57,13 +57,17 @@ def learning_curves(records: Sequence[TaskRecord]) -> Figure:
         losses = [model.losses for model in summary.at_rate(record)]
         values = [summary.mean(at) for at in zip(*losses, strict=True)]
         _band(axes, record.steps, values, record.pe, look(record.pe), dots=False)
-    axes.axhline(-math.log(records[0].chance), **GUESS)
-    axes.set_ylim(bottom=0, top=1.25 * -math.log(records[0].chance))
+    _loss_by_step(figure, axes, records[0].chance)
+    return figure
+
+
+def _loss_by_step(figure: Figure, axes: Axes, chance: float) -> None:
+    axes.axhline(-math.log(chance), **GUESS)
+    axes.set_ylim(bottom=0, top=1.25 * -math.log(chance))
     axes.set_xlabel("step")
     axes.set_ylabel("loss, nats per answer")
     axes.xaxis.set_major_formatter(WHOLE)
     legend(figure, axes.get_legend_handles_labels()[0])
-    return figure
 
 
 @style()
@@ -90,13 +94,8 @@ def live_curves(
             markevery=0.1,
             label=label(pe),
         )
-    axes.axhline(-math.log(chance), **GUESS)
     axes.set_xlim(0, max(1, steps))
-    axes.set_ylim(bottom=0, top=1.25 * -math.log(chance))
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss, nats per answer")
-    axes.xaxis.set_major_formatter(WHOLE)
-    legend(figure, axes.get_legend_handles_labels()[0])
+    _loss_by_step(figure, axes, chance)
     return figure
 
 

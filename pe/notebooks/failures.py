@@ -1,4 +1,4 @@
-"""How a notebook's cell shows a failure: in one line, if its message explains it."""
+"""A notebook's cell shows a failure in one line if its message explains it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the notebooks show: each function takes a run and returns something Jupyter displays.
+"""The parts of a run's page: each function takes a run and returns something Jupyter displays.
 
 Nothing here computes a result; it reads records. Paths are shown from the working folder or from
 ``$PE_RUNS``, so that an executed notebook does not reveal the machine it came from.
@@ -44,7 +44,7 @@ def shown(run: Folder) -> str:
 
 
 def plan(run: Run) -> Markdown:
-    """What will be trained: a table, and the formula of each encoding in the sum.
+    """Show what will be trained: a table, and the formula of each encoding in the sum.
 
     Where layers differ or hide keys, a picture of what each sees comes before them.
     A run of a study waits here until it is alone on its device; its imports are done by then.
@@ -84,7 +84,7 @@ def plan(run: Run) -> Markdown:
 
 
 def _memory(recipe: Recipe) -> str:
-    """What training will take of each GPU; nothing on a CPU, and where nothing is trained."""
+    """Say how much of each GPU training will take; "" on a CPU, and where nothing is trained."""
     from pe import devices
     from pe.training import memory, processes
 
@@ -112,7 +112,7 @@ def _show_layers(recipe: Recipe) -> None:
 
 
 def trained(run: Run) -> Markdown:
-    """What the training cost and where it ended."""
+    """Show what the training cost and where it ended."""
     record = run.read()
     t, model, machine = record["training"] or {}, record["model"] or {}, record["hardware"]
     if record["status"] != "complete":
@@ -229,11 +229,11 @@ def retrieval(runs: Sequence[Run], run: Run) -> Markdown:
 
 
 MAP_TOKENS = 32
-"""Of the text whose attention is drawn."""
+"""Attention is drawn of a text of so many tokens."""
 
 
 def attention(run: Run) -> Markdown:
-    """How spread attention is by length, and which tokens each head looks at in a short text."""
+    """Show how spread attention is by length, and which tokens each head looks at in a text."""
     from IPython.display import SVG, display
 
     from pe import figures
@@ -277,7 +277,7 @@ def sample(run: Run, prompt: str = "", tokens: int = 64) -> Markdown:
 
 
 def record(run: Run) -> Markdown:
-    """Where the record is and how it is read."""
+    """Show where the record is and how it is read."""
     files = {
         "run.json": "recipe, status, versions, hardware, data, cost",
         "metrics.jsonl": "one line per logged step",

@@ -60,8 +60,7 @@ class Playground:
         records: the records of the encodings that are done, in order.
     """
 
-    def __init__(self, study: str = "local") -> None:
-        self.study = study
+    def __init__(self) -> None:
         self.records: list[TaskRecord] = []
         self._models: dict[str, Any] = {}
         self._run: TaskRun | None = None
@@ -221,7 +220,6 @@ class Playground:
             task=values["task"],
             pe=";".join(encodings) + ";",
             size="small",
-            study=self.study,
             steps=values["steps"],
             width=values["width"],
             layers=values["layers"],

@@ -1,4 +1,4 @@
-"""What pretrained.ipynb shows: the plan, the outcomes, the record."""
+"""The parts of pretrained.ipynb: the plan, the outcomes, the record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORDS = {"untouched": "untouched", "adapted": "adapted", "trained": "trained on"
 
 
 def plan(run: PretrainedRun) -> Markdown:
-    """What will be measured, and where it goes."""
+    """Show what will be measured, and where the record goes."""
     import pe
 
     s = run.settings
@@ -75,7 +75,7 @@ def _share(value: float) -> str:
 
 
 def samples(record: dict[str, Any]) -> Markdown:
-    """The same beginning, continued by each variant."""
+    """Show how each variant continues the same beginning."""
     fence = "`" * 4
     parts = [
         f"**{WORDS[v]}**\n\n{fence}text\n{outcome['sample']}\n{fence}"
@@ -92,7 +92,7 @@ def trained(run: PretrainedRun, record: dict[str, Any]) -> SVG | Markdown:
 
 
 def settings(record: dict[str, Any]) -> Markdown:
-    """What to write into config.json, if the encoding is a setting of transformers."""
+    """Show what to write into config.json if the encoding is a setting of transformers."""
     import json
 
     block = record["transformers_settings"]

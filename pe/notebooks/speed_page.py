@@ -1,4 +1,4 @@
-"""What the speed notebook does and shows: the plan, the measuring, the tables."""
+"""The parts of the speed notebook: the plan, the measuring, the tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def plan(run: SpeedRun, minutes: float | None = None) -> Markdown:
-    """What will be measured, and where it goes."""
+    """Show what will be measured, and where the record goes."""
     chosen = run.settings
     assert chosen is not None, "made by configure_speed"
     rows = {

@@ -1,4 +1,4 @@
-"""What the study notebook does and shows: the plan, the study as it runs, its results."""
+"""The parts of the study notebook: the plan, the study as it runs, its results."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from pe.notebooks.page import show
 from pe.results import outcome as results
 from pe.study.planned import StudyFolder
 from pe.study.queue import StudyFailed, run_study
-from pe.study.show import live, text
+from pe.study.show import live, memory_needed, text
 
 if TYPE_CHECKING:
     from IPython.display import Markdown
 
 
 def plan(study: StudyFolder) -> Markdown:
-    """The runs, the state of each, and how long the rest takes on one device and on those here."""
-    return show(text(study.plan, workers=study.workers, tablefmt="pipe"))
+    """The runs, the state of each, how long the rest takes here, and how much memory."""
+    table = text(study.plan, workers=study.workers, tablefmt="pipe")
+    return show(f"{table}\n\n{memory_needed(study.plan)}")
 
 
 def carry_out(
@@ -45,7 +46,7 @@ def outcome(study: StudyFolder) -> Markdown:
 
 
 def end(failure: StudyFailed | None) -> Markdown:
-    """Raises what failed, if anything did."""
+    """Raise the failure, if there was one."""
     if failure is not None:
         raise failure
     return show("Nothing failed.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pe import figures
 from pe.figures import attention as attention_figures
 from pe.figures import tasks as pictures
-from pe.notebooks.page import show, shown
+from pe.notebooks.page import keep, show, shown
 from pe.results.markdown import pipe
 from pe.results.quantities import label
 from pe.runs.models import TaskRecord
@@ -20,7 +20,6 @@ from pe.training.progress import Progress
 
 if TYPE_CHECKING:
     from IPython.display import SVG, Markdown
-    from matplotlib.figure import Figure
 
     from pe.tasks.measure.many import Many
 
@@ -121,13 +120,6 @@ def floors(made: Task) -> str:
 def rates(records: list[TaskRecord]) -> Markdown:
     """Loss and accuracy in validation at each rate."""
     return show("\n\n".join(filter(None, (summary.rates(records), summary.edges(records)))))
-
-
-def keep(figure: Figure, run: TaskRun, name: str) -> SVG:
-    """Write a figure into the folder and show it."""
-    from IPython.display import SVG
-
-    return SVG(figures.save(figure, run.directory / name).read_text())
 
 
 def learning(records: list[TaskRecord], run: TaskRun) -> SVG:

@@ -37,6 +37,22 @@ SINKS = frozenset(
 
 SINKS_IN_WINDOWS = frozenset({"mimo_v2_flash"})
 
+PARTIAL = frozenset(
+    {
+        "deepseek_v4", "diffusion_gemma_text", "dots3_note_text", "glm", "glm4", "glm4_moe",
+        "glm4_moe_lite", "glm4v_moe_text", "glm4v_text", "glm_image_text", "glm_ocr_text",
+        "gpt_neox", "gpt_neox_japanese", "laguna", "mellum", "mimo_v2_flash", "minimax_m2",
+        "minimax_m3_vl_text", "nemotron", "persimmon", "phi", "phi3", "phi4_multimodal",
+        "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp_text", "recurrent_gemma",
+        "solar_open", "stablelm", "step3p5", "zaya",
+    }
+)  # fmt: skip
+"""Types that can rotate a share of each head, ``partial_rotary_factor``. Others rotate all of it:
+their plain rotation ignores the share, and their scaled one fails."""
+
+FIXED_ALPHA = frozenset({"hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan_vl_text"})
+"""Types that read ``alpha`` beside the type ``dynamic``: NTK-aware scaling at every length."""
+
 ALIBI = frozenset({"bloom", "mpt"})
 
 CONTENT = frozenset({"inkling_text", "inkling2_text", "inkling2_loop_text"})
@@ -46,6 +62,8 @@ NOTES = {
     "gpt_oss": "its makers trained with YaRN from 4,096 tokens, factor 32, on every layer",
     "hunyuan_v1_dense": "a fixed alpha under the type 'dynamic' is NTK-aware scaling at every "
     "length",
+    "llama4_text": "with use_qk_norm, queries and keys are normalised after the rotation, so an "
+    "attention factor of YaRN or LongRoPE changes nothing",
     "mistral_large4_text": "each frequency is multiplied by a learned factor that only the weights "
     "have; the frequencies below are those before it",
     "deepseek_v4": "layers of compressed attention share another base",

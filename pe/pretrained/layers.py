@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -37,8 +38,17 @@ def read_layers(config: Any) -> list[Layer]:
     Raises:
         ValueError: the rotary settings cannot be computed with.
     """
-    types = getattr(config, "layer_types", None) or [None] * config.num_hidden_layers
-    return [_layer(config, index, types[index]) for index in range(config.num_hidden_layers)]
+    number = whole_number(config, "num_hidden_layers")
+    types = getattr(config, "layer_types", None) or [None] * number
+    return [_layer(config, index, types[index]) for index in range(number)]
+
+
+def whole_number(config: Any, name: str, least: int = 1) -> int:
+    """A field that counts something. ValueError: it is something else."""
+    value = getattr(config, name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} {value!r}: expected a whole number, {least} or more")
+    return value
 
 
 def _layer(config: Any, index: int, kind: str | None) -> Layer:
@@ -68,8 +78,10 @@ def _without_rotation(config: Any) -> Position:
 def _reach(config: Any, kind: str | None) -> int | None:
     if kind is None or "sliding" in kind:
         for name in ("sliding_window", "attention_window_size", "sliding_window_size"):
-            if window := getattr(config, name, None):
-                return int(window)
+            window = getattr(config, name, None)
+            # a model does not read what its class does not have by default
+            if window and hasattr(default_of(config), name):
+                return whole_number(config, name)
         return None
     if "chunked" in kind:
         return getattr(config, "attention_chunk_size", None)
@@ -84,11 +96,7 @@ def _rope(config: Any, own: Any, index: int, kind: str | None) -> Rope | None:
     if bases is not None:
         block = dict(block) | {"rope_theta": bases[index]}
     check_block(block)
-    chosen = kind_of(block)
-    if chosen == "axial":
-        raise ValueError("rope_type 'axial': rotation by the two axes of an image is not explained")
-    if chosen == "dynamic" and block.get("alpha"):
-        chosen = "ntk_alpha"
+    chosen = _kind(config, block)
     base = block.get("rope_theta")
     if base is None:
         raise ValueError("rope_theta, the base of the frequencies, is missing")
@@ -96,12 +104,15 @@ def _rope(config: Any, own: Any, index: int, kind: str | None) -> Rope | None:
     width = _width(own, head, block, chosen)
     # The class has filled the gaps: "factor": null is read as the quotient of the two lengths.
     original = block.get("original_max_position_embeddings")
+    if original is not None and not nested_keys(config):
+        # transformers' rotary module prefers the value outside the block
+        original = getattr(config, "original_max_position_embeddings", original)
     longest = getattr(config, "max_position_embeddings", None)
     if chosen == "dynamic" or original is None:
         original = longest
     if chosen in ("yarn", "longrope") and block.get("factor") is None and original and longest:
         block = dict(block) | {"factor": max(longest / original, 1.0)}
-    if nested_keys(config) and block.get("truncate") is False:
+    if nested_keys(config) and not block.get("truncate", True):
         block = dict(block) | {"truncate": True}  # transformers does not look for it there
     return Rope(
         kind=chosen, base=float(base), head_dim=head, width=width, settings=dict(block),
@@ -110,11 +121,45 @@ def _rope(config: Any, own: Any, index: int, kind: str | None) -> Rope | None:
     )  # fmt: skip
 
 
+def _kind(config: Any, block: Mapping[str, Any]) -> str:
+    """The type of scaling as the model type reads it.
+
+    Raises:
+        ValueError: transformers cannot build this model type with it.
+    """
+    chosen = kind_of(block)
+    if chosen == "axial":
+        raise ValueError("rope_type 'axial': rotation by the two axes of an image is not explained")
+    written = block.get("rope_type", "default")
+    if written != chosen:  # where the model type knows an older name, its class has replaced it
+        raise ValueError(
+            f"rope_type {written!r}: transformers' {config.model_type!r} does not know it; write "
+            f"{chosen!r}"
+        )
+    if chosen == "dynamic" and block.get("alpha") and config.model_type in families.FIXED_ALPHA:
+        return "ntk_alpha"
+    return chosen
+
+
 def rope_block(config: Any, kind: str | None) -> Mapping[str, Any] | None:
-    """The rotary settings of layers of one type; None where these layers have none."""
+    """The rotary settings of layers of one type; None where these layers have none.
+
+    Raises:
+        ValueError: the model type expects one block where there are several, or the reverse.
+    """
     settings = getattr(config, "rope_parameters", None)
     if settings:
-        keys = nested_keys(config)
+        keys, expected = nested_keys(config), nested_keys(default_of(config))
+        if keys and not expected:
+            raise ValueError(
+                f"rope_parameters has a block for each of {', '.join(keys)}, and transformers' "
+                f"{config.model_type!r} reads one block for all layers"
+            )
+        if expected and not keys:
+            raise ValueError(
+                f"rope_parameters is one block, and transformers' {config.model_type!r} reads one "
+                f"for each of {', '.join(expected)}"
+            )
         if not keys:
             return dict(settings)
         block: Mapping[str, Any] | None = settings[
@@ -125,6 +170,16 @@ def rope_block(config: Any, kind: str | None) -> Mapping[str, Any] | None:
     if width:  # GPT-J and CodeGen: base 10,000 in the code
         return {"rope_type": "default", "rope_theta": 10000.0}
     return None
+
+
+def default_of(config: Any) -> Any:
+    """The default configuration of the same model type, which is that of its first release."""
+    return _default(config.__class__)
+
+
+@cache
+def _default(config_class: Any) -> Any:
+    return config_class()
 
 
 def nested_keys(config: Any) -> list[str]:
@@ -145,17 +200,27 @@ def _label(config: Any, kind: str | None, keys: list[str]) -> str:
 
 
 def _head_dim(config: Any) -> int:
-    head = getattr(config, "head_dim", None)
-    if head is None:
-        head = getattr(config, "attention_head_dim", None)
-    return int(head or config.hidden_size // config.num_attention_heads)
+    heads = whole_number(config, "num_attention_heads")
+    for name in ("head_dim", "attention_head_dim"):
+        if getattr(config, name, None) is not None:
+            return whole_number(config, name)
+    return whole_number(config, "hidden_size", heads) // heads
 
 
 def _width(config: Any, head: int, block: Mapping[str, Any], kind: str) -> int:
     if not hasattr(config, "rope_parameters"):  # GPT-J and CodeGen
         return int(config.rotary_dim)
-    share = block.get("partial_rotary_factor")
+    share = block.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
     share = 1.0 if share is None else float(share)
     if kind == "proportional":
         return 2 * int(share * head // 2)
-    return int(head * share)
+    if config.model_type in families.PARTIAL:
+        return int(head * share)
+    width = head if kind == "default" else int(head * share)
+    rotated = getattr(config, "qk_rope_head_dim", None) or head
+    if width != rotated:
+        raise ValueError(
+            f"partial_rotary_factor {share:g}: transformers' {config.model_type!r} rotates "
+            f"{rotated} channels, and {kind!r} computes the frequencies of {width}; remove it"
+        )
+    return width

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from pe.pretrained.layers import whole_number
 from pe.pretrained.read import blocks
 from pe.pretrained.rope import Rope
 
@@ -40,14 +41,12 @@ def training_length(
         ValueError: the configuration has no length at all.
     """
     longest = getattr(config, "max_position_embeddings", None)
-    if not longest:
+    if longest is None:
         raise ValueError(
             f"model type {config.model_type!r} states no max_position_embeddings, so the training "
             "length is not known; add it to a copy of the file"
         )
-    longest = int(longest)
-    if longest < 1:
-        raise ValueError(f"max_position_embeddings {longest}: expected 1 or more")
+    longest = whole_number(config, "max_position_embeddings", 2)
     aliases = type(config).attribute_map
     names = {name for name, meant in aliases.items() if meant == "max_position_embeddings"}
     names |= {"max_position_embeddings", aliases.get("max_position_embeddings", "")}

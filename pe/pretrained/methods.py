@@ -139,7 +139,9 @@ def with_settings(now: Rope, kind: str, original: int, **settings: Any) -> Rope:
         if key not in _OF_SCALINGS and value is not None
     }  # fmt: skip
     if now.width != now.head_dim and now.kind == "default":
-        kept.setdefault("partial_rotary_factor", now.width / now.head_dim)
+        kept.setdefault("partial_rotary_factor", now.share)
+    if "llama_4_scaling_beta" in kept:  # the temperature counts from it, whatever scales
+        kept["original_max_position_embeddings"] = now.settings["original_max_position_embeddings"]
     block: dict[str, Any] = {"rope_type": kind, "rope_theta": now.base} | kept | settings
     return now.model_copy(
         update={

@@ -7,24 +7,23 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from pe._errors import nearest
 from pe.encodings.yarn import magnitude
-from pe.pretrained.layers import Layer, nested_keys
+from pe.pretrained import families
+from pe.pretrained.layers import Layer, default_of, nested_keys
 from pe.pretrained.length import TrainingLength
 from pe.pretrained.read import Source, blocks
-from pe.pretrained.rope import Rope, kind_of
+from pe.pretrained.rope import COUNTING, FIELDS, Rope, kind_of
 
 
 class Mistake(BaseModel):
-    """Something in the configuration that is wrong, or that is easily taken wrongly."""
+    """A setting that is wrong, or that is easily misunderstood."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
-    """A word for it: ``original length missing``, ``base lost`` ..."""
+    """A short name, such as ``original length missing`` or ``base lost``."""
     text: str
-
-
-_WITH_ORIGINAL = ("yarn", "longrope", "llama3")
 
 
 def find_mistakes(
@@ -32,9 +31,16 @@ def find_mistakes(
 ) -> list[Mistake]:
     """All warnings about a configuration, those about the file itself first."""
     raw = source.raw or {}
+    if not hasattr(source.config, "rope_parameters"):  # GPT-J and CodeGen
+        text = "is not read by transformers' {!r}, whose base is in its code"
+        text = text.format(source.config.model_type)
+        return [Mistake(name="field not read", text=f"{place} {text}") for place in blocks(raw)]
     found = []
     if source.raw is not None and rope is not None:
-        found += [*_original_missing(raw, trained), *_base_lost(raw, rope, source.config)]
+        found += [
+            *_original_missing(raw, trained), *_base_lost(raw, rope, source.config),
+            *_not_read(raw, source.config),
+        ]  # fmt: skip
     if rope is not None:
         found += [
             *_below_trained(source.config, rope), *_mismatch(raw, rope),
@@ -59,15 +65,41 @@ def _original_missing(raw: Mapping[str, Any], trained: TrainingLength) -> Found:
             "the extended length, every frequency comes out wrong. Add the length before extension",
         )
         for place, block in blocks(raw).items()
-        if kind_of(block) in _WITH_ORIGINAL and "original_max_position_embeddings" not in block
+        if kind_of(block) in COUNTING and "original_max_position_embeddings" not in block
     ]  # fmt: skip
+
+
+def _not_read(raw: Mapping[str, Any], config: Any) -> Found:
+    """Fields that are misspelt, or that belong to another type of scaling."""
+    found = []
+    for place, block in blocks(raw).items():
+        kind = kind_of(block)
+        fields = FIELDS.get(kind, ())
+        read = {"rope_type", "type", "rope_theta", *fields}
+        read |= set(config.ignore_keys_at_rope_validation)  # what this model type has besides
+        if kind != "default" or config.model_type in families.PARTIAL:
+            read.add("partial_rotary_factor")
+        if config.model_type in families.FIXED_ALPHA:
+            read.add("alpha")
+        if kind == "dynamic" or "llama_4_scaling_beta" in block:  # `_dynamic` explains the first
+            read.add("original_max_position_embeddings")
+        found += [
+            (
+                "field not read",
+                f"{place}.{name} is not read by transformers' {config.model_type!r} with the type "
+                f"{kind!r}{nearest(name, fields)}",
+            )
+            for name, value in block.items()
+            if value is not None and name not in read
+        ]
+    return found
 
 
 def _base_lost(raw: Mapping[str, Any], rope: Rope, config: Any) -> Found:
     names = ("rope_theta", "rotary_emb_base", "rope_local_base_freq", "layer_rope_theta")
     written = any(raw.get(name) for name in names)
     written = written or any("rope_theta" in block for block in blocks(raw).values())
-    if written or getattr(config, "rotary_dim", None):
+    if written:
         return []
     default = f"the base is transformers' default, {rope.base:g}"
     if blocks(raw):
@@ -85,11 +117,8 @@ def _base_lost(raw: Mapping[str, Any], rope: Rope, config: Any) -> Found:
 
 
 def trained_factor(config: Any, rope: Rope) -> float | None:
-    """The factor of the same scaling that the released model of this type was trained with.
-
-    transformers' default configuration of a type is that of its first release.
-    """
-    block = getattr(type(config)(), "rope_parameters", None) or {}
+    """The factor of the same scaling that the released model of this type was trained with."""
+    block = getattr(default_of(config), "rope_parameters", None) or {}
     block = next((v for v in block.values() if isinstance(v, Mapping)), block)
     factor = block.get("factor")
     return None if factor is None or rope.kind != kind_of(block) else float(factor)

@@ -32,7 +32,7 @@ def plain_settings(
     """
     if not isinstance(enc, RoPE) or type(enc) is not RoPE:
         return "it does more than change the frequencies of a rotation"
-    if (enc.layout, enc.rotary_dim) != (now.layout, now.width):
+    if now.kind == "proportional" or (enc.layout, enc.rotary_dim) != (now.layout, now.width):
         return "it rotates other channels"
     candidates = _ropes(enc, now, trained)
     reason = "transformers has no setting for these frequencies"

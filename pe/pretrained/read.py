@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from pe._errors import nearest
 from pe.pretrained.gguf_file import read_gguf
-from pe.pretrained.rope import check_block, kind_of
+from pe.pretrained.rope import COUNTING, check_block, kind_of
 
 ADAPTED = "pe-adapted"
 """The model type of what an adapted model saves (`pe.adapt`)."""
@@ -34,7 +34,7 @@ class Source(NamedTuple):
     inside: tuple[str, ...] = ()
     """Keys that lead from the whole configuration to the text decoder's."""
     remarks: tuple[str, ...] = ()
-    """What reading the file found out, for the reader."""
+    """Remarks on the file for the reader."""
 
 
 def read(source: Any) -> Source:
@@ -81,7 +81,6 @@ def _from_path(path: Path) -> Source:
 
 
 def _from_raw(name: str, raw: Mapping[str, Any]) -> Source:
-    from huggingface_hub.errors import StrictDataclassError
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     from pe.model.config import PEConfig
@@ -108,8 +107,8 @@ def _from_raw(name: str, raw: Mapping[str, Any]) -> Source:
     with quiet():
         try:
             whole = CONFIG_MAPPING[kind].from_dict(json.loads(json.dumps(raw)))
-        except (KeyError, TypeError, ValueError, AttributeError, StrictDataclassError) as error:
-            reason = " ".join(str(error).split())
+        except Exception as error:  # the classes check their fields with whatever comes to hand
+            reason = " ".join(str(error.__cause__ or error).split())
             raise ValueError(
                 f"{name}: transformers cannot read it as {kind!r}: {reason}"
             ) from error
@@ -188,27 +187,29 @@ def _parts(raw: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def blocks(raw: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Blocks of rotary settings as written in a file, by where they are in it."""
-    found: dict[str, Mapping[str, Any]] = {}
+    written: dict[str, Mapping[str, Any]] = {}
     for name in ("rope_parameters", "rope_scaling"):
         block = raw.get(name)
         if not isinstance(block, Mapping):
             continue
         inner = {key: value for key, value in block.items() if isinstance(value, Mapping)}
         if inner:
-            found |= {f"{name}.{key}": value for key, value in inner.items()}
+            written |= {f"{name}.{key}": value for key, value in inner.items()}
         elif block:
-            found[name] = block
-    return found
+            written[name] = block
+    return written
 
 
 def _check_raw(raw: Mapping[str, Any]) -> None:
     """Raise ValueError for settings that contradict each other or cannot be computed with."""
     written = blocks(raw)
+    outside = raw.get("original_max_position_embeddings")
     for place, block in written.items():
-        if "vision" in str(raw.get("model_type", "")) or kind_of(block) == "axial":
+        if "vision" in str(raw.get("model_type", "")):
             continue
         try:
             check_block(block)
+            _check_original(block, outside)
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
     both = [written.get(name) for name in ("rope_parameters", "rope_scaling")]
@@ -237,9 +238,23 @@ def _check_raw(raw: Mapping[str, Any]) -> None:
             )
 
 
+def _check_original(block: Mapping[str, Any], outside: Any) -> None:
+    """Raise ValueError for an original length that is null, or stated twice and not the same."""
+    name = "original_max_position_embeddings"
+    if kind_of(block) not in COUNTING or name not in block:
+        return
+    first = block[name]
+    if outside is None and first is None:
+        raise ValueError(f"{name} is null; state the length before extension")
+    if None not in (outside, first) and outside != first:
+        raise ValueError(
+            f"{name} {first} and {outside} outside the block contradict each other; keep one"
+        )
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
-    """transformers' advice on configurations is said here in other words."""
+    """Silence transformers' warnings on configurations, which `pe.explain` has in other words."""
     logger = logging.getLogger("transformers")
     before = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -48,6 +48,12 @@ class Rope(BaseModel):
     """Multi-head latent attention, whose logits ``mscale_all_dim`` scales as a whole."""
 
     @property
+    def share(self) -> float:
+        """The rotated share of a head, such that ``int(head_dim * share)`` is the width."""
+        exact = self.width / self.head_dim
+        return exact if int(self.head_dim * exact) == self.width else exact + 0.5 / self.head_dim
+
+    @property
     def scaled(self) -> bool:
         return self.kind in SCALINGS
 
@@ -153,7 +159,23 @@ NEEDS = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("short_factor", "long_factor"),
 }
-"""What a block of settings of each type has to state."""
+"""Fields that a block of settings of each type must state."""
+
+_ORIGINAL = "original_max_position_embeddings"
+FIELDS = {
+    "default": (), "linear": ("factor",), "dynamic": ("factor",), "proportional": ("factor",),
+    "llama3": (*NEEDS["llama3"], _ORIGINAL),
+    "longrope": (*NEEDS["longrope"], _ORIGINAL, "factor", "attention_factor"),
+    "yarn": (
+        "factor", _ORIGINAL, "attention_factor", "beta_fast", "beta_slow", "mscale",
+        "mscale_all_dim", "truncate",
+    ),
+}  # fmt: skip
+"""transformers' types of settings, and the fields that each reads beside the base and the
+rotated share of a head."""
+
+COUNTING = tuple(kind for kind, names in FIELDS.items() if _ORIGINAL in names)
+"""Types that count from the length before extension."""
 
 
 def original(rope: Rope) -> int:
@@ -176,15 +198,17 @@ def kind_of(block: Mapping[str, Any]) -> str:
             "keep rope_type"
         )
     kind = current.pop()
-    if kind not in PAPERS and kind != "axial":
-        raise unknown("rope_type", kind, [*PAPERS])
+    if kind not in FIELDS and kind != "axial":
+        raise unknown("rope_type", kind, [*FIELDS])
     return kind
 
 
 _NUMBERS = (
     "factor", "attention_factor", "rope_theta", "beta_fast", "beta_slow", "partial_rotary_factor",
-    "original_max_position_embeddings",
+    "original_max_position_embeddings", "low_freq_factor", "high_freq_factor", "alpha",
 )  # fmt: skip
+_OR_ZERO = ("mscale", "mscale_all_dim")
+"""Numbers that transformers ignores where they are 0."""
 
 
 def check_block(block: Mapping[str, Any]) -> None:
@@ -195,14 +219,26 @@ def check_block(block: Mapping[str, Any]) -> None:
         missing = []  # Hunyuan's
     if missing:
         raise ValueError(f"rope_type {kind!r} needs {', '.join(missing)}")
-    for name in _NUMBERS:
+    for name in (*_NUMBERS, *_OR_ZERO):
         value = block.get(name)
-        if value is None:
+        if value is None or (name in _OR_ZERO and value == 0):
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if not _is_number(value):
             raise ValueError(f"{name}: expected a number, got {value!r}")
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
+    for name in ("short_factor", "long_factor"):
+        values = block.get(name)
+        if values is None:
+            continue
+        if not isinstance(values, list | tuple) or not all(map(_is_number, values)):
+            raise ValueError(f"{name}: expected a list of numbers, got {values!r}")
+    first = block.get("original_max_position_embeddings")
+    if first is not None and first != int(first):
+        raise ValueError(f"original_max_position_embeddings {first}: expected a whole number")
+    truncate = block.get("truncate")
+    if truncate is not None and not isinstance(truncate, bool):
+        raise ValueError(f"truncate: expected true or false, got {truncate!r}")
     base = block.get("rope_theta")
     if base is not None and base <= 1:
         raise ValueError(f"rope_theta {base}: expected more than 1, so that frequencies fall")
@@ -214,6 +250,10 @@ def check_block(block: Mapping[str, Any]) -> None:
             f"factor {factor}: expected 1 or more; factors lengthen the context, and "
             "1 / factor is never meant"
         )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def turns(inv_freq: Tensor, length: int) -> Tensor:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict
 
+from pe.pretrained import families
 from pe.pretrained.layers import nested_keys, read_layers
 from pe.pretrained.methods import Method
 from pe.pretrained.read import Source, quiet
@@ -24,7 +25,7 @@ ROUNDING = 1e-5
 
 
 class Settings(BaseModel):
-    """A method as configuration."""
+    """The settings of one method."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -59,6 +60,8 @@ def settings_for(
     if not hasattr(config, "rope_parameters"):
         return f"transformers' {type(config).__name__} has no rotary settings, its base is in code"
     block = dict(rope.settings)
+    if config.model_type in families.PARTIAL:  # left out, it may be another share by default
+        block.setdefault("partial_rotary_factor", rope.share)
     keys = nested_keys(config)
     parameters: dict[str, Any] = block
     if keys:
@@ -95,16 +98,14 @@ def _built(config: Any, settings: dict[str, Any]) -> Any:
     Raises:
         ValueError: it refuses them.
     """
-    from huggingface_hub.errors import StrictDataclassError
-
     whole = json.loads(json.dumps(config.to_dict(), default=str))
     for name in ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"):
         whole.pop(name, None)
     with quiet():
         try:
             return type(config).from_dict(whole | json.loads(json.dumps(settings)))
-        except (KeyError, TypeError, ValueError, RuntimeError, StrictDataclassError) as error:
-            reason = " ".join(str(error).split())
+        except Exception as error:  # the classes check their fields with whatever comes to hand
+            reason = " ".join(str(error.__cause__ or error).split())
             raise ValueError(
                 f"transformers' {type(config).__name__} refuses it: {reason}"
             ) from error

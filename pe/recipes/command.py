@@ -24,7 +24,7 @@ def notebook_parameters(recipe: Recipe, study: str) -> dict[str, Any]:
 
 
 def notebook_command(parameters: Mapping[str, Any], notebook: str = "train") -> str:
-    """What one types to carry out a notebook with these parameters; a line that can be pasted."""
+    """The command that carries out a notebook with these parameters, as a line to paste."""
     import yaml
 
     # Not as JSON, whose 1e-05 is a text in YAML.

@@ -259,7 +259,7 @@ class Recipe:
 
 
 def _problems(r: Recipe) -> Iterator[str]:
-    """What each field allows by itself and another one does not."""
+    """Find values that are allowed by themselves and do not fit other fields."""
     if r.hidden_size % r.num_attention_heads:
         yield f"hidden_size: {r.hidden_size} does not divide into {r.num_attention_heads} heads"
     elif r.num_attention_heads % r.num_key_value_heads:

@@ -1,4 +1,4 @@
-"""How two rows differ: on their common seeds, seed by seed.
+"""Compare two rows on their common seeds, seed by seed.
 
 A seed is the initial weights and the order of the text. Two single runs are compared on the same
 windows, or on the same prompts.
@@ -19,12 +19,12 @@ from pe.results.rows import Row, common_seeds
 
 NO_DIFFERENCE = "no difference shown"
 LEVEL = 0.05
-"""A difference is shown where p is below."""
+"""A difference is shown where p is below this level."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """By how much one row differs from another on their common seeds.
+    """The difference of two rows on their common seeds.
 
     ``value`` and ``interval`` are in nats for perplexities, in shares for shares. ``p`` is that of
     the test, None where one seed leaves nothing to test. ``over`` says what was paired: "seeds",
@@ -55,7 +55,7 @@ class Difference:
 
     @property
     def unit(self) -> str:
-        """What `text` leaves out."""
+        """The unit, which `text` leaves out."""
         where = quantities.at(self.quantity)
         if where and where.is_perplexity:
             return "%"
@@ -63,7 +63,7 @@ class Difference:
 
 
 def difference(first: Row, second: Row, quantity: str) -> Difference:
-    """How ``first`` differs from ``second`` on the seeds that both have.
+    """Compare ``first`` with ``second`` on the seeds that both have.
 
     Where they were trained on windows of different lengths, ``quantity`` is at a multiple of the
     shorter one.

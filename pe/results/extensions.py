@@ -1,4 +1,4 @@
-"""What came of extending a run without training: cells of extension.json by method and factor.
+"""Results of extending a run without training: the cells of extension.json by method and factor.
 
 ``factor`` is a number, `LENGTH` where it equals each length, None for a method without one.
 """
@@ -26,7 +26,7 @@ class Extended:
 
     name: str
     method: str
-    """Of `pe.encodings.extension_methods`."""
+    """One of `pe.encodings.extension_methods`."""
     pe: str
     factor: Factor | None
     perplexity: Mapping[float, float | None]
@@ -43,7 +43,7 @@ class Extended:
 
 @dataclass(frozen=True)
 class ExtendedRun:
-    """A run as one cell has it: what tables and figures of runs read is that of the cell."""
+    """A run whose evaluation is one cell, so that tables and figures of runs can show the cell."""
 
     run: RunLike
     record: Mapping[str, Any]
@@ -52,12 +52,12 @@ class ExtendedRun:
 
     @property
     def name(self) -> str:
-        """That of the run, whose page shows where the weights come from."""
+        """The name of the run, whose page shows where the weights come from."""
         return self.run.name
 
     @property
     def study(self) -> str:
-        """That of the run."""
+        """The study of the run."""
         return self.run.study
 
     def read(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class ExtendedRun:
         return self.run.read() | {"pe": self.record["cells"][self.cell]["pe"]}
 
     def metrics(self) -> pd.DataFrame:
-        """Of the run's training."""
+        """The metrics of the run's training."""
         return self.run.metrics()
 
     def evaluation(self) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def table(rows: Sequence[FineTuned], pages: Mapping[str, str]) -> str:
 
 
 def searches(records: Mapping[float, Mapping[str, Any]]) -> str:
-    """What each search for LongRoPE's factors began with, found, and took."""
+    """A table of the searches for LongRoPE's factors: start, result and time of each."""
     heads = ["factor", "candidates", "YaRN's factors", "found", "seconds"]
     lines = []
     for factor, record in sorted(records.items()):

@@ -1,4 +1,4 @@
-"""How sure a measurement is: 95% intervals of shares and means, and tests of differences.
+"""95% intervals of shares and means, and tests of differences: they say how sure a result is.
 
 Windows of one corpus and prompts of one model are treated as independent; an interval over windows
 or prompts says nothing about another seed. Imports no torch.
@@ -60,7 +60,7 @@ def mean_interval(values: Sequence[float]) -> Interval:
 
 
 def prediction(values: Sequence[float]) -> Interval:
-    """Where one more value of the same kind lies, at 95%: sqrt(n + 1) times as wide as the mean's.
+    """The interval in which one more value lies at 95%: sqrt(n + 1) times as wide as the mean's.
 
     Raises ValueError for fewer than two.
     """
@@ -105,7 +105,7 @@ def p_of_mean(values: Sequence[float]) -> float:
 
 
 def discordant(first: Sequence[int], second: Sequence[int], samples: int) -> tuple[int, int] | None:
-    """How many prompts only ``first`` and only ``second`` answered, from counts by depth.
+    """Count the prompts that only ``first`` and only ``second`` answered, from counts by depth.
 
     Both answered the same ``samples`` prompts at each depth. None where the counts do not say:
     they do at a depth where one of the two answered all or none.

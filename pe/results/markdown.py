@@ -101,7 +101,7 @@ def _cell(row: Row, name: str) -> str:
 
 
 def _name(row: Row, links: Mapping[str, str]) -> list[str]:
-    """Its title, and its seeds, each a link to the run's page where there is one."""
+    """The row's title and its seeds; each seed links to the run's page where there is one."""
     seeds = [
         f"[{seed}]({links[run.name]})" if run.name in links else str(seed)
         for seed, run in zip(row.seeds, row.runs, strict=True)
@@ -136,7 +136,7 @@ def _against(
         return measure(row, quantities.rescaled(name, row.runs[0], length)).value is not None
 
     def of_pair(row: Row, name: str) -> str:
-        """The same tokens, counted by `difference` in the shorter training length of the two."""
+        """Name the same tokens as `difference` counts them: in the shorter training length."""
         shorter = min((row, base), key=lambda one: quantities.trained_length(one.runs))
         return quantities.rescaled(name, shorter.runs[0], length)
 

@@ -1,4 +1,4 @@
-"""What is measured of a row, and how it is written.
+"""Measure a row, and write the result.
 
 * The value of several seeds is their mean, with Student's 95% interval. Perplexities are averaged
   as losses, in nats, so theirs is the geometric mean. One seed has no interval.
@@ -30,7 +30,7 @@ class Cell:
     interval: Interval | None = None
     reason: str = ""
     limit: int | None = None
-    """Of a perplexity: the size of the vocabulary, above which it is worse than guessing."""
+    """The size of the vocabulary, above which a perplexity is worse than guessing."""
 
 
 def measure(row: Row, quantity: str) -> Cell:
@@ -93,7 +93,7 @@ def recorded(row: Row, run: RunLike, quantity: str) -> float:
 
 
 def cut(row: Row, quantity: str) -> float | None:
-    """What a row would have if it read the last training length of a text alone: costs nothing.
+    """The value a row would have if it read only the last training length of a text.
 
     A perplexity of the same targets is that at 1x. A share of prompts is that at 1x times the share
     of prompts whose numbers all lie in that last part: whose depth is at least 1 - 1/multiple. This
@@ -124,7 +124,7 @@ def cut_base(found: Sequence[Row]) -> Row | None:
 
 
 def predicted(row: Row, quantity: str) -> Interval:
-    """Where one more seed of the row would lie at 95%.
+    """The interval in which one more seed of the row would lie at 95%.
 
     Raises:
         ValueError: fewer than two seeds, or one without a value.

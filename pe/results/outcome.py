@@ -1,4 +1,4 @@
-"""The results of a study, as its page and its command end with them."""
+"""The results of a study, with which its page and its command end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured of a run: how its value is found in the record, and how it is written.
+"""The quantities that are measured of a run, their place in the record, and how they are written.
 
     ppl@4x                     perplexity of the same target tokens behind 4 training lengths
     passkey@4x, multikey@4x ...   share of the prompts of that length that are wholly right
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 NOT_RECORDED, NOT_EVALUATED = "not recorded", "not evaluated"
 GUESSING, AT_BOUND = "worse than guessing", "at its bound"
 TASKS = ("needle", "passkey", "multikey", "multivalue", "multiquery")
-"""Of `pe.evaluation.retrieval`, the first two, and of `pe.data.needles`."""
+"""The first two are those of `pe.evaluation.retrieval`, the others those of `pe.data.needles`."""
 TEMPERATURES = (-0.5, 1.5)
-"""Between which a temperature was searched for, in records that do not say it."""
+"""The range in which a temperature was searched for, in records that do not name theirs."""
 _AT = re.compile(rf"(tempered\.)?(ppl|{'|'.join(TASKS)})@(\d+(?:\.\d+)?)x")
 
 
@@ -67,16 +67,16 @@ class At(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """How a model did at one retrieval task and length, prompt by prompt or depth by depth."""
+    """A model's answers in one retrieval task at one length, by prompt or by depth."""
 
     depths: Sequence[float]
-    """Share of the text before the number; of several that are asked for, the earliest."""
+    """The share of the text before the number, or before the earliest one that is asked for."""
     samples: int
     """Prompts per depth."""
     right: Sequence[int] | None
     """Prompts per depth that are wholly right."""
     reason: str
-    """Why there are none."""
+    """The reason why there are none."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,10 @@ class Quantity:
 
     title: str
     find: Callable[[Mapping[str, Any]], float | None]
-    """From its record."""
+    """Finds the value in a run's record."""
     write: Callable[[float], str]
     more_is_better: bool | None = None
-    """None where neither is."""
+    """None where neither more nor less is better."""
 
 
 def significant(value: float) -> str:
@@ -133,7 +133,7 @@ def share(value: float) -> str:
 
 
 def perplexity(value: float, vocabulary: int) -> str:
-    """As `significant`, or `GUESSING` where it is above the size of the vocabulary."""
+    """Write it as `significant` does, or `GUESSING` above the size of the vocabulary."""
     if value > vocabulary:
         return GUESSING
     return "1" if value == 1 else significant(value)
@@ -170,7 +170,7 @@ QUANTITIES: dict[str, Quantity] = {
     "encoding_rate": Quantity("own parameters", _of("recipe", "encoding_rate"), "× {:g}".format),
 }
 COLUMNS = ("final_loss", "validation_loss", "tokens_per_second", "peak_memory", "parameters")
-"""What a table shows beside perplexities unless it is told otherwise."""
+"""A table shows these beside perplexities by default."""
 
 
 def at(quantity: str) -> At | None:
@@ -220,7 +220,7 @@ def _temperature(run: RunLike) -> tuple[float | None, str]:
 
 
 def part(run: RunLike, tempered: bool) -> dict[str, Any]:
-    """What was evaluated: of the model as trained, or with the fitted temperature."""
+    """The evaluation of the model as trained, or of the model with the fitted temperature."""
     evaluation = run.evaluation() or {}
     return (evaluation.get("tempered") or {}) if tempered else evaluation
 
@@ -243,12 +243,12 @@ def rescaled(quantity: str, run: RunLike, length: int) -> str:
 
 
 def vocabulary(run: RunLike) -> int:
-    """How many tokens a guess has to choose from: a perplexity above it is worse than guessing."""
+    """The size of the vocabulary; a perplexity above it is worse than guessing."""
     return int(run.read()["recipe"]["vocab_size"])
 
 
 def answers(run: RunLike, quantity: str) -> Answers | None:
-    """What is recorded of a retrieval task at a multiple of the training length."""
+    """The recorded answers in a retrieval task at a multiple of the training length."""
     where = at(quantity)
     assert where is not None
     length = tokens(run, where.multiple)

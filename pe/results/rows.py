@@ -28,11 +28,11 @@ class Row:
     label: str
     """Its name in the YAML, or the encoding where there is no YAML."""
     title: str
-    """As it is written for readers."""
+    """The name that readers see."""
     origin: str
     """The encoding that it was trained with first."""
     runs: tuple[RunLike, ...]
-    """In the order of their seeds."""
+    """The runs are in the order of their seeds."""
 
     @property
     def pe(self) -> str:
@@ -145,7 +145,7 @@ _NO_DIFFERENCE = (
 
 
 def _setting(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe without its seed and what changes no result."""
+    """A recipe without its seed and without the fields that change no result."""
     recipe = {
         key: value
         for key, value in recipe.items()

@@ -29,7 +29,7 @@ class RunBusy(RunError):
     """Another process is writing this folder; ``holder`` says which."""
 
     EXIT_CODE = 75
-    """Of a command that is refused for this reason (EX_TEMPFAIL of sysexits.h): try it later."""
+    """The exit code of a command that is refused for this reason: EX_TEMPFAIL of sysexits.h."""
 
     def __init__(self, directory: Path, holder: str) -> None:
         self.directory, self.holder = directory, holder
@@ -64,7 +64,7 @@ def writing(path: Path, errors: tuple[type[Exception], ...] = (OSError,)) -> Ite
 
 
 def root() -> Path:
-    """Where records live: ``$PE_RUNS``, else ``runs/`` of the checkout, else ``./runs``."""
+    """The folder of all records: ``$PE_RUNS``, else ``runs/`` of the checkout, else ``./runs``."""
     if os.environ.get("PE_RUNS"):
         return Path(os.environ["PE_RUNS"]).resolve()
     checkout = Path(__file__).resolve().parents[2]
@@ -142,12 +142,12 @@ class Folder:
                 path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
             yield
 
-    def busy(self, name: str = ".lock") -> RunBusy | None:
+    def busy(self) -> RunBusy | None:
         """The refusal that `lock` would meet, or None. Creates nothing."""
-        if not (self.directory / name).exists():
+        if not (self.directory / ".lock").exists():
             return None
         try:
-            with self.lock(name):
+            with self.lock():
                 return None
         except RunBusy as error:
             return error
@@ -181,5 +181,5 @@ def read_json(name: str, path: Path) -> dict[str, Any]:
 
 
 def refuse_constant(word: str) -> None:
-    """What `json` calls for NaN and Infinity, which no record holds."""
+    """Refuse NaN and Infinity, which no record holds; `json` calls this for them."""
     raise ValueError(f"{word} is no number")

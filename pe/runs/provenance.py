@@ -1,8 +1,10 @@
-"""What a record says about the code, the machine and the command. No torch at import."""
+"""The code, the machine and the command, as a record holds them. Imports no torch at first."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import functools
 import hashlib
 import importlib.metadata
 import os
@@ -35,8 +37,12 @@ def command() -> str | None:
     """
     if os.environ.get("PE_COMMAND"):
         return os.environ["PE_COMMAND"]
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    return None if words[0] == "ipykernel_launcher.py" else shlex.join(words)
+    name = Path(sys.argv[0]).name
+    if name == "ipykernel_launcher.py":
+        return None
+    spec = getattr(sys.modules["__main__"], "__spec__", None)  # python -m MODULE has one
+    words = ["python", "-m", spec.name.removesuffix(".__main__")] if spec else [name]
+    return shlex.join([*words, *sys.argv[1:]])
 
 
 def code() -> dict[str, Any]:
@@ -61,7 +67,7 @@ def code() -> dict[str, Any]:
 
 
 def git(top: Path, *arguments: str) -> str | None:
-    """What git answers; None where there is no git, or no answer."""
+    """The answer of git; None where there is no git, or no answer."""
     try:
         done = subprocess.run(
             ["git", "-C", str(top), *arguments], capture_output=True, text=True, timeout=30
@@ -83,13 +89,16 @@ def _hash_of_files(package: Path) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the installed packages among `PACKAGES`."""
-    installed = {"python": platform.python_version()}
+    return {"python": platform.python_version(), **_installed()}
+
+
+@functools.cache
+def _installed() -> dict[str, str]:
+    found = {}
     for package in PACKAGES:
-        try:
-            installed[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue  # not every place that trains has papermill
-    return installed
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # such as papermill
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 def hardware() -> dict[str, Any]:

@@ -46,12 +46,12 @@ class Run(Folder):
 
     @property
     def best(self) -> Path:
-        """The same of the step with the least validation loss, where the recipe has keep_best."""
+        """The model at the step with the least validation loss, where the recipe has keep_best."""
         return self.directory / "best"
 
     @property
     def traceback(self) -> Path:
-        """Where Python was when the run failed, in full; run.json has the reason in one line."""
+        """The file of the traceback of a failed run; run.json has the reason in one line."""
         return self.directory / "traceback.txt"
 
     def keep_traceback(self, error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""What is measured beside single encodings, and names for all of it."""
+"""The systems that are measured beside single encodings, and the names of all systems."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pe._errors import unknown
 from pe.results.quantities import label
 
 SUMS = ("rope+alibi",)
-"""Measured beside the single encodings: a rotation and a bias in one kernel."""
+"""These are measured beside single encodings: a rotation and a bias in one kernel."""
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {"cope@64": ("cope", {"npos": 64})}
 """Encodings measured a second time, with options: what CoPE costs depends on how far it counts."""
 PEERS = (
@@ -18,7 +18,7 @@ PEERS = (
 )  # fmt: skip
 """Other libraries' models of the same sizes. ``dynamic`` is an MLP on the distance, as FIRE is."""
 TITLES = {"cope@64": "CoPE, counting to 64", "dynamic": "dynamic bias"}
-"""Of what the registry does not know."""
+"""The titles of systems that the registry does not know."""
 
 
 def all_encodings() -> list[str]:
@@ -29,7 +29,7 @@ def all_encodings() -> list[str]:
 
 
 def family_of(system: str) -> str:
-    """What an encoding acts on, as it is registered."""
+    """The family under which an encoding is registered."""
     from pe.encodings import about
 
     return about(spelled(system)[0]).family

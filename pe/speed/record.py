@@ -22,7 +22,7 @@ from pe.runs.models import SpeedSettings as Settings
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 SMALL = 128
-"""Tokens in the one window of the mode ``small``."""
+"""The mode ``small`` has one window of so many tokens."""
 MAIN = (1024, 16384)
 """The lengths at which encodings are compared."""
 STUDY = "speed"
@@ -31,11 +31,11 @@ MISSING = "not measured"
 
 
 class SpeedRun(Folder):
-    """The folder of a speed run. Its record is speed.json."""
+    """The folder of a speed run, whose record is speed.json."""
 
     notebook = "speed.ipynb"
     settings: Settings | None = None
-    """What it is to measure, as the rig's `settings` says; None where only the record is read."""
+    """The settings to measure, made by the rig's `settings`; None if the record is only read."""
 
     @property
     def file(self) -> Path:
@@ -93,26 +93,26 @@ class Result:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Median over the rounds."""
+        """The median over the rounds."""
         rates = [row["tokens_per_second"] for row in self._measured]
         return statistics.median(rates) if rates else None
 
     @property
     def spread(self) -> tuple[float, float] | None:
-        """Least and most tokens/s of any repeat of any round."""
+        """The least and the most tokens/s of any repeat of any round."""
         rows = self._measured
         return (min(r["least"] for r in rows), max(r["most"] for r in rows)) if rows else None
 
     @property
     def reason(self) -> str | None:
-        """Why nothing was measured; None if something was."""
+        """The reason why nothing was measured; None if something was."""
         if self._measured:
             return None
         return str(self.rows[-1]["reason"]) if self.rows else MISSING
 
 
 class Speed:
-    """A record to ask for numbers."""
+    """The numbers of a record."""
 
     def __init__(self, record: dict[str, Any]) -> None:
         self.record = record

@@ -23,7 +23,7 @@ def rate(tokens_per_second: float) -> str:
 
 
 def machine(speed: Speed) -> str:
-    """Where, when and with what a record was made; on a CPU, that it is no speed to compare."""
+    """Say where, when and with what a record was made; for a CPU, that it is not comparable."""
     first, hardware = speed.record["sessions"][0], speed.hardware
     chosen, versions = speed.settings, first["versions"]
     code = first["code"]
@@ -55,14 +55,14 @@ def machine(speed: Speed) -> str:
 
 
 def _side_by_side(speed: Speed) -> int:
-    """How many sessions measured at the same time, each on its own card of one machine."""
+    """Count the sessions that measured at the same time, each on its own card of one machine."""
     sessions = speed.record["sessions"]
     spans = [(str(s["created"]), str(s["finished"] or s["created"])) for s in sessions]
     return max(sum(begun <= at < ended for begun, ended in spans) for at, _ in spans)
 
 
 def drift(speed: Speed) -> str:
-    """How far the rounds of NoPE lie apart, one line per mode and length; "" if there are none."""
+    """A table of the spread of NoPE's rounds by mode and length; "" if there are none."""
     lines = []
     for mode in speed.settings["modes"]:
         for length in speed.lengths(mode):
@@ -118,7 +118,7 @@ def overview(speed: Speed, mode: str = "train") -> str:
 
 
 def details(speed: Speed, mode: str, length: int) -> str:
-    """Everything about one mode and length, one row per system."""
+    """A table of everything about one mode and length, with one row per system."""
     heads = [
         "encoding", "attention", "tokens/s", "of NoPE", "memory, GiB", "MFU", "least", "most",
         "batch", "first step, s",
@@ -149,7 +149,7 @@ def details(speed: Speed, mode: str, length: int) -> str:
 
 
 def short(reason: str) -> str:
-    """Why there is no number, for a narrow cell."""
+    """The reason why there is no number, short enough for a narrow cell."""
     if reason in (MISSING, TIME_UP):
         return MISSING
     return next(
@@ -166,7 +166,7 @@ def _rate(result: Result) -> str:
 
 
 def costs(speed: Speed, asked: Sequence[str]) -> str:
-    """What encodings cost in training: path, speed over NoPE's and memory, by length."""
+    """A table of the cost of training by length: path, speed over that of NoPE, and memory."""
 
     def path(system: str) -> str:
         results = (speed.result(system, "train", n) for n in speed.lengths("train"))
@@ -186,7 +186,7 @@ def costs(speed: Speed, asked: Sequence[str]) -> str:
 
 
 def peers(speed: Speed, mode: str = "train") -> str:
-    """How many times as fast ours are as other libraries' models with the same method."""
+    """A table of the speed of our models over that of other libraries' with the same method."""
 
     def cell(peer: str, length: int, result: Result) -> str:
         ratio = speed.ratio(counterpart(peer), mode, length, to=peer)
@@ -203,7 +203,7 @@ def peers(speed: Speed, mode: str = "train") -> str:
 
 
 def deterministic(speeds: Sequence[Speed]) -> str:
-    """What the same bits twice cost: tokens/s in training over those of the usual algorithms.
+    """A table of the cost of determinism: tokens/s in training over those of usual algorithms.
 
     Of the `best` record that was made with `pe.devices.deterministic`, beside the best without, of
     the same sizes on the same kind of machine; empty if there is no such pair.

@@ -8,9 +8,10 @@ from pe.training.start import folder_of, is_retrained_copy, source_changes
 
 
 def complete(run: Run) -> bool:
-    """Trained and evaluated as its recipe asks; of a retrained parent, all weights are there.
+    """Whether a run is trained and evaluated as its recipe asks.
 
-    A run whose encoding has another source now is not complete; to train it says why (RunError).
+    A parent that was retrained has to have all weights that are asked for, and nothing else. A run
+    whose encoding has another source now is not complete; to train it says why (RunError).
     """
     if not run.exists() or run.read()["status"] != "complete":
         return False

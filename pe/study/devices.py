@@ -23,7 +23,7 @@ _held: list[FileLock] = []
 
 
 def visible_gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES may be set to for each run at a time on this machine.
+    """The values of CUDA_VISIBLE_DEVICES for the runs that this machine can train at a time.
 
     Raises:
         ValueError: ``PE_PROCESSES`` asks for more GPUs than there are.
@@ -41,7 +41,7 @@ def visible_gpus() -> list[str]:
 
 
 def workers_here(workers: int | None = None) -> int:
-    """How many workers `pe.study.run_study` starts on this machine."""
+    """The number of workers that `pe.study.run_study` starts on this machine."""
     return workers or len(visible_gpus()) or 1
 
 

@@ -121,7 +121,7 @@ Rates = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1), Dist
 
 
 class StartEntry(YamlPart):
-    """Whose weights a run begins with."""
+    """The run and the step whose weights a run begins with."""
 
     run: str
     at: Where
@@ -161,7 +161,7 @@ class RunEntry(YamlPart):
 
 
 class MiniEntry(YamlPart):
-    """What the miniature has in place of the study's own; ``set`` and ``zero_shot`` are merged."""
+    """The settings of the miniature replace those of the study; `set`, `zero_shot` are merged."""
 
     recipe: str | None = None
     set: RecipeFields = {}

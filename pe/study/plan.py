@@ -16,6 +16,7 @@ from pe.recipes.recipe import Recipe
 from pe.study.file import RunEntry, StartEntry, StudyFile, is_share, steps_of, study_file
 from pe.study.planned import Planned
 from pe.study.zero_shot import ZeroShot
+from pe.training import processes
 from pe.training.check import check_run
 from pe.training.start import takes_searched_factors
 
@@ -35,6 +36,8 @@ def load_plan(study: str, *, mini: bool = False, check: bool = False) -> list[Pl
     """
     path = study_file(study)
     content = read_yaml(path)
+    if check:
+        processes.wanted()  # a mistake in it is none of the study's
     try:
         file = StudyFile.model_validate(content)
         file = file.miniature() if mini else file

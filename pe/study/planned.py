@@ -29,7 +29,7 @@ class Planned:
 
     @functools.cached_property
     def name(self) -> str:
-        """Its folder in that of the study: encoding, seed, hash."""
+        """The name of its folder in that of the study: encoding, seed, hash."""
         if self.zero_shot:
             return f"extension of {self.recipe.start_from}"
         name = self.recipe.run_name()
@@ -42,7 +42,7 @@ class Planned:
         return Run(root() / self.study / self.name, recipe=self.recipe)
 
     def done(self) -> bool:
-        """Trained and evaluated as its recipe asks; of one retrained, the weights are there."""
+        """Whether it is trained and evaluated as its recipe asks, or retrained with all weights."""
         from pe.study.complete import complete
 
         if self.zero_shot:
@@ -73,7 +73,7 @@ class StudyFolder(Folder):
 
     @property
     def workers(self) -> int:
-        """How many share the work: as asked for, or one per GPU; 1 where that is not known."""
+        """The number of workers: what was asked for, or one per GPU, or 1 without a GPU."""
         from pe.study.devices import workers_here
 
         return workers_here(self._workers)

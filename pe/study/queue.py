@@ -147,7 +147,7 @@ class _Queue:
         return lines
 
     def _submit(self, planned: Planned, worker: str) -> Future:
-        """To ``worker`` where GPUs are shared out: Dask's choice would follow guesses of durations.
+        """Submit to ``worker`` where GPUs are shared out: Dask would follow guesses of durations.
 
         Another takes it over when that one dies; a run with a preference that finds no worker at
         all would wait without end, so a single worker is no preference.
@@ -169,7 +169,7 @@ class _Queue:
 
 
 def _task(task: dict[str, Any], environment: dict[str, str], devices: list[str]) -> str:
-    """On the worker: one run, on the worker's device once no other run is on it."""
+    """Carry out one run on the worker's device, once no other run is on it."""
     from distributed import get_worker
 
     if devices:

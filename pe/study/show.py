@@ -1,4 +1,4 @@
-"""The state of a study, and how long the rest of it takes: as rows, as text, as a live view."""
+"""The state of a study and the time that the rest of it takes, as rows, as text and live."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunError, find, root
 from pe.study.parents import with_retrained_parents
 from pe.study.planned import Planned
+from pe.training import memory, processes
+from pe.training.flops import flops_per_token, peak_flops
 from pe.training.progress import Progress, duration
 
 SIZES = (
@@ -21,6 +23,9 @@ SIZES = (
 HEADS = (
     "run", "seed", "begins with", "state", "steps", "tokens", "loss", "tokens/s", "time left",
 )  # fmt: skip
+
+USUAL_MFU = 0.4
+"""Share of a card's peak that a compiled training step reaches, where no run says it."""
 
 
 class Row(NamedTuple):
@@ -36,19 +41,22 @@ class Row(NamedTuple):
     tokens: int = 0
     loss: float | None = None
     tokens_per_second: float | None = None
-    """Measured in this run, or in recorded runs of the same sizes."""
+    """Measured in this run or in recorded runs, or estimated."""
     seconds_left: float | None = 0.0
-    """Of training; None where no speed is known."""
+    """Seconds of training; None where no speed is known."""
     parent: str | None = None
     """Name of the run that it waits for."""
+    estimated: bool = False
+    """Whether the speed is that of runs of other sizes, by their arithmetic."""
 
     def cells(self) -> list[str]:
-        """As text, below `HEADS`."""
+        """The texts of the columns `HEADS`."""
         left = "not known" if self.seconds_left is None else duration(self.seconds_left)
+        about = "about " if self.estimated else ""
         return [
             self.label, str(self.seed), self.begins, self.state, f"{self.step:,} of {self.steps:,}",
             f"{self.tokens / 1e6:,.1f} M", "" if self.loss is None else f"{self.loss:.3f}",
-            f"{self.tokens_per_second:,.0f}" if self.tokens_per_second else "",
+            f"{about}{self.tokens_per_second:,.0f}" if self.tokens_per_second else "",
             left if self.seconds_left != 0 else "",
         ]  # fmt: skip
 
@@ -59,6 +67,7 @@ def rows(plan: Sequence[Planned], states: dict[str, str] | None = None) -> list[
     ``states`` come from `pe.study.run_study`.
     """
     speeds, states = _speeds(), states or {}
+    rate = _flops_per_second(speeds)
     listed = []
     for planned in with_retrained_parents(plan):
         r, run, done = planned.recipe, planned.run(), planned.done()
@@ -71,13 +80,16 @@ def rows(plan: Sequence[Planned], states: dict[str, str] | None = None) -> list[
         line = _last_line(run)
         step = r.steps if done else int(line.get("step", 0))
         speed = line.get("tokens_per_second") or _known(speeds, r)
+        estimated = False
+        if not speed and rate is not None:
+            speed, estimated = _together() * rate / _flops(r), not done
         window = r.batch_size * r.context_length
         left = (r.steps - step) * window
         listed.append(
             Row(
                 *names, "done" if done else states.get(planned.name, _state(run)), step, r.steps,
                 r.steps * window, line.get("loss"), speed,
-                0.0 if not left else left / speed if speed else None, planned.parent,
+                0.0 if not left else left / speed if speed else None, planned.parent, estimated,
             )
         )  # fmt: skip
     return listed
@@ -113,14 +125,36 @@ def time_left(listed: Sequence[Row], workers: int = 1) -> str:
     missing = sum(r.seconds_left is None for r in listed)
     alone = sum(r.seconds_left or 0.0 for r in listed)
     if missing and not alone:
-        return "time left not known: no run of these sizes is recorded on this kind of device"
+        return "time left not known: no run is recorded on this kind of device"
     ends: dict[str, float] = {}  # of each run, were there a worker for every one
     for r in listed:
         ends[r.name] = ends.get(r.parent or "", 0.0) + (r.seconds_left or 0.0)
     together = duration(max(alone / workers, *ends.values()))
     several = f", {together} with {workers} workers" if workers > 1 else ""
     unknown = f", {missing} runs of unknown speed not counted" if missing else ""
-    return f"{duration(alone)} of training left on one device{several}{unknown}"
+    about = "about " if any(r.estimated and r.seconds_left for r in listed) else ""
+    count = _together()
+    where = "one device" if count == 1 else f"{count} devices that train each run together"
+    return f"{about}{duration(alone)} of training left on {where}{several}{unknown}"
+
+
+def memory_needed(plan: Sequence[Planned]) -> str:
+    """What the run that takes most will take of each GPU, and what to set if that is too much.
+
+    Empty where nothing is left to train.
+    """
+    from pe.devices import gpu_memory
+
+    left = [planned.recipe for planned in plan if planned.recipe.steps and not planned.done()]
+    if not left:
+        return ""
+    count, gib = processes.wanted(), gpu_memory()
+    largest = max(left, key=lambda r: memory.estimate(r, count).total)
+    if gib is None:
+        needed = memory.estimate(largest, count).total
+        gpus = "a GPU" if count == 1 else f"each of {count} GPUs"
+        return f"memory: about {needed:.1f} GiB of {gpus}; this machine has none"
+    return f"memory: {memory.sentence(largest, count, gib, where='the set of the study')}"
 
 
 def live(plan: Sequence[Planned], workers: int = 1) -> Callable[[dict[str, str]], None]:
@@ -160,13 +194,16 @@ def _last_line(run: Run) -> dict[str, Any]:
 
 
 def _speeds() -> list[tuple[dict[str, Any], float]]:
-    """Recipes of complete runs on this kind of device, and their tokens/s."""
+    """Recipes of complete runs on this kind of device, and tokens/s of each of their devices."""
     from pe.runs.provenance import hardware
 
     here = hardware()["name"]
     records = [run.read() for run in find()] if root().is_dir() else []
     return [
-        (record["recipe"], record["training"]["tokens_per_second"])
+        (
+            record["recipe"],
+            record["training"]["tokens_per_second"] / record["hardware"].get("count", 1),
+        )
         for record in records
         if record["training"]
         and record["training"].get("tokens_per_second")
@@ -175,8 +212,38 @@ def _speeds() -> list[tuple[dict[str, Any], float]]:
 
 
 def _known(speeds: Sequence[tuple[dict[str, Any], float]], recipe: Recipe) -> float | None:
-    """The median of runs of the same sizes, and of the same encoding where there are any."""
+    """The median of runs of the same sizes, and of the same encoding where there are any.
+
+    Several devices that train a run together are taken to be as fast as so many.
+    """
     sizes = [getattr(recipe, name) for name in SIZES]
     same = [(r["pe"], speed) for r, speed in speeds if [r[name] for name in SIZES] == sizes]
     own = [speed for pe, speed in same if pe == recipe.pe] or [speed for _, speed in same]
-    return statistics.median(own) if own else None
+    return _together() * statistics.median(own) if own else None
+
+
+def _flops_per_second(speeds: Sequence[tuple[dict[str, Any], float]]) -> float | None:
+    """Of one device: the most that a recorded run did, or a share of a known card's peak.
+
+    The most, as small models and runs that shared their device with others reach less.
+    """
+    from pe.runs.provenance import hardware
+
+    rates = [speed * _flops(Recipe.from_dict(r)) for r, speed in speeds]
+    if rates:
+        return max(rates)
+    peak = peak_flops(hardware()["name"])
+    return None if peak is None else USUAL_MFU * peak
+
+
+def _flops(r: Recipe) -> float:
+    return flops_per_token(
+        memory.parameters(r), r.num_hidden_layers, r.hidden_size, r.context_length
+    )
+
+
+def _together() -> int:
+    """How many devices train a run together; processes on a CPU share its cores."""
+    from pe.devices import choose
+
+    return processes.wanted() if choose().type == "cuda" else 1

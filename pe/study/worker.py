@@ -1,4 +1,4 @@
-"""One run of a study, as a Dask worker does it: papermill in a process of that run.
+"""One run of a study as a Dask worker carries it out: papermill in a process for that run.
 
 The process gives its memory back when it ends, and an error in one run cannot reach another. It
 watches its parent: when a worker is killed, its run saves a checkpoint and stops, and the worker
@@ -114,13 +114,13 @@ def _reason(run: Run, log: Path) -> str:
 
 
 def main(task: Mapping[str, Any]) -> None:
-    """What the process of one run does, until it ends or its parent does."""
+    """Carry out one run in its process, which ends when its parent does."""
     threading.Thread(target=stop_with_parent, args=(os.getppid(),), daemon=True).start()
     carry_out_task(task)
 
 
 def carry_out_task(task: Mapping[str, Any]) -> None:
-    """One run, in this process. Everything is imported before it waits for the device."""
+    """Carry out one run in this process; everything is imported before it waits for the device."""
     recipe = Recipe.from_dict(dict(task["recipe"]))
     run = Run(task["directory"], recipe=recipe)
     if task.get("zero_shot"):

@@ -82,7 +82,7 @@ class YamlPart(BaseModel):
 
 
 class Search(YamlPart):
-    """Settings of `pe.search_longrope`; None: as it says itself."""
+    """Settings of `pe.search_longrope`; None stands for its own default."""
 
     iterations: Natural | None = None
     population: Count | None = None
@@ -91,10 +91,10 @@ class Search(YamlPart):
 
 
 class ZeroShot(YamlPart):
-    """What is measured, and how hard LongRoPE's factors are searched for."""
+    """The run, methods and factors that are measured, and the search for LongRoPE's factors."""
 
     run: str
-    """Whose last weights are extended: STUDY/RUN, or a run of the same study."""
+    """The run whose last weights are extended: STUDY/RUN, or a run of the same study."""
     factors: Annotated[list[Extent], Field(min_length=1), Distinct]
     methods: Annotated[list[Method], Field(min_length=1), Distinct] = Field(
         default_factory=_all_methods
@@ -128,7 +128,7 @@ class ZeroShot(YamlPart):
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """As the YAML has it; `model_validate` is the inverse."""
+        """The mapping that the YAML has; `model_validate` is the inverse."""
         return self.model_dump(exclude_none=True)
 
 

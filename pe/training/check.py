@@ -5,7 +5,9 @@ Torch is imported only when `check_run` is called.
 
 from __future__ import annotations
 
+from pe.recipes.recipe import Recipe
 from pe.runs import Run
+from pe.training import processes
 from pe.training.start import check_source, takes_searched_factors
 
 
@@ -15,7 +17,8 @@ def check_run(run: Run) -> None:
     A run that is recorded already can be shown without its corpus, so that is not looked for then.
 
     Raises:
-        ValueError: the encoding, its options, the corpus or the tokenizer cannot be used.
+        ValueError: the encoding, its options, the corpus or the tokenizer cannot be used, or the
+            batch does not divide among ``$PE_PROCESSES``.
         RunError: the run is recorded, and the source code of its encoding has changed since.
     """
     from pe.data.corpora import open_corpus
@@ -35,9 +38,41 @@ def check_run(run: Run) -> None:
         num_kv_heads=recipe.num_key_value_heads,
         hidden_size=recipe.hidden_size,
     )
-    if run.exists():
+    recorded = run.exists()
+    if not (recorded and run.read()["status"] == "complete"):
+        divided(recipe, processes.wanted())
+    if recorded:
         check_source(run)
         return
     open_corpus(recipe.corpus, recipe.separator)
     if recipe.tokenizer == "bpe":
         plan_tokenizer(recipe.tokenizer, recipe.vocab_size)
+
+
+def divided(recipe: Recipe, count: int) -> tuple[int, int]:
+    """Return the number of windows per process of a batch, and that per forward pass.
+
+    Args:
+        count: the number of processes.
+
+    Raises:
+        ValueError: the windows do not divide evenly, or fsdp is set and there is one process.
+    """
+    if recipe.batch_size % count:
+        raise ValueError(
+            f"batch_size {recipe.batch_size} does not divide among {count} processes; choose "
+            f"{processes.PROCESSES} so that it does"
+        )
+    windows = recipe.batch_size // count
+    micro = min(recipe.micro_batch_size or windows, windows)
+    if windows % micro:
+        raise ValueError(
+            f"micro_batch_size {micro} does not divide the {windows} windows that each of {count} "
+            "processes gets"
+        )
+    if recipe.fsdp and count == 1:
+        raise ValueError(
+            "fsdp: spreads a model over processes, and there is one; start several with "
+            f"{processes.PROCESSES}, or leave fsdp out"
+        )
+    return windows, micro

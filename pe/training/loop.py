@@ -30,7 +30,7 @@ from accelerate.utils import (
 from torch import Tensor
 
 from pe import devices
-from pe.data import Batches, prepare
+from pe.data import Batches
 from pe.data.batches import Batch
 from pe.data.needles import NeedleMix
 from pe.encodings.core.source import source_hashes
@@ -39,7 +39,7 @@ from pe.model.loss import CHUNK_LOGITS, IGNORE
 from pe.model.rng import same_draws, seed_step
 from pe.runs import Run
 from pe.runs.provenance import device_name, hardware, now
-from pe.training import checkpoint, processes, sharding, trackers
+from pe.training import checkpoint, sharding, trackers
 from pe.training.build import (
     attention_path,
     build_optimizer,
@@ -49,12 +49,12 @@ from pe.training.build import (
     set_rate,
     start_model,
 )
+from pe.training.check import divided
+from pe.training.flops import flops_per_token, peak_flops
 from pe.training.metrics import (
     Metrics,
     NonFiniteLoss,
-    flops_per_token,
     layers_shown,
-    peak_flops,
     perplexity,
 )
 from pe.training.processes import Interrupted
@@ -66,6 +66,7 @@ from pe.training.start import (
     check_text,
     read_state,
     start_of,
+    text_for,
     with_searched_factors,
 )
 from pe.training.stop import StopSignal
@@ -104,22 +105,7 @@ class Trainer:
         self.device, self.main = self.accelerator.device, self.accelerator.is_main_process
         devices.keep_memory(self.device)
         count = self.accelerator.num_processes
-        if self.recipe.batch_size % count:
-            raise ValueError(
-                f"batch_size {self.recipe.batch_size} does not divide among {count} processes"
-            )
-        self.windows = self.recipe.batch_size // count
-        self.micro = min(self.recipe.micro_batch_size or self.windows, self.windows)
-        if self.windows % self.micro:
-            raise ValueError(
-                f"micro_batch_size {self.micro} does not divide the {self.windows} windows that "
-                f"each of {count} processes gets"
-            )
-        if self.recipe.fsdp and count == 1:
-            raise ValueError(
-                "fsdp: spreads a model over processes, and there is one; start several with "
-                f"{processes.PROCESSES}, or leave fsdp out"
-            )
+        self.windows, self.micro = divided(self.recipe, count)
         self.start = start_of(self.recipe, run.directory.parent)
         self.progress = Progress(enabled=self.main and not quiet)
         names_of_devices = gather_object([device_name(self.device)]) if count > 1 else None
@@ -147,10 +133,7 @@ class Trainer:
         r = self.recipe
         self.progress.show(f"preparing {r.corpus}", last=True)
         with self.accelerator.main_process_first():
-            self.data = data = prepare(
-                r.corpus, r.vocab_size, r.tokenizer, separator=r.separator,
-                on_progress=self.progress.show,
-            )  # fmt: skip
+            self.data = data = text_for(r, self.progress.show)
         model = self._initial_model()
         self.config = model.config
         check_evaluation(r, data, model)

@@ -27,6 +27,8 @@ from pe.recipes.recipe import NOT_IDENTITY, Recipe
 from pe.runs import Run, RunError, root
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pe.data import TokenData
 
 BRANCH_FIELDS = (
@@ -98,6 +100,16 @@ def folder_of(directory: Path, step: int) -> Path | None:
         if path in checkpoints(folder):
             return path
     return None
+
+
+def text_for(recipe: Recipe, on_progress: Callable[[str], None] | None = None) -> TokenData:
+    """Prepare the corpus of a recipe (`pe.data.prepare`)."""
+    from pe.data import prepare
+
+    return prepare(
+        recipe.corpus, recipe.vocab_size, recipe.tokenizer, separator=recipe.separator,
+        on_progress=on_progress,
+    )  # fmt: skip
 
 
 def check_text(data: TokenData, recorded: Mapping[str, Any], who: str, advice: str) -> None:

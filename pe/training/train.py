@@ -12,13 +12,13 @@ from typing import Any
 
 from pe import devices
 from pe._errors import one_line
-from pe.data import is_path, prepare
+from pe.data import is_path
 from pe.runs import Run, RunError, checked
 from pe.training import processes
 from pe.training.loop import Trainer
 from pe.training.processes import Interrupted
 from pe.training.progress import Progress
-from pe.training.start import check_source, check_text
+from pe.training.start import check_source, check_text, text_for
 
 
 def train(
@@ -78,11 +78,9 @@ def _train_in_processes(run: Run, count: int, quiet: bool, trainer: object) -> N
             f"trainer: the processes that {processes.PROCESSES} starts do not know the trainer of "
             "this one; start your own script with torchrun instead"
         )
-    r, progress = run.recipe, Progress(enabled=not quiet)
+    progress = Progress(enabled=not quiet)
     with run.lock(), _recording_failure(run):
-        prepare(
-            r.corpus, r.vocab_size, r.tokenizer, separator=r.separator, on_progress=progress.show
-        )
+        text_for(run.recipe, progress.show)
 
     def record(error: BaseException) -> None:
         with run.lock():
@@ -122,9 +120,8 @@ def _check_edited(run: Run, recorded: Mapping[str, Any]) -> None:
     This matters only for a corpus that is a path. Named corpora are pinned, or are part of the
     Python that runs.
     """
-    r = run.recipe
-    if is_path(r.corpus):
+    if is_path(run.recipe.corpus):
         check_text(
-            prepare(r.corpus, r.vocab_size, r.tokenizer, separator=r.separator), recorded,
-            str(run.directory), "choose another study to train on what is there now",
+            text_for(run.recipe), recorded, str(run.directory),
+            "choose another study to train on the present files",
         )  # fmt: skip

@@ -1,1 +1,1 @@
-"""Triton kernels: attention with biases that are never a matrix."""
+"""Triton kernels: attention without a matrix for the bias, rotations, and the equation of CLEX."""

@@ -1,11 +1,13 @@
-"""The differential equation of CLEX (arXiv:2310.16450) in one program, forward and backward.
+"""Solve the differential equation of CLEX (arXiv:2310.16450) in one program, forward and backward.
 
-`pe.encodings.core.clex_ode` has the equation, the Runge-Kutta step and its gradient in operations
-of torch: some fifty small ones per step, thousands per sequence, each of which a GPU starts for a
-few numbers. Here z, U and D stay in registers from the first step to the last, in float64.
+`pe.encodings.core.clex_ode` has the equation, the Runge-Kutta step and its gradient, written with
+operations of torch. These are some fifty small operations per step and thousands per sequence, and
+a GPU has to launch each of them for a few numbers. Here z, U and D stay in registers from the first
+step to the last, in float64.
 
-z, origin: (F,); U (F, W); D (W, F), with F and W rounded up to the powers of two BF and BW. H is
-the length of a step. Names: ``p_`` pointer, ``o_`` offset, ``m_`` mask; everything else is a value.
+z and origin are (F,), U is (F, W) and D is (W, F). F and W are rounded up to the powers of two BF
+and BW. H is the length of a step. Names: ``p_`` pointer, ``o_`` offset, ``m_`` mask; everything
+else is a value.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ from torch import Tensor
 from pe.encodings.core import clex_ode
 
 LARGEST = 16_384
-"""Numbers in U, with its sides rounded up to powers of two: of more, registers hold too few."""
+"""The most entries of U, its sides rounded up to powers of two, for which registers suffice."""
 
 
 @triton.jit
 def act(x, TANH: tl.constexpr):
-    """The activation and its derivative."""
+    """Return the activation (tanh, or SiLU without TANH) and its derivative."""
     if TANH:
         value = 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
         return value, 1.0 - value * value
@@ -35,7 +37,7 @@ def act(x, TANH: tl.constexpr):
 
 @triton.jit
 def velocity(z, t, origin, a, up, down, TANH: tl.constexpr):
-    """v(z, t) = dz/dt, (BF,)."""
+    """Return v(z, t) = dz/dt, (BF,)."""
     x = z + origin - a * (0.5 * tl.log(2.0 * t - 1.0))
     value, _ = act(tl.sum(x[:, None] * up, 0), TANH)
     return tl.sum(value[:, None] * down, 0) - a / (2.0 * t - 1.0)
@@ -43,7 +45,7 @@ def velocity(z, t, origin, a, up, down, TANH: tl.constexpr):
 
 @triton.jit
 def stages(z, t, origin, a, up, down, H: tl.constexpr, TANH: tl.constexpr):
-    """The z at which the second, third and fourth slope of a step are taken, and z(t + H)."""
+    """Return the z of the second, third and fourth slope of a Runge-Kutta step, and z(t + H)."""
     k1 = velocity(z, t, origin, a, up, down, TANH)
     z2 = z + (H / 3) * k1
     k2 = velocity(z2, t + H / 3, origin, a, up, down, TANH)
@@ -59,10 +61,13 @@ def pull(
     z, t, g, p_x, p_value, p_inner, p_g, row, F, W, origin, a, up, down,
     TANH: tl.constexpr, BF: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of z from g, that of v(z, t); what those of U and D need goes to ``row``.
+    """Return the gradient of z, given g, the gradient of v(z, t).
 
-    dU = x^T inner and dD = value^T g, summed over rows: p_x, p_g (rows, F), p_inner, p_value
-    (rows, W), float64.
+    It also writes what the gradients of U and D need: dU = x^T inner and dD = value^T g, summed
+    over rows.
+
+    Args:
+        p_x, p_g: (rows, F) float64. p_inner, p_value: (rows, W) float64. Row ``row`` is written.
     """
     o_f, o_w = tl.arange(0, BF), tl.arange(0, BW)
     x = z + origin - a * (0.5 * tl.log(2.0 * t - 1.0))
@@ -77,7 +82,11 @@ def pull(
 
 @triton.jit
 def load_equation(p_start, p_origin, p_up, p_down, F, W, BF: tl.constexpr, BW: tl.constexpr):
-    """z(1), origin, a, U and D; zeros beyond F and W change nothing."""
+    """Load z(1), origin, U and D, and compute a; entries beyond F and W are 0.
+
+    Args:
+        p_start, p_origin: (F,). p_up: (F, W). p_down: (W, F). All are float64.
+    """
     o_f, o_w = tl.arange(0, BF), tl.arange(0, BW)
     start = tl.load(p_start + o_f, mask=o_f < F, other=0.0)
     origin = tl.load(p_origin + o_f, mask=o_f < F, other=0.0)
@@ -94,12 +103,13 @@ def forward(
     p_start, p_origin, p_up, p_down, p_last, p_out, F, W,
     END: tl.constexpr, STEPS: tl.constexpr, TANH: tl.constexpr, BF: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
-    """z at t = 1 .. END; beyond ``last`` it stays as it is.
+    """Write z at t = 1 .. END; beyond ``last`` it no longer changes.
 
     Args:
-        p_start, p_origin: (F,); p_up: (F, W); p_down: (W, F), all float64. p_last: () integer.
-        p_out: (END, F) float64, the solution.
-        STEPS: per unit of t. TANH: the activation, else SiLU.
+        p_start, p_origin: (F,). p_up: (F, W). p_down: (W, F). All are float64.
+        p_last: () integer, the last t that is needed.
+        p_out: (END, F) float64, the solution, written.
+        STEPS: number of steps per unit of t. TANH: the activation is tanh, otherwise SiLU.
     """
     z, origin, a, up, down = load_equation(p_start, p_origin, p_up, p_down, F, W, BF, BW)
     o_f = tl.arange(0, BF)
@@ -119,12 +129,14 @@ def backward(
     p_dout, p_start, p_origin, p_up, p_down, p_last, p_path, p_x, p_value, p_inner, p_g, F, W,
     END: tl.constexpr, STEPS: tl.constexpr, TANH: tl.constexpr, BF: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
-    """What `pull` stores, four rows per step.
+    """Write what the gradients of U and D need, as `pull` does, four rows per step.
 
     Args:
         p_dout: (END, F) float64, the gradient of the solution.
-        p_path: ((END - 1) STEPS, F) float64, room for the z of each step.
-        p_x, p_value, p_inner, p_g: (4 (END - 1) STEPS, F or W) float64. The rest as in `forward`.
+        p_path: ((END - 1) STEPS, F) float64, work space for the z of each step.
+        p_x, p_g: (4 (END - 1) STEPS, F) float64, written.
+        p_value, p_inner: (4 (END - 1) STEPS, W) float64, written.
+        Other arguments are those of `forward`.
     """
     z, origin, a, up, down = load_equation(p_start, p_origin, p_up, p_down, F, W, BF, BW)
     o_f = tl.arange(0, BF)
@@ -137,7 +149,7 @@ def backward(
         _, _, _, z = stages(z, t, origin, a, up, down, H, TANH)
     tl.debug_barrier()
     g = z * 0.0
-    for row in tl.range(last - 1, END):  # all rows that hold the last z
+    for row in tl.range(last - 1, END):  # all these rows of the solution hold the last z
         g += tl.load(p_dout + row * F + o_f, mask=o_f < F, other=0.0)
     for before in tl.range(0, steps):
         n = steps - 1 - before
@@ -170,7 +182,7 @@ def backward(
 
 
 def fits(up: Tensor) -> bool:
-    """Whether U and what goes with it fit in the registers of one program."""
+    """Return whether U, (F, W), and D fit into the registers of a program."""
     blocks = [triton.next_power_of_2(size) for size in up.shape]
     return bool(blocks[0] * blocks[1] <= LARGEST)
 
@@ -179,10 +191,10 @@ def solve(
     start: Tensor, origin: Tensor, up: Tensor, down: Tensor, last: Tensor, end: int, steps: int,
     activation: str,
 ) -> Tensor:  # fmt: skip
-    """`pe.encodings.core.clex_ode.solve`, by one program if U fits in it.
+    """Compute `pe.encodings.core.clex_ode.solve`, by the kernel if U fits into its registers.
 
     Raises:
-        RuntimeError: on this device the kernels compute something else.
+        RuntimeError: the self-check of the kernels fails on this device.
     """
     arguments = start, origin, up, down, last, end, steps, activation
     if not fits(up):
@@ -195,7 +207,11 @@ def gradient(
     upstream: Tensor, start: Tensor, origin: Tensor, up: Tensor, down: Tensor, last: Tensor,
     end: int, steps: int, activation: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`pe.encodings.core.clex_ode.gradient`, as `solve`."""
+    """Compute `pe.encodings.core.clex_ode.gradient`, by the kernel if U fits into its registers.
+
+    Raises:
+        RuntimeError: the self-check of the kernels fails on this device.
+    """
     arguments = upstream, start, origin, up, down, last, end, steps, activation
     if not fits(up):
         return clex_ode.gradient_by_steps(*arguments)
@@ -207,7 +223,7 @@ def solve_by_kernel(
     start: Tensor, origin: Tensor, up: Tensor, down: Tensor, last: Tensor, end: int, steps: int,
     activation: str,
 ) -> Tensor:  # fmt: skip
-    """`clex_ode.solve_by_steps` in one program."""
+    """Compute `clex_ode.solve_by_steps` in one program."""
     out = start.new_empty(end, len(start))
     tensors = [x.contiguous() for x in (start, origin, up, down)]
     forward[(1,)](*tensors, last, out, *up.shape, **_options(up, end, steps, activation))
@@ -218,7 +234,7 @@ def gradient_by_kernel(
     upstream: Tensor, start: Tensor, origin: Tensor, up: Tensor, down: Tensor, last: Tensor,
     end: int, steps: int, activation: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`clex_ode.gradient_by_steps` in one program and two products."""
+    """Compute `clex_ode.gradient_by_steps` in one program and two matrix products."""
     rows, (pairs, width) = 4 * (end - 1) * steps, up.shape
     path = start.new_empty((end - 1) * steps, pairs)
     x, value, inner, g = (up.new_zeros(rows, size) for size in (pairs, width, width, pairs))
@@ -231,6 +247,7 @@ def gradient_by_kernel(
 
 
 def _options(up: Tensor, end: int, steps: int, activation: str) -> dict[str, int | bool]:
+    """Return the constants for which a kernel is compiled, and its number of warps."""
     blocks = [triton.next_power_of_2(size) for size in up.shape]
     warps = min(max(blocks[0] * blocks[1] // 512, 1), 32)
     return {
@@ -241,10 +258,10 @@ def _options(up: Tensor, end: int, steps: int, activation: str) -> dict[str, int
 
 @functools.lru_cache(maxsize=64)
 def self_check(pairs: int, width: int, activation: str, device: torch.device) -> None:
-    """Before first use: the same as by steps of torch, from t = 1 to 2.
+    """Compare the kernels with operations of torch from t = 1 to 2, once per shape and device.
 
     Raises:
-        RuntimeError: on this device the kernels compute something else.
+        RuntimeError: they differ. The message says by how much.
     """
     generator = torch.Generator(device=device).manual_seed(7)
 
@@ -264,6 +281,7 @@ def self_check(pairs: int, width: int, activation: str, device: torch.device) ->
         error = float((got - want).norm() / want.norm())
         if not error < 1e-10:
             raise RuntimeError(
-                f"on {device} the kernel of CLEX's differential equation computes a {name} that is "
-                f"{error:.1e} off; please report it with the versions of torch and triton"
+                f"on {device} the kernel of CLEX's differential equation computes a {name} with a "
+                f"relative error of {error:.1e}, and less than 1e-10 was expected; please report "
+                "it with the versions of torch and triton"
             )

@@ -1,4 +1,4 @@
-"""How tensors lie in memory, as the kernels read and write them."""
+"""The layouts in memory that kernels read and write."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["contiguous_last_dim", "strides_of", "tokens_first"]
 
 
 def strides_of(x: Tensor) -> tuple[int, int, int]:
-    """Strides of batch, head and token of (B, H, T, D), as a kernel is given them."""
+    """Return the strides of batch, head and token of (B, H, T, D), which kernels take."""
     return x.stride(0), x.stride(1), x.stride(2)
 
 
 def contiguous_last_dim(x: Tensor) -> Tensor:
-    """``x``, copied if a token's channels are not contiguous."""
+    """Return ``x``, or a copy if the channels of a token are not contiguous."""
     return x if x.stride(-1) == 1 else x.contiguous()

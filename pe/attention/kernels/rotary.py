@@ -1,11 +1,12 @@
-"""Rotations of queries and keys, `pe.encodings.core.rotation`, in kernels: 16 bits in, 16 bits out.
+"""Kernels that rotate queries and keys, forward and backward (`pe.encodings.core.rotation`).
 
-Left to torch.compile, the gradient of a rotation is written in float32 and then gathered into that
-of the projections one number at a time. These write 16 bits where the next operator reads them, a
-token's heads contiguous, and keep nothing for the backward pass but what is there already.
+torch.compile would write the gradient of a rotation in float32, and then gather it into the
+gradient of the projections number by number. These kernels read and write 16 bits, in the layout
+that the next operator reads, in which the heads of a token are contiguous. For the backward pass
+they keep only tensors that exist already.
 
-A program computes one block of tokens of one sequence, all heads. Names: ``p_`` pointer, ``b_``
-block, ``o_`` offset, ``m_`` mask, ``i_`` program index. Strides are those of (batch, head, token).
+A program computes one block of tokens of one sequence, for all heads. Names: ``p_`` pointer, ``b_``
+block, ``o_`` offset, ``m_`` mask, ``i_`` program index. Strides are tuples of (batch, head, token).
 B batch, H heads, T tokens.
 """
 
@@ -20,7 +21,7 @@ from pe.attention.kernels.flash.elementary import inverse
 from pe.attention.kernels.layout import contiguous_last_dim, strides_of, tokens_first
 
 TOKENS = 32
-"""Tokens per block. It goes through the heads, so that their table stays in the first cache."""
+"""Tokens per block. A program goes through the heads, so that their table stays in the L1 cache."""
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
@@ -33,10 +34,12 @@ def rotate_block(
 
     Args:
         p_x, p_out: (B, H, T, WIDTH), 16 bits or float32.
-        p_cos, p_sin: (1 or B, 1 or H, T, F) float32; strides are 0 where all share a table.
-        sign: -1 rotates backward.
-        F: pairs, a power of two. HALF: channel i is paired with i + F, else 2i with 2i + 1.
-        REST: the channels from 2F on, which stay as they are, rounded up to a power of two.
+        p_cos, p_sin: (1 or B, 1 or H, T, F) float32. The stride of batch or head is 0 if all
+            sequences or heads share a table.
+        sign: 1, or -1 to rotate backward.
+        F: number of frequencies, a power of two. HALF: channel i is paired with i + F, otherwise
+            channel 2i with 2i + 1.
+        REST: number of channels from 2F on, which are copied; rounded up to a power of two.
         BT: tokens per block.
     """
     o_t = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
@@ -73,9 +76,10 @@ def rotate_block(
 
 @triton.jit
 def softplus(x):
-    """ln(1 + e^x) within 1e-5 of itself, also where it is small, and its derivative.
+    """Return ln(1 + e^x), with a relative error of at most 1e-5, and its derivative.
 
-    With s = e^-|x|, ln(1 + s) / s is a polynomial: 4e-7 off at most, through Chebyshev's nodes.
+    With s = e^-|x|, ln(1 + s) / s is approximated by the polynomial through Chebyshev's nodes,
+    whose error is at most 4e-7.
     """
     small = tl.math.exp2(tl.abs(x) * -LOG2E)
     p = small * -0.00837115291506052 + 0.04349390044808388
@@ -91,7 +95,11 @@ def softplus(x):
 
 @triton.jit
 def shifted(b_cos, b_sin, p_delta_cos, p_delta_sin, h, E: tl.constexpr, SHIFTED: tl.constexpr):
-    """cos and sin of the phase plus delta of head h; p_delta_cos, p_delta_sin: (H, E) float32."""
+    """Return cos and sin of the phase plus the delta of head h.
+
+    Args:
+        b_cos, b_sin: (BT, E), of the phase. p_delta_cos, p_delta_sin: (H, E) float32, of delta.
+    """
     if SHIFTED:
         o_delta = h * E + tl.arange(0, E)[None, :]
         b_dc, b_ds = tl.load(p_delta_cos + o_delta), tl.load(p_delta_sin + o_delta)
@@ -104,13 +112,13 @@ def polar_block(
     p_x, p_cos, p_sin, p_delta_cos, p_delta_sin, p_out, T, H, x_strides, table_strides, out_strides,
     E: tl.constexpr, SHIFTED: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """softplus(x) times E cosines and then E sines.
+    """Write softplus(x) times the E cosines, followed by softplus(x) times the E sines (PoPE).
 
     Args:
-        p_x: (B, H, T, E). p_out: (B, H, T, 2E). 16 bits or float32.
-        p_cos, p_sin: (1 or B, 1, T, E) float32; strides of (batch, token).
+        p_x: (B, H, T, E). p_out: (B, H, T, 2E). Both have 16 bits or are float32.
+        p_cos, p_sin: (1 or B, 1, T, E) float32, with strides of (batch, token).
         p_delta_cos, p_delta_sin: (H, E) float32, read if SHIFTED.
-        E: channels, a power of two. BT: tokens per block.
+        E: number of channels, a power of two. BT: tokens per block.
     """
     o_t = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
     i_b = tl.program_id(1).to(tl.int64)
@@ -136,11 +144,13 @@ def polar_gradient_block(
     do_strides, x_strides, table_strides, dx_strides,
     E: tl.constexpr, SHIFTED: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of x and, if SHIFTED, this block's part of those of delta's cos and sin.
+    """Write the gradient of x and, if SHIFTED, this block's part of those of cos and sin of delta.
 
     Args:
-        p_do: (B, H, T, 2E), the gradient of the output. p_x, p_dx: (B, H, T, E).
-        p_parts: (B, blocks, 2, H, E) float32, written if SHIFTED. The rest as in `polar_block`.
+        p_do: (B, H, T, 2E), the gradient of the output. p_x: (B, H, T, E), the input.
+        p_dx: (B, H, T, E), the gradient of x, written.
+        p_parts: (B, blocks, 2, H, E) float32, written if SHIFTED.
+        Other arguments are those of `polar_block`.
     """
     i_t, i_b = tl.program_id(0), tl.program_id(1).to(tl.int64)
     o_t = (i_t * BT + tl.arange(0, BT)).to(tl.int64)
@@ -168,7 +178,10 @@ def polar_gradient_block(
 
 
 def _table(table: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
-    """A table (1 or B, 1 or H, T, F) and its strides, 0 where all share."""
+    """Return a contiguous table (1 or B, 1 or H, T, F) and its strides.
+
+    The stride of batch or head is 0 if all sequences or heads share the table.
+    """
     table = table.contiguous()
     batch, head, token = strides_of(table)
     return table, (batch * (table.shape[0] > 1), head * (table.shape[1] > 1), token)
@@ -179,7 +192,7 @@ def _grid(x: Tensor) -> tuple[int, int]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, half: bool, backward: bool) -> Tensor:
-    """`pe.encodings.core.rotation.rotate`; the number of pairs is a power of two."""
+    """Compute `pe.encodings.core.rotation.rotate`; the number of frequencies is a power of two."""
     x, out = contiguous_last_dim(x), tokens_first(x, x.shape[-1])
     (cos, strides), sin = _table(cos), sin.contiguous()
     pairs, rest = cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]
@@ -192,7 +205,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, half: bool, backward: bool) -> T
 
 
 def polar(x: Tensor, cos: Tensor, sin: Tensor, shift: list[Tensor]) -> Tensor:
-    """`pe.encodings.core.rotation.polar`; the width is a power of two."""
+    """Compute `pe.encodings.core.rotation.polar`; the width is a power of two."""
     x, width = contiguous_last_dim(x), x.shape[-1]
     out = tokens_first(x, 2 * width)
     (cos, strides), sin = _table(cos), sin.contiguous()
@@ -207,7 +220,7 @@ def polar(x: Tensor, cos: Tensor, sin: Tensor, shift: list[Tensor]) -> Tensor:
 def polar_gradient(
     gradient: Tensor, x: Tensor, cos: Tensor, sin: Tensor, shift: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """`pe.encodings.core.rotation.polar_gradient`."""
+    """Compute `pe.encodings.core.rotation.polar_gradient`; the width is a power of two."""
     gradient, x, width = contiguous_last_dim(gradient), contiguous_last_dim(x), x.shape[-1]
     dx, (blocks, batch), heads = tokens_first(x, width), _grid(x), x.shape[1]
     (cos, strides), sin = _table(cos), sin.contiguous()

@@ -1,8 +1,8 @@
-"""Kernels are compared with the definition before they are relied on.
+"""Compare kernels with the definition before they are used.
 
-They are compiled on the user's machine by whatever Triton its torch brings, and a compiler's
-mistake would look like a worse encoding. `pe.attention.kernels.flash.self_check` and
-`.cope.self_check` have the cases and what the definition computes of them.
+Kernels are compiled on the user's machine by the Triton that came with torch. A mistake of the
+compiler would look like a bad encoding. `pe.attention.kernels.flash.self_check` and
+`.cope.self_check` have small cases and the results of the definition for them.
 """
 
 from __future__ import annotations
@@ -23,17 +23,22 @@ Random = Callable[..., Tensor]
 
 
 class Case(NamedTuple):
-    """Two sequences of two heads that share their keys."""
+    """The inputs of a self-check: two sequences, and two heads that share their keys."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     gradient: Tensor
+    """The gradient of the output."""
     form: Form
+    """The bias spec."""
 
 
 def random_on(device: torch.device) -> Random:
-    """Normal numbers of any shape, the same every time; the caller's generator is not touched."""
+    """Return a function that draws normal numbers of any shape, always the same ones.
+
+    It has its own generator, so the caller's random state does not change.
+    """
     generator = torch.Generator(device=device).manual_seed(7)
 
     def random(*shape: int) -> Tensor:
@@ -46,7 +51,7 @@ def inputs(
     random: Random, batch: int, heads: int, length: int, width: int, value_width: int,
     dtype: torch.dtype,
 ) -> list[Tensor]:  # fmt: skip
-    """q, k, v and the gradient of the output, (B, H or 1, T, width); all heads share their keys."""
+    """Return q, k, v and the gradient of the output, (B, H or 1, T, width)."""
     sizes = ((heads, width), (1, width), (1, value_width), (heads, value_width))
     return [random(batch, count, length, size).to(dtype) for count, size in sizes]
 
@@ -54,11 +59,16 @@ def inputs(
 def agree(
     compute: Callable[[], Sequence[Tensor]], expected: Sequence[Tensor], dtype: torch.dtype
 ) -> None:
-    """Run kernels and compare: the output, and the gradients of q, k, v, the bias and a sink.
+    """Run kernels and compare their results with the expected ones.
+
+    Args:
+        compute: runs the kernels. It returns the output and the gradients of q, k, v, the bias and
+            the sink, in this order.
+        expected: the same in float64.
 
     Raises:
-        RuntimeError: they fail, or are off by more than the tolerance of ``dtype``; says by how
-            much, and what to use instead.
+        RuntimeError: the kernels fail, or a result differs by more than the tolerance of ``dtype``.
+            The message says by how much, and what to use instead.
     """
     try:
         computed = compute()
@@ -69,8 +79,8 @@ def agree(
         ) from error
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
     names = ("the output", "the gradient of q", "of k", "of v", "of the bias", "of the sink")
-    known = names[: len(expected)]  # CoPE's kernels take no sink
-    for name, got, want in zip(known, computed, expected, strict=True):
+    compared = names[: len(expected)]  # CoPE's kernels have no sink
+    for name, got, want in zip(compared, computed, expected, strict=True):
         off = float((got.double() - want).norm() / want.norm().clamp(min=1e-12))
         if want.numel() and not off <= tolerance:
             raise RuntimeError(

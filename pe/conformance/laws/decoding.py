@@ -50,7 +50,7 @@ def cache(subject: Subject, measure: Measure) -> None:
     n = subject.length
     lengths = subject.lengths(1, n - 1, n, n + 1, 2 * n)
     longest = lengths[-1]
-    model, ids = subject.cached_model(), tokens(2, longest)
+    model, ids = subject.cached_model, tokens(2, longest)
     plans = [[1] * longest, [min(7, longest), *[1] * 3, longest], [longest - 1, 1]]
     with torch.no_grad():
         whole = {m: model(ids[:, :m], use_cache=False).logits for m in lengths}
@@ -79,7 +79,7 @@ def stepwise(
 
 
 def _ends(plan: list[int], longest: int) -> list[int]:
-    """Where the chunks end; what goes beyond the longest is cut."""
+    """The ends of the chunks; what goes beyond the longest length is cut."""
     ends: list[int] = []
     for size in plan:
         end = min((ends[-1] if ends else 0) + size, longest)
@@ -104,7 +104,7 @@ def padding(subject: Subject, measure: Measure) -> None:
 @torch.no_grad()
 def compare_with_alone(subject: Subject, measure: Measure, mask: Tensor, prompt: int) -> None:
     """Rows with hidden tokens, all at once and decoded after a prompt, equal the visible alone."""
-    model, ids, length = subject.cached_model(), tokens(*mask.shape), mask.shape[1]
+    model, ids, length = subject.cached_model, tokens(*mask.shape), mask.shape[1]
     steps = stepwise(model, ids, [prompt] + [1] * (length - prompt), mask.long())
     for end in range(prompt, length + 1):
         whole = model(ids[:, :end], attention_mask=mask[:, :end].long(), use_cache=False).logits

@@ -30,7 +30,7 @@ def holes(subject: Subject, measure: Measure) -> None:
 
 
 def _hidden_in_attend(subject: Subject, measure: Measure, count: int) -> None:
-    """The same by a mask of keys, the positions of hidden ones being anything."""
+    """Check the same with a mask of keys, where hidden keys have any position."""
     length = count + 5
     shown = torch.tensor([i for i in range(length) if i not in (0, 2, 3, 5, length - 1)])
     case, positions = inputs(length), torch.zeros(length, dtype=torch.long)

@@ -148,7 +148,7 @@ def base(subject: Subject, measure: Measure) -> None:
 
 
 def _without(subject: Subject, name: str) -> Subject:
-    """The same spec less one transform, and less the options that only it took."""
+    """The spec without one transform, and without the options that only it took."""
     kept = [n for n in subject.spec.split("+") if n.strip() != name]
     rotary = kept and any(takes(c, "transforms") for c in part_classes("+".join(kept)).values())
     if not rotary:

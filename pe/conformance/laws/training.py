@@ -21,7 +21,7 @@ from pe.encodings import Encoding
 
 
 class Step(NamedTuple):
-    """How far apart a finite difference looks, and how wrong it may be."""
+    """The width of a finite difference, and the error that it may have."""
 
     width: float
     error: float

@@ -1,1 +1,1 @@
-"""What encodings share: the base class, the registry, frequencies, checks."""
+"""Code that the encodings share: base classes, registry, specs, frequencies and checks."""

@@ -1,9 +1,9 @@
-"""Encodings that are added to the token embeddings, before the first layer.
+"""Base class of encodings that are added to the token embeddings before the first layer.
 
-    h_i = c x_i + P(i)        c = sqrt(d), or 1 where the source does not scale
+    h_i = c x_i + P(i)        c = sqrt(d), or 1 if the source does not scale
 
-Each layer adds to a residual stream, so what is added here reaches all layers, and queries, keys
-and values all carry it. d is the width of the embeddings.
+x_i is the embedding of the token at position i, P(i) the vector of that position and d the width of
+the embeddings. P reaches the queries, keys and values of all layers through the residual stream.
 """
 
 import math
@@ -16,7 +16,7 @@ from pe.encodings.core.checks import at_least
 
 
 class Additive(Encoding):
-    """Base class: override `rows`, the vector of each position."""
+    """Adds a vector per position to the token embeddings. Subclasses override `rows`."""
 
     relative = False
     embeds = True
@@ -24,12 +24,12 @@ class Additive(Encoding):
     def __init__(self, hidden_size: int, scale_embeddings: bool) -> None:
         super().__init__()
         self.hidden_size = at_least("hidden_size", hidden_size, 1)
-        # Tokens are drawn with a spread of 0.02 and these vectors with one of about 1. Without the
-        # factor a new model would see the position of a token and hardly which token it is.
+        # Token embeddings begin with a spread of 0.02, and P has one of about 1. Without the factor
+        # the position would drown out the token in a new model.
         self.token_scale = math.sqrt(hidden_size) if scale_embeddings else 1.0
 
     def rows(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """P: positions (..., T) -> (..., T, hidden) in ``dtype``, float32 or float64."""
+        """P: positions (..., T) -> (..., T, hidden) in ``dtype``, which is float32 or float64."""
         raise NotImplementedError
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:

@@ -1,18 +1,18 @@
-"""What a positional encoding is: a module with a few hooks, each the identity until overridden.
+"""Base class of positional encodings: a module whose hooks do nothing until they are overridden.
 
-    embed        on the token embeddings, once
-    rotate       on queries and keys, in each layer
-    bias         on the attention logits, in each layer
-    logit_scale  on the attention logits, one factor per query
-    shows        which keys a query sees, in each layer (`narrow`), and `sink_logit` beside them
+    embed        changes the token embeddings, once per model
+    rotate       changes queries and keys, in each layer
+    bias         is added to the attention logits, in each layer
+    logit_scale  multiplies the attention logits, one factor per query
+    shows        tells which keys a query sees, in each layer (`narrow`)
+    sink_logit   is one more logit in the softmax, in each layer
 
-and some that serve them: `bias_form` says what a bias is made of, for kernels; `prepare` settles
-the positions and what follows from them alone, once for all layers that share the
-encoding; `key_state` keeps what a bias must know of each token besides its key; `masked_bias` is
-the bias where some keys are hidden.
+Other hooks support these. `prepare` computes what depends on positions alone, once for all layers
+that share the encoding. `key_state` computes what a bias needs of each token besides its key.
+`masked_bias` is the bias if some keys are hidden. `bias_form` describes the bias to kernels.
 
-Shapes used below: B batch, T tokens, H query heads, K key heads, D head_dim. Positions are integers
-of shape (T,) or (B, T). Nothing is remembered from one call to the next.
+Shapes: B batch, T tokens (Tq queries, Tk keys), H query heads, K key heads, D head_dim. Positions
+are integers of shape (T,) or (B, T). An encoding keeps nothing from one call to the next.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from pe.encodings.core.forms import Form
 
 
 class Prepared(NamedTuple):
-    """What `Encoding.prepare` makes of the positions of one forward pass."""
+    """The positions of one forward pass and what `Encoding.prepare` computes from them."""
 
     q_positions: Tensor
     k_positions: Tensor
     tables: Any = None
-    """Whatever the encoding's own `rotate` wants to be handed, phase tables for example."""
+    """The argument ``tables`` of the same encoding's `rotate`, such as cosines and sines."""
     counted: bool = False
-    """Causal attention of as many queries as keys, all at the positions 0 .. T-1, which kernels
-    need; said by the caller."""
+    """Whether attention is causal, with as many queries as keys, at positions 0 .. T-1. The caller
+    sets it, and kernels need it."""
 
 
 class Lengths(NamedTuple):
-    """How long the document is that each token belongs to: its largest position plus one."""
+    """The length of each token's document, which is the largest position in it plus one."""
 
     of_queries: Tensor
     """(1 or B, Tq) int64."""
@@ -49,7 +49,7 @@ class Lengths(NamedTuple):
 
 
 def refuse_positions(name: str, positions: Tensor, batch: int | None, tokens: int) -> None:
-    """Raise ValueError unless positions are (tokens,) or, of a batch, (1 or batch, tokens)."""
+    """Raise ValueError unless positions are (tokens,) or, in a batch, (1 or batch, tokens)."""
     shape = tuple(positions.shape)
     rows = ((),) if batch is None else ((), (1,), (batch,))
     if not shape or shape[-1] != tokens or shape[:-1] not in rows:
@@ -60,7 +60,7 @@ def refuse_positions(name: str, positions: Tensor, batch: int | None, tokens: in
 
 
 def tightest(parts: Iterable[Any]) -> tuple[int | None, str]:
-    """The smallest `max_positions` of encodings or transforms, and that part's name."""
+    """The smallest `max_positions` of encodings or transforms, and the name of that part."""
     limits = [
         (p.max_positions, getattr(p, "limited_by", "") or p.name or type(p).__name__)
         for p in parts
@@ -70,29 +70,29 @@ def tightest(parts: Iterable[Any]) -> tuple[int | None, str]:
 
 
 class Encoding(nn.Module):
-    """Base class: no encoding at all. Override the hooks and traits that differ.
+    """Base class, which encodes nothing. Subclasses override the hooks and traits that differ.
 
     Traits (of the class, or of an instance whose options decide):
-        name: what it is registered as; "" where it is not.
+        name: the registered name, or "".
         relative: shifting all positions by the same amount changes no logit.
         length_dependent: the result depends on the length of the document, which is its largest
-            position plus one; never remembered.
-        content_dependent: the bias looks at queries and keys.
+            position plus one. It is computed again in each call.
+        content_dependent: the bias depends on queries and keys.
         random: positions are drawn again in each forward pass.
-        raw_keys: keys must be cached as they were before `rotate`, because a rotated key does not
-            stay valid. Follows from the three traits above unless a class says otherwise.
-        state_size: S, the numbers that `key_state` keeps for each token and head.
-        per_layer: each layer has its own instance (its own parameters), otherwise all share one.
-        rotates: `rotate` does something; two such encodings cannot be combined.
-        embeds: `embed` does something; likewise.
-        alone_with: name of the encoding that is added where no other is named.
-        hides: some of the keys that causality, padding and documents leave visible are hidden.
-        keeps: `shows` names keys that stay visible where another part hides them.
-        exclusive: set where nothing may be added but what hides or keeps keys.
-        corrects_logits: set where the bias is the difference between other logits and those of the
-            rotated queries and keys, which nothing may scale then.
-        mixes_heads: set where what a head gets depends on other heads' queries and keys.
-        max_positions: how many positions there are, 0 to max_positions - 1; None: no limit.
+        raw_keys: keys must be cached before `rotate`, because a rotated key does not stay valid.
+            True if one of the three traits above is, unless a class overrides it.
+        state_size: S, how many numbers `key_state` keeps per token and head.
+        per_layer: each layer has an instance with its parameters; otherwise all layers share one.
+        rotates: `rotate` does something. Two such encodings cannot be combined.
+        embeds: `embed` does something. Two such encodings cannot be combined.
+        alone_with: name of the encoding that is added if the spec names no other.
+        hides: some keys are hidden that causality, padding and documents leave visible.
+        keeps: `shows` names keys that stay visible even if another part hides them.
+        exclusive: nothing can be added except parts that hide or keep keys.
+        corrects_logits: the bias is the difference between other logits and those of the rotated
+            queries and keys, so nothing may scale the logits.
+        mixes_heads: the output of a head depends on the queries and keys of other heads.
+        max_positions: the number of positions, which are 0 to max_positions - 1; None is no limit.
     """
 
     name: ClassVar[str] = ""
@@ -108,30 +108,30 @@ class Encoding(nn.Module):
     hides: bool = False
     keeps: ClassVar[bool] = False
     max_positions: int | None = None
-    limited_by: str = ""  # the part that `max_positions` comes from, where it is another class
-    # Sizes that the encoding was built for, where it looks at them; others are refused.
+    limited_by: str = ""  # the part with the smallest `max_positions`, if it is another class
+    # Sizes that the encoding was built for, if it depends on them; other sizes are an error.
     head_dim: int | None = None
     num_heads: int | None = None
     num_kv_heads: int | None = None
 
     @property
     def raw_keys(self) -> bool:
-        """Whether keys are cached before they are rotated."""
+        """Whether keys must be cached before they are rotated."""
         return self.length_dependent or self.content_dependent or self.random
 
     @property
     def cacheable(self) -> bool:
-        """Whether what a cache holds of earlier tokens is of use in the next call.
+        """Whether a cache of earlier tokens is valid in the next call.
 
-        Not where embeddings carry positions that the next call draws again: the tokens would be
-        out of order.
+        It is not if the embeddings hold positions that the next call draws again, because the
+        tokens would be out of order.
         """
         return not (self.random and self.embeds)
 
     def refuse_too_far(self, positions: Tensor) -> None:
-        """Raise PositionError if a position is not below `max_positions`; on the CPU only.
+        """Raise PositionError if a position is not below `max_positions`. Checks on the CPU only.
 
-        Elsewhere this would wait for the device, and the model looks once for all encodings.
+        On a GPU the check would wait for the device; there the model checks once for all encodings.
         """
         limit, name = tightest([self])
         if limit is None or positions.device.type != "cpu" or torch.compiler.is_compiling():
@@ -146,10 +146,10 @@ class Encoding(nn.Module):
         q_positions: Tensor | None = None,
         k_positions: Tensor | None = None,
     ) -> None:
-        """Raise ValueError where queries, keys and positions do not fit.
+        """Raise ValueError if the shapes of queries, keys and positions do not fit.
 
-        Nothing is broadcast. Positions that are None are not looked at: those of keys are more
-        than the keys where a cache holds the others.
+        Nothing is broadcast. Positions that are None are not checked, because with a cache there
+        can be more positions of keys than keys.
         """
         for name, x in (("q", q), ("k", k)):
             if x.dim() != 4:
@@ -184,15 +184,15 @@ class Encoding(nn.Module):
         dtype: torch.dtype = torch.float32,
         lengths: Lengths | None = None,
     ) -> Prepared:
-        """Called before the hooks below, which get its positions; `rotate` gets its tables.
+        """Compute the positions that the hooks below get, and the tables that `rotate` gets.
 
-        Once per forward pass for each instance; once per layer if the encoding is `random`.
+        It is called once per forward pass for each instance, or once per layer if the encoding is
+        `random`.
 
         Args:
-            dtype: of the queries; tables are float64 for float64, otherwise float32.
-            lengths: of the documents that tokens belong to, where a sequence holds several or hides
-                some of its tokens; only `length_dependent` encodings get it. None: each row is one
-                document.
+            dtype: of the queries; tables are float64 if it is float64, otherwise float32.
+            lengths: of the documents, if a row holds several or hides some of its tokens. Only
+                `length_dependent` encodings get it. None means that each row is one document.
         """
         return Prepared(q_positions, k_positions)
 
@@ -203,15 +203,15 @@ class Encoding(nn.Module):
     def rotate(
         self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, tables: Any = None
     ) -> tuple[Tensor, Tensor]:
-        """(B, H, Tq, D) and (B, K, Tk, D) -> the pair whose dot products are the logits.
+        """Queries (B, H, Tq, D) and keys (B, K, Tk, D) -> those whose dot products are the logits.
 
-        The result may be wider than D; the logits are still divided by sqrt(D). ``tables`` are
-        those of `prepare` for these positions; without them they are computed here.
+        The results may be wider than D; the logits are still divided by sqrt(D). ``tables`` are
+        those that `prepare` returned for these positions; None computes them here.
         """
         return q, k
 
     def key_state(self, x: Tensor) -> Tensor | None:
-        """Layer input (B, T, hidden) -> (B, H, T, S) float32 to keep beside the keys, or None."""
+        """Layer input (B, T, hidden) -> (B, H, T, S) float32 to cache beside the keys, or None."""
         return None
 
     def bias(
@@ -222,14 +222,11 @@ class Encoding(nn.Module):
         k_positions: Tensor,
         state: Tensor | None = None,
     ) -> Tensor | None:
-        """float32 term to add to the scaled logits, broadcastable to (B, H, Tq, Tk), or None.
+        """Term to add to the scaled logits, float32, broadcastable to (B, H, Tq, Tk), or None.
 
-        For causal attention: keys ahead of a query get whatever there is, so that in an encoder a
-        penalty by distance would be one-sided.
-
-        The queries are the last Tq of the keys, and what lies behind a query is masked by the
-        caller. ``q`` and ``k`` are as they were before `rotate`; ``state`` is what `key_state`
-        gave for all keys, (B, H, Tk, S).
+        It is meant for causal attention. The queries belong to the last Tq keys, and the caller
+        masks the keys ahead of each query, whose values have no meaning. ``q`` and ``k`` are not
+        rotated. ``state`` is the result of `key_state` for all keys, (B, H, Tk, S).
         """
         return None
 
@@ -242,52 +239,52 @@ class Encoding(nn.Module):
         state: Tensor | None,
         mask: Tensor,
     ) -> Tensor | None:
-        """`bias` where ``mask``, (1 or B, 1 or H, Tq, Tk), True at the keys that a query sees, is
-        not simply causal.
+        """`bias` under a mask that is more than causal.
 
-        Override it where the bias of a key depends on the keys between it and the query, of which
-        hidden ones must not count.
+        ``mask``, (1 or B, 1 or H, Tq, Tk), is True at the keys that a query sees. Override this if
+        the bias of a key depends on the keys between it and the query, because hidden keys must
+        not count.
         """
         return self.bias(q, k, q_positions, k_positions, state)
 
     @property
     def biased(self) -> bool:
-        """Whether `bias` adds something."""
+        """Whether the encoding has a bias."""
         return type(self).bias is not Encoding.bias
 
     @property
     def has_form(self) -> bool:
-        """Whether `bias_form` gives something; true of what has no bias."""
+        """Whether `bias_form` is implemented; also True without a bias."""
         return not self.biased or type(self).bias_form is not Encoding.bias_form
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
-        """What the bias is made of, for tokens at positions 0 .. ``length`` - 1.
+        """The bias spec for kernels, for tokens at positions 0 .. ``length`` - 1.
 
-        Must say the same as `bias`. Override it where the bias is less than a matrix, and kernels
-        will never make one (`pe.encodings.core.forms`).
+        It must give the same values as `bias`. Override it if the bias follows from less than a
+        matrix, so that kernels never store the matrix (`pe.encodings.core.forms`).
         """
         if self.biased:
             raise NotImplementedError(f"{type(self).__name__} has no bias_form")
         return Form()
 
     def logit_scale(self, q_positions: Tensor) -> Tensor | None:
-        """Factor on top of 1/sqrt(D), broadcastable to (B, H, Tq); None is 1."""
+        """Factor of the logits besides 1/sqrt(D), broadcastable to (B, H, Tq); None is 1."""
         return None
 
     def shows(self, key: Tensor, query: Tensor) -> Tensor:
-        """Which keys a query sees, boolean: of the tokens it may see at all, counted from 0, those
-        numbered ``key``, broadcastable to (B, H, Tq, Tk), where its own is ``query``.
+        """Whether a query sees a key, boolean, broadcastable to (B, H, Tq, Tk).
 
-        Called where `hides` or `keeps` is set.
+        ``key`` and ``query`` are the numbers of the key and of the query's token, counted from 0
+        among the tokens that the query may see at all. Called if `hides` or `keeps` is set.
         """
         raise NotImplementedError(f"{type(self).__name__} hides or keeps keys and has no shows")
 
     def narrow(self, mask: Tensor | None, length: int, known: int, device: torch.device) -> Tensor:
-        """The mask (1 or B, 1 or H, ``length``, ``known``) of the keys that are left visible.
+        """The mask of visible keys, (1 or B, 1 or H, ``length``, ``known``), True at visible keys.
 
         Args:
-            mask: the same without this encoding, True where a query sees a key; None: causal, the
-                queries being the last of the keys.
+            mask: the mask without this encoding, of the same shape. None is a causal mask whose
+                queries belong to the last keys.
         """
         if mask is None:
             key = torch.arange(known, device=device)
@@ -297,24 +294,23 @@ class Encoding(nn.Module):
         return self.shows(count - 1, count[..., -1:] - 1) & mask
 
     def sink_logit(self) -> Tensor | None:
-        """float32 (H,): a logit that every query has beside those of its keys, of a key without
-        a value; None: there is none."""
+        """One more logit per query, as of a key without a value: float32 (H,), or None."""
         return None
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the learned parameters again (none here)."""
+        """Draw the learned parameters again. The base class has none."""
 
     def exact_buffers(self) -> dict[str, Tensor]:
-        """Constants that must survive ``.to(bfloat16)`` and meta-device loading, on the CPU.
+        """Constants, on the CPU, that must survive ``.to(bfloat16)`` and the meta device.
 
-        They are registered by `register_exact_buffers` and computed again whenever the module is
-        moved or cast, so they are never rounded and never left uninitialised.
+        `register_exact_buffers` registers them. They are computed again whenever the module is
+        moved or cast, so they are never rounded and never uninitialised.
         """
         return {}
 
     def register_exact_buffers(self) -> None:
-        """Compute the exact buffers, each where it is; call it once at the end of ``__init__``."""
-        default = torch.empty(0).device  # honours `with torch.device("meta")`
+        """Compute the exact buffers on their devices. Call it at the end of ``__init__``."""
+        default = torch.empty(0).device  # respects `with torch.device("meta")`
         for name, value in self.exact_buffers().items():
             here = self._buffers.get(name)
             value = value.to(default if here is None else here.device)

@@ -1,6 +1,6 @@
-"""From a spec to an encoding: ``rope``, ``yarn+resonance``, ``my_module:MyEncoding``.
+"""Builds encodings from specs such as ``rope``, ``yarn+resonance`` or ``my_module:MyEncoding``.
 
-The language of specs is in `pe.encodings.core.spec`.
+`pe.encodings.core.spec` describes the language of specs.
 """
 
 from __future__ import annotations
@@ -39,17 +39,19 @@ def encoding(
     """Build an encoding.
 
     Args:
-        spec: a name, several joined by ``+``, or a schedule of layers
-            (`pe.encodings.core.spec`), of which the encoding of ``layer_index`` is built.
-        head_dim: width of one head. num_heads, num_kv_heads: query heads, key heads (default: as
-            many). hidden_size: width of the embeddings (default: head_dim x num_heads).
-        original_length: context length of training, which extension methods need.
-        layer_index: the layer it is for, counted from 0; only schedules look at it.
-        options: whatever the parts accept; an option that several accept goes to all of them.
+        spec: a name, several names joined by ``+``, or a schedule of layers
+            (`pe.encodings.core.spec`), whose layer ``layer_index`` is built.
+        head_dim: width of one head.
+        num_heads: number of query heads.
+        num_kv_heads: number of key heads; default: num_heads.
+        hidden_size: width of the embeddings; default: head_dim x num_heads.
+        original_length: training length in tokens, which extension methods need.
+        layer_index: number of the layer, from 0.
+        options: options of the parts. An option that several parts have goes to all of them.
 
     Raises:
-        ValueError: unknown names, unknown options (the nearest is named), wrong values, or parts
-            that cannot be combined.
+        ValueError: an unknown name or option (the message names the nearest), a wrong value, or
+            parts that cannot be combined.
     """
     _refuse_wrong_sizes(
         head_dim=head_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, hidden_size=hidden_size,
@@ -60,7 +62,7 @@ def encoding(
             f"num_kv_heads: expected a divisor of the {num_heads} heads, got {num_kv_heads}"
         )
     if not _is_whole(layer_index) or layer_index < 0:
-        raise ValueError(f"layer_index: expected a whole number from 0 on, got {layer_index!r}")
+        raise ValueError(f"layer_index: expected a whole number of at least 0, got {layer_index!r}")
     arguments = {
         "head_dim": head_dim,
         "num_heads": num_heads,
@@ -96,7 +98,7 @@ def encoding(
 
 
 def _refuse_wrong_sizes(**sizes: int | None) -> None:
-    """Raise ValueError for a size that is no whole number above 0; None is not looked at."""
+    """Raise ValueError for a size that is not a whole number above 0; None is allowed."""
     for name, size in sizes.items():
         if size is not None and not (_is_whole(size) and size > 0):
             raise ValueError(f"{name}: expected a whole number above 0, got {size!r}")
@@ -107,8 +109,11 @@ def _is_whole(value: object) -> bool:
 
 
 def sum_class(parts: Iterable[type]) -> type[Composite]:
-    """The class of a sum of these encodings: where one hides keys and another scales logits, one
-    that tells the second how many keys are shown."""
+    """The class of a sum of these encodings.
+
+    It is `Narrowed` if one of them hides keys and another scales logits, because the scale depends
+    on the number of visible keys.
+    """
     encodings = [part for part in parts if issubclass(part, Encoding)]
     hides = any(part.hides and issubclass(part, HasKeyRange) for part in encodings)
     scales = any(part.logit_scale is not Encoding.logit_scale for part in encodings)
@@ -118,11 +123,11 @@ def sum_class(parts: Iterable[type]) -> type[Composite]:
 def layer_encodings(spec: str, num_layers: int, **arguments: Any) -> list[Encoding]:
     """The encoding of each layer of a model, or a single one that all layers share.
 
-    ``arguments`` are those of `encoding`. Layers with the same spec share whatever is not per
-    layer: it is built for the first of them and is in the list once more for each other.
+    ``arguments`` are those of `encoding`. Layers with the same spec share the parts that are not
+    per layer: these are built for the first such layer, and the other layers get the same objects.
 
     Raises:
-        ValueError: as `encoding` does, or a schedule does not fit the layers.
+        ValueError: as in `encoding`, or the schedule does not fit ``num_layers``.
     """
     specs = layer_specs(spec, num_layers)
     first_of: dict[LayerSpec, Encoding] = {}
@@ -144,18 +149,21 @@ def layer_encodings(spec: str, num_layers: int, **arguments: Any) -> list[Encodi
 
 
 def check(spec: str, options: dict[str, Any] | None = None, **context: int) -> None:
-    """Raise ValueError if ``encoding(spec, ...)`` would; ``context`` defaults to common sizes.
+    """Raise ValueError if ``encoding(spec, ...)`` would.
 
+    ``context`` gives the sizes of the model; missing ones get common values.
     ``options`` may hold ``original_length``, for models that are trained at another length than
-    they extend from. The other sizes belong to the model, and are refused as options. Where
-    ``context`` has ``original_length``, it is the length of training, which fills a chunk.
+    the one they extend. The other sizes belong to the model and are no options. If ``context`` has
+    ``original_length``, it is the training length, and a chunk must not be longer.
     """
     sizes: dict[str, Any] = {"head_dim": 64, "num_heads": 8, "original_length": 1024} | context
     for name in options or {}:
         if name in CONTEXT and name != "original_length":
-            raise ValueError(f"{spec!r}: {name} follows from the model's sizes, it is no option")
+            raise ValueError(
+                f"{spec!r}: {name} follows from the model's sizes and is not an option"
+            )
         if name in CONTEXT and not any(takes(part, name) for part in part_classes(spec).values()):
-            raise ValueError(f"{spec!r} does not look at {name}: it would have no effect")
+            raise ValueError(f"{spec!r} does not use {name}, so it would have no effect")
     layers = parse(spec)
     for index in (layers.index(layer) for layer in dict.fromkeys(layers)):
         encoding(spec, **(sizes | {"layer_index": index} | (options or {})))
@@ -171,7 +179,7 @@ def check(spec: str, options: dict[str, Any] | None = None, **context: int) -> N
 
 
 def _refuse_unfilled(layer: LayerSpec, options: Mapping[str, Any], length: int | None) -> None:
-    """Raise ValueError for a chunk longer than the training length: it would hide nothing there."""
+    """Raise ValueError for a chunk longer than the training length, which would hide nothing."""
     if length is None:
         return
     for part in layer:

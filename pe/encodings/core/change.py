@@ -1,7 +1,7 @@
-"""From one encoding to another: which options go along, and what would make no sense.
+"""Options that a model keeps when its encoding is changed to another one.
 
-Options belong to parts: RoPE's theta stays when YaRN is put on it, YaRN's factor does not when YaRN
-is taken off. Parts that rotate queries and keys hand theta and its like to each other.
+Options belong to parts. RoPE's theta is kept when YaRN is added, and YaRN's factor is dropped when
+YaRN is removed. Parts that rotate queries and keys pass theta and similar options to each other.
 """
 
 from collections.abc import Mapping
@@ -20,15 +20,17 @@ def changed_options(
     given: Mapping[str, Any],
     length: int | None = None,
 ) -> dict[str, Any]:
-    """Options of ``after`` for a model that was trained with ``before``: its own, and ``given``.
+    """Options of ``after`` for a model that was trained with ``before``.
 
     Args:
-        length: what the model was trained at, if it will be trained at another length; extension
-            methods are told, so that they go on counting from it.
+        before: the spec of the model's encoding, and ``options`` its options.
+        after: the new spec, and ``given`` the options that replace those of the model.
+        length: the training length, if the model will be trained at another length. Extension
+            methods get it as ``original_length``.
 
     Raises:
-        ValueError: ``after`` changes frequencies that ``before`` does not have, or does not state
-            an option that differs between the layers of ``before``.
+        ValueError: ``after`` changes frequencies that ``before`` does not have, or keeps an option
+            without a value that differs between the layers of ``before``.
     """
     old, new = part_classes(before), part_classes(after)
     _refuse_strange_frequencies(before, after, old, new)
@@ -47,10 +49,10 @@ def changed_options(
 def _old_options(
     before: str, options: Mapping[str, Any], after: str, replaced: set[str]
 ) -> dict[str, Any]:
-    """The options of a model, those among them that its spec states.
+    """The options of a model, including those that its spec states.
 
     Raises:
-        ValueError: layers have an option at different values, and ``after`` would go on with it.
+        ValueError: layers have different values of an option that ``after`` keeps.
     """
     old, new = part_classes(before), part_classes(after)
     all_options = dict(options)
@@ -60,14 +62,14 @@ def _old_options(
         elif name not in replaced and any(_carries(name, old, n, c) for n, c in new.items()):
             raise ValueError(
                 f"{name} differs between the layers of {before!r}, so it is not clear which value "
-                f"{after!r} goes on with; state it, as in 'rope({name}=...)'"
+                f"{after!r} keeps; state it, as in 'rope({name}=...)'"
             )
     return all_options
 
 
 def _carries(option: str, old: Mapping[str, Part], name: str, part: Part) -> bool:
-    """Whether a part of the new encoding goes on with this option of the old one."""
-    if option == "original_length":  # of the model rather than of its encoding
+    """Whether a part of the new encoding keeps this option of the old one."""
+    if option == "original_length":  # belongs to the model, not to its encoding
         return takes(part, option)
     rotates = getattr(part, "rotates", False)
     return option in options_of(part) and any(

@@ -1,4 +1,4 @@
-"""Checks of options, shared by the encodings: each returns the value or says what is wrong."""
+"""Checks of options. Each function returns the value or raises ValueError."""
 
 import math
 from collections.abc import Iterable
@@ -13,28 +13,28 @@ class _Unset:
 
 
 UNSET: Any = _Unset()
-"""Default of an option that is something else than None or a number where nobody gave it."""
+"""Default of an option for which no value, not even None, was given."""
 
 
 N = TypeVar("N", int, float)
 
 
 def positive(name: str, value: N) -> N:
-    """A finite number above 0."""
+    """Return ``value`` if it is a finite number above 0."""
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
     return value
 
 
 def at_least(name: str, value: N, least: float) -> N:
-    """A finite number that is not below ``least``."""
+    """Return ``value`` if it is a finite number of at least ``least``."""
     if not (math.isfinite(value) and value >= least):
         raise ValueError(f"{name}: expected a finite number of at least {least}, got {value!r}")
     return value
 
 
 def choice(name: str, value: str, choices: Iterable[str]) -> str:
-    """One of the known words."""
+    """Return ``value`` if it is one of ``choices``."""
     choices = list(choices)
     if value not in choices:
         raise unknown(name, value, choices)
@@ -42,7 +42,13 @@ def choice(name: str, value: str, choices: Iterable[str]) -> str:
 
 
 def rotary_width(head_dim: int, fraction: float, even: bool = True) -> int:
-    """Channels that rotate: ``fraction`` of ``head_dim``, rounded down (to an even number)."""
+    """The number of channels that rotate: ``fraction`` of ``head_dim``, rounded down.
+
+    With ``even``, it is rounded down to an even number.
+
+    Raises:
+        ValueError: the fraction is not in (0, 1], or no channels or half a pair would be left.
+    """
     if not 0 < fraction <= 1:
         raise ValueError(f"rotary_fraction: expected more than 0 and at most 1, got {fraction!r}")
     width = int(head_dim * fraction)

@@ -1,4 +1,4 @@
-"""Keeping a learned number inside an interval without trapping it on the edge."""
+"""Clamping of learned numbers that lets them return from the bound."""
 
 from typing import Any
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 class Clamp(torch.autograd.Function):
-    """Clamp whose gradient is stopped only where a descent step would lead further out."""
+    """Clamps to [low, high]. Its gradient is 0 only if a descent step would lead further out."""
 
-    generate_vmap_rule = True  # for several models at a time, `pe.tasks.measure.many`
+    generate_vmap_rule = True  # `pe.tasks.measure.many` trains several models at once
 
     @staticmethod
     def forward(x: Tensor, low: float, high: float) -> Tensor:
@@ -30,4 +30,4 @@ class Clamp(torch.autograd.Function):
 
 
 clamped = Clamp.apply
-"""``x`` in [low, high]. torch's own clamp gives what lies outside no gradient ever again."""
+"""``x`` clamped to [low, high]. With torch.clamp, a value outside never gets a gradient again."""

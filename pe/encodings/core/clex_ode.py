@@ -1,17 +1,18 @@
-"""The differential equation of CLEX: its solution by Runge-Kutta steps, and the gradient.
+"""Solves the differential equation of CLEX by Runge-Kutta steps, and computes its gradient.
 
     dz/dt = act((z + e(t)) U) D - a / (2t - 1),    e(t) = o - a/2 ln(2t - 1),    a_i = 4i / (d-2)
 
-z, e, o: (F,), F = d/2 pairs; U: (F, W); D: (W, F). One Runge-Kutta step by the 3/8 rule:
+z, e and o are (F,) with F = d/2 pairs, U is (F, W) and D is (W, F). One Runge-Kutta step of the
+3/8 rule, of size h, is:
 
     k1 = v(z)                k2 = v(z + h k1 / 3)       at t, t + h/3,
     k3 = v(z + h (k2 - k1/3))     k4 = v(z + h (k1 - k2 + k3))     t + 2h/3, t + h
     z(t + h) = z + h (k1 + 3 k2 + 3 k3 + k4) / 8
 
-All in float64: in float32 the phase at far positions is off by a whole rotation. Forward and
-backward are operators, `solve` and `gradient`, each one node to torch.compile instead of thousands.
-They are defined here, as loops over steps; `pe.attention.available` registers one kernel for each
-on CUDA devices.
+Everything is float64, because in float32 the phase at far positions is wrong by a whole rotation.
+Forward and backward are the operators `solve` and `gradient`, so that torch.compile sees one node
+instead of thousands. They are defined here as loops over steps. `pe.attention.available` registers
+a kernel for each on CUDA devices.
 """
 
 import math
@@ -27,7 +28,7 @@ Field = Callable[[Tensor, float], Tensor]
 
 
 def field(origin: Tensor, up: Tensor, down: Tensor, name: str) -> Field:
-    """v(z, t) = dz/dt."""
+    """The function v(z, t) = dz/dt."""
     pairs = len(origin)
     a = 2 * torch.arange(pairs, dtype=origin.dtype, device=origin.device) / (pairs - 1)
 
@@ -39,7 +40,7 @@ def field(origin: Tensor, up: Tensor, down: Tensor, name: str) -> Field:
 
 
 def step(v: Field, z: Tensor, t: float, h: float) -> Tensor:
-    """z(t + h) from z(t)."""
+    """z(t + h) from z = z(t), by the 3/8 rule."""
     k1 = v(z, t)
     k2 = v(z + h / 3 * k1, t + h / 3)
     k3 = v(z + h * (k2 - k1 / 3), t + 2 * h / 3)
@@ -51,9 +52,10 @@ def solve_by_steps(
     start: Tensor, origin: Tensor, up: Tensor, down: Tensor, last: Tensor, end: int, steps: int,
     activation: str,
 ) -> Tensor:  # fmt: skip
-    """z at t = 1, 2 .. ``end``, (end, F), from z(1) = ``start``; beyond ``last`` it stays as it is.
+    """z at t = 1, 2 .. ``end``, (end, F), from z(1) = ``start``.
 
-    ``last``, () integer, is the largest t used; ``steps`` is the number of steps per unit of t.
+    ``last``, an integer of shape (), is the largest t that is used; later rows repeat its row.
+    ``steps`` is the number of steps per unit of t.
     """
     v, z, rows = field(origin, up, down, activation), start.clone(), [start]
     for unit in range(1, min(int(last), end)):
@@ -67,7 +69,7 @@ def gradient_by_steps(
     upstream: Tensor, start: Tensor, origin: Tensor, up: Tensor, down: Tensor, last: Tensor,
     end: int, steps: int, activation: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The gradients of U and D from that of the solution."""
+    """The gradients of U and D from ``upstream``, the gradient of the solution (end, F)."""
 
     def solution(up: Tensor, down: Tensor) -> Tensor:
         return solve_by_steps(start, origin, up, down, last, end, steps, activation)

@@ -1,4 +1,4 @@
-"""Which parts of a sum cannot be added to each other, and why."""
+"""Checks that the parts of a sum can be combined."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from pe.encodings.core.registry import Part, is_key_part
 
 ONE_ONLY = {
     "rotates": "rotate queries and keys",
-    "embeds": "change the token embeddings",  # each would scale the tokens and what the other added
+    "embeds": "change the token embeddings",  # each would scale what the other added
     "stretches": "stretch RoPE's frequencies",
 }
-"""Traits that only one part of a sum may have, and what two such parts would both do."""
+"""Traits that only one part of a sum may have, and what such a part does."""
 
 
 def by_kind(
     classes: dict[str, Part],
 ) -> tuple[dict[str, type[Encoding]], dict[str, type[FrequencyTransform]]]:
-    """The encodings among the parts, and the transforms of RoPE's frequencies."""
+    """The parts that are encodings, and those that transform RoPE's frequencies."""
     encodings = {n: c for n, c in classes.items() if issubclass(c, Encoding)}
     return encodings, {n: c for n, c in classes.items() if issubclass(c, FrequencyTransform)}
 
 
 def refuse_impossible(spec: str, classes: dict[str, Part]) -> None:
-    """Raise ValueError if two parts of ``spec`` cannot be added to each other."""
+    """Raise ValueError if two parts of ``spec`` cannot be combined."""
     if "nope" in classes and any(not is_key_part(n) for n in classes if n != "nope"):
         raise ValueError(f"{spec!r}: nope means no encoding, so nothing can be added to it")
     for name in (n for n, c in classes.items() if getattr(c, "exclusive", False)):
@@ -66,8 +66,8 @@ def refuse_impossible(spec: str, classes: dict[str, Part]) -> None:
     rounding = [name for name, part in transforms.items() if not part.stretches]
     if learning and rounding:
         raise ValueError(
-            f"{spec!r}: {rounding[0]} rounds the wavelengths that {learning[0]} learns, and no "
-            "gradient passes a rounding"
+            f"{spec!r}: {rounding[0]} rounds the wavelengths that {learning[0]} learns, which "
+            f"stops their gradients; leave out {rounding[0]} or {learning[0]}"
         )
     for other, part in encodings.items() if transforms else ():
         if part.rotates and not takes(part, "transforms"):

@@ -1,4 +1,4 @@
-"""Several encodings at once: hooks chain, biases add, scales multiply."""
+"""A sum of encodings: its hooks run in order, its biases add and its scales multiply."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,31 +11,31 @@ from pe.encodings.core.base import Encoding, Lengths, Prepared, tightest
 from pe.encodings.core.forms import NONE, Form
 
 ANY = ("length_dependent", "content_dependent", "random", "per_layer", "rotates", "embeds", "hides")
-"""Traits that a sum has if any of its parts has them."""
+"""Traits that a sum has if at least one part has them."""
 
 
 def combined(
     operation: Callable[[Tensor, Tensor], Tensor], terms: Iterable[Tensor | None]
 ) -> Tensor | None:
-    """The terms that are there, added or multiplied; None if there is none."""
+    """The terms that are not None, added or multiplied; None if there are none."""
     present = [term for term in terms if term is not None]
     return functools.reduce(operation, present) if present else None
 
 
 class Composite(Encoding):
-    """``rope+alibi``: each hook of each part, in order. At most one part rotates.
+    """A sum of encodings, such as ``rope+alibi``. At most one part rotates.
 
     Args:
         parts: the encodings, in order.
-        borrowed: parts that belong to another layer's composite; they are used here but are no
-            submodules of this one, so that a shared parameter is saved and trained once.
+        borrowed: parts that belong to the composite of another layer. They are used here but are
+            not submodules, so that a shared parameter is saved and trained once.
     """
 
     def __init__(self, parts: Sequence[Encoding], borrowed: Sequence[Encoding] = ()) -> None:
         super().__init__()
         self.parts = nn.ModuleList(p for p in parts if p not in borrowed)
-        self._all = tuple(parts)  # a tuple, which nn.Module does not look into
-        # Traits of a whole follow from its parts, so they are set on the instance.
+        self._all = tuple(parts)  # nn.Module does not register the modules of a tuple
+        # Traits follow from the parts, so they are set on the instance.
         self.relative = all(p.relative for p in parts)
         for trait in ANY:
             setattr(self, trait, any(getattr(p, trait) for p in parts))
@@ -45,14 +45,14 @@ class Composite(Encoding):
         self._refuse_moves_beyond()
 
     def _refuse_moves_beyond(self) -> None:
-        """Where one part moves tokens, the others must have something for them there."""
+        """Raise ValueError if a part moves tokens to positions that another part does not have."""
         limit, name = self.max_positions, self.limited_by
         for end, mover in (tightest([p]) for p in self._all if p.random):
             if end is not None and limit is not None and limit < end:
                 raise ValueError(
-                    f"{mover} moves tokens to positions up to {end - 1}, and the longest "
-                    f"position of {name} is {limit - 1}: give that more (learned: table_size) "
-                    "or move them less (randomized: max_position)"
+                    f"{mover} moves tokens to positions up to {end - 1}, and the largest "
+                    f"position of {name} is {limit - 1}: increase that (table_size of learned) "
+                    "or decrease the first (max_position of randomized)"
                 )
 
     @property
@@ -67,7 +67,7 @@ class Composite(Encoding):
         lengths: Lengths | None = None,
     ) -> Prepared:
         for part in self._all:
-            if part.random:  # it moves the tokens for all others; one draw serves all documents
+            if part.random:  # one draw moves the tokens for all parts and documents
                 moved = part.prepare(q_positions, k_positions, dtype)
                 q_positions, k_positions, lengths = moved.q_positions, moved.k_positions, None
         tables = [None if part.random else
@@ -122,7 +122,7 @@ class Composite(Encoding):
         )
 
     def _states(self, state: Tensor | None) -> Iterator[tuple[Encoding, Tensor | None]]:
-        """Each part with its share of the numbers that are kept of each token."""
+        """Each part with its share of the key state."""
         for part in self._all:
             own = None
             if state is not None and part.state_size:
@@ -135,9 +135,11 @@ class Composite(Encoding):
 
     @property
     def has_form(self) -> bool:
-        """A sum of two biases has none: it would take a kernel for each pair.
+        """Whether the sum has a bias spec for kernels.
 
-        Nor one that looks at queries and keys which another part changes: kernels see them last.
+        A sum of two biases has none, because each combination would need a kernel. A bias that
+        depends on queries and keys has none if another part changes these, because kernels get the
+        changed ones only.
         """
         if sum(part.biased for part in self._all) > 1 or not all(p.has_form for p in self._all):
             return False
@@ -152,7 +154,7 @@ class Composite(Encoding):
         return combined(torch.mul, (part.logit_scale(q_positions) for part in self._all))
 
     def shows(self, key: Tensor, query: Tensor) -> Tensor:
-        """What no part hides, and what one keeps."""
+        """Keys that no part hides or that one part keeps."""
         left = [part.shows(key, query) for part in self._all if part.hides]
         kept = [part.shows(key, query) for part in self._all if part.keeps]
         return functools.reduce(torch.logical_or, kept, functools.reduce(torch.logical_and, left))

@@ -1,6 +1,9 @@
-"""The digits of the position, one a column, the last digit in the last column.
+"""Base class of encodings that add the digits of the position to the token embeddings.
 
-P(p)_j = floor(p / B^(d-1-j)) mod B           normalised: 2 P / (B-1) - 1
+    P(p)_j = floor(p / B^(d-1-j)) mod B           normalised: 2 P / (B-1) - 1
+
+P(p) is the vector of position p, j its column, B the base and d the width. The last digit is in the
+last column.
 """
 
 from typing import ClassVar
@@ -16,10 +19,10 @@ LARGEST = torch.iinfo(torch.int64).max
 
 @torch.library.custom_op("pe::digits", mutates_args=())
 def digits(positions: Tensor, powers: Tensor, base: int) -> Tensor:
-    """(...), (n,) -> (..., n): the digit that is worth each of the powers.
+    """Positions (...) and powers of the base (n,) -> digits (..., n), one per power.
 
-    One opaque operator: torch.compile's vectorised CPU code fills what is left of its last vector
-    with zeros, and then stops because it divides by them.
+    It is an opaque operator because torch.compile's vectorised CPU code pads its last vector with
+    zeros and fails when it divides by them.
     """
     return (positions[..., None] // powers) % base
 
@@ -30,7 +33,7 @@ def _(positions: Tensor, powers: Tensor, base: int) -> Tensor:
 
 
 class Digits(Additive):
-    """Base class: set ``base``, and whether digits are mapped to -1 .. 1."""
+    """Subclasses set ``base``, and ``normalised`` if digits are mapped to -1 .. 1."""
 
     base: ClassVar[int]
     normalised: ClassVar[bool] = False
@@ -39,7 +42,7 @@ class Digits(Additive):
     def __init__(self, hidden_size: int, scale_embeddings: bool = True) -> None:
         super().__init__(hidden_size, scale_embeddings)
         end = self.base**hidden_size
-        self.max_positions = end if end <= LARGEST else None  # else any integer has room
+        self.max_positions = end if end <= LARGEST else None  # otherwise all of int64
         self.register_exact_buffers()
 
     def exact_buffers(self) -> dict[str, Tensor]:

@@ -1,9 +1,9 @@
-"""Biases that are a function of distance alone: ALiBi, T5, KERPLE, Sandwich.
+"""Base class of biases that depend on the distance alone, such as ALiBi, T5, KERPLE and Sandwich.
 
     logit_h(i, j) += b_h(i - j)
 
-One function of the distance is all that such an encoding defines; the dense matrix, the decoding
-step and any kernel follow from it.
+i is the position of the query, j that of the key and h the head. A subclass defines the function
+b_h. The bias matrix, the decoding step and the kernels follow from it.
 """
 
 import torch
@@ -14,27 +14,27 @@ from pe.encodings.core.forms import Form, by_distance
 
 
 def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
-    """How far each key lies behind each query: (Tq, Tk), or (B, Tq, Tk) if either has rows.
+    """The distance from each query back to each key: (Tq, Tk), or (B, Tq, Tk) if either has rows.
 
-    Keys ahead of a query are masked in a decoder; they get distance 0, so that nothing grows there.
+    Keys ahead of a query are masked in a decoder. They get distance 0, which keeps biases finite.
     """
     return (q_positions[..., :, None] - k_positions[..., None, :]).clamp(min=0)
 
 
 def at_least_float32(parameter: Tensor) -> Tensor:
-    """A learned number as it enters a bias: never narrower than float32."""
+    """The parameter in float32, or in its dtype if that is wider."""
     return parameter.to(torch.promote_types(parameter.dtype, torch.float32))
 
 
 class DistanceBias(Encoding):
-    """Base class: override `distance_bias`, one value for each head and distance."""
+    """A bias of the distance. Subclasses override `distance_bias`."""
 
     def distance_bias(self, distance: Tensor) -> Tensor:
-        """Integer distances of any shape (...) -> (H, ...), float32 or float64."""
+        """Integer distances (...) of any shape -> biases (H, ...), float32 or float64."""
         raise NotImplementedError
 
     constant_beyond: int | None = None
-    """Distance from which on the bias is constant, or None."""
+    """The distance from which the bias is constant, or None."""
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
         table = self.distance_bias(torch.arange(length, device=device))
@@ -48,7 +48,7 @@ class DistanceBias(Encoding):
         k_positions: Tensor,
         state: Tensor | None = None,
     ) -> Tensor:
-        """(1 or B, H, Tq, Tk), float32; float64 where the queries are."""
+        """The bias, (1 or B, H, Tq, Tk); float64 if the queries are, otherwise float32."""
         self.refuse_misfit(q, k, q_positions)
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         with torch.autocast(q.device.type, enabled=False):
@@ -56,15 +56,15 @@ class DistanceBias(Encoding):
         return values[None] if values.dim() == 3 else values.transpose(0, 1)
 
     def _matrix(self, distance: Tensor, dtype: torch.dtype) -> Tensor:
-        """One value for each head and entry of ``distance``.
+        """The biases of all distances, (H, ...), in ``dtype``.
 
         On the CPU each distance up to the largest is evaluated once and looked up, which saves the
-        intermediate results of Tq x Tk values, also backward. On a GPU that would force a
-        sync to read the largest distance; there torch.compile fuses the formula into one kernel.
+        intermediate results of Tq x Tk values forward and backward. On a GPU, reading the largest
+        distance would force a sync; there torch.compile fuses the formula into one kernel.
         """
         if distance.device.type == "cpu" and distance.numel() and not torch.compiler.is_compiling():
             reach = int(distance.max()) + 1
-            if reach <= distance.numel():  # else positions have gaps: fewer pairs than distances
+            if reach <= distance.numel():  # otherwise positions have gaps, and a table is larger
                 table = self.distance_bias(torch.arange(reach)).to(dtype)
                 index = distance.flatten().long().expand(table.shape[0], -1)
                 return table.gather(1, index).view(-1, *distance.shape)

@@ -1,4 +1,4 @@
-"""The encodings that extend a trained rotary model without training it, by name."""
+"""Methods that extend a trained rotary model without training, by name."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pe.encodings.core.registry import in_order, list_encodings, lookup, variant
 
 
 def extension_methods() -> list[str]:
-    """What extends a trained rotary model without training: transforms that learn nothing.
+    """Names of the methods that extend a trained rotary model without training.
 
-    A transform that does not stretch is there alone and put on the one that its class names.
-    Variants that encodings declare, such as ``dynamic_yarn``, are among them.
+    These are the transforms that learn nothing and the variants that encodings declare, such as
+    ``dynamic_yarn``. A transform that does not stretch is listed alone and on top of the transform
+    that its class names.
     """
     methods = list(variants())
     for name in list_encodings():
@@ -23,7 +24,7 @@ def extension_methods() -> list[str]:
 
 
 def extension_method(name: str) -> Method:
-    """How a model is extended by a method: one of `extension_methods`, or another spec.
+    """The method of this name, which is one of `extension_methods` or another spec.
 
     Raises:
         ValueError: ``name`` cannot be looked up.

@@ -1,8 +1,8 @@
-"""Ways to extend a trained rotary model without training it.
+"""Methods that extend a trained rotary model without training.
 
-Every frequency transform that learns nothing is one, under its own name. An encoding may declare
-more of them where it is registered: options under which it extends a model, such as a base that
-follows from the factor.
+Every frequency transform that learns nothing is a method with the transform's name. An encoding may
+declare more methods when it is registered. Such a `Variant` computes options from the factor, for
+example a larger base.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from pe.encodings.core.frequencies import base_frequencies
 
 
 class Rotary(NamedTuple):
-    """What is known of the RoPE of a trained model."""
+    """The RoPE of a trained model."""
 
     theta: float
     dim: int
-    """Rotated width d."""
+    """Rotated width d in channels."""
     original_length: int
-    """Tokens of a training window."""
+    """Training length in tokens."""
 
 
 Options = Callable[[Rotary, float], dict[str, Any]]
-"""From the model's RoPE and a factor to the options of the encoding that extends it."""
+"""Computes the options of the extending encoding from the model's RoPE and the factor."""
 
 
 class Method(NamedTuple):
-    """One way to extend a model."""
+    """A method that extends a model."""
 
     name: str
     spec: str
-    """Encoding that the model is converted to."""
+    """The encoding that the model is converted to."""
     options: Options
     scaled: bool
-    """Whether it has a factor; otherwise it follows from the text, or nothing is stretched."""
+    """Whether it has a factor. Otherwise the text's length decides, or nothing is stretched."""
 
 
 class Variant(NamedTuple):
-    """A method beside that of the encoding's name; `register` takes them."""
+    """A method that an encoding declares in `register`, besides the one of its name."""
 
     name: str
     title: str
@@ -50,13 +50,13 @@ class Variant(NamedTuple):
 
 
 def raised_base(rope: Rotary, factor: float) -> float | None:
-    """The smallest base under which no frequency meets a new angle in ``factor`` times the length.
+    """The smallest base that gives no frequency a new angle in ``factor`` times the length.
 
-        b' = b s^(d / 2i),    i: the first frequency that completed no turn in training
+        b' = b s^(d / 2i),    i: the first frequency that completed no rotation in training
 
-    Another base b' slows frequency i by (b'/b)^(2i/d), so i is slowed by s, those after it by
-    more, and those before it, which know every angle, by less. None where the very first
-    frequency completed no turn, or all did.
+    The base b' slows frequency i by (b'/b)^(2i/d). Frequency i is thus slowed by the factor s,
+    later ones by more, and earlier ones, which met every angle in training, by less. The result is
+    None if the very first frequency completed no rotation, or if all did.
     """
     spectrum = base_frequencies(rope.dim, rope.theta).inv_freq
     short = (spectrum * rope.original_length < 2 * math.pi).nonzero()
@@ -65,11 +65,10 @@ def raised_base(rope: Rotary, factor: float) -> float | None:
 
 
 def with_raised_base(rope: Rotary, factor: float) -> dict[str, Any]:
-    """Options of a RoPE that extends ``rope`` by another base.
+    """Options of a RoPE that extends ``rope`` by a larger base.
 
-    That a larger base extends a model which is trained on is from Xiong et al. 2023
-    (arXiv:2309.16039), who take 500,000 for 8 times 4,096 tokens; the rule is that of
-    `raised_base`.
+    Xiong et al. 2023 (arXiv:2309.16039) raise the base to 500,000 for 8 times 4,096 tokens and
+    continue training. Here `raised_base` gives the base.
 
     Raises:
         ValueError: no base follows from the factor.
@@ -78,7 +77,7 @@ def with_raised_base(rope: Rotary, factor: float) -> dict[str, Any]:
     if base is None:
         raise ValueError(
             f"theta {rope.theta:g}: in {rope.original_length} tokens all frequencies completed a "
-            "turn, or not even the first did, so no larger base follows from the factor; convert "
-            "to rope with a theta of your own"
+            "rotation, or not even the first did, so no larger base follows from the factor; "
+            "convert to rope with another theta"
         )
     return {"theta": base}

@@ -1,9 +1,9 @@
-"""What a bias is made of, where it is less than a matrix.
+"""Bias specs: what a kernel needs to compute a bias block by block, without the whole matrix.
 
-An encoding whose bias follows from one number per key (`KeyBias`), one per distance
-(`DistanceBias`), one vector a count of keys (CoPE), or FIRE's network says so in
-`Encoding.bias_form`, and a kernel makes each block of the matrix where it is needed. Everything
-here is float32 or float64, whatever the queries are.
+An encoding returns a bias spec from `Encoding.bias_form` if its bias follows from one number per
+key (`by_key`), one per distance (`by_distance`), a logarithm or power of the distance, one vector
+per count of keys (CoPE), or FIRE's network. All numbers are float32 or float64, whatever the dtype
+of the queries.
 """
 
 import math
@@ -15,15 +15,15 @@ from torch.nn.functional import pad
 
 LOG2E = 1.0 / math.log(2.0)
 NONE, KEYS, TABLE, FIRE, COUNTS, LOGARITHM, POWER = 0, 1, 2, 3, 4, 5, 6
-"""The kinds of bias; `pe.attention.kernels.flash.forward` says what each is, and `.cope` COUNTS."""
+"""The kinds of bias. `pe.attention.kernels.flash.forward` describes them, `.cope` COUNTS."""
 CHUNK = 128
-"""Keys that are measured from one number; no block of a kernel is longer."""
+"""Number of keys whose values are stored relative to the same number, the longest block."""
 PADDING = 256
-"""Entries around what is read by distance, and after what is read by place: blocks stick out."""
+"""Padding of tables by distance (both sides) and by key (the end): blocks may reach beyond."""
 
 
 class Form(NamedTuple):
-    """What the kernels are handed; see `pe.attention.kernels.flash.op`."""
+    """A bias spec, the input of the kernels; see `pe.attention.kernels.flash.op`."""
 
     kind: int = NONE
     own: Tensor | None = None
@@ -34,9 +34,9 @@ class Form(NamedTuple):
 def by_key(total: Tensor) -> Form:
     """b(i, j) = x_j - x_i for x = ``total``, (B or 1, H, T) float64.
 
-    Only differences are ever rounded, so neighbours far into a text still differ by what they
-    should. A gradient goes to x_j alone: that of x_i is 0. The part (B or 1, H, 3, chunks) has
-    each chunk's first x, the largest x up to its end and the smallest from its beginning on.
+    Only differences within a chunk are rounded, so the error does not grow with the position.
+    x_j alone gets a gradient; that of x_i is 0. The part (B or 1, H, 3, chunks) holds the first x
+    of each chunk, the largest x up to its end and the smallest x from its beginning.
     """
     length = total.shape[-1]
     total = total * LOG2E
@@ -53,26 +53,26 @@ def by_key(total: Tensor) -> Form:
 
 
 def by_distance(table: Tensor, reach: int | None = None) -> Form:
-    """b(i, j) = table[h, i - j], (H, T); constant from distance ``reach`` on."""
+    """b(i, j) = table[h, i - j] for a table (H, T); constant from distance ``reach`` on."""
     own = pad(table.float() * LOG2E, (PADDING, PADDING))
     return Form(TABLE, own, (), reach if reach is not None and reach < table.shape[-1] else 0)
 
 
 def by_logarithm(strength: Tensor, steepness: Tensor) -> Form:
-    """b(i, j) = -strength ln(1 + steepness (i - j)), two numbers (H,) that are positive."""
+    """b(i, j) = -strength ln(1 + steepness (i - j)); both are positive, (H,)."""
     return Form(LOGARITHM, torch.stack((strength.float(), steepness.float()), -1))
 
 
 def by_power(strength: Tensor, exponent: Tensor) -> Form:
-    """b(i, j) = -strength (i - j)^exponent, two numbers (H,) that are positive."""
+    """b(i, j) = -strength (i - j)^exponent; both are positive, (H,)."""
     return Form(POWER, torch.stack((strength.float() * LOG2E, exponent.float()), -1))
 
 
 def by_count(table: Tensor) -> Form:
-    """b(i, j) = q_i . table[c_ij], (rows, D): c_ij the gates of i from j on, at most rows - 1.
+    """b(i, j) = q_i . table[c_ij] for a table (rows, D), linearly interpolated between its rows.
 
-    Gates are sigmoids of the logits, so this holds for queries and keys that nothing turns or
-    scales in between.
+    c_ij is the sum of the gates of query i from key j up to i, at most rows - 1. Gates are sigmoids
+    of the logits, so queries and keys must be neither rotated nor scaled in between.
     """
     return Form(COUNTS, table.float().contiguous())
 
@@ -89,11 +89,13 @@ def fire(
     length: int,
     knots: int = 4096,
 ) -> Form:
-    """FIRE's bias (`pe.encodings.fire`): U units of ``weight`` and ``offset``, (H, U) to the heads.
+    """FIRE's bias (`pe.encodings.fire`), as a table of f between ``knots``.
 
-    f is a broken line with U corners. Read between K knots it is exact but in the cells that hold
-    a corner, and there off by at most a quarter of the cell times the change of slope:
-    max |f - f_K| <= max_u |head_weight_u weight_u| / 4K for corners in cells of their own.
+    The network f has U hidden units with ``weight`` (U, 1) and ``offset`` (U,), and ``head_weight``
+    (H, U) and ``head_offset`` (H,) for the heads. f is piecewise linear with U corners. Linear
+    interpolation between K knots is exact except in cells that hold a corner. The error there is at
+    most a quarter of the cell's width times the change of slope:
+    max |f - f_K| <= max_u |head_weight_u weight_u| / 4K if no cell holds two corners.
     """
     device = c.device
     with torch.no_grad():
@@ -102,12 +104,12 @@ def fire(
         heights = head_weight.double() @ (w[:, None] * at + o[:, None]).relu()
         values = (heights + head_offset.double()[:, None]) * LOG2E
         rises = values[:, 1:] - values[:, :-1]
-        # Straight pieces over places less 1/2, whose nearest whole number is the cell.
+        # Linear pieces as functions of u K - 1/2, whose nearest integer is the cell.
         cells = torch.arange(knots, device=device)
         pieces = torch.stack((values[:, :-1] + (0.5 - cells) * rises, rises), -1).float()
-        # One more on either side, for places that rounding puts there
+        # One more cell on each side, in case rounding leads there.
         pieces = torch.cat((pieces[:, :1], pieces, pieces[:, -1:]), 1)
-        # c and m enter with their signs: psi(x) = ln(1 + |c x|)
+        # The gradients depend on the signs of c and m, because psi(x) = ln(1 + |c x|).
         distance = torch.arange(length + PADDING, device=device, dtype=torch.float64)
         steep, sign = c.double().abs(), c.double().sign()
         by_c = pad((sign * distance / (1 + steep * distance)).float(), (PADDING, 0))
@@ -116,13 +118,13 @@ def fire(
         whole = (steep * reach).log1p() + eps
         rows = (knots * math.log(2.0) / whole).float()
         rows_c = (sign * reach / (1 + steep * reach)).float()
-        # half where both are equal, as torch.maximum has it
+        # half of the gradient if both are equal, as in torch.maximum
         part = (distance < bound) + 0.5 * (distance == bound)
         moved = part * multiplier.double().sign() * threshold
         rows_m = (steep * moved / (1 + steep * reach)).float()
         breaks = torch.where(w == 0, torch.where(o > 0, -math.inf, math.inf), -o / w).float()
-        breaks = pad(breaks, (0, 1), value=-math.inf)  # and one below which there is nothing
-    # f = sum of units that are above their corner, or below it where they fall.
+        breaks = pad(breaks, (0, 1), value=-math.inf)  # the last lies below every input
+    # f is the sum of the units that are above their corner, or below it if their weight is < 0.
     heights = head_weight * offset + 0.0 * head_offset[:, None]
     own = torch.cat(
         (heights, head_weight * weight.flatten(), (c + 0 * multiplier).expand(len(head_weight), 1),
@@ -137,10 +139,11 @@ def fire(
 
 
 def matrix(form: Form, length: int, q: Tensor | None = None, k: Tensor | None = None) -> Tensor:
-    """The bias that ``form`` stands for, (1 or B, H, T, T) float32: what a kernel must compute.
+    """The bias of a bias spec, (1 or B, H, T, T) float32: the reference for kernels.
 
-    Keys ahead of a query get whatever there is; they are masked. KEYS is given up to what a row has
-    in common, here with 0 for the token itself. COUNTS needs (B, H, T, D) and (B, K, T, D).
+    The values of keys ahead of a query have no meaning. KEYS is determined up to a constant per
+    row, which is chosen so that each token has 0 for itself. COUNTS needs ``q`` (B, H, T, D) and
+    ``k`` (B, K, T, D).
     """
     assert form.own is not None
     if form.kind == COUNTS:
@@ -169,7 +172,7 @@ def matrix(form: Form, length: int, q: Tensor | None = None, k: Tensor | None = 
 
 
 def _counted(table: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """COUNTS, read between rows by weights that are 0 from a distance of 1 on."""
+    """The bias of COUNTS; each row of the table has weight max(0, 1 - distance to the count)."""
     logits = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(-1, -2)
     gates = (logits / math.sqrt(q.shape[-1])).sigmoid().tril()
     counts = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=len(table) - 1)

@@ -1,10 +1,11 @@
-"""Frequencies and phases of the rotary family, in float64.
+"""Frequencies and phases of rotary encodings, in float64.
 
     w_i = theta^(-2i/d)        i = 0 .. d/2-1, radians per token        arXiv:2104.09864
 
-A phase is position times frequency. At position 100,000 float32 has lost three of its seven digits
-and bfloat16 all of them, so phases are built in float64 and only their cosine and sine are handed
-on in float32.
+w_i is the frequency of pair i, theta the base and d the rotated width. A phase is position times
+frequency. At position 100,000 cosines of float32 phases are wrong by up to 0.005, and those of
+bfloat16 phases are meaningless. Phases are therefore float64, and only their cosines and sines are
+float32.
 """
 
 from __future__ import annotations
@@ -16,43 +17,43 @@ from torch import Tensor, nn
 
 
 class Frequencies(NamedTuple):
-    """A spectrum, as frequency transforms pass it on. F = d/2 pairs."""
+    """The frequencies of F = d/2 pairs, which frequency transforms take and return."""
 
     inv_freq: Tensor
-    """(F,) float64, radians per token; (B, F) where it depends on the length of each row, (B, T, F)
-    where on that of each token's document."""
+    """Radians per token, float64: (F,), or (B, F) if they depend on the length of each row, or
+    (B, T, F) if they depend on the length of each token's document."""
     theta: float
     dim: int
-    """Rotated width d."""
+    """Rotated width d in channels."""
     magnitude: float | Tensor = 1.0
-    """Multiplies cos and sin of queries and of keys, so it enters the logits squared; (B, 1) or
-    (B, T, 1) where it depends on the length of each row or document."""
+    """Factor of cos and sin of queries and keys, so the logits get its square. It is (B, 1) or
+    (B, T, 1) if it depends on the length of each row or document."""
     period: Tensor | None = None
-    """Like ``inv_freq``: positions are first reduced modulo this, where it is not 0."""
+    """Shaped like ``inv_freq``: positions are first reduced modulo this, unless it is 0."""
     exempt: int = 0
-    """Positions below this are rotated as by RoPE without any transform."""
+    """Positions below this are rotated by RoPE without any transform."""
     warp: Tensor | None = None
-    """(n,) float64: position p is rotated as ``warp[p]``; for transforms that move tokens."""
+    """(n,) float64, for transforms that move tokens: position p is rotated as ``warp[p]``."""
 
 
 def base_frequencies(dim: int, theta: float) -> Frequencies:
-    """RoPE's spectrum for an even rotated width ``dim``."""
+    """RoPE's frequencies for an even rotated width ``dim``, on the CPU."""
     exponent = torch.arange(0, dim, 2, dtype=torch.float64, device="cpu") / dim
     return Frequencies(theta**-exponent, theta, dim)
 
 
 class FrequencyTransform(nn.Module):
-    """Changes RoPE's frequencies: PI, NTK, YaRN ... Call it on `Frequencies` to get new ones.
+    """Base class of changes of RoPE's frequencies, such as PI, NTK and YaRN.
 
     Traits:
-        name: what it is registered as; "" where it is not.
-        stretches: it makes room for longer sequences; two such transforms cannot be combined. Those
-            that do not are applied after those that do.
-        length_dependent: `forward` looks at ``length``, or draws something, or learns: its result
-            is computed in each forward pass and never stored.
-        learns: it has parameters, which get their gradients through the spectrum.
-        put_on: the transform under which its authors use one that does not stretch.
-        max_positions: how many positions there are, 0 to max_positions - 1; None: no limit.
+        name: the registered name, or "".
+        stretches: it makes room for longer sequences. Two such transforms cannot be combined, and
+            the others are applied after them.
+        length_dependent: `forward` depends on ``length``, draws random numbers or learns, so its
+            result is computed in each forward pass and never stored.
+        learns: it has parameters, which get gradients through the frequencies.
+        put_on: for a transform that does not stretch, the one with which its authors use it.
+        max_positions: the number of positions, which are 0 to max_positions - 1; None is no limit.
     """
 
     name: ClassVar[str] = ""
@@ -63,22 +64,22 @@ class FrequencyTransform(nn.Module):
     max_positions: int | None = None
 
     def attach(self, frequencies: Frequencies) -> None:
-        """Called once, by the encoding that it becomes a part of, with that one's own spectrum.
+        """Called once by the encoding that uses the transform, with that encoding's frequencies.
 
-        The place to refuse what does not fit it, and to make parameters of its width.
+        Override it to raise ValueError if they do not fit, and to create parameters of their width.
         """
 
     def forward(self, frequencies: Frequencies, length: Tensor | None = None) -> Frequencies:
-        """Return the changed spectrum.
+        """Return the changed frequencies.
 
         ``length`` is the number of tokens in each row, () or (B, 1), or in the document of each
-        token, (B, T, 1): integers on the device where the result is wanted. None: as many as in
-        training.
+        token, (B, T, 1). It holds integers on the device of the result. None is the training
+        length.
         """
         raise NotImplementedError
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the learned parameters again (none here)."""
+        """Draw the learned parameters again. The base class has none."""
 
 
 @torch.library.custom_op("pe::cos_sin", mutates_args=())
@@ -87,9 +88,9 @@ def cos_sin(
 ) -> tuple[Tensor, Tensor]:
     """Cosine and sine of position x frequency: (..., T), (F,) float64 -> two (..., T, F).
 
-    ``inv_freq`` and ``period`` may be (B, F) beside positions of (B, T) or (T,). Differentiable in
-    ``inv_freq``. One opaque operator, so that torch.compile computes the small table once instead
-    of fusing float64 trigonometry into every kernel that reads it.
+    ``inv_freq`` and ``period`` may be (B, F) with positions of (B, T) or (T,). The operator is
+    differentiable in ``inv_freq``. It is opaque, so that torch.compile computes the small table
+    once instead of fusing float64 trigonometry into every kernel that reads it.
     """
     phase = phases(positions, inv_freq, period)
     return phase.cos().to(dtype), phase.sin().to(dtype)
@@ -123,7 +124,7 @@ cos_sin.register_autograd(_backward, setup_context=_save)
 
 
 def counted(positions: Tensor, period: Tensor | None = None) -> Tensor:
-    """What frequencies are multiplied by, float64, (..., T, 1); (..., T, F) with a period."""
+    """Positions after reduction by the period, float64: (..., T, 1), or (..., T, F) with one."""
     p = positions.to(torch.float64)[..., None]
     if period is None:
         return p
@@ -139,10 +140,10 @@ def phases(positions: Tensor, inv_freq: Tensor, period: Tensor | None = None) ->
 def phase_tables(
     positions: Tensor, inv_freq: Tensor, dtype: torch.dtype, period: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin, shaped (1 or B, 1, T, F) to broadcast over heads.
+    """cos and sin, (1 or B, 1, T, F), which broadcast over the heads.
 
-    float64 where queries are (``dtype``), otherwise float32, also under autocast. ``inv_freq`` may
-    be (B, T, F): each token's own.
+    They are float64 if ``dtype`` (of the queries) is, otherwise float32, also under autocast.
+    ``inv_freq`` may be (B, T, F), with frequencies per token.
     """
     dtype = torch.float64 if dtype == torch.float64 else torch.float32
     if inv_freq.dim() == 3:

@@ -1,6 +1,6 @@
-"""Which keys a query sees, where numbers say it: kernels skip what is hidden, and scales count it.
+"""Visible keys as numbers, so that kernels skip hidden keys and scales count visible ones.
 
-Apart from `Encoding`, whose source is part of what a record holds of its encoding.
+This is separate from `Encoding`, because records hold a hash of the source of `Encoding`.
 """
 
 from __future__ import annotations
@@ -15,28 +15,29 @@ from pe.encodings.core.composite import Composite
 
 
 class KeyRange(NamedTuple):
-    """The numbers of `pe.encodings.core.keys`, of one part or of several together."""
+    """The visible keys of one part or of several together, as in `pe.encodings.core.keys`."""
 
     window: int | None = None
-    """How many keys, the last ones; None: all."""
+    """Number of the last keys that are visible; None is all."""
     chunk: int | None = None
-    """Tokens of a chunk, in which a query stays; None: there are no chunks."""
+    """Tokens per chunk; a query sees its chunk only. None is no chunks."""
     sinks: int = 0
-    """How many of the first keys are seen whatever the two above hide."""
+    """Number of the first keys that stay visible despite window and chunk."""
 
 
 @runtime_checkable
 class HasKeyRange(Protocol):
-    """An encoding that hides or keeps keys and can say by numbers which."""
+    """An encoding that hides or keeps keys and can describe them by numbers."""
 
     def key_range(self) -> KeyRange:
-        """What its `shows` says."""
+        """The visible keys as numbers, which are the same as those of `shows`."""
 
 
 def key_range(enc: Encoding) -> KeyRange | None:
-    """What `Encoding.shows` says, in numbers; None where a part can say it by a mask only.
+    """The visible keys of an encoding as numbers; None if a part can only give a mask.
 
-    Of several parts the smallest window and the most first keys; chunks must be of one size.
+    Several parts give the smallest window and the largest number of first keys. Chunks of two
+    sizes give None.
     """
     parts = enc._all if isinstance(enc, Composite) else (enc,)
     shown = KeyRange()
@@ -55,9 +56,9 @@ def key_range(enc: Encoding) -> KeyRange | None:
 
 
 def shown_share(enc: Encoding, length: int) -> float:
-    """What share of the keys at and before each query is shown, over all queries of a sequence.
+    """The visible share of the pairs of a query and a key at or before it, in ``length`` tokens.
 
-    1.0 where nothing is hidden, and where a mask alone says what is.
+    It is 1.0 if nothing is hidden, and if only a mask describes what is.
     """
     shown = key_range(enc) if enc.hides else None
     if shown is None:
@@ -73,17 +74,17 @@ def shown_share(enc: Encoding, length: int) -> float:
 
 
 class Narrowed(Composite):
-    """A sum with a window or a chunk: logit scales go by the number of keys that are shown.
+    """A sum with a window or a chunk, whose logit scales depend on the number of visible keys.
 
-    SSMax scales by ln n, where n is how many keys the softmax is over (arXiv:2501.19399). In a
-    window that is not the position plus one, so each part is told a position one less than n.
+    SSMax scales by ln n, where n is the number of keys in the softmax (arXiv:2501.19399). In a
+    window n is not the position plus one, so each part gets n - 1 as the position.
     """
 
     def logit_scale(self, q_positions: Tensor) -> Tensor | None:
         return super().logit_scale(self.shown(q_positions) - 1)
 
     def shown(self, query: Tensor) -> Tensor:
-        """How many keys the query of this number sees, where no token is hidden otherwise."""
+        """How many keys the query of this number sees if nothing else hides tokens."""
         ranges = [part.key_range() for part in self._all if isinstance(part, HasKeyRange)]
         firsts = [torch.zeros_like(query)]
         firsts += [query - r.window + 1 for r in ranges if r.window is not None]

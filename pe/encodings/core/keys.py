@@ -1,21 +1,22 @@
-"""Which keys a layer sees, whatever else tells it about order, and how sharply it looks at them.
+"""Parts of a spec that choose which keys a layer sees, or how sharply it attends to them.
 
     window:w       the last w keys                 i - j < w
-    chunk:c        those of the query's chunk      floor(i / c) = floor(j / c)
-    sinks:n        the first n as well             j < n
-    sink           none that could be looked at:   softmax over [z, s_h], the last weight dropped
-    temperature:L  all of them, more sharply:      z (1 + a ln(1 + floor(p / L))),   a = 0.1
+    chunk:c        the keys of the query's chunk   floor(i / c) = floor(j / c)
+    sinks:n        the first n keys as well        j < n
+    sink           one more logit without value:   softmax over [z, s_h], the last weight dropped
+    temperature:L  larger logits far away:         z (1 + a ln(1 + floor(p / L))),   a = 0.1
 
-i and j count the tokens that a query may see at all (`Encoding.narrow`): hidden tokens count
-nowhere, and each document of a sequence is counted from its first token. So positions have no say
-in what is seen. p is the query's position, or in a layer with a window or a chunk one less than the
-number of keys that it shows (`pe.encodings.core.key_range.Narrowed`).
+i and j are the numbers of query and key among the tokens that the query may see at all
+(`Encoding.narrow`). Hidden tokens are not counted, and each document of a sequence is counted from
+its first token, so positions do not decide what is visible. z is a logit and s_h a learned number
+of head h. p is the position of the query. In a layer with a window or a chunk it is the number of
+visible keys minus one (`pe.encodings.core.key_range.Narrowed`).
 
-Windows: Beltagy, Peters, Cohan 2020 (arXiv:2004.05150), Jiang et al. 2023 (arXiv:2310.06825).
-Chunks: Llama 4, in transformers' code. First tokens that are kept: Xiao et al. 2023
-(arXiv:2309.17453). A learned logit per head that takes weight and gives no value: gpt-oss
-(arXiv:2508.10925). The temperature: Ministral 3, in transformers' code, where a is called
-llama_4_scaling_beta; Llama 4 has p + 1 for p, and has it in layers without an encoding (`irope`).
+Windows are from Beltagy, Peters, Cohan 2020 (arXiv:2004.05150) and Jiang et al. 2023
+(arXiv:2310.06825), chunks from Llama 4 in transformers' code, and first tokens that are kept from
+Xiao et al. 2023 (arXiv:2309.17453). The learned logit is from gpt-oss (arXiv:2508.10925). The
+temperature is from Ministral 3 in transformers' code, where a is called llama_4_scaling_beta.
+Llama 4 has p + 1 instead of p, and has it in layers without an encoding (`irope`).
 """
 
 import torch
@@ -29,7 +30,7 @@ from pe.encodings.core.registry import register_keys
 
 
 def at_least_one(name: str, value: int, least: str) -> int:
-    """The number, if it is at least 1; ``least`` says what 1 means."""
+    """Return ``value`` if it is at least 1. ``least`` tells in the error what 1 means."""
     if value < 1:
         raise ValueError(f"{name}:{value}: expected 1 or more, where {name}:1 {least}")
     return value
@@ -37,7 +38,7 @@ def at_least_one(name: str, value: int, least: str) -> int:
 
 @register_keys("window", title="window", paper="2004.05150")
 class Window(Encoding):
-    """Sliding window: a query sees the last ``window`` keys, itself among them."""
+    """Sliding window: a query sees the last ``window`` keys, including its own."""
 
     hides = True
 
@@ -54,7 +55,7 @@ class Window(Encoding):
 
 @register_keys("chunk", title="chunk")
 class Chunk(Encoding):
-    """A query sees the keys of its own chunk of ``chunk`` tokens."""
+    """A query sees the keys of its chunk of ``chunk`` tokens."""
 
     hides = True
 
@@ -71,7 +72,7 @@ class Chunk(Encoding):
 
 @register_keys("sinks", title="sinks", paper="2309.17453")
 class Sinks(Encoding):
-    """The first ``sinks`` keys stay visible, whatever a window or a chunk hides."""
+    """The first ``sinks`` keys stay visible, even if a window or a chunk hides them."""
 
     keeps = True
 
@@ -88,7 +89,7 @@ class Sinks(Encoding):
 
 @register_keys("sink", title="sink logit", paper="2508.10925")
 class SinkLogit(Encoding):
-    """A learned logit per head that takes part in the softmax and has no value."""
+    """A learned logit per head in the softmax, without a value; it begins at ``sink_init``."""
 
     per_layer = True
 
@@ -108,9 +109,9 @@ class SinkLogit(Encoding):
 
 @register_keys("temperature", title="temperature")
 class Temperature(Encoding):
-    """Logits grow with the logarithm of the position, from ``temperature`` tokens on.
+    """Multiplies the logits by a factor that grows with the logarithm of the position.
 
-    ``temperature_scale`` is a. Positions below ``temperature`` are left as they are.
+    ``temperature`` is L in tokens and ``temperature_scale`` is a. Positions below L get 1.
     """
 
     relative = False
@@ -121,6 +122,6 @@ class Temperature(Encoding):
         self.temperature_scale = positive("temperature_scale", temperature_scale)
 
     def logit_scale(self, q_positions: Tensor) -> Tensor:
-        steps = q_positions // self.temperature  # of integers: exact at any position
+        steps = q_positions // self.temperature  # integers, so exact at any position
         scale = 1.0 + self.temperature_scale * steps.to(torch.float64).log1p()
-        return scale[..., None, :]  # (B, 1, T), or (1, T); float64, rounded as queries need it
+        return scale[..., None, :]  # (B, 1, T) or (1, T), float64; the caller rounds it

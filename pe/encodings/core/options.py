@@ -1,4 +1,4 @@
-"""The options of an encoding: the parameters of its class that do not follow from the model."""
+"""Options of an encoding: parameters of its class that the model does not determine."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ ALIASES = {
     "rope_theta": "theta",
     "partial_rotary_factor": "rotary_fraction",
 }
-"""What published configurations call some options."""
+"""Names of options in published configurations, and their names here."""
 
 
 LARGEST = 2**62
-"""Of whole numbers: torch's positions have 64 bits."""
+"""The largest integer option, because torch's positions have 64 bits."""
 
 
 def parameters(part: Part) -> dict[str, inspect.Parameter]:
-    """The parameters of the class by name; not ``*args`` and ``**kwargs``."""
+    """The parameters of the class by name, without ``*args`` and ``**kwargs``."""
     key: Any = part  # mypy does not know that classes can be hashed
     return _parameters(key)
 
@@ -41,7 +41,7 @@ def _parameters(part: Part) -> dict[str, inspect.Parameter]:
 
 
 def takes(part: Part, name: str) -> bool:
-    """Whether the class has this parameter, an option or one of `CONTEXT`."""
+    """Whether the class has this parameter, which is an option or one of `CONTEXT`."""
     return name in parameters(part)
 
 
@@ -51,13 +51,17 @@ def options_of(part: Part) -> list[str]:
 
 
 def needed_option(part: Part) -> str:
-    """The option that a part which says what a layer sees cannot do without; "" if none."""
+    """The required option of a part such as ``window``, or "" if it has none."""
     names = options_of(part) if is_key_part(part.name) else []
     return next((n for n in names if parameters(part)[n].default is inspect.Parameter.empty), "")
 
 
 def own_options(named: PartSpec, part: Part) -> dict[str, Any]:
-    """The options that a spec gives to one part: its number and those in parentheses."""
+    """The options that a spec gives to one part: its number and those in parentheses.
+
+    Raises:
+        ValueError: the part has no such option or number, or one is given twice.
+    """
     known, own = options_of(part), dict(named.options)
     known += ["original_length"] if takes(part, "original_length") else []
     for name in own:
@@ -78,7 +82,7 @@ def own_options(named: PartSpec, part: Part) -> dict[str, Any]:
 
 
 def refuse_unknown_options(spec: str, parts: list[Part], options: dict[str, Any]) -> None:
-    """Raise ValueError for an option that no part takes; the nearest one is named."""
+    """Raise ValueError for an option that no part has. The message names the nearest."""
     known = sorted({name for part in parts for name in options_of(part)})
     if any(takes(part, "original_length") for part in parts):
         known.append("original_length")
@@ -97,10 +101,10 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def construct(name: str, part: Part, arguments: dict[str, Any]) -> Any:
-    """Build a part with those of ``arguments`` that its class takes.
+    """Build a part with the ``arguments`` that are parameters of its class.
 
     Raises:
-        ValueError: one that it needs is missing, or an option is of another type.
+        ValueError: a required argument is missing, or an option has the wrong type.
     """
     hints = _hints(part.__init__)
     taken = {key: p for key, p in parameters(part).items() if key in arguments}
@@ -123,7 +127,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if isinstance(value, int) and float in kinds:
         return True
     if isinstance(value, tuple):
-        value = list(value)  # as a built model's configuration has it
+        value = list(value)  # the configuration of a built model has tuples
     return isinstance(value, tuple(typing.get_origin(k) or k for k in kinds if k is not None))
 
 

@@ -1,7 +1,7 @@
-"""From a spec to the classes of its parts, and what these say together.
+"""Classes of the parts of a spec, and options and rates that they declare.
 
-A frequency transform acts on RoPE; named alone it brings RoPE with it. So does any encoding that
-says what it goes with (`Encoding.alone_with`).
+A frequency transform acts on RoPE, so a transform alone adds RoPE to the spec. An encoding with
+`Encoding.alone_with` adds that encoding in the same way.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pe.encodings.core.spec import LayerSpec, PartSpec, joined, parse
 
 
 def part_classes(spec: str) -> dict[str, Part]:
-    """The class of each part of ``spec`` by name; RoPE among them where a transform brings it.
+    """The class of each part of ``spec`` by name, including added parts such as RoPE.
 
-    Those of a schedule are the parts of all its layers.
+    A schedule gives the parts of all its layers.
     """
     classes: dict[str, Part] = {}
     for layer in dict.fromkeys(parse(spec)):
@@ -48,7 +48,7 @@ def layer_classes(layer: LayerSpec) -> dict[str, Part]:
 
 @contextlib.contextmanager
 def placed(spec: str, layer: LayerSpec) -> Iterator[None]:
-    """Errors about one layer of a schedule say which."""
+    """Adds the number of the layer to errors about one layer of a schedule."""
     try:
         yield
     except ValueError as error:
@@ -60,14 +60,14 @@ def placed(spec: str, layer: LayerSpec) -> Iterator[None]:
 
 
 def takes_option(spec: str, option: str) -> bool:
-    """Whether any part of ``spec`` has this option."""
+    """Whether a part of ``spec`` has this option."""
     return any(option in options_of(part) for part in part_classes(spec).values())
 
 
 def stated_options(spec: str) -> dict[str, list[Any]]:
-    """By option, the values that the parts of ``spec`` give it, without repetition.
+    """By option, the different values that ``spec`` gives it.
 
-    `UNSET` is among them where one part has a value and another that takes the option has none.
+    `UNSET` is among them if one part has a value and another part with this option has none.
     """
     stated: dict[str, list[Any]] = {}
     for layer in parse(spec):
@@ -82,12 +82,12 @@ def stated_options(spec: str) -> dict[str, list[Any]]:
 
 
 def declared_rate(spec: str) -> float:
-    """The multiple of the learning rate at which the parameters of an encoding should learn.
+    """The multiple of the learning rate for the parameters of an encoding.
 
-    1 where its parts declare none.
+    It is 1 if no part declares one.
 
     Raises:
-        ValueError: parts declare different ones.
+        ValueError: parts declare different multiples.
     """
     rates = {name: rate_of(name) for name in part_classes(spec)}
     declared = {name: rate for name, rate in rates.items() if rate is not None}

@@ -1,8 +1,8 @@
-"""What released models use, as specs under their names: ``command_a`` instead of its schedule.
+"""Specs of released models by name, such as ``command_a``.
 
-Where a checkpoint's config.json and the defaults of transformers' configuration class differ, the
-numbers are the checkpoint's, and `Preset.source` says how both are known. Each is equal to
-transformers' own attention with the same numbers (tests/test_presets.py).
+If a checkpoint's config.json and the defaults of transformers' configuration class differ, the
+numbers are the checkpoint's, and `Preset.source` tells how both are known. tests/test_presets.py
+compares each preset with transformers' attention under the same numbers.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 
 class Preset(NamedTuple):
-    """A spec by the name of the model family that it comes from, and that model's cache."""
+    """The spec of a released model, and the sizes of its key cache."""
 
     spec: str
     model: str
-    """The released model, and transformers' configuration class."""
+    """Name of the model and of its configuration class in transformers."""
     source: str
-    """Where the numbers are from."""
+    """The source of the numbers."""
     layers: int
-    """With attention; a model may have others."""
+    """Number of layers with attention; a model may have other layers too."""
     kv_heads: int
     head_dim: int
 
@@ -81,4 +81,4 @@ PRESETS = {
         12, 2, 256,
     ),
 }  # fmt: skip
-"""By the name that stands for the spec wherever a spec is taken."""
+"""The presets by name. The name can be used wherever a spec can."""

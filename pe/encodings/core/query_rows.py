@@ -1,7 +1,7 @@
-"""A bias that is expensive to compute, a block of query rows at a time.
+"""Computes an expensive bias in blocks of query rows.
 
-What a block needs on its way is dropped when it is done and computed again for the gradient, so
-that of all intermediate results only those of one block are ever held. Nothing is approximated.
+The intermediate results of a block are dropped when it is finished and computed again for the
+gradient. Memory thus holds the intermediate results of one block only. Nothing is approximated.
 """
 
 from collections.abc import Callable
@@ -13,17 +13,17 @@ from torch.nn.functional import pad
 from pe._recompute import checkpoint
 
 NUMBERS = 2**23
-"""How many numbers of intermediate results a block may hold: 32 MB in float32."""
+"""How many intermediate numbers a block may hold, 32 MB in float32."""
 
 
 def by_query_rows(
     block: Callable[[int, int], Tensor], q_length: int, k_length: int, width: int
 ) -> Tensor:
-    """(..., Tq, Tk) from ``block(start, stop)``, which gives the rows of these queries.
+    """A bias (..., Tq, Tk) from ``block(start, stop)``, which returns the rows of these queries.
 
-    A block leaves out the keys ahead of its last query, those from ``Tk - Tq + stop`` on; they are
-    masked by the caller and get 0 here. ``width`` is the count of numbers held for each query and
-    key. A compiler makes its own blocks, so there everything is one block.
+    A block omits the keys ahead of its last query, which are those from ``Tk - Tq + stop`` on. They
+    get 0 here, and the caller masks them. ``width`` is the count of numbers held per query and key.
+    torch.compile chooses blocks itself, so under it everything is one block.
     """
     rows = max(1, NUMBERS // max(1, width * k_length))
     if rows >= q_length or torch.compiler.is_compiling():

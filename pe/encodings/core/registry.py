@@ -1,6 +1,6 @@
-"""The encodings by name: ``rope``, ``my_module:MyEncoding``, and how each is shown.
+"""Finds encodings by name, such as ``rope`` or ``my_module:MyEncoding``, with titles and papers.
 
-Every file of this package registers what it defines, so adding an encoding is adding a file.
+Every file of the package registers what it defines, so a new encoding needs one new file only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KEYS: dict[str, type[Encoding]] = {}
 
 
 class About(NamedTuple):
-    """How an encoding is shown: its title, the number of its paper on arXiv, what it acts on."""
+    """Title of an encoding, number of its paper on arXiv, and family (what it acts on)."""
 
     title: str
     paper: str | None
@@ -40,7 +40,7 @@ _RATES: dict[str, float] = {}
 FAMILIES = (
     "none", "embeddings", "rotary", "frequencies", "bias", "scale", "positions", "other",
 )  # fmt: skip
-"""What encodings act on, in the order in which tables and figures show them."""
+"""What encodings act on, in the order of tables and figures."""
 
 
 def register(
@@ -52,19 +52,19 @@ def register(
     extends: Sequence[Variant] = (),
     encoding_rate: float | None = None,
 ) -> Callable[[P], P]:
-    """Class decorator: make an `Encoding` or a `FrequencyTransform` known by ``name``.
+    """Class decorator that registers an `Encoding` or `FrequencyTransform` under ``name``.
 
     Args:
-        title: how tables and figures write it; default: the class's name.
-        paper: the number of its paper on arXiv, such as ``2104.09864``.
+        title: name in tables and figures; default: the name of the class.
+        paper: number of the paper on arXiv, such as ``2104.09864``.
         family: one of `FAMILIES`.
-        extends: ways to extend a trained model with it, beside that of a transform's name
-            (`extension_methods`). One of the encoding's own name extends by the encoding itself.
-        encoding_rate: the multiple of the learning rate that its own parameters need
-            (`declared_rate`); None: nothing is known, or it has none.
+        extends: methods that extend a trained model with it, besides a transform's own name
+            (`extension_methods`). One with the encoding's name extends by the encoding itself.
+        encoding_rate: multiple of the learning rate for its parameters (`declared_rate`). None if
+            it has no parameters or no multiple is known.
 
     Raises:
-        ValueError: the name belongs to another class, or there is no such family.
+        ValueError: the name belongs to another class, or the family is unknown.
     """
     if family not in FAMILIES:
         raise unknown("family", family, FAMILIES)
@@ -89,10 +89,10 @@ def register(
 def register_keys(
     name: str, *, title: str, paper: str | None = None
 ) -> Callable[[type[Encoding]], type[Encoding]]:
-    """Class decorator: make a part that says which keys a layer sees known by ``name``.
+    """Class decorator that registers a part of `pe.encodings.core.keys` under ``name``.
 
-    It is added to an encoding, as in ``rope+window:512``: the number after the colon is its first
-    option. Alone it goes with no encoding at all.
+    It is added to an encoding, as in ``rope+window:512``, where the number after the colon is its
+    first option. Alone it is used without any encoding.
     """
 
     def add(cls: type[Encoding]) -> type[Encoding]:
@@ -105,32 +105,32 @@ def register_keys(
 
 
 def list_keys() -> list[str]:
-    """Names of the parts that say which keys a layer sees, sorted."""
+    """Names of the parts of `pe.encodings.core.keys`, sorted."""
     _discover()
     return sorted(_KEYS)
 
 
 def is_key_part(name: str) -> bool:
-    """Whether a part says which keys a layer sees, and is no encoding."""
+    """Whether a part is one of `list_keys` and not an encoding."""
     _discover()
     return name in _KEYS
 
 
 def rate_of(name: str) -> float | None:
-    """The ``encoding_rate`` that an encoding was registered with."""
+    """The ``encoding_rate`` in the registration of an encoding."""
     _discover()
     return _RATES.get(name)
 
 
 def variants() -> dict[str, Method]:
-    """The ways to extend a trained model that encodings were registered with, by name."""
+    """The methods in the registrations that extend a trained model, by name."""
     _discover()
     return dict(_VARIANTS)
 
 
 @functools.cache
 def _discover() -> None:
-    """Import every encoding of the package, once."""
+    """Import all encodings of the package, once."""
     for module in pkgutil.iter_modules([str(Path(__file__).parents[1])]):
         importlib.import_module(f"pe.encodings.{module.name}")
     importlib.import_module("pe.encodings.core.keys")
@@ -143,12 +143,16 @@ def list_encodings() -> list[str]:
 
 
 def lookup(name: str) -> Part:
-    """The class for one name, or for ``module:Class``."""
+    """The class of a name or of ``module:Class``.
+
+    Raises:
+        ValueError: the name is unknown, or the class cannot be imported.
+    """
     _discover()
     if ":" in name:
         module, _, attribute = name.partition(":")
         if module in _KEYS:
-            raise ValueError(f"{name!r}: {attribute!r} is no whole number; write '{module}:512'")
+            raise ValueError(f"{name!r}: {attribute!r} is not a whole number; write '{module}:512'")
         if not all(word.isidentifier() for word in [*module.split("."), attribute]):
             raise ValueError(f"encoding {name!r}: expected 'module:Class', as Python imports them")
         try:
@@ -157,14 +161,14 @@ def lookup(name: str) -> Part:
             hint = f"; write '{module[:-3]}:{attribute}'" if module.endswith(".py") else ""
             raise ValueError(f"encoding {name!r} cannot be imported: {error}{hint}") from error
         if not (isinstance(part, type) and issubclass(part, (Encoding, FrequencyTransform))):
-            raise ValueError(f"{name!r} is no subclass of pe.encodings.Encoding")
+            raise ValueError(f"{name!r} is not a subclass of pe.encodings.Encoding")
         return part
     if name in _KEYS:
         return _KEYS[name]
     if name in _VARIANTS and name not in _REGISTRY:
         raise ValueError(
             f"{name!r} is a way to extend a trained model with {_VARIANTS[name].spec!r} "
-            "(pe.extend), and no encoding; give that name and its options"
+            "(pe.extend), not an encoding; give that encoding and its options"
         )
     if name not in _REGISTRY:
         own = "." in name or name[:1].isupper() or (name.isidentifier() and find_spec(name))
@@ -176,13 +180,13 @@ def lookup(name: str) -> Part:
 
 
 def about(spec: str) -> About:
-    """How an encoding is shown; the titles and papers of several parts and layers are joined too.
+    """Title, paper and family of a spec; titles and papers of parts and layers are joined.
 
-    What is not registered, such as ``module:Class`` or an encoding that only another machine
-    knows, is shown under its name: records name encodings that cannot be imported here.
+    A part that is not registered, such as ``module:Class``, keeps its name as title, because
+    records may name encodings that cannot be imported here.
     """
     _discover()
-    runs: list[tuple[int, LayerSpec]] = []  # layers that follow each other and are the same
+    runs: list[tuple[int, LayerSpec]] = []  # runs of equal layers
     for layer in parse(spec):
         again = bool(runs) and runs[-1][1] == layer
         runs[-1:] = [(runs[-1][0] + 1, layer)] if again else [*runs[-1:], (1, layer)]
@@ -202,12 +206,12 @@ def _about(part: PartSpec) -> About:
 
 
 def _title(part: PartSpec) -> str:
-    """A part as it is shown, with its number and options."""
+    """The title of a part with its number and options."""
     return str(part._replace(name=_about(part).title)).replace(":", " ")
 
 
 def in_order(specs: Iterable[str]) -> list[str]:
-    """Encodings as tables and figures show them: by family, then by title; sums after single ones.
+    """Encodings in the order of tables and figures: by family, single ones first, then by title.
 
     >>> in_order(["yarn", "rope+alibi", "pope", "nope"])
     ['nope', 'pope', 'rope+alibi', 'yarn']

@@ -1,12 +1,13 @@
-"""Rotations of queries and keys: the formulas, and the same as operators that may have kernels.
+"""Rotations of queries and keys, as formulas and as operators that may have kernels.
 
     pe::rotate  (a, b) -> (a cos - b sin, b cos + a sin)                      RoPE, arXiv:2104.09864
     pe::polar   x -> softplus(x) (cos, sin)                                   PoPE, arXiv:2509.10534
 
-An operator is one node to torch.compile and differentiable in ``x`` (and ``shift``) alone. It is
-defined here by operations of torch; `pe.attention.available` registers kernels for CUDA devices.
-Encodings call it where `takes_operator` says so, and elsewhere the formula itself, which a compiler
-can fuse with what is around it.
+(a, b) is a pair of channels, x one channel, and cos and sin are those of its phase. An operator is
+one node to torch.compile and is differentiable in ``x`` (and ``shift``) only. It is defined here by
+operations of torch, and `pe.attention.available` registers kernels for CUDA devices. Encodings call
+it if `takes_operator` is true. Otherwise they call the formula, which torch.compile can fuse with
+the operations around it.
 """
 
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ from torch.nn.functional import softplus
 
 
 def takes_operator(x: Tensor, *tables: Tensor) -> bool:
-    """On a GPU, in 16 bits, with tables that learn nothing and 2^n entries per token."""
+    """Whether x is on a GPU in 16 bits and the tables are fixed, with 2^n entries per token."""
     if not x.is_cuda or x.dtype not in (torch.bfloat16, torch.float16) or x.numel() == 0:
         return False
     width = tables[0].shape[-1]
@@ -27,7 +28,7 @@ def takes_operator(x: Tensor, *tables: Tensor) -> bool:
 
 
 def tokens_first(like: Tensor, width: int) -> Tensor:
-    """Empty (B, H, T, width) with a token's heads contiguous, as the next layer reads them."""
+    """An empty (B, H, T, width) tensor; the heads of a token are contiguous for the next layer."""
     batch, heads, length, _ = like.shape
     return like.new_empty(batch, length, heads, width).transpose(1, 2)
 
@@ -35,7 +36,8 @@ def tokens_first(like: Tensor, width: int) -> Tensor:
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, half: bool) -> Tensor:
     """Rotate the first 2F channels of x (B, H, T, D) by tables (1 or B, 1 or H, T, F).
 
-    ``half`` pairs channel i with i + F, else 2i with 2i + 1. Computed in the type of the tables.
+    ``half`` pairs channel i with i + F; otherwise 2i is paired with 2i + 1. The dtype of the
+    computation is that of the tables.
     """
     width = 2 * cos.shape[-1]
     rotated, rest = x[..., :width].to(cos.dtype), x[..., width:]
@@ -54,7 +56,7 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, half: bool) -> Tensor:
 
 
 def rotate_by_formula(x: Tensor, cos: Tensor, sin: Tensor, half: bool, backward: bool) -> Tensor:
-    """`rotate_pairs`; ``backward``: by the negative angles, which is the gradient."""
+    """`rotate_pairs`; with ``backward`` by the negative angles, which gives the gradient."""
     out = tokens_first(x, x.shape[-1])
     return out.copy_(rotate_pairs(x, cos, -sin if backward else sin, half))
 
@@ -80,19 +82,19 @@ rotate.register_autograd(_rotate_backward, setup_context=_save_rotation)
 
 
 def polar_form(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x (B, H, T, E) -> (B, H, T, 2E): softplus(x) long, in the direction of the tables."""
+    """x (B, H, T, E) -> softplus(x) (cos, sin), (B, H, T, 2E): first all cos, then all sin."""
     magnitude = softplus(x.to(cos.dtype))
     return torch.cat((magnitude * cos, magnitude * sin), dim=-1).to(x.dtype)
 
 
 def shifted(cos: Tensor, sin: Tensor, shift: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """cos and sin (1 or B, 1, T, E) of the phase plus delta; ``shift``: its own, two of (H, E)."""
+    """cos and sin of phase + delta; ``shift`` holds those of delta, (H, E) each."""
     across, up = (t[:, None] for t in shift)
     return cos * across - sin * up, sin * across + cos * up
 
 
 def polar_by_formula(x: Tensor, cos: Tensor, sin: Tensor, shift: list[Tensor]) -> Tensor:
-    """`polar_form`; ``shift`` is empty, or cosine and sine of delta, two of (H, E)."""
+    """`polar_form`; ``shift`` is empty or holds cosine and sine of delta, (H, E) each."""
     tables = shifted(cos, sin, shift) if shift else (cos, sin)
     return tokens_first(x, 2 * x.shape[-1]).copy_(polar_form(x, *tables))
 
@@ -100,7 +102,7 @@ def polar_by_formula(x: Tensor, cos: Tensor, sin: Tensor, shift: list[Tensor]) -
 def polar_gradient_by_formula(
     gradient: Tensor, x: Tensor, cos: Tensor, sin: Tensor, shift: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of ``x`` and of ``shift``, (2, H, E) or empty."""
+    """The gradients of ``x`` (B, H, T, E) and ``shift`` (2, H, E); the latter may be empty."""
 
     def form(x: Tensor, *shift: Tensor) -> Tensor:
         return polar_form(x, *(shifted(cos, sin, shift) if shift else (cos, sin)))

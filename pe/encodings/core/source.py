@@ -1,9 +1,9 @@
-"""What decides an encoding's result in source code, so that a record can tell what has changed.
+"""Hashes of the source code that determines an encoding's result, so that records detect changes.
 
-Followed are the definitions that the encoding's classes use, directly or through others, in
-pe.encodings and, for an encoding of your own, in its package and in the files beside it. Of each
-the syntax counts without what decides nothing: formatting, comments, docstrings, annotations,
-texts of errors, and what `register` is told.
+The hashes cover the definitions that the encoding's classes use, directly or through others. They
+are those in pe.encodings and, for an encoding outside of it, in its package and the files beside
+it. Formatting, comments, docstrings, annotations, texts of errors and the arguments of `register`
+do not count.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ PRESETS_HOME = "pe.encodings.core.presets"
 
 
 def source_hashes(spec: str) -> dict[str, str]:
-    """By module, SHA-256 (16 digits) of all in it that decides the result of ``spec``.
+    """By module, the SHA-256 (16 digits) of the code that determines the result of ``spec``.
 
-    A class without a file, such as one that was typed into a notebook, has no hash.
+    A class without a file, such as one defined in a notebook, has no hash.
 
     Raises:
         ValueError: ``spec`` cannot be looked up.
@@ -45,9 +45,9 @@ def source_hashes(spec: str) -> dict[str, str]:
 
 @functools.cache
 def _hashes(parts: tuple[type, ...], loaded: tuple[types.CodeType, ...]) -> dict[str, str]:
-    """`source_hashes`, read once: a file that is edited later is not what this process has loaded.
+    """`source_hashes`, read once, because a file may be edited after this process has loaded it.
 
-    Classes that are loaded once more have other code, and their files are read once more.
+    A class that is loaded again has other code objects, so its files are read again.
     """
     reader = _Reader({part.__module__ for part in parts})
     for part in parts:
@@ -60,13 +60,13 @@ def _hashes(parts: tuple[type, ...], loaded: tuple[types.CodeType, ...]) -> dict
 
 
 class _File:
-    """The top level of a module: the statements that bind a name, and where imported names are."""
+    """The top level of a module: statements that bind names, and the origins of imported names."""
 
     def __init__(self, module: str, path: Path) -> None:
         self.bound: dict[str, list[ast.stmt]] = {}
-        """By name; under "" those that bind none and may do anything, such as fill a table."""
+        """Statements by name. Those under "" bind no name but may, for example, fill a table."""
         self.imports: dict[str, tuple[str, str]] = {}
-        """Module and name in it; the name is "" where the module is meant."""
+        """By imported name, the module and the name in it; "" is the module itself."""
         package = module if path.stem == "__init__" else module.rpartition(".")[0]
         tree = _Bare().visit(ast.parse(path.read_text(encoding="utf-8")))
         for node in ast.walk(tree):
@@ -85,7 +85,7 @@ class _File:
 
 
 class _Reader:
-    """Collects the definitions that a definition uses, by module."""
+    """Collects by module the definitions that a definition uses."""
 
     def __init__(self, modules: set[str]) -> None:
         own = {module for module in modules if not _inside(module, HOME)}
@@ -96,7 +96,7 @@ class _Reader:
         self._seen: set[tuple[str, str]] = set()
 
     def visit(self, module: str, name: str) -> None:
-        """Collect what ``name`` is in ``module``, and all that it uses; "" is the whole module."""
+        """Collect ``name`` of ``module`` and all that it uses; "" is the whole module."""
         file = self._file(module)
         if file is None or (module, name) in self._seen:
             return
@@ -113,7 +113,7 @@ class _Reader:
                     self.visit(module, used)
 
     def _file(self, module: str) -> _File | None:
-        """The module's source, if it is one of those that are followed."""
+        """The module's source, or None if it is not covered."""
         if module not in self._files:
             inside = any(_inside(module, package) for package in self.packages)
             path = _path(module) if inside or "." not in module else None
@@ -127,10 +127,10 @@ def _inside(module: str, package: str) -> bool:
 
 
 def _path(module: str) -> Path | None:
-    """The source file of a module; None where there is none, as in a notebook."""
+    """The source file of a module; None if there is none, as in a notebook."""
     try:
         spec = find_spec(module)
-    except (ImportError, ValueError):  # a name inside a module, or a module without a file
+    except (ImportError, ValueError):  # a name inside a module, or no file
         return None
     return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
 
@@ -141,7 +141,7 @@ def _names(node: ast.AST, use: type[ast.expr_context]) -> set[str]:
 
 
 class _Bare(ast.NodeTransformer):
-    """Drops what does not decide a result."""
+    """Drops the syntax that does not determine a result."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         docstring = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -1,14 +1,15 @@
-"""The language of specs: what one layer uses, and which layer uses what.
+"""The language of specs, which names the parts of each layer.
 
     rope                                      a name
-    rope+alibi                                parts of one layer, added up
+    rope+alibi                                a sum of parts in one layer
     rope+window:512                           a part with its number
     rope(theta=1e6)                           a part with options of this layer
-    3*(rope + window:512), nope               a schedule: three layers so, the fourth so, and so on
-    2*(5*(rope+window:512), rope), 2*rope     schedules within schedules
+    3*(rope + window:512), nope               a schedule of four layers
+    2*(5*(rope+window:512), rope), 2*rope     a schedule with a schedule inside
     command_a                                 a schedule of `pe.encodings.core.presets`
 
-A schedule is repeated until all layers of a model have a spec, and must come out even.
+A schedule is repeated until all layers of a model have a spec. The number of layers must be a
+multiple of its length.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ _COUNT = re.compile(r"(\d+)\s*\*")
 _VALUE = re.compile(r"[^\s,()]+")
 _ARGUMENT = re.compile(r"([^:]+):(-?\d+)")
 LONGEST = 1024
-"""Layers that one schedule may list."""
+"""The largest number of layers in one schedule."""
 
 
 class PartSpec(NamedTuple):
-    """One part of a layer as the spec names it."""
+    """One part of a layer in a spec."""
 
     name: str
-    """What the registry knows it by; ``module:Class`` for a class of the user."""
+    """Name in the registry, or ``module:Class``."""
     argument: int | None = None
     """The number after a colon, as in ``window:512``."""
     options: tuple[tuple[str, Any], ...] = ()
-    """Those in parentheses, as in ``rope(theta=1e6)``."""
+    """The options in parentheses, as in ``rope(theta=1e6)``."""
 
     def __str__(self) -> str:
         number = "" if self.argument is None else f":{self.argument}"
@@ -52,7 +53,7 @@ def parse(spec: str) -> tuple[LayerSpec, ...]:
     """The layers that ``spec`` lists, each a tuple of parts; a plain spec lists one.
 
     Raises:
-        ValueError: it is not in the language; the place of the mistake is shown.
+        ValueError: it does not follow the language. The message shows the place.
     """
     if not isinstance(spec, str):
         raise ValueError(f"expected the name of an encoding, got {spec!r}")
@@ -68,7 +69,7 @@ def layer_specs(spec: str, num_layers: int) -> list[LayerSpec]:
     """The spec of each of ``num_layers`` layers.
 
     Raises:
-        ValueError: the schedule does not come out even.
+        ValueError: ``num_layers`` is no multiple of the schedule's length.
     """
     listed = parse(spec)
     if num_layers % len(listed):
@@ -87,7 +88,7 @@ def joined(layer: LayerSpec) -> str:
 
 
 def part_names(spec: str) -> list[str]:
-    """The names of all parts in all layers, each once."""
+    """The names of all parts of all layers, without repetition."""
     return list(dict.fromkeys(part.name for layer in parse(spec) for part in layer))
 
 
@@ -98,18 +99,18 @@ def is_sum(spec: str) -> bool:
 
 
 class _Reader:
-    """Goes through the text from left to right."""
+    """Parses the text from left to right."""
 
     def __init__(self, text: str) -> None:
         self.text, self.place = text, 0
 
     def rest(self) -> str:
-        """What is left, from the next character that is no space."""
+        """The rest of the text, from the next character that is not a space."""
         self.place += len(self.text[self.place :]) - len(self.text[self.place :].lstrip())
         return self.text[self.place :]
 
     def mistake(self, expected: str) -> ValueError:
-        """The error at this place."""
+        """The error for the current place."""
         rest = self.rest()
         where = f"{rest!r}" if rest else "the end"
         return ValueError(
@@ -118,13 +119,13 @@ class _Reader:
         )
 
     def take(self, mark: str) -> bool:
-        """Go past ``mark`` if it comes next."""
+        """Skip ``mark`` if it comes next, and return whether it did."""
         there = self.rest().startswith(mark)
         self.place += len(mark) if there else 0
         return there
 
     def match(self, pattern: re.Pattern[str], expected: str) -> re.Match[str]:
-        """Go past what the pattern describes."""
+        """Skip the text that matches the pattern, and return the match."""
         self.rest()
         match = pattern.match(self.text, self.place)
         if match is None:
@@ -140,7 +141,7 @@ class _Reader:
         return layers
 
     def item(self) -> list[LayerSpec]:
-        """A sum or a schedule in parentheses, as often as a number before it says."""
+        """A sum or a schedule in parentheses, repeated if a count is before it."""
         self.rest()
         counted = _COUNT.match(self.text, self.place)
         if counted is not None and int(counted[1]) < 1:
@@ -187,7 +188,7 @@ class _Reader:
 
 
 def _value(text: str) -> Any:
-    """A number, True, False or None as Python writes it; anything else is text."""
+    """A number, True, False or None in Python's notation; anything else is text."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

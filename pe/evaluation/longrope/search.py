@@ -31,7 +31,7 @@ from pe.encodings.core.frequencies import base_frequencies
 from pe.encodings.core.parts import part_classes
 from pe.encodings.longrope import LongRoPE
 from pe.encodings.rope import RoPE
-from pe.evaluation.load import holder, load_model
+from pe.evaluation.load import complete_record, holder, load_model
 from pe.evaluation.longrope.evolution import (
     REACHES,
     Candidate,
@@ -121,9 +121,7 @@ def search_longrope(
             f"critical {critical}: has no effect without needles; name a retrieval task, such as "
             "needles='multikey'"
         )
-    record = run.read()
-    if record["status"] != "complete":
-        raise RunError(f"{run.directory} is {record['status']}; train it before searching")
+    complete_record(run, "searching for factors of")
     with run.lock():
         data = text_of(run)
         fitness = Fitness.of(run.recipe, load_model(holder(run)), data, settings)

@@ -22,7 +22,7 @@ from traitlets.config import Config
 from pe.notebooks.parameters.common import PLANNED
 
 GRACE_SECONDS = 60.0
-"""How long a cell may take to save and end once it has been interrupted ($PE_GRACE_SECONDS)."""
+"""An interrupted cell may take so many seconds to save and to end ($PE_GRACE_SECONDS)."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

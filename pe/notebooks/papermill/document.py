@@ -1,4 +1,4 @@
-"""What a notebook file declares: whether it is ours, and its parameters. Where it is written."""
+"""A notebook's mark, its parameters, and the place where the executed notebook is written."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def declared(notebook: Any) -> dict[str, ast.expr]:
 
 
 def parameters(notebook: Any) -> dict[str, Any]:
-    """What the kernel will see: the cell's literals, overridden by what papermill injected."""
+    """The parameters that the kernel will see: the cell's literals, and what papermill injected."""
     values = {}
     for name, value in declared(notebook).items():
         try:

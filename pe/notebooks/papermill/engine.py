@@ -98,7 +98,7 @@ class Manager(NotebookExecutionManager):
     """
 
     failure: CellExecutionError | None = None
-    """Of the first cell that failed."""
+    """The failure of the first cell that failed."""
 
     def __init__(self, nb: Any, copy: Path, **options: Any) -> None:
         super().__init__(nb, progress_bar=False, **options)

@@ -1,4 +1,4 @@
-"""What all notebooks share: types of parameters, checks, and the folder that was planned."""
+"""The types of parameters, the checks and the planned folder that all notebooks share."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def whole_numbers_in(text: str | None, parameter: str) -> list[int]:
 
 
 def without_none(**values: Any) -> dict[str, Any]:
-    """What was given: None stands for a default."""
+    """The values that are not None, which stands for a default."""
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -1,1 +1,1 @@
-"""CoPE: attention whose positions are counted from the content."""
+"""CoPE (arXiv:2405.18719): attention with positions that are counted from the content."""

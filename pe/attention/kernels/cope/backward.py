@@ -1,19 +1,19 @@
-"""The gradients of `pe.attention.kernels.cope.forward`, in the same terms.
+"""CoPE's gradients from near keys; terms are those of `pe.attention.kernels.cope.forward`.
 
     dS = P (dO v^T - rowsum(dO o))        as for any bias
-    dc_ij = dS_ij (q_i . t)'(c_ij)        a count's share
-    dg_it = dc_i0 + ... + dc_it           a gate is in the counts of all keys up to its own
-    logits get dS + dg g (1 - g)
+    dc_ij = dS_ij (q_i . t)'(c_ij)        the gradient of a count
+    dg_it = dc_i0 + ... + dc_it           a gate is a part of the counts of all keys up to its own
+    the gradient of the logits is dS + dg g (1 - g)
 
-and dS goes to the two rows of the table between which a count lies: dz, by query and row, from
-which `pe.attention.kernels.cope.table` computes the gradients of the table and the queries. dz sums
-whole numbers, multiples of ``unit``, since those have the same sum in whatever order they come: the
-same bits every time.
+dS is also divided between the two rows of the table between which a count lies. Its sums by query
+and row are dz, from which `pe.attention.kernels.cope.table` computes the gradients of the table and
+a part of those of the queries. dz is summed in whole numbers, multiples of ``unit``. Their sum does
+not depend on the order, so results have the same bits every time.
 
-Here are the near keys, those from ``far`` on; of those before it no count is needed
-(`pe.attention.kernels.cope.far`). A program takes every S-th block of queries of one head and goes
-from left to right. It alone adds to its share of dk and dv; the shares are summed in order
-afterwards.
+Near keys are those from ``far`` on. For earlier keys no count is needed, and
+`pe.attention.kernels.cope.far` has their gradients. A program takes every S-th block of queries of
+one head and goes from left to right. It has its own share of dk and dv, to which no other program
+adds, and the shares are summed in order afterwards.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pe.attention.kernels.flash.elementary import INTERPRETED
 
 @triton.jit
 def nearest(x):
-    """The nearest whole number, int32."""
+    """Return the nearest whole number, int32."""
     if INTERPRETED:
         return tl.floor(x + 0.5).to(tl.int32)
     return tl.inline_asm_elementwise(
@@ -37,7 +37,7 @@ def nearest(x):
 
 @triton.jit
 def add_number(p_at, number):
-    """Add whole numbers at addresses some of which may be the same."""
+    """Add whole numbers to memory; some of the addresses may be equal."""
     if INTERPRETED:
         tl.atomic_add(p_at, number, sem="relaxed")
     else:
@@ -49,10 +49,14 @@ def add_number(p_at, number):
 
 @triton.jit
 def add_shares(p_rows, below, to_this, to_next, BM: tl.constexpr, BN: tl.constexpr):
-    """Add to the row below a count and to the next, for two keys at once.
+    """Add to dz in the row of the table below each count and in the next one, for pairs of keys.
 
-    The count from the left one lies between the same rows or, no gate being more than 1, the next.
-    What counts beyond the table add to its next rows is 0 and not read.
+    The count of the left key of a pair lies between the same two rows as that of the right key, or
+    between the next two, because a gate is at most 1. Additions beyond the last row are 0.
+
+    Args:
+        p_rows: (BM, 1), pointers to rows of dz. below: (BM, BN), the row below each count.
+        to_this, to_next: (BM, BN) int32, what is added to that row and to the next one.
     """
     far, near = tl.split(tl.reshape(below, (BM, BN // 2, 2)))
     far_this, near_this = tl.split(tl.reshape(to_this, (BM, BN // 2, 2)))
@@ -65,7 +69,7 @@ def add_shares(p_rows, below, to_this, to_next, BM: tl.constexpr, BN: tl.constex
 
 @triton.jit
 def add_tile(p_to, o_r, o_j, b_x, t_t):
-    """Add a tile to memory that no other program touches."""
+    """Add a tile to memory to which no other program writes."""
     tl.atomic_add(p_to + o_r[:, None] * t_t + o_j[None, :], b_x, sem="relaxed")
 
 
@@ -76,9 +80,14 @@ def visit_counted(
     IS_DIAGONAL: tl.constexpr, BITS: tl.constexpr, E: tl.constexpr, D: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients from the key blocks from ``start`` to ``stop``; IS_DIAGONAL: some are ahead.
+    """Add the contributions of the key blocks from ``start`` to ``stop``.
 
-    ``left``: counts from the left edge of a block; ``before``: shares of counts left of it.
+    Args:
+        left: (BM,) int32, the counts from the first key of the next block. before: (BM,), the sum
+            of dc over all keys before it.
+        fine: (BM,), 1 / unit. rows: (BM,), offsets of the rows of z and dz.
+        p_dk: (E, t_t) and p_dv: (D, t_t), this program's share.
+        IS_DIAGONAL: some keys are ahead of some queries.
     """
     o_e, o_d, o_r = tl.arange(0, E), tl.arange(0, D), tl.arange(0, BN)
     earlier = o_r[:, None] < o_r[None, :]
@@ -126,14 +135,19 @@ def backward(
     BITS: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Every S-th block of queries of one head: dq without the table's part, dz, shares of dk, dv.
+    """Compute dq without the table's part, dz, and a share of dk and dv.
+
+    A program does this for every S-th block of queries of one head.
 
     Args:
-        p_q, p_k, p_v, p_lse, p_counts, p_far, p_z: as in `forward`. p_do: (B, H, T, D).
-        p_dq: (heads, T, E) float32; comes with the part of far keys where there are any.
-        p_dz: (heads, T, z_t) int32, zeros. p_unit, p_sums: (heads, T) float32, what
-            `far.far_by_queries` leaves.
-        p_dk, p_dv: (heads, S, E or D, t_t) float32, zeros. t_t: T, up to whole blocks.
+        p_q, p_k, p_v, p_lse, p_counts, p_far, p_z: as in `forward`.
+        p_do: (B, H, T, D), the gradient of the output.
+        p_unit, p_sums: (heads, T) float32, which `far.far_by_queries` wrote.
+        p_dq: (heads, T, E) float32, to which the part of near keys is added. If there are far keys,
+            it holds their part already.
+        p_dz: (heads, T, z_t) int32, to which is added.
+        p_dk, p_dv: (heads, S, E or D, t_t) float32, to which is added. t_t: T, rounded up to whole
+            blocks.
     """
     i_share, i_local = tl.program_id(0), tl.program_id(1).to(tl.int64)
     i_b, i_h = (first + i_local) // H, (first + i_local) % H
@@ -147,7 +161,7 @@ def backward(
     most = last << BITS
     blocks = tl.cdiv(T, BM)
     for i_block in tl.range(i_share, blocks, tl.num_programs(0)):
-        tl.debug_barrier()  # what was added for other queries comes first
+        tl.debug_barrier()  # additions for the block before must be complete
         i0 = i_block * BM
         o_i = i0 + tl.arange(0, BM)
         m_i = o_i < T
@@ -158,7 +172,7 @@ def backward(
             p_do + o_i[:, None] * do_strides[2] + o_d[None, :], mask=m_i[:, None], other=0.0
         )
         o_row = (first + i_local) * T + o_i
-        b_lse = tl.load(p_lse + o_row, mask=m_i, other=float("inf"))  # weights of no query are 0
+        b_lse = tl.load(p_lse + o_row, mask=m_i, other=float("inf"))  # makes weights beyond T 0
         left = tl.load(p_counts + o_row, mask=m_i, other=0)
         b_sums = tl.load(p_sums + i_local * T + o_i, mask=m_i, other=0.0)
         fine = 1.0 / tl.maximum(tl.load(p_unit + i_local * T + o_i, mask=m_i, other=1.0), 1e-29)

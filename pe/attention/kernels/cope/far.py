@@ -1,17 +1,18 @@
-"""The gradients of `pe.attention.kernels.cope.forward` that keys beyond the table have a part in.
+"""CoPE's gradients from far keys, down to which a query has counted to the end of the table.
 
-To a query that has counted beyond the table a key's bias is one number, ``beyond``, so that
+For a query, all far keys have the same bias, ``beyond``, so that
 
     P = 2^(s - lse_far), lse_far = lse - beyond    dS = P (dO v^T - rowsum(dO o))
     dv = P^T dO    dq = scale dS k    dk = scale dS^T q
 
-as in `pe.attention.kernels.flash.backward`: dq by queries, dk and dv by keys, each on the chip,
-where shares of dk and dv would cost two additions in memory for each score. `far_by_queries` runs
-before `pe.attention.kernels.cope.backward` and computes what that needs of each row as
-well; `far_by_keys` runs after it and sums the shares that it left.
+As in `pe.attention.kernels.flash.backward`, dq is computed by blocks of queries, and dk and dv by
+blocks of keys. Sums stay on the chip, while the shares of dk and dv that near keys need would cost
+two additions in memory per score. `far_by_queries` runs before `pe.attention.kernels.cope.backward`
+and also computes what that kernel needs of each query. `far_by_keys` runs after it and sums the
+shares that it wrote.
 
-``far`` says for each block of queries where its far keys end. It mostly rises from block to block,
-but need not: gates of later queries may be smaller.
+``far`` is for each block of queries the end of its far keys. It mostly rises from block to block,
+but not always, because gates of later queries may be smaller.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import triton.language as tl
 from pe.attention.kernels.flash.elementary import tile
 
 READ_AT_ONCE: tl.constexpr = tl.constexpr(256)
-"""Numbers of ``far`` that are read at once."""
+"""How many numbers of ``far`` are read at once."""
 
 
 @triton.jit
@@ -31,16 +32,18 @@ def far_by_queries(
     T, H, G, scale, last, z_t, q_strides, k_strides, v_strides, out_strides, do_strides,
     E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A block of queries of one head: the part of dq from far keys, and three numbers per row.
+    """Compute the part of dq from far keys for a block of queries, and three numbers per query.
 
     Args:
-        p_q, p_k, p_v, p_o, p_lse, p_far, p_z: as in `forward`. p_do: (B, H, T, D).
+        p_q, p_k, p_v, p_o, p_lse, p_far, p_z: as in `forward`.
+        p_do: (B, H, T, D), the gradient of the output.
         p_largest: (B, H / G) float32, the largest norm of a value.
-        p_dq: (heads, T, E) float32, written where there are far keys.
-        p_unit, p_lse_far, p_sums: (heads, T) float32: the unit of dz, lse_far, rowsum(dO o).
+        p_dq: (heads, T, E) float32, written if there are far keys.
+        p_unit, p_lse_far, p_sums: (heads, T) float32, written: the unit of dz, lse_far, and
+            rowsum(dO o).
     """
-    tl.static_assert(BM % BN == 0)  # far counts whole blocks of BM
-    i_block = tl.num_programs(0) - 1 - tl.program_id(0)  # those with most keys first
+    tl.static_assert(BM % BN == 0)  # because far is a multiple of BM
+    i_block = tl.num_programs(0) - 1 - tl.program_id(0)  # blocks with the most keys start first
     i_local = tl.program_id(1).to(tl.int64)
     i_b, i_h = (first + i_local) // H, (first + i_local) % H
     p_k += i_b * k_strides[0] + (i_h // G) * k_strides[1]
@@ -53,14 +56,14 @@ def far_by_queries(
     wide = b_do.to(tl.float32)
     b_o = tl.load(p_at, mask=m_i[:, None], other=0.0)
     b_sums = tl.sum(wide * b_o.to(tl.float32), 1)
-    # |dS| adds up to no more than this in a row, as P adds up to 1: with room to spare
+    # A bound of the sum of |dS| over a row, with room to spare, because the sum of P is 1.
     largest = tl.load(p_largest + i_b * (H // G) + i_h // G)
     bound = tl.sqrt(tl.sum(wide * wide, 1)) * largest * 2.5
     far = tl.multiple_of(tl.load(p_far + (first + i_local) * tl.num_programs(0) + i_block), BM)
     o_rows = (i_local * T + tl.minimum(o_i, T - 1)) * z_t
     b_beyond = tl.load(p_z + 2 * (o_rows + last), mask=m_i & (far > 0), other=0.0).to(tl.float32)
     b_lse = tl.load(p_lse + (first + i_local) * T + o_i, mask=m_i, other=float("inf"))
-    b_lse_far = b_lse - b_beyond  # weights of no query are 0
+    b_lse_far = b_lse - b_beyond  # infinite beyond T, so that weights there are 0
     tl.store(p_unit + i_local * T + o_i, bound / 1073741824.0, mask=m_i)
     tl.store(p_lse_far + i_local * T + o_i, b_lse_far, mask=m_i)
     tl.store(p_sums + i_local * T + o_i, b_sums, mask=m_i)
@@ -81,18 +84,21 @@ def far_by_queries(
 
 @triton.jit
 def sum_of_shares(p_shares, o_j, count, t_t, E: tl.constexpr):
-    """(keys, E): the sum of ``count`` shares of (E, t_t), one after the other."""
+    """Return the sum of ``count`` adjacent shares, each (E, t_t), for some keys: (keys, E)."""
     o_at = tl.arange(0, E)[None, :] * t_t + o_j[:, None]
     b_acc = tl.zeros((o_j.shape[0], E), tl.float32)
     for _ in tl.range(0, count):
         b_acc += tl.load(p_shares + o_at, mask=o_j[:, None] < t_t, other=0.0)
-        p_shares += E * t_t  # all shares together may be beyond 32 bits
+        p_shares += E * t_t  # an offset into all shares might not fit into 32 bits
     return b_acc
 
 
 @triton.jit
 def first_beyond(p_far, j0, start, blocks):
-    """The first block of queries from ``start`` on to which keys at j0 are far, or ``blocks``."""
+    """Return the first block of queries, from ``start`` on, for which the keys at j0 are far.
+
+    It is ``blocks`` if there is none.
+    """
     o_n = start + tl.arange(0, READ_AT_ONCE)
     first_block = tl.full((READ_AT_ONCE,), 2147483647, tl.int32)
     for o_block in tl.range(0, blocks - start, READ_AT_ONCE):
@@ -108,18 +114,22 @@ def far_by_keys(
     dv_strides, BF: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A block of keys of one key head: the sum of its shares and what its far queries give.
+    """Compute dk and dv of a block of keys: the sum of its shares, and parts from far queries.
 
     Args:
-        p_q, p_k, p_v, p_far: as in `forward`. p_do: (B, H, T, D). p_lse_far, p_sums: (heads, T).
-        p_dk_shares, p_dv_shares: (heads, shares, E or D, t_t) float32, what `backward` leaves.
-        p_dk: (B, H / G, T, E). p_dv: (B, H / G, T, D). BF: queries per block of p_far.
+        p_q, p_k, p_v, p_far: as in `forward`. p_do: (B, H, T, D), the gradient of the output.
+        p_lse_far, p_sums: (heads, T) float32, which `far_by_queries` wrote.
+        p_dk_shares, p_dv_shares: (heads, shares, E or D, t_t) float32, which
+            `pe.attention.kernels.cope.backward.backward` wrote.
+        p_dk: (B, H / G, T, E), written. p_dv: (B, H / G, T, D), written.
+        BF: the number of queries per entry of p_far.
     """
-    tl.static_assert(BF % BN == 0 and BF % BM == 0)  # far to all queries of a block or to none
+    # So the keys of a block are far either for all queries of a block or for none.
+    tl.static_assert(BF % BN == 0 and BF % BM == 0)
     i_local = tl.program_id(1).to(tl.int64)
     heads = H // G
     i_b, i_hk = (first // G + i_local) // heads, (first // G + i_local) % heads
-    j0 = tl.program_id(0) * BN  # the first keys are far to most queries
+    j0 = tl.program_id(0) * BN  # the first keys are far for the most queries, and start first
     o_j = j0 + tl.arange(0, BN)
     o_e, o_d = tl.arange(0, E), tl.arange(0, D)
     m_j = o_j[:, None] < T
@@ -132,7 +142,7 @@ def far_by_keys(
         p_doh = p_do + i_b * do_strides[0] + i_h * do_strides[1]
         p_farh = p_far + (first + row) * blocks
         start = first_beyond(p_farh, j0, j0 // BF, blocks) * BF
-        m_far = m_j & (start < T)  # nothing is read where keys are far to no query
+        m_far = m_j & (start < T)  # nothing is read if the keys are far for no query
         b_k = tl.load(tile(p_k, k_strides, i_b, i_hk, o_j, o_e), mask=m_far, other=0.0)
         b_v = tl.load(tile(p_v, v_strides, i_b, i_hk, o_j, o_d), mask=m_far, other=0.0)
         for i0 in tl.range(start, T, BM):
@@ -142,7 +152,7 @@ def far_by_keys(
             b_q = tl.load(p_at, mask=m_i[:, None], other=0.0)
             b_lse_far = tl.load(p_lse_far + row * T + o_i, mask=m_i, other=float("inf"))
             far = tl.load(p_farh + o_i // BF, mask=m_i, other=0)
-            b_lse_far = tl.where(far > j0, b_lse_far, float("inf"))  # weights of others are 0
+            b_lse_far = tl.where(far > j0, b_lse_far, float("inf"))  # makes other weights 0
             b_s = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION) * scale
             b_p = tl.math.exp2(b_s - b_lse_far[None, :])
             p_at = p_doh + o_i[:, None] * do_strides[2] + o_d[None, :]

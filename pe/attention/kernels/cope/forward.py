@@ -1,18 +1,21 @@
-"""CoPE (arXiv:2405.18719) in Triton: biases that follow from the logits, a block at a time.
+"""The forward kernel of CoPE (arXiv:2405.18719), whose bias is computed from the logits.
 
     g_ij = sigmoid(q_i . k_j scale)    c_ij = g_ij + ... + g_ii    b_ij = q_i . t(c_ij)
 
-t is a table of ``last`` + 1 rows, interpolated between its rows and constant from ``last`` on.
-Products of queries and rows are computed first, T x npos of them, and read where a count falls. A
-program goes from the diagonal to the left and carries each row's count along. Once all its rows
-have counted to ``last``, the bias is one number per row and blocks are those of flash attention.
+t is a table of ``last`` + 1 rows. Between rows it is interpolated, and from ``last`` on it is
+constant. The products z of queries and rows of the table, T x (last + 1), are computed first, and
+then looked up by count. A program has a block of queries. It goes from the diagonal to the left
+and carries the count of each query along. Once all its queries have counted to ``last``, the bias
+is one number per query, and the remaining blocks are those of plain flash attention.
 
-Counts are whole numbers, gates being rounded to multiples of 2^-BITS. Sums of whole numbers are
-the same in any order, so the backward pass, which goes from left to right, recovers the counts
-to the bit by subtracting gates. Sums along a block are products with a triangle of ones; halves of
-11 bits each make them exact. In base 2 as `pe.attention.kernels.flash.forward`, whose letters and
-prefixes are used. Programs know their head by ``first`` + i_local, counted over batch and heads;
-z, dz, unit and the like hold the heads from ``first`` on.
+Gates are rounded to multiples of 2^-BITS, and counts are whole numbers of these. Sums of whole
+numbers do not depend on the order, so the backward pass, which goes from left to right, recovers
+the same counts by subtracting gates. Sums along a block are products with a triangular matrix of
+ones. Gates are split into two halves of 11 bits, so that these products are exact in float16.
+
+Logits are in base 2, and names and prefixes are those of `pe.attention.kernels.flash.forward`.
+Heads of all sequences are numbered through, and a launch is for the heads from ``first`` on; a
+program has head ``first`` + i_local. Tensors z, dz, unit and the like have only these heads.
 """
 
 from __future__ import annotations
@@ -23,18 +26,18 @@ import triton.language as tl
 from pe.attention.kernels.flash.elementary import INTERPRETED, inverse, tile
 
 HALF: tl.constexpr = tl.constexpr(11)
-"""Bits of the lower half of a gate: whole numbers up to 2^11 are exact in float16."""
+"""The number of bits in the lower half of a gate; whole numbers up to 2^11 are exact in float16."""
 CHECK_EVERY: tl.constexpr = tl.constexpr(4)
-"""Key blocks after which it is checked whether all rows have counted beyond the table."""
+"""After so many key blocks a program checks whether all its queries have counted to ``last``."""
 
 
 @triton.jit
 def rounded(x, times):
-    """The whole number nearest to x * times, below 2^22 in size, as float32 and as int32.
+    """Return the whole number nearest to x * times, which is below 2^22, as float32 and as int32.
 
-    Adding 1.5 * 2^23 leaves no bits behind the point; conversions take a slow unit instead. As fma,
-    since Triton makes a sum with a product of matrices one product that begins at 1.5 * 2^23, and
-    ptxas 12.8 then forgets the product.
+    Adding 1.5 * 2^23 leaves no bits after the point, which is faster than a conversion. It is
+    written as fma, because otherwise Triton makes the number the initial value of a matrix product
+    to which it is added, and ptxas 12.8 then loses the product.
     """
     moved = tl.fma(x, tl.full(x.shape, times, tl.float32), tl.full(x.shape, 12582912.0, tl.float32))
     return moved - 12582912.0, moved.to(tl.int32, bitcast=True) - 0x4B400000
@@ -42,9 +45,13 @@ def rounded(x, times):
 
 @triton.jit
 def gates_from(b_s, seen, IS_DIAGONAL: tl.constexpr, BITS: tl.constexpr):
-    """Gates from logits in base 2: as they are, as multiples of 2^-BITS, and these in halves.
+    """Compute gates from logits in base 2.
 
-    IS_DIAGONAL: gates of keys that are not ``seen`` are 0.
+    With IS_DIAGONAL, gates of keys that are not ``seen`` are 0.
+
+    Returns:
+        The gates in float32; as multiples of 2^-BITS, int32; and the upper and the lower half of
+        these, float16.
     """
     gate = inverse(1.0 + tl.math.exp2(-b_s))
     if IS_DIAGONAL:
@@ -56,9 +63,11 @@ def gates_from(b_s, seen, IS_DIAGONAL: tl.constexpr, BITS: tl.constexpr):
 
 @triton.jit
 def counts_from(left, high, low, earlier):
-    """Counts from each key to its query; ``left``: those from the left edge of the block.
+    """Return the count from each key of a block to each query, in multiples of 2^-BITS.
 
-    ``earlier``, (BN, BN) float16: 1 where the row is a key before the column.
+    Args:
+        left: (BM,), the counts from the first key of the block. high, low: halves of gates.
+        earlier: (BN, BN) float16, 1 if the key of the row is before that of the column.
     """
     _, highs = rounded(tl.dot(high, earlier), 1.0)
     _, lows = rounded(tl.dot(low, earlier), 1.0)
@@ -67,7 +76,10 @@ def counts_from(left, high, low, earlier):
 
 @triton.jit
 def read_pair(p_at):
-    """A product and its rise to the next: two adjacent numbers, float16 when compiled."""
+    """Load a product of z and its difference to the next one, which are adjacent in memory.
+
+    They are float16 when compiled, and of any type in the interpreter.
+    """
     if INTERPRETED:
         return tl.load(p_at).to(tl.float32), tl.load(p_at + 1).to(tl.float32)
     return tl.inline_asm_elementwise(
@@ -79,7 +91,15 @@ def read_pair(p_at):
 
 @triton.jit
 def read_bias(rows, counts, most, BITS: tl.constexpr):
-    """For counts of a block: the table row below, the fraction beyond, the product, its rise."""
+    """Look up the counts of a block.
+
+    Args:
+        rows: (BM,), pointers to the rows of z. most: the largest count, ``last`` << BITS.
+
+    Returns:
+        The row of the table below each count, the fraction above it, the product there, and its
+        difference to the next product.
+    """
     counts = tl.minimum(tl.maximum(counts, 0), most)
     below = counts >> BITS
     bits = (counts & ((1 << BITS) - 1)) << (23 - BITS)
@@ -94,15 +114,18 @@ def products(
     IS_BACKWARD: tl.constexpr, BITS: tl.constexpr, E: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A block of queries times the rows of the table, and the rises from row to row.
+    """Compute the products of a block of queries with the rows of the table, and differences.
 
-    As many rows as the queries can count to; IS_BACKWARD: as they did, with gradients set to 0.
+    Only rows to which these queries can count are used. With IS_BACKWARD, they are those to which
+    the queries did count, and the entries of dz for them are set to 0.
 
     Args:
-        p_q: (B, H, T, E). p_high, p_low: (last + 1, E), q's type; their sum is the table.
-        p_z: (heads, T, z_t, 2) float16, or float32 if q is: products and rises.
-        p_dz: (heads, T, z_t) int32, p_counts: (B, H, T) int32, p_top: (heads, query blocks) int32,
-            the last row that is read: IS_BACKWARD only.
+        p_q: (B, H, T, E). p_high, p_low: (last + 1, E), of q's type; their sum is the table.
+        p_z: (heads, T, z_t, 2), float32 if q is, else float16, written: products, and differences
+            to the next product.
+        p_dz: (heads, T, z_t) int32, written if IS_BACKWARD.
+        p_counts: (B, H, T) int32, read if IS_BACKWARD.
+        p_top: (heads, query blocks) int32, written if IS_BACKWARD: the last row that is read.
     """
     i_local = tl.program_id(1).to(tl.int64)
     i_b, i_h = (first + i_local) // H, (first + i_local) % H
@@ -147,7 +170,7 @@ def update_softmax(
     b_acc, b_max, b_total, b_s, p_v, o_j, T, v_t,
     IS_DIAGONAL: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Online-softmax update by one block of logits in base 2 and its values."""
+    """Update the online softmax with one block of logits in base 2 and its values."""
     o_d = tl.arange(0, D)
     b_max_new = tl.maximum(b_max, tl.max(b_s, 1))
     b_p = tl.math.exp2(b_s - b_max_new[:, None])
@@ -167,9 +190,12 @@ def visit_counted(
     IS_DIAGONAL: tl.constexpr, BITS: tl.constexpr, E: tl.constexpr, D: tl.constexpr,
     BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Update by the key blocks from ``stop`` down to ``start``, counting.
+    """Update softmax and counts with the key blocks from ``stop`` down to ``start``.
 
-    IS_DIAGONAL: some keys are ahead of some queries.
+    Args:
+        counted: (BM,) int32, the count of each query so far. rows: (BM,), pointers to rows of z.
+        IS_DIAGONAL: some keys are ahead of some queries.
+        Other arguments are those of `pe.attention.kernels.flash.forward.visit_keys`.
     """
     o_e, o_r = tl.arange(0, E), tl.arange(0, BN)
     earlier = (o_r[:, None] < o_r[None, :]).to(tl.float16)
@@ -201,17 +227,18 @@ def forward(
     BITS: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one head: the output, the base-2 logsumexp, and the counts.
+    """Compute the output, the base-2 logsumexp and the counts of one block of queries of one head.
 
     Args:
-        p_q: (B, H, T, E). p_k: (B, H / G, T, E). p_v: (B, H / G, T, D). p_o: (B, H, T, D).
-        p_z: what `products` leaves. p_lse: (B, H, T) float32.
-        p_far: (B, H, query blocks) int32: where keys begin for which counts are needed, in whole
-            blocks of BM; to those before it all rows of the block have counted beyond the table.
-        p_counts: (B, H, T) int32, each row's count up to there.
-        scale: of the logits, times log2(e). last: of the table's rows. z_t: a row of p_z.
+        p_q: (B, H, T, E). p_k: (B, H / G, T, E). p_v: (B, H / G, T, D). p_z: from `products`.
+        p_o: (B, H, T, D), written. p_lse: (B, H, T) float32, written.
+        p_far: (B, H, query blocks) int32, written: the first key for which counts are needed, a
+            multiple of BM. On earlier keys all queries of the block have counted to ``last``.
+        p_counts: (B, H, T) int32, written: the count of each query down to that key.
+        scale: of the logits, times log2(e). last: index of the table's last row. z_t: number of
+            products per row of p_z.
     """
-    i_block = tl.num_programs(0) - 1 - tl.program_id(0)  # those with most keys first
+    i_block = tl.num_programs(0) - 1 - tl.program_id(0)  # blocks with the most keys start first
     i_local = tl.program_id(1).to(tl.int64)
     i_b, i_h = (first + i_local) // H, (first + i_local) % H
     p_k += i_b * k_strides[0] + (i_h // G) * k_strides[1]
@@ -225,11 +252,11 @@ def forward(
     b_beyond = tl.load(p_rows + 2 * last).to(tl.float32)
     most = last << BITS
     b_acc = tl.zeros((BM, D), tl.float32)
-    b_max = tl.full((BM,), -1e30, tl.float32)  # of rows, too, that see nothing of the first block
+    b_max = tl.full((BM,), -1e30, tl.float32)  # not -inf: a query may see no key of the first block
     b_total = tl.zeros((BM,), tl.float32)
     counted = tl.zeros((BM,), tl.int32)
     end = i0 + BM
-    tl.static_assert((CHECK_EVERY * BN) % BM == 0)  # keys ahead of a query are in the first call
+    tl.static_assert((CHECK_EVERY * BN) % BM == 0)  # so keys ahead of a query are in the first call
     far = tl.maximum(end - CHECK_EVERY * BN, 0)
     b_acc, b_max, b_total, counted = visit_counted(
         b_acc, b_max, b_total, counted, b_q, p_k, p_v, p_rows, o_i, far, end, T, k_strides[2],
@@ -243,7 +270,7 @@ def forward(
                 k_strides[2], v_strides[2], scale, most, False, BITS, E, D, BN, PRECISION,
             )  # fmt: skip
             far = start
-    for j0 in tl.range(0, far, BN):  # all rows have counted beyond the table
+    for j0 in tl.range(0, far, BN):  # all queries have counted to `last`
         o_j = j0 + tl.arange(0, BN)
         b_k = tl.load(p_k + o_j[None, :] * k_strides[2] + o_e[:, None])
         b_s = tl.dot(b_q, b_k, input_precision=PRECISION) * scale + b_beyond[:, None]

@@ -1,8 +1,8 @@
-"""Run CoPE's kernels: q (B, H, T, E), k (B, K, T, E), v (B, K, T, D) and its table (rows, E).
+"""Launch CoPE's kernels for q (B, H, T, E), k (B, K, T, E), v (B, K, T, D) and its table (rows, E).
 
-Products of queries and table rows are computed for some heads at a time, but never for less than
-one group that shares its keys: T numbers per row of the table. Nothing grows with the square of the
-length unless the table grows with it, as where every token may be counted.
+The products of queries and rows of the table are T numbers per row and head. They are computed for
+some heads at a time, but at least for a group that shares its keys. Memory does not grow with the
+square of the length, unless the number of rows grows with the length.
 """
 
 from __future__ import annotations
@@ -22,40 +22,45 @@ from pe.attention.kernels.layout import contiguous_last_dim, strides_of, tokens_
 from pe.encodings.core.forms import LOG2E
 
 HELD = 5 * 2**27
-"""Products of queries and table rows that are held at once, 4 bytes each."""
+"""The most products of queries and table rows that are held at once, 4 bytes each."""
 SHARES = 2**29
-"""Numbers in the shares of dk and dv, at most, beyond one share a head."""
+"""The most numbers in all shares of dk and dv, unless one share per head has more."""
 PROGRAMS = 264
-"""Programs that fit on a card at once: two for each of 132 processors."""
+"""The number of programs that run at once on an H100: two on each of 132 multiprocessors."""
 SPLITS, WAVES = 64, 4
-"""Programs that share the queries whose part of the table's gradient they add up: at most so many,
-and no more than fill a card so often, since each leaves one more table."""
+"""The queries are divided among at most SPLITS programs for the table's gradient, and among no more
+than fill the GPU WAVES times, because each program writes a table."""
 ALIGNED = 32
-"""Products of a query begin at a multiple of as many."""
+"""The products of each query begin at a multiple of this number."""
 FORWARD, BACKWARD, PRODUCTS = Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(64, 64, 4, 2)
-"""As many queries backward as forward; keys of a backward block divide those of a forward block."""
+"""Forward and backward blocks must have the same number of queries, and the number of keys of a
+backward block must divide that of a forward block."""
 FAR_QUERIES, FAR_KEYS = Blocks(64, 64, 4, 2), Blocks(32, 64, 4, 3)
-"""Of far keys: as many queries as forward, to which ``far`` belongs; all others divide those."""
+"""For far keys. FAR_QUERIES must have as many queries as FORWARD, whose blocks ``far`` refers to;
+all other sizes must divide this number."""
 
 
 def bits(length: int) -> int:
-    """Bits behind the point of a count: as many as 32 bits leave, and two halves of 11 hold."""
+    """Return the number of bits of a count after the point.
+
+    A count has 32 bits, and a gate consists of two halves of 11 bits.
+    """
     return min(22, 31 - (length + 2).bit_length())
 
 
 def across(length: int, b: Blocks = FORWARD) -> int:
-    """Blocks of queries."""
+    """Return the number of blocks of queries in a sequence of ``length`` tokens."""
     return int(cdiv(length, b.queries))
 
 
 class _Call:
-    """What all kernels of a call are told."""
+    """Sizes and tables that all kernels of one call share."""
 
     def __init__(self, q: Tensor, k: Tensor, table: Tensor) -> None:
         self.batch, self.heads, self.length, self.width = q.shape
         self.groups = self.heads // k.shape[1]
         self.last = table.shape[0] - 1
-        self.columns = cdiv(table.shape[0] + 2, ALIGNED) * ALIGNED  # and two that are not read
+        self.columns = cdiv(table.shape[0] + 2, ALIGNED) * ALIGNED  # two are written and not read
         self.high = table.to(q.dtype).contiguous()
         self.low = (table - self.high.to(table.dtype)).to(q.dtype)
         self.precision = "ieee" if q.dtype == torch.float32 else "tf32"
@@ -66,22 +71,22 @@ class _Call:
         self.firsts = range(0, all_heads, self.step)
 
     def cut(self, b: Blocks) -> dict[str, Any]:
-        """What a kernel is compiled for."""
+        """Return the constants and options with which a kernel is compiled."""
         return {
             "E": self.width, "BM": b.queries, "BN": b.keys, "PRECISION": self.precision,
         } | b.options()  # fmt: skip
 
     def here(self, first: int) -> int:
-        """Heads from ``first`` on that are done at once."""
+        """Return the number of heads, from ``first`` on, in one launch."""
         return min(self.step, self.batch * self.heads - first)
 
     def products(
         self, q: Tensor, first: int, counts: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """z and, where ``counts`` say how far, dz full of zeros and top."""
+        """Compute z and, given the ``counts`` of the forward pass, dz, which is 0, and top."""
         here, is_backward = self.here(first), counts is not None
-        kind = torch.float32 if q.dtype == torch.float32 else torch.float16
-        z = q.new_empty(here, self.length, self.columns, 2, dtype=kind)
+        dtype = torch.float32 if q.dtype == torch.float32 else torch.float16
+        z = q.new_empty(here, self.length, self.columns, 2, dtype=dtype)
         dz = q.new_empty(z.shape[:3] if is_backward else (1,), dtype=torch.int32)
         top = q.new_empty(
             here, across(self.length, PRODUCTS) if is_backward else 1, dtype=torch.int32
@@ -99,9 +104,13 @@ class _Call:
 def forward(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """o (B, H, T, D), lse (B, H, T) in base 2, and the kernel's counts and far.
+    """Compute attention.
 
-    ``scale`` is that of the logits; the table's term is q . table, unscaled.
+    Args:
+        scale: of the logits. The bias, q times the table, is not scaled.
+
+    Returns:
+        o (B, H, T, D), lse (B, H, T) in base 2, and ``counts`` and ``far`` of the kernel `forward`.
     """
     q, k, v = (contiguous_last_dim(x) for x in (q, k, v))
     call, b = _Call(q, k, table), FORWARD
@@ -123,7 +132,11 @@ def backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, counts: Tensor,
     far: Tensor, table: Tensor, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """dq, dk, dv in the order of their tokens, and the table's gradient in float32."""
+    """Return dq, dk and dv, in the types of q, k and v, and the table's gradient in float32.
+
+    Args:
+        gradient: (B, H, T, D), of the output. out, lse, counts, far: what `forward` returned.
+    """
     q, k, v, gradient = (contiguous_last_dim(x) for x in (q, k, v, gradient))
     call, b = _Call(q, k, table), BACKWARD
     length, width, value_width = call.length, call.width, v.shape[-1]

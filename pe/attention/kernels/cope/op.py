@@ -1,10 +1,11 @@
-"""CoPE's attention as one differentiable operator that torch.compile takes as one node.
+"""CoPE's attention as a differentiable operator, which is one node to torch.compile.
 
-    pe::cope            q, k, v and a table -> o, lse, and each row's counts, and where they end
+    pe::cope            q, k, v and a table -> o, lse, counts, far
     pe::cope_backward   -> dq, dk, dv, and the gradient of the table
 
-q (B, H, T, E), k (B, K, T, E), v (B, K, T, D); plain causal attention; gates from q and k as they
-are. ``own``, (rows, E) float32, is the table of `pe.encodings.core.forms.by_count`.
+q is (B, H, T, E), k (B, K, T, E) and v (B, K, T, D). Attention is causal, and gates are computed
+from q and k as they are passed. ``own``, (rows, E) float32, is the table of
+`pe.encodings.core.forms.by_count`. counts and far are explained in the kernel `forward`.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ from pe.attention.kernels.cope.launch import across, backward, forward
 from pe.attention.kernels.layout import tokens_first
 
 WIDEST = 64
-"""Widest heads on a GPU. At 128 the backward kernel faulted on an H100.
+"""The largest width of heads on a GPU. At 128 the backward kernel crashed on an H100.
 
-There, with one stage, ptxas 12.8 makes addresses of shared memory for wgmma from registers that
-were never set, by the machine code; with two stages it agreed with float64 on the same card, and
-with eight warps it was silently wrong (benchmarks/results/2026-11-28-h100-cope.txt). What is
-compiled now has two stages, nothing is wrong with its machine code as far as that can be read, and
-on 2026-11-28 it agreed with float64 on an H100, in a separate process, for 250 and 1,000 tokens
-(tests/test_gpu.py). Longer sequences and full models are to be tried before it is relied on. No
-check may try it: a fault ends the use of the device for the whole process.
+According to its machine code, ptxas 12.8 computed addresses of shared memory for wgmma from
+registers that were never set, when the kernel had one pipeline stage. With two stages its results
+agreed with float64 on the same GPU, and with eight warps they were silently wrong
+(benchmarks/results/2026-11-28-h100-cope.txt). The kernel now has two stages. As far as its machine
+code can be read, it is correct, and on 2026-11-28 it agreed with float64 on an H100 for 250 and
+1,000 tokens, in a separate process (tests/test_gpu.py). Longer sequences and whole models have to
+be tried before this limit is raised. A self-check cannot decide it, because after a crash the
+process cannot use the device any more.
 """
 
 
@@ -37,11 +39,14 @@ check may try it: a fault ends the use of the device for the whole process.
 def attend(
     q: Tensor, k: Tensor, v: Tensor, scale: float, own: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """o (B, H, T, D), lse (B, H, T) in base 2, and counts and far of the kernel `forward`.
+    """Compute attention.
+
+    Returns:
+        o (B, H, T, D), lse (B, H, T) in base 2, and ``counts`` and ``far`` of the kernel `forward`.
 
     Raises:
-        ValueError: heads are wider than is known to work.
-        RuntimeError: on this machine the kernels do not compute what they should.
+        ValueError: heads are wider than `WIDEST`.
+        RuntimeError: the self-check of the kernels fails on this machine.
     """
     if q.is_cuda:
         if max(q.shape[-1], v.shape[-1]) > WIDEST:
@@ -93,10 +98,10 @@ attend.register_autograd(_backward, setup_context=_save)
 
 @functools.cache
 def self_check(width: int, value_width: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Compare the kernels with the definition, once, before they are relied on.
+    """Compare the kernels with the definition, once for each combination of arguments.
 
     Raises:
-        RuntimeError: they fail or differ; says how, and what to use instead.
+        RuntimeError: the kernels fail or differ. The message says how, and what to use instead.
     """
     case, scale = cases.case(width, value_width, dtype, device), width**-0.5
     q, k, v, gradient, (_, table, *_) = case

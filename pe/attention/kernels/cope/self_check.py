@@ -1,9 +1,9 @@
-"""A small case of CoPE, and what the definition computes of it, without autograd.
+"""A small case of CoPE, and its results by the definition, without autograd.
 
     dS = P (dP - rowsum(P dP))    dc = dS z'(c)    dg_t = sum of dc_j, j <= t
     dq = scale dL k + dz t    dk = scale dL^T q    dt = dz^T q    with dL = dS + dg g (1 - g)
 
-z = q t^T; dz is dS shared between the two rows between which a count lies.
+z = q t^T, and dz is dS, divided between the two rows of the table between which a count lies.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from pe.attention.kernels.self_check import Case, inputs, random_on
 from pe.encodings.core.forms import by_count
 
 BATCH, HEADS, LENGTH, ROWS = 2, 2, 250, 24
-"""Long enough for counts that run beyond the table, from different blocks of queries on."""
+"""Long enough for counts to reach the end of the table, at different blocks of queries."""
 
 
 def case(width: int, value_width: int, dtype: torch.dtype, device: torch.device) -> Case:
-    """The same numbers every time."""
+    """Make the inputs of the self-check, which are always the same."""
     random = random_on(device)
     q, k, v, gradient = inputs(random, BATCH, HEADS, LENGTH, width, value_width, dtype)
     return Case(q, k, v, gradient, by_count(random(ROWS, width) * width**-0.5))
 
 
 def expected(case: Case, scale: float) -> tuple[Tensor, ...]:
-    """o, dq, dk, dv and the gradient of the table, float64."""
+    """Return o, dq, dk, dv and the gradient of the table, in float64."""
     assert case.form.own is not None
     q, k, v, gradient, table = (t.double() for t in (*case[:4], case.form.own))
     length, last = q.shape[-2], len(table) - 1

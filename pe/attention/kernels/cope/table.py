@@ -1,8 +1,9 @@
-"""The gradients of CoPE's table and queries from the dz of `pe.attention.kernels.cope.backward`.
+"""CoPE's gradients through the table: that of the table, and its part in that of the queries.
 
-    dq_i += unit_i dz_i t    dt = (unit dz)^T q    t, dt (rows of the table, E)
+    dq_i += unit_i dz_i t    dt = (unit dz)^T q    t and dt are (rows of the table, E)
 
-A row of dS sums to 0, so the gradient of the last row, for all counts beyond, is what is missing.
+dz comes from `pe.attention.kernels.cope.backward`. A row of dS sums to 0, so the entry of dz for
+the last row of the table, to which all far keys belong, is minus the sum of the others.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ def of_queries(
     BITS: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The whole dq of a block, and into dz what belongs to the last row of the table.
+    """Compute dq of a block of queries, and complete dz with the entry for the table's last row.
 
     Args:
-        p_dq: (heads, T, E) float32, without the table's part. p_dz: (heads, T, z_t) int32.
+        p_dq: (heads, T, E) float32, without the table's part.
+        p_dz: (heads, T, z_t) int32; the entry for the last row is written.
         p_unit: (heads, T) float32. p_counts: (B, H, T) int32. p_top: (heads, query blocks) int32.
-        p_table: (last + 1, E), q's type. p_out: (B, H, T, E), dq.
+        p_table: (last + 1, E), of q's type. p_out: (B, H, T, E), dq, written.
+        scale: of the logits.
     """
     i_local = tl.program_id(1).to(tl.int64)
     i_b, i_h = (first + i_local) // H, (first + i_local) % H
@@ -48,11 +51,11 @@ def of_queries(
         b_acc = tl.dot(weights, b_table, b_acc, input_precision=PRECISION)
     if top == last:
         counted = tl.load(p_counts + (first + i_local) * T + o_i, mask=m_i, other=0)
-        lastly = tl.load(p_dz + o_rows + last, mask=m_i, other=0)
-        lastly = tl.where(counted >= (last << BITS), missing, lastly)
-        tl.store(p_dz + o_rows + last, lastly, mask=m_i)
+        b_last = tl.load(p_dz + o_rows + last, mask=m_i, other=0)
+        b_last = tl.where(counted >= (last << BITS), missing, b_last)
+        tl.store(p_dz + o_rows + last, b_last, mask=m_i)
         b_table = tl.load(p_table + last * E + o_e).to(tl.float32)
-        b_acc += (lastly.to(tl.float32) * unit)[:, None] * b_table[None, :]
+        b_acc += (b_last.to(tl.float32) * unit)[:, None] * b_table[None, :]
     b_dq = tl.load(
         p_dq + (i_local * T + o_i[:, None]) * E + o_e[None, :], mask=m_i[:, None], other=0.0
     )
@@ -65,11 +68,11 @@ def of_table(
     p_q, p_dz, p_unit, p_top, p_parts, first, heads, T, H, last, z_t, q_strides,
     E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of some rows of the table from every n-th block of queries.
+    """Compute the gradient of BN rows of the table from every n-th block of queries.
 
     Args:
         p_q: (B, H, T, E). p_dz, p_unit, p_top: as in `of_queries`.
-        p_parts: (programs, last + 1, E) float32.
+        p_parts: (programs, last + 1, E) float32, written; the parts are summed afterwards.
     """
     n0 = tl.program_id(0) * BN
     o_n = n0 + tl.arange(0, BN)

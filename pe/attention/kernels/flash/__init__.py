@@ -1,1 +1,1 @@
-"""Attention with biases that are never a matrix, forward and backward."""
+"""Flash attention with a bias that is computed block by block, forward and backward."""

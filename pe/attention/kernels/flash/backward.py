@@ -1,15 +1,17 @@
-"""The gradients of `pe.attention.kernels.flash.forward`, in the same terms.
+"""The gradients of `pe.attention.kernels.flash.forward`; terms and names are explained there.
 
     dv = P^T dO    dS = P (dO v^T - rowsum(dO o))    dq = scale dS k    dk = scale dS^T q
 
-Weights are recomputed from the logsumexp that the forward pass kept. The gradient of the bias is dS
-summed: over queries for KEYS, along diagonals for TABLE, by what f depends on for FIRE, times the
-derivative by each of two parameters for LOGARITHM and POWER. Each row of dS sums to 0, which is why
-what all biases of a row share needs no gradient.
+Weights are recomputed from the logsumexp of the forward pass. The gradient of a bias is a sum of
+dS: over queries for KEYS, along diagonals for TABLE, weighted by the derivatives by the parameters
+for LOGARITHM and POWER, and over what f depends on for FIRE (the latter and that of TABLE are in
+`pe.attention.kernels.flash.learned`). Each row of dS sums to 0. So a term that all biases of a row
+have in common has no gradient.
 
-That holds for rowsum(dO o) of the o before rounding to 16 bits. Sums over thousands of entries
-would collect the error, so where they are needed (NEEDS_SUMS) `by_queries`, which runs first, adds
-to the rowsum what its row of dS sums to, and from there on rows do sum to 0.
+Rows sum to 0 exactly only if o in rowsum(dO o) is not rounded, but it is rounded to 16 bits. In
+sums over thousands of entries the error would accumulate. So where such sums are needed
+(NEEDS_SUMS), `by_queries`, which runs first, adds the sum of each row of dS to the rowsum. With the
+corrected rowsum, the rows in later kernels sum to 0.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from pe.attention.kernels.flash.forward import (
     add_bias,
     distances,
     far_from,
-    load_near,
+    load_aux,
     sink_logits,
 )
 from pe.attention.kernels.flash.horizon import first_key, last_query
@@ -38,25 +40,31 @@ from pe.attention.kernels.flash.spans import first_keys, keys_of_queries, querie
 
 @triton.jit
 def visit_queries(
-    b_dk, b_dv, b_dx, b_dy, b_k, b_v, near, p_q, p_do, p_lse, p_sums, o_j, j0, start, stop, T, q_t,
+    b_dk, b_dv, b_dx, b_dy, b_k, b_v, b_aux, p_q, p_do, p_lse, p_sums, o_j, j0, start, stop, T, q_t,
     g_t, scale, p_x, p_y, p_z, p_spans,
     KIND: tl.constexpr, REACH: tl.constexpr, SEGMENTED: tl.constexpr, E: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr, NEEDS_SUMS: tl.constexpr,
     IS_FAR: tl.constexpr, IS_EDGE: tl.constexpr, IS_DIAGONAL: tl.constexpr,
 ):  # fmt: skip
-    """Add to the gradients of a block of keys what queries from ``start`` to ``stop`` give it.
+    """Add the contributions of the queries from ``start`` to ``stop`` to a block of keys.
 
-    IS_EDGE: some of these queries do not see some of the keys (`spans`).
+    Args:
+        b_dk: (BN, E). b_dv: (BN, D). b_dx, b_dy: (BN,), of the bias (`by_keys`).
+        b_k, b_v: the block of keys and values. b_aux: as in `add_bias`.
+        p_q, p_do, p_lse, p_sums, p_x, p_y: already those of this head. q_t, g_t: strides by token
+            of p_q and p_do.
+        IS_FAR, IS_DIAGONAL: as in `add_bias`. IS_EDGE: some of these queries do not see some of the
+            keys (`spans`).
     """
     o_e, o_d = tl.arange(0, E), tl.arange(0, D)
     for i0 in tl.range(start, stop, BM):
         o_i = i0 + tl.arange(0, BM)
         m_i = o_i < T
         b_q = tl.load(p_q + o_i[:, None] * q_t + o_e[None, :], mask=m_i[:, None], other=0.0)
-        b_lse = tl.load(p_lse + o_i, mask=m_i, other=float("inf"))  # weights of no query are 0
+        b_lse = tl.load(p_lse + o_i, mask=m_i, other=float("inf"))  # makes weights beyond T 0
         b_s = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION) * scale
         b_s = add_bias(
-            b_s, o_i, o_j, i0, j0, near, p_x, p_y, p_z, KIND, REACH, IS_FAR, IS_DIAGONAL,
+            b_s, o_i, o_j, i0, j0, b_aux, p_x, p_y, p_z, KIND, REACH, IS_FAR, IS_DIAGONAL,
             IS_TRANSPOSED=True,
         )  # fmt: skip
         b_p = tl.math.exp2(b_s - b_lse[None, :])
@@ -80,14 +88,15 @@ def visit_queries(
             value, slope = line_of_share(middle, tl.load(p_x + 1), BM)
             b_dy += plain * value + offsets_along * slope
         elif NEEDS_SUMS and KIND == LOGARITHM:
-            far = distances(o_i, o_j, True, IS_DIAGONAL)
-            inner = 1.0 + tl.load(p_x + 1) * far
+            b_distance = distances(o_i, o_j, True, IS_DIAGONAL)
+            inner = 1.0 + tl.load(p_x + 1) * b_distance
             b_dx += tl.sum(b_ds * log2(inner), 1)
-            b_dy += tl.sum(b_ds * (far * inverse(inner)), 1)
+            b_dy += tl.sum(b_ds * (b_distance * inverse(inner)), 1)
         elif NEEDS_SUMS and KIND == POWER:
-            far = distances(o_i, o_j, True, IS_DIAGONAL)
-            logarithm = tl.where(far > 0.0, log2(far), 0.0)
-            by_first = tl.where(far > 0.0, b_ds * tl.math.exp2(tl.load(p_x + 1) * logarithm), 0.0)
+            b_distance = distances(o_i, o_j, True, IS_DIAGONAL)
+            positive = b_distance > 0.0
+            logarithm = tl.where(positive, log2(b_distance), 0.0)
+            by_first = tl.where(positive, b_ds * tl.math.exp2(tl.load(p_x + 1) * logarithm), 0.0)
             b_dx += tl.sum(by_first, 1)
             b_dy += tl.sum(by_first * logarithm, 1)
         b_dk = tl.dot(b_ds.to(b_q.dtype), b_q, b_dk, input_precision=PRECISION)
@@ -105,21 +114,23 @@ def by_keys(
     BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, UNITS: tl.constexpr,
     KNOTS: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys of one key head: dk, dv and, with NEEDS_SUMS, the bias' gradient by key.
+    """Compute dk and dv of one block of keys of one key head, and gradients of the bias.
 
     Args:
-        p_q, p_k, p_v, p_x, p_y, p_z, p_w, p_spans: as in `forward`. p_do: (B, H, T, D), the
-            gradient of o.
-        p_lse, p_sums: (B, H, T) float32, what `forward` and `by_queries` leave.
-        p_dk: (B, H / G, T, E). p_dv: (B, H / G, T, D).
-        p_dx, p_dy: (B, H, T) float32, with NEEDS_SUMS: by key the gradient of KEYS, or of the two
-            parameters of LOGARITHM and POWER.
-        p_order, p_breaks, p_by_c, p_rows_c, p_rows_m, p_parts: of FIRE with USES_LINES; p_order
-            lists far blocks of queries, and p_parts (B, H, key blocks, 4, PADDED) float32 gets what
-            they give the network (`pe.attention.kernels.flash.fire_far`).
-        plain_scale: of the logits; ``scale`` has log2(e) in it.
+        p_q, p_k, p_v, p_x, p_y, p_z, p_w, p_spans: as in `forward`.
+        p_do: (B, H, T, D), the gradient of the output.
+        p_lse, p_sums: (B, H, T) float32, which `forward` and `by_queries` wrote.
+        p_dk: (B, H / G, T, E), written. p_dv: (B, H / G, T, D), written.
+        p_dx, p_dy: (B, H, T) float32, written with NEEDS_SUMS. For KEYS, p_dx is the gradient of
+            each key's x. For LOGARITHM and POWER they are the contributions of each key to the
+            gradients of the two parameters.
+        p_order, p_breaks, p_by_c, p_rows_c, p_rows_m: used by FIRE with USES_LINES; p_order lists
+            far blocks of queries (`pe.attention.kernels.flash.fire_far`).
+        p_parts: (B, H, key blocks, 4, PADDED) float32, written by FIRE with USES_LINES: what far
+            blocks contribute to the gradients of f.
+        scale: of the logits, times log2(e). plain_scale: the same without log2(e).
     """
-    j0 = tl.program_id(0) * BN  # the first keys are seen by most queries
+    j0 = tl.program_id(0) * BN  # the first keys are seen by the most queries, and start first
     heads = H // G
     i_b, i_hk = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
     o_j = j0 + tl.arange(0, BN)
@@ -138,11 +149,11 @@ def by_keys(
         p_xh = p_x + i_b * x_strides[0] + i_h * x_strides[1]
         p_yh = p_y + i_b * y_strides[0] + i_h * y_strides[1]
         p_lseh, p_sumsh = p_lse + (i_b * H + i_h) * T, p_sums + (i_b * H + i_h) * T
-        near = tl.load(p_xh + o_j) if KIND == KEYS else o_j
+        b_aux = tl.load(p_xh + o_j) if KIND == KEYS else o_j
         b_dx = tl.zeros((BN,), tl.float32)
         b_dy = tl.zeros((BN,), tl.float32)
         b_dk, b_dv, b_dx, b_dy = visit_queries(
-            b_dk, b_dv, b_dx, b_dy, b_k, b_v, near, p_qh, p_doh, p_lseh, p_sumsh, o_j, j0, j0,
+            b_dk, b_dv, b_dx, b_dy, b_k, b_v, b_aux, p_qh, p_doh, p_lseh, p_sumsh, o_j, j0, j0,
             tl.minimum(j0 + BN, T), T, q_strides[2], do_strides[2], scale, p_xh, p_yh, p_z, p_spans,
             KIND, REACH, SEGMENTED, E, D, BM, PRECISION, NEEDS_SUMS, IS_FAR=False,
             IS_EDGE=p_spans is not None, IS_DIAGONAL=True,
@@ -156,14 +167,14 @@ def by_keys(
         if p_spans is not None:
             far, stop = queries_of_keys(p_spans, o_j, j0 + BN, T, SEGMENTED, BM)
         b_dk, b_dv, b_dx, b_dy = visit_queries(
-            b_dk, b_dv, b_dx, b_dy, b_k, b_v, near, p_qh, p_doh, p_lseh, p_sumsh, o_j, j0, j0 + BN,
+            b_dk, b_dv, b_dx, b_dy, b_k, b_v, b_aux, p_qh, p_doh, p_lseh, p_sumsh, o_j, j0, j0 + BN,
             far, T, q_strides[2], do_strides[2], scale, p_xh, p_yh, p_z, p_spans, KIND, REACH,
             SEGMENTED, E, D, BM, PRECISION, NEEDS_SUMS, IS_FAR=False, IS_EDGE=False,
             IS_DIAGONAL=False,
         )  # fmt: skip
         if p_spans is not None:
             b_dk, b_dv, b_dx, b_dy = visit_queries(
-                b_dk, b_dv, b_dx, b_dy, b_k, b_v, near, p_qh, p_doh, p_lseh, p_sumsh, o_j, j0, far,
+                b_dk, b_dv, b_dx, b_dy, b_k, b_v, b_aux, p_qh, p_doh, p_lseh, p_sumsh, o_j, j0, far,
                 stop, T, q_strides[2], do_strides[2], scale, p_xh, p_yh, p_z, p_spans, KIND, REACH,
                 SEGMENTED, E, D, BM, PRECISION, NEEDS_SUMS, IS_FAR=False, IS_EDGE=True,
                 IS_DIAGONAL=False,
@@ -187,7 +198,7 @@ def by_keys(
             )  # fmt: skip
         elif REACH > 0 or USES_LINES:
             b_dk, b_dv, b_dx, b_dy = visit_queries(
-                b_dk, b_dv, b_dx, b_dy, b_k, b_v, near, p_qh, p_doh, p_lseh, p_sumsh, o_j, j0, far,
+                b_dk, b_dv, b_dx, b_dy, b_k, b_v, b_aux, p_qh, p_doh, p_lseh, p_sumsh, o_j, j0, far,
                 T, T, q_strides[2], do_strides[2], scale, p_xh, p_yh, p_z, p_spans, KIND, REACH,
                 SEGMENTED, E, D, BM, PRECISION, NEEDS_SUMS, IS_FAR=True, IS_EDGE=False,
                 IS_DIAGONAL=False,
@@ -208,7 +219,13 @@ def visit_keys(
     D: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, NEEDS_SUMS: tl.constexpr,
     IS_FAR: tl.constexpr, IS_EDGE: tl.constexpr, IS_DIAGONAL: tl.constexpr,
 ):  # fmt: skip
-    """Add to the gradient of a block of queries what keys from ``start`` to ``stop`` give it."""
+    """Add the contributions of the keys from ``start`` to ``stop`` to a block of queries.
+
+    Args:
+        b_dq: (BM, E). b_rest: (BM,), the sum of each row of dS, if NEEDS_SUMS.
+        b_q, b_do, b_lse, b_sums: of the block of queries. Other arguments are those of
+            `pe.attention.kernels.flash.forward.visit_keys`.
+    """
     o_e, o_d = tl.arange(0, E), tl.arange(0, D)
     for j0 in tl.range(start, stop, BN):
         o_j = j0 + tl.arange(0, BN)
@@ -219,9 +236,9 @@ def visit_keys(
             b_k = tl.load(p_k + o_j[:, None] * k_t + o_e[None, :])
             b_v = tl.load(p_v + o_j[:, None] * v_t + o_d[None, :])
         b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * scale
-        near = load_near(p_x, p_w, o_j, j0 // BN, KIND, IS_FAR)
+        b_aux = load_aux(p_x, p_w, o_j, j0 // BN, KIND, IS_FAR)
         b_s = add_bias(
-            b_s, o_i, o_j, i0, j0, near, p_x, p_y, p_z, KIND, REACH, IS_FAR, IS_DIAGONAL,
+            b_s, o_i, o_j, i0, j0, b_aux, p_x, p_y, p_z, KIND, REACH, IS_FAR, IS_DIAGONAL,
             IS_TRANSPOSED=False,
         )  # fmt: skip
         b_p = tl.math.exp2(b_s - b_lse[:, None])
@@ -247,13 +264,13 @@ def by_queries(
     USES_LINES: tl.constexpr, KEEPS: tl.constexpr, SEGMENTED: tl.constexpr, E: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one head: dq, and the row sums that the other gradients need.
+    """Compute dq of one block of queries of one head, and the row sums that other gradients need.
 
     Args:
-        p_q, p_k, p_v, p_o, p_x, p_y, p_z, p_w, p_spans, p_sink: as in `forward`.
-        p_do: (B, H, T, D). p_dq: as p_q.
-        p_lse: (B, H, T) float32. p_sums: (B, H, T) float32, written: rowsum(dO o), corrected with
-            NEEDS_SUMS.
+        p_q, p_k, p_v, p_o, p_lse, p_x, p_y, p_z, p_w, p_spans, p_sink: as in `forward`.
+        p_do: (B, H, T, D), the gradient of the output. p_dq: (B, H, T, E), written.
+        p_sums: (B, H, T) float32, written: rowsum(dO o), corrected with NEEDS_SUMS.
+        scale: of the logits, times log2(e). plain_scale: the same without log2(e).
     """
     i_block = tl.num_programs(0) - 1 - tl.program_id(0)
     i_b, i_h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
@@ -273,7 +290,7 @@ def by_queries(
     b_o = tl.load(tile(p_o, out_strides, i_b, i_h, o_i, o_d), mask=m_i, other=0.0)
     b_sums = tl.sum(b_o.to(tl.float32) * b_do.to(tl.float32), 1)
     b_rest = tl.zeros((BM,), tl.float32)
-    if p_sink is not None:  # what the sink, whose value is 0, has of a row of dS
+    if p_sink is not None:  # the sink's entry of a row of dS; its value is 0
         b_rest -= tl.math.exp2(sink_logits(p_sink + i_h, p_x, o_i, KIND) - b_lse) * b_sums
     b_dq = tl.zeros((BM, E), tl.float32)
     diagonal, far = (i0 // BN) * BN, 0

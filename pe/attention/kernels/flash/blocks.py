@@ -1,12 +1,13 @@
-"""Block sizes of the kernels, warps and pipeline stages, by measurement.
+"""Block sizes, warps, pipeline stages and register limits of the kernels, chosen by measurement.
 
-Chosen on an H100 and an H200 for heads of 64 (benchmarks/LOG.md has the tables); what is wider, and
-other cards, run with less well chosen ones.
+They were measured on an H100 and an H200 for heads of width 64 (benchmarks/LOG.md has the tables).
+For wider heads and on other GPUs they work, but may not be the best ones.
 
-A processor holds 65,536 registers, so two programs of 8 warps, or three of 4, fit if a thread has
-no more than 128, or 168. Left alone, the compiler takes up to 255 to save a few instructions, and a
-program that waits for memory then has no other to make way for. Limits here keep nothing, or next
-to nothing, outside of registers (`registers`: as compiled for sm_90 by triton 3.6).
+A streaming multiprocessor has 65,536 registers. So two programs of 8 warps fit if a thread uses at
+most 128 registers, and three programs of 4 warps if it uses at most 168. Without a limit the
+compiler uses up to 255 to save a few instructions. Then fewer programs fit, and none can run while
+another waits for memory. The limits here cause no spilling, or next to none (as compiled for sm_90
+by triton 3.6).
 """
 
 from __future__ import annotations
@@ -17,31 +18,32 @@ from pe.encodings.core.forms import FIRE, KEYS, LOGARITHM, NONE, POWER, TABLE
 
 
 class Blocks(NamedTuple):
-    """Queries and keys of a block, warps that share it, loads in flight, most registers."""
+    """The size of a kernel's blocks, and options of the compiler."""
 
     queries: int
     keys: int
     warps: int
     stages: int
+    """Depth of the software pipeline: how many loads are in flight."""
     registers: int = 0
-    """Per thread; 0: no limit."""
+    """The most registers per thread; 0 for no limit."""
 
     def options(self) -> dict[str, Any]:
-        """Options of the compiler."""
+        """Return the options with which Triton compiles the kernel."""
         options: dict[str, Any] = {"num_warps": self.warps, "num_stages": self.stages}
         return options | ({"maxnreg": self.registers} if self.registers else {})
 
 
 class Plan(NamedTuple):
-    """The blocks of each kernel."""
+    """The blocks of all kernels for one kind of bias."""
 
     forward: Blocks
     keys: Blocks
-    """dk and dv; its query blocks must divide its key blocks."""
+    """For dk and dv. The size of its query blocks must divide that of its key blocks."""
     queries: Blocks
-    """dq."""
+    """For dq."""
     table: Blocks
-    """Gradient by distance; square."""
+    """For the gradients of TABLE and FIRE; the blocks must be square."""
 
 
 SQUARE = Blocks(64, 64, 4, 3)
@@ -51,14 +53,14 @@ NARROW[KEYS] = Plan(Blocks(64, 128, 4, 2, 168), Blocks(64, 64, 4, 3), PLAIN.quer
 NARROW[TABLE] = NARROW[KEYS]._replace(queries=Blocks(64, 32, 4, 3, 128))
 NARROW[FIRE] = NARROW[TABLE]._replace(forward=PLAIN.forward)
 REACHING = NARROW[TABLE]._replace(forward=Blocks(64, 64, 4, 3, 168))
-"""Of a table that is constant from some distance on (T5)."""
+"""For a table that is constant from some distance on (T5)."""
 WIDE = Plan(
     Blocks(128, 32, 8, 2, 128), Blocks(32, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2)
 )
 
 
 def plan_for(query_width: int, value_width: int, kind: int, reach: int) -> Plan:
-    """The plan for these widths and this kind of bias."""
+    """Return the plan for these widths, this kind of bias, and ``reach`` (0: none)."""
     if max(query_width, value_width) > 64:
         return WIDE
     return REACHING if reach else NARROW[kind]

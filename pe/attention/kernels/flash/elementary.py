@@ -1,4 +1,4 @@
-"""Addresses, and single instructions that Triton lacks or would place elsewhere."""
+"""Addresses of tiles, and single PTX instructions that Triton does not offer or schedules badly."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ INTERPRETED: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "
 
 @triton.jit
 def tile(p, strides, i_b, i_h, o_t, o_c):
-    """Addresses in one head: of tokens o_t, down, and channels o_c, across."""
+    """Return the addresses of tokens o_t and channels o_c of one head, (tokens, channels)."""
     return p + i_b * strides[0] + i_h * strides[1] + o_t[:, None] * strides[2] + o_c[None, :]
 
 
 @triton.jit
 def read(address):
-    """One float32 from each address.
+    """Load a float32 from each address.
 
-    As assembly, since Triton takes a load in a loop for one to fetch ahead into shared memory, and
-    a table is better read where it is: in the first cache, one line for many threads.
+    It is written in assembly because Triton would prefetch a load in a loop into shared memory. A
+    table is better read from the L1 cache, where one line serves many threads.
     """
     if INTERPRETED:
         return tl.load(address.to(tl.pointer_type(tl.float32)))
@@ -32,7 +32,7 @@ def read(address):
 
 @triton.jit
 def read_two(address):
-    """Two float32 that lie side by side from each address."""
+    """Load two adjacent float32 from each address."""
     if INTERPRETED:
         where = address.to(tl.pointer_type(tl.float32))
         return tl.load(where), tl.load(where + 1)
@@ -44,7 +44,7 @@ def read_two(address):
 
 @triton.jit
 def log2(x):
-    """In one instruction, -inf at 0."""
+    """Return log2(x), -inf at 0, in one approximate instruction."""
     if INTERPRETED:
         return tl.math.log2(x)
     return tl.inline_asm_elementwise(
@@ -54,7 +54,7 @@ def log2(x):
 
 @triton.jit
 def inverse(x):
-    """1 / x for x from 1 to infinity, where a division would handle other numbers, too."""
+    """Return 1 / x for x >= 1 in one approximate instruction; a division would be slower."""
     if INTERPRETED:
         return 1.0 / x
     return tl.inline_asm_elementwise(

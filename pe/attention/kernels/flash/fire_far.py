@@ -1,10 +1,10 @@
-"""FIRE far away: gradients of keys and values, and what blocks within one piece of f give f.
+"""FIRE's gradients from far blocks: those of keys and values, and contributions to those of f.
 
-Where `pe.attention.kernels.flash.piecewise_linear.lines` says that a block lies in one piece of f,
-the arguments u of f are lines over the queries for each key, and so are du/dc and du/dm. Two sums
-per key, of dS and of dS times the offset, then give all four sums that
-`pe.attention.kernels.flash.learned.of_network` computes of the other blocks. Going through the
-queries u only rises, so sums over keys are taken once per interval between two corners of f.
+If a block lies in one piece of f (`pe.attention.kernels.flash.piecewise_linear.lines`), then for
+each key the argument u of f is a line over the queries, and so are du/dc and du/dm. So two sums per
+key, of dS and of dS times the offset, give all four sums that
+`pe.attention.kernels.flash.learned.of_network` computes for other blocks. u rises from query block
+to query block, so sums over keys are computed only once per interval between two corners of f.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pe.attention.kernels.flash.piecewise_linear import REGION, line_of_fire, of
 
 @triton.jit
 def line_through(first, second, A: tl.constexpr, B: tl.constexpr):
-    """The line through values at tokens A and B of a block: in its middle, and by token."""
+    """Return the line through values at tokens A and B: its value in the middle, and its slope."""
     return 0.5 * (first + second), (second - first) / (B - A)
 
 
@@ -27,16 +27,20 @@ def line_through(first, second, A: tl.constexpr, B: tl.constexpr):
 def lines_of_gradient(
     i0, o_j, middle, by_token, p_by_c, p_z, p_rows_c, p_rows_m, KNOTS, SIDE: tl.constexpr
 ):
-    """u, du/dc and du/dm over the queries of a block, as lines for each key."""
+    """Return u, du/dc and du/dm as lines over the queries of a block, for each key.
+
+    Each of the three is a value in the middle of the block, and a slope per token.
+    """
     A: tl.constexpr = (SIDE * 3 + 10) // 20
     B: tl.constexpr = SIDE - 1 - A
     u, by_u = middle / KNOTS, by_token / KNOTS
     half = by_u * (0.5 * (B - A))
-    a, i_b = tl.load(p_z + i0 + A) / KNOTS * LOG2E, tl.load(p_z + i0 + B) / KNOTS * LOG2E  # 1 / N_i
-    c_a = (tl.load(p_by_c + (i0 - o_j + A)) - (u - half) * tl.load(p_rows_c + i0 + A)) * a
-    c_b = (tl.load(p_by_c + (i0 - o_j + B)) - (u + half) * tl.load(p_rows_c + i0 + B)) * i_b
-    m_a = -(u - half) * tl.load(p_rows_m + i0 + A) * a
-    m_b = -(u + half) * tl.load(p_rows_m + i0 + B) * i_b
+    inv_a = tl.load(p_z + i0 + A) / KNOTS * LOG2E  # 1 / N_i
+    inv_b = tl.load(p_z + i0 + B) / KNOTS * LOG2E
+    c_a = (tl.load(p_by_c + (i0 - o_j + A)) - (u - half) * tl.load(p_rows_c + i0 + A)) * inv_a
+    c_b = (tl.load(p_by_c + (i0 - o_j + B)) - (u + half) * tl.load(p_rows_c + i0 + B)) * inv_b
+    m_a = -(u - half) * tl.load(p_rows_m + i0 + A) * inv_a
+    m_b = -(u + half) * tl.load(p_rows_m + i0 + B) * inv_b
     c, by_c = line_through(c_a, c_b, A, B)
     m, by_m = line_through(m_a, m_b, A, B)
     return u, by_u, c, by_c, m, by_m
@@ -49,11 +53,17 @@ def far_blocks(
     UNITS: tl.constexpr, KNOTS: tl.constexpr, PADDED: tl.constexpr, E: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr, IS_LINEAR: tl.constexpr,
 ):  # fmt: skip
-    """Add to the gradients of a block of keys what the far query blocks ``begin`` to ``end`` give.
+    """Add the contributions of far query blocks to a block of keys.
 
-    p_order lists those blocks. Blocks with lines (IS_LINEAR) also leave p_parts (4, PADDED)
-    float32; the others come in another call, so that neither loop holds the registers of the other.
-    The rest as in `backward.by_keys`.
+    Blocks with lines (IS_LINEAR) and blocks without are visited in two calls, so that neither loop
+    needs the registers of the other.
+
+    Args:
+        p_order: int32, the indices of far query blocks, with the stride w_i. The entries from
+            ``begin`` to ``end`` are visited (`piecewise_linear.order_of`).
+        p_w: int32, the piece of each query block, with the stride w_i.
+        p_parts: (4, PADDED) float32, written if IS_LINEAR: the four sums for each unit.
+        Other arguments are those of `backward.by_keys`, already those of this head.
     """
     o_e, o_d = tl.arange(0, E), tl.arange(0, D)
     o_unit = tl.arange(0, PADDED)
@@ -62,7 +72,8 @@ def far_blocks(
     plain, by_u, by_c, by_m = none, none, none, none
     nothing = 0.0 * o_j.to(tl.float32)
     p_sum, u_sum, c_sum, m_sum = nothing, nothing, nothing, nothing
-    now = tl.full((), 0, tl.int32) - REGION  # a whole one: compiled division rounds towards 0
+    # No piece yet. It is a whole REGION, because compiled division rounds towards 0.
+    now = tl.full((), 0, tl.int32) - REGION
     for n in tl.range(begin, end):
         i_block = tl.load(p_order + n * w_i)
         i0 = i_block * BM
@@ -84,7 +95,7 @@ def far_blocks(
         b_ds = b_p * (b_dp - b_sums[None, :])
         if IS_LINEAR:
             if here // REGION != now // REGION:
-                above = edges <= now % REGION  # of no piece yet the sums are 0
+                above = edges <= now % REGION  # before the first piece all sums are 0
                 plain += tl.where(above, tl.sum(p_sum, 0), 0.0)
                 by_u += tl.where(above, tl.sum(u_sum, 0), 0.0)
                 by_c += tl.where(above, tl.sum(c_sum, 0), 0.0)

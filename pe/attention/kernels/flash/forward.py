@@ -1,34 +1,39 @@
-"""Flash attention with a bias that is never a matrix, forward and backward, in Triton.
+"""The forward kernel of flash attention with a bias that is computed block by block.
 
     S2 = (scale q k^T + b) log2(e)      P = 2^(S2 - lse)      dS = P (dO v^T - rowsum(dO o))
 
-Blocks of queries meet blocks of keys on the chip, as in FlashAttention-2 (arXiv:2307.08691); the
-bias of a block is computed where the block is, from one of these (KIND, from
-`pe.attention.kernels.flash.kinds`), of which x, y, z and w are pointers:
+As in FlashAttention-2 (arXiv:2307.08691), a program holds a block of queries on the chip and visits
+blocks of keys. It computes the bias of each block where it needs it. There are six kinds of bias
+(KIND, in `pe.attention.kernels.flash.kinds`), for which the pointers p_x, p_y, p_z and p_w have
+different meanings:
 
-    NONE   nothing
-    KEYS   b_ij = x_j - x_i, one number per key (FoX, ALiBi). Softmax cancels what a row has in
-           common, so x_j is measured from any number near x_i: x (B or 1, H, T + padding) float32
-           holds x_j less the x at the beginning of its chunk of CHUNK keys; y (B or 1, H, 3,
-           chunks) float64 the x at the beginning of each, and what `horizon` reads
-    TABLE  b_ij = x[i - j], (H, T + padding) float32, constant from distance REACH on (Sandwich, T5)
-    FIRE   b_ij = f(psi(i - j) / N_i), f linear between knots: x (H, K + 1, 2) float32 holds height
-           and slope of each piece, over numbers that are less by 1/2; psi(n) = ln(1 + y n), y (1,);
-           z (T + padding,) the knots over N_i; w (H, query blocks, key blocks) int32 the piece that
-           a far block lies in (`pe.attention.kernels.flash.piecewise_linear.lines`)
+    NONE   No bias, no pointers.
+    KEYS   b_ij = x_j - x_i, one number per key (FoX, ALiBi). The softmax does not change if all
+           logits of a row do by the same amount, so x_j may be taken relative to any number near
+           x_i. x, (B or 1, H, T + padding) float32, is x_j minus the x at the start of j's chunk of
+           CHUNK keys. y, (B or 1, H, 3, chunks) float64, has the x at the start of each chunk, and
+           what `horizon` reads.
+    TABLE  b_ij = x[i - j], x (H, T + padding) float32; constant from distance REACH on
+           (Sandwich, T5).
+    FIRE   b_ij = f(psi(i - j) / N_i), where f is piecewise linear and psi(n) = ln(1 + y n).
+           x, (H, K + 1, 2) float32, has height and slope of each of f's pieces, in terms of an
+           argument that is smaller by 1/2. y is (1,). z, (T + padding,), is the number of pieces
+           over N_i. w, (H, query blocks, key blocks) int32, says in which piece a far block lies
+           (`pe.attention.kernels.flash.piecewise_linear.lines`).
     LOGARITHM, POWER
-           b_ij = -x0 log2(1 + x1 (i - j)) or -x0 (i - j)^x1, x (H, 2) float32: cheaper than reading
-           a table (KERPLE)
+           b_ij = -x0 log2(1 + x1 (i - j)) or -x0 (i - j)^x1, x (H, 2) float32 (KERPLE). Computing
+           this is faster than reading a table.
 
-All in base 2: x, f and the power's x0 come multiplied by log2(e), FIRE's z by ln(2). What is read
-by distance has `PADDING` entries before distance 0 and after the last. Queries and keys may be
-wider than values. Where a kind does not use z, and keys beyond the horizon are skipped, z is the
-horizon, (B, H) float32.
+Everything is in base 2: x, f and POWER's x0 are multiplied by log2(e), and FIRE's z by ln(2). An
+array that is read by distance has `PADDING` entries before distance 0 and after the last distance.
+Queries and keys may be wider than values. If keys beyond the horizon are skipped, z is the horizon,
+(B, H) float32; kinds that skip them do not use z otherwise.
 
-B batch, H query heads, G of them per key head, T tokens, E query width, D value width; a program
-has BM queries or keys and visits the others BN at a time. Names: ``p_`` pointer, ``b_`` block,
-``o_`` offset, ``m_`` mask, ``i_`` program index; i0 and j0 are the first query and key of a block.
-Strides are tuples, of (batch, head, token) where nothing else is said.
+B batch, H query heads, G query heads per key head, T tokens, E query width, D value width. A
+program has BM queries and visits BN keys at a time; in the backward pass it may have keys and visit
+queries. Names: ``p_`` pointer, ``b_`` block, ``o_`` offset, ``m_`` mask, ``i_`` program index; i0
+and j0 are the first query and key of a block. Strides are tuples of (batch, head, token) unless
+stated otherwise.
 """
 
 from __future__ import annotations
@@ -53,7 +58,10 @@ from pe.attention.kernels.flash.spans import LEAST, first_keys, keys_of_queries,
 
 @triton.jit
 def at_distance(p_x, o_i, o_j, IS_TRANSPOSED: tl.constexpr):
-    """x[i - j]. In 64 bits throughout: then the addresses of a thread differ by constants."""
+    """Return x[i - j], (BM, BN), or its transpose.
+
+    Addresses are computed in 64 bits, because then those of a thread differ by constants.
+    """
     rows = p_x.to(tl.int64) + o_i.to(tl.int64) * 4
     keys = o_j.to(tl.int64) * 4
     return read(rows[None, :] - keys[:, None] if IS_TRANSPOSED else rows[:, None] - keys[None, :])
@@ -61,9 +69,10 @@ def at_distance(p_x, o_i, o_j, IS_TRANSPOSED: tl.constexpr):
 
 @triton.jit
 def distances(o_i, o_j, IS_TRANSPOSED: tl.constexpr, IS_DIAGONAL: tl.constexpr):
-    """i - j, float32; cheaper as a difference of floats than made one afterwards.
+    """Return i - j in float32, (BM, BN), or its transpose.
 
-    With IS_DIAGONAL some keys are ahead of some queries; there it is 0.
+    A difference of floats is faster than the conversion of a difference of integers. With
+    IS_DIAGONAL some keys are ahead of some queries, and the result is 0 there.
     """
     o_i, o_j = o_i.to(tl.float32), o_j.to(tl.float32)
     distance = o_i[None, :] - o_j[:, None] if IS_TRANSPOSED else o_i[:, None] - o_j[None, :]
@@ -72,11 +81,11 @@ def distances(o_i, o_j, IS_TRANSPOSED: tl.constexpr, IS_DIAGONAL: tl.constexpr):
 
 @triton.jit
 def add_fire(b_s, o_i, o_j, p_x, p_y, p_z, IS_TRANSPOSED: tl.constexpr, IS_DIAGONAL: tl.constexpr):
-    """FIRE, each score from its own piece of f."""
+    """Add FIRE's bias; the piece of f is looked up for every score."""
     rows = tl.load(p_z + o_i)
     inner = 1.0 + tl.load(p_y) * distances(o_i, o_j, IS_TRANSPOSED, IS_DIAGONAL)
     offset = log2(inner) * (rows[None, :] if IS_TRANSPOSED else rows[:, None]) - 0.5
-    # 1.5 * 2^23 leaves no bits behind the point: the nearest whole number without a conversion
+    # Adding 1.5 * 2^23 leaves no bits after the point, which rounds without a conversion.
     cell = (offset + 12582912.0).to(tl.int32, bitcast=True).to(tl.int64)
     height, slope = read_two(p_x.to(tl.int64) + (cell - 0x4B400000) * 8)
     b_s += height
@@ -86,7 +95,7 @@ def add_fire(b_s, o_i, o_j, p_x, p_y, p_z, IS_TRANSPOSED: tl.constexpr, IS_DIAGO
 
 @triton.jit
 def add_fire_line(b_s, o_i, o_j, i0, j0, piece, p_x, p_y, p_z, IS_TRANSPOSED: tl.constexpr):
-    """FIRE in a block within one piece of f, far away: a line along each row."""
+    """Add FIRE's bias to a far block that lies within one piece of f, as a line along each row."""
     SIDE: tl.constexpr = b_s.shape[1]
     middle, by_token = line_of_fire(o_i, o_j, i0, j0, p_y, p_z, IS_TRANSPOSED, SIDE)
     p_x += 2 * (piece % REGION)
@@ -99,20 +108,20 @@ def add_fire_line(b_s, o_i, o_j, i0, j0, piece, p_x, p_y, p_z, IS_TRANSPOSED: tl
 
 @triton.jit
 def add_bias(
-    b_s, o_i, o_j, i0, j0, near, p_x, p_y, p_z, KIND: tl.constexpr, REACH: tl.constexpr,
+    b_s, o_i, o_j, i0, j0, b_aux, p_x, p_y, p_z, KIND: tl.constexpr, REACH: tl.constexpr,
     IS_FAR: tl.constexpr, IS_DIAGONAL: tl.constexpr, IS_TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
     """Add the bias to a block of logits in base 2.
 
     Args:
-        b_s: logits, queries down and keys across, or IS_TRANSPOSED.
-        near: what `load_near` loads.
-        IS_FAR: the block is far enough away to be constant (TABLE) or to have lines.
+        b_s: logits, (BM, BN), or IS_TRANSPOSED.
+        b_aux: what `load_aux` returned.
+        IS_FAR: the block is so far away that the bias is constant (TABLE) or linear.
         IS_DIAGONAL: some keys are ahead of some queries.
     """
     if KIND == KEYS:
         shift = (tl.load(p_y + j0 // CHUNK) - tl.load(p_y + i0 // CHUNK)).to(tl.float32)
-        keys = near + shift
+        keys = b_aux + shift
         b_s += keys[:, None] if IS_TRANSPOSED else keys[None, :]
     elif KIND == TABLE:
         if IS_FAR:
@@ -120,8 +129,8 @@ def add_bias(
         else:
             b_s += at_distance(p_x, o_i, o_j, IS_TRANSPOSED)
     elif KIND == FIRE and IS_FAR:
-        if near >= 0:
-            b_s = add_fire_line(b_s, o_i, o_j, i0, j0, near, p_x, p_y, p_z, IS_TRANSPOSED)
+        if b_aux >= 0:
+            b_s = add_fire_line(b_s, o_i, o_j, i0, j0, b_aux, p_x, p_y, p_z, IS_TRANSPOSED)
         else:
             b_s = add_fire(b_s, o_i, o_j, p_x, p_y, p_z, IS_TRANSPOSED, IS_DIAGONAL)
     elif KIND == FIRE:
@@ -144,20 +153,24 @@ def add_bias(
 
 
 @triton.jit
-def load_near(p_x, p_w, o_j, i_block, KIND: tl.constexpr, IS_FAR: tl.constexpr):
-    """Of KEYS the keys' x; of FIRE far away the block's piece of f, or -1; else nothing of use."""
+def load_aux(p_x, p_w, o_j, i_block, KIND: tl.constexpr, IS_FAR: tl.constexpr):
+    """Load what `add_bias` needs of a block, before the product of queries and keys.
+
+    For KEYS it is the x of the keys, and for far blocks of FIRE the piece of f, or -1. Other kinds
+    need nothing, and get the offsets of the keys.
+    """
     if KIND == KEYS:
-        near = tl.load(p_x + o_j)
+        b_aux = tl.load(p_x + o_j)
     elif KIND == FIRE and IS_FAR:
-        near = tl.load(p_w + i_block)
+        b_aux = tl.load(p_w + i_block)
     else:
-        near = o_j
-    return near
+        b_aux = o_j
+    return b_aux
 
 
 @triton.jit
 def far_from(p_x, KIND: tl.constexpr, REACH: tl.constexpr, SIDE: tl.constexpr):
-    """The distance from which on blocks have a separate loop: constant (REACH) or linear."""
+    """Return the distance from which on blocks have their own loop, in which IS_FAR holds."""
     if REACH > 0:
         distance = tl.full((), REACH - 1, tl.int32)
     elif KIND == FIRE:
@@ -175,11 +188,14 @@ def visit_keys(
     D: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, IS_FAR: tl.constexpr,
     IS_EDGE: tl.constexpr, IS_DIAGONAL: tl.constexpr,
 ):  # fmt: skip
-    """Update the online softmax by the key blocks from ``start`` to ``stop``.
+    """Update the online softmax with the key blocks from ``start`` to ``stop``.
 
-    IS_EDGE: some of these keys are hidden from some of the queries (`spans`).
-    b_acc (BM, D): the sum of weighted values; b_max and b_total (BM,): the largest logit and the
-    sum of weights so far.
+    Args:
+        b_acc: (BM, D), the sum of weighted values so far. b_max, b_total: (BM,), the largest logit
+            and the sum of weights so far.
+        p_k, p_v, p_x, p_y, p_w: already those of this head. k_t, v_t: strides by token.
+        IS_FAR, IS_DIAGONAL: as in `add_bias`.
+        IS_EDGE: some of these keys are hidden from some of the queries (`spans`).
     """
     o_e, o_d = tl.arange(0, E), tl.arange(0, D)
     for j0 in tl.range(start, stop, BN):
@@ -189,9 +205,9 @@ def visit_keys(
         else:
             b_k = tl.load(p_k + o_j[None, :] * k_t + o_e[:, None])
         b_s = tl.dot(b_q, b_k, input_precision=PRECISION) * scale
-        near = load_near(p_x, p_w, o_j, j0 // BN, KIND, IS_FAR)
+        b_aux = load_aux(p_x, p_w, o_j, j0 // BN, KIND, IS_FAR)
         b_s = add_bias(
-            b_s, o_i, o_j, i0, j0, near, p_x, p_y, p_z, KIND, REACH, IS_FAR, IS_DIAGONAL,
+            b_s, o_i, o_j, i0, j0, b_aux, p_x, p_y, p_z, KIND, REACH, IS_FAR, IS_DIAGONAL,
             IS_TRANSPOSED=False,
         )  # fmt: skip
         if IS_EDGE:
@@ -216,7 +232,10 @@ def visit_keys(
 
 @triton.jit
 def sink_logits(p_sink, p_x, o_i, KIND: tl.constexpr):
-    """A head's sink beside the logits of its queries: above it by the query's own x for KEYS."""
+    """Return the sink of a head as a logit per query, (BM,).
+
+    For KEYS the logits of a query are too large by its own x, so the sink's logit is raised by it.
+    """
     logits = tl.load(p_sink) + 0.0 * o_i.to(tl.float32)
     if KIND == KEYS:
         logits += tl.load(p_x + o_i)
@@ -231,23 +250,23 @@ def forward(
     KEEPS: tl.constexpr, SEGMENTED: tl.constexpr, E: tl.constexpr, D: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one head: the output, and the base-2 logsumexp of its logits.
+    """Compute the output of one block of queries of one head, and the logsumexp of its logits.
 
     Args:
-        p_q, p_k: (B, H or H / G, T, E). p_v: (B, H / G, T, D). p_o: (B, H, T, D).
-            All of one type, 16 bits or float32.
-        p_lse: (B, H, T) float32, contiguous.
-        p_x, p_y, p_z, p_w: of the bias (above). x_strides, y_strides: of (batch, head); w_strides:
-            of (head, query block).
+        p_q: (B, H, T, E). p_k: (B, H / G, T, E). p_v: (B, H / G, T, D). All have the same type, 16
+            bits or float32.
+        p_o: (B, H, T, D), the output, written.
+        p_lse: (B, H, T) float32, contiguous, the logsumexp in base 2, written.
+        p_x, p_y, p_z, p_w: of the bias, see the top of this file. x_strides, y_strides: of (batch,
+            head). w_strides: of (head, query block).
         scale: of the logits, times log2(e).
         USES_HORIZON: keys beyond the horizon p_z are skipped. USES_LINES: far blocks are linear.
         p_spans, KEEPS, SEGMENTED: which keys are visible (`pe.attention.kernels.flash.spans`), with
-            spans_b, the stride by batch; or None, False, False and None. Not with REACH,
-            USES_HORIZON or USES_LINES.
-        p_sink: (H,) float32, a logit beside those of the keys, times log2(e); or None. Measured
-            like those of the keys, which for KEYS are above what they should be by the query's own.
+            spans_b, the stride by batch. Without a window they are None, False, False and None.
+            They exclude REACH, USES_HORIZON and USES_LINES.
+        p_sink: (H,) float32, one more logit per head, times log2(e); or None.
     """
-    i_block = tl.num_programs(0) - 1 - tl.program_id(0)  # those with most keys first
+    i_block = tl.num_programs(0) - 1 - tl.program_id(0)  # blocks with the most keys start first
     i_b, i_h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
     p_q += i_b * q_strides[0] + i_h * q_strides[1]
     p_k += i_b * k_strides[0] + (i_h // G) * k_strides[1]
@@ -268,7 +287,7 @@ def forward(
         b_max, b_total = sink_logits(p_sink + i_h, p_x, o_i, KIND), b_total + 1.0
     elif p_spans is not None:
         b_max = tl.full((BM,), LEAST, tl.float32)
-    diagonal = (i0 // BN) * BN  # key blocks before this lie behind all queries
+    diagonal = (i0 // BN) * BN  # key blocks before this one are seen by all queries of the block
     far = 0
     if USES_HORIZON:
         far = first_key(p_x, p_y, tl.load(p_z + tl.program_id(1)), i0, T, KIND)

@@ -1,19 +1,20 @@
-"""Skip key blocks so far away that under a falling bias their weights underflow.
+"""Skip blocks of keys that are so far away that under a falling bias their weights underflow.
 
-Base 2, s the logits without bias, which is 0 for a query's own key. Beside that one key j weighs
+Let s be the logits in base 2 without bias. A query's own key has bias 0. The weight of key j,
+relative to that of the query's own key, is
 
     p_ij / p_ii = 2^(s_ij - s_ii + b_ij) <= 2^(2 S + b_ij),   S = scale log2(e) max |q| max |k|
 
-since |q . k| <= |q| |k|. Where b_ij <= -(2 S + 24 + log2 T), all T keys together weigh less than
-2^-24 of p_ii alone: less than a sum in float32 keeps. So blocks that lie wholly beyond are
-skipped, forward and backward, whatever the numbers are, and nothing is approximated. With ALiBi's
-slopes that is most of a long sequence in most heads; with FoX it depends on the gates, as in its
-authors' adaptive computation pruning (Lin et al. 2025, arXiv:2504.06949).
+because |q . k| <= |q| |k|. If b_ij <= -(2 S + 24 + log2 T), the weights of all T keys together are
+less than 2^-24 p_ii, which a sum in float32 loses anyway. 2 S + 24 + log2 T is called the horizon.
+Blocks that lie beyond it are skipped, forward and backward, and the result is the same. With
+ALiBi's slopes this is most of a long sequence in most heads. With FoX it depends on the gates, as
+in adaptive computation pruning by its authors (Lin et al. 2025, arXiv:2504.06949).
 
-For KEYS a block's bias is bounded by the largest x up to its last key less the smallest x from its
-first query on, and both rise with the position (`pe.encodings.core.forms.by_key`), so what is
-skipped is contiguous, and counting finds its end. For POWER it is a distance. A logarithm falls
-too slowly to be worth it.
+For KEYS the bias of a block is at most the largest x up to its last key, minus the smallest x from
+its first query on. Both rise with the position (`pe.encodings.core.forms.by_key`), so the skipped
+blocks are contiguous, and counting them gives their end. For POWER the end is a distance. A
+logarithm falls so slowly that skipping would not pay.
 """
 
 from __future__ import annotations
@@ -31,16 +32,19 @@ from pe.encodings.core import forms
 
 FALLING = (forms.KEYS, forms.POWER)
 LEAST = 1024
-"""Tokens from which on it is worth it: queries and keys are read once more for it."""
+"""The number of tokens from which on skipping pays; it costs reading all queries and keys once."""
 
 
 def skips_underflowed(kind: int, length: int, least: int | None = None) -> bool:
-    """Whether keys beyond the horizon are skipped: from ``least`` tokens on, or `LEAST`."""
+    """Return whether keys beyond the horizon are skipped in a sequence of ``length`` tokens.
+
+    ``least`` replaces `LEAST` unless it is None.
+    """
     return kind in FALLING and length >= (LEAST if least is None else least)
 
 
 def horizon(q: Tensor, k: Tensor, scale: float) -> Tensor:
-    """(B, H): how far below a query's own bias, in bits, nothing is left."""
+    """Return the horizon in bits, (B, H) float32, of q (B, H, T, E) and k (B, K, T, E)."""
     bits = q.new_empty(q.shape[:2], dtype=torch.float32)
     rest = 24 + math.log2(q.shape[2])
     groups = q.shape[1] // k.shape[1]
@@ -52,17 +56,21 @@ def horizon(q: Tensor, k: Tensor, scale: float) -> Tensor:
 
 
 def _squares(x: Tensor) -> Tensor:
-    """(B, H, chunks): the largest |x|^2 of each chunk; x is read once and as it is."""
+    """Return the largest |x|^2 of each chunk of CHUNK tokens, (B, H, chunks) float32."""
     batch, heads, length, width = x.shape
     out = x.new_empty(batch, heads, triton.cdiv(length, forms.CHUNK), dtype=torch.float32)
-    grid = heads, out.shape[-1], batch  # heads of a token are contiguous in memory
+    grid = heads, out.shape[-1], batch  # heads first, because those of a token are contiguous
     squares[grid](x, out, length, strides_of(x), E=width)
     return out
 
 
 @triton.jit
 def squares(p_x, p_out, T, x_strides, E: tl.constexpr):
-    """The largest |x|^2 of a chunk of a head: p_x (B, H, T, E) -> p_out (B, H, chunks) float32."""
+    """Compute the largest |x|^2 in a chunk of a head.
+
+    Args:
+        p_x: (B, H, T, E). p_out: (B, H, chunks) float32, written.
+    """
     i_h, i_chunk, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     o_t = i_chunk * CHUNK + tl.arange(0, CHUNK)
     o_e = tl.arange(0, E)
@@ -77,9 +85,11 @@ def squares(p_x, p_out, T, x_strides, E: tl.constexpr):
 
 @triton.jit
 def farthest(p_sq, p_sk, p_out, N, G, factor, b_rest):
-    """The horizon of one head: factor max |q| max |k| + rest.
+    """Compute the horizon of one head: factor max |q| max |k| + rest.
 
-    p_sq (B, H, N), p_sk (B, H / G, N): what `squares` leaves of N chunks; p_out (B, H) float32.
+    Args:
+        p_sq: (B, H, N) and p_sk: (B, H / G, N) float32, which `squares` wrote for N chunks.
+        p_out: (B, H) float32, written.
     """
     i_b, i_h, heads = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     p_sq += (i_b * heads + i_h) * N
@@ -96,14 +106,18 @@ def farthest(p_sq, p_sk, p_out, N, G, factor, b_rest):
 
 @triton.jit
 def reach(p_x, w):
-    """From which distance on -first (i - j)^second is below -w; both are positive."""
+    """Return the distance from which on -x0 (i - j)^x1 is below -w; p_x points to (x0, x1)."""
     distance = tl.math.exp2(tl.math.log2(w / tl.load(p_x)) / tl.load(p_x + 1))
     return tl.math.ceil(tl.minimum(distance, FARTHEST)).to(tl.int32)
 
 
 @triton.jit
 def first_key(p_x, p_y, w, i0, T, KIND: tl.constexpr):
-    """The first key that a block of queries from ``i0`` on visits, the first of a chunk."""
+    """Return the first key that a block of queries from ``i0`` on visits; a chunk begins there.
+
+    Args:
+        p_x, p_y: of the bias, of this head. w: the horizon.
+    """
     if KIND == KEYS:
         chunks = tl.cdiv(T, CHUNK) + 2
         before = i0 // CHUNK
@@ -119,7 +133,11 @@ def first_key(p_x, p_y, w, i0, T, KIND: tl.constexpr):
 
 @triton.jit
 def last_query(p_x, p_y, w, j0, end, T, KIND: tl.constexpr):
-    """The end of the queries that visit the keys from ``j0`` to ``end``."""
+    """Return the end of the queries that visit the keys from ``j0`` to ``end``.
+
+    Args:
+        p_x, p_y: of the bias, of this head. w: the horizon.
+    """
     if KIND == KEYS:
         chunks = tl.cdiv(T, CHUNK) + 2
         bar = tl.load(p_y + chunks + j0 // CHUNK) + w

@@ -1,4 +1,4 @@
-"""What `pe.encodings.core.forms` and the kernels share, as constants that Triton compiles in."""
+"""Constants of `pe.encodings.core.forms` in the form in which Triton compiles them into kernels."""
 
 from __future__ import annotations
 
@@ -15,4 +15,4 @@ POWER: tl.constexpr = tl.constexpr(forms.POWER)
 CHUNK: tl.constexpr = tl.constexpr(forms.CHUNK)
 LOG2E: tl.constexpr = tl.constexpr(forms.LOG2E)
 FARTHEST: tl.constexpr = tl.constexpr(1e9)
-"""Distances are capped here before they become integers."""
+"""The largest distance, at which distances are cut off before they become integers."""

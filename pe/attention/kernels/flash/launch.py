@@ -1,7 +1,7 @@
-"""Run the kernels: shapes and strides in, tensors out. Autograd is added by `op`.
+"""Launch the kernels of flash attention: allocate outputs, and pass shapes, strides and options.
 
-q (B, H, T, E), k (B, K, T, E), v (B, K, T, D); ``own``, ``parts``, ``shown`` and ``sink`` as `op`
-has them.
+q is (B, H, T, E), k (B, K, T, E) and v (B, K, T, D). `pe.attention.kernels.flash.op` explains
+``kind``, ``own``, ``parts``, ``reach`` and ``sink``, and adds autograd.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from pe.encodings.core.forms import FIRE, KEYS, LOG2E, LOGARITHM, NONE, PADDING,
 
 LN2 = math.log(2.0)
 PROGRAMS, SHARED = 1024, 2048
-"""Programs that the gradient of FIRE's network is spread over, at most, and that of a table."""
+"""The most programs for the gradient of FIRE's network, and for that of a table."""
 
 
 class Shown(NamedTuple):
-    """Which keys are visible, as `op` is told: the fields of `pe.attention.spans.Spans`."""
+    """Which keys are visible; the fields are those of `pe.attention.spans.Spans`."""
 
     rows: Tensor | None = None
     keeps: bool = False
@@ -45,7 +45,7 @@ class Shown(NamedTuple):
 
     @property
     def stride(self) -> int | None:
-        """Of p_spans by batch; None without."""
+        """The stride by batch of ``rows``; None without a window."""
         return None if self.rows is None else _batch_stride(self.rows)
 
 
@@ -54,14 +54,14 @@ ALL_KEYS = Shown()
 
 
 class _Bias:
-    """The bias as arguments of the kernels."""
+    """A bias spec as arguments of the kernels: p_x, p_y and p_z, and strides of (batch, head)."""
 
     def __init__(
         self, kind: int, q: Tensor, own: Tensor | None, parts: list[Tensor], beyond: Tensor
     ) -> None:
         self.knots = 1
         x_strides = y_strides = (0, 0)
-        x = y = q  # of kinds that have none, never read
+        x = y = q  # placeholders, which are not read
         z = beyond
         if kind == NONE:
             pass
@@ -74,7 +74,7 @@ class _Bias:
             x = own[:, PADDING:]  # distance 0
             x_strides = 0, x.stride(0)
         elif kind == FIRE:
-            x, y, z = parts[0][:, 1:], *parts[1:3]  # the first cell
+            x, y, z = parts[0][:, 1:], *parts[1:3]  # x begins with the first piece of f
             self.knots, x_strides = x.shape[1] - 1, (0, x.stride(0))
         elif kind in (LOGARITHM, POWER):
             x = own
@@ -84,22 +84,25 @@ class _Bias:
 
 
 def _uses_lines(kind: int, q: Tensor, plan: Plan, long: int) -> bool:
-    """Whether far blocks take lines; two kernels share FIRE's, which then need the same blocks."""
+    """Return whether the bias of far blocks is computed as lines.
+
+    For FIRE two kernels share the result of `lines`, so they must have blocks of the same size.
+    """
     same = plan.keys.queries == plan.keys.keys == plan.table.queries
     return takes_lines(kind, q.dtype, q.shape[2], long) and (kind != FIRE or same)
 
 
-def _lines(
+def _pieces(
     kind: int, linear: bool, q: Tensor, parts: list[Tensor], b: Blocks, transposed: bool = False
 ) -> Tensor:
-    """Which of FIRE's blocks take lines; of other kinds nothing that is read."""
+    """Return p_w of FIRE: the piece of f of each block (`lines`); empty if it is not read."""
     if kind != FIRE or not linear:
         return torch.empty(0, 0, 0, dtype=torch.int32, device=q.device)
     return lines(parts, q.shape[2], b.queries, b.keys, transposed)
 
 
 class _Network:
-    """What the gradient of FIRE's network is computed from; of other kinds nothing that is read."""
+    """Arguments for the gradient of FIRE's network; placeholders for other kinds of bias."""
 
     def __init__(
         self, kind: int, q: Tensor, parts: list[Tensor], pieces: Tensor, beyond: int
@@ -130,11 +133,16 @@ def forward(
     parts: list[Tensor], reach: int, least: int | None = None, long: int = LONG,
     shown: Shown = ALL_KEYS, sink: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """o (B, H, T, D), lse (B, H, T) in base 2, and the horizon (B, H), empty where none is used.
+    """Compute attention.
 
-    Keys beyond it are skipped in sequences of ``least`` tokens and more (None: `horizon.LEAST`);
-    FIRE takes lines in sequences of ``long`` and more. Where ``shown`` hides keys, neither is done,
-    nor is ``reach`` looked at: what is left of them in a window is not worth a loop.
+    Args:
+        least: skip keys beyond the horizon in sequences of at least so many tokens; None:
+            `horizon.LEAST`. long: compute FIRE's bias as lines in sequences of at least so many.
+        shown: which keys are visible. If some are hidden, neither of these is done and ``reach`` is
+            not used, because a window leaves too few far keys for a loop of their own.
+
+    Returns:
+        o (B, H, T, D), lse (B, H, T) in base 2, and the horizon (B, H), empty if it is not used.
     """
     q, k, v = (contiguous_last_dim(x) for x in (q, k, v))
     batch, heads, length, width = q.shape
@@ -147,11 +155,11 @@ def forward(
     whole = plan_for(width, v.shape[-1], kind, reach)
     plan = whole.forward
     linear = shown.rows is None and _uses_lines(kind, q, whole, long)
-    w = _lines(kind, linear, q, parts, plan)
+    pieces = _pieces(kind, linear, q, parts, plan)
     flash.forward[(cdiv(length, plan.queries), batch * heads)](
-        q, k, v, out, lse, *bias.tensors, w, shown.rows, _in_base_2(sink), length, heads,
+        q, k, v, out, lse, *bias.tensors, pieces, shown.rows, _in_base_2(sink), length, heads,
         heads // k.shape[1], scale / LN2, strides_of(q), strides_of(k), strides_of(v),
-        strides_of(out), *bias.strides, w.stride()[:2], shown.stride, KIND=kind, REACH=reach,
+        strides_of(out), *bias.strides, pieces.stride()[:2], shown.stride, KIND=kind, REACH=reach,
         USES_HORIZON=skips, USES_LINES=linear, KEEPS=shown.keeps, SEGMENTED=shown.segmented,
         E=width, D=v.shape[-1], BM=plan.queries, BN=plan.keys, PRECISION=_precision(q),
         **plan.options(),
@@ -164,8 +172,15 @@ def backward(
     scale: float, kind: int, own: Tensor | None, parts: list[Tensor], reach: int, learns: bool,
     long: int = LONG, shown: Shown = ALL_KEYS, sink: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """dq, dk, dv, the gradient of ``own``, empty unless ``learns``, and that of ``sink`` or
-    nothing."""
+    """Compute the gradients.
+
+    Args:
+        gradient: (B, H, T, D), of the output. out, lse, beyond: what `forward` returned.
+        learns: whether the gradient of ``own`` is needed. long, shown: as in `forward`.
+
+    Returns:
+        dq, dk, dv, and the gradients of ``own`` and ``sink``, which are empty if not needed.
+    """
     q, k, v, gradient = (contiguous_last_dim(x) for x in (q, k, v, gradient))
     batch, heads, length, width = q.shape
     key_heads, value_width = k.shape[1], v.shape[-1]
@@ -182,10 +197,10 @@ def backward(
     logits = _in_base_2(sink)
     dq, dk, dv = tokens_first(q, width), tokens_first(k, width), tokens_first(v, value_width)
     b = plan.queries
-    w = _lines(kind, linear, q, parts, b)
+    pieces = _pieces(kind, linear, q, parts, b)
     gradients.by_queries[(cdiv(length, b.queries), batch * heads)](
-        *inputs, w, out, dq, shown.rows, logits, length, heads, groups, scale / LN2, scale,
-        *strides, *bias.strides, w.stride()[:2], strides_of(out), strides_of(dq), shown.stride,
+        *inputs, pieces, out, dq, shown.rows, logits, length, heads, groups, scale / LN2, scale,
+        *strides, *bias.strides, pieces.stride()[:2], strides_of(out), strides_of(dq), shown.stride,
         KEEPS=shown.keeps, NEEDS_SUMS=learns or sink is not None, USES_HORIZON=skips,
         USES_LINES=linear, BM=b.queries, BN=b.keys, **shape, **b.options(),
     )  # fmt: skip
@@ -193,24 +208,24 @@ def backward(
     sizes = 1 if kind == KEYS else 2, batch, heads, length if by_keys else 0
     by_key = q.new_empty(sizes, dtype=torch.float32)
     b = plan.keys
-    w = _lines(kind, linear, q, parts, b, transposed=True)
-    network = _Network(kind, q, parts, w, MIN_SIDES.value + 1)
+    pieces = _pieces(kind, linear, q, parts, b, transposed=True)
+    network = _Network(kind, q, parts, pieces, MIN_SIDES.value + 1)
     gradients.by_keys[(cdiv(length, b.keys), batch * key_heads)](
-        *inputs, w, dk, dv, by_key[0], by_key[-1], network.order, *network.tensors,
+        *inputs, pieces, dk, dv, by_key[0], by_key[-1], network.order, *network.tensors,
         shown.rows, length, heads, groups, scale / LN2, scale, *strides, *bias.strides,
-        w.stride()[:2], strides_of(dk), strides_of(dv), shown.stride, NEEDS_SUMS=by_keys,
+        pieces.stride()[:2], strides_of(dk), strides_of(dv), shown.stride, NEEDS_SUMS=by_keys,
         USES_HORIZON=skips, USES_LINES=linear, BM=b.queries, BN=b.keys, **shape,
         UNITS=network.units, KNOTS=bias.knots, PADDED=network.padded, **b.options(),
     )  # fmt: skip
     by_sink, dsink = None, q.new_empty(0, dtype=torch.float32)
-    if logits is not None:  # dS of the sink, by query
-        rises = own[..., :length] if kind == KEYS and own is not None else 0.0
-        by_sink = -(logits[:, None] + rises - lse).exp2() * sums
+    if logits is not None:  # the entries of dS that belong to the sink, (B, H, T)
+        own_x = own[..., :length] if kind == KEYS and own is not None else 0.0
+        by_sink = -(logits[:, None] + own_x - lse).exp2() * sums
         dsink = by_sink.sum((0, 2))
     if not learns or own is None:
         return dq, dk, dv, q.new_empty(0, dtype=torch.float32), dsink
     if kind == KEYS:
-        # A query's own x is in all its logits, but not in that of the sink.
+        # The x of a query is in the logits of all its keys, but not in that of the sink.
         dx = by_key[0] if by_sink is None else by_key[0] + by_sink
         dx = dx.sum(0, keepdim=True) if own.shape[0] == 1 else dx
         return dq, dk, dv, pad(dx * LN2, (0, own.shape[-1] - length)), dsink
@@ -229,18 +244,18 @@ def backward(
         programs = min(blocks * (blocks + 1) // 2, PROGRAMS)
         sums_of_f = q.new_empty(heads, programs, 4, network.padded, dtype=torch.float32)
         learned.of_network[(programs, heads)](
-            *inputs, shown.rows, w, *network.tensors[:-1], sums_of_f, *arguments, w.stride()[:2],
-            network.units, KNOTS=bias.knots, PADDED=network.padded, USES_LINES=linear, **shape,
-            **options,
+            *inputs, shown.rows, pieces, *network.tensors[:-1], sums_of_f, *arguments,
+            pieces.stride()[:2], network.units, KNOTS=bias.knots, PADDED=network.padded,
+            USES_LINES=linear, **shape, **options,
         )  # fmt: skip
         total = sums_of_f.sum(1) + network.far.sum((0, 2))
         return dq, dk, dv, by_unit(total[..., : network.units], parts[7], parts[8]), dsink
     diagonals = cdiv(length, size)
-    if reach:  # the gradient of what is constant beyond follows from the rest
+    if reach:  # the gradient of the constant part follows from the rest (`by_distance`)
         diagonals = min(diagonals, cdiv(reach + size - 1, size))
     if shown.near:
         diagonals = min(diagonals, cdiv(shown.near + size - 1, size))
-    steps = batch * cdiv(length, size)  # of the longest diagonal
+    steps = batch * cdiv(length, size)  # blocks of the longest diagonal, in all sequences
     shares = min(steps, cdiv(SHARED, diagonals * heads))
     tiles = q.new_empty(heads, diagonals, shares, size, size, dtype=torch.float32)
     learned.of_table[(diagonals, shares, heads)](

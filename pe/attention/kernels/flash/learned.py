@@ -1,8 +1,8 @@
-"""The gradient of a table or a network: dS summed over the batch, where one number serves all.
+"""The gradients of a table and of FIRE's network, which are sums of dS over the whole batch.
 
-Kept apart from dq, dk and dv, because only here do blocks of different sequences belong together: a
-program holds one block of the matrix and goes through the batch, so that no two programs add to the
-same number and the same inputs give the same bits.
+All sequences share one table or network. So here, unlike in the kernels for dq, dk and dv, a
+program takes one block of the attention matrix and goes through the sequences. No two programs add
+to the same number, so equal inputs give equal bits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def score_gradient(
     KIND: tl.constexpr, REACH: tl.constexpr, SEGMENTED: tl.constexpr, E: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dS of one square block, (BM, BM) float32."""
+    """Return dS of a square block, (BM, BM) float32; arguments are those of `backward.by_keys`."""
     o_e, o_d = tl.arange(0, E), tl.arange(0, D)
     o_i, o_j = i0 + tl.arange(0, BM), j0 + tl.arange(0, BM)
     m_i, m_j = o_i < T, o_j[:, None] < T
@@ -62,14 +62,14 @@ def of_table(
     KIND: tl.constexpr, REACH: tl.constexpr, SEGMENTED: tl.constexpr, E: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The sum of dS over a share of the n-th diagonal of blocks, whose distances agree.
+    """Sum dS over a share of the n-th diagonal of blocks, all of which have the same distances.
 
     Program (n, share, head) goes down the diagonal, one sequence after another.
 
     Args:
-        p_q, p_k, p_v, p_do, p_lse, p_sums, p_x, p_y, p_z, p_spans: as in `backward.by_keys`; x_h:
-            the stride of x by head.
-        p_tiles: (H, diagonals, shares, BM, BM) float32.
+        p_q, p_k, p_v, p_do, p_lse, p_sums, p_x, p_y, p_z, p_spans: as in `backward.by_keys`.
+        p_tiles: (H, diagonals, shares, BM, BM) float32, written.
+        x_h: the stride of p_x by head.
     """
     i_n, i_share, i_h = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     b_total = tl.zeros((BM, BM), tl.float32)
@@ -94,7 +94,7 @@ def of_table(
 
 @triton.jit
 def sum_of_block(x):
-    """Sum of all entries."""
+    """Return the sum of all entries of a block."""
     return tl.sum(tl.sum(x, 1), 0)
 
 
@@ -107,18 +107,23 @@ def of_network(
     PADDED: tl.constexpr, USES_LINES: tl.constexpr, E: tl.constexpr, D: tl.constexpr,
     BM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """FIRE: what every n-th block, of the whole batch, gives its network and two parameters.
+    """Sum over every n-th block, in all sequences, what the gradient of FIRE's network needs.
 
-    With u the argument of f, the sums of dS, dS u, dS du/dc and dS du/dm over u > breaks[n].
+    u is the argument of f. For each unit of the network these are the sums of dS, dS u, dS du/dc
+    and dS du/dm over all entries with u above the unit's corner, where c and m are FIRE's two
+    parameters.
 
     Args:
-        p_q, p_k, p_v, p_do, p_lse, p_sums, p_x, p_y, p_z, p_spans: as in `backward.by_keys`, of one
-            document for all sequences.
-        p_w: (H, blocks, blocks) int32; with USES_LINES blocks within one piece of f, which have a
-            number from 0 on here, are left to `pe.attention.kernels.flash.fire_far`.
-        p_breaks: (UNITS,) float32, the corners of f. p_by_c, p_rows_c, p_rows_m: float32, parts of
-            du/dc by distance and by row, and of du/dm by row (`pe.encodings.core.forms.fire`).
-        p_parts: (H, programs, 4, PADDED) float32. PADDED: UNITS, up to a power of two.
+        p_q, p_k, p_v, p_do, p_lse, p_sums, p_x, p_y, p_z, p_spans: as in `backward.by_keys`; all
+            sequences have the same spans, those of a single document.
+        p_w: (H, blocks, blocks) int32, as in `forward`. With USES_LINES, blocks that lie in one
+            piece of f, whose entry is 0 or more, are skipped here;
+            `pe.attention.kernels.flash.fire_far` sums them.
+        p_breaks: (UNITS,) float32, the corners of f.
+        p_by_c, p_rows_c, p_rows_m: float32, parts of du/dc by distance and by row, and of du/dm by
+            row (`pe.encodings.core.forms.fire`).
+        p_parts: (H, programs, 4, PADDED) float32, written. PADDED: UNITS, rounded up to a power of
+            two.
     """
     i_h = tl.program_id(1)
     p_x += i_h * x_h
@@ -127,7 +132,8 @@ def of_network(
     by_u, by_c, by_m = plain, plain, plain
     across = tl.cdiv(T, BM)
     for i_block in tl.range(tl.program_id(0), across * (across + 1) // 2, tl.num_programs(0)):
-        # row and column in the lower triangle, counted by rows; a root may be off by one
+        # Row and column of the block in the lower triangle, whose blocks are numbered by rows. The
+        # square root may be off by one.
         root = tl.sqrt(8.0 * (i_block + tl.full((), 0, tl.int32)).to(tl.float32) + 1.0)
         row = ((root - 1.0) / 2.0).to(tl.int32)
         row = tl.where(row * (row + 1) // 2 > i_block, row - 1, row)
@@ -161,21 +167,22 @@ def of_network(
             of_m = -u * (tl.load(p_rows_m + o_i) * rows)[:, None]
             all_plain, all_u = sum_of_block(b_total), sum_of_block(b_total * u)
             all_c, all_m = sum_of_block(b_total * of_c), sum_of_block(b_total * of_m)
-            # u rises with the query and falls with the key, so corners hold its least and its most
+            # u rises with the query and falls with the key, so two corners of the block have its
+            # smallest and its largest value.
             last = tl.minimum(i0 + BM, T) - 1
-            most = log2(1.0 + tl.load(p_y) * (last - j0)) * tl.load(p_z + last) / KNOTS
+            u_max = log2(1.0 + tl.load(p_y) * (last - j0)) * tl.load(p_z + last) / KNOTS
             nearest = tl.maximum(i0 - (j0 + BM - 1), 0)
-            least = log2(1.0 + tl.load(p_y) * nearest) * tl.load(p_z + i0) / KNOTS
+            u_min = log2(1.0 + tl.load(p_y) * nearest) * tl.load(p_z + i0) / KNOTS
             edges = tl.load(p_breaks + o_unit, mask=o_unit < UNITS, other=float("inf"))
-            whole = edges < least  # the block lies above these edges
+            whole = edges < u_min  # the whole block lies above these corners of f
             plain += tl.where(whole, all_plain, 0.0)
             by_u += tl.where(whole, all_u, 0.0)
             by_c += tl.where(whole, all_c, 0.0)
             by_m += tl.where(whole, all_m, 0.0)
-            if tl.sum(((edges >= least) & (edges < most)).to(tl.int32), 0) > 0:  # rare far away
+            if tl.sum(((edges >= u_min) & (edges < u_max)).to(tl.int32), 0) > 0:  # rare far away
                 for n in tl.range(0, UNITS):
                     edge = tl.load(p_breaks + n)
-                    if (edge >= least) & (edge < most):  # the edge runs through the block
+                    if (edge >= u_min) & (edge < u_max):  # the corner is crossed inside the block
                         above = tl.where(u > edge, b_total, 0.0)
                         here = o_unit == n
                         plain += tl.where(here, sum_of_block(above), 0.0)

@@ -1,19 +1,21 @@
-"""The kernels as one differentiable operator that torch.compile takes as one node.
+"""Flash attention with a bias as a differentiable operator, which is one node to torch.compile.
 
-    pe::flash           q, k, v and the parts of the bias -> o, lse, horizon
+    pe::flash           q, k, v and the bias spec -> o, lse, horizon
     pe::flash_backward  -> dq, dk, dv, and the gradients of ``own`` and ``sink``
 
-q (B, H, T, E), k (B, K, T, E), v (B, K, T, D); causal attention, to all keys or, with ``spans``,
-``keeps``, ``segmented`` and ``near``, to those that `pe.attention.spans.Spans` says. ``sink`` (H,)
-float32 is a logit beside those of the keys, or None. ``own`` gets a gradient if it requires one,
-``parts`` never do; `pe.encodings.core.forms` computes both:
+q is (B, H, T, E), k (B, K, T, E) and v (B, K, T, D). Attention is causal, to all keys or to those
+that ``spans``, ``keeps``, ``segmented`` and ``near`` describe, the fields of
+`pe.attention.spans.Spans`. ``sink``, (H,) float32, is one more logit per head, or None.
 
-    NONE   neither
-    KEYS   own (B or 1, H, T + P): x of `forward`; parts: y
-    TABLE  own (H, P + T + P): by distance, constant from ``reach`` on (0: nowhere)
+A bias spec (`pe.encodings.core.forms.Form`) consists of the kind, the parameters ``own``, which get
+a gradient if they require one, tensors ``parts``, which never do, and ``reach``. P is `PADDING`:
+
+    NONE   own and parts are empty
+    KEYS   own (B or 1, H, T + P): x of the kernel `forward`; parts: y
+    TABLE  own (H, P + T + P): the bias by distance, constant from ``reach`` on (0: never)
     LOGARITHM, POWER  own (H, 2)
-    FIRE   own (H, 2U + 2): of f's U pieces height and slope, and its two parameters; parts: x,
-           y, z of `forward`, and what `pe.attention.kernels.flash.learned` reads
+    FIRE   own (H, 2U + 2): height and slope of f's U pieces, and FIRE's two parameters; parts: x,
+           y and z of `forward`, and what `pe.attention.kernels.flash.learned` reads
 """
 
 from __future__ import annotations
@@ -38,10 +40,14 @@ def attend(
     parts: list[Tensor], reach: int, spans: Tensor | None, keeps: bool, segmented: bool, near: int,
     sink: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """o (B, H, T, D), lse (B, H, T) in base 2, and the horizon (B, H) or nothing.
+    """Compute attention.
+
+    Returns:
+        o (B, H, T, D), lse (B, H, T) in base 2, and the horizon (B, H), which is empty if no keys
+        are skipped.
 
     Raises:
-        RuntimeError: on this machine the kernels do not compute what they should.
+        RuntimeError: the self-check of the kernels fails on this machine.
     """
     if q.is_cuda:
         self_check(
@@ -70,7 +76,7 @@ def attend_backward(
     scale: float, kind: int, own: Tensor | None, parts: list[Tensor], reach: int, learns: bool,
     spans: Tensor | None, keeps: bool, segmented: bool, near: int, sink: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """dq, dk, dv, and the gradients of ``own`` and ``sink``, each empty where there is none."""
+    """Return dq, dk, dv, and the gradients of ``own`` and ``sink``, empty if not needed."""
     return backward(
         gradient, q, k, v, out, lse, beyond, scale, kind, own, parts, reach, learns,
         shown=Shown(spans, keeps, segmented, near), sink=sink,
@@ -115,12 +121,13 @@ def self_check(
     kind: int, reach: int, width: int, value_width: int, dtype: torch.dtype, device: torch.device,
     hides: bool = False, segmented: bool = False, has_sink: bool = False,
 ) -> None:  # fmt: skip
-    """Compare the kernels with the definition, once per kind, before they are relied on.
+    """Compare the kernels with the definition, once for each combination of arguments.
 
-    ``hides``: with a window and first keys, in two documents if ``segmented``.
+    Args:
+        hides: with a window and first keys. segmented: in two documents, with padding.
 
     Raises:
-        RuntimeError: they fail or differ; says how, and what to use instead.
+        RuntimeError: the kernels fail or differ. The message says how, and what to use instead.
     """
     case, scale = cases.case(kind, reach, width, value_width, dtype, device), width**-0.5
     q, k, v, gradient, (_, own, parts, reach) = case

@@ -1,9 +1,9 @@
-"""A small case of each kind of bias, and what the definition computes of it, without autograd.
+"""A small case for each kind of bias, and its results by the definition, without autograd.
 
 P = softmax(scale q k^T + b)    o = P v    dv = P^T dO    dS = P (dP - rowsum(P dP)),  dP = dO v^T
-dq = scale dS k    dk = scale dS^T q    and dS added up by what the bias depends on
+dq = scale dS k    dk = scale dS^T q    and sums of dS for the gradient of the bias
 
-With a sink P has one more key, whose value is 0.
+With a sink, P has one more key, whose value is 0.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ LN2 = math.log(2.0)
 def case(
     kind: int, reach: int, width: int, value_width: int, dtype: torch.dtype, device: torch.device
 ) -> Case:
-    """The same numbers every time."""
-    length = max(LENGTH, -(-reach // 128) * 128 + 128)  # beyond where it is constant, too
+    """Make the inputs of a self-check, which are always the same."""
+    length = max(LENGTH, -(-reach // 128) * 128 + 128)  # long enough for a constant part
     if kind in FALLING:
-        length = 3 * forms.CHUNK  # the last chunk skips the first where a bias is steep
+        length = 3 * forms.CHUNK  # long enough to skip the first chunk where the bias is steep
     if takes_lines(kind, dtype, length, 0):
-        length = 704  # far enough for lines
+        length = 704  # long enough for blocks with lines
     random = random_on(device)
     q, k, v, gradient = inputs(random, BATCH, HEADS, length, width, value_width, dtype)
     form = Form()
@@ -50,11 +50,11 @@ def case(
         numbers = random(2, HEADS).abs().clamp(0.1, 1.0)
         numbers[:, 1] = 1.0
         if kind == forms.LOGARITHM:
-            numbers[0, 1] = 0.01  # so weak that lines will do
+            numbers[0, 1] = 0.01  # so weak that far blocks have lines
         form = forms.by_logarithm(*numbers) if kind == forms.LOGARITHM else forms.by_power(*numbers)
     elif kind == forms.FIRE:
-        weight, corners = random(8), torch.linspace(0.1, 0.9, 8, device=device)  # none of them far
-        rises = random(HEADS, 8) * (0.1 if length > LENGTH else 1.0)  # so flat that lines will do
+        weight, corners = random(8), torch.linspace(0.1, 0.9, 8, device=device)
+        rises = random(HEADS, 8) * (0.1 if length > LENGTH else 1.0)  # so flat that there are lines
         weights = weight[:, None], -weight * corners, rises, random(HEADS)
         c, multiplier = torch.full((1,), 0.3, device=device), torch.ones(1, device=device)
         form = forms.fire(c, multiplier, *weights, 100.0, 1e-6, length)
@@ -62,8 +62,10 @@ def case(
 
 
 def spans_of(q: Tensor, segmented: bool) -> Spans:
-    """A window and first keys that begin and end within blocks; ``segmented``: two documents, and
-    tokens in front of and among them that are padding."""
+    """Return spans of a window and first keys, whose bounds lie inside of blocks.
+
+    With ``segmented`` there are two documents, and padding before and inside them.
+    """
     length = q.shape[2]
     padding = documents = None
     if segmented:
@@ -76,7 +78,7 @@ def spans_of(q: Tensor, segmented: bool) -> Spans:
 def expected(
     case: Case, scale: float, spans: Spans | None = None, sink: Tensor | None = None
 ) -> tuple[Tensor, ...]:
-    """o, dq, dk, dv and the gradients of the bias' parameters and the sink, float64."""
+    """Return o, dq, dk, dv, and the gradients of the bias and the sink, all in float64."""
     q, k, v, gradient = (t.double() for t in case[:4])
     logits = scale * (q @ k.transpose(-1, -2))
     if case.form.kind != forms.NONE:
@@ -87,8 +89,8 @@ def expected(
     if sink is None:
         weights = logits.softmax(-1)
     else:
-        own = sink.double()[:, None, None].expand(*logits.shape[:-1], 1)
-        weights = torch.cat((logits, own), -1).softmax(-1)[..., :-1]
+        sinks = sink.double()[:, None, None].expand(*logits.shape[:-1], 1)
+        weights = torch.cat((logits, sinks), -1).softmax(-1)[..., :-1]
     sums = (weights * by_weight).sum(-1, keepdim=True)
     by_logit = weights * (by_weight - sums)
     by_sink = weights.new_empty(0)
@@ -99,16 +101,17 @@ def expected(
         scale * (by_logit @ k),
         scale * (by_logit.transpose(-1, -2) @ q).sum(1, keepdim=True),
         (weights.transpose(-1, -2) @ gradient).sum(1, keepdim=True),
-        _own(case.form, by_logit),
+        _bias_gradient(case.form, by_logit),
         by_sink,
     )
 
 
-def _own(form: Form, by_logit: Tensor) -> Tensor:
-    """The gradient of ``form.own`` from that of the logits, (B, H, T, T)."""
+def _bias_gradient(form: Form, by_logit: Tensor) -> Tensor:
+    """Return the gradient of ``form.own`` from that of the logits, (B, H, T, T)."""
     length = by_logit.shape[-1]
     position = torch.arange(length, device=by_logit.device)
-    distance = (position[:, None] - position).clamp(min=0)  # ahead of a query the gradient is 0
+    # The gradient of keys ahead of a query is 0, so their distance does not matter.
+    distance = (position[:, None] - position).clamp(min=0)
     if form.kind == forms.NONE or form.own is None:
         return by_logit.new_empty(0)
     own = torch.zeros_like(form.own, dtype=torch.float64)

@@ -1,8 +1,8 @@
-"""Loop bounds and masks where a query sees some of the keys before it only (`pe.attention.spans`).
+"""Loop bounds and masks of kernels whose queries see only some of the keys before them.
 
-p_spans points to the four rows of a sequence, T numbers each: first, last, origin, kept. Without a
-window it is None, and what is compiled then has nothing of this. KEEPS: first keys stay visible.
-SEGMENTED: there are several documents, so that every block takes the mask.
+p_spans points to `pe.attention.spans.Spans.rows` of a sequence: first, last, origin and kept, T
+int32 each. Without a window it is None, and kernels are compiled without any of this. KEEPS: the
+first keys stay visible. SEGMENTED: there are several documents, so that every block needs the mask.
 
     block of queries i0 .. i0 + BM:    |kept|      [start .. inside)[inside .. diagonal)[diagonal ..
                                         mask        mask             no mask            mask
@@ -12,7 +12,7 @@ SEGMENTED: there are several documents, so that every block takes the mask.
     start = min first_i    inside = max first_i        over the queries of the block
     stop = 1 + max last_j  inside = 1 + min last_j     over its keys
 
-each rounded to whole blocks towards the mask.
+All bounds are rounded to whole blocks, such that every block that needs a mask gets it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ import triton.language as tl
 
 NOWHERE: tl.constexpr = tl.constexpr(2**31 - 1)
 LEAST: tl.constexpr = tl.constexpr(-1e30)
-"""In place of -inf as the largest logit of a query that has seen none yet: differences from it are
-numbers, and a block of which a query sees nothing leaves its sum at 0."""
+"""The largest logit of a query that has seen no key yet. With -inf in its place, the difference of
+two of them would be NaN. With this number, a block of which a query sees nothing leaves its sum
+at 0."""
 
 
 @triton.jit
 def seen(p_spans, o_i, o_j, T, SEGMENTED: tl.constexpr, IS_TRANSPOSED: tl.constexpr):
-    """Which keys of a block its queries see: queries down and keys across, or IS_TRANSPOSED."""
+    """Return the mask of a block, True where a query sees a key: (BM, BN), or IS_TRANSPOSED."""
     b_last = tl.load(p_spans + T + o_j, mask=o_j < T, other=-1)
     if IS_TRANSPOSED:
         mask = (o_i[None, :] >= o_j[:, None]) & (o_i[None, :] <= b_last[:, None])
@@ -46,7 +47,11 @@ def seen(p_spans, o_i, o_j, T, SEGMENTED: tl.constexpr, IS_TRANSPOSED: tl.conste
 
 @triton.jit
 def keys_of_queries(p_spans, o_i, diagonal, T, SEGMENTED: tl.constexpr, BN: tl.constexpr):
-    """Where a block of queries begins to see keys, and from where on all of it sees all."""
+    """Return the first key that a block of queries sees, and the first that needs no mask.
+
+    Both are multiples of BN. ``diagonal`` is the first key block that contains a key ahead of a
+    query.
+    """
     b_first = tl.load(p_spans + o_i, mask=o_i < T, other=NOWHERE)
     start = tl.min(b_first, 0) // BN * BN
     inside = diagonal
@@ -58,9 +63,9 @@ def keys_of_queries(p_spans, o_i, diagonal, T, SEGMENTED: tl.constexpr, BN: tl.c
 
 @triton.jit
 def first_keys(p_spans, o_i, start, T, BN: tl.constexpr):
-    """The keys before ``start`` that stay visible to a block of queries: begin and end.
+    """Return begin and end of the first keys, before ``start``, that a block of queries sees.
 
-    Of documents that begin from ``start`` on there are none.
+    Documents that begin at ``start`` or later have no such keys.
     """
     b_origin = tl.load(p_spans + 2 * T + o_i, mask=o_i < T, other=NOWHERE)
     b_kept = tl.load(p_spans + 3 * T + o_i, mask=o_i < T, other=0)
@@ -70,7 +75,8 @@ def first_keys(p_spans, o_i, start, T, BN: tl.constexpr):
 
 @triton.jit
 def queries_of_keys(p_spans, o_j, after, T, SEGMENTED: tl.constexpr, BM: tl.constexpr):
-    """Up to where all queries from ``after`` on see all of a block of keys, and some see some."""
+    """Return up to which query all queries from ``after`` on see a whole block of keys, and the
+    end of the queries that see any of it."""
     b_last = tl.load(p_spans + T + o_j, mask=o_j < T, other=-1)
     stop = tl.max(b_last, 0) + 1
     inside = after
@@ -82,6 +88,6 @@ def queries_of_keys(p_spans, o_j, after, T, SEGMENTED: tl.constexpr, BM: tl.cons
 
 @triton.jit
 def block_is_seen(p_spans, i0, j0, T, SIDE: tl.constexpr):
-    """Whether a query from ``i0`` on may see one of SIDE keys from ``j0`` on."""
+    """Return whether a query from ``i0`` on may see one of the SIDE keys from ``j0`` on."""
     o_j = j0 + tl.arange(0, SIDE)
     return tl.max(tl.load(p_spans + T + o_j, mask=o_j < T, other=-1), 0) >= i0

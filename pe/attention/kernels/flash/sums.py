@@ -1,4 +1,4 @@
-"""From the kernels' sums to the gradient of a bias' parameters."""
+"""Turn the sums that kernels leave into the gradients of a bias's parameters."""
 
 from __future__ import annotations
 
@@ -8,11 +8,20 @@ from torch.nn.functional import pad
 
 
 def by_distance(tiles: Tensor, width: int, reach: int, by_sink: Tensor) -> Tensor:
-    """Blocks summed along diagonals, (H, n, S, S) -> sums over equal distances (H, width).
+    """Sum dS over equal distances.
 
-    Entry (r, c) of block n is at distance n S + r - c. The sum over all distances and the sink,
-    ``by_sink`` (H,) or nothing, is 0, since each row of dS sums to 0: so the entry ``reach``, for
-    all from there on, is minus the sum before it and that of the sink.
+    A row of dS sums to 0, so the sum over all distances and the sink is 0. This gives the entry
+    ``reach``, which stands for all distances from there on.
+
+    Args:
+        tiles: (H, n, S, S) float32. Tile n is the sum of dS over the n-th diagonal of blocks, and
+            its entry (r, c) is at distance n S + r - c.
+        width: the number of distances.
+        reach: the distance from which on the table is constant; 0: none.
+        by_sink: (H,), the gradient of the sink, or an empty tensor.
+
+    Returns:
+        (H, width) float32.
     """
     heads, count, size, _ = tiles.shape
     flipped = pad(tiles.flip(-1), (0, size)).flatten(-2)[..., : size * (2 * size - 1)]
@@ -20,7 +29,7 @@ def by_distance(tiles: Tensor, width: int, reach: int, by_sink: Tensor) -> Tenso
     sums = tiles.new_zeros(heads, (count + 1) * size)
     sums[:, : count * size] += skewed[..., :size].flatten(1)
     sums[:, size:] += pad(skewed[..., size:], (0, 1)).flatten(1)
-    sums = sums[:, size - 1 :]  # from distance 0; ahead of a query there is nothing
+    sums = sums[:, size - 1 :]  # from distance 0; dS of keys ahead of a query is 0
     sums = pad(sums, (0, max(0, width - sums.shape[-1])))[:, :width].contiguous()
     if 0 < reach < width:
         sums[:, reach:] = 0
@@ -31,10 +40,14 @@ def by_distance(tiles: Tensor, width: int, reach: int, by_sink: Tensor) -> Tenso
 
 
 def by_unit(above: Tensor, rising: Tensor, slopes: Tensor) -> Tensor:
-    """Sums above each unit's corner, (H, 4, U + 1), the last over everything -> (H, 2U + 2).
+    """Return the gradient of FIRE's network and of its two parameters c and m, (H, 2U + 2).
 
-    A unit is not 0 above its corner if it is ``rising``, else below it.
+    Args:
+        above: (H, 4, U + 1), sums of dS, dS u, dS du/dc and dS du/dm over the entries whose u is
+            above the corner of each of U units; the last ones are over all entries.
+        rising: (U,), whether a unit is nonzero above its corner; otherwise it is nonzero below it.
+        slopes: (H, U), the slope that each unit adds to f.
     """
     active = torch.where(rising, above[..., :-1], above[..., -1:] - above[..., :-1])
-    numbers = (active[:, 2:] * slopes[:, None]).sum(-1)  # f' by those of c and m
+    numbers = (active[:, 2:] * slopes[:, None]).sum(-1)  # the chain rule, for c and m
     return torch.cat((active[:, 0], active[:, 1], numbers), -1)
