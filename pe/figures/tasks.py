@@ -160,6 +160,8 @@ def accuracy_by_position(records: Sequence[TaskRecord]) -> Figure:
 
 ROW = 0.27
 """Inches of a line of `by_encoding`."""
+WIDEST = 8.8
+"""Inches of a figure that a page of 1,280 pixels shows whole with letters of 9 pixels."""
 
 
 @style()
@@ -178,7 +180,8 @@ def by_encoding(records: Mapping[str, TaskRecord | None]) -> Figure:
         return _empty()
     first, names = known[0], summary.splits(known[0])
     height = 1.25 + ROW * len(records)
-    figure = Figure(figsize=(1.6 + 2.9 * len(names), height), layout="constrained")
+    width = min(1.6 + 2.9 * len(names), WIDEST)
+    figure = Figure(figsize=(width, height), layout="constrained")
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axes, split in zip(panels, names, strict=True):
         best = max((shares[split] for shares in first.baselines.values()), default=first.chance)
@@ -206,7 +209,7 @@ def _line_of(axes: Axes, line: int, pe: str, record: TaskRecord | None, split: s
     mean, of_tokens = summary.mean(whole), summary.mean(tokens)
     if mean is None or of_tokens is None:
         words = "not run" if record is None else "no such positions"
-        axes.text(0.3, line, words, ha="center", va="center", color=FAINT, fontsize=8.5)
+        axes.text(0.3, line, words, ha="center", va="center", color=FAINT, fontsize=9)
         return
     ink, dot = look(pe)
     seeds = numbers(whole)
