@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -213,7 +214,10 @@ def _line_of(axes: Axes, line: int, pe: str, record: TaskRecord | None, split: s
         return
     ink, dot = look(pe)
     seeds = numbers(whole)
-    axes.plot(seeds, [line] * len(seeds), "|", color=ink, alpha=0.55, markersize=9)
+    # One path for all seeds: as markers they would add a third to the bytes of the figure.
+    across = np.repeat(seeds, 3)
+    down = np.tile([line - 0.2, line + 0.2, np.nan], len(seeds))
+    axes.plot(across, down, color=ink, alpha=0.55, linewidth=1.0)
     ends = [max(0.0, mean.low), min(1.0, mean.high)]
     axes.plot(ends, [line, line], color=ink, linewidth=3, alpha=0.35, solid_capstyle="butt")
     if whole != tokens:
