@@ -51,7 +51,7 @@ def choose() -> torch.device:
 
 
 def narrow(precision: str, device: torch.device) -> bool:
-    """Whether a recipe's ``precision`` asks for bfloat16; on ``auto`` the device decides."""
+    """Return whether a recipe's ``precision`` asks for bfloat16; on ``auto`` the device decides."""
     return precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
 
 
@@ -63,7 +63,7 @@ def autocast(precision: str, device: torch.device) -> contextlib.AbstractContext
 
 
 def compiles(setting: str, device: torch.device) -> bool:
-    """Whether a recipe's ``compile`` asks for torch.compile; on ``auto`` the device decides."""
+    """Return whether a recipe's ``compile`` asks for it; on ``auto`` the device decides."""
     return setting == "on" or (setting == "auto" and device.type == "cuda")
 
 

@@ -213,7 +213,7 @@ def test_cope_sees_queries_and_keys_before_rotation() -> None:
 def test_cope_counts_as_far_as_it_was_trained_unless_told() -> None:
     assert encoding("cope", original_length=24, **SIZES).get_parameter("table").shape == (25, 16)
     assert encoding("cope", npos=64, **SIZES).get_parameter("table").shape == (64, 16)
-    with pytest.raises(ValueError, match="give npos"):
+    with pytest.raises(ValueError, match="needs original_length, or the option npos"):
         encoding("cope", **SIZES)
     with pytest.raises(ValueError, match="npos: expected a finite number of at least 2, got 1"):
         encoding("cope", npos=1, **SIZES)

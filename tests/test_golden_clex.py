@@ -248,7 +248,7 @@ def test_all_places_are_equally_likely() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("clex", {"head_dim": 2}, "rotated width 2: CLEX keeps the first pair"),
+        ("clex", {"head_dim": 2}, "rotated width 2: CLEX keeps the first frequency"),
         ("clex", {"act": "relu"}, "act 'relu'"),
         ("clex", {"steps": 0}, "steps: expected"),
         ("clex", {"max_factor": 0}, "max_factor: expected"),

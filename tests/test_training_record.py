@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,12 @@ def test_recorded_speed_leaves_the_warm_up_out_and_the_final_loss_is_of_the_end(
 def test_the_recorded_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PE_COMMAND", raising=False)
     monkeypatch.setattr(sys, "argv", ["/home/me/.venv/bin/study", "--seed", "3"])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     assert record.command() == "study --seed 3"
+    module = ModuleSpec("pe.tasks.study.__main__", None)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", module)
+    monkeypatch.setattr(sys, "argv", ["/x/pe/tasks/study/__main__.py", "core"])
+    assert record.command() == "python -m pe.tasks.study core", "as it can be typed"
     monkeypatch.setattr(sys, "argv", ["/x/ipykernel_launcher.py", "-f", "/tmp/kernel-1.json"])
     assert record.command() is None
     monkeypatch.setenv("PE_COMMAND", "papermill notebooks/train.ipynb -p pe pope")

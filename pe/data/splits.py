@@ -76,7 +76,7 @@ def _take(
         count = min(max(round(SHARE * whole), AT_LEAST), int(AT_MOST * whole))
         split[members[:count]] = wanted
     if not (split == wanted).any():
-        # So few documents that no class could spare one: the first of all by digest.
+        # There are so few documents that no class can spare one. Take the first one by digest.
         spare = order[split[order] == TRAIN]
         if len(spare) > 1:
             split[spare[0]] = wanted

@@ -57,7 +57,7 @@ class CoPE(Encoding):
         super().__init__()
         if npos is None:
             if original_length is None:
-                raise ValueError("cope needs npos, or original_length, from which npos follows")
+                raise ValueError("'cope' needs original_length, or the option npos")
             npos = original_length + 1
         self.head_dim = head_dim
         self.npos, self.divide = at_least("npos", npos, 2), divide

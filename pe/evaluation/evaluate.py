@@ -51,7 +51,7 @@ def evaluate(run: Run, *, quiet: bool = False, float32_residual: bool = False) -
     if recipe.start_from and recipe.start_state == "weights" and recipe.steps:
         try:
             evaluate_start(run, quiet=quiet, data=data)
-        except RunError as error:  # without the first weights the run itself can be evaluated
+        except RunError as error:  # the run itself can be evaluated without them
             progress.show(f"the first weights were not evaluated: {error}", last=True)
     with run.lock():
         try:

@@ -50,17 +50,19 @@ def _found(row: Row, names: Sequence[str]) -> list[float | None]:
 
 
 @style()
-def reach(rows: Sequence[Row], places: Mapping[str, str], far: int = 16) -> Figure:
+def reach(
+    rows: Sequence[Row], places: Mapping[str, str], far: int = 16, base: str = "rope"
+) -> Figure:
     """Perplexity at the training length and at ``far`` times that, a line for each row.
 
     Args:
         places: by a row's label, where it acts: a key of `PLACES`.
+        base: the label of the row that the baselines belong to; the first row if none has it.
 
     Shares of the prompts of `TASK` stand beside the lines if any row was asked for them. Thin lines
-    are baselines: RoPE, or else the first row, when it reads no more than the training length; rows
-    that were trained on longer windows, at that length; and uniform guessing, where the axis goes
-    so far. The last row of cells is what RoPE would find if it read no more than the training
-    length.
+    are baselines: the base when it reads no more than the training length; rows that were trained
+    on longer windows, at that length; and uniform guessing, where the axis goes so far. The last
+    row of cells is what the base would find if it read no more than the training length.
     """
     longer = ceilings(rows)
     found = ordered([row for row in rows if row not in longer], far)
@@ -78,7 +80,7 @@ def reach(rows: Sequence[Row], places: Mapping[str, str], far: int = 16) -> Figu
         axes, cells = figure.subplots(1, 2, width_ratios=(3, 2))
     else:
         axes = figure.subplots()
-    held = next((item for item in found if item[0].label == "rope"), found[0])
+    held = next((item for item in found if item[0].label == base), found[0])
     lines = _lines(axes, found, places, held)
     for row, at, _ in ordered(longer, far):
         lines.append(axes.axvline(at, **(BASELINE | {"label": row.title})))

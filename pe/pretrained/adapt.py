@@ -39,28 +39,29 @@ from pe.pretrained.settings import Settings
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 PARAMETERS = "pe_encodings."
-"""What the names of encodings' parameters have before them, after the name of the decoder."""
+"""Prefix of the names of encodings' parameters, after the name of the decoder."""
 CLOSE = {torch.float64: 1e-5, torch.float32: 1e-3}
-"""How far logits may be from the host's, in their standard deviations, by the type of weights."""
+"""How far logits may differ from the host's, in standard deviations of the logits, per type of
+weights."""
 CLOSE_IN_16_BITS = 0.2
 
 
 class Adaptation(BaseModel):
-    """What was made of a model."""
+    """How a model was adapted."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     spec: str | None
-    """None: the model's own settings."""
+    """The encoding; None: the model's own settings."""
     options: dict[str, Any]
-    """Of the encoding, those included that come from the model."""
+    """Options of the encoding as they were given, and a factor that follows from ``length``."""
     layers: tuple[int, ...]
-    """The layers that have it."""
+    """Indices of the layers that have the encoding."""
     seed: int = 0
 
 
 class AdaptedConfig(PreTrainedConfig):
-    """What a folder with an adapted model says: the host's configuration, and the adaptation."""
+    """The config.json of an adapted model: the host's configuration, and the adaptation."""
 
     model_type = ADAPTED
 
@@ -75,15 +76,17 @@ class AdaptedConfig(PreTrainedConfig):
 
 
 class Adapted:
-    """What the class of an adapted model has besides that of its host."""
+    """Mixed into the class of a host to make the class of the adapted model."""
 
     pe_adaptation: Adaptation
     pe_attention_before: str
     """The host's attention implementation."""
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
-        """As transformers has it, but under a model type of its own: the weights alone would load
-        as the host, with the wrong positions."""
+        """Save as transformers does, but under the model type ``pe-adapted``.
+
+        Under the host's model type the weights would load with the wrong positions.
+        """
         super().save_pretrained(save_directory, **kwargs)  # type: ignore[misc]
         file = Path(save_directory) / "config.json"
         host = json.loads(file.read_text("utf-8"))
@@ -212,7 +215,7 @@ def _refuse_others(model: Any) -> None:
 
 
 def _sharing_weights(model: Any) -> Any:
-    """A copy with modules and a configuration of its own; an adaptation is taken out."""
+    """A copy that shares the weights only; an adaptation of the original is taken out of it."""
     parameters = {id(parameter): parameter for parameter in model.parameters()}
     new = copy.deepcopy(model, dict(parameters))
     if isinstance(new, Adapted):
@@ -236,7 +239,7 @@ def _decoder(model: Any) -> Any:
 
 
 def read_host(model: Any) -> Host:
-    """What its configuration says. ValueError: it is no decoder that rotates."""
+    """Read a model's configuration. ValueError: it is no decoder that rotates."""
     source = read(model)
     layers = read_layers(source.config)
     main = main_layer(source, layers)
@@ -268,7 +271,7 @@ def _options(
     length: int | None,
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The options that were given, and the factor that follows from ``length``."""
+    """``options``, and the factor that follows from ``length``."""
     if spec is None:
         if options or length is not None:
             name = next(iter(options), "length")
@@ -294,7 +297,7 @@ def _plain(
     even_by_length: bool,
 ) -> Settings | str:
     if spec is None:
-        return "they are what it has"
+        return "the model has its own settings already"
     main, types = host.main, getattr(host.source.config, "layer_types", None) or ()
     apart = host.layer_type in types  # each layer type has a block
     sharing = [
@@ -303,8 +306,8 @@ def _plain(
     ]  # fmt: skip
     if list(chosen) != sharing:
         return (
-            f"it is for layers {list(chosen)}, and transformers' setting acts on {sharing}; name "
-            "these"
+            f"the encoding is for layers {list(chosen)}, and transformers' setting acts on "
+            f"{sharing}; choose these with layers={sharing}"
         )
     enc = _encodings(host, spec, chosen, options)[chosen[0]]
     if len(parse(spec)) > 1:
@@ -343,7 +346,7 @@ def _hook(new: Any, host: Host, adaptation: Adaptation) -> None:
             "of frequencies does not (plain=True)"
         )
     decoder = _decoder(new)
-    # built first: it refuses what does not fit
+    # Built before anything is changed, because this refuses what does not fit.
     wanted = _encodings(host, adaptation.spec, adaptation.layers, adaptation.options)
     for index, enc in wanted.items():
         if enc.hides and (reach := host.layers[index].reach) is not None:
@@ -374,7 +377,7 @@ def _install(model: Any, decoder: Any, encodings: Mapping[int, Encoding]) -> Non
 def _encodings(
     host: Host, spec: str | None, chosen: Sequence[int], options: Mapping[str, Any]
 ) -> dict[int, Encoding]:
-    """By layer, its encoding; layers with the same spec and settings share what can be shared."""
+    """The encoding of each layer; layers with the same settings share one where they can."""
     config = host.source.config
     built: dict[str, list[Encoding]] = {}
     encodings: dict[int, Encoding] = {}
@@ -397,7 +400,7 @@ def _encodings(
 
 
 def _carried(rope: Rope, spec: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """``options``, and what the model says about those that nobody stated."""
+    """``options``, completed with the model's base, pairing and rotated share where not stated."""
     own: dict[str, Any] = {"theta": rope.base, "layout": rope.layout}
     if rope.kind == "proportional":
         own["p"] = rope.share
@@ -414,7 +417,7 @@ def _carried(rope: Rope, spec: Any, options: Mapping[str, Any]) -> dict[str, Any
 
 
 def _own(rope: Rope) -> Encoding:
-    """What the layer has already, as an encoding of this package."""
+    """The encoding of this package that does what the layer does already."""
     if rope.kind == "proportional":
         if rope.factor != 1 or (rope.settings.get("factor") or 1.0) != 1:
             raise ValueError("p-RoPE with a factor is not adapted through hooks")
@@ -426,7 +429,7 @@ def _own(rope: Rope) -> Encoding:
 
 @torch.no_grad()
 def _logits(model: Any) -> Tensor:
-    """Of a few tokens, in float32."""
+    """Logits of a few fixed tokens, in float32."""
     size = model.get_input_embeddings().num_embeddings
     tokens = torch.arange(1, 9, device=model.device)[None] * 7919 % size
     training = model.training
@@ -447,13 +450,13 @@ def _compare(expected: Tensor, hooked: Any) -> None:
     """
     name = type(hooked).__name__
     try:
-        found = _logits(hooked)
+        logits = _logits(hooked)
     except RuntimeError as error:
         raise ValueError(
             f"{name}: its layers have other shapes than its configuration says: "
             f"{' '.join(str(error).split())}"
         ) from error
-    gap = float((found - expected).abs().max() / expected.std())
+    gap = float((logits - expected).abs().max() / expected.std())
     if not gap <= CLOSE.get(hooked.dtype, CLOSE_IN_16_BITS):
         raise ValueError(
             f"{name}: its own settings through hooks change logits by {gap:.2g} of their standard "

@@ -54,7 +54,8 @@ def advise(
 
     Args:
         main: the rotating layer that sees furthest.
-        methods: what there is, `as_it_is` first. refused: by method, why it has no settings.
+        methods: all methods, `as_it_is` first.
+        refused: the reason for each method that has no settings.
     """
     rope = main.rope
     assert rope is not None

@@ -1,4 +1,4 @@
-"""Settings of a trial of somebody else's model: what is measured where nothing else is said."""
+"""Settings of a trial of a pretrained model, with a default for each that is not given."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def pretrained_run(
     from pe.runs.models import PretrainedSettings
 
     if not model:
-        raise ValueError("model: which one? -p model PATH, a folder or a gguf file")
+        raise ValueError("model: expected a folder or a gguf file, as in -p model PATH")
     trained = explain(model).training.tokens
     part_classes(pe)  # refuses unknown names
     options = dict(pe_options or {})

@@ -2,7 +2,7 @@
 
 Three places, none of which touches a weight:
 
-    the rotary module        hands on the positions, in place of the cosines and sines
+    the rotary module        passes on positions, in place of cosines and sines
     a hook of each attention gives the layer cosines of 1 and sines of 0, so that its queries and
                              keys pass unrotated and are cached so
     the attention interface  "pe" (`ALL_ATTENTION_FUNCTIONS`): rotates, adds the bias, hides keys
@@ -36,7 +36,7 @@ INTERFACE = "pe"
 
 
 class Call:
-    """One forward pass of the host: where its tokens are, and what encodings made of that."""
+    """One forward pass of the host: the positions of its tokens, and what encodings derived."""
 
     def __init__(self, positions: Tensor, host: Any) -> None:
         self.positions = positions
@@ -55,14 +55,14 @@ class Call:
 
 
 class RotaryPositions(nn.Module):
-    """In the place of a host's rotary module."""
+    """Takes the place of a host's rotary module."""
 
     def __init__(self, host: nn.Module) -> None:
         super().__init__()
         self.host = host
 
     def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Call:
-        """What the host hands to its layers as ``position_embeddings``."""
+        """Return what the host passes to its layers as ``position_embeddings``."""
         if position_ids.dim() != 2:
             raise ValueError(
                 f"position_ids: expected one number per token, got {tuple(position_ids.shape)}; "
@@ -72,7 +72,7 @@ class RotaryPositions(nn.Module):
 
 
 class LayerCall(NamedTuple):
-    """What the hook of a layer hands to the attention interface."""
+    """What the hook of a layer passes to the attention interface."""
 
     encoding: Encoding | None
     """None: the layer keeps what it has."""
@@ -116,16 +116,16 @@ class LayerHook:
     ) -> tuple[Tensor, Tensor | None]:
         """Positions and state of all tokens so far.
 
-        They are one more layer of the cache for each layer, where they are reordered and cropped
-        with the keys they belong to.
+        Each layer gets one more layer of the cache for them, so that the cache reorders and crops
+        them together with the keys they belong to.
         """
         assert self.encoding is not None
         if getattr(cache, "is_compileable", False):
             raise ValueError("a static cache is not supported: use transformers' DynamicCache")
         if not self.encoding.cacheable:
             raise ValueError(
-                "this encoding draws the positions of all tokens again in each call, so what a "
-                "cache holds of them is of no use; pass use_cache=False"
+                "this encoding draws new positions for all tokens in each call, so a cache cannot "
+                "hold them; pass use_cache=False"
             )
         index = self.num_layers + self.layer
         while len(cache.layers) <= index:
@@ -252,7 +252,7 @@ def _where(own: LayerCall, enc: Encoding, query: Tensor, key: Tensor) -> Prepare
 
 
 def register() -> None:
-    """Make the attention known to transformers, with masks of booleans as torch's has them."""
+    """Register the attention with transformers, with the boolean masks that "sdpa" gets."""
     ALL_ATTENTION_FUNCTIONS.register(INTERFACE, attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(INTERFACE, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
 
@@ -283,10 +283,10 @@ def attention_modules(decoder: Any) -> list[nn.Module | None]:
 
 
 def install(decoder: Any, encodings: Mapping[int, Encoding]) -> None:
-    """Give these layers of a decoder these encodings, and the others what they have.
+    """Give layers of a decoder these encodings, by index; the other layers keep what they have.
 
     Raises:
-        ValueError: the decoder is not built like transformers' others.
+        ValueError: the decoder is not built like transformers' other decoders.
     """
     modules = attention_modules(decoder)
     for index, module in enumerate(modules):

@@ -49,7 +49,7 @@ class Judged:
 
     @torch.no_grad()
     def _scale(self) -> float:
-        """By what the model multiplies the head's product: Cohere and Granite do."""
+        """The number that multiplies the head's product; 1 but for models like Cohere, Granite."""
         ids = torch.arange(1, 9, device=self.device)[None] % self.lm_head.weight.shape[0]
         hidden = self.model(ids).last_hidden_state
         product = (hidden @ self.lm_head.weight.T).double()

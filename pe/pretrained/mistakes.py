@@ -17,12 +17,12 @@ from pe.pretrained.rope import COUNTING, FIELDS, Rope, kind_of
 
 
 class Mistake(BaseModel):
-    """Something in the configuration that is wrong, or that is easily taken wrongly."""
+    """A setting that is wrong, or that is easily misunderstood."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
-    """A word for it: ``original length missing``, ``base lost`` ..."""
+    """A short name, such as ``original length missing`` or ``base lost``."""
     text: str
 
 

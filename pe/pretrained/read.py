@@ -34,7 +34,7 @@ class Source(NamedTuple):
     inside: tuple[str, ...] = ()
     """Keys that lead from the whole configuration to the text decoder's."""
     remarks: tuple[str, ...] = ()
-    """What reading the file found out, for the reader."""
+    """Remarks on the file for the reader."""
 
 
 def read(source: Any) -> Source:
@@ -187,17 +187,17 @@ def _parts(raw: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def blocks(raw: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Blocks of rotary settings as written in a file, by where they are in it."""
-    found: dict[str, Mapping[str, Any]] = {}
+    written: dict[str, Mapping[str, Any]] = {}
     for name in ("rope_parameters", "rope_scaling"):
         block = raw.get(name)
         if not isinstance(block, Mapping):
             continue
         inner = {key: value for key, value in block.items() if isinstance(value, Mapping)}
         if inner:
-            found |= {f"{name}.{key}": value for key, value in inner.items()}
+            written |= {f"{name}.{key}": value for key, value in inner.items()}
         elif block:
-            found[name] = block
-    return found
+            written[name] = block
+    return written
 
 
 def _check_raw(raw: Mapping[str, Any]) -> None:
@@ -254,7 +254,7 @@ def _check_original(block: Mapping[str, Any], outside: Any) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """transformers' advice on configurations is said here in other words."""
+    """Silence transformers' warnings on configurations, which `pe.explain` has in other words."""
     logger = logging.getLogger("transformers")
     before = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,9 +1,9 @@
-"""Train a model of transformers on under the encoding it has now.
+"""Continue the training of a transformers model under its present encoding.
 
-Weights and AdamW's moments are float32, products are bfloat16 on a GPU. Each decoder layer is
-compiled by itself where torch.compile is asked for: all layers share what is compiled, and whatever
-hooks a layer has come along. The state is saved now and then, and when a signal asks to stop; the
-same call goes on from it.
+Weights and AdamW's moments are float32; products are bfloat16 on a GPU. Where torch.compile is
+asked for, each decoder layer is compiled by itself: all layers share the compiled code, and the
+hooks of a layer are compiled with it. The state is saved from time to time, and when a signal asks
+to stop. The same call then continues from it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from pe.training.stop import StopSignal
 MICRO_TOKENS = 2**15
 """Tokens in one forward and backward pass on a GPU; a step of more takes several."""
 SAVE_SECONDS = 240.0
-"""Between two saved states."""
+"""Seconds between two saved states."""
 STATE = "state.pt"
 LINES = 50
-"""Logged lines of a training."""
+"""Number of logged lines per training."""
 
 
 class Recalibration:
@@ -61,15 +61,15 @@ class Recalibration:
         self.chunk = CHUNK_LOGITS if on_gpu else CHUNK_LOGITS // 16
         self.compiled = devices.compiles(recipe.compile, self.device)
         self.seconds: list[float] = []
-        """Of each step of this process."""
+        """Duration of each step that this process made."""
         self.step = 0
-        """Steps that are done."""
+        """Number of steps that are done."""
 
     def run(self) -> dict[str, Any]:
-        """All steps that are left; returns how fast they were.
+        """Take all steps that are left, and return how fast they were.
 
         Raises:
-            NonFiniteLoss: the loss is no number.
+            NonFiniteLoss: the loss is not a finite number.
             KeyboardInterrupt: a signal asked to stop; the state is saved.
         """
         r, losses = self.recipe, self._restore()
@@ -99,7 +99,7 @@ class Recalibration:
         return self.speed()
 
     def speed(self) -> dict[str, Any]:
-        """Of the median step, so that compiling and pauses do not count."""
+        """Speed of the median step, so that compilation and pauses do not count."""
         pace = statistics.median(self.seconds) if self.seconds else None
         tokens = self.batches.batch_size * self.batches.context_length
         return {
@@ -109,7 +109,7 @@ class Recalibration:
         }
 
     def _step(self) -> float:
-        """One optimizer step; returns its mean loss."""
+        """Take one optimizer step and return its mean loss."""
         begun, r = time.perf_counter(), self.recipe
         set_rate(self.optimizer, learning_rate(r, self.step))
         batch = self.batches.at(self.step)
@@ -152,7 +152,7 @@ class Recalibration:
         new.replace(self.file)
 
     def _restore(self) -> list[float]:
-        """The saved state, if there is one; returns the losses that no line has yet."""
+        """Load the saved state, if any, and return the losses that are not logged yet."""
         if not self.file.exists():
             return []
         state = torch.load(self.file, map_location=self.device, weights_only=True)

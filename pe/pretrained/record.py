@@ -1,4 +1,4 @@
-"""The folder of a trial of somebody else's model (`pe.pretrained.trial`). Imports no torch."""
+"""The folder of a trial of a pretrained model (`pe.pretrained.trial`). Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pe.runs.models import PretrainedSettings
 
 
 class PretrainedRun(Folder):
-    """The folder of such a trial. Its record is pretrained.json."""
+    """The folder of one trial. Its record is pretrained.json."""
 
     notebook = "pretrained.ipynb"
     settings: PretrainedSettings
     path: Path
-    """Where the model is on this machine; the record has its name only."""
+    """Path of the model on this machine. The record has the model's name only."""
     command: str = ""
-    """What repeats it, where that is not the command that runs."""
+    """The command that repeats the trial, if it is not the one that is running."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Whether training compiles layers; ``auto``: on a GPU. The record says what was done."""
 

@@ -1,4 +1,4 @@
-"""What `pe.explain` returns: everything as data, and as text, Markdown and a picture."""
+"""What `pe.explain` returns: data that can be shown as text, as Markdown and as a picture."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Frequency(BaseModel):
 
     index: int
     radians: float
-    """Per token."""
+    """Angle per token."""
     wavelength: float
     """Tokens of a full turn; inf for a frequency of 0."""
     turns: float
@@ -62,7 +62,7 @@ class Explanation(BaseModel):
     layer_type: str | None
     """What transformers calls these layers, where layers differ in their settings."""
     reach: int | None
-    """Tokens that a query of theirs sees; None: all."""
+    """How many tokens a query in these layers sees; None: all before it."""
     training: TrainingLength
     frequencies: tuple[Frequency, ...]
     length: int
@@ -72,9 +72,9 @@ class Explanation(BaseModel):
     methods: tuple[Method, ...]
     advice: Advice
     settings: dict[str, Settings]
-    """By method."""
+    """The settings of each method that has any."""
     no_settings: dict[str, str]
-    """By method, why there are none."""
+    """The reason for each method that has no settings."""
     warnings: tuple[Mistake, ...]
     notes: tuple[str, ...]
 
@@ -103,13 +103,13 @@ class Explanation(BaseModel):
         raise unknown("method", name, [method.name for method in self.methods])
 
     def text(self) -> str:
-        """For a terminal."""
+        """The explanation as text for a terminal."""
         from pe.pretrained.show import text
 
         return text(self)
 
     def markdown(self) -> str:
-        """For a notebook or an issue."""
+        """The explanation as Markdown, for a notebook or an issue."""
         from pe.pretrained.show import markdown
 
         return markdown(self)

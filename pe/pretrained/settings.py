@@ -25,7 +25,7 @@ ROUNDING = 1e-5
 
 
 class Settings(BaseModel):
-    """A method as configuration."""
+    """The settings of one method."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

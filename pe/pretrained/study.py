@@ -1,11 +1,11 @@
-"""Trials of one model by a list: each is one execution of pretrained.ipynb, without the notebook.
+"""Carry out a list of trials of one model. Each does what one execution of pretrained.ipynb does.
 
     python -m pe.pretrained.study smollm2 --dry-run       the papermill commands
     python -m pe.pretrained.study smollm2                 on all GPUs, or on the CPU
     python -m pe.pretrained.study smollm2 --until 1400    begin nothing that ends later
 
-What is on record is not done again, and each trial is on record when it is done, so the same
-command goes on where it stopped. A trial that trains has a GPU to itself; others share one.
+Each trial writes its record when it ends, and trials that have a record are left out. So the same
+command continues where it was stopped. A trial that trains has a GPU to itself; others share one.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ class PretrainedStudy(BaseModel):
     title: str
     study: str
     model: str
-    """Where it is, unless the command line says otherwise."""
+    """Path of the model. The option ``--model`` of the command line replaces it."""
     parameters: dict[str, Any]
-    """Of all trials."""
+    """Parameters that all trials have."""
     training: dict[str, Any]
-    """Of those that train."""
+    """Further parameters of the trials that train."""
     steps: Annotated[list[int], Field(min_length=1)]
-    """Steps that a training may take; the most that end in time are taken."""
+    """Numbers of steps to choose from; the largest that ends in time is taken."""
     runs: list[Trial]
-    """In the order of their worth."""
+    """The trials, the most useful first."""
 
     def arguments(self, trial: Trial, steps: int) -> dict[str, Any]:
-        """Of `pe.pretrained.configure.pretrained_run`, but for the model."""
+        """Arguments of `pe.pretrained.configure.pretrained_run`, without the model."""
         own = trial.model_dump(exclude={"trained"})
         training = self.training | {"steps": steps} if trial.trained else {}
         return self.parameters | training | own | {"study": self.study}
@@ -70,7 +70,7 @@ def load_study(name: str, mini: bool = False) -> PretrainedStudy:
     """The study of ``studies/pretrained/<name>.yaml``, or of a path.
 
     Raises:
-        ValueError: there is none, or it says something else than a study.
+        ValueError: there is no such file, or it is not a study.
     """
     folder = shipped("studies") / "pretrained"
     path = Path(name) if name.endswith(".yaml") else folder / f"{name}.yaml"
@@ -86,10 +86,10 @@ def load_study(name: str, mini: bool = False) -> PretrainedStudy:
 
 
 def configured(study: PretrainedStudy, trial: Trial, model: str, steps: int) -> PretrainedRun:
-    """Folder and settings of a trial.
+    """The folder and the settings of a trial.
 
     Raises:
-        ValueError: a parameter that there is not, or a value that it cannot have.
+        ValueError: an unknown parameter, or a value that a parameter cannot have.
     """
     arguments = study.arguments(trial, steps)
     try:
@@ -104,18 +104,18 @@ class Pace:
     """How long trials take.
 
     Args:
-        step_seconds: of an optimizer step; 0: not known yet, and any number of steps fits.
+        step_seconds: duration of an optimizer step; 0: not known yet, so any number of steps fits.
     """
 
     def __init__(self, step_seconds: float = 0.0) -> None:
         self.step_seconds, self.rest = step_seconds, 0.0
 
     def expected(self, trial: Trial, steps: int) -> float:
-        """Seconds of a trial, as far as is known."""
+        """Seconds that a trial will take, as far as is known."""
         return self.rest + (steps * self.step_seconds if trial.trained else 0.0)
 
     def learn(self, trial: Trial, record: dict[str, Any], seconds: float) -> None:
-        """A trial took so many seconds."""
+        """Take note that a trial took so many seconds."""
         speed = record.get("training_speed")
         inside = speed["seconds"] if speed else 0.0
         self.rest = max(self.rest, seconds - inside)
@@ -136,7 +136,7 @@ def steps_in_time(
 
 
 class Cards:
-    """What runs on each GPU, or on the CPU, which counts as one."""
+    """The processes on each GPU. Without GPUs, the CPU counts as one card."""
 
     def __init__(self, number: int, places: int) -> None:
         self.running: list[list[bool]] = [[] for _ in range(number)]
@@ -162,14 +162,15 @@ def carry_out(
     pace: Pace,
     log: Callable[[str], None] = print,
 ) -> int:
-    """All trials that end in time, several at once.
+    """Carry out all trials that end in time, several of them at once.
 
     Args:
-        start: begins the trial of a number with so many steps on a GPU; None: on the CPU.
-        places: trials that share a GPU. until: seconds from now.
+        start: called with the number of a trial, its steps and a GPU (None: the CPU); begins it.
+        places: trials that share a GPU.
+        until: seconds from now by which trials have to end.
 
     Returns:
-        How many failed.
+        The number of trials that failed.
     """
     begun = time.monotonic()
 
@@ -226,7 +227,7 @@ def _label(trial: Trial) -> str:
 
 
 def papermill(study: PretrainedStudy, trial: Trial, steps: int) -> str:
-    """What one types to carry out a trial alone."""
+    """The command that carries out one trial alone."""
     return notebook_command({"model": study.model} | study.arguments(trial, steps), "pretrained")
 
 

@@ -1,10 +1,10 @@
-"""Put a question to a model that somebody else trained: what does another encoding make of it?
+"""Measure what another encoding does to a model that somebody else trained.
 
     runs/pretrained/<name>/pretrained.json      settings, the model, one outcome for each variant
 
 The variants are the model ``untouched``, ``adapted`` (`pe.adapt`) and, where steps are asked for,
-``trained`` under the new encoding, all by the same `pe.evaluation.scorer.Scorer`. The record is
-written after each, and the same command goes on where it stopped.
+``trained`` under the new encoding. The same `pe.evaluation.scorer.Scorer` measures all of them. The
+record is written after each variant, and the same command continues where it was stopped.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from pe.training.progress import Progress
 from pe.training.start import SEARCHED
 
 SEARCH = {"iterations": 4, "population": 24, "windows": 4, "seed": 0}
-"""Sizes of LongRoPE's search, on validation text of the factor's length."""
+"""Sizes of LongRoPE's search, on validation text of the length that the factor reaches."""
 TASKS = ("passkey", "multikey")
 """Retrieval in completion format: the text ends where a model without a chat template goes on."""
 SAMPLE = 64, 48
-"""Tokens of the test split that are continued, and by how many."""
+"""Tokens of the sample's prompt, which begins the test split, and of its continuation."""
 
 
 def try_out(run: PretrainedRun, *, quiet: bool = False) -> dict[str, Any]:
-    """Judge the variants that are not on record, and return pretrained.json.
+    """Measure the variants that are not on record yet, and return pretrained.json.
 
     Raises:
         ValueError: the model cannot be read, adapted or scored, or the text is too short.
@@ -74,7 +74,7 @@ def recipe_of(run: PretrainedRun, config: Any, tokenizer: str, vocabulary: int) 
 
 
 def _what_decides(record: Mapping[str, Any], variant: str) -> list[Any]:
-    """What the outcome of a variant that is not trained depends on."""
+    """Everything on which the outcome of an untrained variant depends."""
     names = ["model", "corpus", "lengths", "windows", "target_tokens", "prompts"]
     names += ["pe", "options", "seed"] if variant == "adapted" else []
     settings = [record["settings"][name] for name in names]
@@ -83,13 +83,13 @@ def _what_decides(record: Mapping[str, Any], variant: str) -> list[Any]:
 
 
 class _Trial:
-    """What one call of `try_out` holds."""
+    """The state of one call of `try_out`."""
 
     def __init__(self, run: PretrainedRun, progress: Progress) -> None:
         self.run, self.settings, self.progress = run, run.settings, progress
 
     def go(self, record: dict[str, Any] | None) -> dict[str, Any]:
-        """Load, judge, adapt, judge, train, judge."""
+        """Load, measure, adapt, measure, train, measure."""
         s = self.settings
         self.progress.show(f"loading {s.model}", last=True)
         self.model, tokenizer = load(self.run.path)
@@ -107,7 +107,8 @@ class _Trial:
         self._judge("untouched", self.model)
         self._judge("adapted", new)
         if s.steps and "trained" not in self.record["outcomes"]:
-            self._train(new, data)  # the weights are the untouched model's, too: it is judged
+            # This changes the untouched model's weights too, and that has been measured.
+            self._train(new, data)
             self._judge("trained", new)
             with quiet_libraries():
                 new.save_pretrained(self.run.directory / "checkpoint")
@@ -118,20 +119,20 @@ class _Trial:
         return self.record
 
     def _options(self, data: TokenData) -> dict[str, Any]:
-        """Those of the settings, with LongRoPE's factors searched for where they are to be."""
+        """Options of the encoding; where LongRoPE's factors are to be searched for, this does."""
         options = self.settings.options
         if options.get("long_factor") != SEARCHED:
             return options
         known = {key: value for key, value in options.items() if key != "long_factor"}
         if "factor" not in known:
-            raise ValueError("long_factor: searched for by which factor? give factor as well")
+            raise ValueError("long_factor: a search needs the factor as well; state factor")
         longer = pe.adapt(self.model, self.settings.pe, plain=False, **known)
-        found = search_factors(
+        factors = search_factors(
             self.run, Judged(longer), data, self.recipe, self.progress,  # type: ignore[arg-type]
             pe=self.settings.pe, factor=float(known["factor"]),
             magnitude=known.get("magnitude", "su"), **SEARCH,
         )  # fmt: skip
-        return known | {"long_factor": list(found)}
+        return known | {"long_factor": list(factors)}
 
     def _begin(self, data: TokenData, new: Any) -> dict[str, Any]:
         training = read_host(self.model).training
@@ -176,9 +177,9 @@ class _Trial:
         self._write()
 
     def _known(self, variant: str) -> dict[str, Any] | None:
-        """The outcome, where another record of the study has it: same model, text and machine.
+        """The outcome from another record of the study, if model, text and machine are the same.
 
-        Trials of one model differ in what they make of it, and each needs the untouched one.
+        Trials of one model differ in the encoding, and each needs the untouched model's outcome.
         """
         for path in sorted(self.run.directory.parent.glob("*/pretrained.json")):
             other = PretrainedRun(path.parent).read()
@@ -192,7 +193,7 @@ class _Trial:
         return None
 
     def _retrieval(self, scorer: Scorer, log: Log) -> dict[str, Any]:
-        """Numbers found, at the lengths that have room for the prompts; or why there are none."""
+        """Retrieval at the lengths that have room for the prompts, or why there is none."""
         if not self.settings.prompts:
             return {"no_needles": "no prompts were asked for"}
         log("looking for hidden numbers")
@@ -208,19 +209,19 @@ class _Trial:
 
     @torch.no_grad()
     def _sample(self, model: Any) -> str:
-        """How the first tokens of the test split go on."""
-        given, more = SAMPLE
-        ids = torch.tensor(self.scorer.split.tokens[:given].astype("int64"), device=model.device)
+        """A continuation of the first tokens of the test split."""
+        prompt, more = SAMPLE
+        ids = torch.tensor(self.scorer.split.tokens[:prompt].astype("int64"), device=model.device)
         tokenizer = self.scorer.data.tokenizer
         with devices.autocast(self.recipe.precision, model.device):
             out = model.generate(
                 ids[None], attention_mask=torch.ones_like(ids[None]), max_new_tokens=more,
                 do_sample=False, pad_token_id=tokenizer.pad_token_id,
             )  # fmt: skip
-        return str(tokenizer.decode(out[0, given:], skip_special_tokens=True))
+        return str(tokenizer.decode(out[0, prompt:], skip_special_tokens=True))
 
     def _train(self, model: Any, data: TokenData) -> None:
-        """Recalibrate on the training split; the state of a stopped one is in ``checkpoint``."""
+        """Recalibrate on the training split; a stopped training has its state in ``checkpoint``."""
         s = self.settings
         batches = Batches(data.train, s.context_length, s.batch_size, s.seed)
 

@@ -37,8 +37,12 @@ def command() -> str | None:
     """
     if os.environ.get("PE_COMMAND"):
         return os.environ["PE_COMMAND"]
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    return None if words[0] == "ipykernel_launcher.py" else shlex.join(words)
+    name = Path(sys.argv[0]).name
+    if name == "ipykernel_launcher.py":
+        return None
+    spec = getattr(sys.modules["__main__"], "__spec__", None)  # python -m MODULE has one
+    words = ["python", "-m", spec.name.removesuffix(".__main__")] if spec else [name]
+    return shlex.join([*words, *sys.argv[1:]])
 
 
 def code() -> dict[str, Any]:

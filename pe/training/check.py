@@ -50,10 +50,13 @@ def check_run(run: Run) -> None:
 
 
 def divided(recipe: Recipe, count: int) -> tuple[int, int]:
-    """Windows of a batch that each of so many processes gets, and those of a forward pass.
+    """Return the number of windows per process of a batch, and that per forward pass.
+
+    Args:
+        count: the number of processes.
 
     Raises:
-        ValueError: they do not divide evenly, or fsdp has nothing to divide among.
+        ValueError: the windows do not divide evenly, or fsdp is set and there is one process.
     """
     if recipe.batch_size % count:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The arithmetic of training, and the peaks of devices: model FLOPs utilisation (MFU).
+"""Count the FLOPs of training and look up the peaks of devices, for model FLOPs utilisation (MFU).
 
 MFU is the arithmetic that the model needs per second, divided by the peak of the device
 (arXiv:2204.02311):
@@ -6,7 +6,8 @@ MFU is the arithmetic that the model needs per second, divided by the peak of th
     FLOPs per token = 6 N + 6 L d T      (N parameters, L layers, d hidden, T context)
 
 The second term is causal attention, in which a token sees T/2 keys on average. The peaks are the
-vendors' dense bfloat16 rates. A device that is not listed has no MFU. Imports no torch.
+vendors' dense bfloat16 rates. A device that is not listed has no MFU. This module imports
+no torch.
 """
 
 from __future__ import annotations
