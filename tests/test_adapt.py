@@ -33,6 +33,9 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
+GEMMA4 = {
+    "global_head_dim": 16, "vocab_size_per_layer_input": 97, "hidden_size_per_layer_input": 4,
+}  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {}, "qwen2": {}, "qwen3": {"head_dim": 8}, "mistral": {"sliding_window": 16},
     "smollm3": {"no_rope_layers": [1, 0]}, "gemma3_text": WINDOWS | {"head_dim": 8},
@@ -278,7 +281,7 @@ def test_layers_that_get_no_positions_from_the_rotary_module_are_refused() -> No
 
 
 def test_p_rope_of_the_host_is_kept_or_nothing_is_adapted() -> None:
-    model = host("gemma4_text", **WINDOWS, head_dim=8)
+    model = host("gemma4_text", **WINDOWS, head_dim=8, **GEMMA4)
     same = pe.adapt(model, "p_rope", plain=False)
     torch.testing.assert_close(logits(same, tokens()), logits(model, tokens()), rtol=0, atol=2e-6)
     with pytest.raises(ValueError, match=r"in 'p_rope\+yarn'"):

@@ -12,11 +12,12 @@ import pytest
 import torch
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import pe
 from pe.cli import main
+from pe.pretrained.layers import read_layers
 from pe.pretrained.picture import layer_rows
+from pe.pretrained.read import read
 
 LLAMA = {
     "model_type": "llama", "max_position_embeddings": 4096, "rope_theta": 10000.0,
@@ -435,6 +436,16 @@ def test_fields_that_transformers_does_not_read_are_named():
     assert pe.explain(LLAMA | alpha).main.kind == "dynamic"
 
 
+def test_a_decoder_whose_fields_are_outside_is_read_as_stated():
+    old = {"model_type": "qwen2_5_vl", "hidden_size": 3584, "num_attention_heads": 28,
+           "num_hidden_layers": 2, "max_position_embeddings": 128000, "rope_theta": 5e5,
+           "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}  # fmt: skip
+    explanation = pe.explain(old)
+    assert explanation.main.base == 5e5
+    assert explanation.training.certain
+    assert explanation.warnings == ()
+
+
 def test_a_window_of_a_type_that_has_none_is_not_shown():
     assert pe.explain(LLAMA | {"sliding_window": 512}).kinds[0].does.reach is None
     mistral = LLAMA | {"model_type": "mistral", "sliding_window": 512}
@@ -456,8 +467,8 @@ def test_frequencies_are_those_of_transformers_rotary_module(kind, scaling):
     raw = {"model_type": kind, "hidden_size": 64, "num_attention_heads": 2, "rope_theta": 5e4,
            "num_hidden_layers": 1, "max_position_embeddings": 4096, "rope_scaling": scaling,
            "original_max_position_embeddings": 1024}  # fmt: skip
-    rope = pe.explain(raw).main
-    config = CONFIG_MAPPING[kind].from_dict(copy.deepcopy(raw))
+    config = read(raw).config
+    rope = read_layers(config)[0].rope
     name = type(config).__module__.replace("configuration", "modeling")
     module = importlib.import_module(name)
     rotary = next(v for k, v in vars(module).items() if k.endswith("RotaryEmbedding"))(config)

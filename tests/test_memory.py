@@ -120,8 +120,8 @@ def _only_on_a_cpu(recipe: pe.Recipe) -> float:
         ("rope", {"precision": "float32"}, 0.02),
         ("rope", {"precision": "bfloat16", "num_key_value_heads": 2}, 0.02),
         ("rope", {"precision": "float32", "activation_checkpointing": True}, 0.02),
-        ("nope", {"precision": "float32", "vocab_size": 512}, 0.15),
-        ("pope", {"precision": "bfloat16", "vocab_size": 512}, 0.2),
+        ("nope", {"precision": "float32", "vocab_size": 512, "num_hidden_layers": 1}, 0.15),
+        ("pope", {"precision": "bfloat16", "vocab_size": 512, "num_hidden_layers": 1}, 0.2),
     ],
 )
 def test_estimates_are_what_an_eager_step_keeps(

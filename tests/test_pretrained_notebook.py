@@ -125,7 +125,7 @@ def test_training_without_rotation_lowers_the_loss_and_saves_a_model_that_loads(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": None}, "which one"), ({"model": "nowhere"}, "no such file"),
+        ({"model": None}, "expected a folder"), ({"model": "nowhere"}, "no such file"),
         ({"pe": "yarm"}, "unknown encoding 'yarm'"), ({"lengths": "32,64"}, "leaves no context"),
         ({"lengths": "1k"}, "whole numbers"),
         ({"factor": 2.0, "pe_options": {"factor": 4.0}}, "give it once"),

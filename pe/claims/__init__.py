@@ -10,14 +10,3 @@ from __future__ import annotations
 from pe.claims.ledger import Claim, Condition, NotTestable, load
 from pe.claims.values import Values
 from pe.claims.verdict import Judged, Verdict, judge
-
-__all__ = [
-    "Claim",
-    "Condition",
-    "Judged",
-    "NotTestable",
-    "Values",
-    "Verdict",
-    "judge",
-    "load",
-]

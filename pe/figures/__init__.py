@@ -24,23 +24,3 @@ from pe.figures.style import (
     style,
     svg,
 )
-
-__all__ = [
-    "DIVERGING",
-    "FAINT",
-    "GRID",
-    "INK",
-    "MAX_RUNS_IN_CAPTION",
-    "SEQUENTIAL",
-    "caption",
-    "colour",
-    "darken",
-    "loss_by_position",
-    "loss_curves",
-    "marker",
-    "perplexity_by_length",
-    "save",
-    "schedule",
-    "style",
-    "svg",
-]

@@ -149,7 +149,9 @@ def rope_block(config: Any, kind: str | None) -> Mapping[str, Any] | None:
     """
     settings = getattr(config, "rope_parameters", None)
     if settings:
-        keys, expected = nested_keys(config), nested_keys(default_of(config))
+        keys, expected = nested_keys(config), []
+        if keys or getattr(config, "layer_types", None):
+            expected = nested_keys(default_of(config))
         if keys and not expected:
             raise ValueError(
                 f"rope_parameters has a block for each of {', '.join(keys)}, and transformers' "

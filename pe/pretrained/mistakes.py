@@ -75,7 +75,7 @@ def _not_read(raw: Mapping[str, Any], config: Any) -> Found:
     for place, block in blocks(raw).items():
         kind = kind_of(block)
         fields = FIELDS.get(kind, ())
-        read = {"rope_type", "type", "rope_theta", *fields}
+        read = {"rope_type", "type", "rope_theta", "finetuned", *fields}
         read |= set(config.ignore_keys_at_rope_validation)  # what this model type has besides
         if kind != "default" or config.model_type in families.PARTIAL:
             read.add("partial_rotary_factor")
@@ -83,15 +83,17 @@ def _not_read(raw: Mapping[str, Any], config: Any) -> Found:
             read.add("alpha")
         if kind == "dynamic" or "llama_4_scaling_beta" in block:  # `_dynamic` explains the first
             read.add("original_max_position_embeddings")
-        found += [
-            (
-                "field not read",
-                f"{place}.{name} is not read by transformers' {config.model_type!r} with the type "
-                f"{kind!r}{nearest(name, fields)}",
-            )
+        names = [
+            name + nearest(name, fields)
             for name, value in block.items()
             if value is not None and name not in read
         ]
+        if names:
+            text = (
+                f"transformers' {config.model_type!r} does not read these fields of {place} with "
+                f"the type {kind!r}: {', '.join(names)}"
+            )
+            found.append(("field not read", text))
     return found
 
 
@@ -102,7 +104,7 @@ def _base_lost(raw: Mapping[str, Any], rope: Rope, config: Any) -> Found:
     if written:
         return []
     default = f"the base is transformers' default, {rope.base:g}"
-    if blocks(raw):
+    if blocks(raw) and rope.base == 10000:  # another default is that of the type's first release
         return [
             (
                 "base lost",

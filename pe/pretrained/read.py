@@ -114,8 +114,8 @@ def _from_raw(name: str, raw: Mapping[str, Any]) -> Source:
             ) from error
     source = _decoder(name, whole)
     part: Any = raw
-    for key in source.inside:
-        part = part.get(key) or {} if isinstance(part, Mapping) else {}
+    for key in source.inside:  # older files have the decoder's fields outside
+        part = part[key] if isinstance(part.get(key), Mapping) else part
     return source._replace(raw=part)
 
 

@@ -2,5 +2,3 @@
 
 from pe.recipes.named import RECIPES, recipe
 from pe.recipes.recipe import Recipe
-
-__all__ = ["RECIPES", "Recipe", "recipe"]

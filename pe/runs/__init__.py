@@ -12,8 +12,3 @@ each file that is not right. Imports no torch, so that the book builds without i
 from pe.runs.folder import SCHEMA_VERSION, Folder, RunBusy, RunError, root, writing
 from pe.runs.record import Run, checked
 from pe.runs.table import find, load
-
-__all__ = [
-    "SCHEMA_VERSION", "Folder", "Run", "RunBusy", "RunError", "checked", "find", "load", "root",
-    "writing",
-]  # fmt: skip

@@ -5,5 +5,3 @@ from __future__ import annotations
 from pe.study.plan import load_plan
 from pe.study.planned import Planned
 from pe.study.queue import run_study
-
-__all__ = ["Planned", "load_plan", "run_study"]

@@ -20,22 +20,6 @@ from pe.runs.models.run import RunRecord, Session
 from pe.runs.models.speed import SpeedRecord, SpeedSettings
 from pe.runs.models.tasks import NumericsRecord, TaskAnswers, TaskModel, TaskRecord
 
-__all__ = [
-    "MODELS",
-    "Mode",
-    "NumericsRecord",
-    "PretrainedSettings",
-    "Record",
-    "RunRecord",
-    "Session",
-    "SpeedSettings",
-    "Status",
-    "TaskAnswers",
-    "TaskModel",
-    "TaskRecord",
-    "fields",
-]
-
 MODELS: dict[str, type[Record]] = {
     "run": RunRecord, "evaluation": Evaluation, "extension": Extension, "longrope": Search,
     "speed": SpeedRecord, "pretrained": PretrainedRecord, "task": TaskRecord,
