@@ -152,7 +152,7 @@ class Playground:
             ],
             layout=widgets.Layout(min_width="0", flex="1 1 34em"),
         )
-        titles = ("Summary", "By length", "By position", "Attention", "Settings")
+        titles = ("Summary", "Length", "Position", "Attention", "Settings")
         for place, name in enumerate(titles):
             results.set_title(place, name)
         controls = list(self.controls.values())
