@@ -29,12 +29,11 @@ def row(root: Path, name: str) -> Row:
 
 def made(tmp_path: Path, extended: dict[str, Any]) -> tuple[list[list[str]], list[str]]:
     rope = row(tmp_path, "rope")
-    text, absent = book_every.every(
+    return book_every.every(
         {"nope": row(tmp_path, "nope"), "rope": rope},
         extended, rope if extended else None, Speed(speed_records.record()),
         {"rope": "/methods/rope"},
     )  # fmt: skip
-    return book_records.lines(text), absent
 
 
 def test_rows_are_those_of_the_speed_record_and_what_no_study_has_is_named(tmp_path: Path) -> None:
@@ -42,12 +41,12 @@ def test_rows_are_those_of_the_speed_record_and_what_no_study_has_is_named(tmp_p
     found = {line[0]: dict(zip(heads, line, strict=True)) for line in lines}
     assert not any("x-transformers" in name or "transformers" in name for name in found)
     rope = found["{doc}`RoPE </methods/rope>`"]
-    assert (rope["seeds"], rope["speed 1k"], rope["16k"]) == ("0", "0.98", "0.99")
+    assert (rope["seeds"], rope["training, 1k"], rope["training, 16k"]) == ("0", "0.98", "0.99")
     assert rope["GiB"] == "12.0"
     assert float(rope["1×"]) > 1
-    assert found["NoPE"]["own"] == "0"
+    assert found["NoPE"]["own parameters"] == "0"
     fire = found["FIRE"]
-    assert fire["1×"] == fire["seeds"] == fire["16k"] == "–"
+    assert fire["1×"] == fire["seeds"] == fire["training, 16k"] == "–"
     assert {"FIRE", "ALiBi", "PoPE"} <= set(absent)
     assert not {"NoPE", "RoPE"} & set(absent)
 
@@ -57,12 +56,15 @@ def test_rows_without_quality_can_be_left_out_and_a_column_nobody_fills_is(
 ) -> None:
     rows = {"nope": row(tmp_path, "nope")}
     speed = Speed(speed_records.record())
-    text, absent = book_every.every(rows, {}, None, speed, {}, measured=True)
-    heads, *lines = book_records.lines(text)
+    table, absent = book_every.every(rows, {}, None, speed, {}, measured=True)
+    heads, *lines = table
     assert [line[0] for line in lines] == ["NoPE", "nope, cut to the training length"]
     assert "FIRE" in absent
-    assert "passkey" not in heads, "no run was asked for one"
+    assert "found at 4×" not in heads, "no run was asked for a number"
     assert len(heads) == len(lines[0]) == len(book_every.HEADS) - 1
+    quality, costs = map(book_records.lines, book_every.split(table))
+    assert quality == [line[: -book_every.COST] for line in table]
+    assert [line[0] for line in costs] == ["encoding", "NoPE"], "cutting has no speed"
 
 
 def test_a_method_put_on_a_trained_model_has_the_factor_of_each_column(tmp_path: Path) -> None:
@@ -102,8 +104,8 @@ def test_a_row_is_of_the_first_study_that_trained_it_from_the_first_step(
 def test_rows_of_other_seeds_are_compared_on_those_that_all_have(tmp_path: Path) -> None:
     runs = [book_records.write(tmp_path, "rope", s, "made-up", 1 + s / 10) for s in (0, 1)]
     rows = {"nope": row(tmp_path, "nope"), "rope": Row("rope", "RoPE", "rope", tuple(runs))}
-    text, _ = book_every.every(rows, {}, None, Speed(speed_records.record()), {}, measured=True)
-    found = {line[0]: line[1:3] for line in book_records.lines(text)[1:]}
+    table, _ = book_every.every(rows, {}, None, Speed(speed_records.record()), {}, measured=True)
+    found = {line[0]: line[1:3] for line in table[1:]}
     assert found["RoPE"] == ["0", "40.0"]
     assert found["*RoPE, mean of 2 seeds*"][0] == "0, 1"
     assert found["RoPE, cut to the training length"] == ["0", "40.0"]

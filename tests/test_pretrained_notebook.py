@@ -318,8 +318,8 @@ def test_the_guide_shows_each_outcome_beside_the_untouched_model() -> None:
     assert book_pretrained.what(trained, "trained") == "`nope`, 1,600 steps at 0.0003"
     text = book_pretrained.table([record("yarn", 1.625), record("pi", 3.0)])
     assert book_records.lines(text)[1:] == [
-        ["tiny", "untouched, cut to its training length", "1.500", "1.500"],
-        ["tiny", "untouched", "1.500", "7.000 (+5.500)"],
-        ["tiny", "`yarn`, factor 4", "1.625 (+0.125)", "2.000 (+0.500)"],
-        ["tiny", "`pi`, factor 4", "3.000 (+1.500)", "2.000 (+0.500)"],
+        ["untouched, cut to its training length", "1.500", "1.500"],
+        ["untouched", "1.500", "7.000 (+5.500)"],
+        ["`yarn`, factor 4", "1.625 (+0.125)", "2.000 (+0.500)"],
+        ["`pi`, factor 4", "3.000 (+1.500)", "2.000 (+0.500)"],
     ]

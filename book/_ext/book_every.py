@@ -4,6 +4,8 @@
 | ```{every-encoding} ...  :extended: scaffold-seeds/rope    and methods put on that run's model
 | ```{every-encoding} ...  :measured:    only rows with a quality; the others are named below
 
+There are two tables, one of quality and one of speed and memory, so that each fits a page.
+
 Quality and speed come from different records, made with the same model: rows are those of the speed
 record, and what no study has trained says so. Nothing is measured here.
 """
@@ -33,12 +35,12 @@ from pe.speed.record import MAIN, Speed
 MULTIPLES = (1, 2, 4, 16)
 SHORT, LONG = MAIN
 HEADS = (
-    "encoding", "seeds", *(f"{m}×" for m in MULTIPLES), "passkey", "speed 1k", "16k", "prefill 16k",
-    "GiB", "own",
+    "encoding", "seeds", *(f"{m}×" for m in MULTIPLES), "found at 4×", "training, 1k",
+    "training, 16k", "prompt, 16k", "GiB", "own parameters",
 )  # fmt: skip
-QUALITY = (*(f"ppl@{m}x" for m in MULTIPLES), "passkey@1x")
-PASSKEY = HEADS.index("passkey")
-COST = len(HEADS) - PASSKEY - 1
+QUALITY = (*(f"ppl@{m}x" for m in MULTIPLES), "multikey@4x")
+FOUND = HEADS.index("found at 4×")
+COST = len(HEADS) - FOUND - 1
 NONE = "–"
 PUT_ON = "¹"
 
@@ -51,8 +53,8 @@ def every(
     links: Mapping[str, str],
     *,
     measured: bool = False,
-) -> tuple[str, list[str]]:
-    """The Markdown, and the names of encodings that no study has.
+) -> tuple[list[list[str]], list[str]]:
+    """The heads and the lines below them, and the names of encodings that no study has.
 
     Args:
         rows: by encoding. extended: by METHOD@FACTOR, of ``base`` (extension.json's cells).
@@ -74,7 +76,7 @@ def every(
             absent.append(name)
             if measured:
                 continue
-            found = [("", [NONE] * (PASSKEY))]
+            found = [("", [NONE] * (FOUND))]
         named = f"{{doc}}`{name} <{links[system]}>`" if system in links else name
         for mark, quality in found:
             lines.append([named + mark, *quality, *_cost(speed, system)])
@@ -87,9 +89,21 @@ def every(
             mean = f"*{row.title}, mean of {len(row.runs)} seeds*"
             lines.append([mean, *_quality(row), *nothing])
     heads = list(HEADS)
-    if all(line[PASSKEY] == NONE for line in lines):  # a budget that asks for none
-        heads, *lines = ([*line[:PASSKEY], *line[PASSKEY + 1 :]] for line in (heads, *lines))
-    return pipe(heads, lines), absent
+    if all(line[FOUND] == NONE for line in lines):  # a budget that asks for none
+        heads, *lines = ([*line[:FOUND], *line[FOUND + 1 :]] for line in (heads, *lines))
+    return [heads, *lines], absent
+
+
+def split(table: Sequence[list[str]]) -> list[str]:
+    """The columns of quality and those of speed and memory as two tables in Markdown.
+
+    The second leaves out lines that have neither, and says an encoding once.
+    """
+    first = len(table[0]) - COST
+    costs = {line[0].removesuffix(PUT_ON): line[first:] for line in table[1:]}
+    known = [[name, *cells] for name, cells in costs.items() if set(cells) != {NONE}]
+    heads, *lines = [line[:first] for line in table]
+    return [pipe(heads, lines), pipe([heads[0], *table[0][first:]], known)]
 
 
 def _quality(row: Row) -> list[str]:
@@ -143,18 +157,26 @@ class EveryEncoding(Block):
         except ValueError as error:
             return self.warn(str(error))
         measured = "measured" in self.options
-        text, absent = every(rows, cells, base, best, self.links(best), measured=measured)
-        box = self.markdown(text, nodes.container(classes=["pe-results"]))
+        table, absent = every(rows, cells, base, best, self.links(best), measured=measured)
+        quality, costs = (
+            self.markdown(text, nodes.container(classes=["pe-results"])) for text in split(table)
+        )
         nope = best.result("nope", "train", SHORT)
-        notes = [f"{PUT_ON} Not trained: put on a trained RoPE, by the factor of each column."]
-        if nope.tokens_per_second:
+        notes, first = [], best.record["sessions"][0]
+        if any(line[0].endswith(PUT_ON) for line in table):
             notes.append(
-                f"NoPE: {tables.rate(nope.tokens_per_second)} tokens a second in training at "
-                f"{SHORT:,} tokens."
+                f"{PUT_ON} Not trained: put on a trained RoPE, by the factor of each column."
             )
         if absent:
             notes.append(f"No run yet: {'; '.join(absent)}.")
-        return [*box, *self.markdown(" ".join(notes)), *self.markdown(tables.machine(best))]
+        machine = f"Measured on one {best.hardware['name']}, {first['created'][:10]}"
+        if nope.tokens_per_second:
+            machine += (
+                f", where NoPE reads {tables.rate(nope.tokens_per_second)} tokens per second in "
+                f"training on windows of {SHORT:,}"
+            )
+        machine += ". {doc}`/speed` says how."
+        return [*quality, *self.markdown(" ".join(notes)), *costs, *self.markdown(machine)]
 
     def rows(self, studies: Sequence[str]) -> dict[str, Row]:
         """Of each encoding the row of the first study that has it, trained from the first step."""

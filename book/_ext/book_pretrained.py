@@ -63,9 +63,10 @@ def table(records: Sequence[dict[str, Any]]) -> str:
                 gap = "" if base is None or base == loss else f" ({loss - base:+.3f})"
                 cells.append("–" if loss is None else f"{loss:.3f}{gap}")
             lines[model, what(record, name), *cells] = None
-    return pipe(
-        ["model", "encoding", *(f"{n:,} tokens" for n in lengths)], list(map(list, lines)), 2
-    )
+    heads, rows = ["model", "encoding", *(f"{n:,}" for n in lengths)], list(map(list, lines))
+    if len({row[0] for row in rows}) == 1:
+        return pipe(heads[1:], [row[1:] for row in rows], 1)
+    return pipe(heads, rows, 2)
 
 
 def found(records: Sequence[dict[str, Any]]) -> str:
@@ -91,9 +92,7 @@ def found(records: Sequence[dict[str, Any]]) -> str:
     if not lines:
         return NONE
     ordered = sorted(lines, key=lambda line: line[0])
-    return pipe(
-        ["task", "encoding", *(f"{n:,} tokens" for n in lengths)], list(map(list, ordered)), 2
-    )
+    return pipe(["task", "encoding", *(f"{n:,}" for n in lengths)], list(map(list, ordered)), 2)
 
 
 def training(records: Sequence[dict[str, Any]]) -> str:
