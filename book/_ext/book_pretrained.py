@@ -54,8 +54,9 @@ def table(records: Sequence[dict[str, Any]]) -> str:
     for record in records:
         line = dict(zip(record["settings"]["lengths"], figures.cut(record), strict=True))
         model = record["settings"]["model"]
-        cells = [_number(line.get(n)) for n in lengths]
-        lines[model, f"{UNTOUCHED}, {CUT}", *cells] = None
+        if _beyond(record):
+            cells = [_number(line.get(n)) for n in lengths]
+            lines[model, f"{UNTOUCHED}, {CUT}", *cells] = None
         for name in record["outcomes"]:
             cells = []
             for n, loss in zip(lengths, _losses(record, name, lengths), strict=True):
@@ -75,7 +76,7 @@ def found(records: Sequence[dict[str, Any]]) -> str:
     lines: dict[tuple[str, ...], None] = {}
     for record in records:
         own = (record["outcomes"][UNTOUCHED].get("needles") or {"tasks": {}})["tasks"]
-        for task in own:
+        for task in own if _beyond(record) else ():
             shown = figures.cut_found(record, task)
             line = dict(zip(record["settings"]["lengths"], shown, strict=True))
             lines[task, f"{UNTOUCHED}, {CUT}", *(_share(line.get(n)) for n in lengths)] = None
@@ -121,6 +122,12 @@ def training(records: Sequence[dict[str, Any]]) -> str:
         "peak memory, GiB", "on",
     ]  # fmt: skip
     return pipe(head, lines, 1)
+
+
+def _beyond(record: dict[str, Any]) -> bool:
+    """Whether a length is beyond that of the training, so that cutting means something."""
+    beyond: bool = max(record["settings"]["lengths"]) > record["host"]["training_length"]
+    return beyond
 
 
 def _number(value: float | None) -> str:
