@@ -65,8 +65,8 @@ def test_the_pages_of_methods_and_the_table_of_all_encodings_agree() -> None:
     records = sorted((ROOT / "runs" / "speed").glob("*/speed.json"))
     speed = tables.best([Speed(json.loads(path.read_text())) for path in records])
     assert speed is not None
-    text, _ = book_every.every(rows, {}, None, speed, {}, measured=True)
-    shown = {line[0]: line for line in book_records.lines(text)[1:]}
+    table, _ = book_every.every(rows, {}, None, speed, {}, measured=True)
+    shown = {line[0]: line for line in table[1:]}
     for stem in ("alibi", "fox", "t5", "kerple"):
         own = book_measured.found(STUDIES, stem)["demo-every"]
         page = book_measured.text(stem, {"demo-every": own}, {})
