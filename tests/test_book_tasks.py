@@ -17,7 +17,7 @@ import book_tasks  # noqa: E402
 
 from pe.claims import Values  # noqa: E402
 from pe.figures import svg  # noqa: E402
-from pe.figures.tasks import by_encoding  # noqa: E402
+from pe.figures.tasks import by_encoding, solved  # noqa: E402
 from pe.runs.models import TaskAnswers, TaskRecord  # noqa: E402
 from pe.tasks.measure import summary  # noqa: E402
 from pe.tasks.study import load_study, outcome  # noqa: E402
@@ -150,3 +150,15 @@ def test_a_method_page_has_its_tasks_beside_no_encoding_and_rope(
     assert heads[1:4:2] == ["ALiBi: whole answers in → out, %", "NoPE: whole answers in → out, %"]
     assert {"Copy", "Long-range match"} <= {line[0] for line in lines}
     assert outcome.of_encodings([], ["alibi"], book_tasks.BESIDE) == ""
+
+
+def test_the_figure_of_all_tasks_orders_encodings_by_what_they_solve_out_of_distribution(
+    core: dict[str, Outcome],
+) -> None:
+    some = [core["copy"], core["copy@kind=repeat"]]
+    table = {pe: [one.records.get(pe) for one in some] for pe in ("fox", "rope", "alibi")}
+    panels = solved([one.title for one in some], table).axes
+    names = [text.get_text() for text in panels[0].get_yticklabels()]
+    assert names == ["ALiBi", "FoX", "RoPE"], "of the task that all three have; ties keep the order"
+    shown = [[text.get_text() for text in axes.texts] for axes in panels]
+    assert shown == [["8", "8", "1", "8", "8"], ["8", "6", "0", "0", "0"]], "FoX has one task"

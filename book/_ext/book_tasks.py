@@ -9,7 +9,8 @@
 | ```{tasks} copy                 a task: who solves it, and a table; options as in copy@kind=repeat
 | ```{tasks} of-page              on methods/NAME.md: all tasks with the encodings of the page
 
-Figures are called tasks-TASK, with a dash for what a file name cannot have. Each record has a page,
+The figure of all tasks is called tasks-solved, and that of one task tasks-TASK, with a dash for
+what a file name cannot have. Each record has a page,
 tasks/EXPERIMENT/ENCODING.html at the root of the site. Nothing is measured here.
 """
 
@@ -63,8 +64,14 @@ def picture(one: Outcome) -> str:
 
 
 def figures_of(found: Sequence[Outcome]) -> Figures:
-    """A figure for each task."""
+    """A figure for each task, and one of all."""
     drawn: Figures = {}
+    if found:
+        planned = list(dict.fromkeys(pe for one in found for pe in one.planned))
+        table = {pe: [one.records.get(pe) for one in found] for pe in planned}
+        every = [one.run.file(pe) for one in found for pe in one.records]
+        draw = functools.partial(figures.solved, [one.title for one in found], table)
+        drawn["tasks-solved"] = every, draw
     for one in found:
         records = {pe: one.records.get(pe) for pe in one.planned}
         files = [one.run.file(pe) for pe in one.planned if pe in one.records]

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from pe.figures.axes import CUT, GUESS, WHOLE, legend, mark, numbers
-from pe.figures.style import FAINT, look, style
+from pe.figures.style import FAINT, INK, SEQUENTIAL, look, style
 from pe.results.quantities import label
 from pe.runs.models import TaskRecord
 from pe.tasks.core.registry import task
@@ -202,6 +202,67 @@ def by_encoding(records: Mapping[str, TaskRecord | None]) -> Figure:
     unique = dict(zip(reversed(handles[1]), reversed(handles[0]), strict=True))
     legend(figure, list(reversed(unique.values())))
     return figure
+
+
+@style()
+def solved(titles: Sequence[str], records: Mapping[str, Sequence[TaskRecord | None]]) -> Figure:
+    """Encodings by tasks: how many seeds solve a task, in distribution and out of it.
+
+    Encodings whose seeds solve most out of distribution come first, counted on the tasks that all
+    encodings were trained on. Where a task has several splits out of distribution, the one that the
+    fewest seeds solve counts. A cell is empty where nothing is recorded, or the encoding has no
+    such positions.
+
+    Args:
+        titles: of the tasks. records: by encoding, one per task; None where nothing is recorded.
+    """
+    counts = {pe: [_solved(record) for record in line] for pe, line in records.items()}
+
+    shared = [
+        place for place in range(len(titles)) if all(line[place] for line in records.values())
+    ]
+
+    def far(pe: str) -> int:
+        return sum(counts[pe][place][1] or 0 for place in shared)
+
+    order = sorted(counts, key=far, reverse=True)
+    most = max((len(r.seeds) for line in records.values() for r in line if r), default=1)
+    figure = Figure(figsize=(WIDEST, 1.9 + ROW * len(order)), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for side, axes in enumerate(panels):
+        cells = [[counts[pe][place][side] for place in range(len(titles))] for pe in order]
+        filled = np.ma.masked_invalid([numbers(line) for line in cells])
+        axes.pcolormesh(
+            range(len(titles)), range(len(order)), filled, cmap=SEQUENTIAL, vmin=0,
+            vmax=1.25 * most, edgecolors="none",
+        )  # fmt: skip
+        for line, row in enumerate(cells):
+            for place, count in enumerate(row):
+                if count is not None:
+                    axes.text(
+                        place, line, str(count), ha="center", va="center", fontsize=9, color=INK
+                    )
+        axes.set_xticks(
+            range(len(titles)), titles, rotation=50, ha="right", rotation_mode="anchor", fontsize=9
+        )
+        axes.grid(visible=False)
+        axes.tick_params(length=0)
+        for edge in axes.spines.values():
+            edge.set_visible(False)
+    panels[0].set_ylim(len(order) - 0.5, -0.5)
+    panels[0].set_yticks(range(len(order)), [label(pe) for pe in order], fontsize=9)
+    panels[0].set_title("solved at the lengths of training", fontsize=10.5)
+    panels[1].set_title("solved out of distribution", fontsize=10.5)
+    return figure
+
+
+def _solved(record: TaskRecord | None) -> tuple[int | None, int | None]:
+    """Seeds that solve the task in distribution, and in the hardest split out of it."""
+    if record is None:
+        return None, None
+    near, *far = (summary.solved(record, split) for split in summary.splits(record))
+    known = [count for count in far if count is not None]
+    return near, min(known, default=None)
 
 
 def _line_of(axes: Axes, line: int, pe: str, record: TaskRecord | None, split: str) -> None:
