@@ -323,3 +323,14 @@ def test_the_guide_shows_each_outcome_beside_the_untouched_model() -> None:
         ["`yarn`, factor 4", "1.625 (+0.125)", "2.000 (+0.500)"],
         ["`pi`, factor 4", "3.000 (+1.500)", "2.000 (+0.500)"],
     ]
+
+
+def test_the_page_of_a_method_has_the_records_of_its_encoding_alone() -> None:
+    pytest.importorskip("sphinx")
+    sys.path.insert(0, str(ROOT / "book" / "_ext"))
+    import book_pretrained
+
+    chosen = book_pretrained.records_of(ROOT / "runs", "pretrained", "python-packages", ["yarn"])
+    assert {record["settings"]["pe"] for record in chosen} == {"yarn"}
+    drawn = book_pretrained.figures_of(ROOT / "runs")
+    assert book_pretrained._drawn_name(chosen) in drawn

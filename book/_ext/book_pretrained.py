@@ -5,7 +5,8 @@
 | ```{pretrained-training} pretrained     what was trained on: loss, speed, memory
 | ```{pretrained-picture} pretrained      curves of both, by length
 
-``:corpus: NAME`` takes the records on one text. Where there is none, the page says so.
+``:corpus: NAME`` takes the records on one text, and ``:encodings: NAME NAME`` those of some
+encodings. Where there is none, the page says so.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from book_pictures import Figures
 from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
 
+from pe.encodings import list_encodings
 from pe.figures import pretrained as figures
 from pe.pretrained.record import PretrainedRun
 from pe.results.markdown import pipe
@@ -34,11 +36,18 @@ NONE = "No such record of a model that somebody else trained is here yet."
 PICTURE = "pretrained-by-length"
 
 
-def records_of(runs: Path, study: str, corpus: str = "") -> list[dict[str, Any]]:
+def records_of(
+    runs: Path, study: str, corpus: str = "", encodings: Sequence[str] = ()
+) -> list[dict[str, Any]]:
     """Complete records of a study, by encoding and factor; what was trained on comes last."""
     read = [PretrainedRun(file.parent).read() for file in runs.glob(f"{study}/*/{FILE}")]
     done = [record for record in read if record and record["status"] == "complete"]
-    chosen = [record for record in done if corpus in ("", record["settings"]["corpus"])]
+    chosen = [
+        record
+        for record in done
+        if corpus in ("", record["settings"]["corpus"])
+        and (not encodings or record["settings"]["pe"] in encodings)
+    ]
 
     def order(record: dict[str, Any]) -> tuple[Any, ...]:
         s = record["settings"]
@@ -164,22 +173,26 @@ def _drawn_name(records: Sequence[dict[str, Any]]) -> str:
 
 
 def figures_of(runs: Path) -> Figures:
-    """One picture for each study and text with a record beyond the training length."""
+    """One picture for each study and text with several records, and one for each encoding in it."""
     made: Figures = {}
     for study in sorted({file.parent.parent.name for file in runs.glob(f"*/*/{FILE}")}):
         known = records_of(runs, study)
         for corpus in sorted({record["settings"]["corpus"] for record in known}):
             chosen = [record for record in known if record["settings"]["corpus"] == corpus]
-            if len(chosen) > 1:
-                draw = functools.partial(figures.several, chosen)
-                made[_drawn_name(chosen)] = ([], draw)
+            beyond = [record for record in chosen if _beyond(record)]
+            names = sorted({record["settings"]["pe"] for record in beyond} & set(list_encodings()))
+            groups = [[r for r in beyond if r["settings"]["pe"] == name] for name in names]
+            for group in [*([chosen] if len(chosen) > 1 else []), *groups]:
+                made[_drawn_name(group)] = ([], functools.partial(figures.several, group))
     return made
 
 
 class Pretrained(Made):
     """What the complete records of a study say."""
 
-    option_spec: ClassVar[dict[str, Any]] = {"corpus": directives.unchanged}
+    option_spec: ClassVar[dict[str, Any]] = {
+        "corpus": directives.unchanged, "encodings": directives.unchanged,
+    }  # fmt: skip
     shows = staticmethod(table)
 
     def records(self) -> list[dict[str, Any]]:
@@ -187,7 +200,8 @@ class Pretrained(Made):
         runs = self.book.folder.parent / "runs"
         for file in sorted(runs.glob(f"{self.arguments[0]}/*/{FILE}")):
             self.env.note_dependency(str(file))
-        return records_of(runs, self.arguments[0], self.options.get("corpus", ""))
+        encodings = self.options.get("encodings", "").split()
+        return records_of(runs, self.arguments[0], self.options.get("corpus", ""), encodings)
 
     def text(self) -> str:
         records = self.records()
