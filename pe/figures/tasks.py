@@ -210,8 +210,8 @@ def solved(titles: Sequence[str], records: Mapping[str, Sequence[TaskRecord | No
 
     Encodings whose seeds solve most out of distribution come first, counted on the tasks that all
     encodings were trained on. Where a task has several splits out of distribution, the one that the
-    fewest seeds solve counts. A cell is empty where nothing is recorded, or the encoding has no
-    such positions.
+    fewest seeds solve counts. A dark cell is all seeds, an empty one none, and a number is in
+    between. A dash is no record, or an encoding without such positions.
 
     Args:
         titles: of the tasks. records: by encoding, one per task; None where nothing is recorded.
@@ -238,10 +238,9 @@ def solved(titles: Sequence[str], records: Mapping[str, Sequence[TaskRecord | No
         )  # fmt: skip
         for line, row in enumerate(cells):
             for place, count in enumerate(row):
-                if count is not None:
-                    axes.text(
-                        place, line, str(count), ha="center", va="center", fontsize=9, color=INK
-                    )
+                if count is None or 0 < count < most:
+                    words = "–" if count is None else str(count)
+                    axes.text(place, line, words, ha="center", va="center", fontsize=9, color=INK)
         axes.set_xticks(
             range(len(titles)), titles, rotation=50, ha="right", rotation_mode="anchor", fontsize=9
         )
