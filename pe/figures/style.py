@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,6 +100,10 @@ def style() -> Iterator[None]:
         yield
 
 
+_FONTS = re.compile(r"font-family: 'DejaVu Sans', [^;\"]*")
+_UNROTATED = re.compile(r' transform="rotate\(-?0 [^"]*\)"')
+
+
 def svg(figure: Figure) -> str:
     """The figure as SVG text without dates; equal figures give equal text."""
     out = io.StringIO()
@@ -111,8 +116,9 @@ def svg(figure: Figure) -> str:
     finally:
         figure.set_canvas(canvas)
         figure.set(dpi=dpi, facecolor=paper)
-    # The font list is matplotlib's own; readers get the page's sans-serif instead.
-    text = out.getvalue().replace("'DejaVu Sans', 'Bitstream Vera Sans', ", "")
+    # Each text repeats matplotlib's own list of fonts and a rotation by nothing.
+    text = _FONTS.sub("font-family: Verdana, Arial, sans-serif", out.getvalue())
+    text = _UNROTATED.sub("", text)
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
 

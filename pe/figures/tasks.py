@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from pe.figures.axes import CUT, GUESS, WHOLE, legend, mark, numbers
@@ -231,16 +232,17 @@ def solved(titles: Sequence[str], records: Mapping[str, Sequence[TaskRecord | No
     panels = figure.subplots(1, 2, sharey=True)
     for side, axes in enumerate(panels):
         cells = [[counts[pe][place][side] for place in range(len(titles))] for pe in order]
-        filled = np.ma.masked_invalid([numbers(line) for line in cells])
-        axes.pcolormesh(
-            range(len(titles)), range(len(order)), filled, cmap=SEQUENTIAL, vmin=0,
-            vmax=1.25 * most, edgecolors="none",
-        )  # fmt: skip
+        for line, row in enumerate(cells):
+            for place, count in enumerate(row):
+                if count:
+                    shade = SEQUENTIAL(count / (1.25 * most))
+                    axes.add_patch(Rectangle((place - 0.5, line - 0.5), 1, 1, color=shade, lw=0))
         for line, row in enumerate(cells):
             for place, count in enumerate(row):
                 if count is None or 0 < count < most:
                     words = "–" if count is None else str(count)
                     axes.text(place, line, words, ha="center", va="center", fontsize=9, color=INK)
+        axes.set_xlim(-0.5, len(titles) - 0.5)
         axes.set_xticks(
             range(len(titles)), titles, rotation=50, ha="right", rotation_mode="anchor", fontsize=9
         )
