@@ -99,7 +99,7 @@ def keep_memory(device: torch.device) -> None:
     """On a CPU with glibc, keep the memory of freed tensors for reuse, in the whole process.
 
     By default glibc maps memory for every large tensor and returns it to the system when the tensor
-    is freed, so each training step would request all its pages anew (benchmarks/LOG.md). If the
+    is freed, so each training step would request all its memory again (benchmarks/LOG.md). If the
     user has set glibc's own MALLOC_ variables, they apply instead. Other allocators and systems
     are left unchanged.
     """

@@ -94,7 +94,9 @@ def test_variants_are_judged_on_the_same_tokens_and_recorded(place: Path) -> Non
     assert "128" not in untouched["needles"]["tasks"]["multikey"], "no room for its needles"
     for show in (page.losses, page.samples, page.settings):
         assert "–" not in show(record).data
-    assert page.retrieval(record).data.count("–") == 4
+    found = page.retrieval(record).data
+    assert found.count("–") == 4 + 4, "no room at 128, so cutting to 128 has no share either"
+    assert found.count("untouched, cut to the training length") == 2
     assert "512" in page.plan(run).data
     for figure in (figures.by_length(record), figures.by_position(record)):
         assert figure.axes
@@ -184,6 +186,23 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path)
     for one, other in zip(whole.model.parameters(), rest.model.parameters(), strict=True):
         assert torch.equal(one, other)
     assert not list(tmp_path.iterdir()), "a training that ended leaves no state"
+
+
+def test_a_compiled_layer_stores_nothing_outside_of_its_graph() -> None:
+    """torch 2.11 fails to compile a layer that stores a named tuple in an object around it."""
+    decoder = pe.adapt(small(), "rope", plain=False).get_decoder()
+    calls: list[Any] = []
+
+    def look(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        calls.append(kwargs["position_embeddings"])
+
+    decoder.layers[0].register_forward_pre_hook(look, with_kwargs=True)
+    ids = torch.arange(16)[None]
+    eager = decoder(ids).last_hidden_state
+    for layer in decoder.layers:
+        layer.forward = torch.compile(layer.forward, backend="eager")
+    assert torch.equal(decoder(ids).last_hidden_state, eager)
+    assert [bool(call.prepared) for call in calls] == [True, False]
 
 
 def test_a_study_measures_the_untouched_model_once_and_searches_factors(

@@ -31,7 +31,7 @@ def set_aside(app: Sphinx, doctree: Any) -> None:
 class Sidebars:
     """Make the list of all pages once; for each page its addresses and its mark are changed.
 
-    Sphinx resolves that list for each page anew, which took a tenth of a second per page.
+    Sphinx would resolve the list again for each page, which takes a tenth of a second.
     """
 
     def __init__(self) -> None:

@@ -41,7 +41,7 @@ from pe.speed.record import Speed, SpeedRun
 log = logging.getLogger(__name__)
 FOLDER = Path("_generated") / "speed"
 NOTHING = "*Not measured yet.*"
-ALIKE = 0.05
+SAME_WITHIN = 0.05
 """Encodings share a line of the summary if their numbers differ by no more."""
 LONG = 16384
 """Tokens per window of the summary's long texts, where the record has them."""
@@ -191,8 +191,8 @@ class SpeedBlock(Block):
 def summary(speed: Speed) -> str:
     """Our encodings by what they cost, the fastest on long texts first; "" without two lengths.
 
-    Those whose numbers are all within `ALIKE` of another's share its line, which gives the least
-    and the most of them.
+    Those whose numbers all differ from another's by less than `SAME_WITHIN` share its line, which
+    gives the least and the most of them.
     """
     lengths = speed.lengths("train")
     if len(lengths) < 2:
@@ -208,7 +208,7 @@ def summary(speed: Speed) -> str:
             _over_nope(speed, system, "prefill", long),
             speed.result(system, "train", long)["peak_memory_gib"],
         ]
-        group = next((g for g in groups if _alike(costs, g[0][1])), None)
+        group = next((g for g in groups if _close(costs, g[0][1])), None)
         if group is None:
             groups.append(group := [])
         group.append((system, costs))
@@ -232,9 +232,11 @@ def _over_nope(speed: Speed, system: str, mode: str, length: int) -> float | Non
     return 1.0 if system == "nope" else speed.ratio(system, mode, length)
 
 
-def _alike(costs: Sequence[float | None], others: Sequence[float | None]) -> bool:
+def _close(costs: Sequence[float | None], others: Sequence[float | None]) -> bool:
     pairs = zip(costs, others, strict=True)
-    return all(a == b if a is None or b is None else abs(a / b - 1) <= ALIKE for a, b in pairs)
+    return all(
+        a == b if a is None or b is None else abs(a / b - 1) <= SAME_WITHIN for a, b in pairs
+    )
 
 
 def _range(values: Sequence[float | None], form: str) -> str:

@@ -66,7 +66,7 @@ class Spans(NamedTuple):
         """Return a mask (1 or B, T), True at keys that the next token may see.
 
         The next token continues the last document, after which there may be padding. If every
-        document has a single token, documents and padding cannot be told apart, and all keys are
+        document has a single token, nothing distinguishes documents from padding, and all keys are
         kept.
         """
         _, last, origin, _ = self.rows.long().unbind(1)

@@ -98,6 +98,8 @@ def by_length(record: Mapping[str, Any]) -> Figure:
             )
     if lengths[-1] > _trained(record):
         panels[0].plot(lengths, cut(record), **CUT)
+        if tasks:
+            panels[1].plot(lengths, cut_found(record, tasks[-1]), **CUT)
     _finish(figure, panels, record, lengths, columns=4, task=tasks[-1] if tasks else "")
     return figure
 
@@ -127,10 +129,9 @@ def _finish(
 def several(records: Sequence[Mapping[str, Any]]) -> Figure:
     """Loss, and numbers found, by length, of trials of one model on one text.
 
-    What was trained on has filled markers; of the same colours the later ones are dashed. The
-    axis of the loss ends a little above the cut line, where methods can be told apart, so curves
-    of methods that fail leave it. The task of the right panel is the one that the untouched model
-    answers best.
+    Models that were trained on have filled markers. Further lines of a colour are dashed. The axis
+    of the loss ends `LOSS_ABOVE_CUT` above the cut line, so the curves of methods that fail leave
+    it. The right panel has the task that the untouched model answers best.
     """
     from pe.encodings.core.spec import parse  # brings torch
 

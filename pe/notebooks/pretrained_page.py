@@ -53,14 +53,16 @@ def losses(record: dict[str, Any]) -> Markdown:
 
 
 def retrieval(record: dict[str, Any]) -> Markdown:
-    """The share of prompts whose hidden numbers are found, by length."""
+    """The share of prompts whose hidden numbers are found, by length, and the cut line."""
     lengths = record["settings"]["lengths"]
-    rows = [
-        [f"{task}, {WORDS[v]}", *map(_share, figures.found(record, v, task))]
-        for task in TASKS
-        for v, outcome in record["outcomes"].items()
-        if outcome.get("needles")
-    ]
+    asked = [v for v, outcome in record["outcomes"].items() if outcome.get("needles")]
+    rows = []
+    for task in TASKS if asked else ():
+        rows += [
+            [f"{task}, {WORDS[v]}", *map(_share, figures.found(record, v, task))] for v in asked
+        ]
+        cut = map(_share, figures.cut_found(record, task))
+        rows.append([f"{task}, untouched, cut to the training length", *cut])
     if not rows:
         return show(f"No hidden numbers: {record['outcomes']['untouched']['no_needles']}.")
     return show(pipe(["prompts answered", *(f"{n:,}" for n in lengths)], rows))

@@ -120,7 +120,7 @@ class Recalibration:
             ids = torch.from_numpy(batch.input_ids[some].copy()).to(self.device)
             targets = torch.from_numpy(batch.targets[some].copy()).to(self.device)
             with devices.autocast(r.precision, self.device):
-                hidden = self.judged.model(ids, use_cache=False).last_hidden_state.flatten(0, 1)
+                hidden = self.judged.model(ids).last_hidden_state.flatten(0, 1)
                 weight = self.judged.lm_head.weight
                 loss = summed_loss(hidden, weight, targets.flatten(), self.chunk)
                 loss = loss / batch.targets.size

@@ -62,7 +62,7 @@ class Explanation(BaseModel):
     layer_type: str | None
     """What transformers calls these layers, where layers differ in their settings."""
     reach: int | None
-    """How many tokens a query in these layers sees; None: all before it."""
+    """The number of tokens that a query in these layers sees. None: it sees all before it."""
     training: TrainingLength
     frequencies: tuple[Frequency, ...]
     length: int

@@ -110,17 +110,26 @@ def _name(row: Row, links: Mapping[str, str]) -> list[str]:
 
 
 def cropped(rows: Sequence[Row], names: Sequence[str]) -> list[str] | None:
-    """RoPE, or else the first row, reading the last tokens only: its 1× at all longer lengths.
+    """RoPE, or else the first row, when it reads only the last training length of a text.
 
-    None if no column is a perplexity beyond the training length.
+    A perplexity is that at 1×, and a share is what `cut` leaves of it. None if no column is a
+    perplexity beyond the training length.
     """
     row = cut_base(rows)
-    reached = [row and name.startswith("ppl@") and cut(row, name) is not None for name in names]
-    if row is None or sum(map(bool, reached)) < 2:
+    if row is None:
+        return None
+    left = {name: cut(row, name) for name in names}
+    if sum(value is not None and name.startswith("ppl@") for name, value in left.items()) < 2:
         return None
     title, seeds = _name(row, {})
-    value = write(measure(row, "ppl@1x"), "ppl@1x", "<br>")
-    return [f"{title}, {CROPPED}", seeds, *(value if long else "–" for long in reached)]
+    near = write(measure(row, "ppl@1x"), "ppl@1x", "<br>")
+    cells = [
+        "–" if value is None
+        else near if name.startswith("ppl@")
+        else quantities.write(value, name, None)
+        for name, value in left.items()
+    ]  # fmt: skip
+    return [f"{title}, {CROPPED}", seeds, *cells]
 
 
 def _against(

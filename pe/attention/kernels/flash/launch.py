@@ -61,7 +61,7 @@ class _Bias:
     ) -> None:
         self.knots = 1
         x_strides = y_strides = (0, 0)
-        x = y = q  # placeholders, which are not read
+        x = y = q  # a kernel takes a pointer here and reads it for some kinds of bias only
         z = beyond
         if kind == NONE:
             pass
@@ -102,7 +102,7 @@ def _pieces(
 
 
 class _Network:
-    """Arguments for the gradient of FIRE's network; placeholders for other kinds of bias."""
+    """Arguments for the gradient of FIRE's network, which kernels of other biases do not read."""
 
     def __init__(
         self, kind: int, q: Tensor, parts: list[Tensor], pieces: Tensor, beyond: int
