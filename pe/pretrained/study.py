@@ -25,8 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, validate_cal
 
 from pe._errors import explain, unknown
 from pe._files import read_yaml, shipped
-from pe.pretrained.configure import pretrained_run
-from pe.pretrained.record import PretrainedRun
+from pe.pretrained.record import PretrainedRun, pretrained_run
 from pe.recipes.command import notebook_command
 
 POLL_SECONDS = 0.3
@@ -60,7 +59,7 @@ class PretrainedStudy(BaseModel):
     """The trials, the most useful first."""
 
     def arguments(self, trial: Trial, steps: int) -> dict[str, Any]:
-        """Arguments of `pe.pretrained.configure.pretrained_run`, without the model."""
+        """Arguments of `pe.pretrained.record.pretrained_run`, without the model."""
         own = trial.model_dump(exclude={"trained"})
         training = self.training | {"steps": steps} if trial.trained else {}
         return self.parameters | training | own | {"study": self.study}

@@ -32,8 +32,7 @@ from pe.notebooks.parameters.common import (
     words_in,
 )
 from pe.notebooks.parameters.tasks import configure_tasks
-from pe.pretrained.configure import pretrained_run
-from pe.pretrained.record import PretrainedRun
+from pe.pretrained.record import PretrainedRun, pretrained_run
 from pe.runs import Folder, Run, root
 from pe.speed.record import SpeedRun
 from pe.study.plan import load_plan
