@@ -8,7 +8,8 @@ Imports no torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 from pe.data.needles import even_depth
@@ -116,7 +117,9 @@ def cut_found(record: Record, task: str) -> list[Interval | None]:
     """
     shares, near = found(record, UNTOUCHED, task), _near(record, task)
     return [
-        one if n <= trained_length(record) else near and _part(near, uncut(record, n))
+        one
+        if n <= trained_length(record)
+        else near and intervals.scaled(near, fmean(uncut(record, n)))
         for n, one in zip(lengths(record), shares, strict=True)
     ]
 
@@ -125,18 +128,13 @@ def cut_found_beyond(record: Record, task: str) -> Interval | None:
     """`cut_found` of all lengths beyond that of the training together."""
     near = _near(record, task)
     inside = [flag for n in beyond(record) for flag in uncut(record, n)]
-    return _part(near, inside) if near and inside else None
+    return intervals.scaled(near, fmean(inside)) if near and inside else None
 
 
 def _near(record: Record, task: str) -> Interval | None:
     """Share of prompts that the untouched model answers at its training length."""
     shares = dict(zip(lengths(record), found(record, UNTOUCHED, task), strict=True))
     return shares.get(_read(record, trained_length(record)))
-
-
-def _part(whole: Interval, inside: Sequence[bool]) -> Interval:
-    part = sum(inside) / len(inside)
-    return Interval(whole.value * part, whole.low * part, whole.high * part, len(inside))
 
 
 def more_than_cut(record: Record, variant: str, task: str) -> list[Difference | None]:
