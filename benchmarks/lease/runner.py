@@ -255,12 +255,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--gpus", type=int, default=0, help="0: whatever the process sees")
     parser.add_argument("--until", type=float, default=math.inf)
     parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--list", action="store_true", help="only name the runs")
     parser.add_argument("--first", type=int, default=10**6, help="only so many runs of each word")
     options = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "4")
     words = [word.partition(":") for word in options.studies]
     shares = {name: int(count or 1) for name, _, count in words}
     left = plans(list(shares), mini=options.mini, first=options.first)
+    if options.list:
+        for word, plan in left.items():
+            print(word, *(f"{p.label}#{p.recipe.seed}" for p in plan))
+        return
     queue = Queue(left, options.runs, options.until)
     places = [name for name, count in shares.items() for _ in range(count)]
     threads = [
