@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import random
 import shlex
@@ -39,6 +40,8 @@ from pe.pretrained.load import load
 from pe.pretrained.recalibrate import Recalibration
 from pe.pretrained.trial import try_out
 from pe.recipes.named import recipe
+from pe.results import intervals
+from pe.results import pretrained as results
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES: dict[str, Any] = {
@@ -94,12 +97,12 @@ def test_variants_are_judged_on_the_same_tokens_and_recorded(place: Path) -> Non
     assert list(record["outcomes"]) == ["untouched", "adapted"]
     assert untouched["perplexity"]["512"]["nll"] != adapted["perplexity"]["512"]["nll"]
     assert len(untouched["needles"]["tasks"]["multikey"]["512"]["prompts"]) == 3
-    assert figures.cut(record) == [untouched["perplexity"]["128"]["nll"]] * 2
+    assert results.cut(record) == [untouched["perplexity"]["128"]["nll"]] * 2
     assert "128" not in untouched["needles"]["tasks"]["multikey"], "no room for its needles"
     for show in (page.losses, page.samples, page.settings):
         assert "–" not in show(record).data
     found = page.retrieval(record).data
-    assert found.count("–") == 4 + 4, "no room at 128, so cutting to 128 has no share either"
+    assert found.count(" – |") == 4 + 4, "no room at 128, so cutting to 128 has no share either"
     assert found.count("untouched, cut to the training length") == 2
     assert "512" in page.plan(run).data
     for figure in (figures.by_length(record), figures.by_position(record)):
@@ -275,6 +278,36 @@ def test_trainings_get_a_card_each_and_what_would_end_too_late_is_not_begun(plac
     assert [number for number, _, _ in begun] == [2], "two steps do not fit"
 
 
+def test_trainings_of_a_study_have_equal_steps_also_when_hours_lie_between_them(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = studies.load_study("smollm2", mini=True)
+    study = study.model_copy(update={"runs": study.runs[:2]})
+    begun = []
+
+    class Done:
+        returncode = 0
+
+        def wait(self) -> int:
+            return 0
+
+    def start(number: int, steps: int, gpu: int | None) -> Any:
+        begun.append((number, steps))
+        return Done()
+
+    model = str(place / "tiny")
+    studies.carry_out(study, model, start, until=1e3, step_seconds=1.0, steps=4)
+    assert begun == [(0, 4), (1, 4)]
+    first = studies.configured(study, study.runs[0], model, 2)
+    monkeypatch.setattr(
+        "pe.pretrained.record.PretrainedRun.read",
+        lambda run: {"status": "complete"} if run.directory == first.directory else None,
+    )
+    begun.clear()
+    studies.carry_out(study, model, start, until=1e3, step_seconds=1.0)
+    assert begun == [(1, 2)], "as many as the first had"
+
+
 def test_trials_that_train_have_a_card_each_and_others_share_one(place: Path) -> None:
     study = studies.load_study("smollm2", mini=True)
     few = study.model_copy(update={"runs": study.runs[:5]})
@@ -331,22 +364,28 @@ def test_the_guide_shows_each_outcome_beside_the_untouched_model() -> None:
     import book_pretrained
     import book_records
 
+    def cell(*losses: float) -> dict[str, Any]:
+        return {"nll": sum(losses) / len(losses), "window_nll": list(losses)}
+
     def record(pe_name: str, loss: float) -> dict[str, Any]:
         outcomes = {
-            name: {"perplexity": {"512": {"nll": nll}}}
-            for name, nll in (("untouched", 1.5), ("adapted", loss))
+            name: {"perplexity": {"512": near, "1024": far}}
+            for name, near, far in (
+                ("untouched", cell(1.0, 2.0), cell(6.75, 7.25)),
+                ("adapted", cell(loss - 0.5, loss + 0.5), cell(1.0, 3.0)),
+            )
         }
-        for name, loss in (("untouched", 7.0), ("adapted", 2.0)):
-            outcomes[name]["perplexity"]["1024"] = {"nll": loss}
         settings = {
             "model": "tiny", "pe": pe_name, "options": {"factor": 4.0}, "lengths": [512, 1024],
             "steps": 0, "prompts": 4,
         }  # fmt: skip
-        return {"settings": settings, "outcomes": outcomes, "host": {"training_length": 512}}
+        host = {"training_length": 512}
+        return {"run": pe_name, "settings": settings, "outcomes": outcomes, "host": host}
 
     trained = record("nope", 9.0)
-    trained["outcomes"]["trained"] = {"perplexity": {"512": {"nll": 1.75}}}
-    trained["outcomes"]["adapted"]["needles"] = {"tasks": {"passkey": {"512": {"prompts": "1101"}}}}
+    trained["outcomes"]["trained"] = {"perplexity": {"512": cell(1.75)}}
+    own = {"512": {"prompts": "1101"}, "1024": {"prompts": "1111"}}
+    trained["outcomes"]["adapted"]["needles"] = {"tasks": {"passkey": own}}
     trained["settings"] |= {
         "options": {}, "steps": 1600, "batch_size": 16, "context_length": 8192,
         "learning_rate": 3e-4,
@@ -358,19 +397,78 @@ def test_the_guide_shows_each_outcome_beside_the_untouched_model() -> None:
     assert book_records.lines(book_pretrained.training([record("pi", 3.0), trained]))[1:] == [
         ["`nope`", "0.0003", "210 M", "9.000", "1.750", "200,000", "60", "a card"]
     ]
-    assert book_records.lines(book_pretrained.found([trained]))[1:] == [
-        ["passkey", "untouched, cut to its training length", "75%", "38%"],
-        ["passkey", "untouched", "75%", "0%"],
-        ["passkey", "`nope`", "75%", "–"],
+    cut = "untouched, cut to its training length"
+    assert book_records.lines(book_pretrained.found([trained])) == [
+        ["encoding", "512", "1,024", "all beyond training"],
+        [cut, "75%<br>(30–95)", "38%<br>(15–48)", "38%<br>(15–48)"],
+        ["untouched", "75%<br>(30–95)", "0%<br>(0–49)", "0%<br>(0–49)"],
+        ["`nope`", "75%<br>(30–95)", "100%<br>(51–100)", "100%<br>(51–100)"],
     ]
+    gap = "+62 points<br>+12 to +85"  # Newcombe's of 100% (51–100) and 38% (15–48)
+    assert book_records.lines(book_pretrained.found([trained], True))[2] == ["`nope`", gap, gap]
     assert book_pretrained.what(trained, "trained") == "`nope`, 1,600 steps at 0.0003"
-    text = book_pretrained.table([record("yarn", 1.625), record("pi", 3.0)])
-    assert book_records.lines(text)[1:] == [
-        ["untouched, cut to its training length", "1.500", "1.500"],
-        ["untouched", "1.500", "7.000 (+5.500)"],
-        ["`yarn`, factor 4", "1.625 (+0.125)", "2.000 (+0.500)"],
-        ["`pi`, factor 4", "3.000 (+1.500)", "2.000 (+0.500)"],
+    records = [record("yarn", 1.625), record("pi", 3.0)]
+    assert book_records.lines(book_pretrained.table(records))[1:] == [
+        [cut, "1.500", "1.500"],
+        ["untouched", "1.500", "7.000"],
+        ["`yarn`, factor 4", "1.625", "2.000"],
+        ["`pi`, factor 4", "3.000", "2.000"],
     ]
+    # of the same windows; what is equal in all of them has no spread
+    assert book_records.lines(book_pretrained.table(records, True))[1:] == [
+        ["untouched", "–", "+5.500<br>+2.323 to +8.677"],
+        ["`yarn`, factor 4", "**+0.125<br>+0.125 to +0.125**", "+0.500<br>−5.853 to +6.853"],
+        ["`pi`, factor 4", "**+1.500<br>+1.500 to +1.500**", "+0.500<br>−5.853 to +6.853"],
+    ]
+
+
+def test_what_the_page_says_of_smollm2_is_what_its_records_show() -> None:
+    """Each sentence of pretrained.md that ranks, held against the prompts and windows on record."""
+    pytest.importorskip("sphinx")
+    sys.path.insert(0, str(ROOT / "book" / "_ext"))
+    import book_pretrained
+
+    records = {
+        book_pretrained.what(record, "adapted"): record
+        for record in book_pretrained.records_of(ROOT / "runs", "pretrained", "python-packages")
+        if not record["settings"]["steps"]
+    }
+    added = {name: results.added(record, "adapted") for name, record in records.items()}
+    for name, gaps in added.items():  # in loss, nothing beats cutting the text
+        assert all(gap and gap.verdict == "higher" for gap in gaps[2:]), name
+    best = ("`self_extend`, factor 8", "`yarn`, dynamic", "`yarn`, factor 2")
+    at_twice = sorted(added, key=lambda name: added[name][2].value)  # type: ignore[union-attr]
+    assert set(at_twice[:3]) == set(best)
+    for place in (3, 4):
+        assert min(added, key=lambda name: added[name][place].value) == best[0]  # type: ignore[union-attr]
+    for name in best[:2]:  # on short texts nothing is shown that they add
+        assert all(gap and gap.verdict != "higher" for gap in added[name][:2]), name
+    factors = [f"`yarn`, factor {n}" for n in (2, 4, 8)]
+    near = [r["outcomes"]["adapted"]["perplexity"]["8192"]["window_nll"]
+            for r in (records[name] for name in factors)]  # fmt: skip
+    for small, large in itertools.pairwise(near):  # a larger factor costs more on short texts
+        assert intervals.mean_interval(intervals.paired(large, small)).low > 0
+
+    counts = {name: results.discordant(record, "adapted", "passkey")
+              for name, record in records.items()}  # fmt: skip
+    p = dict(zip(counts, intervals.holm([intervals.mcnemar(*x or ()) for x in counts.values()]),
+                 strict=True))  # fmt: skip
+    more = {name for name, (only, other) in counts.items() if p[name] < 0.05 and only > other}
+    assert more == {"`self_extend`, factor 8", "`yarn`, dynamic", *factors[1:]}
+    for record in records.values():  # in multikey none is shown to find more than cutting
+        gap = results.more_than_cut(record, "adapted", "multikey")[-1]
+        assert gap is not None
+        assert gap.interval is not None
+        assert gap.interval.low <= 0
+    reach = records["`self_extend`, factor 8"]
+    for name in sorted(more - {"`self_extend`, factor 8"}):  # and Self-Extend more than the others
+        far = results.beyond(reach)
+        each = [
+            "".join(results.answers(one, "adapted", "passkey", n) or "" for n in far)
+            for one in (reach, records[name])
+        ]
+        pairs = list(zip(*each, strict=True))
+        assert intervals.mcnemar(pairs.count(("1", "0")), pairs.count(("0", "1"))) < 0.05 / 3
 
 
 def test_the_page_of_a_method_has_the_records_of_its_encoding_alone() -> None:

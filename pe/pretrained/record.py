@@ -39,6 +39,12 @@ class PretrainedRun(Folder):
         """pretrained.json, validated; None if there is none."""
         return self.part("pretrained")
 
+    @property
+    def complete(self) -> bool:
+        """Whether the trial was carried out to its end."""
+        record = self.read()
+        return record is not None and record["status"] == "complete"
+
 
 def run_name(settings: PretrainedSettings) -> str:
     """``smollm2-yarn-1a2b3c4d``: the model, the encoding, all settings."""

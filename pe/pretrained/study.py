@@ -3,6 +3,7 @@
     python -m pe.pretrained.study smollm2 --dry-run       the papermill commands
     python -m pe.pretrained.study smollm2                 on all GPUs, or on the CPU
     python -m pe.pretrained.study smollm2 --until 1400    begin nothing that ends later
+    python -m pe.pretrained.study smollm2 --steps 1530    so many in every training
 
 Each trial writes its record when it ends, and trials that have a record are left out. So the same
 command continues where it was stopped. A trial that trains has a GPU to itself; others share one.
@@ -119,6 +120,7 @@ def carry_out(
     places: int = 2,
     until: float = math.inf,
     step_seconds: float = 0.0,
+    steps: int = 0,
     log: Callable[[str], None] = print,
 ) -> int:
     """Carry out the trials that end in time, in their order and several at once.
@@ -131,21 +133,22 @@ def carry_out(
         until: seconds from now by which trials have to end. A trial is expected to take as long as
             the slowest so far.
         step_seconds: duration of an optimizer step; 0: not known yet.
+        steps: of every training. 0: as many as a training on record has, so that the two can be
+            compared; without such a record, the most with which the first two end in time.
 
     Returns:
         The number of trials that failed.
     """
     begun = time.monotonic()
     cards: list[int | None] = [*gpus] or [None]
-    steps = steps_in_time(study, step_seconds, until, len(cards))
+    done = {number: _complete(study, trial, model) for number, trial in enumerate(study.runs)}
+    recorded = [n for number in done for n in done[number] if study.runs[number].trained]
+    steps = steps or max(recorded, default=0)
+    steps = steps or steps_in_time(study, step_seconds, until, len(cards))
     slowest = {False: 0.0, True: steps * step_seconds}
 
     def tell(text: str) -> None:
         log(f"{time.monotonic() - begun:6.0f} s  {text}")
-
-    def complete(trial: Trial, budgets: Sequence[int]) -> bool:
-        records = [configured(study, trial, model, n).read() for n in budgets]
-        return any(record and record["status"] == "complete" for record in records)
 
     def fails(number: int, free: SimpleQueue[int | None]) -> bool:
         trial, card = study.runs[number], free.get()
@@ -158,17 +161,17 @@ def carry_out(
             code = start(number, steps, card).wait()
         finally:
             free.put(card)
-        seconds, done = time.monotonic() - since, complete(trial, [steps if trial.trained else 0])
-        if done:
+        seconds = time.monotonic() - since
+        whole = configured(study, trial, model, steps if trial.trained else 0).complete
+        if whole:
             slowest[trial.trained] = max(slowest[trial.trained], seconds)
-        tell(f"{'done  ' if done else f'FAILED ({code})'} {_label(trial)} in {seconds:.0f} s")
-        return not done
+        tell(f"{'done  ' if whole else f'FAILED ({code})'} {_label(trial)} in {seconds:.0f} s")
+        return not whole
 
     tell(f"trainings take {steps:,} steps")
     failed = 0
     for trained, group in groupby(range(len(study.runs)), lambda n: study.runs[n].trained):
-        budgets = study.steps if trained else [0]
-        left = [n for n in group if not complete(study.runs[n], budgets)]
+        left = [n for n in group if not done[n]]
         free: SimpleQueue[int | None] = SimpleQueue()
         for card in cards * (1 if trained else places):
             free.put(card)
@@ -176,6 +179,12 @@ def carry_out(
             failed += sum(pool.map(fails, left, repeat(free)))
     tell("the end")
     return failed
+
+
+def _complete(study: PretrainedStudy, trial: Trial, model: str) -> list[int]:
+    """The numbers of steps with which a trial has a complete record; [0] without training."""
+    budgets = study.steps if trial.trained else [0]
+    return [n for n in budgets if configured(study, trial, model, n).complete]
 
 
 def _label(trial: Trial) -> str:
@@ -199,7 +208,7 @@ def main(
     step_seconds: Annotated[float, typer.Option(help="of a training step, measured before")] = 0.0,
     compile: Annotated[str, typer.Option(help="auto, on, off")] = "auto",
     only: Annotated[int, typer.Option(help="one trial, by its number from 0 on")] = -1,
-    steps: Annotated[int, typer.Option(help="of the training of --only")] = 0,
+    steps: Annotated[int, typer.Option(help="of a training; 0: as many as end in time")] = 0,
 ) -> None:
     """Carry out the trials of a study."""
     try:
@@ -229,7 +238,7 @@ def main(
 
     failed = carry_out(
         study, model, start, gpus=cards, places=places, until=until, step_seconds=step_seconds,
-        log=lambda text: print(text, flush=True),
+        steps=steps, log=lambda text: print(text, flush=True),
     )  # fmt: skip
     raise typer.Exit(1 if failed else 0)
 
