@@ -178,7 +178,7 @@ def test_a_notebook_carried_out_by_hand_records_the_papermill_command_of_its_run
     *words, values = shlex.split(run.read()["command"])
     assert words == ["papermill", "notebooks/train.ipynb", "-y"]
     monkeypatch.setenv("PE_RUNS", str(tmp_path))
-    monkeypatch.setattr("pe.notebooks.parameters.train.check_run", lambda run: None)
+    monkeypatch.setattr("pe.notebooks.parameters.check_run", lambda run: None)
     assert configure(**yaml.safe_load(values)).directory == run.directory
 
 
