@@ -274,7 +274,7 @@ def test_versions_and_hardware_are_those_of_this_process(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.2, "0:00"), (18, "0:18"), (725, "12:05"), (3753, "1:02:33")]
+    ("seconds", "text"), [(0.2, "0 s"), (18, "18 s"), (725, "12 min 05 s"), (3753, "1 h 02 min")]
 )
 def test_durations_read_like_a_clock(seconds: float, text: str) -> None:
     assert duration(seconds) == text
