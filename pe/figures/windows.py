@@ -70,7 +70,7 @@ def by_window(rows: Sequence[Row], cut_row: Row | None = None, best: Row | None 
             name = f"{kind}@{multiple}x"
             for turn, last in enumerate(dict.fromkeys(one.last for one in schedules)):
                 line = f"{label(last)} in the layers that see everything"
-                look = {"color": colour(last), "marker": marker(last), "markersize": 5}
+                look: dict[str, Any] = {"color": colour(last), "marker": marker(last), "markersize": 5}
                 handles.setdefault(line, Line2D([], [], label=line, **look))
                 own = [
                     (places[one.window], row)
