@@ -274,6 +274,36 @@ def test_trainings_get_a_card_each_and_what_would_end_too_late_is_not_begun(plac
     assert [number for number, _, _ in begun] == [2], "two steps do not fit"
 
 
+def test_trainings_of_a_study_have_equal_steps_also_when_hours_lie_between_them(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = studies.load_study("smollm2", mini=True)
+    study = study.model_copy(update={"runs": study.runs[:2]})
+    begun = []
+
+    class Done:
+        returncode = 0
+
+        def poll(self) -> int:
+            return 0
+
+    def start(number: int, steps: int, gpu: int | None) -> Any:
+        begun.append((number, steps))
+        return Done()
+
+    pace, model = studies.Pace(step_seconds=1.0), str(place / "tiny")
+    studies.carry_out(study, model, start, until=5.0, pace=pace, steps=4)
+    assert begun == [(0, 4), (1, 4)]
+    first = studies.configured(study, study.runs[0], model, 2)
+    monkeypatch.setattr(
+        "pe.pretrained.record.PretrainedRun.read",
+        lambda run: {"status": "complete"} if run.directory == first.directory else None,
+    )
+    begun.clear()
+    studies.carry_out(study, model, start, until=1e3, pace=pace)
+    assert begun == [(1, 2)], "as many as the first had"
+
+
 def test_a_packed_model_and_its_tokens_are_what_a_trial_finds_there(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
     python -m pe.pretrained.study smollm2 --dry-run       the papermill commands
     python -m pe.pretrained.study smollm2                 on all GPUs, or on the CPU
     python -m pe.pretrained.study smollm2 --until 1400    begin nothing that ends later
+    python -m pe.pretrained.study smollm2 --steps 1530    so many in every training
 
 Each trial writes its record when it ends, and trials that have a record are left out. So the same
 command continues where it was stopped. A trial that trains has a GPU to itself; others share one.
@@ -160,6 +161,7 @@ def carry_out(
     places: int = 2,
     until: float = math.inf,
     pace: Pace,
+    steps: int = 0,
     log: Callable[[str], None] = print,
 ) -> int:
     """Carry out all trials that end in time, several of them at once.
@@ -168,6 +170,8 @@ def carry_out(
         start: called with the number of a trial, its steps and a GPU (None: the CPU); begins it.
         places: trials that share a GPU.
         until: seconds from now by which trials have to end.
+        steps: of every training. 0: as many as a training on record has, so that the two can be
+            compared; without such a record, the most with which the first two end in time.
 
     Returns:
         The number of trials that failed.
@@ -178,14 +182,12 @@ def carry_out(
         return time.monotonic() - begun
 
     cards = Cards(max(1, len(gpus)), places)
-    steps = steps_in_time(study, pace, until, len(cards.running))
+    done = {number: _complete(study, trial, model) for number, trial in enumerate(study.runs)}
+    trained = [n for number in done for n in done[number] if study.runs[number].trained]
+    steps = steps or max(trained, default=0)
+    steps = steps or steps_in_time(study, pace, until, len(cards.running))
     log(f"{now():6.0f} s  trainings take {steps:,} steps")
-    left = []
-    for number, trial in enumerate(study.runs):
-        budgets = study.steps if trial.trained else [0]
-        records = [configured(study, trial, model, n).read() for n in budgets]
-        if not any(record and record["status"] == "complete" for record in records):
-            left.append(number)
+    left = [number for number, budgets in done.items() if not budgets]
     running: dict[int, tuple[subprocess.Popen[bytes], int, float]] = {}
     failed = 0
     while left or running:
@@ -220,6 +222,15 @@ def carry_out(
     return failed
 
 
+def _complete(study: PretrainedStudy, trial: Trial, model: str) -> list[int]:
+    """The numbers of steps with which a trial has a complete record; [0] without training."""
+    records = {
+        n: configured(study, trial, model, n).read()
+        for n in (study.steps if trial.trained else [0])
+    }
+    return [n for n, record in records.items() if record and record["status"] == "complete"]
+
+
 def _label(trial: Trial) -> str:
     options = trial.model_dump(exclude={"pe", "trained"})
     words = [trial.pe, *(f"{key} {value}" for key, value in options.items())]
@@ -241,7 +252,7 @@ def main(
     step_seconds: Annotated[float, typer.Option(help="of a training step, measured before")] = 0.0,
     compile: Annotated[str, typer.Option(help="auto, on, off")] = "auto",
     only: Annotated[int, typer.Option(help="one trial, by its number from 0 on")] = -1,
-    steps: Annotated[int, typer.Option(help="of the training of --only")] = 0,
+    steps: Annotated[int, typer.Option(help="of a training; 0: as many as end in time")] = 0,
 ) -> None:
     """Carry out the trials of a study."""
     try:
@@ -271,7 +282,7 @@ def main(
 
     failed = carry_out(
         study, model, start, gpus=cards, places=places, until=until, pace=Pace(step_seconds),
-        log=lambda text: print(text, flush=True),
+        steps=steps, log=lambda text: print(text, flush=True),
     )  # fmt: skip
     raise typer.Exit(1 if failed else 0)
 
