@@ -8,7 +8,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from pe.notebooks.failures import in_one_line
+from pe.notebooks.parameters.common import in_one_line
 from pe.runs import Run
 
 CELL = """

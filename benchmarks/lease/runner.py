@@ -39,9 +39,8 @@ from typing import NamedTuple
 
 from pe.recipes.recipe import Recipe
 from pe.runs import Run
-from pe.study.complete import complete
 from pe.study.plan import load_plan
-from pe.study.planned import Planned
+from pe.study.planned import Planned, complete
 from pe.study.worker import RunFailed, execute
 from pe.training.processes import PROCESSES
 

@@ -18,8 +18,14 @@ from pe.runs import SCHEMA_VERSION, RunError, provenance
 from pe.runs.models import TaskRecord
 from pe.tasks.core.base import Batch, Task
 from pe.tasks.measure.many import Answers, Many, Member
-from pe.tasks.measure.record import Experiment, TaskRun, lengths_of, options_of, split_of
-from pe.tasks.measure.settings import STOP_EVERY
+from pe.tasks.measure.record import (
+    STOP_EVERY,
+    Experiment,
+    TaskRun,
+    lengths_of,
+    options_of,
+    split_of,
+)
 
 VALIDATION_SEED, TEST_SEED = 2**63, 2**63 + 1
 """Seeds of the validation and test examples. No training uses them."""
