@@ -6,6 +6,7 @@ import importlib
 import itertools
 import json
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -238,6 +240,10 @@ def test_every_trial_of_the_study_can_be_put_on_a_model(place: Path) -> None:
         assert pe.adapt(model, run.settings.pe, **options) is not model
         assert bool(run.settings.steps) == trial.trained
         assert trial.pe in studies.papermill(study, trial, 100)
+    command = shlex.split(studies.papermill(study, study.runs[-2], 0))
+    values = yaml.safe_load(command[-1]) | {"model": str(place / "tiny")}
+    wanted = studies.configured(study, study.runs[-2], str(place / "tiny"), 0)
+    assert configure_pretrained(**values).directory == wanted.directory, "the command repeats it"
     with pytest.raises(ValueError, match="unknown study 'smolm2'"):
         studies.load_study("smolm2")
 

@@ -5,12 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pe.runs import Folder, root
 from pe.runs.models import PretrainedSettings
+from pe.runs.parameters import (
+    Count,
+    Options,
+    Positive,
+    Switch,
+    Whole,
+    Words,
+    launcher,
+    refuse_strange_study,
+    whole_numbers_in,
+)
 
 
 class PretrainedRun(Folder):
@@ -43,30 +53,31 @@ def run_name(settings: PretrainedSettings) -> str:
     return f"{words}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def pretrained_run(
-    *,
-    model: str | None,
+@launcher
+def configure_pretrained(
+    model: str | None = None,
     pe: str = "yarn",
-    factor: float | None = None,
-    pe_options: Mapping[str, Any] | None = None,
+    factor: Positive | None = None,
+    pe_options: Options | None = None,
     corpus: str = "stdlib",
-    lengths: Sequence[int] = (),
-    windows: int | None = None,
-    target_tokens: int = 256,
-    prompts: int = 11,
-    steps: int = 0,
-    context_length: int | None = None,
-    batch_size: int = 8,
-    learning_rate: float = 1e-4,
-    seed: int = 0,
+    lengths: Words | None = None,
+    windows: Count | None = None,
+    target_tokens: Count = 256,
+    prompts: Whole = 11,
+    steps: Whole = 0,
+    context_length: Count | None = None,
+    batch_size: Count = 8,
+    learning_rate: Positive = 1e-4,
+    seed: Whole = 0,
+    compiled: Switch | None = None,
     study: str = "pretrained",
 ) -> PretrainedRun:
-    """The folder and settings of a trial. Writes nothing.
+    """Return the folder and settings of a trial of somebody else's model. Writes nothing.
 
     Args:
-        model: a folder or a gguf file. lengths: in tokens; none: a quarter of the training length
-            to what ``factor`` reaches. windows: texts of each length; None: 16 on a GPU, else 4.
-            context_length: in training; None: the model's own, at most 2,048.
+        model: a folder or a gguf file. lengths: in tokens, with commas between; None: a quarter of
+            the training length to what ``factor`` reaches. windows: texts of each length; None: 16
+            on a GPU, else 4. context_length: in training; None: the model's own, at most 2,048.
 
     Raises:
         ValueError: the model cannot be explained (`pe.explain` says why), an unknown encoding or
@@ -75,6 +86,7 @@ def pretrained_run(
     from pe.encodings.core.parts import part_classes
     from pe.pretrained.explain import explain
 
+    refuse_strange_study(study)
     if not model:
         raise ValueError("model: expected a folder or a gguf file, as in -p model PATH")
     trained = explain(model).training.tokens
@@ -84,7 +96,8 @@ def pretrained_run(
         if "factor" in options:
             raise ValueError("factor: it is also in pe_options; give it once")
         options["factor"] = factor
-    if short := [length for length in lengths if length <= target_tokens]:
+    asked = whole_numbers_in(lengths, "lengths")
+    if short := [length for length in asked if length <= target_tokens]:
         raise ValueError(
             f"lengths: {short[0]} leaves no context before the {target_tokens} tokens that are "
             "scored; use more, or fewer target_tokens"
@@ -95,7 +108,7 @@ def pretrained_run(
         pe=pe,
         options=options,
         corpus=corpus,
-        lengths=sorted(set(lengths)) or _lengths(trained, factor, target_tokens),
+        lengths=sorted(set(asked)) or _lengths(trained, factor, target_tokens),
         windows=windows or (16 if _on_gpu() else 4),
         target_tokens=target_tokens,
         prompts=prompts,
@@ -107,6 +120,8 @@ def pretrained_run(
     )
     run = PretrainedRun(root() / study / run_name(settings))
     run.settings, run.path = settings, path
+    if compiled is not None:
+        run.compile = "on" if compiled else "off"
     return run
 
 

@@ -18,18 +18,17 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from inspect import signature
 from itertools import groupby, repeat
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Annotated, Any
 
 import typer
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, validate_call
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pe._errors import explain, unknown
 from pe._files import read_yaml, shipped
-from pe.pretrained.record import PretrainedRun, pretrained_run
+from pe.pretrained.record import PretrainedRun, configure_pretrained
 from pe.recipes.command import notebook_command
 
 
@@ -61,7 +60,7 @@ class PretrainedStudy(BaseModel):
     """The trials, the most useful first."""
 
     def arguments(self, trial: Trial, steps: int) -> dict[str, Any]:
-        """Arguments of `pe.pretrained.record.pretrained_run`, without the model."""
+        """Arguments of `pe.pretrained.record.configure_pretrained`, without the model."""
         own = trial.model_dump(exclude={"trained"})
         training = self.training | {"steps": steps} if trial.trained else {}
         return self.parameters | training | own | {"study": self.study}
@@ -92,13 +91,10 @@ def configured(study: PretrainedStudy, trial: Trial, model: str, steps: int) -> 
     Raises:
         ValueError: an unknown parameter, or a value that a parameter cannot have.
     """
-    arguments = study.arguments(trial, steps)
     try:
-        run: PretrainedRun = validate_call(pretrained_run)(model=model, **arguments)
-    except ValidationError as error:
-        problems = explain(error, "parameter", signature(pretrained_run).parameters)
-        raise ValueError(f"{trial.pe}: {problems[0]}") from None
-    return run
+        return configure_pretrained(model=model, **study.arguments(trial, steps))
+    except ValueError as error:
+        raise ValueError(f"{trial.pe}: {error}") from None
 
 
 def steps_in_time(

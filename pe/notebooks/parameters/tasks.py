@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pe._errors import unknown
-from pe.notebooks.parameters.common import (
+from pe.runs.parameters import (
     Count,
     Options,
     Whole,
