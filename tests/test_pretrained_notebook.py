@@ -6,15 +6,19 @@ import importlib
 import itertools
 import json
 import random
+import shlex
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -236,29 +240,24 @@ def test_every_trial_of_the_study_can_be_put_on_a_model(place: Path) -> None:
         assert pe.adapt(model, run.settings.pe, **options) is not model
         assert bool(run.settings.steps) == trial.trained
         assert trial.pe in studies.papermill(study, trial, 100)
+    command = shlex.split(studies.papermill(study, study.runs[-2], 0))
+    values = yaml.safe_load(command[-1]) | {"model": str(place / "tiny")}
+    wanted = studies.configured(study, study.runs[-2], str(place / "tiny"), 0)
+    assert configure_pretrained(**values).directory == wanted.directory, "the command repeats it"
     with pytest.raises(ValueError, match="unknown study 'smolm2'"):
         studies.load_study("smolm2")
 
 
 def test_trainings_get_a_card_each_and_what_would_end_too_late_is_not_begun(place: Path) -> None:
     study = studies.load_study("smollm2", mini=True)
-    pace = studies.Pace(step_seconds=1.0)
-    assert studies.steps_in_time(study, pace, 8.5, cards=1) == 4
-    assert studies.steps_in_time(study, pace, 8.5, cards=2) == 4
-    assert studies.steps_in_time(study, pace, 7.0, cards=1) == 2
-    assert studies.steps_in_time(study, pace, 1.0, cards=1) == 2, "the least there is"
-    cards = studies.Cards(2, places=2)
-    assert cards.free(trained=True) == 0
-    cards.running[0].append(True)
-    assert cards.free(trained=False) == 1
-    cards.running[1] += [False, False]
-    assert cards.free(trained=False) is None
+    assert studies.steps_in_time(study, 1.0, 8.5, cards=1) == 4
+    assert studies.steps_in_time(study, 1.0, 8.5, cards=2) == 4
+    assert studies.steps_in_time(study, 1.0, 7.0, cards=1) == 2
+    assert studies.steps_in_time(study, 1.0, 1.0, cards=1) == 2, "the least there is"
     begun, lines = [], []
 
     class Done:
-        returncode = 1
-
-        def poll(self) -> int:
+        def wait(self) -> int:
             return 1
 
     def start(number: int, steps: int, gpu: int | None) -> Any:
@@ -267,14 +266,74 @@ def test_trainings_get_a_card_each_and_what_would_end_too_late_is_not_begun(plac
 
     few = study.model_copy(update={"runs": study.runs[:3]})
     failed = studies.carry_out(
-        few, str(place / "tiny"), start, gpus=[0, 1], until=1000.0, pace=pace, log=lines.append
+        few, str(place / "tiny"), start, gpus=[0, 1], until=1e3, step_seconds=1.0, log=lines.append
     )
-    assert (begun, failed) == ([(0, 4, 0), (1, 4, 1), (2, 4, 0)], 3)
+    assert [(number, steps) for number, steps, _ in begun] == [(0, 4), (1, 4), (2, 4)]
+    assert failed == 3
     assert lines[-1].endswith("the end")
     begun.clear()
-    slow = studies.Pace(step_seconds=1e4)
-    studies.carry_out(few, str(place / "tiny"), start, until=1e3, pace=slow, log=lines.append)
+    studies.carry_out(
+        few, str(place / "tiny"), start, until=1e3, step_seconds=1e4, log=lines.append
+    )
     assert [number for number, _, _ in begun] == [2], "two steps do not fit"
+
+
+def test_trainings_of_a_study_have_equal_steps_also_when_hours_lie_between_them(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = studies.load_study("smollm2", mini=True)
+    study = study.model_copy(update={"runs": study.runs[:2]})
+    begun = []
+
+    class Done:
+        returncode = 0
+
+        def wait(self) -> int:
+            return 0
+
+    def start(number: int, steps: int, gpu: int | None) -> Any:
+        begun.append((number, steps))
+        return Done()
+
+    model = str(place / "tiny")
+    studies.carry_out(study, model, start, until=1e3, step_seconds=1.0, steps=4)
+    assert begun == [(0, 4), (1, 4)]
+    first = studies.configured(study, study.runs[0], model, 2)
+    monkeypatch.setattr(
+        "pe.pretrained.record.PretrainedRun.read",
+        lambda run: {"status": "complete"} if run.directory == first.directory else None,
+    )
+    begun.clear()
+    studies.carry_out(study, model, start, until=1e3, step_seconds=1.0)
+    assert begun == [(1, 2)], "as many as the first had"
+
+
+def test_trials_that_train_have_a_card_each_and_others_share_one(place: Path) -> None:
+    study = studies.load_study("smollm2", mini=True)
+    few = study.model_copy(update={"runs": study.runs[:5]})
+    at_work: dict[int, int] = {}
+    most: dict[bool, int] = {}
+    lock = threading.Lock()
+
+    def start(number: int, steps: int, gpu: int | None) -> Any:
+        assert gpu is not None
+        with lock:
+            at_work[gpu] = at_work.get(gpu, 0) + 1
+            trained = study.runs[number].trained
+            most[trained] = max(most.get(trained, 0), at_work[gpu])
+
+        class Process:
+            def wait(self) -> int:
+                time.sleep(0.05)
+                with lock:
+                    at_work[gpu] -= 1
+                return 1
+
+        return Process()
+
+    model = str(place / "tiny")
+    studies.carry_out(few, model, start, gpus=[0, 1], places=2, log=lambda text: None)
+    assert most == {True: 1, False: 2}
 
 
 def test_a_packed_model_and_its_tokens_are_what_a_trial_finds_there(

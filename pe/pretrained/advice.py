@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from pe.pretrained.layers import Layer
 from pe.pretrained.length import TrainingLength
 from pe.pretrained.methods import Method
 from pe.pretrained.mistakes import trained_factor
-from pe.pretrained.rope import Rope
+from pe.pretrained.rope import Frozen, Rope
 
 TRAIN_BEYOND = 4.0
 """Beyond this factor the advice speaks of further training."""
@@ -28,10 +26,8 @@ WHAT = {
 }
 
 
-class Advice(BaseModel):
+class Advice(Frozen):
     """What to do to read longer texts, and why."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     method: str | None
     """The name of a method; None: nothing has to change, or nothing can be done by settings."""

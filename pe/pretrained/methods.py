@@ -14,20 +14,17 @@ import math
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from pe.encodings.core.extension import Rotary, raised_base
 from pe.encodings.core.frequencies import base_frequencies
 from pe.encodings.self_extend import smallest_group
 from pe.encodings.yarn import magnitude
-from pe.pretrained.rope import PAPERS, TITLES, Rope, original, turns
+from pe.pretrained.rope import PAPERS, TITLES, Frozen, Rope, original, turns
 
 
-class Method(BaseModel):
+class Method(Frozen):
     """A way to read ``length`` tokens, and what it changes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     title: str

@@ -28,10 +28,14 @@ from pe.encodings.yarn import YaRN, magnitude
 Layout = Literal["half", "interleaved"]
 
 
-class Rope(BaseModel):
-    """How one kind of layer rotates queries and keys."""
+class Frozen(BaseModel):
+    """A base of what is read: fields that do not change, and no others."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Rope(Frozen):
+    """How one kind of layer rotates queries and keys."""
 
     kind: str
     """transformers' ``rope_type``: ``default`` is plain RoPE; see `SCALINGS`."""

@@ -29,8 +29,7 @@ from pe._files import read_yaml, shipped
 from pe.encodings.core.parts import part_classes
 from pe.runs import RunBusy, RunError, root
 from pe.tasks.core.options import Options
-from pe.tasks.measure.record import Experiment, TaskRun, task_run
-from pe.tasks.measure.settings import Settings
+from pe.tasks.measure.record import Experiment, Settings, TaskRun, task_run
 
 FOLDER = shipped("studies") / "tasks"
 CALLED_SECONDS = 0.03
