@@ -93,9 +93,9 @@ def commands(page: str) -> list[tuple[str, list[str]]]:
 def test_adding_an_encoding_from_nothing(folder: Path) -> None:
     names = run_page("adding", folder)
     assert names["out"].shape == (1, 4, 12, 16)
-    found = names["found"]
-    assert sorted(run.read()["pe"] for run in found) == ["root:Root", "rope"]
-    assert all(run.read()["status"] == "complete" for run in found)
+    runs = names["runs"]
+    assert sorted(run.read()["pe"] for run in runs) == ["root:Root", "rope"]
+    assert all(run.read()["status"] == "complete" for run in runs)
     assert names["figure"].axes
     for spec in ("root:Root", "hooks:Sawtooth", "hooks:Clock", "hooks:Sharper", "hooks:Halve"):
         assert check_laws(spec).ok, check_laws(spec)

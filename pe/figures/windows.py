@@ -70,17 +70,22 @@ def by_window(rows: Sequence[Row], cut_row: Row | None = None, best: Row | None 
             name = f"{kind}@{multiple}x"
             for turn, last in enumerate(dict.fromkeys(one.last for one in schedules)):
                 line = f"{label(last)} in the layers that see everything"
-                look = {"color": colour(last), "marker": marker(last), "markersize": 5}
+                look: dict[str, Any] = {
+                    "color": colour(last),
+                    "marker": marker(last),
+                    "markersize": 5,
+                }
                 handles.setdefault(line, Line2D([], [], label=line, **look))
                 own = [
                     (places[one.window], row)
                     for row, one in zip(rows, schedules, strict=True) if one.last == last
                 ]  # fmt: skip
                 top = ROOM * lowest if kind == "ppl" else 1.0
+                aside = 0.2 * (turn - 0.5)  # two triangles at the top beside each other
                 own.sort(key=lambda item: item[0])
-                _line(axes, own, name, common, look, top)
-            for row, value, look in _baselines(cut_row, best, common, name):
-                handles.setdefault(row, axes.axhline(value, **(look | {"label": row})))
+                _line(axes, own, name, common, look, top, aside)
+            for title, value, line_look in _baselines(cut_row, best, common, name):
+                handles.setdefault(title, axes.axhline(value, **(line_look | {"label": title})))
             axes.set_xlim(-0.4, len(sizes) + 0.4)
             axes.xaxis.set_major_locator(FixedLocator(range(len(sizes) + 1)))
             axes.xaxis.set_major_formatter(FixedFormatter([*map(str, sizes), "none"]))
@@ -114,8 +119,9 @@ def _line(
     common: Sequence[int],
     look: dict[str, Any],
     top: float,
+    aside: float,
 ) -> None:
-    """Values of the common seeds joined, those of other seeds alone, an arrow above ``top``."""
+    """Values of the common seeds joined, those of other seeds alone, a triangle above ``top``."""
     joined = []
     for place, row in rows:
         alone = [one for one in row.each() if not set(one.seeds) <= set(common)]
@@ -125,7 +131,7 @@ def _line(
                 continue
             if value > top:
                 axes.plot(
-                    place, 0.96, "^", color=look["color"], markersize=4, clip_on=False,
+                    place + aside, 0.96, "^", color=look["color"], markersize=4, clip_on=False,
                     transform=axes.get_xaxis_transform(),
                 )  # fmt: skip
             elif one in alone:
