@@ -71,18 +71,16 @@ class TaskStudy(Options):
         Raises:
             ValueError: a task or its settings are wrong.
         """
+        common = self.model_dump(
+            include=Experiment.model_fields.keys() - {"settings", "sweep_steps"}
+        )
         return [
             Experiment(
                 task=one.task,
                 task_options=one.options,
-                seeds=tuple(self.seeds),
-                learning_rates=tuple(self.learning_rates),
-                sweep_seeds=self.sweep_seeds,
                 sweep_steps=one.sweep_steps or self.sweep_steps,
                 settings=Settings(**(self.settings | one.settings)),
-                examples=self.examples,
-                validation=self.validation,
-                each_length=self.each_length,
+                **common,
             )
             for one in self.tasks
         ]
