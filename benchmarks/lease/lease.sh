@@ -36,6 +36,7 @@ export PYTHONPATH=$WORK/code:$WORK/site PE_CACHE=$WORK/cache TORCHINDUCTOR_CACHE
 export TRITON_CACHE_DIR=$WORK/triton PYTHONUNBUFFERED=1 OMP_NUM_THREADS=4
 [ -f "$WORK/commit" ] && export PE_COMMIT=$(cat "$WORK/commit")
 [ -f "$WORK/study" ] && export STUDY=$(cat "$WORK/study")
+case $1 in warm|go) set -f ;; esac # a word such as paper/rope-* is for the runner
 FROM=$PWD # paths of what travelled start there
 cd "$WORK/tree" || exit 1
 case $1 in

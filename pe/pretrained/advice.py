@@ -18,8 +18,8 @@ WITHOUT_SCALING = ("yarn", "longrope", "pi", "ntk")
 """Methods for a configuration that scales nothing, the preferred one first."""
 
 WHAT = {
-    "yarn": "YaRN leaves fast frequencies alone and slows what never completed a turn, so that no "
-    "angle is new",
+    "yarn": "YaRN leaves fast frequencies alone and slows what never completed a rotation, so that "
+    "no angle is new",
     "longrope": "this model type takes no YaRN, but the same frequencies as LongRoPE's factors",
     "pi": "PI slows every frequency, so that no angle is new",
     "ntk": "a larger base slows the slowest frequencies most",

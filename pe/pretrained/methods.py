@@ -1,7 +1,7 @@
 """What each way of reading further would do to a model's frequencies.
 
-A frequency that completes a turn within the training length L has met every angle. One that does
-not has met angles below w_i L only, so with a changed frequency w_i' a distance of
+A frequency that completes a rotation within the training length L has met every angle. One that
+does not has met angles below w_i L only, so with a changed frequency w_i' a distance of
 
     d = L w_i / w_i'
 

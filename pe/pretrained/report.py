@@ -33,9 +33,9 @@ class Frequency(Frozen):
     radians: float
     """Angle per token."""
     wavelength: float
-    """Tokens of a full turn; inf for a frequency of 0."""
+    """Tokens of a full rotation; inf for a frequency of 0."""
     turns: float
-    """Full turns in the training length, or in the window where there is one."""
+    """Full rotations in the training length, or in the window where there is one."""
 
     @property
     def completed(self) -> bool:
@@ -77,7 +77,7 @@ class Explanation(Frozen):
 
     @property
     def never_completed(self) -> tuple[int, ...]:
-        """Indices of the frequencies that rotate and never completed a turn in training."""
+        """Indices of the frequencies that rotate and never completed a rotation in training."""
         return tuple(f.index for f in self.frequencies if not f.completed and f.radians > 0)
 
     @property

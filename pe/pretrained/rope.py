@@ -261,5 +261,5 @@ def _is_number(value: Any) -> bool:
 
 
 def turns(inv_freq: Tensor, length: int) -> Tensor:
-    """Full turns of each frequency within ``length`` tokens."""
+    """Full rotations of each frequency within ``length`` tokens."""
     return inv_freq * length / (2 * math.pi)

@@ -124,17 +124,17 @@ def _training(e: Explanation) -> str:
 
 def _angles(e: Explanation) -> str:
     never, last = e.never_completed, e.frequencies[-1]
-    turning = [f for f in e.frequencies if f.radians > 0]
-    slowest = turning[-1]
-    still = len(e.frequencies) - len(turning)
+    rotating = [f for f in e.frequencies if f.radians > 0]
+    slowest = rotating[-1]
+    still = len(e.frequencies) - len(rotating)
     begin = (
-        f"The fastest turns once in {turning[0].wavelength:.1f} tokens, the slowest once in "
+        f"The fastest rotates once in {rotating[0].wavelength:.1f} tokens, the slowest once in "
         f"{slowest.wavelength:,.0f} (w_i = base^(-2i/d), arXiv:{PAPERS[e.main.kind]})."
     )
     if still:
-        begin += f" {still} of {last.index + 1} never turn."
+        begin += f" {still} of {last.index + 1} never rotate."
     if not never:
-        return f"{begin} Every one completed a turn in training, so no angle is ever new."
+        return f"{begin} Every one completed a rotation in training, so no angle is ever new."
     count = f"Frequencies {never[0]} to {never[-1]}, {len(never)} of {len(e.frequencies)}, "
     where = (
         f"so angles that training never had begin at a distance of {e.first_unseen:,} tokens."
@@ -143,7 +143,7 @@ def _angles(e: Explanation) -> str:
         if e.reach is not None
         else f"but none reaches a new angle within {e.length:,} tokens."
     )
-    return f"{begin} {count}never completed a turn in {e.span:,} tokens, {where}"
+    return f"{begin} {count}never completed a rotation in {e.span:,} tokens, {where}"
 
 
 def _method(e: Explanation, method: Method) -> list[str]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pe._errors import PositionError
 from pe.encodings.core.source import source_hashes
+from pe.recipes.command import notebook_command
 from pe.runs import SCHEMA_VERSION, RunError, provenance
 from pe.runs.models import TaskRecord
 from pe.tasks.core.base import Batch, Task
@@ -203,10 +204,6 @@ def _best_rate(
 
 def command(experiment: Experiment, pe: str, study: str) -> str:
     """The papermill command that repeats a record."""
-    import shlex
-
-    import yaml
-
     values: dict[str, Any] = {
         "task": experiment.task,
         "pe": pe,
@@ -217,8 +214,7 @@ def command(experiment: Experiment, pe: str, study: str) -> str:
         "overrides": experiment.settings.model_dump(mode="json")
         | experiment.model_dump(include={"examples", "validation", "each_length"}),
     }
-    line = yaml.safe_dump(values, default_flow_style=True, sort_keys=False, width=10**6).strip()
-    return shlex.join(["papermill", "notebooks/tasks.ipynb", "-y", line])
+    return notebook_command(values, "tasks")
 
 
 def baselines(task: Task, examples: int) -> dict[str, dict[str, float]]:
