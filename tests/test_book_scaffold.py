@@ -226,7 +226,8 @@ def test_what_pages_say_beside_the_cut_text_holds_for_every_recorded_seed() -> N
     for label in ("nope-256", "nope-64"):
         assert beside("windows", label, "multikey", 2, 4, 8, 16) == {"better"}
         assert beside("windows", label, "ppl", 16) == {"worse"}
-    assert "better" not in beside("windows", "rope-256", "multikey", 4)
+    for label in ("rope-256", "rope-64"):
+        assert beside("windows", label, "multikey", 8, 16) == {"worse"}
     assert "better" not in beside("windows", "nope-1024", "multikey", 4, 8, 16)
     assert beside("windows", "nope-full", "ppl", 2) == {"worse"}
     fox = STUDIES.rows("every")["fox"].of([0]).runs[0]
