@@ -25,9 +25,8 @@ import pe
 from pe.notebooks import study_page
 from pe.runs import Run, RunError, find
 from pe.study import load_plan, run_study, show
-from pe.study.complete import complete
 from pe.study.parents import with_retrained_parents
-from pe.study.planned import StudyFolder
+from pe.study.planned import StudyFolder, complete
 from pe.study.show import Row, rows, text, time_left
 from pe.study.worker import _retrain
 

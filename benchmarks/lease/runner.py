@@ -39,9 +39,8 @@ from typing import NamedTuple
 
 from pe.recipes.recipe import Recipe
 from pe.runs import Run
-from pe.study.complete import complete
 from pe.study.plan import load_plan
-from pe.study.planned import Planned
+from pe.study.planned import Planned, complete
 from pe.study.worker import RunFailed, execute
 from pe.training.processes import PROCESSES
 
@@ -300,6 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--gpus", type=int, default=0, help="0: whatever the process sees")
     parser.add_argument("--until", type=float, default=math.inf)
     parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--list", action="store_true", help="only name the runs")
     parser.add_argument("--first", type=int, default=10**6, help="only so many runs of each word")
     options = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "4")
@@ -309,6 +309,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.gpus and largest > options.gpus:
         raise ValueError(f"a place of {largest} GPUs was asked for, and --gpus is {options.gpus}")
     left = plans(list(shares), mini=options.mini, first=options.first)
+    if options.list:
+        for word, plan in left.items():
+            print(word, *(f"{p.label}#{p.recipe.seed}" for p in plan))
+        return
     several = {name: share.gpus for name, share in shares.items() if share.gpus > 1}
     queue = Queue(left, options.runs, options.until, several)
     threads, next_gpu = [], 0
