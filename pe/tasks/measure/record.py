@@ -85,6 +85,11 @@ class Experiment(Options):
         seeds, rates = len(self.seeds), len(self.learning_rates)
         return self.sweep_seeds * rates + seeds if self.sweep_seeds else seeds * rates
 
+    def at_once(self) -> int:
+        """The largest number of models that are trained at the same time."""
+        seeds, rates = len(self.seeds), len(self.learning_rates)
+        return max(self.sweep_seeds * rates, seeds) if self.sweep_seeds else seeds * rates
+
     def make_task(self) -> Task:
         """Make the task.
 
