@@ -114,7 +114,8 @@ class Experiment(Options):
             if not where[field]:
                 del where[field]
         text = json.dumps(values, sort_keys=True, separators=(",", ":"))
-        return f"{self.task}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        plain = self.task.replace(":", "_")  # module:Class
+        return f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def options_of(made: Task) -> dict[str, Any]:
