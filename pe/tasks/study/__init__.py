@@ -28,6 +28,7 @@ from pe._errors import unknown
 from pe._files import read_yaml, shipped
 from pe.encodings.core.parts import part_classes
 from pe.runs import RunBusy, RunError, root
+from pe.study.devices import visible_gpus
 from pe.tasks.core.options import Options
 from pe.tasks.measure.record import Experiment, Settings, TaskRun, task_run
 
@@ -232,10 +233,7 @@ def spread(arguments: list[str], processes: int, tasks: int) -> int:
     Returns:
         The number of processes that failed.
     """
-    import torch
-
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    cards = visible.split(",") if visible else list(map(str, range(torch.cuda.device_count())))
+    cards = visible_gpus()
     running = []
     for number in range(processes):
         one = {"CUDA_VISIBLE_DEVICES": cards[number % len(cards)]} if cards else {}
