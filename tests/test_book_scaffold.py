@@ -112,7 +112,8 @@ def page(name: str) -> str:
 def test_no_result_is_typed_into_the_pages(name: str) -> None:
     """What is left when roles, code, formulas and multiples are taken out holds no measurement."""
     made = (
-        "study-table|scaling|dropping-table|missing-runs|extension|rerun|fine-tuned|settings|tasks"
+        "study-table|scaling|dropping-table|kept-and-dropped|missing-runs|extension|rerun|fine-tuned|"
+        "settings|tasks"
     )
     text = re.sub(rf"```\{{({made})\}}.*?```", "", page(name), flags=re.S)
     text = re.sub(r"^(:(alt|name|class|columns):.*|```\{picture\} \S+)$", "", text, flags=re.M)
@@ -226,7 +227,9 @@ def test_what_pages_say_beside_the_cut_text_holds_for_every_recorded_seed() -> N
     for label in ("nope-256", "nope-64"):
         assert beside("windows", label, "multikey", 2, 4, 8, 16) == {"better"}
         assert beside("windows", label, "ppl", 16) == {"worse"}
-    assert beside("windows", "rope-256", "multikey", 4) == {"worse"}
+    for label in ("rope-256", "rope-64"):
+        assert beside("windows", label, "multikey", 8, 16) == {"worse"}
+    assert "better" not in beside("windows", "nope-1024", "multikey", 4, 8, 16)
     assert beside("windows", "nope-full", "ppl", 2) == {"worse"}
     fox = STUDIES.rows("every")["fox"].of([0]).runs[0]
     steps = [

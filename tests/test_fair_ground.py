@@ -245,6 +245,23 @@ def test_the_table_of_dropping_has_ratios_and_the_fitted_temperature(studies: St
         book_dropping.treated(rows, {})
 
 
+def test_a_dropped_run_stands_below_the_kept_run_of_the_same_restart(tmp_path: Path) -> None:
+    labels = ["rope", "rope-kept-at-14", "rope-dropped-at-14", "rope-dropped-at-14@5e-4", "nope"]
+    planned_records.carry_out(tmp_path, "paper", labels)
+    studies = Studies.load(tmp_path, tmp_path, "paper")
+    known = {f"{run.study}/{run.name}": run for run in studies.complete()}
+    text = book_dropping.pairs(list(studies.rows("paper").values()), known)
+    heads, *lines = book_records.lines(text)
+    found = [dict(zip(heads, line, strict=True)) for line in lines]
+    assert [one["model"] for one in found] == ["RoPE, kept", "RoPE, dropped", "RoPE, dropped"]
+    assert [one["after step"] for one in found] == ["14,000"] * 3
+    assert [one["peak rate"] for one in found] == ["0.0015", "0.0015", "0.0005"]
+    kept, dropped, without_control = (one["against kept"] for one in found)
+    assert (kept, without_control) == ("1", "–")
+    assert re.fullmatch(r"1\.\d{3}<br>\(1\.\d{3}–1\.\d{3}\)", dropped)
+    assert book_dropping.pairs([], {}) == "No restarted run is recorded yet."
+
+
 def test_perplexities_of_other_windows_are_not_compared(studies: Studies) -> None:
     kept, scaled = (studies.row("dropping", label) for label in ("kept@3e-3", "yarn-2x"))
     longer = studies.row("every", "rope")  # its longest length is another one

@@ -486,3 +486,14 @@ def test_the_page_of_a_method_has_the_records_of_its_encoding_alone() -> None:
     assert {record["settings"]["pe"] for record in chosen} == {"yarn"}
     drawn = book_pretrained.figures_of(ROOT / "runs")
     assert book_pretrained._drawn_name(chosen) in drawn
+
+
+def test_a_variant_without_hidden_numbers_has_no_whiskers() -> None:
+    """Its share is missing at every length, which leaves nothing to draw."""
+    path = next((ROOT / "runs" / "pretrained").glob("*self_extend*/pretrained.json"))
+    record = json.loads(path.read_text())
+    record["outcomes"]["adapted"]["needles"] = None
+    assert figures.whiskers([record])
+    figure = figures.several([record])
+    drawn = [len(lines.get_segments()) for lines in figure.axes[1].collections]
+    assert drawn == [len(record["settings"]["lengths"]), 0]

@@ -25,7 +25,6 @@ from typing import Any
 from book_studies import Studies
 
 from pe._errors import unknown
-from pe.evaluation.retrieval import control_prompts
 from pe.results import extensions, quantities
 from pe.results.difference import order, write_difference
 from pe.results.measure import beside_cutting, cut, measure, write
@@ -215,6 +214,8 @@ def _prompts(evaluation: dict[str, Any]) -> int | None:
 
 def _controls(evaluations: list[dict[str, Any]]) -> dict[str, int]:
     """Prompts without the number asked for, over all runs, and how many were answered with it."""
+    from pe.evaluation.retrieval import control_prompts  # it imports transformers
+
     hits = asked = 0
     for evaluation in evaluations:
         for lengths in (evaluation.get("retrieval") or {"tasks": {}})["tasks"].values():

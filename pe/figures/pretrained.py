@@ -70,8 +70,11 @@ def _shares(
     x = [n * (moved or 1.0) for n in at]
     axes.plot(x, _values(shares), **look)
     if moved is not None:
-        ends = [(n, share.low, share.high) for n, share in zip(x, shares, strict=True) if share]
-        axes.vlines(*zip(*ends, strict=True), color=look["color"], linewidth=1, alpha=0.55)
+        there = [(n, share) for n, share in zip(x, shares, strict=True) if share]
+        axes.vlines(
+            [n for n, _ in there], [share.low for _, share in there],
+            [share.high for _, share in there], color=look["color"], linewidth=1, alpha=0.55,
+        )  # fmt: skip
 
 
 @style()

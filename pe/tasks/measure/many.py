@@ -48,6 +48,7 @@ from pe.model.rng import seed_step
 from pe.tasks.core.base import Batch, Task
 from pe.tasks.core.draws import Int
 from pe.tasks.core.scoring import IGNORE, Score, score
+from pe.tasks.measure.cost import ATTENTION
 from pe.tasks.measure.record import Settings
 from pe.tasks.measure.replay import Replayed
 
@@ -57,8 +58,6 @@ ALIGNED = 8
 STRIDE = 16
 """The widths of recorded steps are multiples of this."""
 ALL = slice(None)
-ATTENTION = 2**31
-"""The most attention weights of a layer at a time. More are computed in groups of models."""
 
 
 class Member(NamedTuple):

@@ -130,6 +130,11 @@ class Experiment(Options):
         seeds, rates = len(self.seeds), len(self.learning_rates)
         return self.sweep_seeds * rates + seeds if self.sweep_seeds else seeds * rates
 
+    def at_once(self) -> int:
+        """The largest number of models that are trained at the same time."""
+        seeds, rates = len(self.seeds), len(self.learning_rates)
+        return max(self.sweep_seeds * rates, seeds) if self.sweep_seeds else seeds * rates
+
     def make_task(self) -> Task:
         """Make the task.
 
@@ -154,7 +159,8 @@ class Experiment(Options):
             if not where[field]:
                 del where[field]
         text = json.dumps(values, sort_keys=True, separators=(",", ":"))
-        return f"{self.task}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        plain = self.task.replace(":", "_")  # module:Class
+        return f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def options_of(made: Task) -> dict[str, Any]:
