@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,44 @@ def test_gradients_reach_weights_and_new_parameters(llama: Any) -> None:
     assert all(p.grad.abs().sum() > 0 for p in model.model.pe_encodings.parameters())
     assert llama.model.layers[0].self_attn.q_proj.weight.grad is not None
     llama.zero_grad(set_to_none=True)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_activations_give_the_gradients_of_learned_frequencies(
+    llama: Any, reentrant: bool
+) -> None:
+    model = pe.adapt(llama, "lerope").train()
+    gradients = []
+    for checkpointed in (False, True):
+        model.zero_grad(set_to_none=True)
+        if checkpointed:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        model(tokens(), labels=tokens(), use_cache=False).loss.backward()
+        gradients.append([p.grad for p in model.parameters()])
+    assert all(gradient is not None for gradient in gradients[0])
+    torch.testing.assert_close(*gradients)
+    llama.zero_grad(set_to_none=True)
+
+
+def test_attention_that_does_not_know_the_encoding_is_refused(tmp_path: Path, llama: Any) -> None:
+    model = pe.adapt(llama, "alibi")
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(ValueError, match=r"'sdpa' does not know.*set_attn_implementation\('pe'\)"):
+        logits(model, tokens())
+    model.set_attn_implementation("pe")
+    model.save_pretrained(tmp_path)
+    alone = LlamaForCausalLM.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="load a saved one with AutoModelForCausalLM"):
+        logits(alone, tokens())
+
+
+def test_an_adapted_model_has_the_name_of_its_host_and_can_be_pickled(llama: Any) -> None:
+    model = pe.adapt(llama, "rope+fire")
+    assert isinstance(model, Adapted)
+    assert type(model).__name__ == "LlamaForCausalLM"  # Trainer and pipelines go by it
+    again = pickle.loads(pickle.dumps(model))
+    assert torch.equal(logits(again, tokens()), logits(model, tokens()))
+    assert isinstance(pe.adapt(again, None, plain=False), Adapted)
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

@@ -18,7 +18,7 @@ from pe.tasks.measure.inversion import (
     token_aliasing,
     token_inversion,
 )
-from pe.tasks.measure.shifting import Errors, shift_errors
+from pe.tasks.measure.numerics import Errors, shift_errors
 
 CONTROLS = "pe.tasks.measure.controls"
 

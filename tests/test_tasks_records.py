@@ -20,8 +20,7 @@ from pe.tasks import study as studies
 from pe.tasks.measure import summary
 from pe.tasks.measure.experiment import Stream, measure
 from pe.tasks.measure.many import Many, Member
-from pe.tasks.measure.record import Experiment, lengths_of, load, slug, split_of, task_run
-from pe.tasks.measure.settings import Settings
+from pe.tasks.measure.record import Experiment, Settings, lengths_of, load, slug, split_of, task_run
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "tasks.ipynb"
 SMALL: dict[str, Any] = {

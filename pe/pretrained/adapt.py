@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
@@ -33,8 +32,8 @@ from pe.pretrained.explain import main_layer, main_layer_type, nothing_to_do
 from pe.pretrained.layers import Layer, read_layers
 from pe.pretrained.length import TrainingLength, training_length
 from pe.pretrained.plain import plain_settings
-from pe.pretrained.read import ADAPTED, Source, quiet, read
-from pe.pretrained.rope import Rope
+from pe.pretrained.read import ADAPTED, Source, quiet, read, saved_host
+from pe.pretrained.rope import Frozen, Rope
 from pe.pretrained.settings import Settings
 
 Model = TypeVar("Model", bound=PreTrainedModel)
@@ -46,10 +45,8 @@ weights."""
 CLOSE_IN_16_BITS = 0.2
 
 
-class Adaptation(BaseModel):
+class Adaptation(Frozen):
     """How a model was adapted."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     spec: str | None
     """The encoding; None: the model's own settings."""
@@ -61,7 +58,12 @@ class Adaptation(BaseModel):
 
 
 class AdaptedConfig(PreTrainedConfig):
-    """The config.json of an adapted model: the host's configuration, and the adaptation."""
+    """The config.json of an adapted model: the host's configuration, and the adaptation.
+
+    transformers finds ``host`` when the folder is loaded with the host's own class, and would read
+    the weights without the encoding. So ``host`` asks for the attention ``pe``, which is an error
+    there.
+    """
 
     model_type = ADAPTED
 
@@ -92,11 +94,22 @@ class Adapted:
         host = json.loads(file.read_text("utf-8"))
         host["architectures"] = [type(self).__mro__[2].__name__]
         adaptation = self.pe_adaptation.model_dump(mode="json")
+        host["attn_implementation"] = hooks.INTERFACE
         AdaptedConfig(host=host, adaptation=adaptation).save_pretrained(save_directory)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """For pickle, which does not find a class that was made while the program ran."""
+        return _empty, (type(self).__mro__[2],), self.__dict__
 
 
 def _adapted_class(host: type) -> type:
-    return type(f"Adapted{host.__name__}", (Adapted, host), {})
+    """It has the name of the host, because transformers' Trainer and pipelines go by the name."""
+    return type(host.__name__, (Adapted, host), {})
+
+
+def _empty(host: type) -> Any:
+    """A model of an adapted class without any attributes, for pickle to fill."""
+    return object.__new__(_adapted_class(host))
 
 
 class AdaptedForCausalLM:
@@ -112,7 +125,7 @@ class AdaptedForCausalLM:
         from safetensors import safe_open
 
         config = AdaptedConfig.from_pretrained(folder) if config is None else config
-        host = AutoConfig.for_model(**config.host)
+        host = AutoConfig.for_model(**saved_host(config.host))
         adaptation = Adaptation(**config.adaptation)
         with quiet():  # the parameters of encodings are not the host's
             model = AutoModelForCausalLM.from_pretrained(

@@ -97,6 +97,14 @@ class LayerHook:
                 f"layer {self.layer} does not get its positions from the model's rotary module, "
                 "so pe.adapt cannot reach them"
             )
+        config = getattr(module, "config", None)  # a linear attention may have none
+        interface = getattr(config, "_attn_implementation", INTERFACE)
+        if interface != INTERFACE:
+            raise ValueError(
+                f"attention {interface!r} does not know the encoding that pe.adapt put into this "
+                f"model, and would read the text without it; call "
+                f"model.set_attn_implementation({INTERFACE!r})"
+            )
         enc = self.encoding
         tables = call.host if enc is None else call.unrotated()
         args = tuple(tables if value is call else value for value in args)
@@ -122,6 +130,11 @@ class LayerHook:
         assert self.encoding is not None
         if getattr(cache, "is_compileable", False):
             raise ValueError("a static cache is not supported: use transformers' DynamicCache")
+        if type(cache).__len__ is not Cache.__len__:
+            raise ValueError(
+                f"a {type(cache).__name__} counts its layers in another way than other caches of "
+                "transformers, so no positions can be kept in it; pass use_cache=False"
+            )
         if not self.encoding.cacheable:
             raise ValueError(
                 "this encoding draws new positions for all tokens in each call, so a cache cannot "
@@ -174,7 +187,13 @@ def attention(
         attention_mask: (B, 1, T, keys), True where a query sees a key; None: causal. The host's
             own windows are in it. s_aux: (H,), a learned logit beside those of the keys.
     """
-    if pe_call is None:  # a module outside the decoder, such as the tower of an image
+    if pe_call is None:
+        if getattr(module, "is_causal", False):
+            raise ValueError(
+                f"attention {INTERFACE!r} is for models that pe.adapt made, and this one has no "
+                "encoding of it; load a saved one with AutoModelForCausalLM.from_pretrained"
+            )
+        # a module outside the decoder, such as the tower of an image
         return ALL_ATTENTION_FUNCTIONS["sdpa"](  # type: ignore[no-any-return]
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
@@ -188,7 +207,8 @@ def attention(
     if attention_mask is not None and attention_mask.dtype != torch.bool:
         raise ValueError(
             f"attention_mask: expected booleans (or a padding mask of two dimensions), got "
-            f"{attention_mask.dtype}"
+            f"{attention_mask.dtype}, from the caller or from {type(module).__name__}, whose own "
+            "mask pe.adapt does not know"
         )
     # Under autocast the host's cosines of 1 have widened queries and keys, and values are narrow.
     query, key = query.to(value.dtype), key.to(value.dtype)
@@ -233,7 +253,11 @@ def _where(own: LayerCall, enc: Encoding, query: Tensor, key: Tensor) -> Prepare
     if own.encoding is None:
         return Prepared(call.positions, own.k_positions)
     name = id(enc), known
-    if not torch.compiler.is_compiling() and name in call.prepared and not enc.random:
+    # Activation checkpointing runs each layer twice. Tables with a gradient that the first layer
+    # made would be outside of the others' graphs, so each layer makes them for itself.
+    learns = torch.is_grad_enabled() and any(p.requires_grad for p in enc.parameters())
+    shared = not (enc.random or learns or torch.compiler.is_compiling())
+    if shared and name in call.prepared:
         return call.prepared[name]
     k_positions = own.k_positions[..., -known:]  # a window of the host has forgotten the others
     limit, part = tightest([enc])
@@ -246,7 +270,7 @@ def _where(own: LayerCall, enc: Encoding, query: Tensor, key: Tensor) -> Prepare
         and bool((call.positions == plain).all())
     )  # fmt: skip
     where = where._replace(counted=counted)
-    if not torch.compiler.is_compiling():  # torch 2.11 cannot store a named tuple from a graph
+    if shared:  # never while compiling: torch 2.11 cannot store a named tuple from a graph
         call.prepared[name] = where
     return where
 

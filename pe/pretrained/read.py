@@ -88,7 +88,7 @@ def _from_raw(name: str, raw: Mapping[str, Any]) -> Source:
     kind = raw.get("model_type")
     if kind == ADAPTED:
         remark = f"pe.adapt gave it {raw['adaptation']['spec']!r}; below is what it was before"
-        return _from_raw(name, raw["host"])._replace(remarks=(remark,))
+        return _from_raw(name, saved_host(raw["host"]))._replace(remarks=(remark,))
     if kind == PEConfig.model_type:
         raise ValueError(f"{name}: {OWN}")
     if kind is None:
@@ -117,6 +117,11 @@ def _from_raw(name: str, raw: Mapping[str, Any]) -> Source:
     for key in source.inside:  # older files have the decoder's fields outside
         part = part[key] if isinstance(part.get(key), Mapping) else part
     return source._replace(raw=part)
+
+
+def saved_host(host: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The host's configuration as it was before an adapted model saved it (`AdaptedConfig`)."""
+    return {key: value for key, value in host.items() if key != "attn_implementation"}
 
 
 def _from_live(source: Any) -> Source:

@@ -48,8 +48,8 @@ from pe.model.rng import seed_step
 from pe.tasks.core.base import Batch, Task
 from pe.tasks.core.draws import Int
 from pe.tasks.core.scoring import IGNORE, Score, score
+from pe.tasks.measure.record import Settings
 from pe.tasks.measure.replay import Replayed
-from pe.tasks.measure.settings import Settings
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 ALIGNED = 8
