@@ -89,6 +89,7 @@ def style() -> Iterator[None]:
         "ytick.labelcolor": INK,
         "axes.grid": True,
         "axes.axisbelow": True,
+        "axes.titley": 1.0,  # otherwise each layout measures all labels to look for one at the top
         "grid.color": GRID,
         "grid.linewidth": 0.7,
         "axes.spines.top": False,
