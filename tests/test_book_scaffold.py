@@ -117,7 +117,7 @@ def test_no_result_is_typed_into_the_pages(name: str) -> None:
     )
     text = re.sub(rf"```\{{({made})\}}.*?```", "", page(name), flags=re.S)
     text = re.sub(r"^(:(alt|name|class|columns):.*|```\{picture\} \S+)$", "", text, flags=re.M)
-    text = re.sub(r"`{3,}", "", re.sub(r"```bash.*?```", "", text, flags=re.S))
+    text = re.sub(r"`{3,}", "", re.sub(r"```(bash|\{code-block\}).*?```", "", text, flags=re.S))
     text = re.sub(r"\{[a-z:-]+\}`[^`]*`|`[^`]*`|\$[^$]*\$|\(arXiv:[\d.]+\)", "", text)
     text = re.sub(r"\d+×|95%|\b100,000\b|factors? \d+|position 0|Llama 3|\bT5\b", "", text)
     left = re.findall(r"\d[\d.,]*", text)
