@@ -21,6 +21,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -89,6 +90,20 @@ def gpu_memory() -> float | None:
     if choose().type != "cuda":
         return None
     return float(torch.cuda.get_device_properties(0).total_memory / 2**30)
+
+
+def memory() -> float:
+    """Return the memory in GiB of the device on which models are trained; on a CPU, of the machine.
+
+    On Linux a container may use less than the machine has (memory.max of its cgroup).
+    """
+    gpu = gpu_memory()
+    if gpu is not None:
+        return gpu
+    has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    allowed = limit.read_text("utf-8").strip() if limit.is_file() else "max"
+    return (has if allowed == "max" else min(has, int(allowed))) / 2**30
 
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4

@@ -22,6 +22,7 @@ import pe
 from pe import cli as command
 from pe.conformance import check_laws
 from pe.encodings.core import registry
+from pe.notebooks.parameters import configure_tasks
 from pe.recipes import named as recipes
 from pe.study.plan import load_plan
 
@@ -97,10 +98,32 @@ def test_adding_an_encoding_from_nothing(folder: Path) -> None:
     assert sorted(run.read()["pe"] for run in runs) == ["root:Root", "rope"]
     assert all(run.read()["status"] == "complete" for run in runs)
     assert names["figure"].axes
-    for spec in ("root:Root", "hooks:Sawtooth", "hooks:Clock", "hooks:Sharper", "hooks:Halve"):
+    hooks = ("Sawtooth", "Clock", "Sharper", "Halve")  # Steep, too, by the commands of the page
+    for spec in ("root:Root", *(f"hooks:{name}" for name in hooks)):
         assert check_laws(spec).ok, check_laws(spec)
     careless = check_laws("careless:Careless")
     assert [f.law.name for f in careless.findings if f.result == "FAILED"] == ["cast"]
+
+
+def test_a_task_of_ones_own_is_named_by_its_class(folder: Path) -> None:
+    (page,) = [block for block in blocks("tasks") if block.file]
+    (folder / page.file).write_text(page.text)
+    made = pe.tasks.task("last_bit:LastBit")
+    example = made.example(0, 0, "id")
+    assert example.targets[-1] == 4 - example.tokens[-2]
+    assert pe.tasks.about("last_bit:LastBit").title == "LastBit"
+    assert "last_bit:LastBit" not in pe.tasks.names()
+    run = configure_tasks(task="last_bit:LastBit", pe="nope,rope", steps=1)
+    assert run.name.startswith("last_bit_LastBit-")
+    with pytest.raises(ValueError, match="option of the task 'last_bit:LastBit'"):
+        pe.tasks.task("last_bit:LastBit", bits=3)
+    for name, message in {
+        "last_bit:Last": "cannot be imported: module 'last_bit' has no attribute 'Last'",
+        "last_bit.py:LastBit": "write 'last_bit:LastBit'",
+        "math:pi": "not a subclass of pe.tasks.Task",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            pe.tasks.task(name)
 
 
 def test_the_commands_of_adding_print_what_the_page_shows(
@@ -110,7 +133,7 @@ def test_the_commands_of_adding_print_what_the_page_shows(
         if block.file:
             (folder / block.file).write_text(block.text)
     checked = [(line, shown) for line, shown in commands("adding") if line.startswith("pe ")]
-    assert len(checked) == 7
+    assert len(checked) == 8
     for line, shown in checked:
         status = command.main(line.split()[1:])
         out = capsys.readouterr().out

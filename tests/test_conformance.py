@@ -59,6 +59,16 @@ def test_other_ways_to_break_a_law(name: str, law: str) -> None:
     assert results(f"broken_encodings:{name}", law) == {law: "FAILED"}
 
 
+def test_a_learned_frequency_beside_a_float32_bias_obeys_the_formula() -> None:
+    """The one shows its slope over a narrow step only, the other over a wide step only."""
+    assert results("broken_encodings:Mixed", "formula") == {"formula": "ok"}
+
+
+def test_a_product_under_autocast_is_told_how_to_stay_float32() -> None:
+    (finding,) = check_laws("broken_encodings:Autocast", only=["autocast"]).findings
+    assert "torch.autocast(q.device.type, enabled=False)" in finding.reason
+
+
 def test_the_law_of_backends_catches_one_that_drops_the_bias(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -237,6 +237,15 @@ def test_a_class_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="did you mean 'strength'"):
         encoding("my_module:Slope", **SIZES, strenght=2.0)
 
+    class Needs(Encoding):
+        def __init__(self, nheads: int) -> None:
+            super().__init__()
+
+    module.Needs = Needs  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"needs a value for nheads.*head_dim, num_heads"):
+        encoding("my_module:Needs", **SIZES)
+    assert isinstance(encoding("my_module:Needs", **SIZES, nheads=2), Needs)
+
 
 @pytest.mark.usefixtures("toys")
 def test_transforms_follow_each_other_in_order() -> None:

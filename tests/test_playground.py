@@ -72,6 +72,10 @@ def test_the_stop_button_ends_the_training(playground: Playground) -> None:
         ("width", 9, "width: 9 does not divide into 2 heads"),
         ("k", 0, "k: expected 1 or more, got 0"),
         ("seeds", 0, "seeds: expected the number of models per encoding, 1 or more, got 0"),
+        ("seeds", 10**9, "seeds: expected the number of models per encoding, 1,000 or fewer"),
+        ("width", 2**20, "GiB of memory, and there are"),
+        ("layers", 10**8, "GiB of memory, and there are"),
+        ("batch_size", 10**9, "GiB of memory, and there are"),
         ("steps", 0, "steps: expected 1 or more, got 0"),
         ("others", "ropo", "unknown encoding"),
         ("learning_rates", "fast", "learning_rates: expected numbers"),
@@ -88,6 +92,16 @@ def test_a_wrong_setting_is_one_sentence_and_nothing_starts(
     assert message in playground.message.value
     assert "Traceback" not in playground.message.value
     assert not (own_runs / "local").exists()
+
+
+def test_a_step_that_would_take_too_long_is_refused_with_an_estimate(
+    playground: Playground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pe.devices.memory", lambda: 1e9)
+    monkeypatch.setenv("PE_DEVICE", "cpu")
+    playground.controls["width"].value = 2**16
+    playground.start()
+    assert "one step of 2 models would take about" in playground.message.value
 
 
 def test_k_is_asked_for_where_the_task_has_it(playground: Playground) -> None:

@@ -260,13 +260,19 @@ def test_trainings_get_a_card_each_and_what_would_end_too_late_is_not_begun(plac
         def wait(self) -> int:
             return 1
 
-    def start(number: int, steps: int, gpu: int | None) -> Any:
+    def start(number: int, steps: int, gpu: str | None) -> Any:
         begun.append((number, steps, gpu))
         return Done()
 
     few = study.model_copy(update={"runs": study.runs[:3]})
     failed = studies.carry_out(
-        few, str(place / "tiny"), start, gpus=[0, 1], until=1e3, step_seconds=1.0, log=lines.append
+        few,
+        str(place / "tiny"),
+        start,
+        gpus=["0", "1"],
+        until=1e3,
+        step_seconds=1.0,
+        log=lines.append,
     )
     assert [(number, steps) for number, steps, _ in begun] == [(0, 4), (1, 4), (2, 4)]
     assert failed == 3
@@ -291,7 +297,7 @@ def test_trainings_of_a_study_have_equal_steps_also_when_hours_lie_between_them(
         def wait(self) -> int:
             return 0
 
-    def start(number: int, steps: int, gpu: int | None) -> Any:
+    def start(number: int, steps: int, gpu: str | None) -> Any:
         begun.append((number, steps))
         return Done()
 
@@ -311,11 +317,11 @@ def test_trainings_of_a_study_have_equal_steps_also_when_hours_lie_between_them(
 def test_trials_that_train_have_a_card_each_and_others_share_one(place: Path) -> None:
     study = studies.load_study("smollm2", mini=True)
     few = study.model_copy(update={"runs": study.runs[:5]})
-    at_work: dict[int, int] = {}
+    at_work: dict[str, int] = {}
     most: dict[bool, int] = {}
     lock = threading.Lock()
 
-    def start(number: int, steps: int, gpu: int | None) -> Any:
+    def start(number: int, steps: int, gpu: str | None) -> Any:
         assert gpu is not None
         with lock:
             at_work[gpu] = at_work.get(gpu, 0) + 1
@@ -332,7 +338,7 @@ def test_trials_that_train_have_a_card_each_and_others_share_one(place: Path) ->
         return Process()
 
     model = str(place / "tiny")
-    studies.carry_out(few, model, start, gpus=[0, 1], places=2, log=lambda text: None)
+    studies.carry_out(few, model, start, gpus=["0", "1"], places=2, log=lambda text: None)
     assert most == {True: 1, False: 2}
 
 

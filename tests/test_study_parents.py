@@ -153,12 +153,15 @@ def row(name: str, seconds: float | None, parent: str | None = None) -> Row:
 
 def test_the_time_left_counts_workers_and_what_waits_for_what() -> None:
     chain = [row("a", 100.0), row("b", 60.0, "a"), row("c", 50.0), row("d", 30.0, "gone")]
-    assert time_left(chain) == "4:00 of training left on one device"
+    assert time_left(chain) == "4 min 00 s of training left on one device"
     # a 0-100, b 100-160; beside it c 0-50 and d 50-80
-    assert time_left(chain, 2) == "4:00 of training left on one device, 2:40 with 2 workers"
-    assert time_left(chain, 9).endswith(", 2:40 with 9 workers")
+    assert (
+        time_left(chain, 2)
+        == "4 min 00 s of training left on one device, 2 min 40 s with 2 workers"
+    )
+    assert time_left(chain, 9).endswith(", 2 min 40 s with 9 workers")
     assert time_left([row("a", None), row("b", 60.0, "a")], 2) == (
-        "1:00 of training left on one device, 1:00 with 2 workers, "
+        "1 min 00 s of training left on one device, 1 min 00 s with 2 workers, "
         "1 runs of unknown speed not counted"
     )
     assert time_left([row("a", None)]).startswith("time left not known")

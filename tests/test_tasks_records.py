@@ -84,7 +84,8 @@ def test_scores_of_the_record_are_those_of_the_models(own_runs: Path) -> None:
     assert [a and a.tokens_right for a in recorded] == [a.score.tokens_right for a in seen]
     for one in seen:
         assert (one.right.sum(), one.asked.sum()) == (one.score.tokens_right, one.score.tokens)
-    assert kept[0].only([2]).score("id", 5) == [kept[0].score("id", 5)[2]]
+    (alone,) = kept[0].only([2]).answers("id", 5)
+    assert alone.score == kept[0].answers("id", 5)[2].score
 
 
 def test_groups_of_models_are_what_all_are_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ A law's function gets a `Subject` and a `Measure`. It returns when the law holds
 when it does not, `NotApplicable` when the encoding's traits do not promise it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,6 +33,13 @@ class Measure:
     def reset(self) -> None:
         """Forget what was seen so far."""
         self.error, self.allowed = 0.0, 0.0
+
+    def keep_worse(self, other: Measure) -> None:
+        """Take the error of another measure if it is the worse one for what was allowed there."""
+        if other.allowed and (
+            self.allowed == 0 or other.error / other.allowed > self.error / self.allowed
+        ):
+            self.error, self.allowed = other.error, other.allowed
 
     def close(self, what: str, got: Tensor, want: Tensor, atol: float, rtol: float) -> None:
         """Every element within ``atol + rtol |want|``, NaN and infinity nowhere."""

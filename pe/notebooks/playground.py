@@ -30,11 +30,16 @@ from pe.results.quantities import label
 from pe.runs.models import TaskRecord
 from pe.tasks import about, names, task
 from pe.tasks.measure import summary
+from pe.tasks.measure.cost import step_cost
 from pe.tasks.measure.record import Experiment, TaskRun
+from pe.training.progress import duration
 
 REDRAW_SECONDS = 0.8
 MOST_SYMBOLS = 60
 """Symbols of the example that are shown."""
+MOST_SEEDS = 1000
+MOST_STEP_SECONDS = 60.0
+"""The most time that a step may take by estimate, because the stop button works between steps."""
 EXAMPLES = 5
 """Number of examples to choose from for the attention map."""
 NOTHING_TRAINED = "Nothing has been trained here yet."
@@ -208,15 +213,16 @@ class Playground:
         encodings = [*values["pe"], *(w.strip() for w in values["others"].split(";") if w.strip())]
         if not encodings:
             raise ValueError("encodings: choose at least one from the list, or write one")
-        if values["seeds"] < 1:
+        if not 1 <= values["seeds"] <= MOST_SEEDS:
+            more = f"{MOST_SEEDS:,} or fewer" if values["seeds"] > 0 else "1 or more"
             raise ValueError(
-                f"seeds: expected the number of models per encoding, 1 or more, got "
-                f"{values['seeds']}"
+                f"seeds: expected the number of models per encoding, {more}, got "
+                f"{values['seeds']:,}"
             )
         if values["steps"] < 1:
             raise ValueError(f"steps: expected 1 or more, got {values['steps']}")
         options = {"k": values["k"]} if "k" in about(values["task"]).options else {}
-        return configure_tasks(
+        run = configure_tasks(
             task=values["task"],
             pe=";".join(encodings) + ";",
             size="small",
@@ -229,6 +235,8 @@ class Playground:
             learning_rates=values["learning_rates"],
             task_options=options,
         )
+        _refuse_slow(run)
+        return run
 
     def start(self) -> None:
         """Check the settings and train in a thread. If a setting is wrong, only show why."""
@@ -282,6 +290,7 @@ class Playground:
         made = experiment.make_task()
         stream, steps = Stream(made), experiment.settings.steps
         history: dict[str, list[list[float]]] = {}
+        began: dict[str, float] = {}
         last = time.monotonic()
         for pe in run.encodings:
             if self._stop.is_set():
@@ -289,13 +298,18 @@ class Playground:
 
             def on_step(number: int, losses: list[float], pe: str = pe) -> bool:
                 nonlocal last
+                began.setdefault(pe, time.monotonic())
                 history.setdefault(pe, []).append(losses)
                 if time.monotonic() - last > REDRAW_SECONDS or number == steps:
-                    last = time.monotonic()
-                    self.message.value = f"{html.escape(label(pe))}: step {number} of {steps}"
+                    passed = time.monotonic() - began[pe]
+                    left = duration(passed / max(1, number - 1) * (steps - number))
+                    self.message.value = (
+                        f"{html.escape(label(pe))}: step {number:,} of {steps:,}, {left} left"
+                    )
                     self._draw(
                         self.curves, lambda: pictures.live_curves(history, steps, made.chance)
                     )
+                    last = time.monotonic()  # after the drawing, which takes longer than steps
                 return self._stop.is_set()
 
             def on_trained(many: Many, pe: str = pe) -> None:
@@ -371,6 +385,24 @@ class Playground:
         text = str(error) if known else f"{type(error).__name__}: {error}"
         self.message.value = (
             f"<p style='color:#c0392b' role='alert'>{html.escape(' '.join(text.split()))}</p>"
+        )
+
+
+def _refuse_slow(run: TaskRun) -> None:
+    """Raise ValueError if a training step is expected to take very long on this device."""
+    import torch
+
+    from pe import devices
+
+    experiment = run.experiment
+    assert experiment is not None, "made by configure_tasks"
+    cost = step_cost(experiment.make_task(), experiment.settings, experiment.at_once())
+    seconds = cost.seconds(devices.choose().type, torch.get_num_threads())
+    if seconds > MOST_STEP_SECONDS:
+        raise ValueError(
+            f"one step of {experiment.at_once():,} models would take about {duration(seconds)} "
+            "here, and Stop works between steps only; choose a smaller width, batch or number of "
+            "layers, or fewer seeds and rates"
         )
 
 

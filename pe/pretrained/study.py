@@ -30,6 +30,7 @@ from pe._errors import explain, unknown
 from pe._files import read_yaml, shipped
 from pe.pretrained.record import PretrainedRun, configure_pretrained
 from pe.recipes.command import notebook_command
+from pe.study.devices import visible_gpus
 
 
 class Trial(BaseModel):
@@ -114,9 +115,9 @@ def steps_in_time(
 def carry_out(
     study: PretrainedStudy,
     model: str,
-    start: Callable[[int, int, int | None], subprocess.Popen[bytes]],
+    start: Callable[[int, int, str | None], subprocess.Popen[bytes]],
     *,
-    gpus: Sequence[int] = (),
+    gpus: Sequence[str] = (),
     places: int = 2,
     until: float = math.inf,
     step_seconds: float = 0.0,
@@ -140,7 +141,7 @@ def carry_out(
         The number of trials that failed.
     """
     begun = time.monotonic()
-    cards: list[int | None] = [*gpus] or [None]
+    cards: list[str | None] = [*gpus] or [None]
     done = {number: _complete(study, trial, model) for number, trial in enumerate(study.runs)}
     recorded = [n for number in done for n in done[number] if study.runs[number].trained]
     steps = steps or max(recorded, default=0)
@@ -150,7 +151,7 @@ def carry_out(
     def tell(text: str) -> None:
         log(f"{time.monotonic() - begun:6.0f} s  {text}")
 
-    def fails(number: int, free: SimpleQueue[int | None]) -> bool:
+    def fails(number: int, free: SimpleQueue[str | None]) -> bool:
         trial, card = study.runs[number], free.get()
         since = time.monotonic()
         try:
@@ -172,7 +173,7 @@ def carry_out(
     failed = 0
     for trained, group in groupby(range(len(study.runs)), lambda n: study.runs[n].trained):
         left = [n for n in group if not done[n]]
-        free: SimpleQueue[int | None] = SimpleQueue()
+        free: SimpleQueue[str | None] = SimpleQueue()
         for card in cards * (1 if trained else places):
             free.put(card)
         with ThreadPoolExecutor(free.qsize()) as pool:
@@ -221,19 +222,17 @@ def main(
             for trial in study.runs:
                 print(papermill(study, trial, study.steps[0]))
             return
-        import torch
-
-        cards = range(torch.cuda.device_count())
+        cards = visible_gpus()
     except ValueError as error:
         print(f"pe.pretrained.study: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
 
-    def start(number: int, steps: int, gpu: int | None) -> subprocess.Popen[bytes]:
+    def start(number: int, steps: int, gpu: str | None) -> subprocess.Popen[bytes]:
         words = [
             sys.executable, "-m", "pe.pretrained.study", name, "--model", model, "--only",
             str(number), "--steps", str(steps), "--compile", compile, *(["--mini"] if mini else []),
         ]  # fmt: skip
-        where = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)}
+        where = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         return subprocess.Popen(words, env=os.environ | where)
 
     failed = carry_out(

@@ -355,6 +355,28 @@ class Formula(Slope):
         return -self.steepness * self.steepness.detach() * distance
 
 
+class Mixed(Slope):
+    """Right: a learned frequency in float64, and a slope in float32 that each query asks for."""
+
+    rotates = content_dependent = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.speed = nn.Parameter(torch.tensor(0.5))
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        self.speed.data.fill_(0.5)
+
+    def rotate(
+        self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, tables: Any = None
+    ) -> tuple[Tensor, Tensor]:
+        speed = self.speed.double()
+        return turned(q, as_angle(q_positions) * speed), turned(k, as_angle(k_positions) * speed)
+
+    def slope(self, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
+        return -q.float().mean(-1, keepdim=True).sigmoid() * distance
+
+
 class Composition(Slope):
     """Moves the tokens in `prepare` without saying so; in a sum it moves nobody."""
 

@@ -50,7 +50,13 @@ def autocast(subject: Subject, measure: Measure) -> None:
     for name, value in plain.items():
         if cast[name].dtype != value.dtype:
             raise Broken(f"{name}: {cast[name].dtype} under autocast, {value.dtype} without")
-        measure.close(name, cast[name], value, 1e-6, 1e-6)
+        try:
+            measure.close(name, cast[name], value, 1e-6, 1e-6)
+        except Broken as broken:
+            raise Broken(
+                f"{broken}; matrix products round to bfloat16 under autocast, whatever type they "
+                "get, unless they are inside torch.autocast(q.device.type, enabled=False)"
+            ) from None
 
 
 # huggingface/transformers#25681: buffers follow .half().

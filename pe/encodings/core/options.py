@@ -117,6 +117,15 @@ def construct(name: str, part: Part, arguments: dict[str, Any]) -> Any:
             raise ValueError(f"{name!r}: option {key}: expected {_word(hints[key])}, got {value!r}")
         elif isinstance(value, int) and abs(value) > LARGEST:
             raise ValueError(f"{name!r}: option {key}: expected at most {LARGEST}, got {value}")
+    missing = [
+        key for key, p in parameters(part).items()
+        if key not in arguments and p.default is p.empty
+    ]  # fmt: skip
+    if missing:
+        raise ValueError(
+            f"{name!r} needs a value for {', '.join(missing)}: give it as an option, or a default "
+            f"in the class; filled in are only {', '.join(CONTEXT)}"
+        )
     return part(**{key: arguments[key] for key in taken})
 
 

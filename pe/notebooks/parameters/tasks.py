@@ -17,6 +17,7 @@ from pe.runs.parameters import (
     without_none,
     words_in,
 )
+from pe.tasks.measure.cost import refuse_too_large
 from pe.tasks.measure.record import DEVICE_SIZES, SIZES, Experiment, Settings, TaskRun, task_run
 
 
@@ -48,12 +49,13 @@ def configure_tasks(
 
     Raises:
         ValueError: an unknown task, encoding, size or option (the message suggests the nearest
-            known one), sizes that do not fit each other, or a setting that is given twice.
+            known one), sizes that do not fit each other or the memory of this machine, or a setting
+            that is given twice.
     """
+    from pe import devices
+
     refuse_strange_study(study)
     if size == "auto":
-        from pe import devices
-
         size = DEVICE_SIZES["cpu" if devices.choose().type == "cpu" else "cuda"]
     if size not in SIZES:
         raise unknown("size", size, ["auto", *SIZES])
@@ -68,7 +70,8 @@ def configure_tasks(
         overrides or {},
     )
     experiment = Experiment(**values)
-    experiment.make_task()
+    made, models = experiment.make_task(), experiment.at_once()
+    refuse_too_large(made, experiment.settings, models, devices.memory())
     names = _encodings_in(pe)
     if not names:
         raise ValueError("pe: which encodings? Expected names with commas, such as rope,alibi")

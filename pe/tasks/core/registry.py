@@ -31,7 +31,7 @@ _REGISTRY: dict[str, type[Task]] = {}
 _ABOUT: dict[str, About] = {}
 
 
-def register(name: str, *, title: str, paper: str | None, source: str) -> Callable[[T], T]:
+def register(name: str, *, title: str, source: str, paper: str | None = None) -> Callable[[T], T]:
     """Class decorator that registers a `Task` under ``name``.
 
     Args:
@@ -71,15 +71,38 @@ def names() -> list[str]:
 
 
 def task_class(name: str) -> type[Task]:
-    """The class of a task.
+    """The class of a task, by its name or as ``module:Class``.
 
     Raises:
-        ValueError: an unknown name; the message suggests the nearest known one.
+        ValueError: an unknown name (the message suggests the nearest known one), or a class that
+            cannot be imported.
     """
     _discover()
+    if ":" in name:
+        return _imported(name)
     if name not in _REGISTRY:
         raise unknown("task", name, sorted(_REGISTRY))
     return _REGISTRY[name]
+
+
+def _imported(name: str) -> type[Task]:
+    module, _, attribute = name.partition(":")
+    if not all(word.isidentifier() for word in [*module.split("."), attribute]):
+        raise ValueError(f"task {name!r}: expected 'module:Class', as Python imports them")
+    try:
+        cls = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        hint = f"; write '{module[:-3]}:{attribute}'" if module.endswith(".py") else ""
+        raise ValueError(f"task {name!r} cannot be imported: {error}{hint}") from error
+    if not (isinstance(cls, type) and issubclass(cls, Task)):
+        raise ValueError(f"{name!r} is not a subclass of pe.tasks.Task")
+    own: type[Task] = cls
+    registered = _ABOUT.get(own.name) if "name" in vars(own) else None
+    if registered is None:
+        own.name, own.called = name, f"option of the task {name!r}"
+        registered = About(own.__name__, None, module, {})
+    _ABOUT[name] = registered._replace(options=_options(own))
+    return own
 
 
 def about(name: str) -> About:

@@ -22,6 +22,7 @@ Not only RoPE, but any encoding that acts on logits by position alone can be mea
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -93,10 +94,17 @@ def _two(length: int, samples: int) -> Tensor:
     return torch.stack((one, (one + apart) % length), dim=1).sort(dim=1).values
 
 
-def position_inversion(
+class Shares(NamedTuple):
+    """Of keys, and of pairs of keys."""
+
+    position: float
+    token: float
+
+
+def inversion(
     enc: Encoding, head_dim: int, length: int, alignment: float = 0.5, samples: int = 4000
-) -> float:
-    """Share of keys that score more at the farther of two distances.
+) -> Shares:
+    """How often a key scores more at the farther of two distances, and two keys change their order.
 
     Args:
         enc: built for one head of ``head_dim`` channels. length: distances are below it.
@@ -105,54 +113,32 @@ def position_inversion(
     Raises:
         ValueError: an encoding that `logits_at` refuses, or an impossible length or correlation.
     """
-    q, k = _pairs(head_dim, samples, alignment, keys=1)
-    near, far = logits_at(enc, q, k, _two(length, samples)).unbind(1)
-    return float((far > near).double().mean())
-
-
-def token_inversion(
-    enc: Encoding, head_dim: int, length: int, alignment: float = 0.5, samples: int = 4000
-) -> float:
-    """Share of pairs of keys whose order by logit differs between two distances.
-
-    Arguments and errors are those of `position_inversion`.
-    """
-    q, one, other = _pairs(head_dim, samples, alignment, keys=2)
     distances = _two(length, samples)
-    lead = logits_at(enc, q, one, distances) - logits_at(enc, q, other, distances)
-    return float((lead[:, 0] * lead[:, 1] < 0).double().mean())
-
-
-def position_aliasing(
-    enc: Encoding,
-    head_dim: int,
-    length: int,
-    alignment: float = 0.5,
-    samples: int = 200,
-    tolerance: float = 2**-8,
-) -> float:
-    """Share of keys that have the same logit at a farther distance below ``length``.
-
-    Arguments and errors are those of `position_inversion`.
-    """
     q, k = _pairs(head_dim, samples, alignment, keys=1)
-    return _aliased(enc, q, k, k, _two(length, samples)[:, :1], length, tolerance)
+    near, far = logits_at(enc, q, k, distances).unbind(1)
+    q, one, other = _pairs(head_dim, samples, alignment, keys=2)
+    lead = logits_at(enc, q, one, distances) - logits_at(enc, q, other, distances)
+    swapped = lead[:, 0] * lead[:, 1] < 0
+    return Shares(float((far > near).double().mean()), float(swapped.double().mean()))
 
 
-def token_aliasing(
+def aliasing(
     enc: Encoding,
     head_dim: int,
     length: int,
     alignment: float = 0.5,
     samples: int = 200,
     tolerance: float = 2**-8,
-) -> float:
-    """Share of keys whose logit another key has at a farther distance below ``length``.
+) -> Shares:
+    """How often the key itself, and another key, has a key's logit at a farther distance.
 
-    Arguments and errors are those of `position_inversion`.
+    Arguments and errors are those of `inversion`.
     """
+    near = _two(length, samples)[:, :1]
+    q, k = _pairs(head_dim, samples, alignment, keys=1)
+    position = _aliased(enc, q, k, k, near, length, tolerance)
     q, one, other = _pairs(head_dim, samples, alignment, keys=2)
-    return _aliased(enc, q, one, other, _two(length, samples)[:, :1], length, tolerance)
+    return Shares(position, _aliased(enc, q, one, other, near, length, tolerance))
 
 
 def _aliased(

@@ -96,14 +96,14 @@ def measure_inversion() -> dict[str, Any]:
     for name, (encoding, options) in ENCODINGS.items():
         enc = pe.encoding(encoding, head_dim=HEAD_DIM, num_heads=1, hidden_size=HEAD_DIM, **options)
         own = values[name] = {}
-        for length in INVERSION_LENGTHS:
-            own[f"position-inversion@{length}"] = inversion.position_inversion(
-                enc, HEAD_DIM, length
-            )
-            own[f"token-inversion@{length}"] = inversion.token_inversion(enc, HEAD_DIM, length)
-        for length in ALIASING_LENGTHS:
-            own[f"position-aliasing@{length}"] = inversion.position_aliasing(enc, HEAD_DIM, length)
-            own[f"token-aliasing@{length}"] = inversion.token_aliasing(enc, HEAD_DIM, length)
+        for what, measure, lengths in (
+            ("inversion", inversion.inversion, INVERSION_LENGTHS),
+            ("aliasing", inversion.aliasing, ALIASING_LENGTHS),
+        ):
+            for length in lengths:
+                shares = measure(enc, HEAD_DIM, length)
+                own[f"position-{what}@{length}"] = shares.position
+                own[f"token-{what}@{length}"] = shares.token
     settings = {
         "head_dim": HEAD_DIM, "alignment": 0.5, "seed": inversion.SEED,
         "inversion_samples": 4000, "aliasing_samples": 200, "tolerance": 2**-8,

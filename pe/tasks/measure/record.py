@@ -130,6 +130,11 @@ class Experiment(Options):
         seeds, rates = len(self.seeds), len(self.learning_rates)
         return self.sweep_seeds * rates + seeds if self.sweep_seeds else seeds * rates
 
+    def at_once(self) -> int:
+        """The largest number of models that are trained at the same time."""
+        seeds, rates = len(self.seeds), len(self.learning_rates)
+        return max(self.sweep_seeds * rates, seeds) if self.sweep_seeds else seeds * rates
+
     def make_task(self) -> Task:
         """Make the task.
 
@@ -154,7 +159,8 @@ class Experiment(Options):
             if not where[field]:
                 del where[field]
         text = json.dumps(values, sort_keys=True, separators=(",", ":"))
-        return f"{self.task}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        plain = self.task.replace(":", "_")  # module:Class
+        return f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def options_of(made: Task) -> dict[str, Any]:
@@ -241,24 +247,11 @@ def task_run(
     return TaskRun(root() / study / experiment.name(), experiment, encodings)
 
 
-def find(path: str | Path | None = None, study: str | None = None) -> list[TaskRun]:
-    """All folders of experiments below a folder of runs (default `pe.runs.root`), sorted.
-
-    Raises:
-        RunError: there is no such folder, or no such study in it.
-    """
-    base = root() if path is None else Path(path)
-    if not base.is_dir():
-        raise RunError(f"{base}: there is no such folder of runs")
-    if study is not None and not (base / study).is_dir():
-        known = sorted(folder.name for folder in base.iterdir() if folder.is_dir())
-        raise RunError(f"{unknown('study', study, known)} (in {base})")
-    files = base.glob(f"{study or '*'}/*/task-*.json")
-    return [TaskRun(folder) for folder in sorted({file.parent for file in files})]
-
-
 def load(path: str | Path | None = None, study: str | None = None) -> pandas.DataFrame:
     """All records of tasks as a table with one row per encoding, seed and rate.
+
+    Args:
+        path: a folder of runs; None: `pe.runs.root`. study: a folder in it; None: all of them.
 
     Columns: study, run, task, pe, seed, learning_rate, best (whether it is the best rate), status,
     steps, parameters, chance, validation_loss, and for each split ``id_token``, ``id_exact``,
@@ -269,8 +262,15 @@ def load(path: str | Path | None = None, study: str | None = None) -> pandas.Dat
     """
     import pandas
 
+    base = root() if path is None else Path(path)
+    if not base.is_dir():
+        raise RunError(f"{base}: there is no such folder of runs")
+    if study is not None and not (base / study).is_dir():
+        known = sorted(folder.name for folder in base.iterdir() if folder.is_dir())
+        raise RunError(f"{unknown('study', study, known)} (in {base})")
+    folders = {file.parent for file in base.glob(f"{study or '*'}/*/task-*.json")}
     rows = []
-    for record in (record for run in find(path, study) for record in run.encoded()):
+    for record in (record for folder in sorted(folders) for record in TaskRun(folder).encoded()):
         for model in record.models:
             row = {
                 "study": record.study,

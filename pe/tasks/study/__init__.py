@@ -28,6 +28,7 @@ from pe._errors import unknown
 from pe._files import read_yaml, shipped
 from pe.encodings.core.parts import part_classes
 from pe.runs import RunBusy, RunError, root
+from pe.study.devices import visible_gpus
 from pe.tasks.core.options import Options
 from pe.tasks.measure.record import Experiment, Settings, TaskRun, task_run
 
@@ -70,18 +71,16 @@ class TaskStudy(Options):
         Raises:
             ValueError: a task or its settings are wrong.
         """
+        common = self.model_dump(
+            include=Experiment.model_fields.keys() - {"settings", "sweep_steps"}
+        )
         return [
             Experiment(
                 task=one.task,
                 task_options=one.options,
-                seeds=tuple(self.seeds),
-                learning_rates=tuple(self.learning_rates),
-                sweep_seeds=self.sweep_seeds,
                 sweep_steps=one.sweep_steps or self.sweep_steps,
                 settings=Settings(**(self.settings | one.settings)),
-                examples=self.examples,
-                validation=self.validation,
-                each_length=self.each_length,
+                **common,
             )
             for one in self.tasks
         ]
@@ -232,10 +231,7 @@ def spread(arguments: list[str], processes: int, tasks: int) -> int:
     Returns:
         The number of processes that failed.
     """
-    import torch
-
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    cards = visible.split(",") if visible else list(map(str, range(torch.cuda.device_count())))
+    cards = visible_gpus()
     running = []
     for number in range(processes):
         one = {"CUDA_VISIBLE_DEVICES": cards[number % len(cards)]} if cards else {}
