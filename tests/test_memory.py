@@ -185,3 +185,11 @@ def test_the_command_lists_what_fits(capsys: pytest.CaptureFixture[str]) -> None
     assert cli.main(["memory", "1200m", "--gib", "8"]) == 1
     assert cli.main(["memory", "1200m"]) == 2, "which GPU?"
     assert "--gib 80" in capsys.readouterr().err
+
+
+def test_a_training_far_beyond_the_memory_is_refused_before_it_begins(tmp_path: Path) -> None:
+    for size in ({"batch_size": 10**9}, {"hidden_size": 10**8}):
+        run = Run(tmp_path / "run", pe.recipe("demo", **size))
+        with pytest.raises(ValueError, match="training needs about .* GiB of .*: too much"):
+            pe.train(run)
+        assert not run.directory.exists()

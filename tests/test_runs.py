@@ -279,6 +279,18 @@ def test_load_gives_one_row_a_run(run: Run, record: dict[str, Any], tmp_path: Pa
     assert set(runs.load(tmp_path, study="empty")) == set(runs.table.COLUMNS)
 
 
+def test_load_tells_the_runs_of_a_sweep_apart() -> None:
+    """By options and rates, which recipes of the oldest records do not all have."""
+    table = runs.load(COMMITTED)
+    keys = ["pe_options", "learning_rate", "encoding_rate", "batch_size"]
+    assert table[keys].notna().all(axis=None)
+    for run in runs.find(COMMITTED, study="rates"):
+        row = table[(table["study"] == "rates") & (table["run"] == run.name)].iloc[0]
+        recipe = run.record.recipe
+        assert row["learning_rate"] == recipe["learning_rate"]
+        assert json.loads(row["pe_options"] or "{}") == recipe["pe_options"]
+
+
 def test_load_has_the_share_of_prompts_that_each_run_answered() -> None:
     table = runs.load(COMMITTED, study="scaffold").set_index("run")
     for run in runs.find(COMMITTED, study="scaffold"):

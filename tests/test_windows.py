@@ -322,6 +322,10 @@ def test_the_picture_of_a_schedule_shows_what_its_layers_see() -> None:
         pe.figures.schedule("rope, nope", 3)
 
 
+SHORTER = {"factor": 4.0, "original_length": 16}
+"""Options of YaRN with another length than that of the training."""
+
+
 def test_the_page_of_a_run_shows_a_schedule_and_nothing_of_a_plain_encoding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,6 +335,7 @@ def test_the_page_of_a_run_shows_a_schedule_and_nothing_of_a_plain_encoding(
         page.plan(Run(tmp_path / "run", pe.recipe("demo", pe=spec)))
         assert len(shown) == pictures, spec
     assert "keys that token 128 sees" in shown[0].data
+    page.plan(Run(tmp_path / "run", pe.recipe("demo", pe="yarn", pe_options=SHORTER)))
 
 
 @torch.no_grad()

@@ -106,10 +106,11 @@ def _show_layers(recipe: Recipe) -> None:
         "head_dim": recipe.head_dim, "num_heads": recipe.num_attention_heads,
         "num_kv_heads": recipe.num_key_value_heads, "original_length": recipe.context_length,
     }  # fmt: skip
-    rows, length = layer_rows(recipe.pe, **sizes, **recipe.pe_options)
+    options = sizes | recipe.pe_options  # which may have another original_length
+    rows, length = layer_rows(recipe.pe, **options)
     if len(rows) > 1 or rows[0].spans != [(0, length)]:
-        layers, options = recipe.num_hidden_layers, sizes | recipe.pe_options
-        display(SVG(figures.svg(figures.schedule(recipe.pe, layers, **options))))
+        figure = figures.schedule(recipe.pe, recipe.num_hidden_layers, **options)
+        display(SVG(figures.svg(figure)))
 
 
 def trained(run: Run) -> Markdown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
 
 FILES = ("run.json", "metrics.jsonl", "evaluation.json")
 COLUMNS = (
-    "study", "run", "pe", "seed", "status", "recipe", "config_hash", "steps", "tokens",
-    "parameters", "tokens_per_second", "mfu", "peak_memory_gib", "wall_seconds", "final_loss",
-    "validation_loss", "context_length", "start_from", "start_step", "commit", "directory",
+    "study", "run", "pe", "pe_options", "seed", "status", "recipe", "learning_rate",
+    "encoding_rate", "batch_size", "config_hash", "steps", "tokens", "parameters",
+    "tokens_per_second", "mfu", "peak_memory_gib", "wall_seconds", "final_loss", "validation_loss",
+    "context_length", "start_from", "start_step", "commit", "directory",
 )  # fmt: skip
 
 
@@ -60,12 +62,13 @@ def load(
 
     Runs that failed are left out unless ``failed`` asks for them.
 
-    Columns: study, run, pe, seed, status, recipe, config_hash, steps, tokens, parameters,
-    tokens_per_second, mfu, peak_memory_gib, wall_seconds, final_loss, validation_loss,
-    context_length, start_from and start_step (the run a converted one began with, and its step, or
-    None), commit (every one that trained, with commas), directory, and perplexities and shares of
-    prompts answered by tokens (``ppl@512``, ``passkey@512``) and by multiples of the training
-    context (``ppl@2x``).
+    Columns: study, run, pe, pe_options (as JSON, "" without any), seed, status, recipe,
+    learning_rate (the peak), encoding_rate (its multiple for the encoding's parameters),
+    batch_size, config_hash, steps, tokens, parameters, tokens_per_second, mfu, peak_memory_gib,
+    wall_seconds, final_loss, validation_loss, context_length, start_from and start_step (the run a
+    converted one began with, and its step, or None), commit (every one that trained, with commas),
+    directory, and perplexities and shares of prompts answered by tokens (``ppl@512``,
+    ``passkey@512``) and by multiples of the training context (``ppl@2x``).
 
     Raises:
         RunError: names the path of every damaged record; none is skipped.
@@ -91,14 +94,19 @@ def _row(run: Run) -> dict[str, Any]:
     lines = run.metric_lines(drop_torn_end=record.status == "running")
     if record.status == "complete" and record.training and record.training.steps and not lines:
         raise RunError(f"{run.directory / 'metrics.jsonl'}: there is no such record; {RESTORE}")
-    length, parent = record.recipe["context_length"], record.parent
+    recipe, parent = record.recipe, record.parent
+    length, options = recipe["context_length"], recipe.get("pe_options")
     row: dict[str, Any] = {
         "study": record.study,
         "run": record.run,
         "pe": record.pe,
+        "pe_options": json.dumps(options, sort_keys=True) if options else "",
         "seed": record.seed,
         "status": record.status,
-        "recipe": record.recipe["name"],
+        "recipe": recipe["name"],
+        "learning_rate": recipe.get("learning_rate"),
+        "encoding_rate": recipe.get("encoding_rate", 1.0),  # the oldest records have none
+        "batch_size": recipe.get("batch_size"),
         "config_hash": record.config_hash,
         "parameters": record.model and record.model.parameters,
         "context_length": length,

@@ -26,6 +26,7 @@ the CUDA context and fragmentation are not included. This module imports no torc
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -38,6 +39,8 @@ CHUNK_LOGITS = 2**30
 """The number beyond which logits are computed in chunks, as in `pe.model.loss`."""
 USABLE = 0.94
 """The share of a GPU's memory that tensors can use."""
+HOPELESS = 2.0
+"""How many times the memory an estimate may be before nothing is tried."""
 
 
 class Estimate(NamedTuple):
@@ -184,7 +187,9 @@ def options(recipe: Recipe, processes: int = 1) -> Iterator[dict[str, Any]]:
 
 
 def _divisors(number: int) -> list[int]:
-    return [size for size in range(number, 0, -1) if number % size == 0]
+    """Return all divisors, from the largest on."""
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return sorted({*small, *(number // size for size in small)}, reverse=True)
 
 
 def fitting(recipe: Recipe, processes: int, gib: float) -> dict[str, Any] | None:
@@ -198,6 +203,16 @@ def fitting(recipe: Recipe, processes: int, gib: float) -> dict[str, Any] | None
 def fits(recipe: Recipe, processes: int, gib: float) -> bool:
     """Return whether a step of ``recipe`` is expected to fit into GPUs of ``gib`` GiB."""
     return estimate(recipe, processes).total <= USABLE * gib
+
+
+def refuse_hopeless(recipe: Recipe, processes: int, gib: float) -> None:
+    """Raise ValueError if ``recipe`` needs far more memory than there is.
+
+    The machine would end the process without a word. The estimate is not exact, so what exceeds the
+    memory by less than `HOPELESS` is tried.
+    """
+    if recipe.steps and estimate(recipe, processes).total > HOPELESS * gib:
+        raise ValueError(f"training needs {sentence(recipe, processes, gib)}")
 
 
 def sentence(recipe: Recipe, processes: int, gib: float, where: str = "overrides") -> str:

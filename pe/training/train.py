@@ -14,7 +14,7 @@ from pe import devices
 from pe._errors import one_line
 from pe.data import is_path
 from pe.runs import Run, RunError, checked
-from pe.training import processes
+from pe.training import memory, processes
 from pe.training.loop import Trainer
 from pe.training.processes import Interrupted
 from pe.training.progress import Progress
@@ -58,6 +58,7 @@ def train(
             _check_edited(run, record["data"])
             return run
     count = processes.wanted()
+    memory.refuse_hopeless(run.recipe, count, devices.memory())
     if count > 1:
         _train_in_processes(run, count, quiet, trainer)
         return run
