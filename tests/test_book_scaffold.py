@@ -230,6 +230,10 @@ def test_what_pages_say_beside_the_cut_text_holds_for_every_recorded_seed() -> N
     for label in ("rope-256", "rope-64"):
         assert beside("windows", label, "multikey", 8, 16) == {"worse"}
     assert "better" not in beside("windows", "nope-1024", "multikey", 4, 8, 16)
+    assert beside("windows", "nope-1024", "ppl", 16) == {"worse"}
+    for label in ("command_a", "llama4"):
+        assert beside("presets", label, "multikey", 2, 4, 8, 16) == {"better"}
+    assert "worse" not in beside("presets", "llama4", "ppl", 2, 4, 8, 16)
     assert beside("windows", "nope-full", "ppl", 2) == {"worse"}
     fox = STUDIES.rows("every")["fox"].of([0]).runs[0]
     steps = [
