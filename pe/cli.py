@@ -342,7 +342,6 @@ def explain(
     method: Annotated[
         str | None, typer.Option(help="whose settings to print; default: the advised one")
     ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="instead of plain text")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="everything as data")] = False,
     picture: Annotated[Path | None, typer.Option(help="where to write a figure")] = None,
 ) -> None:
@@ -361,6 +360,6 @@ def explain(
         elif as_json:
             print(explanation.model_dump_json(indent=2))
         else:
-            print(explanation.markdown() if markdown else explanation.text())
+            print(explanation)
         if picture is not None:
             print(f"\n{explanation.save_figure(picture)}", file=sys.stderr)

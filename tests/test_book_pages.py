@@ -52,11 +52,11 @@ def test_pages_of_runs_are_in_no_search_and_in_no_order_of_reading(source: Path)
 
 
 ROOT_LIST = """<p class="caption" role="heading"><span class="caption-text">The idea</span></p>
-<ul{ul}>
+<ul class="{ul}nav bd-sidenav">
 <li class="toctree-l1{li}"><a class="{a}reference internal" href="{one}">The current one</a></li>
 <li class="toctree-l1"><a class="reference internal" href="{two}">Two</a></li>
 </ul>
-<ul>
+<ul class="nav bd-sidenav">
 <li class="toctree-l1"><a class="reference internal" href="{three}">Three</a></li>
 <li class="toctree-l1"><a class="reference external" href="https://a.io/b">There</a></li>
 </ul>
@@ -64,8 +64,8 @@ ROOT_LIST = """<p class="caption" role="heading"><span class="caption-text">The 
 
 
 def test_the_list_of_pages_is_turned_from_one_page_to_another() -> None:
-    """As Sphinx makes it for each of them."""
-    plain, current = {"ul": "", "li": "", "a": ""}, {"ul": ' class="current"', "li": " current"}
+    """As the theme makes it for each of them."""
+    plain, current = {"ul": "", "li": "", "a": ""}, {"ul": "current ", "li": " current active"}
     root = ROOT_LIST.format(one="a/one.html", two="a/two.html", three="three.html", **plain)
     inside = ROOT_LIST.format(
         one="#", two="two.html", three="../three.html", a="current ", **current

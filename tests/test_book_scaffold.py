@@ -18,10 +18,15 @@ sys.path.insert(0, str(ROOT / "book" / "_ext"))
 from book_explorer_data import Pages  # noqa: E402
 from book_numbers import look_up  # noqa: E402
 from book_pictures import record_figures  # noqa: E402
+from book_plans import there  # noqa: E402
 from book_record_pages import record_page  # noqa: E402
 from book_studies import Studies  # noqa: E402
 
 from pe.recipes.named import recipe as named_recipe  # noqa: E402
+from pe.results import intervals  # noqa: E402
+from pe.results import rows as results  # noqa: E402
+from pe.results.measure import beside_cutting  # noqa: E402
+from pe.results.quantities import windows  # noqa: E402
 
 STUDIES = Studies.load(ROOT / "runs", ROOT / "runs", "demo")
 PAGES = (
@@ -107,11 +112,12 @@ def page(name: str) -> str:
 def test_no_result_is_typed_into_the_pages(name: str) -> None:
     """What is left when roles, code, formulas and multiples are taken out holds no measurement."""
     made = (
-        "study-table|scaling|dropping-table|missing-runs|extension|rerun|fine-tuned|settings|tasks"
+        "study-table|scaling|dropping-table|kept-and-dropped|missing-runs|extension|rerun|fine-tuned|"
+        "settings|tasks"
     )
     text = re.sub(rf"```\{{({made})\}}.*?```", "", page(name), flags=re.S)
     text = re.sub(r"^(:(alt|name|class|columns):.*|```\{picture\} \S+)$", "", text, flags=re.M)
-    text = re.sub(r"`{3,}", "", re.sub(r"```bash.*?```", "", text, flags=re.S))
+    text = re.sub(r"`{3,}", "", re.sub(r"```(bash|\{code-block\}).*?```", "", text, flags=re.S))
     text = re.sub(r"\{[a-z:-]+\}`[^`]*`|`[^`]*`|\$[^$]*\$|\(arXiv:[\d.]+\)", "", text)
     text = re.sub(r"\d+×|95%|\b100,000\b|factors? \d+|position 0|Llama 3|\bT5\b", "", text)
     left = re.findall(r"\d[\d.,]*", text)
@@ -175,3 +181,68 @@ def test_the_page_of_a_record_has_the_command_that_repeats_the_run() -> None:
         assert values.pop("study") == study
         made = named_recipe(values.pop("recipe"), **values.pop("overrides"), **values)
         assert made.config_hash() == run.read()["config_hash"]
+
+
+MEASURED = r"(?:cut\.)?(?:ppl|needle|passkey|multi\w+|validation_loss)\b"
+RESULTS = sorted((ROOT / "book").rglob("*.md"), key=str)
+
+
+def test_means_on_a_page_are_over_the_same_seeds() -> None:
+    """A mean of two seeds beside one of three, or beside a single run, names its seeds."""
+    for path in RESULTS:
+        if "runs" in path.parts or "_build" in path.parts:
+            continue
+        keys = re.findall(
+            rf"(?:^|[`\s])([\w-]+)/([\w@,.-]+?)\.{MEASURED}", path.read_text("utf-8"), flags=re.M
+        )
+        seeds: dict[str, set[tuple[int, ...]]] = {}
+        for study, label in keys:
+            if results.planned(study) and label in STUDIES.rows(study):
+                seeds.setdefault(study, set()).add(STUDIES.rows(study)[label].seeds)
+        assert all(len(of) == 1 for of in seeds.values()), (path.name, seeds)
+
+
+def beside(study: str, label: str, kind: str, *multiples: int) -> set[str]:
+    """The words of every recorded seed of a row at these lengths; none without a record."""
+    rows = STUDIES.rows(study)
+    each = rows[label].each() if label in rows else []
+    return {beside_cutting(row, f"{kind}@{m}x") for row in each for m in multiples}
+
+
+def test_what_pages_say_beside_the_cut_text_holds_for_every_recorded_seed() -> None:
+    """choosing, every, windows, the front page and README; whoever adds a seed reads them again."""
+    for label in ("kerple_log", "fox"):
+        assert beside("every", label, "ppl", 2, 4, 8, 16) == {"better"}
+    for label in ("kerple_log", "t5"):
+        assert beside("every", label, "multikey", 2, 4, 8, 16) == {"better"}
+    assert beside("every", "t5", "ppl", 8, 16) == {"worse"}
+    assert beside("every", "fire", "multikey", 2, 4, 8) == {"better"}
+    for label in ("rope", "nope", "fire", "alibi", "pope"):
+        assert beside("every", label, "ppl", 16) == {"worse"}
+        assert "better" not in beside("every", label, "multikey", 16)
+    for label in ("alibi", "pope"):
+        assert beside("every", label, "ppl", 2, 4, 8, 16) == {"worse"}
+        assert beside("every", label, "multikey", 2, 4, 8) == {"worse"}
+    assert "better" not in beside("every", "xpos", "multikey", 2, 4, 8, 16)
+    for label in ("nope-256", "nope-64"):
+        assert beside("windows", label, "multikey", 2, 4, 8, 16) == {"better"}
+        assert beside("windows", label, "ppl", 16) == {"worse"}
+    for label in ("rope-256", "rope-64"):
+        assert beside("windows", label, "multikey", 8, 16) == {"worse"}
+    assert "better" not in beside("windows", "nope-1024", "multikey", 4, 8, 16)
+    assert beside("windows", "nope-full", "ppl", 2) == {"worse"}
+    fox = STUDIES.rows("every")["fox"].of([0]).runs[0]
+    steps = [
+        intervals.mean_interval(intervals.paired(*(windows(fox, f"ppl@{m}x") for m in pair)))
+        for pair in ((2, 1), (4, 2), (8, 4), (16, 8))
+    ]
+    assert [step.high < 0 for step in steps] == [True, True, True, False]
+    assert look_up(STUDIES, "every/t5#0.beside.ppl@16x") == "worse"
+    with pytest.raises(ValueError, match="cannot be held against the cut text"):
+        look_up(STUDIES, "every/t5#0.beside.ppl@1x")
+
+
+def test_a_part_of_a_page_may_wait_for_a_seed() -> None:
+    assert [run.read()["seed"] for run in there(STUDIES, "every/rope#1")] == [1]
+    assert len(there(STUDIES, "every/rope")) == 2
+    assert there(STUDIES, "every/rope#7") == []

@@ -94,9 +94,9 @@ def commands(page: str) -> list[tuple[str, list[str]]]:
 def test_adding_an_encoding_from_nothing(folder: Path) -> None:
     names = run_page("adding", folder)
     assert names["out"].shape == (1, 4, 12, 16)
-    found = names["found"]
-    assert sorted(run.read()["pe"] for run in found) == ["root:Root", "rope"]
-    assert all(run.read()["status"] == "complete" for run in found)
+    runs = names["runs"]
+    assert sorted(run.read()["pe"] for run in runs) == ["root:Root", "rope"]
+    assert all(run.read()["status"] == "complete" for run in runs)
     assert names["figure"].axes
     hooks = ("Sawtooth", "Clock", "Sharper", "Halve")  # Steep, too, by the commands of the page
     for spec in ("root:Root", *(f"hooks:{name}" for name in hooks)):
@@ -195,13 +195,13 @@ def test_yarn_and_alibi_in_a_bare_attention_function(folder: Path) -> None:
     both_ways = (positions[:, None] - positions).abs()
     torch.testing.assert_close(names["symmetric"][0], -slopes[:, None, None] * both_ways)
     want = pe.attend(yarn, q, k, v, positions, positions, backend="dense")
-    torch.testing.assert_close(names["turned"], want)
+    torch.testing.assert_close(names["rotated"], want)
     torch.testing.assert_close(names["step"], want[:, :, -1:])  # from cached keys
     for a, b in zip(names["same"].rotate(q, k, positions, positions),
                     yarn.rotate(q, k, positions, positions), strict=True):  # fmt: skip
         assert torch.equal(a, b)
-    turned = yarn.rotate(q, k, positions, positions)
-    torch.testing.assert_close(names["out"], attention(*turned, v, bias), atol=1e-5, rtol=1e-5)
+    rotated = yarn.rotate(q, k, positions, positions)
+    torch.testing.assert_close(names["out"], attention(*rotated, v, bias), atol=1e-5, rtol=1e-5)
     assert not yarn.raw_keys
     assert both.rotates
 

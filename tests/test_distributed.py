@@ -173,6 +173,7 @@ def test_a_process_that_is_killed_ends_all_and_other_numbers_of_processes_go_on(
         train(one, quiet=True)
     assert [s.step for s in run.record.sessions] == [0, 5]
 
+    (run.directory / "process-3.log").write_text("of a session with four processes")
     divided = Run(run.directory, recipe(shared, micro_batch_size=1, fsdp=True,
                                         activation_checkpointing=True))  # fmt: skip
     assert divided.name == run.name, "how memory is saved does not change what a run is"

@@ -478,11 +478,11 @@ def test_frequencies_are_those_of_transformers_rotary_module(kind, scaling):
 
 
 def test_the_pairing_is_named_in_the_text():
-    assert "half-split" in pe.explain(LLAMA).text()
+    assert "half-split" in pe.explain(LLAMA).markdown()
     glm = {"model_type": "glm", "num_hidden_layers": 1, "max_position_embeddings": 8192,
            "rope_theta": 1e4}  # fmt: skip
     assert pe.explain(glm).main.layout == "interleaved"
-    assert "interleaved" in pe.explain(glm).text()
+    assert "interleaved" in pe.explain(glm).markdown()
 
 
 # What is refused, in one line
@@ -626,14 +626,13 @@ def test_without_the_gguf_package_the_message_says_how_to_install_it(tmp_path, m
         pe.explain(tmp_path)
 
 
-def test_the_command_prints_text_markdown_json_and_settings(tmp_path, capsys):
+def test_the_command_prints_markdown_json_and_settings(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(QWEN3))
     assert main(["explain", str(tmp_path), "--length", "131072"]) == 0
     text = capsys.readouterr().out
     assert '"original_max_position_embeddings": 32768' in text
     assert "Static settings act at every length" in text
-    assert main(["explain", str(tmp_path), "--markdown"]) == 0
-    assert "| layers" in capsys.readouterr().out
+    assert "| layers" in text
     assert main(["explain", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["model_type"] == "qwen3"
     assert main(["explain", str(tmp_path), "--method", "pi"]) == 0
@@ -675,7 +674,7 @@ def test_the_page_shows_what_the_command_prints_and_its_python_runs(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     shown = re.search(r"^:caption: config\.json\n\n(.*?)^```$", page, re.M | re.S)
     Path("config.json").write_text(shown[1])
-    console = re.search(r"^```console\n\$ pe (.*?)\n(.*?)^```$", page, re.M | re.S)
+    console = re.search(r"^````console\n\$ pe (.*?)\n(.*?)^````$", page, re.M | re.S)
     assert main(console[1].split()) == 0
     printed = [line.rstrip() for line in capsys.readouterr().out.rstrip().splitlines()]
     assert printed == console[2].rstrip().splitlines()

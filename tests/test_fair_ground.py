@@ -245,6 +245,23 @@ def test_the_table_of_dropping_has_ratios_and_the_fitted_temperature(studies: St
         book_dropping.treated(rows, {})
 
 
+def test_a_dropped_run_stands_below_the_kept_run_of_the_same_restart(tmp_path: Path) -> None:
+    labels = ["rope", "rope-kept-at-14", "rope-dropped-at-14", "rope-dropped-at-14@5e-4", "nope"]
+    planned_records.carry_out(tmp_path, "paper", labels)
+    studies = Studies.load(tmp_path, tmp_path, "paper")
+    known = {f"{run.study}/{run.name}": run for run in studies.complete()}
+    text = book_dropping.pairs(list(studies.rows("paper").values()), known)
+    heads, *lines = book_records.lines(text)
+    found = [dict(zip(heads, line, strict=True)) for line in lines]
+    assert [one["model"] for one in found] == ["RoPE, kept", "RoPE, dropped", "RoPE, dropped"]
+    assert [one["after step"] for one in found] == ["14,000"] * 3
+    assert [one["peak rate"] for one in found] == ["0.0015", "0.0015", "0.0005"]
+    kept, dropped, without_control = (one["against kept"] for one in found)
+    assert (kept, without_control) == ("1", "–")
+    assert re.fullmatch(r"1\.\d{3}<br>\(1\.\d{3}–1\.\d{3}\)", dropped)
+    assert book_dropping.pairs([], {}) == "No restarted run is recorded yet."
+
+
 def test_perplexities_of_other_windows_are_not_compared(studies: Studies) -> None:
     kept, scaled = (studies.row("dropping", label) for label in ("kept@3e-3", "yarn-2x"))
     longer = studies.row("every", "rope")  # its longest length is another one
@@ -288,7 +305,7 @@ def test_the_pages_build_before_and_after_the_runs(recorded: bool, tmp_path: Pat
         label = f"({labels[name]})=\n" if name in labels else ""
         (tree / "book" / f"{name}.md").write_text(f"{label}# {name}\n")
     page = (ROOT / "book" / "every.md").read_text()
-    shown = sorted({"rope@4096", *re.findall(r"every/(\w+)[. ]", page)} - {"study"})
+    shown = sorted({"rope@4096", *re.findall(r"every/(\w+)[.# ]", page)} - {"study"})
     for name in pages:
         text = (ROOT / "book" / f"{name}.md").read_text()
         cited = re.sub(r"\{cite:t\}`[^`]*`", "the paper", text)
@@ -306,6 +323,10 @@ def test_the_pages_build_before_and_after_the_runs(recorded: bool, tmp_path: Pat
         planned_records.carry_out(tree / "runs", "every", shown)
         planned_records.carry_out(tree / "runs", "dropping")
         planned_records.carry_out(tree / "runs", "presets", ["rope", "gpt_oss", "smollm3"])
+        few = ["nope-256", "rope-256", "nope-full", "nope-64"]
+        planned_records.carry_out(tree / "runs", "windows", few)
+        second = next(p for p in load_plan("windows") if (p.label, p.recipe.seed) == (few[0], 1))
+        planned_records.write(tree / "runs", "windows", second)
         shutil.copytree(ROOT / "runs" / "repeated", tree / "runs" / "repeated")
         planned_records.carry_out(tree / "runs", "rates", ["alibi@6e-3", "pope@6e-3"])
         planned_records.write(tree / "runs", "every", other_seed)
@@ -324,6 +345,9 @@ def test_the_pages_build_before_and_after_the_runs(recorded: bool, tmp_path: Pat
         assert f"Of {count} planned runs {len(shown) + 1} are recorded." in words["every"]
         assert "gpt_oss" in words["windows"], "a schedule too long for a line has its short name"
         assert "No run of the study presets is recorded yet." not in words["windows"]
+        assert "With another seed the model with windows of 256" in words["windows"]
+        assert "With windows of 64, NoPE and this seed" not in words["windows"]
+        assert "3 × (RoPE + window 256), NoPE, mean of 2 seeds" in words["windows"]
     else:
         assert "No run of the study every is recorded yet." in words["every"]
         assert "Missing are" in words["dropped"]

@@ -430,7 +430,7 @@ def test_weights_are_drawn_alike_on_the_device_and_off_it(name: str) -> None:
                                   "cope", "fox", "kerple_log"])  # fmt: skip
 def test_replayed_steps_of_many_models_are_those_that_are_called_one_by_one(name: str) -> None:
     from pe.tasks.measure.many import Many, Member
-    from pe.tasks.measure.settings import Settings
+    from pe.tasks.measure.record import Settings
 
     task = pe.tasks.task("copy", train_lengths=(2, 20), ood_lengths=(21, 24))
     members = [Member(0, 1e-3), Member(1, 3e-3)]

@@ -76,11 +76,15 @@ def test_runs_wait_for_a_task_and_a_task_for_the_weights_it_extends(
     monkeypatch.setattr(runner, "complete", lambda run: run.name in done)
     monkeypatch.setattr(runner.Run, "exists", lambda run: True)
     monkeypatch.setattr(
+        runner.Run, "read", lambda run: {"status": "complete" if run.name in done else "running"}
+    )
+    monkeypatch.setattr(
         ZeroShot, "missing", lambda part, run: [] if f"cells of {run.name}" in done else ["yarn@2"]
     )
     first = next(p for p in load_plan("every") if p.label == "rope")
+    done.add(first.name)  # and its evaluation, which only the task waits for
+    assert queue.take("extending").label == "as-it-was"
     queue.running.clear()
-    done.add(first.name)
     begun = [queue.take("extending") for _ in range(40)]
     labels = [p.label for p in begun if p is not None and p.study == "extending"]
     assert labels[0] == "zero-shot"
@@ -88,6 +92,48 @@ def test_runs_wait_for_a_task_and_a_task_for_the_weights_it_extends(
     assert {p.recipe.seed for p in begun if p is not None and p.study == "extending"} == {0}
     done.add(f"cells of {first.name}")
     assert queue.take("extending").label == "longrope-0"
+
+
+def test_places_of_several_gpus_train_together_and_keep_to_their_runs(
+    lease: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = lease("runner")
+    assert runner.Places.of("4x2") == (4, 2)
+    for text in ("4x0", "x2", "four"):
+        with pytest.raises(ValueError, match=f"expected PLACES or PLACESxGPUS.*got '{text}'"):
+            runner.Places.of(text)
+    tasks: dict[str, dict[str, str]] = {}
+    order: list[str] = []
+
+    def execute(task: dict[str, Any], environment: dict[str, str]) -> None:
+        run = runner.Run(Path(task["directory"]))
+        label = labels[run.name]
+        order.append(label)
+        tasks[label] = environment
+
+    plan = [p for p in load_plan("paper") if p.label.startswith(("rope-yarn", "rope-kept-at-14"))]
+    plan = [next(p for p in load_plan("paper") if p.label == "rope"), *plan]
+    labels = {p.name: p.label for p in plan}
+    monkeypatch.setattr(runner, "execute", execute)
+    monkeypatch.setattr(runner, "complete", lambda run: labels[run.name] in order)
+    monkeypatch.setattr(runner.Run, "exists", lambda run: labels[run.name] in order)
+    training = {"validation_loss": 1.0, "wall_seconds": 0.0}
+    monkeypatch.setattr(
+        runner.Run, "read", lambda run: {"status": "complete", "training": training}
+    )
+    monkeypatch.setattr(runner.Run, "evaluation", lambda run: {"perplexity": {}})
+    words = ["paper/rope:1x8", "paper/rope-yarn-*:2", "paper/rope-kept-at-14*:2x4"]
+    runner.main([*words, "--gpus", "8", "--runs", str(tmp_path)])
+    assert order[0] == "rope", "all else starts from it"
+    assert set(order) == set(labels.values())
+    everything = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7", "PE_PROCESSES": "8"}
+    assert tasks["rope"] == everything
+    halves = {tasks[label]["CUDA_VISIBLE_DEVICES"] for label in labels.values() if "14" in label}
+    assert halves <= {"2,3,4,5", "6,7,0,1"}
+    assert tasks["rope-kept-at-14"]["PE_PROCESSES"] == "4"
+    assert tasks["rope-yarn-4x"]["PE_PROCESSES"] == "1"
+    with pytest.raises(ValueError, match="a place of 8 GPUs was asked for, and --gpus is 2"):
+        runner.main(["paper/rope:1x8", "--gpus", "2"])
 
 
 def test_parts_are_cut_to_what_a_transfer_has_room_for_beside_the_tree(

@@ -31,6 +31,7 @@ from pe.evaluation.longrope.evolution import (
 from pe.evaluation.longrope.search import Fitness, search_longrope
 from pe.evaluation.retrieval import prompts
 from pe.evaluation.scorer import Scorer
+from pe.model import PEForCausalLM
 from pe.runs import Run, RunError
 
 
@@ -54,6 +55,12 @@ def run(shared: Run, tmp_path: Path) -> Run:
     for name in ("run.json", "metrics.jsonl", "checkpoint"):
         (folder / name).symlink_to(shared.directory / name)
     return Run(folder)
+
+
+def extended(model: PEForCausalLM, settings: dict[str, Any]) -> PEForCausalLM:
+    """The model with LongRoPE, as a search has it."""
+    options = {name: settings[name] for name in ("factor", "magnitude")}
+    return pe.convert(model, settings["pe"], **options).eval()
 
 
 SMALL: dict[str, Any] = {"iterations": 2, "population": 8, "windows": 4, "quiet": True}
@@ -182,7 +189,8 @@ def test_what_is_recorded_is_the_converted_models_loss(run: Run) -> None:
     found = search_longrope(run, 4.0, **(SMALL | {"magnitude": "yarn", "iterations": 1}))
     record, model = state(run), load_model(run)
     data = prepare(run.recipe.corpus, run.recipe.vocab_size, run.recipe.tokenizer)
-    scorer = Fitness.of(run.recipe, model, data, record["settings"]).scorer
+    settings = record["settings"]
+    scorer = Fitness.of(run.recipe, extended(model, settings), data, settings).scorer
     assert len(scorer.ends) == record["settings"]["windows_found"] == 4
     options = {"factor": 4.0, "long_factor": found, "magnitude": "yarn"}
     for name, given, entry in (
@@ -317,7 +325,7 @@ def test_a_search_changes_no_model_but_its_own(run: Run) -> None:
     model = load_model(run)
     data = prepare(run.recipe.corpus, run.recipe.vocab_size, run.recipe.tokenizer)
     settings = {"pe": "longrope", "factor": 4.0, "magnitude": "su", "windows": 4}
-    fitness = Fitness.of(run.recipe, model, data, settings)
+    fitness = Fitness.of(run.recipe, extended(model, settings), data, settings)
     first, second, third = (fitness.nll((f,) * 16) for f in (4.0, 1.0, 4.0))
     assert first == third != second
     assert not [m for m in model.modules() if isinstance(m, LongRoPE)]

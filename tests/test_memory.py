@@ -140,6 +140,8 @@ def test_parameters_are_those_of_the_model_and_budgets_what_names_say(name: str)
     with torch.device("meta"):
         model = pe.PEForCausalLM(build_config(chosen, chosen.vocab_size))
     assert count == sum(parameter.numel() for parameter in model.parameters())
+    study = pe.recipe(name, steps=16000, batch_size=64)
+    assert study.steps * study.batch_size * study.context_length == 1_048_576_000
     if name.endswith("m"):
         assert count == pytest.approx(1e6 * int(name[:-1]), rel=0.01)
         tokens = chosen.steps * chosen.batch_size * chosen.context_length

@@ -8,8 +8,8 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from pe.notebooks.failures import in_one_line
 from pe.runs import Run
+from pe.runs.parameters import in_one_line
 
 CELL = """
 from pe.runs import Run, RunError

@@ -128,6 +128,7 @@ OPTIONAL = {"gguf", "lm_eval", "wandb", "tensorboard", "pytest", "x_transformers
 CARRIED = {
     "sphinx": "jupyter-book",
     "docutils": "jupyter-book",
+    "pybtex": "jupyter-book",
     "myst_nb": "jupyter-book",
     "pyarrow": "datasets",
     "IPython": "ipykernel",

@@ -23,10 +23,10 @@ from pe.notebooks.papermill.client import note
 from pe.notebooks.papermill.engine import Refused
 from pe.notebooks.papermill.entry import PeEngine
 from pe.notebooks.parameters import configure, launch, parameters
-from pe.notebooks.parameters.common import PLANNED
 from pe.recipes.named import RECIPES
 from pe.runs import Run, RunBusy
 from pe.runs.models import RunRecord
+from pe.runs.parameters import PLANNED
 
 
 @pytest.fixture

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import random
+import shlex
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -35,6 +40,8 @@ from pe.pretrained.load import load
 from pe.pretrained.recalibrate import Recalibration
 from pe.pretrained.trial import try_out
 from pe.recipes.named import recipe
+from pe.results import intervals
+from pe.results import pretrained as results
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES: dict[str, Any] = {
@@ -90,12 +97,12 @@ def test_variants_are_judged_on_the_same_tokens_and_recorded(place: Path) -> Non
     assert list(record["outcomes"]) == ["untouched", "adapted"]
     assert untouched["perplexity"]["512"]["nll"] != adapted["perplexity"]["512"]["nll"]
     assert len(untouched["needles"]["tasks"]["multikey"]["512"]["prompts"]) == 3
-    assert figures.cut(record) == [untouched["perplexity"]["128"]["nll"]] * 2
+    assert results.cut(record) == [untouched["perplexity"]["128"]["nll"]] * 2
     assert "128" not in untouched["needles"]["tasks"]["multikey"], "no room for its needles"
     for show in (page.losses, page.samples, page.settings):
         assert "–" not in show(record).data
     found = page.retrieval(record).data
-    assert found.count("–") == 4 + 4, "no room at 128, so cutting to 128 has no share either"
+    assert found.count(" – |") == 4 + 4, "no room at 128, so cutting to 128 has no share either"
     assert found.count("untouched, cut to the training length") == 2
     assert "512" in page.plan(run).data
     for figure in (figures.by_length(record), figures.by_position(record)):
@@ -233,45 +240,106 @@ def test_every_trial_of_the_study_can_be_put_on_a_model(place: Path) -> None:
         assert pe.adapt(model, run.settings.pe, **options) is not model
         assert bool(run.settings.steps) == trial.trained
         assert trial.pe in studies.papermill(study, trial, 100)
+    command = shlex.split(studies.papermill(study, study.runs[-2], 0))
+    values = yaml.safe_load(command[-1]) | {"model": str(place / "tiny")}
+    wanted = studies.configured(study, study.runs[-2], str(place / "tiny"), 0)
+    assert configure_pretrained(**values).directory == wanted.directory, "the command repeats it"
     with pytest.raises(ValueError, match="unknown study 'smolm2'"):
         studies.load_study("smolm2")
 
 
 def test_trainings_get_a_card_each_and_what_would_end_too_late_is_not_begun(place: Path) -> None:
     study = studies.load_study("smollm2", mini=True)
-    pace = studies.Pace(step_seconds=1.0)
-    assert studies.steps_in_time(study, pace, 8.5, cards=1) == 4
-    assert studies.steps_in_time(study, pace, 8.5, cards=2) == 4
-    assert studies.steps_in_time(study, pace, 7.0, cards=1) == 2
-    assert studies.steps_in_time(study, pace, 1.0, cards=1) == 2, "the least there is"
-    cards = studies.Cards(2, places=2)
-    assert cards.free(trained=True) == 0
-    cards.running[0].append(True)
-    assert cards.free(trained=False) == 1
-    cards.running[1] += [False, False]
-    assert cards.free(trained=False) is None
+    assert studies.steps_in_time(study, 1.0, 8.5, cards=1) == 4
+    assert studies.steps_in_time(study, 1.0, 8.5, cards=2) == 4
+    assert studies.steps_in_time(study, 1.0, 7.0, cards=1) == 2
+    assert studies.steps_in_time(study, 1.0, 1.0, cards=1) == 2, "the least there is"
     begun, lines = [], []
 
     class Done:
-        returncode = 1
-
-        def poll(self) -> int:
+        def wait(self) -> int:
             return 1
 
-    def start(number: int, steps: int, gpu: int | None) -> Any:
+    def start(number: int, steps: int, gpu: str | None) -> Any:
         begun.append((number, steps, gpu))
         return Done()
 
     few = study.model_copy(update={"runs": study.runs[:3]})
     failed = studies.carry_out(
-        few, str(place / "tiny"), start, gpus=[0, 1], until=1000.0, pace=pace, log=lines.append
+        few,
+        str(place / "tiny"),
+        start,
+        gpus=["0", "1"],
+        until=1e3,
+        step_seconds=1.0,
+        log=lines.append,
     )
-    assert (begun, failed) == ([(0, 4, 0), (1, 4, 1), (2, 4, 0)], 3)
+    assert [(number, steps) for number, steps, _ in begun] == [(0, 4), (1, 4), (2, 4)]
+    assert failed == 3
     assert lines[-1].endswith("the end")
     begun.clear()
-    slow = studies.Pace(step_seconds=1e4)
-    studies.carry_out(few, str(place / "tiny"), start, until=1e3, pace=slow, log=lines.append)
+    studies.carry_out(
+        few, str(place / "tiny"), start, until=1e3, step_seconds=1e4, log=lines.append
+    )
     assert [number for number, _, _ in begun] == [2], "two steps do not fit"
+
+
+def test_trainings_of_a_study_have_equal_steps_also_when_hours_lie_between_them(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = studies.load_study("smollm2", mini=True)
+    study = study.model_copy(update={"runs": study.runs[:2]})
+    begun = []
+
+    class Done:
+        returncode = 0
+
+        def wait(self) -> int:
+            return 0
+
+    def start(number: int, steps: int, gpu: str | None) -> Any:
+        begun.append((number, steps))
+        return Done()
+
+    model = str(place / "tiny")
+    studies.carry_out(study, model, start, until=1e3, step_seconds=1.0, steps=4)
+    assert begun == [(0, 4), (1, 4)]
+    first = studies.configured(study, study.runs[0], model, 2)
+    monkeypatch.setattr(
+        "pe.pretrained.record.PretrainedRun.read",
+        lambda run: {"status": "complete"} if run.directory == first.directory else None,
+    )
+    begun.clear()
+    studies.carry_out(study, model, start, until=1e3, step_seconds=1.0)
+    assert begun == [(1, 2)], "as many as the first had"
+
+
+def test_trials_that_train_have_a_card_each_and_others_share_one(place: Path) -> None:
+    study = studies.load_study("smollm2", mini=True)
+    few = study.model_copy(update={"runs": study.runs[:5]})
+    at_work: dict[str, int] = {}
+    most: dict[bool, int] = {}
+    lock = threading.Lock()
+
+    def start(number: int, steps: int, gpu: str | None) -> Any:
+        assert gpu is not None
+        with lock:
+            at_work[gpu] = at_work.get(gpu, 0) + 1
+            trained = study.runs[number].trained
+            most[trained] = max(most.get(trained, 0), at_work[gpu])
+
+        class Process:
+            def wait(self) -> int:
+                time.sleep(0.05)
+                with lock:
+                    at_work[gpu] -= 1
+                return 1
+
+        return Process()
+
+    model = str(place / "tiny")
+    studies.carry_out(few, model, start, gpus=["0", "1"], places=2, log=lambda text: None)
+    assert most == {True: 1, False: 2}
 
 
 def test_a_packed_model_and_its_tokens_are_what_a_trial_finds_there(
@@ -302,22 +370,28 @@ def test_the_guide_shows_each_outcome_beside_the_untouched_model() -> None:
     import book_pretrained
     import book_records
 
+    def cell(*losses: float) -> dict[str, Any]:
+        return {"nll": sum(losses) / len(losses), "window_nll": list(losses)}
+
     def record(pe_name: str, loss: float) -> dict[str, Any]:
         outcomes = {
-            name: {"perplexity": {"512": {"nll": nll}}}
-            for name, nll in (("untouched", 1.5), ("adapted", loss))
+            name: {"perplexity": {"512": near, "1024": far}}
+            for name, near, far in (
+                ("untouched", cell(1.0, 2.0), cell(6.75, 7.25)),
+                ("adapted", cell(loss - 0.5, loss + 0.5), cell(1.0, 3.0)),
+            )
         }
-        for name, loss in (("untouched", 7.0), ("adapted", 2.0)):
-            outcomes[name]["perplexity"]["1024"] = {"nll": loss}
         settings = {
             "model": "tiny", "pe": pe_name, "options": {"factor": 4.0}, "lengths": [512, 1024],
             "steps": 0, "prompts": 4,
         }  # fmt: skip
-        return {"settings": settings, "outcomes": outcomes, "host": {"training_length": 512}}
+        host = {"training_length": 512}
+        return {"run": pe_name, "settings": settings, "outcomes": outcomes, "host": host}
 
     trained = record("nope", 9.0)
-    trained["outcomes"]["trained"] = {"perplexity": {"512": {"nll": 1.75}}}
-    trained["outcomes"]["adapted"]["needles"] = {"tasks": {"passkey": {"512": {"prompts": "1101"}}}}
+    trained["outcomes"]["trained"] = {"perplexity": {"512": cell(1.75)}}
+    own = {"512": {"prompts": "1101"}, "1024": {"prompts": "1111"}}
+    trained["outcomes"]["adapted"]["needles"] = {"tasks": {"passkey": own}}
     trained["settings"] |= {
         "options": {}, "steps": 1600, "batch_size": 16, "context_length": 8192,
         "learning_rate": 3e-4,
@@ -329,19 +403,78 @@ def test_the_guide_shows_each_outcome_beside_the_untouched_model() -> None:
     assert book_records.lines(book_pretrained.training([record("pi", 3.0), trained]))[1:] == [
         ["`nope`", "0.0003", "210 M", "9.000", "1.750", "200,000", "60", "a card"]
     ]
-    assert book_records.lines(book_pretrained.found([trained]))[1:] == [
-        ["passkey", "untouched, cut to its training length", "75%", "38%"],
-        ["passkey", "untouched", "75%", "0%"],
-        ["passkey", "`nope`", "75%", "–"],
+    cut = "untouched, cut to its training length"
+    assert book_records.lines(book_pretrained.found([trained])) == [
+        ["encoding", "512", "1,024", "all beyond training"],
+        [cut, "75%<br>(30–95)", "38%<br>(15–48)", "38%<br>(15–48)"],
+        ["untouched", "75%<br>(30–95)", "0%<br>(0–49)", "0%<br>(0–49)"],
+        ["`nope`", "75%<br>(30–95)", "100%<br>(51–100)", "100%<br>(51–100)"],
     ]
+    gap = "+62 points<br>+12 to +85"  # Newcombe's of 100% (51–100) and 38% (15–48)
+    assert book_records.lines(book_pretrained.found([trained], True))[2] == ["`nope`", gap, gap]
     assert book_pretrained.what(trained, "trained") == "`nope`, 1,600 steps at 0.0003"
-    text = book_pretrained.table([record("yarn", 1.625), record("pi", 3.0)])
-    assert book_records.lines(text)[1:] == [
-        ["untouched, cut to its training length", "1.500", "1.500"],
-        ["untouched", "1.500", "7.000 (+5.500)"],
-        ["`yarn`, factor 4", "1.625 (+0.125)", "2.000 (+0.500)"],
-        ["`pi`, factor 4", "3.000 (+1.500)", "2.000 (+0.500)"],
+    records = [record("yarn", 1.625), record("pi", 3.0)]
+    assert book_records.lines(book_pretrained.table(records))[1:] == [
+        [cut, "1.500", "1.500"],
+        ["untouched", "1.500", "7.000"],
+        ["`yarn`, factor 4", "1.625", "2.000"],
+        ["`pi`, factor 4", "3.000", "2.000"],
     ]
+    # of the same windows; what is equal in all of them has no spread
+    assert book_records.lines(book_pretrained.table(records, True))[1:] == [
+        ["untouched", "–", "+5.500<br>+2.323 to +8.677"],
+        ["`yarn`, factor 4", "**+0.125<br>+0.125 to +0.125**", "+0.500<br>−5.853 to +6.853"],
+        ["`pi`, factor 4", "**+1.500<br>+1.500 to +1.500**", "+0.500<br>−5.853 to +6.853"],
+    ]
+
+
+def test_what_the_page_says_of_smollm2_is_what_its_records_show() -> None:
+    """Each sentence of pretrained.md that ranks, held against the prompts and windows on record."""
+    pytest.importorskip("sphinx")
+    sys.path.insert(0, str(ROOT / "book" / "_ext"))
+    import book_pretrained
+
+    records = {
+        book_pretrained.what(record, "adapted"): record
+        for record in book_pretrained.records_of(ROOT / "runs", "pretrained", "python-packages")
+        if not record["settings"]["steps"]
+    }
+    added = {name: results.added(record, "adapted") for name, record in records.items()}
+    for name, gaps in added.items():  # in loss, nothing beats cutting the text
+        assert all(gap and gap.verdict == "higher" for gap in gaps[2:]), name
+    best = ("`self_extend`, factor 8", "`yarn`, dynamic", "`yarn`, factor 2")
+    at_twice = sorted(added, key=lambda name: added[name][2].value)  # type: ignore[union-attr]
+    assert set(at_twice[:3]) == set(best)
+    for place in (3, 4):
+        assert min(added, key=lambda name: added[name][place].value) == best[0]  # type: ignore[union-attr]
+    for name in best[:2]:  # on short texts nothing is shown that they add
+        assert all(gap and gap.verdict != "higher" for gap in added[name][:2]), name
+    factors = [f"`yarn`, factor {n}" for n in (2, 4, 8)]
+    near = [r["outcomes"]["adapted"]["perplexity"]["8192"]["window_nll"]
+            for r in (records[name] for name in factors)]  # fmt: skip
+    for small, large in itertools.pairwise(near):  # a larger factor costs more on short texts
+        assert intervals.mean_interval(intervals.paired(large, small)).low > 0
+
+    counts = {name: results.discordant(record, "adapted", "passkey")
+              for name, record in records.items()}  # fmt: skip
+    p = dict(zip(counts, intervals.holm([intervals.mcnemar(*x or ()) for x in counts.values()]),
+                 strict=True))  # fmt: skip
+    more = {name for name, (only, other) in counts.items() if p[name] < 0.05 and only > other}
+    assert more == {"`self_extend`, factor 8", "`yarn`, dynamic", *factors[1:]}
+    for record in records.values():  # in multikey none is shown to find more than cutting
+        gap = results.more_than_cut(record, "adapted", "multikey")[-1]
+        assert gap is not None
+        assert gap.interval is not None
+        assert gap.interval.low <= 0
+    reach = records["`self_extend`, factor 8"]
+    for name in sorted(more - {"`self_extend`, factor 8"}):  # and Self-Extend more than the others
+        far = results.beyond(reach)
+        each = [
+            "".join(results.answers(one, "adapted", "passkey", n) or "" for n in far)
+            for one in (reach, records[name])
+        ]
+        pairs = list(zip(*each, strict=True))
+        assert intervals.mcnemar(pairs.count(("1", "0")), pairs.count(("0", "1"))) < 0.05 / 3
 
 
 def test_the_page_of_a_method_has_the_records_of_its_encoding_alone() -> None:
@@ -353,3 +486,14 @@ def test_the_page_of_a_method_has_the_records_of_its_encoding_alone() -> None:
     assert {record["settings"]["pe"] for record in chosen} == {"yarn"}
     drawn = book_pretrained.figures_of(ROOT / "runs")
     assert book_pretrained._drawn_name(chosen) in drawn
+
+
+def test_a_variant_without_hidden_numbers_has_no_whiskers() -> None:
+    """Its share is missing at every length, which leaves nothing to draw."""
+    path = next((ROOT / "runs" / "pretrained").glob("*self_extend*/pretrained.json"))
+    record = json.loads(path.read_text())
+    record["outcomes"]["adapted"]["needles"] = None
+    assert figures.whiskers([record])
+    figure = figures.several([record])
+    drawn = [len(lines.get_segments()) for lines in figure.axes[1].collections]
+    assert drawn == [len(record["settings"]["lengths"]), 0]

@@ -18,6 +18,8 @@ import book_scaling  # noqa: E402
 import profile_step  # noqa: E402
 import scaling  # noqa: E402
 
+from pe.study.plan import load_plan  # noqa: E402
+
 TIME_UP = "not begun within the time"
 
 
@@ -113,7 +115,7 @@ def test_the_page_shows_the_newest_measurement_of_each_job(tmp_path: Path) -> No
     for machine in ("aaaaaaaaaaaa`, 2026-11-28.", "bbbbbbbbbbbb`, 2026-11-29."):
         assert f"2 × NVIDIA H200, torch 2.11.0, commit `{machine}" in speed
     assert "60,000 |" in book_scaling.text("memory", known)
-    hours = f"{book_scaling.tokens_of('paper') / 400_000 / 3600:.1f} |"
+    hours = f"{book_scaling.tokens_of(load_plan('paper')) / 400_000 / 3600:.1f} |"
     assert hours in book_scaling.text("cost", known)
     assert TIME_UP in book_scaling.text("memory", [old])
     told = book_scaling.text("agreement", known)
@@ -122,6 +124,23 @@ def test_the_page_shows_the_newest_measurement_of_each_job(tmp_path: Path) -> No
     assert "went on from step 40" in told
     with pytest.raises(ValueError, match="unknown part of the scaling record 'sped'"):
         book_scaling.text("sped", known)
+
+
+def test_hours_on_gpus_that_nobody_measured_are_estimated_from_those_measured() -> None:
+    shared, fixed = 4e-6, 1e-6  # seconds per token
+    measured = {n: 1 / (shared / n + fixed) for n in (1, 2)}
+    assert book_scaling.speed(measured, 2) == measured[2]
+    assert book_scaling.speed(measured, 8) == pytest.approx(1 / (shared / 8 + fixed))
+    assert book_scaling.speed({2: 100.0}, 8) == pytest.approx(400)
+    table = book_scaling.text("families", [record(29, ROWS[:2])])
+    heads, _, first, *lines = table.split("\n\n")[0].splitlines()
+    assert [cell.strip() for cell in heads.split("|")[4:-1]] == [
+        "1 GPU", "2 GPUs", "4 GPUs, estimated", "8 GPUs, estimated",
+    ]  # fmt: skip
+    plan = load_plan("paper")
+    tokens = book_scaling.tokens_of(plan[: [p.label for p in plan].index("nope")])
+    assert f"| {tokens / 200_000 / 3600:.2f} |" in " ".join(first.split())
+    assert sum(int(line.split("|")[2]) for line in (first, *lines)) == len(plan)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pe.encodings.core.source import source_hashes
 from pe.evaluation.load import load_model
 from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunError
-from pe.study.complete import complete
+from pe.study.planned import complete
 from pe.training.start import start_of
 from pe.training.train import train
 

@@ -97,6 +97,10 @@ def test_a_sweep_is_a_run_for_each_rate_and_multiple(tmp_path: Path) -> None:
         ({"a": {"pe_options": {}}}, r"small\.yaml: runs\.a\.pe: missing"),
         ({"a": "rope"}, "runs.a: expected a dictionary, got 'rope'"),
         ({"a": {"pe": "rope", "seeds": [0, 0]}}, "runs.a.seeds: 0 is there twice"),
+        (
+            {"a": {"pe": "rope", "seeds": [0, 1]}},
+            r"runs.a.seeds: 1 is not among .* \[0\]; add it there",
+        ),
         ({"a": {"pe": "rope", "strat": {}}}, r"unknown key 'strat' \(did you mean 'start'\?\)"),
         ({"a": {"pe": "rope", "set": {"stepz": 3}}}, r"runs.a: unknown recipe field 'stepz'"),
         ({"a": {"pe": "rope", "set": {"steps": "many"}}}, "expected steps, a fraction"),

@@ -25,9 +25,8 @@ import pe
 from pe.notebooks import study_page
 from pe.runs import Run, RunError, find
 from pe.study import load_plan, run_study, show
-from pe.study.complete import complete
 from pe.study.parents import with_retrained_parents
-from pe.study.planned import StudyFolder
+from pe.study.planned import StudyFolder, complete
 from pe.study.show import Row, rows, text, time_left
 from pe.study.worker import _retrain
 
@@ -154,12 +153,15 @@ def row(name: str, seconds: float | None, parent: str | None = None) -> Row:
 
 def test_the_time_left_counts_workers_and_what_waits_for_what() -> None:
     chain = [row("a", 100.0), row("b", 60.0, "a"), row("c", 50.0), row("d", 30.0, "gone")]
-    assert time_left(chain) == "4:00 of training left on one device"
+    assert time_left(chain) == "4 min 00 s of training left on one device"
     # a 0-100, b 100-160; beside it c 0-50 and d 50-80
-    assert time_left(chain, 2) == "4:00 of training left on one device, 2:40 with 2 workers"
-    assert time_left(chain, 9).endswith(", 2:40 with 9 workers")
+    assert (
+        time_left(chain, 2)
+        == "4 min 00 s of training left on one device, 2 min 40 s with 2 workers"
+    )
+    assert time_left(chain, 9).endswith(", 2 min 40 s with 9 workers")
     assert time_left([row("a", None), row("b", 60.0, "a")], 2) == (
-        "1:00 of training left on one device, 1:00 with 2 workers, "
+        "1 min 00 s of training left on one device, 1 min 00 s with 2 workers, "
         "1 runs of unknown speed not counted"
     )
     assert time_left([row("a", None)]).startswith("time left not known")
@@ -173,13 +175,13 @@ def test_runs_of_other_sizes_say_about_how_long_a_study_takes_and_how_much_memor
     monkeypatch.setattr(show, "_speeds", lambda: [(tiny, 4e5), (tiny, 1e6)])
     alone = rows(plan)[0]
     assert alone.estimated
-    # 6 N + 6 L d T: 230 million for 34 M parameters, 2,202 million for 342 M
-    assert alone.tokens_per_second == pytest.approx(1e6 * 229.7 / 2202.3, rel=1e-3)
+    # 6 N + 6 L d T: 230 million for 34 M parameters, 2,102 million for 325 M
+    assert alone.tokens_per_second == pytest.approx(1e6 * 229.7 / 2101.6, rel=1e-3)
     assert "; about " in text(plan)
-    assert show.memory_needed(plan) == "memory: about 35.3 GiB of a GPU; this machine has none"
+    assert show.memory_needed(plan) == "memory: about 34.0 GiB of a GPU; this machine has none"
     monkeypatch.setattr("pe.devices.choose", lambda: SimpleNamespace(type="cuda"))
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
-    monkeypatch.setattr("pe.devices.gpu_memory", lambda: 8.0)
+    monkeypatch.setattr("pe.devices.gpu_memory", lambda: 7.0)
     monkeypatch.setenv("PE_PROCESSES", "8")
     assert rows(plan)[0].tokens_per_second == pytest.approx(8 * alone.tokens_per_second)
     assert "left on 8 devices that train each run together" in text(plan)

@@ -11,14 +11,8 @@ from torch import Tensor
 import pe
 from pe.encodings import Encoding
 from pe.encodings.core.additive import Additive
-from pe.tasks.measure.inversion import (
-    logits_at,
-    position_aliasing,
-    position_inversion,
-    token_aliasing,
-    token_inversion,
-)
-from pe.tasks.measure.shifting import Errors, shift_errors
+from pe.tasks.measure.inversion import aliasing, inversion, logits_at
+from pe.tasks.measure.numerics import Errors, shift_errors
 
 CONTROLS = "pe.tasks.measure.controls"
 
@@ -51,46 +45,46 @@ def test_logits_are_those_of_attention(name: str) -> None:
 
 def test_rope_loses_positions_and_tokens_with_length() -> None:
     enc = one_head("rope")
-    for measure in (position_inversion, token_inversion):
-        short, longer, long = (measure(enc, 32, n, samples=2000) for n in (4, 128, 2**20))
+    by_length = [inversion(enc, 32, n, samples=2000) for n in (4, 128, 2**20)]
+    for short, longer, long in zip(*by_length, strict=True):
         assert short < 0.25 < longer < long < 0.55
         assert long > 0.45
-    for measure in (position_aliasing, token_aliasing):
-        short, long = (measure(enc, 32, n, samples=100) for n in (8, 2048))
+    by_length = [aliasing(enc, 32, n, samples=100) for n in (8, 2048)]
+    for short, long in zip(*by_length, strict=True):
         assert short < 0.15
         assert long > 0.6
 
 
 def test_a_larger_base_trades_positions_for_tokens() -> None:
     small, large = one_head("rope", theta=1e2), one_head("rope", theta=1e8)
-    assert token_inversion(large, 32, 64) < token_inversion(small, 32, 64) - 0.1
-    assert position_inversion(large, 32, 64) > position_inversion(small, 32, 64) + 0.05
+    assert inversion(large, 32, 64).token < inversion(small, 32, 64).token - 0.1
+    assert inversion(large, 32, 64).position > inversion(small, 32, 64).position + 0.05
 
 
 def test_a_penalty_by_distance_inverts_nothing_and_nope_confuses_all_positions() -> None:
     alibi, nope = one_head("alibi"), one_head("nope")
-    assert position_inversion(alibi, 32, 1024) == token_inversion(alibi, 32, 1024) == 0
-    assert position_inversion(nope, 32, 1024) == token_inversion(nope, 32, 1024) == 0
-    assert position_aliasing(alibi, 32, 16, tolerance=2**-9) == 0
-    assert position_aliasing(nope, 32, 16) > 0.9  # except where the first is the farthest
+    assert inversion(alibi, 32, 1024) == (0, 0)
+    assert inversion(nope, 32, 1024) == (0, 0)
+    assert aliasing(alibi, 32, 16, tolerance=2**-9).position == 0
+    assert aliasing(nope, 32, 16).position > 0.9  # except where the first is the farthest
 
 
 def test_unrelated_keys_are_ordered_by_a_coin() -> None:
-    share = position_inversion(one_head("rope"), 32, 4096, alignment=0.0, samples=4000)
+    share = inversion(one_head("rope"), 32, 4096, alignment=0.0, samples=4000).position
     assert abs(share - 0.5) < 4.5 * math.sqrt(0.25 / 4000)
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(ValueError, match="'sinusoidal' does not act on logits"):
-        position_inversion(one_head("sinusoidal"), 32, 64)
+        inversion(one_head("sinusoidal"), 32, 64)
     with pytest.raises(ValueError, match="'cope' does not act on logits by position alone"):
-        token_inversion(one_head("cope"), 32, 64)
+        inversion(one_head("cope"), 32, 64)
     with pytest.raises(ValueError, match="built for 2 heads; expected 1"):
-        position_inversion(pe.encoding("alibi", head_dim=32, num_heads=2), 32, 64)
+        inversion(pe.encoding("alibi", head_dim=32, num_heads=2), 32, 64)
     with pytest.raises(ValueError, match="length: expected 2 or more, got 1"):
-        position_aliasing(one_head("rope"), 32, 1)
+        aliasing(one_head("rope"), 32, 1)
     with pytest.raises(ValueError, match="alignment: expected a correlation"):
-        position_inversion(one_head("rope"), 32, 64, alignment=2.0)
+        inversion(one_head("rope"), 32, 64, alignment=2.0)
 
 
 def test_a_rotation_shifts_positions_that_were_not_seen_and_other_vectors_do_not() -> None:

@@ -90,9 +90,9 @@ def logits_of(model: PEForCausalLM, tokens: object, sizes: object) -> Tensor:
 @pytest.mark.usefixtures("in_float64")
 @pytest.mark.parametrize("name", NAMES)
 def test_losses_are_those_of_one_model_at_a_time(name: str) -> None:
-    options = {"table_size": 64} if name == "learned" else None
+    spec = "learned(table_size=64)" if name == "learned" else name
     settings = SMALL.model_copy(update={"warmup_steps": 2, "weight_decay": 0.1, "clip": 0.5})
-    many = Many(copying(), name, MEMBERS, settings, options)
+    many = Many(copying(), spec, MEMBERS, settings)
     losses = torch.stack([many.step() for _ in range(settings.steps)], dim=1)
     for index, member in enumerate(MEMBERS):
         alone, model = one_by_one(many, member)
@@ -147,7 +147,7 @@ def test_scores_are_those_of_one_model_at_a_time(name: str) -> None:
     for _ in range(3):
         many.step()
     task, answers = many.task, torch.tensor(many.task.answers)
-    together = many.score("ood", examples=12)
+    together = [one.score for one in many.answers("ood", examples=12)]
     batch = task.batch(0, 0, 12, "ood")
     for index, found in enumerate(together):
         with torch.no_grad():
@@ -175,16 +175,16 @@ def test_a_task_is_learned_and_scored() -> None:
     many = Many(task, "rope", members, settings)
     for _ in range(settings.steps):
         assert many.step().shape == (4,)
-    for member, found in zip(members, many.score("id", 50), strict=True):
-        assert found.examples == 50
-        assert (found.token > 0.9) == (member.learning_rate == 2e-2)
+    for member, answers in zip(members, many.answers("id", 50), strict=True):
+        assert answers.score.examples == 50
+        assert (answers.score.token > 0.9) == (member.learning_rate == 2e-2)
 
 
 def test_positions_that_are_not_there_have_no_score() -> None:
     many = Many(copying(), "learned", MEMBERS[:1], SMALL)
-    assert many.score("id", 5)
+    assert many.answers("id", 5)
     with pytest.raises(PositionError):
-        many.score("ood", 5)
+        many.answers("ood", 5)
 
 
 def test_no_members_and_impossible_models_are_refused() -> None:

@@ -20,8 +20,7 @@ from pe.tasks import study as studies
 from pe.tasks.measure import summary
 from pe.tasks.measure.experiment import Stream, measure
 from pe.tasks.measure.many import Many, Member
-from pe.tasks.measure.record import Experiment, lengths_of, load, slug, split_of, task_run
-from pe.tasks.measure.settings import Settings
+from pe.tasks.measure.record import Experiment, Settings, lengths_of, load, slug, split_of, task_run
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "tasks.ipynb"
 SMALL: dict[str, Any] = {
@@ -85,7 +84,8 @@ def test_scores_of_the_record_are_those_of_the_models(own_runs: Path) -> None:
     assert [a and a.tokens_right for a in recorded] == [a.score.tokens_right for a in seen]
     for one in seen:
         assert (one.right.sum(), one.asked.sum()) == (one.score.tokens_right, one.score.tokens)
-    assert kept[0].only([2]).score("id", 5) == [kept[0].score("id", 5)[2]]
+    (alone,) = kept[0].only([2]).answers("id", 5)
+    assert alone.score == kept[0].answers("id", 5)[2].score
 
 
 def test_groups_of_models_are_what_all_are_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,11 +105,11 @@ def test_progress_tells_step_loss_speed_and_time_left(
     reports = [text for text, _ in shown if text.startswith("step ")]
     assert shown[0][0].startswith("preparing ")
     assert reports[0].startswith("step 4/24  loss 5.")
-    assert reports[0].endswith("6 tokens/s  3:20 left")  # 20 steps of ten seconds
-    left = {text.split()[1]: text.split()[-2] for text in reports}
-    assert left["12/24"] == "2:00"
-    assert left["20/24"] == "0:40"
-    assert left["24/24"] == "0:00"
+    assert reports[0].endswith("6 tokens/s  3 min 20 s left")  # 20 steps of ten seconds
+    left = {text.split()[1]: text.removesuffix(" left").rpartition("  ")[2] for text in reports}
+    assert left["12/24"] == "2 min 00 s"
+    assert left["20/24"] == "40 s"
+    assert left["24/24"] == "0 s"
     assert shown[-1][0].startswith("step 24/24")
     assert shown[-1][1], "the last line is always shown"
 

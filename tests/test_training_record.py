@@ -178,7 +178,7 @@ def test_a_notebook_carried_out_by_hand_records_the_papermill_command_of_its_run
     *words, values = shlex.split(run.read()["command"])
     assert words == ["papermill", "notebooks/train.ipynb", "-y"]
     monkeypatch.setenv("PE_RUNS", str(tmp_path))
-    monkeypatch.setattr("pe.notebooks.parameters.train.check_run", lambda run: None)
+    monkeypatch.setattr("pe.notebooks.parameters.check_run", lambda run: None)
     assert configure(**yaml.safe_load(values)).directory == run.directory
 
 
@@ -274,7 +274,7 @@ def test_versions_and_hardware_are_those_of_this_process(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.2, "0:00"), (18, "0:18"), (725, "12:05"), (3753, "1:02:33")]
+    ("seconds", "text"), [(0.2, "0 s"), (18, "18 s"), (725, "12 min 05 s"), (3753, "1 h 02 min")]
 )
 def test_durations_read_like_a_clock(seconds: float, text: str) -> None:
     assert duration(seconds) == text

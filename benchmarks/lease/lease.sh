@@ -13,6 +13,7 @@ if [ "$1" = pack ] || [ "$1" = pack-tasks ] || [ "$1" = pack-pretrained ]; then
   git archive --format=tar.gz -o "$LEASE/code.tar.gz" HEAD pe studies ':(glob)benchmarks/*.py'
   git rev-parse HEAD >"$LEASE/commit"
   echo "$STUDY" >"$LEASE/study"
+  [ "$1" = pack ] && (set -f; $PYTHON "$LEASE/runner.py" --list $STUDY) # an unknown run is found here, not there
   names='pydantic|pydantic-core|annotated-types|filelock|typing-inspection'
   names="$names|typer|annotated-doc|shellingham|click|rich|tabulate|markdown-it-py|mdurl|pygments"
   pinned=$(grep -iE "^($names)==" \
@@ -22,6 +23,7 @@ if [ "$1" = pack ] || [ "$1" = pack-tasks ] || [ "$1" = pack-pretrained ]; then
     --implementation cp --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
     --platform manylinux2014_x86_64 -d "$LEASE/whl" $pinned
   [ "$1" = pack-tasks ] && du -sb "$LEASE" && exit
+  [ "$1" = pack-pretrained ] && [ -d runs/pretrained ] && tar -czf "$LEASE/records.tgz" runs/pretrained
   [ "$1" = pack-pretrained ] && { $PYTHON benchmarks/lease/pretrained.py pack "$PE_CACHE" "$CORPUS" \
     "$MODEL" "$LEASE.parts" "$LEASE"; du -sb "$LEASE" "$LEASE.parts"/*; exit; }
   $PYTHON benchmarks/lease/tokens.py pack "$PE_CACHE" "$CORPUS" 16384 "$LEASE.parts" "$LEASE"
@@ -34,6 +36,7 @@ export PYTHONPATH=$WORK/code:$WORK/site PE_CACHE=$WORK/cache TORCHINDUCTOR_CACHE
 export TRITON_CACHE_DIR=$WORK/triton PYTHONUNBUFFERED=1 OMP_NUM_THREADS=4
 [ -f "$WORK/commit" ] && export PE_COMMIT=$(cat "$WORK/commit")
 [ -f "$WORK/study" ] && export STUDY=$(cat "$WORK/study")
+case $1 in warm|go) set -f ;; esac # a word such as paper/rope-* is for the runner
 FROM=$PWD # paths of what travelled start there
 cd "$WORK/tree" || exit 1
 case $1 in
@@ -41,6 +44,7 @@ setup) # LEASE=folder that travelled
   case $LEASE in /*) ;; *) LEASE=$FROM/$LEASE ;; esac
   cp "$LEASE"/*.py "$LEASE"/lease.sh "$LEASE"/commit "$LEASE"/study "$WORK"/ || exit 1
   [ -d "$LEASE/config" ] && cp -r "$LEASE/config" "$WORK/"
+  [ -f "$LEASE/records.tgz" ] && { tar -xzf "$LEASE/records.tgz" -C "$WORK/tree" || exit 1; }
   mkdir -p "$WORK/code" "$WORK/site" && tar -xzf "$LEASE/code.tar.gz" -C "$WORK/code" || exit 1
   [ -d "$LEASE/compiled" ] && cat "$LEASE"/compiled/* | tar -xzf - -C "$WORK" # of an earlier lease
   ls "$LEASE"/whl/*.whl >/dev/null 2>&1 && { $PYTHON -m pip install -q --no-index --no-deps \

@@ -1,26 +1,32 @@
 """Run the plans of studies without Dask, several runs at a time on each GPU.
 
     python runner.py every/rope#0:1 extending:4 [--gpus 2] [--until 1500] [--mini] [--first 3]
+    python runner.py paper/rope:1x8 'paper/rope-*:4x2' --gpus 8
 
 A place is one run at a time. ``extending:4`` gives four places to the study `extending`.
 ``every/rope:2`` gives two places to the runs of `every` with the label rope and all their seeds,
-and skips its other runs. ``every/rope#0:1`` gives one place to the run with seed 0. A word with
-``:0`` has no place. The places are spread over the GPUs. A place takes the first run of its word
-whose parent is done; if there is none, it takes one of another word, in the order of the command.
-The zero-shot part of a study is treated like a run.
+and skips its other runs; a label may be a pattern such as ``rope-*``. ``every/rope#0:1`` gives one
+place to the run with seed 0. A word with ``:0`` has no place. The places are spread over the GPUs.
+A place takes the first run of its word whose parent is trained; if there is none, it takes one of
+another word, in the order of the command. The zero-shot part of a study is treated like a run.
+
+``:4x2`` are four places of two GPUs each, which train a run together (``PE_PROCESSES``). Runs of
+such a word are for its own places, which take no others. Evaluation and runs of zero steps use the
+first GPU of a place, and runs that start from a trained run do not wait for its evaluation.
 
 A run that would not end within ``--until`` seconds does not begin. Its time is estimated from
 earlier runs, for training and evaluation separately and from runs of the same kind, so short runs
 still begin near the end. Each run is a process of `pe.study.worker`. After a failure the next run
 begins. If a run was trained but its evaluation failed, it is evaluated again at the end. The
-weights of a complete run are deleted unless another run starts from them. The runs share a GPU, so
-their speeds are not measurements.
+weights of a complete run are deleted unless another run starts from them. Places that share a GPU
+slow each other down, so their speeds are not measurements.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import fnmatch
 import math
 import os
 import shutil
@@ -29,13 +35,14 @@ import time
 import traceback
 from collections.abc import Hashable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from pe.recipes.recipe import Recipe
 from pe.runs import Run
-from pe.study.complete import complete
 from pe.study.plan import load_plan
-from pe.study.planned import Planned
+from pe.study.planned import Planned, complete
 from pe.study.worker import RunFailed, execute
+from pe.training.processes import PROCESSES
 
 BEGUN = time.monotonic()
 LOCK = threading.Lock()
@@ -44,6 +51,26 @@ LOCK = threading.Lock()
 def log(text: str) -> None:
     """Print one line with the seconds since the start."""
     print(f"{time.monotonic() - BEGUN:6.0f} s  {text}", flush=True)
+
+
+class Places(NamedTuple):
+    """What follows the colon of a word: ``4`` or ``4x2``."""
+
+    count: int
+    gpus: int = 1
+    """How many train a run together."""
+
+    @classmethod
+    def of(cls, text: str) -> Places:
+        """Parse it; nothing is one place.
+
+        Raises:
+            ValueError: it is neither ``PLACES`` nor ``PLACESxGPUS``.
+        """
+        count, _, gpus = (text or "1").partition("x")
+        if not count.isdecimal() or not (gpus or "1").isdecimal() or gpus == "0":
+            raise ValueError(f"expected PLACES or PLACESxGPUS, such as 4 or 4x2, got {text!r}")
+        return cls(int(count), int(gpus or 1))
 
 
 def _sizes(recipe: Recipe) -> tuple[Hashable, ...]:
@@ -64,29 +91,30 @@ class Pace:
 
     The slowest of those of the same kind that have ended. Training: of the same encoding and
     sizes, else of the same sizes, else by tokens. The rest: of the same evaluation, else of any.
-    Nothing is known at first, and then everything begins.
+    Nothing is known at first, and then everything begins. Several GPUs are taken to be as fast as
+    so many; on fewer than were measured a run then ends sooner than estimated.
     """
 
     def __init__(self) -> None:
         self.steps: dict[Hashable, float] = {}
         self.rest: dict[Hashable, float] = {}
 
-    def learn(self, planned: Planned, seconds: float, training: float) -> None:
-        """Note the time of a run, in all and in its training steps."""
+    def learn(self, planned: Planned, seconds: float, training: float, gpus: int = 1) -> None:
+        """Note the time of a run, in all and in its training steps on so many GPUs."""
         r = planned.recipe
         if training and not planned.zero_shot:
-            tokens = r.batch_size * r.context_length
+            tokens, step = r.batch_size * r.context_length, gpus * training / r.steps
             for kind, pace in (
-                ((r.pe, *_sizes(r)), training / r.steps),
-                (_sizes(r), training / r.steps),
-                ("tokens", training / r.steps / tokens),
+                ((r.pe, *_sizes(r)), step),
+                (_sizes(r), step),
+                ("tokens", step / tokens),
             ):
                 self.steps[kind] = max(self.steps.get(kind, 0.0), pace)
         kinds: list[Hashable] = [_judged(planned)]
         for kind in [*kinds, *([] if planned.zero_shot else ["any"])]:
             self.rest[kind] = max(self.rest.get(kind, 0.0), seconds - training)
 
-    def expected(self, planned: Planned) -> float:
+    def expected(self, planned: Planned, gpus: int = 1) -> float:
         """Estimated seconds of a run."""
         r = planned.recipe
         rest = self.rest.get(_judged(planned), self.rest.get("any", 0.0))
@@ -95,7 +123,7 @@ class Pace:
             return self.rest.get(_judged(planned), cells * self.rest.get("any", 0.0))
         unknown = self.steps.get("tokens", 0.0) * r.batch_size * r.context_length
         pace = self.steps.get((r.pe, *_sizes(r)), self.steps.get(_sizes(r), unknown))
-        return rest + pace * r.steps
+        return rest + pace * r.steps / gpus
 
 
 @dataclasses.dataclass
@@ -106,6 +134,8 @@ class Queue:
     """By the word of the command line that names them."""
     runs: Path
     until: float
+    gpus: dict[str, int] = dataclasses.field(default_factory=dict)
+    """How many train a run of a word together, where it is more than one."""
     running: set[str] = dataclasses.field(default_factory=set)
     failed: set[str] = dataclasses.field(default_factory=set)
     again: list[Planned] = dataclasses.field(default_factory=list)
@@ -131,10 +161,11 @@ class Queue:
 
     def take(self, study: str) -> Planned | None:
         """The next run for a place of ``study``; None while all remaining runs wait for others."""
+        others = [n for n in self.left if n != study and not {n, study} & self.gpus.keys()]
         with LOCK:
-            for name in (study, *(n for n in self.left if n != study)):
+            for name in (study, *others):
                 for planned in self.left[name]:
-                    if self._ready(planned) and self._in_time(planned):
+                    if self._ready(planned) and self._in_time(planned, name):
                         self.left[name].remove(planned)
                         self.running.add(planned.name)
                         return planned
@@ -143,16 +174,17 @@ class Queue:
     def over(self) -> bool:
         """Whether no run is left, or none of those left can become ready."""
         with LOCK:
-            left = [p for plan in self.left.values() for p in plan if self._in_time(p)]
+            left = [p for name in self.left for p in self.left[name] if self._in_time(p, name)]
             return not left or not (self.running or any(self._ready(p) for p in left))
 
-    def ended(self, planned: Planned, whole: bool, seconds: float) -> None:
+    def ended(self, planned: Planned, whole: bool, seconds: float, gpus: int = 1) -> None:
         """Note that a run has ended."""
         with LOCK:
             self.running.remove(planned.name)
             if whole:
                 training = self.run(planned).read()["training"]["wall_seconds"] or 0.0
-                self.pace.learn(planned, seconds, 0.0 if planned.zero_shot else training)
+                training = 0.0 if planned.zero_shot else training
+                self.pace.learn(planned, seconds, training, gpus)
             else:
                 self.failed.add(planned.name)
 
@@ -163,14 +195,22 @@ class Queue:
         if not start:
             return True
         parent = Run(self.runs / (start if "/" in start else f"{planned.study}/{start}"))
-        return parent.name not in self.running and parent.exists() and complete(parent)
+        if planned.zero_shot:  # it writes into the folder of its parent
+            return parent.name not in self.running and complete(parent)
+        return parent.exists() and parent.read()["status"] == "complete"
 
-    def _in_time(self, planned: Planned) -> bool:
-        return self.pace.expected(planned) < self.until - (time.monotonic() - BEGUN)
+    def _in_time(self, planned: Planned, word: str) -> bool:
+        expected = self.pace.expected(planned, self.gpus.get(word, 1))
+        return expected < self.until - (time.monotonic() - BEGUN)
 
 
-def one(planned: Planned, queue: Queue, gpu: int | None) -> bool:
-    """Train and evaluate a run; returns whether its record is complete."""
+def one(planned: Planned, queue: Queue, devices: Sequence[int], gpus: int = 1) -> bool:
+    """Train and evaluate a run; returns whether its record is complete.
+
+    Args:
+        devices: the GPUs that it may use; none: whatever the process sees. gpus: how many, or
+            processes on a CPU, train it together.
+    """
     run, zero_shot = queue.run(planned), planned.zero_shot
     task = {
         "directory": str(run.directory), "recipe": planned.recipe.to_dict(),
@@ -178,11 +218,11 @@ def one(planned: Planned, queue: Queue, gpu: int | None) -> bool:
         "zero_shot": zero_shot.to_dict() if zero_shot else None,
     }  # fmt: skip
     began = time.monotonic()
-    environment = {}
-    if gpu is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    environment = {PROCESSES: str(gpus if planned.recipe.steps and not zero_shot else 1)}
+    if devices:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, devices))
     name = f"{planned.study}/{planned.label}, seed {planned.recipe.seed}"
-    log(f"begin  {name} on {gpu}")
+    log(f"begin  {name} on {', '.join(map(str, devices)) or 'this machine'}")
     try:
         execute(task, environment)
     except (RunFailed, OSError, ValueError) as error:
@@ -203,8 +243,9 @@ def one(planned: Planned, queue: Queue, gpu: int | None) -> bool:
     return done
 
 
-def place(study: str, queue: Queue, gpu: int | None) -> None:
+def place(study: str, queue: Queue, devices: Sequence[int]) -> None:
     """Work through the queue; whatever goes wrong with one run, the others go on."""
+    gpus = queue.gpus.get(study, 1)
     while not queue.over():
         planned = queue.take(study)
         if planned is None:
@@ -212,20 +253,22 @@ def place(study: str, queue: Queue, gpu: int | None) -> None:
             continue
         began, whole = time.monotonic(), False
         try:
-            whole = one(planned, queue, gpu)
+            whole = one(planned, queue, devices, gpus)
         except Exception:  # logged, and the next run begins
             log(f"FAILED {planned.label}: {traceback.format_exc()}")
         run = queue.run(planned)
         trained = run.exists() and run.read()["status"] == "complete"
         if not whole and trained and not planned.zero_shot:
             queue.again.append(planned)
-        queue.ended(planned, whole, time.monotonic() - began)
+        queue.ended(planned, whole, time.monotonic() - began, gpus)
 
 
 def plans(
     words: Sequence[str], *, mini: bool = False, first: int = 10**6
 ) -> dict[str, list[Planned]]:
     """The runs that each word names, ``STUDY[/LABEL][#SEED]``; none is there twice.
+
+    LABEL is a label, or a pattern of `fnmatch`.
 
     Raises:
         ValueError: no such study, or no run of it that is called so.
@@ -238,7 +281,8 @@ def plans(
         plan = [
             p
             for p in load_plan(study, mini=mini)
-            if label in ("", p.label) and seed in ("", str(p.recipe.seed))
+            if (not label or fnmatch.fnmatchcase(p.label, label))
+            and seed in ("", str(p.recipe.seed))
         ]
         if not plan:
             raise ValueError(f"{word}: {study} has no run of that label and seed")
@@ -250,31 +294,39 @@ def plans(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("studies", nargs="+", metavar="STUDY[/LABEL][#SEED]:PLACES")
+    parser.add_argument("studies", nargs="+", metavar="STUDY[/LABEL][#SEED]:PLACES[xGPUS]")
     parser.add_argument("--mini", action="store_true")
     parser.add_argument("--gpus", type=int, default=0, help="0: whatever the process sees")
     parser.add_argument("--until", type=float, default=math.inf)
     parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--list", action="store_true", help="only name the runs")
     parser.add_argument("--first", type=int, default=10**6, help="only so many runs of each word")
     options = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "4")
     words = [word.partition(":") for word in options.studies]
-    shares = {name: int(count or 1) for name, _, count in words}
+    shares = {name: Places.of(text) for name, _, text in words}
+    largest = max(share.gpus for share in shares.values())
+    if options.gpus and largest > options.gpus:
+        raise ValueError(f"a place of {largest} GPUs was asked for, and --gpus is {options.gpus}")
     left = plans(list(shares), mini=options.mini, first=options.first)
-    queue = Queue(left, options.runs, options.until)
-    places = [name for name, count in shares.items() for _ in range(count)]
-    threads = [
-        threading.Thread(
-            target=place, args=(name, queue, index % options.gpus if options.gpus else None)
-        )
-        for index, name in enumerate(places)
-    ]
+    if options.list:
+        for word, plan in left.items():
+            print(word, *(f"{p.label}#{p.recipe.seed}" for p in plan))
+        return
+    several = {name: share.gpus for name, share in shares.items() if share.gpus > 1}
+    queue = Queue(left, options.runs, options.until, several)
+    threads, next_gpu = [], 0
+    for name, share in shares.items():
+        for _ in range(share.count):
+            devices = [(next_gpu + i) % options.gpus for i in range(share.gpus) if options.gpus]
+            next_gpu += share.gpus
+            threads.append(threading.Thread(target=place, args=(name, queue, devices)))
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     for planned in queue.again:
-        one(planned, queue, 0 if options.gpus else None)
+        one(planned, queue, [0] if options.gpus else [])
     log("the end")
 
 

@@ -1,8 +1,9 @@
 """Compile the models of studies' first runs, with two steps each on text that Python carries.
 
-    python warm.py STUDY[/LABEL][#SEED]:PLACES ...
+    python warm.py STUDY[/LABEL][#SEED]:PLACES[xGPUS] ...
 
-The compiled code stays in the caches of the compilers, also if the program is killed.
+The compiled code stays in the caches of the compilers, also if the program is killed. A model that
+several GPUs train together has other code than on one, so it is compiled by so many.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from runner import plans
+from runner import Places, plans
 
 from pe.recipes.recipe import Recipe
+from pe.training.processes import PROCESSES
 from pe.training.start import SEARCHED
 
 CODE = """
@@ -29,36 +31,39 @@ with tempfile.TemporaryDirectory() as folder:
 """
 
 
-def compile_one(recipe: Recipe) -> None:
-    """Two steps in a separate process."""
+def compile_one(recipe: Recipe, gpus: int) -> None:
+    """Two steps in a separate process, or in one for each of several GPUs."""
     options = {k: v for k, v in recipe.pe_options.items() if v != SEARCHED}
     short = dataclasses.replace(
         recipe, pe_options=options, corpus="stdlib", steps=2, warmup_steps=0, decay_steps=0,
         validate_every=0, keep_steps=(), start_from="", start_step=0, retrieval_share=0.0,
     )  # fmt: skip
     words = [sys.executable, "-c", CODE, json.dumps(short.to_dict())]
-    done = subprocess.run(words, capture_output=True, text=True)
-    print(recipe.pe, done.returncode, done.stderr[-300:] if done.returncode else "", flush=True)
+    environment = os.environ | {PROCESSES: str(gpus)}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    reason = done.stderr[-300:] if done.returncode else ""
+    print(recipe.pe, gpus, done.returncode, reason, flush=True)
 
 
 def main() -> None:
-    """Compile each pair of an encoding and a window length once, in the order of the plans.
+    """Compile each encoding, window length and number of GPUs once, in the order of the plans.
 
     Runs that differ only in learning rates share their code: the optimizer is not compiled.
     """
     from pe.data import prepare
 
-    first: dict[str, Recipe] = {}
-    words = [word.partition(":")[0] for word in sys.argv[1:] if not word.startswith("--")]
-    for plan in plans(words, mini="--mini" in sys.argv).values():
+    first: dict[str, tuple[Recipe, int]] = {}
+    words = [word.partition(":") for word in sys.argv[1:] if not word.startswith("--")]
+    gpus = {name: Places.of(text).gpus for name, _, text in words}
+    for name, plan in plans(list(gpus), mini="--mini" in sys.argv).items():
         for recipe in (planned.recipe for planned in plan if planned.recipe.steps):
             kind = recipe.pe, recipe.pe_options, recipe.context_length, recipe.batch_size
-            first.setdefault(str(kind), recipe)
-    recipes = list(first.values())
-    prepare("stdlib", recipes[0].vocab_size)
+            first.setdefault(str((*kind, gpus[name])), (recipe, gpus[name]))
+    jobs = list(first.values())
+    prepare("stdlib", jobs[0][0].vocab_size)
     print("text is ready", flush=True)
     with ThreadPoolExecutor(int(os.environ.get("AT_ONCE", "3"))) as pool:
-        list(pool.map(compile_one, recipes))
+        list(pool.map(compile_one, *zip(*jobs, strict=True)))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from book_directives import Made
 from sphinx.application import Sphinx
 
 from pe.encodings.core.presets import PRESETS
-from pe.model.cache import held_tokens
 from pe.results.markdown import pipe
 from pe.results.quantities import label
 from pe.results.rows import short
@@ -38,6 +37,8 @@ class Cached(NamedTuple):
 
     def sizes(self) -> tuple[int, int]:
         """Bytes of the keys and values held after `TOKENS`, and of all there were."""
+        from pe.model.cache import held_tokens  # it imports transformers
+
         held = held_tokens(self.spec, self.layers, TOKENS)
         each = 2 * self.kv_heads * self.head_dim * BYTES
         return sum(held) * each, TOKENS * self.layers * each

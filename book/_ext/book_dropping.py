@@ -1,6 +1,7 @@
 """Runs that began with a rotary model: their rotation dropped, kept, or scaled for longer texts.
 
 | ```{dropping-table} dropping    a line per row of that study
+| ```{kept-and-dropped} paper     its restarts in pairs, with and without the encoding
 | ```{picture} dropping-reach     the same rows, drawn
 
 What was done is read off the records: a run's own recipe, and those of the runs that it began with.
@@ -148,6 +149,47 @@ def table(found: Sequence[Treated], links: Mapping[str, str] | None = None) -> s
     return text
 
 
+def pairs(rows: Sequence[Row], known: Mapping[str, RunLike]) -> str:
+    """Restarts of one moment, rate and number of steps, the one that keeps its encoding first.
+
+    Each line is compared with the kept run above it, which is its control.
+
+    Args:
+        known: as in `treated`.
+    """
+    groups: dict[tuple[Any, ...], list[Treated]] = {}
+    for one in (_treated(row, known) for row in rows):
+        if one.kind in ("kept", "dropped"):
+            groups.setdefault(_restart(one.recipe), []).append(one)
+    columns = ["ppl@1x", *COLUMNS]
+    titles = quantities.titles(columns)
+    lines = []
+    for group in groups.values():
+        group.sort(key=lambda one: KINDS.index(one.kind))
+        control = group[0].row if group[0].kind == "kept" else None
+        for one in group:
+            r, parent = one.recipe, one.row.runs[0].read()["parent"]
+            first = known[f"{parent['study']}/{parent['run']}"].read()["pe"]
+            lines.append([
+                f"{label(first)}, {one.kind}",
+                quantities.whole(r["start_step"]),
+                quantities.whole(r["steps"]),
+                f"{r['learning_rate']:g}",
+                _cell(one.row, "ppl@1x"),
+                _against(replace(one, control=control)),
+                *(_cell(one.row, name) for name in COLUMNS),
+            ])  # fmt: skip
+    if not lines:
+        return "No restarted run is recorded yet."
+    heads = ["model", "after step", "steps", "peak rate", titles[0], "against kept", *titles[1:]]
+    return pipe(heads, lines, 1)
+
+
+def _restart(r: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a dropped run and its control have in common."""
+    return r["start_from"], r["start_step"], r["steps"], r["learning_rate"]
+
+
 def _mark(one: Treated) -> str:
     return "" if one.control is None or same_targets([one.row, one.control]) else OTHER
 
@@ -212,6 +254,16 @@ class DroppingTable(Made):
         return table(treated(rows, known), self.book.pages(rows))
 
 
+class KeptAndDropped(Made):
+    """`pairs` of a study."""
+
+    def text(self) -> str:
+        study, studies = self.arguments[0], self.book.studies
+        rows = list(studies.rows(study).values()) if study in studies.runs else []
+        return pairs(rows, {f"{run.study}/{run.name}": run for run in studies.complete()})
+
+
 def setup(app: Sphinx) -> None:
     """Register with Sphinx."""
+    app.add_directive("kept-and-dropped", KeptAndDropped)
     app.add_directive("dropping-table", DroppingTable)

@@ -72,14 +72,15 @@ class Pages:
         page = "train.html" if self.notebook(run) else "record.html"
         return f"runs/{run.study}/{run.name}/{page}"
 
-    def study(self, names: Iterable[str]) -> tuple[str, str]:
+    def study(self, studies: Sequence[str]) -> tuple[str, str]:
         """(address, title) of the page that shows most of these studies."""
-        pattern = "|".join(re.escape(name) for name in names)
+        pattern = "|".join(re.escape(study) for study in studies)
         table = re.compile(rf"^```\{{[a-z-]+\}} (?:[a-z-]+ )*(?:{pattern})(?=[/\s])", re.M)
         number = re.compile(rf"`(?:{pattern})/")
         counted = {
             name: 100 * len(table.findall(text)) + len(number.findall(text))
             for name, text in self.texts.items()
+            if any(study in text for study in studies)
         }
         best = max(counted, key=lambda name: counted[name], default="")
         if not counted.get(best):

@@ -87,6 +87,10 @@ class Pages(BuiltinTemplateLoader):
     """Sphinx's templates, with every written page mended."""
 
     def render(self, template: str, context: dict[str, Any]) -> str:  # type: ignore[override]
+        if template.endswith("sbt-sidebar-nav.html"):
+            # The theme renders each part of a page by itself to learn whether it is empty. This one
+            # never is, and `book_pages.Sidebars` has not yet made its list cheap.
+            return template
         text = str(super().render(template, context))
         about = context.get("pe_about")
         if about is None or "</html>" not in text:
@@ -120,19 +124,22 @@ def mend(text: str, context: Mapping[str, Any], about: About) -> str:
 
 def without_unused(text: str, name: str) -> str:
     """The page without the scripts that it does not use."""
-    text = re.sub(r'\s*<script[^>]*src="[^"]*fontawesome\.js[^>]*></script>', "", text)
-    if 'class="math' not in text and "mathjax_process" not in text.partition("<body")[2]:
-        text = re.sub(r"\s*<script>window\.MathJax = .*?</script>", "", text)
-        text = re.sub(r"\s*<script[^>]*mathjax/tex-svg\.js[^>]*></script>", "", text)
+    unused = [r'<script[^>]*src="[^"]*fontawesome\.js[^>]*></script>']
     body = text.partition("<body")[2]
+    if 'class="math' not in text and "mathjax_process" not in body:
+        unused += [
+            r"<script>window\.MathJax = .*?</script>",
+            r"<script[^>]*mathjax/tex-svg\.js[^>]*></script>",
+        ]
     for sheet, mark in (("mystnb", 'class="cell'), ("sphinx-design", "sd-"), ("proof", "proof")):
         if mark not in body:
-            text = re.sub(rf'\s*<link[^>]*href="[^"]*/{sheet}\.[^"]*\.?css[^>]*>', "", text)
+            unused.append(rf'<link[^>]*href="[^"]*/{sheet}\.[^"]*\.?css[^>]*>')
     if name != "search":
-        text = re.sub(
-            r'\s*<script src="[^"]*(?:searchtools|language_data|searchindex)\.js[^>]*></script>',
-            "", text,
-        )  # fmt: skip
+        unused.append(
+            r'<script src="[^"]*(?:searchtools|language_data|searchindex)\.js[^>]*></script>'
+        )
+    for tag in unused:
+        text = re.sub(rf"{tag}\s*", "", text)
     return text
 
 

@@ -24,6 +24,7 @@ from pe.encodings import list_encodings, lookup
 from pe.encodings.core.spec import part_names
 from pe.figures import reach as figures_reach
 from pe.figures import study as figures_study
+from pe.figures import windows as figures_windows
 from pe.results import sweeps
 from pe.results.markdown import table
 from pe.results.measure import predicted
@@ -34,6 +35,9 @@ BUDGETS = (("every", "every"), ("demo-every", "demo"))
 """A study of every encoding, and the one whose rows stand beside; the larger budget first."""
 SWEEP = "rates"
 """The sweep of learning rates."""
+WINDOWS, BEST = "windows", "kerple_log"
+"""The study of windows, and the row of the larger budget that does better than cutting both in
+perplexity and in what it finds."""
 BESIDE = ("nope", "rope", "yarn", "pope")
 
 
@@ -87,6 +91,8 @@ def places(rows: Sequence[Row]) -> dict[str, str]:
 def figures_of(studies: Studies) -> Figures:
     """STUDY-PAGE: perplexity by length of its rows and those they stand beside; STUDY-reach.
 
+    And windows-by-window, with plain RoPE as the row whose last layer rotates without a window.
+
     That of a sweep has the runs of one learning rate (`sweeps.at_common_rate`).
     """
     drawn: Figures = {}
@@ -94,6 +100,14 @@ def figures_of(studies: Studies) -> Figures:
         rows = sweeps.at_common_rate(studies.runs[SWEEP])
         runs: list[Any] = [run for row in rows for run in row.runs]
         drawn[f"{SWEEP}-reach"] = runs, functools.partial(figures_reach.reach, rows, places(rows))
+    if WINDOWS in studies.runs:
+        budget = BUDGETS[0][0]
+        others = studies.rows(budget) if budget in studies.runs else {}
+        plain, best = others.get("rope"), others.get(BEST)
+        rows = [*studies.rows(WINDOWS).values(), *([plain] if plain else [])]
+        runs = [run for row in (*rows, *([best] if best else [])) for run in row.runs]
+        make = functools.partial(figures_windows.by_window, rows, plain, best)
+        drawn[f"{WINDOWS}-by-window"] = runs, make
     for study, other in BUDGETS:
         if study not in studies.runs or other not in studies.runs:
             continue
@@ -107,8 +121,8 @@ def figures_of(studies: Studies) -> Figures:
             rows = comparable([*beside, *own])
             made_of = [run for row in rows for run in row.runs]
             strong = own[0].pe if len(own) == 1 else None
-            make = functools.partial(figures_study.perplexity, rows, False, strong)
-            drawn[f"{study}-{stem}"] = made_of, make
+            draw = functools.partial(figures_study.perplexity, rows, False, strong)
+            drawn[f"{study}-{stem}"] = made_of, draw
     return drawn
 
 

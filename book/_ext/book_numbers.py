@@ -12,8 +12,9 @@ perplexity at the longest evaluated length. Unknown keys raise ValueError with t
 In a study with a YAML in studies/, SUBJECT is a row's name there (`scaffold/rope-dropped-at-10`),
 and QUANTITY any of `pe.results.rows`, `title`, `recipe.FIELD`, `before` (the validation loss of a
 converted model before its first step), `cut.needle@4x` (what it would be if the row read the last
-training length alone) or `extension.yarn@4.ppl@4x`. `vs` gives words: "lower by
-8.1% (3.3 to 13%)", or "no difference shown" (`pe.results.difference.difference`).
+training length alone), `beside.ppl@4x` (`better`, `worse` or `undecided` beside that) or
+`extension.yarn@4.ppl@4x`. `vs` gives words: "lower by 8.1% (3.3 to 13%)", or "no difference
+shown" (`pe.results.difference.difference`).
 """
 
 from __future__ import annotations
@@ -24,10 +25,9 @@ from typing import Any
 from book_studies import Studies
 
 from pe._errors import unknown
-from pe.evaluation.retrieval import control_prompts
 from pe.results import extensions, quantities
 from pe.results.difference import order, write_difference
-from pe.results.measure import cut, measure, write
+from pe.results.measure import beside_cutting, cut, measure, write
 from pe.results.quantities import GUESSING, duration, multiples, significant, whole
 from pe.results.rows import Row
 
@@ -107,6 +107,11 @@ def _of_row(row: Row, quantity: str) -> tuple[Any, str]:
         if value is None:
             raise ValueError(f"{row.label}.{quantity} has no value")
         return value, quantities.write(value, rest, quantities.vocabulary(run))
+    if kind == "beside":
+        word = beside_cutting(row, rest)
+        if not word:
+            raise ValueError(f"{row.label}.{rest} cannot be held against the cut text")
+        return word, word
     cell = measure(row, quantity)
     if cell.value is None:
         raise ValueError(f"{row.label}.{quantity} has no value: {cell.reason}")
@@ -209,6 +214,8 @@ def _prompts(evaluation: dict[str, Any]) -> int | None:
 
 def _controls(evaluations: list[dict[str, Any]]) -> dict[str, int]:
     """Prompts without the number asked for, over all runs, and how many were answered with it."""
+    from pe.evaluation.retrieval import control_prompts  # it imports transformers
+
     hits = asked = 0
     for evaluation in evaluations:
         for lengths in (evaluation.get("retrieval") or {"tasks": {}})["tasks"].values():

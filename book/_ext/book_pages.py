@@ -29,9 +29,9 @@ def set_aside(app: Sphinx, doctree: Any) -> None:
 
 
 class Sidebars:
-    """Make the list of all pages once; for each page its addresses and its mark are changed.
+    """Make the theme's list of all pages once; for each page its addresses and its mark change.
 
-    Sphinx would resolve the list again for each page, which takes a tenth of a second.
+    The theme would resolve and parse the list once more for each page.
     """
 
     def __init__(self) -> None:
@@ -40,20 +40,28 @@ class Sidebars:
     def __call__(
         self, app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: Any
     ) -> None:
-        toctree, here = context["toctree"], app.builder.get_target_uri(pagename)
+        generate = context.get("generate_toctree_html")
+        if generate is None:  # not this theme
+            return
+        here = app.builder.get_target_uri(pagename)
 
         def shared(**options: Any) -> str:
             key = tuple(sorted(options.items()))
             if key not in self.made:
-                self.made[key] = from_the_root(toctree(**options), here)
+                self.made[key] = from_the_root(str(generate(**options)), here)
             made = self.made[key]
             # Lists inside lists would all have to be marked as current.
-            return toctree(**options) if "toctree-l2" in made else seen_from(made, here)
+            return str(generate(**options)) if "toctree-l2" in made else seen_from(made, here)
 
-        context["toctree"] = shared
+        context["generate_toctree_html"] = shared
 
 
 _LINK = re.compile(r'(<a class="reference internal" href=")([^"]*)(")')
+_LIST, _CURRENT_LIST = '<ul class="nav bd-sidenav">', '<ul class="current nav bd-sidenav">'
+_ITEM = '<li class="toctree-l1"><a class="reference internal" href="{}">'
+_CURRENT_ITEM = (
+    '<li class="toctree-l1 current active"><a class="current reference internal" href="#">'
+)
 
 
 def from_the_root(toctree: str, here: str) -> str:
@@ -61,29 +69,25 @@ def from_the_root(toctree: str, here: str) -> str:
     folder = posixpath.dirname(here)
 
     def whole(link: re.Match[str]) -> str:
-        target = here if link[2] == "#" else posixpath.normpath(posixpath.join(folder, link[2]))
+        target = posixpath.normpath(posixpath.join(folder, link[2]))
         return f"{link[1]}{target}{link[3]}"
 
-    for marked, plain in (
-        (' class="current"', ""), (' current">', '">'), ('"current reference', '"reference')
-    ):  # fmt: skip
-        toctree = toctree.replace(marked, plain)
-    return _LINK.sub(whole, toctree)
+    # The page itself is the target "#", which becomes its name in its folder.
+    own = _ITEM.format(posixpath.basename(here))
+    return _LINK.sub(whole, toctree.replace(_CURRENT_LIST, _LIST).replace(_CURRENT_ITEM, own))
 
 
 def seen_from(toctree: str, here: str) -> str:
     """The list of `from_the_root` as the page at ``here`` has it."""
-    own = f'<li class="toctree-l1"><a class="reference internal" href="{here}">'
-    before, found, after = toctree.partition(own)
-    if found:
-        lists, _, items = before.rpartition("<ul>")
-        before = f'{lists}<ul class="current">{items}'
-        found = '<li class="toctree-l1 current"><a class="current reference internal" href="#">'
+    before, own, after = toctree.partition(_ITEM.format(here))
+    if own:
+        lists, _, items = before.rpartition(_LIST)
+        before, own = f"{lists}{_CURRENT_LIST}{items}", _CURRENT_ITEM
 
     def relative(link: re.Match[str]) -> str:
         return f"{link[1]}{relative_uri(here, link[2])}{link[3]}"
 
-    return _LINK.sub(relative, before) + found + _LINK.sub(relative, after)
+    return _LINK.sub(relative, before) + own + _LINK.sub(relative, after)
 
 
 def complete_index(
@@ -122,6 +126,6 @@ def indexed(index: Path) -> set[str]:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register with Sphinx."""
     app.connect("doctree-read", set_aside, priority=900)
-    app.connect("html-page-context", Sidebars(), priority=100)
+    app.connect("html-page-context", Sidebars(), priority=600)  # after the theme's own functions
     app.connect("env-get-outdated", complete_index)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -33,13 +33,14 @@ WORKER = "python -m pe.study.worker"
 
 
 def there(studies: Studies, text: str) -> list[Snapshot]:
-    """The runs that ``STUDY``, ``STUDY/ROW`` or ``STUDY/ROW.extension`` names; none: no records.
+    """The runs of ``STUDY``, ``STUDY/ROW``, ``STUDY/ROW#SEED`` or ``STUDY/ROW.extension``, if any.
 
     Raises:
         ValueError: the study's YAML has no such row, or a run no such part.
     """
     study, _, rest = text.partition("/")
     label, _, part = rest.partition(".")
+    label, _, seed = label.partition("#")
     known = list(dict.fromkeys(planned.label for planned in studies.plan(study)))
     if label and label not in known:
         raise unknown("row", label, known)
@@ -51,6 +52,8 @@ def there(studies: Studies, text: str) -> list[Snapshot]:
     runs: list[Any] = [run for row in rows.values() for run in row.runs]
     if label:
         runs = list(rows[label].runs) if label in rows else []
+    if seed:
+        runs = [run for run in runs if str(run.read()["seed"]) == seed]
     if part:
         runs = [r for r in runs if (r.extended if part == "extension" else r.searches)]
     return runs

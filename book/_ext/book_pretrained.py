@@ -6,7 +6,8 @@
 | ```{pretrained-picture} pretrained      curves of both, by length
 
 ``:corpus: NAME`` takes the records on one text, and ``:encodings: NAME NAME`` those of some
-encodings. Where there is none, the page says so.
+encodings. ``:against:`` shows differences to the untouched model that reads no more than its
+training length, with intervals. Where there is no record, the page says so.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ from sphinx.application import Sphinx
 from pe.encodings import list_encodings
 from pe.figures import pretrained as figures
 from pe.pretrained.record import PretrainedRun
-from pe.results.markdown import pipe
+from pe.results import pretrained as results
+from pe.results.difference import LEVEL
+from pe.results.intervals import holm
+from pe.results.markdown import gap_text, pipe
+from pe.results.pretrained import UNTOUCHED, write_share
 
 FILE = "pretrained.json"
-UNTOUCHED = "untouched"
-"""The outcome that all records of a model on the same text share."""
 CUT = "cut to its training length"
 NONE = "No such record of a model that somebody else trained is here yet."
 PICTURE = "pretrained-by-length"
@@ -56,22 +59,38 @@ def records_of(
     return sorted(chosen, key=order)
 
 
-def table(records: Sequence[dict[str, Any]]) -> str:
-    """Nats per token of the same tokens, and in parentheses what is above the cut line."""
+def table(records: Sequence[dict[str, Any]], against: bool = False) -> str:
+    """Loss of the same tokens by length, or what each outcome adds to that of the cut text.
+
+    Args:
+        against: differences, with Student's interval over the windows; bold where they hold after
+            Holm's correction over the whole table.
+    """
     lengths = _lengths(records)
     lines: dict[tuple[str, ...], None] = {}  # the untouched model of two records is one line
+    gaps = {
+        (record["run"], name, n): gap
+        for record in records if against
+        for name in record["outcomes"]
+        for n, gap in zip(results.lengths(record), results.added(record, name), strict=True)
+        if gap is not None
+    }  # fmt: skip
+    adjusted = holm([gap.p for gap in gaps.values() if gap.p is not None])
+    bold = {key: p < LEVEL for key, p in zip(gaps, adjusted, strict=True)}
     for record in records:
-        line = dict(zip(record["settings"]["lengths"], figures.cut(record), strict=True))
         model = record["settings"]["model"]
-        if _beyond(record):
+        if results.beyond(record) and not against:
+            line = dict(zip(results.lengths(record), results.cut(record), strict=True))
             cells = [_number(line.get(n)) for n in lengths]
             lines[model, f"{UNTOUCHED}, {CUT}", *cells] = None
         for name in record["outcomes"]:
-            cells = []
-            for n, loss in zip(lengths, _losses(record, name, lengths), strict=True):
-                base = line.get(n)
-                gap = "" if base is None or base == loss else f" ({loss - base:+.3f})"
-                cells.append("–" if loss is None else f"{loss:.3f}{gap}")
+            if against and name == UNTOUCHED and not results.beyond(record):
+                continue
+            own = dict(zip(results.lengths(record), results.nll(record, name), strict=True))
+            keys = [(record["run"], name, n) for n in lengths]
+            cells = [_number(own.get(n)) for n in lengths]
+            if against:
+                cells = [gap_text(gaps[key], bold[key]) if key in gaps else "–" for key in keys]
             lines[model, what(record, name), *cells] = None
     heads, rows = ["model", "encoding", *(f"{n:,}" for n in lengths)], list(map(list, lines))
     if len({row[0] for row in rows}) == 1:
@@ -79,30 +98,53 @@ def table(records: Sequence[dict[str, Any]]) -> str:
     return pipe(heads, rows, 2)
 
 
-def found(records: Sequence[dict[str, Any]]) -> str:
-    """Share of prompts whose hidden numbers are all found, of each task, by length."""
-    lengths = _lengths(records)
-    lines: dict[tuple[str, ...], None] = {}
+def found(records: Sequence[dict[str, Any]], against: bool = False) -> str:
+    """A table of each task: the share of prompts answered, by length and beyond the training.
+
+    Args:
+        against: differences to the cut text, in percentage points.
+    """
+    asked = dict.fromkeys(task for record in records for task in results.tasks(record))
+    make = _found_more if against else _found
+    texts = [f"*{task}*:\n\n{make(records, task)}" for task in asked]
+    return "\n\n".join(texts) or NONE
+
+
+def _found(records: Sequence[dict[str, Any]], task: str) -> str:
+    lengths, lines = _lengths(records), {}
+    far = any(map(results.beyond, records))
     for record in records:
-        own = (record["outcomes"][UNTOUCHED].get("needles") or {"tasks": {}})["tasks"]
-        for task in own if _beyond(record) else ():
-            shown = figures.cut_found(record, task)
-            line = dict(zip(record["settings"]["lengths"], shown, strict=True))
-            lines[task, f"{UNTOUCHED}, {CUT}", *(_share(line.get(n)) for n in lengths)] = None
-        for name, outcome in record["outcomes"].items():
-            for task in (outcome.get("needles") or {"tasks": {}})["tasks"]:
-                shares = dict(
-                    zip(
-                        record["settings"]["lengths"], figures.found(record, name, task),
-                        strict=True,
-                    )
-                )  # fmt: skip
-                cells = [_share(shares.get(n)) for n in lengths]
-                lines[task, what(record, name), *cells] = None
-    if not lines:
-        return NONE
-    ordered = sorted(lines, key=lambda line: line[0])
-    return pipe(["task", "encoding", *(f"{n:,}" for n in lengths)], list(map(list, ordered)), 2)
+        at = results.lengths(record)
+        shares = {
+            what(record, name): [
+                *results.found(record, name, task), results.found_beyond(record, name, task),
+            ]
+            for name, outcome in record["outcomes"].items()
+            if task in (outcome.get("needles") or {"tasks": {}})["tasks"]
+        }  # fmt: skip
+        if results.beyond(record):
+            cut = [*results.cut_found(record, task), results.cut_found_beyond(record, task)]
+            shares = {f"{UNTOUCHED}, {CUT}": cut} | shares
+        for title, (*each, together) in shares.items():
+            by = dict(zip(at, each, strict=True))
+            cells = [write_share(by.get(n), "<br>") for n in lengths]
+            lines[title, *cells, *([write_share(together, "<br>")] if far else [])] = None
+    heads = ["encoding", *(f"{n:,}" for n in lengths), *(["all beyond training"] if far else [])]
+    return pipe(heads, list(map(list, lines)))
+
+
+def _found_more(records: Sequence[dict[str, Any]], task: str) -> str:
+    lengths = sorted({n for record in records for n in results.beyond(record)})
+    lines = {}
+    for record in records:
+        for name in record["outcomes"]:
+            *each, together = results.more_than_cut(record, name, task)
+            by = dict(zip(results.beyond(record), each, strict=True))
+            gaps = [*(by.get(n) for n in lengths), together]
+            if any(gaps):
+                cells = [gap_text(gap) if gap else "–" for gap in gaps]
+                lines[what(record, name), *cells] = None
+    return pipe(["encoding", *(f"{n:,}" for n in lengths), "all of them"], list(map(list, lines)))
 
 
 def training(records: Sequence[dict[str, Any]]) -> str:
@@ -113,13 +155,14 @@ def training(records: Sequence[dict[str, Any]]) -> str:
         if "trained" not in record["outcomes"] or speed is None:
             continue
         s, length = record["settings"], record["host"]["training_length"]
-        cells = [_losses(record, v, [length])[0] for v in ("adapted", "trained")]
+        of_variants = [results.nll(record, v) for v in ("adapted", "trained")]
+        losses = [dict(zip(s["lengths"], each, strict=True)).get(length) for each in of_variants]
         rate, peak = speed["tokens_per_second"], speed["peak_memory_gib"]
         lines.append(
             [
                 f"`{s['pe']}`", f"{s['learning_rate']:g}",
                 f"{s['steps'] * s['batch_size'] * s['context_length'] / 1e6:,.0f} M",
-                *("–" if loss is None else f"{loss:.3f}" for loss in cells),
+                *map(_number, losses),
                 "–" if rate is None else f"{rate:,.0f}",
                 "–" if peak is None else f"{peak:.0f}", record["hardware"]["name"],
             ]
@@ -133,27 +176,12 @@ def training(records: Sequence[dict[str, Any]]) -> str:
     return pipe(head, lines, 1)
 
 
-def _beyond(record: dict[str, Any]) -> bool:
-    """Whether a length is beyond that of the training, so that cutting means something."""
-    beyond: bool = max(record["settings"]["lengths"]) > record["host"]["training_length"]
-    return beyond
-
-
 def _number(value: float | None) -> str:
     return "–" if value is None or value != value else f"{value:.3f}"
 
 
-def _share(value: float | None) -> str:
-    return "–" if value is None or value != value else f"{value:.0%}"
-
-
 def _lengths(records: Sequence[dict[str, Any]]) -> list[int]:
     return sorted({n for record in records for n in record["settings"]["lengths"]})
-
-
-def _losses(record: dict[str, Any], name: str, lengths: Sequence[int]) -> list[Any]:
-    cells = record["outcomes"][name]["perplexity"]
-    return [cells.get(str(n), {}).get("nll") for n in lengths]
 
 
 def what(record: dict[str, Any], name: str) -> str:
@@ -179,7 +207,7 @@ def figures_of(runs: Path) -> Figures:
         known = records_of(runs, study)
         for corpus in sorted({record["settings"]["corpus"] for record in known}):
             chosen = [record for record in known if record["settings"]["corpus"] == corpus]
-            beyond = [record for record in chosen if _beyond(record)]
+            beyond = [record for record in chosen if results.beyond(record)]
             names = sorted({record["settings"]["pe"] for record in beyond} & set(list_encodings()))
             groups = [[r for r in beyond if r["settings"]["pe"] == name] for name in names]
             for group in [*([chosen] if len(chosen) > 1 else []), *groups]:
@@ -191,8 +219,10 @@ class Pretrained(Made):
     """What the complete records of a study say."""
 
     option_spec: ClassVar[dict[str, Any]] = {
-        "corpus": directives.unchanged, "encodings": directives.unchanged,
-    }  # fmt: skip
+        "corpus": directives.unchanged,
+        "encodings": directives.unchanged,
+        "against": directives.flag,
+    }
     shows = staticmethod(table)
 
     def records(self) -> list[dict[str, Any]]:
@@ -205,7 +235,7 @@ class Pretrained(Made):
 
     def text(self) -> str:
         records = self.records()
-        return self.shows(records) if records else NONE
+        return self.shows(records, "against" in self.options) if records else NONE
 
 
 class Found(Pretrained):
@@ -217,7 +247,8 @@ class Found(Pretrained):
 class Training(Pretrained):
     """`training`."""
 
-    shows = staticmethod(training)
+    def text(self) -> str:
+        return training(self.records())
 
 
 class PretrainedPicture(Pretrained):
@@ -230,6 +261,8 @@ class PretrainedPicture(Pretrained):
         if name not in self.book.figures:
             return NONE
         caption = "\n".join(self.content)
+        if figures.whiskers(self.records()):
+            caption += " The whiskers are Wilson's 95% intervals over the prompts."
         alt = "Loss and hidden numbers found by length of the context; the tables have the numbers."
         return f"````{{picture}} {name}\n:alt: {alt}\n\n{caption}\n````"
 

@@ -25,7 +25,6 @@ from pe.results.markdown import pipe
 from pe.results.quantities import duration, whole
 from pe.speed import tables
 from pe.speed.record import Speed
-from pe.training.build import build_config
 
 HEADS = (
     "recipe", "parameters", "layers × width", "context", "steps", "tokens", "memory",
@@ -53,7 +52,8 @@ NOT_MEASURED = Cost("–", "–", "not measured")
 
 def parameters(recipe: Recipe) -> int:
     """Numbers in the recipe's model."""
-    from pe.model import PEForCausalLM
+    from pe.model import PEForCausalLM  # it imports transformers
+    from pe.training.build import build_config
 
     with torch.device("meta"):
         model = PEForCausalLM(build_config(recipe, recipe.vocab_size))

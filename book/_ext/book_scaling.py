@@ -4,6 +4,7 @@
 | ```{scaling} speed      tokens/s, MFU, memory by size and number of GPUs
 | ```{scaling} memory     the largest model, with the options that save memory
 | ```{scaling} cost       hours that the studies of the page take, by number of GPUs
+| ```{scaling} families   hours of what starts from one model, measured and estimated
 | ```{scaling} profile    what each group of kernels takes of a step
 | ```{scaling} agreement  how far the losses of several processes are from those of one, and what
 |                         became of a run of which a process was killed
@@ -13,8 +14,9 @@ A record of scaling.py holds some parts only, so `{scaling}` shows the newest me
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +27,12 @@ from pe._errors import unknown
 from pe.results.markdown import pipe
 from pe.results.quantities import whole
 from pe.study.plan import load_plan
+from pe.study.planned import Planned
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 NOT_YET = "Not measured yet."
 STUDIES = ("paper-rates", "paper")
+GPUS = 1, 2, 4, 8
 Record = dict[str, Any]
 
 
@@ -102,15 +106,10 @@ def line(row: dict[str, Any]) -> list[str]:
 
 def cost(known: Sequence[Record]) -> str:
     """Hours of training that the large studies take at the measured speeds of their model."""
-    chosen = [
-        (row, record)
-        for row, record in newest(known, "rows", "speed")
-        if row["name"] == "360M" and row["reason"] is None
-    ]
+    chosen = speeds(known)
     if not chosen:
         return NOT_YET
-    chosen.sort(key=lambda one: one[0]["processes"])
-    tokens = {study: tokens_of(study) for study in STUDIES}
+    tokens = {study: tokens_of(plan) for study, plan in plans().items()}
     lines = [
         [str(row["processes"]), whole(row["tokens_per_second"]),
          *(f"{count / row['tokens_per_second'] / 3600:.1f}" for count in tokens.values())]
@@ -120,10 +119,72 @@ def cost(known: Sequence[Record]) -> str:
     return f"{pipe(['GPUs', 'tokens/s', *heads], lines, 0)}\n\n{machines(chosen)}"
 
 
-def tokens_of(study: str) -> int:
-    """Tokens that all runs of a study are trained on."""
-    recipes = [planned.recipe for planned in load_plan(study) if not planned.zero_shot]
+def speeds(known: Sequence[Record]) -> list[tuple[Record, Record]]:
+    """The measured steps of the model of the large studies, by ascending number of GPUs."""
+    chosen = [
+        (row, record)
+        for row, record in newest(known, "rows", "speed")
+        if row["name"] == "360M" and row["reason"] is None
+    ]
+    return sorted(chosen, key=lambda one: one[0]["processes"])
+
+
+def plans() -> dict[str, list[Planned]]:
+    """The runs of the large studies that are trained."""
+    return {study: [p for p in load_plan(study) if not p.zero_shot] for study in STUDIES}
+
+
+def tokens_of(plan: Sequence[Planned]) -> int:
+    """Tokens that runs are trained on."""
+    recipes = [planned.recipe for planned in plan]
     return sum(r.steps * r.batch_size * r.context_length for r in recipes)
+
+
+def families(known: Sequence[Record]) -> str:
+    """Hours on 1, 2, 4 and 8 GPUs of each model of the large study and of all that starts from it.
+
+    A family is split where its runs do not follow one another in the plan.
+    """
+    chosen = speeds(known)
+    if not chosen:
+        return NOT_YET
+    measured = {row["processes"]: row["tokens_per_second"] for row, _ in chosen}
+    counts = sorted({*measured, *GPUS})
+    heads = [f"{n} GPU{'s' * (n > 1)}{'' if n in measured else ', estimated'}" for n in counts]
+    lines = []
+    for runs in _families(plans()["paper"]):
+        hours = [tokens_of(runs) / speed(measured, n) / 3600 for n in counts]
+        cells = [
+            f"{h:.2f}" + (f" ({n * h:.1f} GPU hours)" if n > 1 else "")
+            for n, h in zip(counts, hours, strict=True)
+        ]
+        names = f"`{runs[0].label}`" + (f" … `{runs[-1].label}`" if len(runs) > 1 else "")
+        lines.append([names, str(len(runs)), f"{tokens_of(runs) / 1e6:,.0f} M", *cells])
+    return f"{pipe(['runs', '', 'tokens', *heads], lines, 1)}\n\n{machines(chosen)}"
+
+
+def _families(plan: Sequence[Planned]) -> list[list[Planned]]:
+    """Runs in the order of the plan, cut where the model changes from which they start."""
+    roots: dict[str, str] = {}
+    for planned in plan:
+        roots[planned.name] = roots.get(planned.parent or "", planned.name)
+    return [list(runs) for _, runs in itertools.groupby(plan, lambda p: roots[p.name])]
+
+
+def speed(measured: Mapping[int, int], gpus: int) -> float:
+    """Tokens per second of so many GPUs: measured, or estimated from the two nearest counts.
+
+    The time of a token is ``a / n + b``: a part that ``n`` GPUs share and one that they do not,
+    such as the exchange of gradients and the optimizer's step. With one count measured, b is 0.
+    """
+    if gpus in measured:
+        return measured[gpus]
+    near = sorted(measured, key=lambda n: abs(n - gpus))[:2]
+    times = [1 / measured[n] for n in near]
+    if len(near) == 1:
+        return gpus / near[0] / times[0]
+    shared = (times[0] - times[1]) / (1 / near[0] - 1 / near[1])
+    return 1 / (shared / gpus + times[0] - shared / near[0])
 
 
 def agreement(known: Sequence[Record]) -> str:
@@ -175,6 +236,7 @@ PARTS: dict[str, Callable[[Sequence[Record]], str]] = {
     "speed": lambda known: steps_of("speed", known),
     "memory": lambda known: steps_of("memory", known),
     "cost": cost,
+    "families": families,
     "profile": profile,
     "agreement": agreement,
 }

@@ -38,6 +38,7 @@ class StudyTable(Made):
     | :against: a row to show differences to, on the seeds of both
     | :each:    a line for each seed by itself
     | :tokens:  lengths in tokens
+    | :verdicts: whether a value is better or worse than that of the cut text
     """
 
     option_spec: ClassVar[dict[str, Any]] = {
@@ -47,6 +48,7 @@ class StudyTable(Made):
         "against": directives.unchanged_required,
         "each": directives.flag,
         "tokens": directives.flag,
+        "verdicts": directives.flag,
     }
 
     def text(self) -> str:
@@ -68,6 +70,7 @@ class StudyTable(Made):
             against=self.options.get("against"),
             each="each" in self.options,
             tokens="tokens" in self.options,
+            verdicts="verdicts" in self.options,
         )
 
 
@@ -92,13 +95,14 @@ def study_table(
     against: str | None = None,
     each: bool = False,
     tokens: bool = False,
+    verdicts: bool = False,
 ) -> str:
     """The Markdown of rows, and the names of those that are planned and have no run yet.
 
     Args:
         planned: titles of all rows of the plan. wanted: names of rows; none: all.
         against: a row to show differences to. each: a line for each seed by itself.
-        tokens: lengths in tokens.
+        tokens: lengths in tokens. verdicts: words beside the cut text.
     """
     known = {name: row.title for name, row in found.items()} | dict(planned)
     for name in [*wanted, *([against] if against else [])]:
@@ -107,7 +111,9 @@ def study_table(
     names = wanted or list(dict.fromkeys([*found, *planned]))
     shown = [found[name] for name in names if name in found]
     base = found.get(against) if against else None
-    text = table(shown, tuple(columns), pages, base=base, each=each, tokens=tokens)
+    text = table(
+        shown, tuple(columns), pages, base=base, each=each, tokens=tokens, verdicts=verdicts
+    )
     absent = [known[name] for name in names if name not in found]
     return f"{text}\n\nNo run yet: {'; '.join(absent)}." if absent else text
 

@@ -7,16 +7,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pe.data.needles import even_depth
 from pe.figures.axes import CUT, WHOLE, labels, legend, mark, numbers, powers_of_two
 from pe.figures.style import FAINT, INK, colour, marker, style
+from pe.results.intervals import Interval
+from pe.results.pretrained import cut, cut_found, found, nll, tasks, trained_length
 from pe.results.quantities import label
 
 TRAINED_TO = "trained up to here"
 LOSS_ABOVE_CUT = 1.2
 """Nats above the cut line that the picture of several methods shows."""
+WHISKERS = 5
+"""A picture of more lines has no whiskers: they would hide each other."""
 
 
 def looks(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -45,62 +49,53 @@ def in_words(options: Mapping[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def nll(record: Mapping[str, Any], variant: str) -> list[float]:
-    """Loss of the targets at each length, nats per token; NaN where there is none."""
-    cells = record["outcomes"][variant]["perplexity"]
-    return numbers(cells[str(n)]["nll"] for n in record["settings"]["lengths"])
+def _values(shares: Sequence[Interval | None]) -> list[float]:
+    """The shares without their intervals; NaN where there is none."""
+    return numbers(share.value if share else None for share in shares)
 
 
-def cut(record: Mapping[str, Any]) -> list[float]:
-    """The untouched model's loss where it reads no more than its training length."""
-    lengths, untouched = record["settings"]["lengths"], nll(record, "untouched")
-    inside = [x for n, x in zip(lengths, untouched, strict=True) if n <= _trained(record)]
-    most = inside[-1] if inside else math.nan
-    return [x if n <= _trained(record) else most for n, x in zip(lengths, untouched, strict=True)]
+def _apart(place: int, lines: int) -> float:
+    """The factor that moves a line along x, so that the whiskers of several do not overlap."""
+    return float(1.06 ** (place - (lines - 1) / 2))
 
 
-def cut_found(record: Mapping[str, Any], task: str) -> list[float]:
-    """Share of prompts that the untouched model answers from the last training length of a text.
-
-    It is the share at the longest length within the training length, times the share of prompts
-    whose number lies in that last part. The tokens of question and answer are left out, which
-    makes it a little too high.
-    """
-    lengths, shares = record["settings"]["lengths"], found(record, "untouched", task)
-    inside = [x for n, x in zip(lengths, shares, strict=True) if n <= _trained(record)]
-    count = record["settings"]["prompts"]
-    depths = [even_depth(index, count) for index in range(count)]
-    if not inside or not count:
-        return [math.nan] * len(lengths)
-    return [
-        share if n <= _trained(record)
-        else inside[-1] * sum(depth >= 1 - _trained(record) / n for depth in depths) / count
-        for n, share in zip(lengths, shares, strict=True)
-    ]  # fmt: skip
-
-
-def _trained(record: Mapping[str, Any]) -> int:
-    return int(record["host"]["training_length"])
+def _shares(
+    axes: Axes,
+    at: Sequence[int],
+    shares: Sequence[Interval | None],
+    look: Mapping[str, Any],
+    moved: float | None = None,
+) -> None:
+    """A line of shares; with their intervals as whiskers if it is ``moved`` by such a factor."""
+    x = [n * (moved or 1.0) for n in at]
+    axes.plot(x, _values(shares), **look)
+    if moved is not None:
+        there = [(n, share) for n, share in zip(x, shares, strict=True) if share]
+        axes.vlines(
+            [n for n, _ in there], [share.low for _, share in there],
+            [share.high for _, share in there], color=look["color"], linewidth=1, alpha=0.55,
+        )  # fmt: skip
 
 
 @style()
 def by_length(record: Mapping[str, Any]) -> Figure:
     """Left: loss of the same last tokens with longer contexts. Right: numbers found in the text."""
     lengths = record["settings"]["lengths"]
-    tasks = _tasks(record)
-    figure = Figure(figsize=(7.2 if tasks else 5.0, 3.5), layout="constrained")
-    panels = figure.subplots(1, 2 if tasks else 1, squeeze=False)[0]
-    for variant, look in looks(record).items():
-        panels[0].plot(lengths, nll(record, variant), marker="o", markersize=3.5, **look)
-        if tasks:
-            panels[1].plot(
-                lengths, found(record, variant, tasks[-1]), marker="o", markersize=3.5, **look
-            )
-    if lengths[-1] > _trained(record):
+    asked = tasks(record)
+    figure = Figure(figsize=(7.2 if asked else 5.0, 3.5), layout="constrained")
+    panels = figure.subplots(1, 2 if asked else 1, squeeze=False)[0]
+    drawn = looks(record)
+    for place, (variant, look) in enumerate(drawn.items()):
+        look |= {"marker": "o", "markersize": 3.5}
+        panels[0].plot(lengths, nll(record, variant), **look)
+        if asked:
+            shares = found(record, variant, asked[-1])
+            _shares(panels[1], lengths, shares, look, _apart(place, len(drawn)))
+    if lengths[-1] > trained_length(record):
         panels[0].plot(lengths, cut(record), **CUT)
-        if tasks:
-            panels[1].plot(lengths, cut_found(record, tasks[-1]), **CUT)
-    _finish(figure, panels, record, lengths, columns=4, task=tasks[-1] if tasks else "")
+        if asked:
+            panels[1].plot(lengths, _values(cut_found(record, asked[-1])), **CUT)
+    _finish(figure, panels, record, lengths, columns=4, task=asked[-1] if asked else "")
     return figure
 
 
@@ -119,29 +114,20 @@ def _finish(
         axes.set_ylabel(f"{task}: prompts answered")
     for axes in panels:
         powers_of_two(axes, lengths, WHOLE)
-        if lengths[0] <= _trained(record) <= lengths[-1]:
-            mark(axes, _trained(record))
+        if lengths[0] <= trained_length(record) <= lengths[-1]:
+            mark(axes, trained_length(record))
     labels(figure, "context, tokens", "")
     legend(figure, panels[0].get_legend_handles_labels()[0], columns=columns)
 
 
-@style()
-def several(records: Sequence[Mapping[str, Any]]) -> Figure:
-    """Loss, and numbers found, by length, of trials of one model on one text.
-
-    Models that were trained on have filled markers. Further lines of a colour are dashed. The axis
-    of the loss ends `LOSS_ABOVE_CUT` above the cut line, so the curves of methods that fail leave
-    it. The right panel has the task that the untouched model answers best.
-    """
+def _lines(
+    records: Sequence[Mapping[str, Any]],
+) -> list[tuple[Mapping[str, Any], str, dict[str, Any]]]:
+    """(record, variant, look) of each line: the untouched model once, and each outcome."""
     from pe.encodings.core.spec import parse  # brings torch
 
-    first, tasks = records[0], _tasks(records[0])
-    tasks = sorted(tasks, key=lambda task: -np.nanmax(found(first, "untouched", task)))[:1]
-    lengths = first["settings"]["lengths"]
-    figure = Figure(figsize=(7.2 if tasks else 5.0, 4.4), layout="constrained")
-    panels = figure.subplots(1, 2 if tasks else 1, squeeze=False)[0]
     lines: list[tuple[Mapping[str, Any], str, dict[str, Any]]] = [
-        (first, "untouched", {"color": INK, "label": "untouched", "linewidth": 2.2})
+        (records[0], "untouched", {"color": INK, "label": "untouched", "linewidth": 2.2})
     ]
     used: dict[tuple[str, bool], int] = {}
     for record in records:
@@ -162,19 +148,45 @@ def several(records: Sequence[Mapping[str, Any]]) -> Figure:
             look: dict[str, Any] = {"color": colour(name), "marker": marker(name), "label": text}
             look |= {"linestyle": dashes, "markerfacecolor": None if trained else "none"}
             lines.append((record, variant, look))
-    for record, variant, look in lines:
+    return lines
+
+
+def whiskers(records: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether `several` draws the intervals of shares: of up to `WHISKERS` lines."""
+    return bool(tasks(records[0])) and len(_lines(records)) <= WHISKERS
+
+
+@style()
+def several(records: Sequence[Mapping[str, Any]]) -> Figure:
+    """Loss, and numbers found, by length, of trials of one model on one text.
+
+    Models that were trained on have filled markers. Further lines of a colour are dashed. The axis
+    of the loss ends `LOSS_ABOVE_CUT` above the cut line, so the curves of methods that fail leave
+    it. The right panel has the task that the untouched model answers best. Few lines have the
+    intervals of their shares (`whiskers`).
+    """
+    first, lines, intervals = records[0], _lines(records), whiskers(records)
+    task = max(
+        tasks(first), default="", key=lambda one: np.nanmax(_values(found(first, "untouched", one)))
+    )
+    lengths = first["settings"]["lengths"]
+    figure = Figure(figsize=(7.2 if task else 5.0, 4.4), layout="constrained")
+    panels = figure.subplots(1, 2 if task else 1, squeeze=False)[0]
+    for place, (record, variant, look) in enumerate(lines):
         at = record["settings"]["lengths"]
-        panels[0].plot(at, nll(record, variant), markersize=4.5, **look)
-        if tasks:
-            panels[1].plot(at, found(record, variant, tasks[0]), markersize=4.5, **look)
+        look["markersize"] = 4.5
+        panels[0].plot(at, nll(record, variant), **look)
+        if task:
+            moved = _apart(place, len(lines)) if intervals else None
+            _shares(panels[1], at, found(record, variant, task), look, moved)
     panels[0].plot(lengths, cut(first), **CUT)
     shown = cut(first)
     if not all(math.isnan(x) for x in shown):
         lowest, highest = min(np.nanmin(nll(r, v)) for r, v, _ in lines), np.nanmax(shown)
         panels[0].set_ylim(lowest - 0.05, highest + LOSS_ABOVE_CUT)
-    if tasks:
-        panels[1].plot(lengths, cut_found(first, tasks[0]), **CUT)
-    _finish(figure, panels, first, lengths, columns=3, task=tasks[0] if tasks else "")
+    if task:
+        panels[1].plot(lengths, _values(cut_found(first, task)), **CUT)
+    _finish(figure, panels, first, lengths, columns=3, task=task)
     for axes in panels:
         axes.tick_params(axis="x", labelrotation=45)
     return figure
@@ -189,8 +201,8 @@ def by_position(record: Mapping[str, Any]) -> Figure:
         one = record["outcomes"][variant]["loss_by_position"]
         if one["nll"]:
             axes.stairs(one["nll"], one["edges"], baseline=None, **look)
-    if record["settings"]["lengths"][-1] > _trained(record):
-        mark(axes, _trained(record), TRAINED_TO)
+    if record["settings"]["lengths"][-1] > trained_length(record):
+        mark(axes, trained_length(record), TRAINED_TO)
     axes.xaxis.set_major_formatter(WHOLE)
     labels(figure, "position in the window, tokens", "loss, nats per token")
     legend(figure, axes.get_legend_handles_labels()[0], columns=4)
@@ -207,20 +219,3 @@ def training(record: Mapping[str, Any]) -> Figure:
     axes.xaxis.set_major_formatter(WHOLE)
     labels(figure, "optimizer steps", "loss, nats per token")
     return figure
-
-
-def found(record: Mapping[str, Any], variant: str, task: str) -> list[float]:
-    """Share of prompts answered at each length; NaN where there is none."""
-    needles = record["outcomes"][variant].get("needles")
-    if needles is None:
-        return [math.nan] * len(record["settings"]["lengths"])
-    cells = [
-        needles["tasks"][task].get(str(n), {"prompts": None})["prompts"]
-        for n in record["settings"]["lengths"]
-    ]
-    return numbers(c.count("1") / len(c) if c else None for c in cells)
-
-
-def _tasks(record: Mapping[str, Any]) -> list[str]:
-    """Tasks of retrieval that the untouched model was asked."""
-    return list((record["outcomes"]["untouched"].get("needles") or {"tasks": {}})["tasks"])

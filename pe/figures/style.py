@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import matplotlib as mpl
-from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.backends.backend_svg import FigureCanvasSVG, RendererSVG
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
@@ -89,6 +89,7 @@ def style() -> Iterator[None]:
         "ytick.labelcolor": INK,
         "axes.grid": True,
         "axes.axisbelow": True,
+        "axes.titley": 1.0,  # otherwise each layout measures all labels to look for one at the top
         "grid.color": GRID,
         "grid.linewidth": 0.7,
         "axes.spines.top": False,
@@ -98,6 +99,19 @@ def style() -> Iterator[None]:
     }
     with mpl.rc_context(settings):
         yield
+
+
+class _Canvas(FigureCanvasSVG):
+    """Measures the texts of every figure by the same renderer, which remembers their sizes.
+
+    Otherwise matplotlib makes a renderer for each layout, and parses its formulas once more.
+    """
+
+    measuring = RendererSVG(1, 1, io.StringIO())
+
+    def get_renderer(self) -> RendererSVG:
+        """Where a canvas has this method, a layout takes its renderer from it."""
+        return self.measuring
 
 
 _FONTS = re.compile(r"font-family: 'DejaVu Sans', [^;\"]*")
@@ -112,7 +126,7 @@ def svg(figure: Figure) -> str:
         with style():
             figure.set_facecolor("none")
             # `savefig` would draw twice, the first time for the layout alone.
-            FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None, "Creator": None})
+            _Canvas(figure).print_svg(out, metadata={"Date": None, "Creator": None})
     finally:
         figure.set_canvas(canvas)
         figure.set(dpi=dpi, facecolor=paper)

@@ -17,6 +17,7 @@ from pe.results import markdown, outcome, quantities
 from pe.results.rows import grouped
 from pe.runs import Folder, Run, RunError
 from pe.study.devices import wait_for_device
+from pe.training.progress import duration
 from pe.training.start import parent_of
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def trained(run: Run) -> Markdown:
         pace = f" on {machine['name']}, how fast is not recorded"
     else:
         pace = (
-            f" in {quantities.duration(t['wall_seconds'])}: {t['tokens_per_second']:,.0f} tokens/s"
+            f" in {duration(t['wall_seconds'])}: {t['tokens_per_second']:,.0f} tokens/s"
             f"{mfu} on {machine['name']}"
         )
     notes = "".join(f"\n\n*{note}*" for note in record.get("notes", []))

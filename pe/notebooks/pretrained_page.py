@@ -8,6 +8,7 @@ from pe.figures import pretrained as figures
 from pe.notebooks.page import keep, show, shown
 from pe.pretrained.record import PretrainedRun
 from pe.pretrained.trial import TASKS, try_out
+from pe.results import pretrained as results
 from pe.results.markdown import pipe
 
 if TYPE_CHECKING:
@@ -47,22 +48,23 @@ def carry_out(run: PretrainedRun) -> dict[str, Any]:
 def losses(record: dict[str, Any]) -> Markdown:
     """Loss of the same tokens by length of the context, and the cut line."""
     lengths = record["settings"]["lengths"]
-    rows = [[WORDS[v], *map(_number, figures.nll(record, v))] for v in record["outcomes"]]
-    rows.append(["untouched, cut to the training length", *map(_number, figures.cut(record))])
+    rows = [[WORDS[v], *map(_number, results.nll(record, v))] for v in record["outcomes"]]
+    rows.append(["untouched, cut to the training length", *map(_number, results.cut(record))])
     return show(pipe(["loss, nats per token", *(f"{n:,}" for n in lengths)], rows))
 
 
 def retrieval(record: dict[str, Any]) -> Markdown:
-    """The share of prompts whose hidden numbers are found, by length, and the cut line."""
+    """The share of prompts whose hidden numbers are found, by length, and the cut line.
+
+    In parentheses is Wilson's 95% interval over the prompts.
+    """
     lengths = record["settings"]["lengths"]
     asked = [v for v, outcome in record["outcomes"].items() if outcome.get("needles")]
     rows = []
     for task in TASKS if asked else ():
-        rows += [
-            [f"{task}, {WORDS[v]}", *map(_share, figures.found(record, v, task))] for v in asked
-        ]
-        cut = map(_share, figures.cut_found(record, task))
-        rows.append([f"{task}, untouched, cut to the training length", *cut])
+        shares = {f"{task}, {WORDS[v]}": results.found(record, v, task) for v in asked}
+        shares[f"{task}, untouched, cut to the training length"] = results.cut_found(record, task)
+        rows += [[name, *map(results.write_share, of)] for name, of in shares.items()]
     if not rows:
         return show(f"No hidden numbers: {record['outcomes']['untouched']['no_needles']}.")
     return show(pipe(["prompts answered", *(f"{n:,}" for n in lengths)], rows))
@@ -70,10 +72,6 @@ def retrieval(record: dict[str, Any]) -> Markdown:
 
 def _number(value: float) -> str:
     return "–" if value != value else f"{value:.3f}"
-
-
-def _share(value: float) -> str:
-    return "–" if value != value else f"{value:.0%}"
 
 
 def samples(record: dict[str, Any]) -> Markdown:

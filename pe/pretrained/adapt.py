@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
@@ -34,7 +33,7 @@ from pe.pretrained.layers import Layer, read_layers
 from pe.pretrained.length import TrainingLength, training_length
 from pe.pretrained.plain import plain_settings
 from pe.pretrained.read import ADAPTED, Source, quiet, read, saved_host
-from pe.pretrained.rope import Rope
+from pe.pretrained.rope import Frozen, Rope
 from pe.pretrained.settings import Settings
 
 Model = TypeVar("Model", bound=PreTrainedModel)
@@ -46,10 +45,8 @@ weights."""
 CLOSE_IN_16_BITS = 0.2
 
 
-class Adaptation(BaseModel):
+class Adaptation(Frozen):
     """How a model was adapted."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     spec: str | None
     """The encoding; None: the model's own settings."""

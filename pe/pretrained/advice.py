@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from pe.pretrained.layers import Layer
 from pe.pretrained.length import TrainingLength
 from pe.pretrained.methods import Method
 from pe.pretrained.mistakes import trained_factor
-from pe.pretrained.rope import Rope
+from pe.pretrained.rope import Frozen, Rope
 
 TRAIN_BEYOND = 4.0
 """Beyond this factor the advice speaks of further training."""
@@ -20,18 +18,16 @@ WITHOUT_SCALING = ("yarn", "longrope", "pi", "ntk")
 """Methods for a configuration that scales nothing, the preferred one first."""
 
 WHAT = {
-    "yarn": "YaRN leaves fast frequencies alone and slows what never completed a turn, so that no "
-    "angle is new",
+    "yarn": "YaRN leaves fast frequencies alone and slows what never completed a rotation, so that "
+    "no angle is new",
     "longrope": "this model type takes no YaRN, but the same frequencies as LongRoPE's factors",
     "pi": "PI slows every frequency, so that no angle is new",
     "ntk": "a larger base slows the slowest frequencies most",
 }
 
 
-class Advice(BaseModel):
+class Advice(Frozen):
     """What to do to read longer texts, and why."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     method: str | None
     """The name of a method; None: nothing has to change, or nothing can be done by settings."""

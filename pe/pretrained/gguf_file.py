@@ -68,9 +68,9 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
             raw[name] = max(value) if isinstance(value, list) else value
     heads = raw.get("num_attention_heads", 1)
     head = raw.get("head_dim") or raw.get("hidden_size", 0) // heads
-    turned = values.get(f"{architecture}.rope.dimension_count")
-    if turned is not None and head and turned != head:
-        raw["partial_rotary_factor"] = turned / head
+    rotated = values.get(f"{architecture}.rope.dimension_count")
+    if rotated is not None and head and rotated != head:
+        raw["partial_rotary_factor"] = rotated / head
     remarks = []
     if "rope_theta" not in raw:
         remarks.append("the file does not state the base; the default of the model type is used")

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from pe.pretrained import families
-from pe.pretrained.rope import Rope, check_block, kind_of
+from pe.pretrained.rope import Frozen, Rope, check_block, kind_of
 
 Position = Literal["rotation", "none", "alibi", "content bias", "recurrent", "other"]
 
@@ -17,10 +15,8 @@ RECURRENT = ("linear_attention", "conv", "mamba", "moe", "mlp")
 """Layer types without attention: order comes from the recurrence, or there is none."""
 
 
-class Layer(BaseModel):
+class Layer(Frozen):
     """What one layer does about positions."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     position: Position
     attention: str

@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from pe.pretrained.layers import whole_number
 from pe.pretrained.read import blocks
-from pe.pretrained.rope import Rope
+from pe.pretrained.rope import Frozen, Rope
 
 ROOM_FOR_ANSWERS = {("qwen3", 40960): 32768, ("qwen3_moe", 40960): 32768}
 """Released models that state more than the texts of training, by type and stated length."""
 
 
-class TrainingLength(BaseModel):
+class TrainingLength(Frozen):
     """Tokens of the longest texts that the model, as configured, is meant for."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tokens: int
     original: int

@@ -1,7 +1,7 @@
 """What each way of reading further would do to a model's frequencies.
 
-A frequency that completes a turn within the training length L has met every angle. One that does
-not has met angles below w_i L only, so with a changed frequency w_i' a distance of
+A frequency that completes a rotation within the training length L has met every angle. One that
+does not has met angles below w_i L only, so with a changed frequency w_i' a distance of
 
     d = L w_i / w_i'
 
@@ -14,20 +14,17 @@ import math
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from pe.encodings.core.extension import Rotary, raised_base
 from pe.encodings.core.frequencies import base_frequencies
 from pe.encodings.self_extend import smallest_group
 from pe.encodings.yarn import magnitude
-from pe.pretrained.rope import PAPERS, TITLES, Rope, original, turns
+from pe.pretrained.rope import PAPERS, TITLES, Frozen, Rope, original, turns
 
 
-class Method(BaseModel):
+class Method(Frozen):
     """A way to read ``length`` tokens, and what it changes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     title: str

@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from pe._errors import nearest
 from pe.encodings.yarn import magnitude
 from pe.pretrained import families
 from pe.pretrained.layers import Layer, default_of, nested_keys
 from pe.pretrained.length import TrainingLength
 from pe.pretrained.read import Source, blocks
-from pe.pretrained.rope import COUNTING, FIELDS, Rope, kind_of
+from pe.pretrained.rope import COUNTING, FIELDS, Frozen, Rope, kind_of
 
 
-class Mistake(BaseModel):
+class Mistake(Frozen):
     """A setting that is wrong, or that is easily misunderstood."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     """A short name, such as ``original length missing`` or ``base lost``."""

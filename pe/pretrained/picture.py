@@ -23,7 +23,7 @@ _STYLES = ("-", "--", "-.", ":")
 def picture(e: Explanation) -> Figure:
     """Two panels over the frequencies' index, and where layers differ one of layers before them.
 
-    First, full turns in training, those below one marked; then the largest angle at ``length``
+    First, full rotations in training, those below one marked; then the largest angle at ``length``
     tokens over the largest of training, where 1 is as far as in training.
     """
     rows, tokens = layer_rows(e.kinds)
@@ -37,20 +37,20 @@ def picture(e: Explanation) -> Figure:
     for axes in first:
         draw_layers(axes, rows, tokens)
         axes.set_ylabel("layer")
-    turned = [f for f in e.frequencies if f.radians > 0]
-    index = [f.index for f in turned]
-    above.plot(index, [f.turns for f in turned], color=INK)
+    rotating = [f for f in e.frequencies if f.radians > 0]
+    index = [f.index for f in rotating]
+    above.plot(index, [f.turns for f in rotating], color=INK)
     above.axhline(1, color=FAINT, linewidth=1)
     above.set_yscale("log")
-    above.set_ylabel(f"turns in {e.span:,} tokens")
+    above.set_ylabel(f"rotations in {e.span:,} tokens")
     if never := e.never_completed:
         for axes in (above, below):
             axes.axvspan(never[0] - 0.5, never[-1] + 0.5, color=FAINT, alpha=0.15, linewidth=0)
         above.annotate(
-            "never completed a turn", (never[0], above.get_ylim()[1]), fontsize=9, color=FAINT,
+            "never completed a rotation", (never[0], above.get_ylim()[1]), fontsize=9, color=FAINT,
             va="top", xytext=(4, -2), textcoords="offset points",
         )  # fmt: skip
-    seen = torch.tensor([f.radians for f in turned], dtype=torch.float64) * e.span
+    seen = torch.tensor([f.radians for f in rotating], dtype=torch.float64) * e.span
     for number, method in enumerate(e.methods):
         if method.name == "window":
             continue

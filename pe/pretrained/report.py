@@ -1,4 +1,4 @@
-"""What `pe.explain` returns: data that can be shown as text, as Markdown and as a picture."""
+"""What `pe.explain` returns: data that can be shown as Markdown and as a picture."""
 
 from __future__ import annotations
 
@@ -6,42 +6,36 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict
-
 from pe.pretrained.advice import Advice
 from pe.pretrained.layers import Layer
 from pe.pretrained.length import TrainingLength
 from pe.pretrained.methods import Method
 from pe.pretrained.mistakes import Mistake
-from pe.pretrained.rope import Rope
+from pe.pretrained.rope import Frozen, Rope
 from pe.pretrained.settings import Settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class Kind(BaseModel):
+class Kind(Frozen):
     """Layers that do the same about positions."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     layers: tuple[int, ...]
     """Their indices, from 0."""
     does: Layer
 
 
-class Frequency(BaseModel):
+class Frequency(Frozen):
     """One frequency of the layers that see furthest, as the model was trained."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     index: int
     radians: float
     """Angle per token."""
     wavelength: float
-    """Tokens of a full turn; inf for a frequency of 0."""
+    """Tokens of a full rotation; inf for a frequency of 0."""
     turns: float
-    """Full turns in the training length, or in the window where there is one."""
+    """Full rotations in the training length, or in the window where there is one."""
 
     @property
     def completed(self) -> bool:
@@ -49,10 +43,8 @@ class Frequency(BaseModel):
         return self.turns >= 1
 
 
-class Explanation(BaseModel):
-    """A model's positions, explained. `text`, `markdown` and `figure` show it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class Explanation(Frozen):
+    """A model's positions, explained. `markdown` and `figure` show it."""
 
     name: str
     model_type: str
@@ -85,7 +77,7 @@ class Explanation(BaseModel):
 
     @property
     def never_completed(self) -> tuple[int, ...]:
-        """Indices of the frequencies that rotate and never completed a turn in training."""
+        """Indices of the frequencies that rotate and never completed a rotation in training."""
         return tuple(f.index for f in self.frequencies if not f.completed and f.radians > 0)
 
     @property
@@ -102,14 +94,8 @@ class Explanation(BaseModel):
                 return method
         raise unknown("method", name, [method.name for method in self.methods])
 
-    def text(self) -> str:
-        """The explanation as text for a terminal."""
-        from pe.pretrained.show import text
-
-        return text(self)
-
     def markdown(self) -> str:
-        """The explanation as Markdown, for a notebook or an issue."""
+        """The explanation as Markdown."""
         from pe.pretrained.show import markdown
 
         return markdown(self)
@@ -131,7 +117,7 @@ class Explanation(BaseModel):
         return target
 
     def __str__(self) -> str:
-        return self.text()
+        return self.markdown()
 
     def _repr_markdown_(self) -> str:
         return self.markdown()

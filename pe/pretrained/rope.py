@@ -28,10 +28,14 @@ from pe.encodings.yarn import YaRN, magnitude
 Layout = Literal["half", "interleaved"]
 
 
-class Rope(BaseModel):
-    """How one kind of layer rotates queries and keys."""
+class Frozen(BaseModel):
+    """A base of what is read: fields that do not change, and no others."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Rope(Frozen):
+    """How one kind of layer rotates queries and keys."""
 
     kind: str
     """transformers' ``rope_type``: ``default`` is plain RoPE; see `SCALINGS`."""
@@ -259,5 +263,5 @@ def _is_number(value: Any) -> bool:
 
 
 def turns(inv_freq: Tensor, length: int) -> Tensor:
-    """Full turns of each frequency within ``length`` tokens."""
+    """Full rotations of each frequency within ``length`` tokens."""
     return inv_freq * length / (2 * math.pi)

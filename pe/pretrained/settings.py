@@ -12,22 +12,19 @@ import json
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
 
 from pe.pretrained import families
 from pe.pretrained.layers import nested_keys, read_layers
 from pe.pretrained.methods import Method
 from pe.pretrained.read import Source, quiet
-from pe.pretrained.rope import Rope
+from pe.pretrained.rope import Frozen, Rope
 
 ROUNDING = 1e-5
 """Relative differences up to this are float32's, in which transformers computes frequencies."""
 
 
-class Settings(BaseModel):
+class Settings(Frozen):
     """The settings of one method."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     method: str
     transformers: dict[str, Any]

@@ -1,4 +1,4 @@
-"""An `Explanation` as text for a terminal and as Markdown."""
+"""An `Explanation` as Markdown, which reads well in a terminal, a notebook and an issue."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import json
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
@@ -20,110 +20,49 @@ COLUMNS = 100
 """Columns of a terminal that paragraphs are wrapped to."""
 
 
-class Head(NamedTuple):
-    """A heading."""
-
-    text: str
-
-
-class Words(NamedTuple):
-    """A paragraph."""
-
-    text: str
-
-
-class Items(NamedTuple):
-    """A list."""
-
-    lines: Sequence[str]
-
-
-class Rows(NamedTuple):
-    """A table."""
-
-    heads: Sequence[str]
-    lines: Sequence[Sequence[str]]
-
-
-class Code(NamedTuple):
-    """Settings to be pasted."""
-
-    language: str
-    text: str
-
-
-Piece = Head | Words | Items | Rows | Code
-
-
-def text(explanation: Explanation) -> str:
-    """Headings, paragraphs and tables for a terminal."""
-    return "\n\n".join(map(_plain, _pieces(explanation)))
-
-
 def markdown(explanation: Explanation) -> str:
-    """The same as Markdown."""
-    return "\n\n".join(map(_marked, _pieces(explanation)))
+    """Headings, paragraphs, tables, and settings to paste."""
+    return "\n\n".join(_parts(explanation))
 
 
-def _plain(piece: Piece) -> str:
-    if isinstance(piece, Head):
-        return f"{piece.text}\n{'-' * len(piece.text)}"
-    if isinstance(piece, Words):
-        return _wrapped(piece.text)
-    if isinstance(piece, Items):
-        return "\n".join(_wrapped(f"- {line}", "  ") for line in piece.lines)
-    if isinstance(piece, Rows):
-        return _table(piece, "simple")
-    return piece.text
+def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    return str(tabulate(lines, list(heads), tablefmt="pipe", disable_numparse=True))
 
 
-def _wrapped(text: str, indent: str = "") -> str:
+def _words(text: str, indent: str = "") -> str:
     return textwrap.fill(
         text, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
 
 
-def _marked(piece: Piece) -> str:
-    if isinstance(piece, Head):
-        return f"## {piece.text}"
-    if isinstance(piece, Words):
-        return piece.text
-    if isinstance(piece, Items):
-        return "\n".join(f"- {line}" for line in piece.lines)
-    if isinstance(piece, Rows):
-        return _table(piece, "pipe")
-    return f"```{piece.language}\n{piece.text}\n```"
+def _items(lines: Sequence[str]) -> str:
+    return "\n".join(_words(f"- {line}", "  ") for line in lines)
 
 
-def _table(piece: Rows, kind: str) -> str:
-    return str(tabulate(piece.lines, list(piece.heads), tablefmt=kind, disable_numparse=True))
-
-
-def _pieces(e: Explanation) -> list[Piece]:
+def _parts(e: Explanation) -> list[str]:
     return [
-        Head(f"{e.name}: {e.model_type}, {sum(len(kind.layers) for kind in e.kinds)} layers"),
-        Rows(
+        f"## {e.name}: {e.model_type}, {sum(len(kind.layers) for kind in e.kinds)} layers",
+        _table(
             ("layers", "attention", "position", "base", "frequencies", "queries and sinks"),
             [_kind(kind) for kind in e.kinds],
         ),
-        Words(_pairing(e)),
-        *(Words(f"Note: {note}.") for note in e.notes),
-        Head("Training length"),
-        Words(_training(e)),
-        Head("Frequencies"),
-        Words(_angles(e)),
-        Head(f"Reading {e.length:,} tokens" + ("" if e.asked else ", for example")),
-        Rows(
+        _words(_pairing(e)),
+        *(_words(f"Note: {note}.") for note in e.notes),
+        "## Training length",
+        _words(_training(e)),
+        "## Frequencies",
+        _words(_angles(e)),
+        f"## Reading {e.length:,} tokens" + ("" if e.asked else ", for example"),
+        _table(
             ("method", "arXiv", "slower", "new angles from", "logits ×", "short texts"),
             [_method(e, method) for method in e.methods],
         ),
-        Items([f"{method.title}: {method.remark}." for method in e.methods if method.remark]),
+        _items([f"{method.title}: {method.remark}." for method in e.methods if method.remark]),
         *_warnings(e),
-        Head("What to do"),
-        Words(e.advice.why),
-        *([Words(e.advice.short_texts)] if e.advice.method else []),
-        *_settings(e),
-    ]  # fmt: skip
+        "## What to do",
+        _words(e.advice.why),
+        *([_words(e.advice.short_texts), *_blocks(e, e.advice.method)] if e.advice.method else []),
+    ]
 
 
 def ranges(indices: Sequence[int]) -> str:
@@ -185,17 +124,17 @@ def _training(e: Explanation) -> str:
 
 def _angles(e: Explanation) -> str:
     never, last = e.never_completed, e.frequencies[-1]
-    turning = [f for f in e.frequencies if f.radians > 0]
-    slowest = turning[-1]
-    still = len(e.frequencies) - len(turning)
+    rotating = [f for f in e.frequencies if f.radians > 0]
+    slowest = rotating[-1]
+    still = len(e.frequencies) - len(rotating)
     begin = (
-        f"The fastest turns once in {turning[0].wavelength:.1f} tokens, the slowest once in "
+        f"The fastest rotates once in {rotating[0].wavelength:.1f} tokens, the slowest once in "
         f"{slowest.wavelength:,.0f} (w_i = base^(-2i/d), arXiv:{PAPERS[e.main.kind]})."
     )
     if still:
-        begin += f" {still} of {last.index + 1} never turn."
+        begin += f" {still} of {last.index + 1} never rotate."
     if not never:
-        return f"{begin} Every one completed a turn in training, so no angle is ever new."
+        return f"{begin} Every one completed a rotation in training, so no angle is ever new."
     count = f"Frequencies {never[0]} to {never[-1]}, {len(never)} of {len(e.frequencies)}, "
     where = (
         f"so angles that training never had begin at a distance of {e.first_unseen:,} tokens."
@@ -204,7 +143,7 @@ def _angles(e: Explanation) -> str:
         if e.reach is not None
         else f"but none reaches a new angle within {e.length:,} tokens."
     )
-    return f"{begin} {count}never completed a turn in {e.span:,} tokens, {where}"
+    return f"{begin} {count}never completed a rotation in {e.span:,} tokens, {where}"
 
 
 def _method(e: Explanation, method: Method) -> list[str]:
@@ -218,15 +157,15 @@ def _method(e: Explanation, method: Method) -> list[str]:
     ]  # fmt: skip
 
 
-def _warnings(e: Explanation) -> list[Piece]:
+def _warnings(e: Explanation) -> list[str]:
     if not e.warnings:
         return []
     lines = [f"{warning.name}: {warning.text}." for warning in e.warnings]
-    return [Head("Mistakes to check"), Items(lines)]
+    return ["## Mistakes to check", _items(lines)]
 
 
 def settings_of(e: Explanation, name: str) -> str:
-    """The settings of one method, for a terminal.
+    """The settings of one method.
 
     Raises:
         ValueError: there is no such method, or it has no settings; the message says why.
@@ -234,30 +173,24 @@ def settings_of(e: Explanation, name: str) -> str:
     if name not in e.settings:
         why = e.no_settings.get(e.method(name).name, "it changes no setting")
         raise ValueError(f"{name}: no settings: {why}")
-    return "\n\n".join(map(_plain, _blocks(e, name)))
+    return "\n\n".join(_blocks(e, name))
 
 
-def _settings(e: Explanation) -> list[Piece]:
-    return [] if e.advice.method is None else _blocks(e, e.advice.method)
-
-
-def _blocks(e: Explanation, name: str) -> list[Piece]:
+def _blocks(e: Explanation, name: str) -> list[str]:
     settings = e.settings[name]
-    pieces: list[Piece] = [
-        Head(f"Settings: {e.method(name).title}"),
-        Words(
-            "For config.json, transformers 5 and later. Keep everything in the block, the base "
-            "included."
-        ),
-        Code("json", json.dumps(settings.transformers, indent=2)),
+    blocks = [
+        f"## Settings: {e.method(name).title}",
+        "For config.json, transformers 5 and later. Keep everything in the block, the base "
+        "included.",
+        f"```json\n{json.dumps(settings.transformers, indent=2)}\n```",
     ]
     if settings.older is not None:
-        pieces += [
-            Words("The same before transformers 5 (newer versions still read it):"),
-            Code("json", json.dumps(settings.older, indent=2)),
+        blocks += [
+            "The same before transformers 5 (newer versions still read it):",
+            f"```json\n{json.dumps(settings.older, indent=2)}\n```",
         ]
     if settings.vllm is not None:
-        pieces += [Words("vLLM 0.11.1 and later:"), Code("bash", settings.vllm)]
+        blocks += ["vLLM 0.11.1 and later:", f"```bash\n{settings.vllm}\n```"]
     if settings.llama_cpp is not None:
-        pieces += [Words("llama.cpp:"), Code("bash", settings.llama_cpp)]
-    return pieces
+        blocks += ["llama.cpp:", f"```bash\n{settings.llama_cpp}\n```"]
+    return blocks

@@ -3,6 +3,7 @@
     python -m pe.pretrained.study smollm2 --dry-run       the papermill commands
     python -m pe.pretrained.study smollm2                 on all GPUs, or on the CPU
     python -m pe.pretrained.study smollm2 --until 1400    begin nothing that ends later
+    python -m pe.pretrained.study smollm2 --steps 1530    so many in every training
 
 Each trial writes its record when it ends, and trials that have a record are left out. So the same
 command continues where it was stopped. A trial that trains has a GPU to itself; others share one.
@@ -16,20 +17,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from inspect import signature
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby, repeat
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Annotated, Any
 
 import typer
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, validate_call
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pe._errors import explain, unknown
 from pe._files import read_yaml, shipped
-from pe.pretrained.configure import pretrained_run
-from pe.pretrained.record import PretrainedRun
+from pe.pretrained.record import PretrainedRun, configure_pretrained
 from pe.recipes.command import notebook_command
-
-POLL_SECONDS = 0.3
+from pe.study.devices import visible_gpus
 
 
 class Trial(BaseModel):
@@ -60,7 +61,7 @@ class PretrainedStudy(BaseModel):
     """The trials, the most useful first."""
 
     def arguments(self, trial: Trial, steps: int) -> dict[str, Any]:
-        """Arguments of `pe.pretrained.configure.pretrained_run`, without the model."""
+        """Arguments of `pe.pretrained.record.configure_pretrained`, without the model."""
         own = trial.model_dump(exclude={"trained"})
         training = self.training | {"steps": steps} if trial.trained else {}
         return self.parameters | training | own | {"study": self.study}
@@ -91,133 +92,100 @@ def configured(study: PretrainedStudy, trial: Trial, model: str, steps: int) -> 
     Raises:
         ValueError: an unknown parameter, or a value that a parameter cannot have.
     """
-    arguments = study.arguments(trial, steps)
     try:
-        run: PretrainedRun = validate_call(pretrained_run)(model=model, **arguments)
-    except ValidationError as error:
-        problems = explain(error, "parameter", signature(pretrained_run).parameters)
-        raise ValueError(f"{trial.pe}: {problems[0]}") from None
-    return run
-
-
-class Pace:
-    """How long trials take.
-
-    Args:
-        step_seconds: duration of an optimizer step; 0: not known yet, so any number of steps fits.
-    """
-
-    def __init__(self, step_seconds: float = 0.0) -> None:
-        self.step_seconds, self.rest = step_seconds, 0.0
-
-    def expected(self, trial: Trial, steps: int) -> float:
-        """Seconds that a trial will take, as far as is known."""
-        return self.rest + (steps * self.step_seconds if trial.trained else 0.0)
-
-    def learn(self, trial: Trial, record: dict[str, Any], seconds: float) -> None:
-        """Take note that a trial took so many seconds."""
-        speed = record.get("training_speed")
-        inside = speed["seconds"] if speed else 0.0
-        self.rest = max(self.rest, seconds - inside)
-        if speed and speed["tokens_per_second"]:
-            s = record["settings"]
-            pace = s["batch_size"] * s["context_length"] / speed["tokens_per_second"]
-            self.step_seconds = max(self.step_seconds, pace)
+        return configure_pretrained(model=model, **study.arguments(trial, steps))
+    except ValueError as error:
+        raise ValueError(f"{trial.pe}: {error}") from None
 
 
 def steps_in_time(
-    study: PretrainedStudy, pace: Pace, left: float, cards: int, together: int = 2
+    study: PretrainedStudy, step_seconds: float, left: float, cards: int, together: int = 2
 ) -> int:
-    """The most steps with which the first ``together`` trainings end in ``left`` seconds."""
+    """The most steps with which the first ``together`` trainings end in ``left`` seconds.
+
+    Args:
+        step_seconds: duration of an optimizer step; 0: not known, so any number of steps fits.
+    """
     training = [trial for trial in study.runs if trial.trained][:together]
     rounds = math.ceil(len(training) / cards)
-    fitting = [n for n in study.steps if rounds * (n * pace.step_seconds + pace.rest) <= left]
+    fitting = [n for n in study.steps if rounds * n * step_seconds <= left]
     return max(fitting, default=min(study.steps))
-
-
-class Cards:
-    """The processes on each GPU. Without GPUs, the CPU counts as one card."""
-
-    def __init__(self, number: int, places: int) -> None:
-        self.running: list[list[bool]] = [[] for _ in range(number)]
-        """For each process on a card, whether it trains."""
-        self.places = places
-
-    def free(self, trained: bool) -> int | None:
-        """A card for a trial: an empty one to train on, or else one with a place."""
-        for card, running in enumerate(self.running):
-            if not running or not (trained or any(running) or len(running) >= self.places):
-                return card
-        return None
 
 
 def carry_out(
     study: PretrainedStudy,
     model: str,
-    start: Callable[[int, int, int | None], subprocess.Popen[bytes]],
+    start: Callable[[int, int, str | None], subprocess.Popen[bytes]],
     *,
-    gpus: Sequence[int] = (),
+    gpus: Sequence[str] = (),
     places: int = 2,
     until: float = math.inf,
-    pace: Pace,
+    step_seconds: float = 0.0,
+    steps: int = 0,
     log: Callable[[str], None] = print,
 ) -> int:
-    """Carry out all trials that end in time, several of them at once.
+    """Carry out the trials that end in time, in their order and several at once.
+
+    Neighbours in the list that train have a GPU each; those that do not share the GPUs.
 
     Args:
         start: called with the number of a trial, its steps and a GPU (None: the CPU); begins it.
         places: trials that share a GPU.
-        until: seconds from now by which trials have to end.
+        until: seconds from now by which trials have to end. A trial is expected to take as long as
+            the slowest so far.
+        step_seconds: duration of an optimizer step; 0: not known yet.
+        steps: of every training. 0: as many as a training on record has, so that the two can be
+            compared; without such a record, the most with which the first two end in time.
 
     Returns:
         The number of trials that failed.
     """
     begun = time.monotonic()
+    cards: list[str | None] = [*gpus] or [None]
+    done = {number: _complete(study, trial, model) for number, trial in enumerate(study.runs)}
+    recorded = [n for number in done for n in done[number] if study.runs[number].trained]
+    steps = steps or max(recorded, default=0)
+    steps = steps or steps_in_time(study, step_seconds, until, len(cards))
+    slowest = {False: 0.0, True: steps * step_seconds}
 
-    def now() -> float:
-        return time.monotonic() - begun
+    def tell(text: str) -> None:
+        log(f"{time.monotonic() - begun:6.0f} s  {text}")
 
-    cards = Cards(max(1, len(gpus)), places)
-    steps = steps_in_time(study, pace, until, len(cards.running))
-    log(f"{now():6.0f} s  trainings take {steps:,} steps")
-    left = []
-    for number, trial in enumerate(study.runs):
-        budgets = study.steps if trial.trained else [0]
-        records = [configured(study, trial, model, n).read() for n in budgets]
-        if not any(record and record["status"] == "complete" for record in records):
-            left.append(number)
-    running: dict[int, tuple[subprocess.Popen[bytes], int, float]] = {}
+    def fails(number: int, free: SimpleQueue[str | None]) -> bool:
+        trial, card = study.runs[number], free.get()
+        since = time.monotonic()
+        try:
+            if since - begun + slowest[trial.trained] > until:
+                tell(f"no time for {_label(trial)}")
+                return False
+            tell(f"begin  {_label(trial)} on {card}")
+            code = start(number, steps, card).wait()
+        finally:
+            free.put(card)
+        seconds = time.monotonic() - since
+        whole = configured(study, trial, model, steps if trial.trained else 0).complete
+        if whole:
+            slowest[trial.trained] = max(slowest[trial.trained], seconds)
+        tell(f"{'done  ' if whole else f'FAILED ({code})'} {_label(trial)} in {seconds:.0f} s")
+        return not whole
+
+    tell(f"trainings take {steps:,} steps")
     failed = 0
-    while left or running:
-        for number, (process, card, since) in list(running.items()):
-            if process.poll() is None:
-                continue
-            trial, seconds = study.runs[number], now() - since
-            del running[number]
-            cards.running[card].remove(trial.trained)
-            record = configured(study, trial, model, steps if trial.trained else 0).read()
-            whole = record is not None and record["status"] == "complete"
-            if whole and record is not None:
-                pace.learn(trial, record, seconds)
-            failed += not whole
-            end = "done  " if whole else f"FAILED ({process.returncode})"
-            log(f"{now():6.0f} s  {end} {_label(trial)} in {seconds:.0f} s")
-        for number in list(left):
-            trial = study.runs[number]
-            if now() + pace.expected(trial, steps) > until:
-                log(f"{now():6.0f} s  no time for {_label(trial)}")
-                left.remove(number)
-                continue
-            free = cards.free(trial.trained)
-            if free is not None:
-                left.remove(number)
-                process = start(number, steps, gpus[free] if gpus else None)
-                running[number] = process, free, now()
-                cards.running[free].append(trial.trained)
-                log(f"{now():6.0f} s  begin  {_label(trial)} on {free}")
-        time.sleep(POLL_SECONDS)
-    log(f"{now():6.0f} s  the end")
+    for trained, group in groupby(range(len(study.runs)), lambda n: study.runs[n].trained):
+        left = [n for n in group if not done[n]]
+        free: SimpleQueue[str | None] = SimpleQueue()
+        for card in cards * (1 if trained else places):
+            free.put(card)
+        with ThreadPoolExecutor(free.qsize()) as pool:
+            failed += sum(pool.map(fails, left, repeat(free)))
+    tell("the end")
     return failed
+
+
+def _complete(study: PretrainedStudy, trial: Trial, model: str) -> list[int]:
+    """The numbers of steps with which a trial has a complete record; [0] without training."""
+    budgets = study.steps if trial.trained else [0]
+    return [n for n in budgets if configured(study, trial, model, n).complete]
 
 
 def _label(trial: Trial) -> str:
@@ -241,7 +209,7 @@ def main(
     step_seconds: Annotated[float, typer.Option(help="of a training step, measured before")] = 0.0,
     compile: Annotated[str, typer.Option(help="auto, on, off")] = "auto",
     only: Annotated[int, typer.Option(help="one trial, by its number from 0 on")] = -1,
-    steps: Annotated[int, typer.Option(help="of the training of --only")] = 0,
+    steps: Annotated[int, typer.Option(help="of a training; 0: as many as end in time")] = 0,
 ) -> None:
     """Carry out the trials of a study."""
     try:
@@ -254,24 +222,22 @@ def main(
             for trial in study.runs:
                 print(papermill(study, trial, study.steps[0]))
             return
-        import torch
-
-        cards = range(torch.cuda.device_count())
+        cards = visible_gpus()
     except ValueError as error:
         print(f"pe.pretrained.study: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
 
-    def start(number: int, steps: int, gpu: int | None) -> subprocess.Popen[bytes]:
+    def start(number: int, steps: int, gpu: str | None) -> subprocess.Popen[bytes]:
         words = [
             sys.executable, "-m", "pe.pretrained.study", name, "--model", model, "--only",
             str(number), "--steps", str(steps), "--compile", compile, *(["--mini"] if mini else []),
         ]  # fmt: skip
-        where = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)}
+        where = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         return subprocess.Popen(words, env=os.environ | where)
 
     failed = carry_out(
-        study, model, start, gpus=cards, places=places, until=until, pace=Pace(step_seconds),
-        log=lambda text: print(text, flush=True),
+        study, model, start, gpus=cards, places=places, until=until, step_seconds=step_seconds,
+        steps=steps, log=lambda text: print(text, flush=True),
     )  # fmt: skip
     raise typer.Exit(1 if failed else 0)
 

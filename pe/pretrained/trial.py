@@ -127,11 +127,14 @@ class _Trial:
         if "factor" not in known:
             raise ValueError("long_factor: a search needs the factor as well; state factor")
         longer = pe.adapt(self.model, self.settings.pe, plain=False, **known)
+        settings: dict[str, Any] = SEARCH | {
+            "pe": self.settings.pe, "factor": float(known["factor"]),
+            "magnitude": known.get("magnitude", "su"),
+        }  # fmt: skip
+        judged: Any = Judged(longer)
         factors = search_factors(
-            self.run, Judged(longer), data, self.recipe, self.progress,  # type: ignore[arg-type]
-            pe=self.settings.pe, factor=float(known["factor"]),
-            magnitude=known.get("magnitude", "su"), **SEARCH,
-        )  # fmt: skip
+            self.run, judged, data, self.recipe, self.progress, settings, settings.pop("iterations")
+        )
         return known | {"long_factor": list(factors)}
 
     def _begin(self, data: TokenData, new: Any) -> dict[str, Any]:

@@ -43,6 +43,12 @@ def _wilson_bounds(right: int, n: int) -> tuple[float, float]:
     return float(bounds.low), float(bounds.high)
 
 
+def scaled(interval: Interval, factor: float) -> Interval:
+    """The interval of a value times a known number that is not negative."""
+    value, low, high = (factor * x for x in (interval.value, interval.low, interval.high))
+    return Interval(value, low, high, interval.n)
+
+
 def newcombe(first: Interval, second: Interval) -> Interval:
     """``first - second`` of two Wilson intervals (Newcombe 1998, method 10)."""
     gap = first.value - second.value

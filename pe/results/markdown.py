@@ -10,7 +10,7 @@ from tabulate import tabulate
 from pe.results import quantities
 from pe.results.difference import LEVEL, Difference, difference, p_value, same_targets
 from pe.results.intervals import holm
-from pe.results.measure import cut, cut_base, measure, write
+from pe.results.measure import beside_cutting, cut, cut_base, measure, write
 from pe.results.quantities import COLUMNS, GUESSING, RunLike, expand
 from pe.results.rows import Row, ceilings, common_seeds, comparable
 
@@ -32,6 +32,7 @@ def table(
     base: Row | None = None,
     each: bool = False,
     tokens: bool = False,
+    verdicts: bool = False,
 ) -> str:
     """A table with a line for each row, compared on the seeds that all rows have.
 
@@ -49,6 +50,8 @@ def table(
             same prompts (with the p of McNemar's test) or windows: that is about these runs alone.
         each: a line for each seed by itself.
         tokens: lengths in tokens, not in multiples of the training length.
+        verdicts: below a value beyond the training length, whether it is better or worse than what
+            the same model has with the text cut (`pe.results.measure.beside_cutting`).
     """
     longer = [row.label for row in ceilings(rows)]
     runs = [run for row in rows if row.label not in longer for run in row.runs]
@@ -66,7 +69,7 @@ def table(
     def line(row: Row, pages: Mapping[str, str]) -> list[str]:
         """A column is of the same tokens for all rows, whatever they were trained on."""
         there = [quantities.rescaled(name, row.runs[0], length) for name in names]
-        return _line(row, there, pages)
+        return [*_name(row, pages), *(_cell(row, name, verdicts) for name in there)]
 
     lines = [line(row, links or {}) for row in own]
     baseline = cropped(own, names)
@@ -87,13 +90,15 @@ def _recorded(runs: Sequence[RunLike]) -> list[str]:
     ]
 
 
-def _line(row: Row, names: Sequence[str], links: Mapping[str, str]) -> list[str]:
-    return [*_name(row, links), *(_cell(row, name) for name in names)]
+def _cell(row: Row, name: str, verdicts: bool) -> str:
+    """A value, and below it how the same row does with texts cut to its training length.
 
-
-def _cell(row: Row, name: str) -> str:
-    """A value; below a share of prompts that of the same row with texts cut to its length."""
+    That is a word, or else, of a share of prompts, the other share.
+    """
     text, where = write(measure(row, name), name, "<br>"), quantities.at(name)
+    if verdicts:
+        word = beside_cutting(row, name)
+        return f"{text}<br>{word}" if word else text
     if where is None or not where.is_share or where.multiple <= 1 or text == "–":
         return text
     share = cut(row, name)

@@ -18,8 +18,11 @@ from dataclasses import dataclass
 
 from pe.results import intervals, quantities
 from pe.results.intervals import Interval
-from pe.results.quantities import GUESSING, NOT_EVALUATED, NOT_RECORDED, RunLike
+from pe.results.quantities import GUESSING, NOT_EVALUATED, NOT_RECORDED, At, RunLike
 from pe.results.rows import Row
+
+UNDECIDED = "undecided"
+"""Where no difference to the cut text is shown."""
 
 
 @dataclass(frozen=True)
@@ -106,14 +109,64 @@ def cut(row: Row, quantity: str) -> float | None:
     where = quantities.at(quantity)
     if where is None or where.multiple < 1:
         return None
-    near = measure(row, str(where._replace(multiple=1.0, tempered=False))).value
+    near = measure(row, _near(where)).value
     if near is None or where.is_perplexity:
         return near
-    asked = quantities.answers(row.runs[0], quantity)
+    inside = _uncut(row, where)
+    return None if inside is None else near * inside
+
+
+def _near(where: At) -> str:
+    """The same quantity at the training length."""
+    return str(where._replace(multiple=1.0, tempered=False))
+
+
+def _uncut(row: Row, where: At) -> float | None:
+    """The share of prompts whose numbers all lie in the last training length of the text."""
+    asked = quantities.answers(row.runs[0], str(where))
     if asked is None:
         return None
-    inside = [depth >= 1 - 1 / where.multiple for depth in asked.depths]
-    return near * sum(inside) / len(inside)
+    return statistics.fmean(depth >= 1 - 1 / where.multiple for depth in asked.depths)
+
+
+def beyond_cut(row: Row, quantity: str) -> Interval | None:
+    """What a row of one run has more than with its texts cut to the training length (`cut`).
+
+    Of a perplexity: nats, with Student's interval over the windows, whose last tokens are the same.
+    Of a share: Newcombe's interval; that of the cut share is the interval at 1x, made smaller.
+
+    Returns:
+        None up to the training length, and where a value is missing.
+    """
+    where = quantities.at(quantity)
+    (run,) = row.runs
+    if where is None or where.multiple <= 1 or measure(row, quantity).value is None:
+        return None
+    if where.is_perplexity:
+        both = [quantities.windows(run, name) for name in (quantity, _near(where))]
+        return intervals.mean_interval(intervals.paired(*both))
+    own, near = (measure(row, name).interval for name in (quantity, _near(where)))
+    inside = _uncut(row, where)
+    if own is None or near is None or inside is None:
+        return None
+    return intervals.newcombe(own, intervals.scaled(near, inside))
+
+
+def beside_cutting(row: Row, quantity: str) -> str:
+    """``better`` or ``worse`` than with texts cut, or `UNDECIDED`.
+
+    One word where all runs of the row agree, else one for each seed. Empty without a value.
+    """
+    where, words = quantities.at(quantity), []
+    for one in row.each():
+        gap = beyond_cut(one, quantity)
+        if gap is None or where is None:
+            return ""
+        more, less = ("worse", "better") if where.is_perplexity else ("better", "worse")
+        words.append(more if gap.low > 0 else less if gap.high < 0 else UNDECIDED)
+    if len(set(words)) == 1:
+        return words[0]
+    return ", ".join(f"{word} ({seed})" for word, seed in zip(words, row.seeds, strict=True))
 
 
 def cut_base(found: Sequence[Row]) -> Row | None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pe._errors import unknown
+from pe.training.progress import duration
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,14 +108,6 @@ def rounded(value: float) -> str:
 def whole(value: float) -> str:
     """A count: ``9,812``."""
     return f"{value:,.0f}"
-
-
-def duration(seconds: float) -> str:
-    """``52 s``, ``3 min 05 s``, ``2 h 10 min``."""
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes >= 60:
-        return f"{minutes // 60} h {minutes % 60:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
 def signed(value: float, digits: int | None = None) -> str:

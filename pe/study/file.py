@@ -40,9 +40,9 @@ import re
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
 
 from pe._errors import unknown
 from pe._files import shipped
@@ -181,6 +181,17 @@ class StudyFile(YamlPart):
     zero_shot: ZeroShot | None = None
     mini: MiniEntry | None = None
 
+    @model_validator(mode="after")
+    def _seeds_of_runs(self) -> Self:
+        """A run's seeds choose among those of the study and add none."""
+        for label, entry in self.runs.items():
+            if extra := sorted(set(entry.seeds or ()) - set(self.seeds)):
+                raise ValueError(
+                    f"runs.{label}.seeds: {extra[0]} is not among the seeds of the study, "
+                    f"{self.seeds}; add it there"
+                )
+        return self
+
     def miniature(self) -> StudyFile:
         """The miniature, as a separate study."""
         if self.mini is None:
@@ -193,5 +204,12 @@ class StudyFile(YamlPart):
             part: values.get(part, {}) | small.get(part, {})
             for part in ("set", "zero_shot")
             if part in values or part in small
+        }
+        seeds = small.get("seeds", self.seeds)
+        for run in values["runs"].values():  # those of the miniature alone
+            if run.get("seeds"):
+                run["seeds"] = [seed for seed in run["seeds"] if seed in seeds]
+        values["runs"] = {
+            label: run for label, run in values["runs"].items() if run.get("seeds") != []
         }
         return StudyFile.model_validate(values | small | parts | {"mini": None})

@@ -6,10 +6,11 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
+from pe.evaluation.covers import covers
 from pe.recipes.recipe import Recipe
 from pe.runs import Folder, Run, root
 from pe.study.zero_shot import ZeroShot
-from pe.training.start import RETRAINED
+from pe.training.start import RETRAINED, folder_of, is_retrained_copy, source_changes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +44,6 @@ class Planned:
 
     def done(self) -> bool:
         """Whether it is trained and evaluated as its recipe asks, or retrained with all weights."""
-        from pe.study.complete import complete
-
         if self.zero_shot:
             return not self.zero_shot.missing(self.run())
         return complete(self.run())
@@ -54,6 +53,27 @@ class Planned:
         if self.zero_shot:
             return self.done()
         return self.run().exists() and self.run().record.status == "complete"
+
+
+def complete(run: Run) -> bool:
+    """Whether a run is trained and evaluated as its recipe asks.
+
+    A parent that was retrained has to have all weights that are asked for, and nothing else. A run
+    whose encoding has another source now is not complete; to train it says why (RunError).
+    """
+    if not run.exists() or run.read()["status"] != "complete":
+        return False
+    if not is_retrained_copy(run):
+        evaluation = run.evaluation()
+        covered = evaluation is not None and covers(evaluation, run.recipe)
+        return covered and not source_changes(run)
+    kept = run.directory / "checkpoints"
+    states = [folder_of(kept, step) for step in run.recipe.keep_states]
+    return (
+        (run.checkpoint / "config.json").exists()
+        and all(folder_of(kept, step) is not None for step in run.recipe.keep_steps)
+        and all(state is not None and (state / "optimizer.bin").exists() for state in states)
+    )
 
 
 class StudyFolder(Folder):

@@ -121,7 +121,7 @@ def text(
 
 
 def time_left(listed: Sequence[Row], workers: int = 1) -> str:
-    """``2:05:00 of training left on one device, 35:00 with 4 workers``; evaluation not counted."""
+    """How much training is left on one device, and with several workers; without evaluation."""
     missing = sum(r.seconds_left is None for r in listed)
     alone = sum(r.seconds_left or 0.0 for r in listed)
     if missing and not alone:

@@ -23,8 +23,8 @@ from pe._files import shipped
 from pe.recipes.command import notebook_command, notebook_parameters
 from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunBusy, RunError
-from pe.study.complete import complete
 from pe.study.devices import wait_for_device
+from pe.study.planned import complete
 from pe.study.zero_shot import ZeroShot, carry_out
 from pe.training.processes import stop_with_parent
 from pe.training.start import is_retrained_copy

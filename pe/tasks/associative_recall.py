@@ -97,10 +97,8 @@ class AssociativeRecall(Task):
 
             return guess
 
-        share = dict.fromkeys(self.splits, 1 / self.pairs)
-        even = dict.fromkeys(self.splits, self.chance)
         return (
-            Baseline("first value", "The value of the first pair.", value(0), share),
-            Baseline("last value", "The value of the last pair.", value(self.pairs - 1), share),
-            Baseline("one value", "Always the same value.", constant(self.answers[0]), even),
+            Baseline("first value", "The value of the first pair.", value(0)),
+            Baseline("last value", "The value of the last pair.", value(self.pairs - 1)),
+            Baseline("one value", "Always the same value.", constant(self.answers[0])),
         )

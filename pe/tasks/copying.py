@@ -30,7 +30,7 @@ from pydantic import Field
 from pe.tasks.core.base import Example, Lengths, Task, continued
 from pe.tasks.core.draws import Draws, Int
 from pe.tasks.core.registry import register
-from pe.tasks.core.scoring import Baseline, Guess, constant
+from pe.tasks.core.scoring import Baseline, constant
 
 SOURCE = "McGill-NLP/length-generalization @40f8a445"
 
@@ -80,24 +80,10 @@ class Copying(Task):
         return self.marked + length + 1 + len(self.answer(np.arange(length)))
 
     def baselines(self) -> tuple[Baseline, ...]:
-        marks = len(self.answer(np.arange(2))) % 2  # a NEXT in the middle
         return (
-            self._stated(
-                "the end", "Always the end of the answer.", constant(self.items + 1), 0.0, 1
-            ),
-            self._stated("one symbol", "Always symbol 0.", constant(0), 1 / self.items, 0, marks),
+            Baseline("the end", "Always the end of the answer.", constant(self.items + 1)),
+            Baseline("one symbol", "Always symbol 0.", constant(0)),
         )
-
-    def _stated(
-        self, name: str, meaning: str, guess: Guess, share: float, ends: int, marks: int = 0
-    ) -> Baseline:
-        """A baseline that gets a share of the symbols right, and ``ends`` (0 or 1) end tokens."""
-
-        def size(length: int) -> int:
-            return len(self.answer(np.arange(length)))
-
-        score = self.pooled(lambda n: share * (size(n) - marks) + ends, lambda n: size(n) + 1)
-        return Baseline(name, meaning, guess, score)
 
 
 @register("copy", title="Copy", paper="2305.19466", source=SOURCE)
@@ -134,7 +120,7 @@ class Copy(Copying):
         meaning = "Always the symbol to write, and never the end."
         return (
             *super().baselines(),
-            self._stated("no end", meaning, self._symbol_to_write, 1.0, 0),
+            Baseline("no end", meaning, self._symbol_to_write),
         )
 
     def _symbol_to_write(self, tokens: Int, places: Int) -> Int:

@@ -129,19 +129,11 @@ class Counting(Task):
             return np.array([min(LARGEST, int((seen[begin:] == ids["++;"]).sum()))])
 
         return (
-            Baseline("ten", "Always 10.", constant(LARGEST), self.if_default(TEN)),
-            Baseline("zero", "Always 0.", constant(0), self.if_default(ZERO)),
+            Baseline("ten", "Always 10.", constant(LARGEST)),
+            Baseline("zero", "Always 0.", constant(0)),
             Baseline(
                 "any variable",
                 "The number of increments, of any variable, since the last assignment.",
                 recent,
-                self.if_default(RECENT),
             ),
         )
-
-
-TEN = {"train": 0.206, "id": 0.206, "ood": 0.257}
-ZERO = {"train": 0.138, "id": 0.138, "ood": 0.133}
-RECENT = {"train": 0.382, "id": 0.382, "ood": 0.219}
-"""Measured on 10,000 examples. In 2,000 examples of the authors' generator 20.6% of the answers are
-10, and 14.5% are 0."""

@@ -82,23 +82,7 @@ class FlipFlop(Task):
         return Example(tokens[:-1], targets[:-1])
 
     def baselines(self) -> tuple[Baseline, ...]:
-        half = dict.fromkeys(self.splits, 0.5)
-        latest = {split: self._share_of_latest(split) for split in self.splits}
         return (
-            Baseline("zero", "The bit is always 0.", constant(0), half),
-            Baseline("latest", "The bit before, whatever its instruction.", back(1), latest),
+            Baseline("zero", "The bit is always 0.", constant(0)),
+            Baseline("latest", "The bit before, whatever its instruction.", back(1)),
         )
-
-    def _share_of_latest(self, split: str) -> float:
-        """It is right after w and r, and half of the time after i. The first pair always writes."""
-        p = self._ignored(split)
-        low, high = self.lengths(split)
-        right = tokens = 0.0
-        for pairs in range(low // 2, high // 2 + 1):
-            if pairs == 2:
-                right, tokens = right + 1, tokens + 1
-                continue
-            between = (1 - p) / 2  # the second pair reads, and each of the following ones
-            right += between + (pairs - 3) * between * (1 - p / 2) + 1 - p / 2
-            tokens += (pairs - 2) * between + 1
-        return right / tokens

@@ -65,12 +65,9 @@ class KBack(Task):
 
     def baselines(self) -> tuple[Baseline, ...]:
         if self.read == "copy":
-            even = dict.fromkeys(self.splits, 1 / self.items)
-            same = even if self.k > 1 else dict.fromkeys(self.splits, 1.0)
             return (
-                Baseline("one item", "Always item 0.", constant(0), even),
-                Baseline("here", "The item at the position.", back(0), even),
-                Baseline("neighbour", "The item before the position.", back(1), same),
+                Baseline("one item", "Always item 0.", constant(0)),
+                Baseline("here", "The item at the position.", back(0)),
+                Baseline("neighbour", "The item before the position.", back(1)),
             )
-        share = self.pooled(lambda n: n - (n - self.k) / self.items, lambda n: n)
-        return (Baseline("no", "Nothing matches.", constant(self.items), share),)
+        return (Baseline("no", "Nothing matches.", constant(self.items)),)

@@ -57,8 +57,7 @@ class Match(Task):
         def neighbour(tokens: Int, places: Int) -> Int:
             return np.where(tokens[places] == tokens[np.maximum(places - 1, 0)], yes, no)
 
-        half = dict.fromkeys(self.splits, 0.5)
         return (
-            Baseline("no", "They never match.", constant(no), half),
-            Baseline("neighbour", "They match if the last two tokens do.", neighbour, half),
+            Baseline("no", "They never match.", constant(no)),
+            Baseline("neighbour", "They match if the last two tokens do.", neighbour),
         )

@@ -19,7 +19,6 @@ from pydantic import Field
 from pe.tasks.core.base import Example, Lengths, Task, read_last
 from pe.tasks.core.draws import Draws, Int
 from pe.tasks.core.registry import register
-from pe.tasks.core.residues import residues, sum_of
 from pe.tasks.core.scoring import Baseline, constant
 
 SOURCE = "23f2002284/Notes-on-LMs @348846d0"
@@ -56,15 +55,7 @@ class ModularSum(Task):
         def last(tokens: Int, places: Int) -> Int:
             return tokens[places] % self.modulus
 
-        one = residues(0, self.numbers, self.modulus)
-        if self.read == "final":  # the last number is right if the others add up to 0
-            zero = self.pooled(lambda n: sum_of(one, n)[0])
-            same = self.pooled(lambda n: sum_of(one, n - 1)[0])
-        else:  # the number at a position is not in its sum
-            sums = np.array([sum_of(one, count) for count in range(self.longest())])
-            zero = self.pooled(lambda n: float(np.sum(sums[:n, 0])), lambda n: n)
-            same = self.pooled(lambda n: float(np.sum(sums[:n] @ one)), lambda n: n)
         return (
-            Baseline("zero", "The sum is always 0.", constant(0), zero),
-            Baseline("last number", "The sum is the number at the position.", last, same),
+            Baseline("zero", "The sum is always 0.", constant(0)),
+            Baseline("last number", "The sum is the number at the position.", last),
         )

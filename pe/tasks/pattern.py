@@ -65,8 +65,7 @@ class Pattern(Task):
             seen = (tokens == self.items).cumsum() > 0
             return np.where(seen[places], yes, no)
 
-        half, all_right = dict.fromkeys(self.splits, 0.5), dict.fromkeys(self.splits, 1.0)
         return (
-            Baseline("no", "It never occurs.", constant(no), half),
-            Baseline("detect A", "It occurs if the token A does.", finds_a, all_right),
+            Baseline("no", "It never occurs.", constant(no)),
+            Baseline("detect A", "It occurs if the token A does.", finds_a),
         )

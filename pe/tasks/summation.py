@@ -14,7 +14,6 @@ import numpy as np
 from pe.tasks.core.base import Example, Lengths, Task, read_last
 from pe.tasks.core.draws import Draws
 from pe.tasks.core.registry import register
-from pe.tasks.core.residues import residues, sum_of
 from pe.tasks.core.scoring import Baseline, back, constant
 
 SOURCE = "McGill-NLP/length-generalization @40f8a445"
@@ -47,10 +46,7 @@ class Summation(Task):
         return read_last(tokens, int(x.sum()) % 10)
 
     def baselines(self) -> tuple[Baseline, ...]:
-        one = residues(1, 10, 10)
-        zero = self.pooled(lambda n: sum_of(one, n)[0])
-        same = self.pooled(lambda n: sum_of(one, n - 1)[0])  # where the others add up to 0
         return (
-            Baseline("zero", "The sum is always 0.", constant(0), zero),
-            Baseline("last number", "The sum is the last number.", back(1), same),
+            Baseline("zero", "The sum is always 0.", constant(0)),
+            Baseline("last number", "The sum is the last number.", back(1)),
         )

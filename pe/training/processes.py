@@ -248,9 +248,9 @@ class _Group:
         return error  # type: ignore[no-any-return]
 
     def forget_logs(self) -> None:
-        """Remove the log files of the processes."""
-        for log in self.logs:
-            log.unlink(missing_ok=True)
+        """Remove the log files of the processes, also those of an earlier session with more."""
+        for log in self.run.directory.glob("process-*.log"):
+            log.unlink()
 
     @contextlib.contextmanager
     def signals_forwarded(self) -> Iterator[None]:

@@ -14,10 +14,11 @@ from typing import Any
 
 
 def duration(seconds: float) -> str:
-    """Write seconds as ``0:18``, ``12:05`` or ``1:02:33``."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+    """``52 s``, ``3 min 05 s``, ``2 h 10 min``."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
 class Progress:

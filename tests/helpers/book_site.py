@@ -113,6 +113,7 @@ def build_small(tree: Path, strict: bool = True) -> Built:
 
     from pe.study import file
 
+    gc.enable()  # bookext turns it off
     gc.collect()  # an extension of Sphinx fails at what an earlier build has left behind
     gc.freeze()  # and it looks at every object that is not frozen
     out = io.StringIO()

@@ -35,8 +35,8 @@ def decoding_errors(
 ) -> dict[str, Tensor]:
     """Largest error of a decoding step's logits against the whole text read at once, by length.
 
-    raw: keys cached before the rotation, and all turned at each step. stale: each key kept as it
-    was turned when it was new.
+    raw: keys cached before the rotation, and all rotated at each step. stale: each key kept as it
+    was rotated when it was new.
     """
     enc = _dynamic(head_dim, original, 2.0)
     q, k = randn(1, 1, longest, head_dim, seed=1), randn(1, 1, longest, head_dim, seed=2)
@@ -84,13 +84,13 @@ def draw_dynamic_ntk_decoding() -> Figure:
         errors["stale"],
         color=figures.INK,
         ls="--",
-        label="keys as they were turned when new",
+        label="keys as they were rotated when new",
     )
     ax.plot(
         lengths,
         errors["raw"],
         color=figures.colour("dynamic_ntk"),
-        label="all keys turned in each step",
+        label="all keys rotated in each step",
     )
     ax.axvline(32, color=figures.FAINT, lw=0.8, ls=":")
     ax.annotate("L₀ = 32", (33, float(errors["stale"].max()) * 0.9), fontsize=8)

@@ -20,7 +20,7 @@ SHOWN = ("rope", "pi", "ntk", "dynamic_ntk", "yarn", "llama3", "resonance")
 
 
 def spectrum(name: str, length: int) -> Tensor:
-    """Frequencies (P,) that the tokens of a text of ``length`` tokens turn by."""
+    """Frequencies (P,) by which the tokens of a text of ``length`` tokens are rotated."""
     options = {"factor": FACTOR} if name not in ("rope", "resonance") else {}
     enc = pe.encoding(name, head_dim=HEAD_DIM, num_heads=1, original_length=TRAINED, **options)
     assert isinstance(enc, RoPE)
@@ -28,7 +28,7 @@ def spectrum(name: str, length: int) -> Tensor:
 
 
 def turns_in_training() -> Tensor:
-    """Turns (P,) that RoPE's pairs make in `TRAINED` tokens."""
+    """Rotations (P,) that RoPE's pairs make in `TRAINED` tokens."""
     return spectrum("rope", TRAINED) * TRAINED / (2 * math.pi)
 
 
@@ -52,7 +52,7 @@ def draw_reach() -> Figure:
         )
     first = int((turns_in_training() < 1).nonzero()[0])
     ax.axvspan(first, HEAD_DIM // 2 - 1, color=figures.FAINT, alpha=0.15, lw=0)
-    ax.annotate("less than one turn in training", (first + 0.5, 0.15), fontsize=8)
+    ax.annotate("no full rotation in training", (first + 0.5, 0.15), fontsize=8)
     ax.set(
         xlabel="pair i", ylabel="largest angle / in training", ylim=(0, 4.6),
         xlim=(0, HEAD_DIM // 2 - 1),

@@ -16,7 +16,7 @@ HEAD_DIM, THETA, LENGTH, FACTOR = 128, 5e5, 8192, 8.0
 
 
 def ramp_numbers() -> dict[str, Tensor]:
-    """turns: of each pair in training, (P,). llama3, yarn: new frequency over RoPE's, (P,)."""
+    """turns: rotations of each pair in training. llama3, yarn: new frequency over RoPE's. (P,)."""
     omega = frequencies("rope", HEAD_DIM, theta=THETA)
     options = {"theta": THETA, "original_length": LENGTH, "factor": FACTOR}
     return {"turns": LENGTH * omega / (2 * math.pi)} | {
@@ -37,7 +37,7 @@ def draw_llama3_ramp() -> Figure:
         axes[0, 1].plot(numbers[name].numpy(), **look)
     for turns in (1, 4):
         axes[0, 0].axvline(turns, color=figures.INK, lw=0.8, ls=":")
-    axes[0, 0].set(xscale="log", xlabel="turns in training", ylabel="new frequency / old")
+    axes[0, 0].set(xscale="log", xlabel="rotations in training", ylabel="new frequency / old")
     axes[0, 1].set(xlabel="pair i", ylabel="new frequency / old")
     for ax in axes[0]:
         ax.set_ylim(0, 1.05)

@@ -18,7 +18,7 @@ def ntk_ratio(head_dim: int, factor: float) -> Tensor:
 
 
 def first_open_pair(head_dim: int, length: int) -> int:
-    """The first pair that completes no turn in ``length`` tokens."""
+    """The first pair that completes no rotation in ``length`` tokens."""
     return int((length * frequencies("rope", head_dim) < 2 * math.pi).nonzero()[0])
 
 

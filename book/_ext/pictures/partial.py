@@ -24,7 +24,7 @@ SPECTRA: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def spectra_numbers() -> dict[str, Tensor]:
-    """Wavelengths in tokens of the pairs that turn, fastest first."""
+    """Wavelengths in tokens of the pairs that rotate, fastest first."""
     found = {}
     for label, (name, options) in SPECTRA.items():
         omega = frequencies(name, WIDTH, **options)

@@ -51,8 +51,8 @@ def draw_pi_angles() -> Figure:
         label="PI, 16,384 tokens",
     )
     left.axhline(1, color=figures.INK, lw=0.8, ls=":")
-    left.annotate("one full turn", (0, 1.25), fontsize=8)
-    left.set(yscale="log", xlabel="pair i", ylabel="turns at the last position")
+    left.annotate("one full rotation", (0, 1.25), fontsize=8)
+    left.set(yscale="log", xlabel="pair i", ylabel="rotations up to the last position")
     left.legend(frameon=False, fontsize=8)
     right.plot(kernel("rope", head_dim, reach).numpy(), color=figures.colour("rope"), label="RoPE")
     right.plot(

@@ -29,7 +29,7 @@ def gaps(name: str, head_dim: int = 64, trained: int = 256, tested: int = 2048) 
     turn = 2 * math.pi
     angles = torch.atan2(where[..., 1], where[..., 0]).remainder(turn)
     seen, new = angles[:, :trained].sort(1).values, angles[:, trained:].contiguous()
-    # The circle closes: before the smallest angle lies the largest, a turn earlier.
+    # The circle closes: before the smallest angle lies the largest, a full rotation earlier.
     seen = torch.cat((seen[:, -1:] - turn, seen, seen[:, :1] + turn), 1)
     after = torch.searchsorted(seen, new)
     gap = torch.minimum(seen.gather(1, after) - new, new - seen.gather(1, after - 1))
@@ -55,7 +55,7 @@ def draw_resonance_gap() -> Figure:
     head_dim, trained = 64, 256
     figure, axes = canvas(columns=2)
     left, right = axes[0]
-    step = frequencies("rope", head_dim)  # what one token turns the pair by
+    step = frequencies("rope", head_dim)  # the angle per token
     for name, label, line in (("rope", "RoPE", "-"), ("resonance", "Resonance", "--")):
         gap = (gaps(name, head_dim, trained) / step).numpy()
         look = {"color": figures.colour(name), "marker": figures.marker(name), "markersize": 3.5}

@@ -32,7 +32,7 @@ def draw_rope_turns() -> Figure:
         ax.axis("off")
         turn = 2 * math.pi / float(omega[pair])
         shown = f"{turn:,.0f}" if turn > 100 else f"{turn:.3g}"
-        ax.set_title(f"pair {pair}: one turn in\n{shown} positions", fontsize=8.5)
+        ax.set_title(f"pair {pair}: one rotation in\n{shown} positions", fontsize=8.5)
     return figure
 
 
@@ -58,7 +58,7 @@ def draw_rope_distance() -> Figure:
 
 
 def unturned_pairs(head_dim: int = 32, length: int = 256) -> int:
-    """Pairs that complete no full turn within `length` positions."""
+    """Pairs that complete no full rotation within `length` positions."""
     return int((2 * math.pi / frequencies("rope", head_dim) > length).sum())
 
 
@@ -70,7 +70,7 @@ def draw_rope_wavelengths() -> Figure:
     pairs = np.arange(len(wavelength))
     full = wavelength <= trained
     colour = figures.colour("rope")
-    ax.scatter(pairs[full], wavelength[full], color=colour, zorder=3, label="full turns seen")
+    ax.scatter(pairs[full], wavelength[full], color=colour, zorder=3, label="full rotations seen")
     ax.scatter(
         pairs[~full],
         wavelength[~full],
@@ -100,7 +100,7 @@ def decay_numbers(
     distance = torch.arange(length, dtype=torch.float64)
     turning = torch.polar(torch.ones(length, pairs).double(), distance[:, None] * omega)
     ones = torch.ones(1, head_dim, dtype=torch.float64) / math.sqrt(2)
-    phase = favourite * omega  # key content turned forward by what the distance turns back
+    phase = favourite * omega  # key content rotated forward by what the distance rotates back
     chosen = torch.cat([phase.cos(), phase.sin()])[None]
     unit = torch.cat([torch.ones(pairs), torch.zeros(pairs)])[None].double()
     scale = math.sqrt(head_dim) / pairs

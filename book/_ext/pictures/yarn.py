@@ -40,10 +40,10 @@ def draw_yarn_frequencies() -> Figure:
     figure, axes = canvas(columns=2)
     left, right = axes[0]
     left.plot(turns, color=figures.colour("rope"))
-    for value, name in ((32, "fast: 32 turns"), (1, "slow: 1 turn")):
+    for value, name in ((32, "32 rotations"), (1, "1 rotation")):
         left.axhline(value, color=figures.INK, lw=0.8, ls=":")
         left.annotate(name, (0, value * 1.25), fontsize=8)
-    left.set(yscale="log", xlabel="pair i", ylabel="turns in the original length")
+    left.set(yscale="log", xlabel="pair i", ylabel="rotations in the original length")
     looks = {
         "PI": (figures.INK, ":"),
         "NTK": (figures.FAINT, "--"),

@@ -3,7 +3,7 @@
 A row of the table `HUB` is a corpus. Only as much is downloaded as the budget asks for
 (``fineweb@200M``), and the cache keeps it, so that another vocabulary size needs no second
 download. Without a network, set the environment variable ``PE_HUB_DIR`` to a directory in which a
-folder with the corpus's name holds its parquet or JSON files. The same loader reads these.
+folder with the corpus's name holds its files; they are read as any local files are.
 """
 
 from __future__ import annotations
@@ -16,17 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pe.data.corpora.base import Corpus, Document, register
-from pe.data.corpora.local import files_under, split_of, stamp
-
-_BUILDERS = {
-    ".parquet": "parquet",
-    ".jsonl": "json",
-    ".json": "json",
-    ".jsonl.gz": "json",
-    ".json.gz": "json",
-    ".jsonl.xz": "json",
-    ".jsonl.zst": "json",
-}
+from pe.data.corpora.local import LocalCorpus
 
 
 @dataclass(frozen=True)
@@ -62,36 +52,24 @@ HUB = {
 
 
 class HubCorpus(Corpus):
-    """A streamed corpus.
-
-    Args:
-        mirror: a local directory with the data set's files. None: that below ``PE_HUB_DIR`` if the
-            variable is set, else the hub.
-    """
+    """A streamed corpus."""
 
     keep = True
 
-    def __init__(self, name: str, table: HubTable, mirror: Path | None = None) -> None:
+    def __init__(self, name: str, table: HubTable) -> None:
         super().__init__()
         self.name, self.table = name, table
-        if mirror is None and os.environ.get("PE_HUB_DIR"):
-            mirror = Path(os.environ["PE_HUB_DIR"]).expanduser() / name
-        self.mirror = mirror
-        self.data_files = None if mirror is None else _mirror_files(name, table, mirror)
 
     def identity(self) -> object:
-        """Return the row of the table, and, if a mirror is read, the `stamp` of its files."""
-        files = [stamp(path) for paths in (self.data_files or {}).values() for path in paths]
+        """Return the row of the table."""
         splits = [[ours, theirs] for ours, theirs in self.table.splits.items()]
-        return ["hub", self.table.repository, self.table.config, splits, files]
+        return ["hub", self.table.repository, self.table.config, splits, []]
 
     def parts(self) -> Iterable[tuple[str | None, Iterator[Document]]]:
         """Yield a part per split of the data set, held-out splits first."""
         order = sorted(self.table.splits, key=lambda split: split in (None, "train"))
         for split in order:
-            theirs = self.table.splits[split]
-            if self.data_files is None or theirs in self.data_files:
-                yield split, self._documents(theirs)
+            yield split, self._documents(self.table.splits[split])
 
     def _documents(self, split: str) -> Iterator[Document]:
         table = self.table
@@ -109,7 +87,7 @@ class HubCorpus(Corpus):
         except Exception as error:  # datasets raises errors of a dozen types, most from aiohttp
             reason = str(error).strip().splitlines() or [""]
             raise ValueError(
-                f"corpus {self.name!r} ({self.mirror or table.repository}) could not be read "
+                f"corpus {self.name!r} ({table.repository}) could not be read "
                 f"({type(error).__name__}: {reason[0]}): check the network, put its files under "
                 f"PE_HUB_DIR/{self.name}, or use corpus 'stdlib', which needs no download"
             ) from error
@@ -117,48 +95,28 @@ class HubCorpus(Corpus):
     def _stream(self, split: str) -> Iterable[dict[str, Any]]:
         from datasets import load_dataset
 
-        if self.data_files is None:
-            stream: Iterable[dict[str, Any]] = load_dataset(
-                self.table.repository, self.table.config, split=split, streaming=True
-            )
-            return stream
-        paths = self.data_files[split]
-        stream = load_dataset(
-            _builder(paths[0]),
-            data_files={split: [str(path) for path in paths]},
-            split=split,
-            streaming=True,
+        table = self.table
+        stream: Iterable[dict[str, Any]] = load_dataset(
+            table.repository, table.config, split=split, streaming=True
         )
         return stream
 
 
-def _mirror_files(name: str, table: HubTable, mirror: Path) -> dict[str, list[Path]]:
-    """Return the data files of a mirror by the data set's names of splits."""
-    files = files_under(mirror, _BUILDERS) if mirror.is_dir() else []
-    if not files:
+def _open(name: str, table: HubTable) -> Corpus:
+    """Return the corpus: the local files below ``PE_HUB_DIR`` if it is set, else those of the hub.
+
+    Raises:
+        ValueError: ``PE_HUB_DIR`` has no folder for this corpus, or none of its files can be read.
+    """
+    if not os.environ.get("PE_HUB_DIR"):
+        return HubCorpus(name, table)
+    folder = Path(os.environ["PE_HUB_DIR"]).expanduser() / name
+    if not folder.is_dir():
         raise ValueError(
-            f"corpus {name!r} is to be read from {mirror} (PE_HUB_DIR), but no file ending in "
-            f"{', '.join(_BUILDERS)} is there"
+            f"corpus {name!r} is to be read from {folder} (PE_HUB_DIR): no such folder"
         )
-    if len({_builder(path) for path in files}) > 1:
-        raise ValueError(f"{mirror} mixes parquet and JSON files; keep one kind")
-    if len(table.splits) == 1:
-        return {next(iter(table.splits.values())): files}
-    grouped: dict[str, list[Path]] = {}
-    for path in files:
-        split = split_of(path.relative_to(mirror))
-        if split is None:
-            raise ValueError(
-                f"{path} belongs to no split of {name!r}; its name should begin with one of "
-                f"{', '.join(table.splits.values())}"
-            )
-        grouped.setdefault(split, []).append(path)
-    return grouped
-
-
-def _builder(path: Path) -> str:
-    return next(kind for suffix, kind in _BUILDERS.items() if path.name.endswith(suffix))
+    return LocalCorpus(folder, name)
 
 
 for _name, _table in HUB.items():
-    register(_name)(partial(HubCorpus, _name, _table))
+    register(_name)(partial(_open, _name, _table))

@@ -7,9 +7,10 @@ a grid.
 
 LongRoPE2 (arXiv:2502.20082) has a critical frequency c: the last one that completed a rotation in
 training, or an earlier one. From c on, lambda_i is at least s, since otherwise angles would occur
-that training did not show, and at most 2s. Its seeds follow NTK up to c. Rules and seeds are those
-of the search script in the first author's fork of the published code (J-shang/LongRoPE), which
-leaves the upper bound to the caller.
+that training did not show, and at most 2s. Its seeds follow NTK up to c. The lower bound and the
+seeds are those of the search script in the first author's fork of the published code
+(J-shang/LongRoPE), which leaves the upper bound to the caller. That script searches only the
+factors from c on and computes those below by NTK's rule; here all factors are searched.
 
 Every generation has its own random generator, seeded by (seed, generation). So the candidates
 depend only on the seed and on the losses so far, and a search that is resumed makes the same ones.
@@ -205,7 +206,7 @@ class Evolution:
         return tuple(genes)
 
     def _crossed(self, rng: random.Random, mother: Factors, father: Factors) -> Iterator[Factors]:
-        """Yield ``mother`` with ever more factors of ``father``, as long as the factors rise."""
+        """Yield ``mother`` with more and more factors of ``father`` while the factors rise."""
         if mother == father:
             return
         for _ in range(TRIES):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,8 +124,9 @@ def search_longrope(
     complete_record(run, "searching for factors of")
     with run.lock():
         data = text_of(run)
-        fitness = Fitness.of(run.recipe, load_model(holder(run)), data, settings)
-        return list(_Search(run, settings, fitness, Progress(enabled=not quiet)).run_to(iterations))
+        longer = convert(load_model(holder(run)), spec, factor=factor, magnitude=magnitude).eval()
+        progress = Progress(enabled=not quiet)
+        return list(search_factors(run, longer, data, run.recipe, progress, settings, iterations))
 
 
 def search_factors(
@@ -134,29 +135,21 @@ def search_factors(
     data: TokenData,
     recipe: Recipe,
     progress: Progress,
-    *,
-    pe: str,
-    factor: float,
-    magnitude: str | float,
+    settings: Mapping[str, Any],
     iterations: int,
-    population: int,
-    windows: int,
-    seed: int,
 ) -> Factors:
     """Do the search of `search_longrope` for a model that has LongRoPE already.
 
     Args:
         folder: gets the record; the caller holds its lock.
+        settings: ``pe``, ``factor``, ``magnitude``, ``population``, ``seed`` and ``windows``, and
+            for a search by needles ``needles`` and ``critical``.
 
     Returns:
         The best factors, (d/2,).
     """
-    _check(factor, iterations, population, pe)
-    settings = {
-        "pe": pe, "factor": factor, "magnitude": magnitude, "population": population, "seed": seed,
-        "windows": windows,
-    }  # fmt: skip
-    fitness = Fitness.over(recipe, model, data, settings)
+    _check(settings["factor"], iterations, settings["population"], settings["pe"])
+    fitness = Fitness.of(recipe, model, data, settings)
     return _Search(folder, settings, fitness, progress).run_to(iterations)
 
 
@@ -184,17 +177,7 @@ class Fitness:
 
     @classmethod
     def of(
-        cls, recipe: Recipe, model: PEForCausalLM, data: TokenData, settings: dict[str, Any]
-    ) -> Fitness:
-        """Convert ``model`` to LongRoPE and make its fitness."""
-        longer = convert(
-            model, settings["pe"], factor=settings["factor"], magnitude=settings["magnitude"]
-        )
-        return cls.over(recipe, longer.eval(), data, settings)
-
-    @classmethod
-    def over(
-        cls, recipe: Recipe, longer: PEForCausalLM, data: TokenData, settings: dict[str, Any]
+        cls, recipe: Recipe, longer: PEForCausalLM, data: TokenData, settings: Mapping[str, Any]
     ) -> Fitness:
         """Make the fitness of a model that has LongRoPE already."""
         length = math.ceil(settings["factor"] * _transforms(longer)[0].original_length)
@@ -206,7 +189,7 @@ class Fitness:
             hidden = prompts(text, scorer.split, length, windows, seed=NEEDLE_SEED)
         return cls(scorer, length, hidden)
 
-    def rules(self, settings: dict[str, Any]) -> Evolution:
+    def rules(self, settings: Mapping[str, Any]) -> Evolution:
         """Return the rules by which candidates are made for the model's frequencies."""
         model, factor = self.scorer.model, settings["factor"]
         rope = next(m for m in model.modules() if isinstance(m, RoPE) and len(m.transforms))
@@ -257,13 +240,13 @@ class _Search:
     """A search and its record."""
 
     def __init__(
-        self, run: Folder, settings: dict[str, Any], fitness: Fitness, progress: Progress
+        self, run: Folder, settings: Mapping[str, Any], fitness: Fitness, progress: Progress
     ) -> None:
         self.run, self.fitness, self.progress = run, fitness, progress
         self.suffix = f"-{settings['factor']:g}x"
         if fitness.prompts:
             self.suffix += f"-{settings['needles']}"
-        settings = settings | {
+        settings = dict(settings) | {
             "length": fitness.length, "target_tokens": fitness.scorer.recipe.target_tokens,
             "windows_found": len(fitness.prompts or fitness.scorer.ends),
             "data": fitness.scorer.data.fingerprint,

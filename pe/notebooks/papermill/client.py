@@ -19,7 +19,7 @@ from papermill.clientwrap import PapermillNotebookClient
 from tqdm import tqdm
 from traitlets.config import Config
 
-from pe.notebooks.parameters.common import PLANNED
+from pe.runs.parameters import PLANNED
 
 GRACE_SECONDS = 60.0
 """An interrupted cell may take so many seconds to save and to end ($PE_GRACE_SECONDS)."""

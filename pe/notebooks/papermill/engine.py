@@ -20,9 +20,9 @@ from pe._files import write_atomically
 from pe.notebooks.papermill import document
 from pe.notebooks.papermill.client import Client, note
 from pe.notebooks.parameters import LAUNCHERS, launch
-from pe.notebooks.parameters.common import PLANNED
 from pe.runs import Folder, Run, RunBusy, RunError
 from pe.runs.models import RunRecord, Status
+from pe.runs.parameters import PLANNED
 
 LOCK = ".notebook.lock"
 

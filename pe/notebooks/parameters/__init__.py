@@ -16,13 +16,215 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from pe.notebooks.parameters.convert import configure_conversion
-from pe.notebooks.parameters.pretrained import configure_pretrained
-from pe.notebooks.parameters.speed import configure_speed
-from pe.notebooks.parameters.study import configure_study
 from pe.notebooks.parameters.tasks import configure_tasks
-from pe.notebooks.parameters.train import configure
-from pe.runs import Folder
+from pe.pretrained.record import configure_pretrained
+from pe.runs import Folder, Run, root
+from pe.runs.parameters import (
+    Count,
+    Number,
+    Options,
+    Positive,
+    Switch,
+    Whole,
+    Words,
+    launcher,
+    other_fields,
+    refuse_strange_study,
+    whole_numbers_in,
+    without_none,
+    words_in,
+)
+from pe.speed.record import SpeedRun
+from pe.study.plan import load_plan
+from pe.study.planned import StudyFolder
+from pe.training.check import check_run
+
+
+@launcher
+def configure(
+    pe: str = "rope",
+    recipe: str = "auto",
+    study: str = "local",
+    seed: Whole = 0,
+    steps: Whole | None = None,
+    corpus: str | None = None,
+    context_length: Count | None = None,
+    batch_size: Count | None = None,
+    learning_rate: Positive | None = None,
+    pe_options: Options | None = None,
+    overrides: Options | None = None,
+) -> Run:
+    """Return the run that the parameters of train.ipynb describe. Writes nothing.
+
+    Its directory is ``runs.root() / study / recipe.run_name()``; its recipe is set.
+
+    Args:
+        recipe: a name of `pe.RECIPES`; auto: as the machine allows. What is None is as it says.
+        overrides: fields of the recipe that have no parameter.
+
+    Raises:
+        ValueError: an unknown encoding, recipe, corpus or field (the nearest is named), or a
+            value of another type than its parameter's.
+    """
+    from pe.recipes.named import recipe as named_recipe
+
+    refuse_strange_study(study)
+    fields = {"pe": pe, "pe_options": pe_options or {}, "seed": seed} | without_none(
+        steps=steps, corpus=corpus, context_length=context_length, batch_size=batch_size,
+        learning_rate=learning_rate,
+    )  # fmt: skip
+    fields |= other_fields(overrides, inspect.signature(configure).parameters)
+    chosen = named_recipe(recipe, **fields)
+    run = Run(root() / study / chosen.run_name(), recipe=chosen)
+    check_run(run)
+    return run
+
+
+@launcher
+def configure_conversion(
+    run: str | None = None,
+    step: Count | None = None,
+    pe: str = "nope",
+    study: str = "local",
+    steps: Count | None = None,
+    learning_rate: Positive | None = None,
+    min_learning_rate: Number | None = None,
+    warmup_steps: Whole | None = None,
+    context_length: Count | None = None,
+    batch_size: Count | None = None,
+    joint_norm: str | None = None,
+    softmax_scale: Number | None = None,
+    pe_options: Options | None = None,
+    overrides: Options | None = None,
+) -> Run:
+    """Return the run that goes on from another one under a new encoding. Writes nothing.
+
+    What is None is as in the run it starts from, as are text, sizes, seed and evaluation; but the
+    peak of the learning rate is a third of that run's and falls to a tenth, after a warmup of 3%.
+
+    Args:
+        run: its name in the study, or STUDY/NAME. step: whose weights are taken; None: its last.
+        steps: to train on; None: as many as that run had left.
+
+    Raises:
+        ValueError: as `configure`; or the encoding cannot follow the old one.
+        RunError: there is no such run, or it has no weights of that step.
+    """
+    from pe.encodings.core.change import changed_options
+    from pe.recipes.recipe import Recipe
+    from pe.training.start import parent_of, start_of
+
+    refuse_strange_study(study)
+    if not run:
+        raise ValueError("run: which run shall be converted? -p run NAME, a folder of runs/STUDY/")
+    others = other_fields(overrides, inspect.signature(configure_conversion).parameters)
+    folder = root() / study
+    parent = parent_of(run, folder)
+    old = parent.recipe
+    last = old.steps if step is None else step
+    more = old.steps - last if steps is None else steps
+    if more <= 0:
+        raise ValueError(f"steps: how many? {parent.name} is at its end after step {last}")
+    peak = float(f"{old.learning_rate / 3:.6g}") if learning_rate is None else learning_rate
+    stretched = context_length not in (None, old.context_length)
+    trained = old.context_length if stretched else None
+    if parent.directory.parent == folder:
+        start = parent.name
+    else:
+        below = parent.directory.parent.parent == root()
+        start = f"{parent.study}/{parent.name}" if below else run
+    fields = old.to_dict() | {
+        "pe": pe,
+        "pe_options": changed_options(old.pe, old.pe_options, pe, pe_options or {}, trained),
+        "start_from": start,
+        "start_step": last,
+        "start_state": "weights",
+        "tune": "all",
+        "steps": more,
+        "learning_rate": peak,
+        "min_learning_rate": float(f"{peak / 10:.6g}"),
+        "warmup_steps": round(0.03 * more),
+        "schedule": "cosine",
+        "decay_steps": 0,
+        "keep_steps": [],
+        "keep_states": [],
+    }
+    fields |= without_none(
+        min_learning_rate=min_learning_rate, warmup_steps=warmup_steps, joint_norm=joint_norm,
+        context_length=context_length, batch_size=batch_size, softmax_scale=softmax_scale,
+    )  # fmt: skip
+    chosen = Recipe.from_dict(fields | others)
+    converted = Run(folder / chosen.run_name(), recipe=chosen)
+    check_run(converted)
+    if not converted.exists():  # a record can be shown where the weights are not at hand
+        start_of(chosen, folder)
+    return converted
+
+
+@launcher
+def configure_study(
+    study: str | None = None,
+    mini: Switch = False,
+    dry_run: Switch = False,
+    address: str | None = None,
+    workers: Count | None = None,
+    retries: Whole = 1,
+) -> StudyFolder:
+    """Return the folder and the plan of the study that these parameters describe. Writes nothing.
+
+    Raises:
+        ValueError: an unknown study (the nearest is named), or a file that is none.
+    """
+    if not study:
+        raise ValueError("study: which one? -p study scaffold, or the path of a YAML file")
+    if workers and address:
+        raise ValueError("workers: those at the address are there already; give one of the two")
+    plan = load_plan(study, mini=mini, check=True)
+    refuse_strange_study(plan[0].study)
+    return StudyFolder(plan, dry_run=dry_run, workers=1 if address else workers)
+
+
+@launcher
+def configure_speed(
+    name: str | None = None,
+    recipe: str = "auto",
+    encodings: str | None = None,
+    lengths: Words | None = None,
+    modes: str | None = None,
+    peers: str | None = None,
+    tokens: Count | None = None,
+    repeats: Count | None = None,
+    minutes: Positive | None = None,
+    compiled: Switch | None = None,
+    deterministic: Switch = False,
+) -> SpeedRun:
+    """Return the folder and settings of the speed run that these parameters describe.
+
+    Writes nothing.
+
+    Raises:
+        ValueError: an unknown name (the nearest is named), or lengths that do not fit the tokens.
+    """
+    from pe.speed import rig
+    from pe.speed.record import default_name, speed_run
+
+    chosen = rig("plan").settings(
+        recipe=recipe,
+        tokens=tokens or 0,
+        lengths=whole_numbers_in(lengths, "lengths"),
+        modes=words_in(modes),
+        encodings=words_in(encodings),
+        peers=() if peers == "none" else words_in(peers) or None,
+        repeats=repeats or 0,
+        compiled=compiled,
+        deterministic=deterministic,
+    )
+    if name:
+        refuse_strange_study(name)
+    run = speed_run(name or default_name(chosen.recipe))
+    run.settings = chosen
+    return run
+
 
 # papermill adds these names itself when it is asked to (--inject-paths).
 INJECTED_BY_PAPERMILL = ("PAPERMILL_INPUT_PATH", "PAPERMILL_OUTPUT_PATH")

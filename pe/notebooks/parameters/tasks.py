@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pe._errors import unknown
-from pe.notebooks.parameters.common import (
+from pe.runs.parameters import (
     Count,
     Options,
     Whole,
@@ -18,8 +18,7 @@ from pe.notebooks.parameters.common import (
     words_in,
 )
 from pe.tasks.measure.cost import refuse_too_large
-from pe.tasks.measure.record import DEVICE_SIZES, SIZES, Experiment, TaskRun, task_run
-from pe.tasks.measure.settings import Settings
+from pe.tasks.measure.record import DEVICE_SIZES, SIZES, Experiment, Settings, TaskRun, task_run
 
 
 @launcher
@@ -45,7 +44,7 @@ def configure_tasks(
             commas. Commas in parentheses do not separate encodings.
         size: a name of `pe.tasks.measure.record.SIZES`; auto: ``small`` on a CPU, else ``app``.
         seeds: whole numbers with commas between. learning_rates: numbers with commas between.
-        overrides: other fields of `pe.tasks.measure.settings.Settings`, or the numbers of examples
+        overrides: other fields of `pe.tasks.measure.record.Settings`, or the numbers of examples
             (``examples``, ``validation``, ``each_length``).
 
     Raises:

@@ -75,8 +75,8 @@ class SearchSettings(Part):
     needles: str | None = None
     """Retrieval task whose answers are scored (LongRoPE2); only where there is one."""
     critical: int | None = None
-    """With needles, the critical frequency that was asked for; null: the last that completed a turn
-    in training."""
+    """With needles, the critical frequency that was asked for; null: the last that completed a full
+    rotation in training."""
 
 
 class Search(Computed, Record):

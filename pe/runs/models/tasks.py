@@ -76,7 +76,7 @@ class TaskRecord(Process, Record):
     sources: dict[str, str]
     """By module, SHA-256 (16 digits) of all in it that decides the encoding's result."""
     settings: dict[str, Any]
-    """Sizes of the models and how they were trained (`pe.tasks.measure.settings.Settings`)."""
+    """Sizes of the models and how they were trained (`pe.tasks.measure.record.Settings`)."""
     seeds: list[int]
     """Seeds, each of which was trained at every rate, or where there is a `sweep` at the best."""
     learning_rates: list[float]

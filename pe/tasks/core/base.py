@@ -13,7 +13,7 @@ predicts a token that is not an answer of the task, and chance is 1 in ``len(ans
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, model_va
 from pe._errors import unknown
 from pe.tasks.core.draws import Draws, Int
 from pe.tasks.core.options import Options
-from pe.tasks.core.scoring import IGNORE, Baseline, Guess, Score, score
+from pe.tasks.core.scoring import IGNORE, Baseline
 
 
 def _pair(lengths: Any) -> Any:
@@ -162,7 +162,7 @@ class Task(Options, ABC):
 
     @abstractmethod
     def baselines(self) -> tuple[Baseline, ...]:
-        """Trivial strategies and their scores."""
+        """Trivial strategies."""
 
     @property
     def vocab_size(self) -> int:
@@ -173,26 +173,6 @@ class Task(Options, ABC):
     def chance(self) -> float:
         """Token accuracy of uniform guessing among the answers."""
         return 1 / len(self.answers)
-
-    def if_default(self, measured: Mapping[str, float], **options: Any) -> Mapping[str, float]:
-        """``measured`` if all options but those named here are at their defaults, else nothing."""
-        return measured if self == type(self)(**options) else {}
-
-    def pooled(
-        self, right: Callable[[int], float], asked: Callable[[int], float] = lambda length: 1
-    ) -> dict[str, float]:
-        """Expected token accuracy per split, for lengths that are uniform in it.
-
-        Args:
-            right: expected number of right tokens in an example of a length. asked: the number of
-                tokens that it asks for.
-        """
-        share = {}
-        for split in self.splits:
-            low, high = self.lengths(split)
-            lengths = range(low, high + 1)
-            share[split] = float(sum(map(right, lengths)) / sum(map(asked, lengths)))
-        return share
 
     def lengths(self, split: str) -> tuple[int, int]:
         """The shortest and the longest length of a split, both included.
@@ -258,22 +238,6 @@ class Task(Options, ABC):
             targets[row, : len(example.targets)] = example.targets
         lengths = np.array([length for _, length in drawn])
         return Batch(tokens, targets, lengths, np.array([len(e.tokens) for e, _ in drawn]))
-
-    def score_of(
-        self,
-        guess: Guess,
-        split: str,
-        examples: int = 1000,
-        seed: int = 0,
-        length: int | None = None,
-    ) -> Score:
-        """The score of a strategy on the first examples of a split; ``length`` as in `example`."""
-        batch = self.batch(seed, 0, examples, split, length)
-        predictions = np.zeros_like(batch.targets)
-        for row, targets in enumerate(batch.targets):
-            (places,) = (targets != IGNORE).nonzero()
-            predictions[row, places] = guess(batch.tokens[row], places)
-        return score(predictions, batch.targets)
 
     def text(self, example: Example) -> str:
         """The example as text, tokens and then targets: ``3 1 4 -> _ _ 8``."""

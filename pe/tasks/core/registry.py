@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 from collections.abc import Callable
@@ -56,6 +57,7 @@ def _options(cls: type[Task]) -> dict[str, Any]:
     return {name: field.get_default() for name, field in cls.model_fields.items()}
 
 
+@functools.cache
 def _discover() -> None:
     for module in pkgutil.iter_modules([str(Path(__file__).parents[1])]):
         if not module.ispkg:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -64,15 +64,21 @@ As with a causal model, an answer may depend only on the tokens up to its positi
 
 
 class Baseline(NamedTuple):
-    """A trivial strategy, which does not solve the task as intended, and its score."""
+    """A trivial strategy, which does not solve the task as intended (`guessed`)."""
 
     name: str
     meaning: str
     """One sentence."""
     guess: Guess
-    score: Mapping[str, float]
-    """Expected token accuracy per split. It is empty if no formula is known and the options are not
-    those of the stored measurement; `Task.score_of` then measures it."""
+
+
+def guessed(guess: Guess, tokens: Int, targets: Int) -> Score:
+    """The score of a strategy on a batch of (B, T) tokens and targets."""
+    predictions = np.zeros_like(targets)
+    for row, asked in enumerate(targets != IGNORE):
+        (places,) = asked.nonzero()
+        predictions[row, places] = guess(tokens[row], places)
+    return score(predictions, targets)
 
 
 def constant(answer: int) -> Guess:

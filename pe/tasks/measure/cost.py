@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pe.tasks.core.base import Task
-from pe.tasks.measure.settings import Settings
+from pe.tasks.measure.record import Settings
 
 ATTENTION = 2**31
 """The most attention weights of a layer at a time. More are computed in groups of models."""

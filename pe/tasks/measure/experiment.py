@@ -14,12 +14,20 @@ from torch import Tensor
 
 from pe._errors import PositionError
 from pe.encodings.core.source import source_hashes
+from pe.recipes.command import notebook_command
 from pe.runs import SCHEMA_VERSION, RunError, provenance
 from pe.runs.models import TaskRecord
 from pe.tasks.core.base import Batch, Task
+from pe.tasks.core.scoring import guessed
 from pe.tasks.measure.many import Answers, Many, Member
-from pe.tasks.measure.record import Experiment, TaskRun, lengths_of, options_of, split_of
-from pe.tasks.measure.settings import STOP_EVERY
+from pe.tasks.measure.record import (
+    STOP_EVERY,
+    Experiment,
+    TaskRun,
+    lengths_of,
+    options_of,
+    split_of,
+)
 
 VALIDATION_SEED, TEST_SEED = 2**63, 2**63 + 1
 """Seeds of the validation and test examples. No training uses them."""
@@ -196,10 +204,6 @@ def _best_rate(
 
 def command(experiment: Experiment, pe: str, study: str) -> str:
     """The papermill command that repeats a record."""
-    import shlex
-
-    import yaml
-
     values: dict[str, Any] = {
         "task": experiment.task,
         "pe": pe,
@@ -210,21 +214,16 @@ def command(experiment: Experiment, pe: str, study: str) -> str:
         "overrides": experiment.settings.model_dump(mode="json")
         | experiment.model_dump(include={"examples", "validation", "each_length"}),
     }
-    line = yaml.safe_dump(values, default_flow_style=True, sort_keys=False, width=10**6).strip()
-    return shlex.join(["papermill", "notebooks/tasks.ipynb", "-y", line])
+    return notebook_command(values, "tasks")
 
 
 def baselines(task: Task, examples: int) -> dict[str, dict[str, float]]:
-    """Token accuracy of each trivial strategy per split, measured if there is no formula."""
+    """Token accuracy of each trivial strategy per split, on the examples that models answer."""
+    batches = {s: task.batch(TEST_SEED, 0, examples, s) for s in task.splits if s != "train"}
     return {
         one.name: {
-            split: float(
-                one.score[split]
-                if split in one.score
-                else task.score_of(one.guess, split, examples, TEST_SEED).token
-            )
-            for split in task.splits
-            if split != "train"
+            split: guessed(one.guess, batch.tokens, batch.targets).token
+            for split, batch in batches.items()
         }
         for one in task.baselines()
     }

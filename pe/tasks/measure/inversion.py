@@ -22,12 +22,14 @@ Not only RoPE, but any encoding that acts on logits by position alone can be mea
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pe.encodings import Encoding
 
+SEED = 0
 CHUNK = 2**22
 """The most numbers of rotated keys that are computed at a time."""
 
@@ -72,37 +74,37 @@ def logits_at(enc: Encoding, q: Tensor, k: Tensor, distances: Tensor) -> Tensor:
     return logits[:, 0]
 
 
-def _pairs(
-    head_dim: int, samples: int, alignment: float, seed: int, keys: int
-) -> tuple[Tensor, ...]:
+def _pairs(head_dim: int, samples: int, alignment: float, keys: int) -> tuple[Tensor, ...]:
     """A query and several keys for each sample, (samples, head_dim) each."""
     if not -1 <= alignment <= 1:
         raise ValueError(f"alignment: expected a correlation, -1 to 1, got {alignment!r}")
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(SEED)
     drawn = torch.randn(keys + 1, samples, head_dim, generator=generator, dtype=torch.float64)
     query, rest = drawn[0], drawn[1:]
     return query, *(alignment * query + math.sqrt(1 - alignment**2) * rest)
 
 
-def _two(length: int, samples: int, seed: int) -> Tensor:
+def _two(length: int, samples: int) -> Tensor:
     """(samples, 2) pairs of different uniform distances below ``length``, the nearer one first."""
     if length < 2:
         raise ValueError(f"length: expected 2 or more, got {length!r}")
-    generator = torch.Generator().manual_seed(seed + 1)
+    generator = torch.Generator().manual_seed(SEED + 1)
     one = torch.randint(length, (samples,), generator=generator)
     apart = torch.randint(1, length, (samples,), generator=generator)
     return torch.stack((one, (one + apart) % length), dim=1).sort(dim=1).values
 
 
-def position_inversion(
-    enc: Encoding,
-    head_dim: int,
-    length: int,
-    alignment: float = 0.5,
-    samples: int = 4000,
-    seed: int = 0,
-) -> float:
-    """Share of keys that score more at the farther of two distances.
+class Shares(NamedTuple):
+    """Of keys, and of pairs of keys."""
+
+    position: float
+    token: float
+
+
+def inversion(
+    enc: Encoding, head_dim: int, length: int, alignment: float = 0.5, samples: int = 4000
+) -> Shares:
+    """How often a key scores more at the farther of two distances, and two keys change their order.
 
     Args:
         enc: built for one head of ``head_dim`` channels. length: distances are below it.
@@ -111,61 +113,32 @@ def position_inversion(
     Raises:
         ValueError: an encoding that `logits_at` refuses, or an impossible length or correlation.
     """
-    q, k = _pairs(head_dim, samples, alignment, seed, keys=1)
-    near, far = logits_at(enc, q, k, _two(length, samples, seed)).unbind(1)
-    return float((far > near).double().mean())
-
-
-def token_inversion(
-    enc: Encoding,
-    head_dim: int,
-    length: int,
-    alignment: float = 0.5,
-    samples: int = 4000,
-    seed: int = 0,
-) -> float:
-    """Share of pairs of keys whose order by logit differs between two distances.
-
-    Arguments and errors are those of `position_inversion`.
-    """
-    q, one, other = _pairs(head_dim, samples, alignment, seed, keys=2)
-    distances = _two(length, samples, seed)
+    distances = _two(length, samples)
+    q, k = _pairs(head_dim, samples, alignment, keys=1)
+    near, far = logits_at(enc, q, k, distances).unbind(1)
+    q, one, other = _pairs(head_dim, samples, alignment, keys=2)
     lead = logits_at(enc, q, one, distances) - logits_at(enc, q, other, distances)
-    return float((lead[:, 0] * lead[:, 1] < 0).double().mean())
+    swapped = lead[:, 0] * lead[:, 1] < 0
+    return Shares(float((far > near).double().mean()), float(swapped.double().mean()))
 
 
-def position_aliasing(
+def aliasing(
     enc: Encoding,
     head_dim: int,
     length: int,
     alignment: float = 0.5,
     samples: int = 200,
-    seed: int = 0,
     tolerance: float = 2**-8,
-) -> float:
-    """Share of keys that have the same logit at a farther distance below ``length``.
+) -> Shares:
+    """How often the key itself, and another key, has a key's logit at a farther distance.
 
-    Arguments and errors are those of `position_inversion`.
+    Arguments and errors are those of `inversion`.
     """
-    q, k = _pairs(head_dim, samples, alignment, seed, keys=1)
-    return _aliased(enc, q, k, k, _two(length, samples, seed)[:, :1], length, tolerance)
-
-
-def token_aliasing(
-    enc: Encoding,
-    head_dim: int,
-    length: int,
-    alignment: float = 0.5,
-    samples: int = 200,
-    seed: int = 0,
-    tolerance: float = 2**-8,
-) -> float:
-    """Share of keys whose logit another key has at a farther distance below ``length``.
-
-    Arguments and errors are those of `position_inversion`.
-    """
-    q, one, other = _pairs(head_dim, samples, alignment, seed, keys=2)
-    return _aliased(enc, q, one, other, _two(length, samples, seed)[:, :1], length, tolerance)
+    near = _two(length, samples)[:, :1]
+    q, k = _pairs(head_dim, samples, alignment, keys=1)
+    position = _aliased(enc, q, k, k, near, length, tolerance)
+    q, one, other = _pairs(head_dim, samples, alignment, keys=2)
+    return Shares(position, _aliased(enc, q, one, other, near, length, tolerance))
 
 
 def _aliased(

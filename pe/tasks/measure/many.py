@@ -49,8 +49,8 @@ from pe.tasks.core.base import Batch, Task
 from pe.tasks.core.draws import Int
 from pe.tasks.core.scoring import IGNORE, Score, score
 from pe.tasks.measure.cost import ATTENTION
+from pe.tasks.measure.record import Settings
 from pe.tasks.measure.replay import Replayed
-from pe.tasks.measure.settings import Settings
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 ALIGNED = 8
@@ -83,7 +83,7 @@ class Many:
     """Models that are trained together.
 
     Args:
-        task: the task to learn. pe, pe_options: the encoding, as in `pe.encoding`.
+        task: the task to learn. pe: the encoding, as in `pe.encoding`.
         members: the seed and the rate of each model.
         settings: None: `Settings()`.
         make_batch: returns training examples for (seed, first, count). None: `Task.batch`.
@@ -98,7 +98,6 @@ class Many:
         pe: str,
         members: Sequence[Member],
         settings: Settings | None = None,
-        pe_options: dict[str, Any] | None = None,
         make_batch: Callable[[int, int, int], Batch] | None = None,
     ) -> None:
         if not members:
@@ -116,7 +115,6 @@ class Many:
             num_attention_heads=self.settings.heads,
             max_position_embeddings=task.longest("train"),
             pe=pe,
-            pe_options=pe_options,
             attention_backend="dense",  # matrix products, which torch.func runs over models
         )
         models = []
@@ -300,12 +298,6 @@ class Many:
             yield
         finally:
             torch.set_float32_matmul_precision(before)
-
-    def score(
-        self, split: str, examples: int = 640, seed: int = 0, length: int | None = None
-    ) -> list[Score]:
-        """Scores of all models on the same examples of a split. Arguments as in `answers`."""
-        return [one.score for one in self.answers(split, examples, seed, length)]
 
     @torch.no_grad()
     def answers(

@@ -4,20 +4,31 @@
     python -m pe.tasks.measure.numerics shifting      whether a linear map shifts added positions
 
 writes runs/numerics/NAME/numerics.json. The first takes a few minutes on a CPU, the second seconds.
+What ``shifting`` asks: is there a linear map from the vector of every position to the vector k
+positions later?
+
+    M = argmin sum_{p < n} | M P(p) - P(p + k) |^2           error = its root, as a share of |P|
+
+Sinusoidal positions have such a map for every n: a rotation. It is the reason given for sines *and*
+cosines (arXiv:1706.03762, section 3.5). With at most as many positions as columns, any linearly
+independent vectors have such a map too. A rotation adds that the same map holds for positions that
+were not seen. So the error is measured twice: on the positions that M was fitted to, and on the
+same number of positions after them.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 import pe
 from pe._errors import unknown
 from pe.encodings.core.additive import Additive
 from pe.runs import SCHEMA_VERSION, Folder, provenance, root
 from pe.tasks.measure import inversion
-from pe.tasks.measure.shifting import shift_errors
 
 HEAD_DIM = 64
 INVERSION_LENGTHS = (128, 1024, 8192, 65536, 524288)
@@ -31,7 +42,6 @@ ENCODINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "nope": ("nope", {}),
 }
 
-
 SHIFT_WIDTH, SHIFT_LENGTH, SHIFT = 32, 64, 3
 ADDED = {
     name: f"pe.tasks.measure.controls:{name}" if name[0].isupper() else name
@@ -39,8 +49,35 @@ ADDED = {
 }
 
 
+class Errors(NamedTuple):
+    """Root mean square errors, divided by the root mean square of the vectors."""
+
+    inside: float
+    """On the positions that the map was fitted to."""
+    beyond: float
+    """On the same number of positions after them."""
+
+
+def shift_errors(enc: Additive, length: int, shift: int) -> Errors:
+    """The errors of the best linear map from each vector of an encoding to a later one.
+
+    Args:
+        length: the number of positions that the map is fitted to. shift: the k of the formula.
+    """
+    vectors = enc.rows(torch.arange(2 * length + shift), torch.float64)
+    before, after = vectors[: 2 * length], vectors[shift:]
+    # Of all maps that fit equally well, this is the one with the least norm.
+    best = torch.linalg.lstsq(before[:length], after[:length], driver="gelsd").solution
+
+    def error(rows: slice) -> float:
+        missed = before[rows] @ best - after[rows]
+        return float((missed.square().mean() / after[rows].square().mean()).sqrt())
+
+    return Errors(error(slice(0, length)), error(slice(length, 2 * length)))
+
+
 def measure_shifting() -> dict[str, Any]:
-    """The record of `pe.tasks.measure.shifting`."""
+    """The record of `shift_errors`."""
     began, created = time.monotonic(), provenance.now()
     values = {}
     for name, spec in ADDED.items():
@@ -59,16 +96,16 @@ def measure_inversion() -> dict[str, Any]:
     for name, (encoding, options) in ENCODINGS.items():
         enc = pe.encoding(encoding, head_dim=HEAD_DIM, num_heads=1, hidden_size=HEAD_DIM, **options)
         own = values[name] = {}
-        for length in INVERSION_LENGTHS:
-            own[f"position-inversion@{length}"] = inversion.position_inversion(
-                enc, HEAD_DIM, length
-            )
-            own[f"token-inversion@{length}"] = inversion.token_inversion(enc, HEAD_DIM, length)
-        for length in ALIASING_LENGTHS:
-            own[f"position-aliasing@{length}"] = inversion.position_aliasing(enc, HEAD_DIM, length)
-            own[f"token-aliasing@{length}"] = inversion.token_aliasing(enc, HEAD_DIM, length)
+        for what, measure, lengths in (
+            ("inversion", inversion.inversion, INVERSION_LENGTHS),
+            ("aliasing", inversion.aliasing, ALIASING_LENGTHS),
+        ):
+            for length in lengths:
+                shares = measure(enc, HEAD_DIM, length)
+                own[f"position-{what}@{length}"] = shares.position
+                own[f"token-{what}@{length}"] = shares.token
     settings = {
-        "head_dim": HEAD_DIM, "alignment": 0.5, "seed": 0,
+        "head_dim": HEAD_DIM, "alignment": 0.5, "seed": inversion.SEED,
         "inversion_samples": 4000, "aliasing_samples": 200, "tolerance": 2**-8,
     }  # fmt: skip
     return _record("inversion", created, began, settings, values)

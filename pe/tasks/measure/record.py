@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -23,7 +23,6 @@ from pe.runs.models import TaskRecord
 from pe.tasks.core.base import Task
 from pe.tasks.core.options import Options
 from pe.tasks.core.registry import task
-from pe.tasks.measure.settings import Settings
 
 if TYPE_CHECKING:
     import pandas
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
 LENGTHS = 9
 """The approximate number of lengths with a score each."""
 DEVICE_SIZES = {"cpu": "small", "cuda": "app"}
+STOP_EVERY = 50
+"""Steps between two checks of the setting ``stop_loss``."""
 
 
 def _different(values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -43,6 +44,50 @@ def _different(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Rate = Annotated[float, Field(gt=0)]
+
+
+class Settings(Options):
+    """Sizes and training of the models. The defaults are those of the comparison app.
+
+    There are two differences. The app's feed-forward block has two matrices of width 512; ours is
+    SwiGLU with three of width 352, which have about as many parameters. The app has dropout 0.1,
+    and our models have none.
+    """
+
+    layers: Annotated[int, Field(ge=1)] = 2
+    width: Annotated[int, Field(ge=1)] = 128
+    heads: Annotated[int, Field(ge=1)] = 4
+    feedforward: Annotated[int, Field(ge=1)] = 352
+    steps: Annotated[int, Field(ge=0)] = 300
+    batch_size: Annotated[int, Field(ge=1)] = 64
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    clip: Annotated[float, Field(gt=0)] = 1.0
+    """The largest norm of a model's gradient. A larger gradient is scaled down to it."""
+    precision: Literal["float32", "tf32", "bfloat16", "auto"] = "float32"
+    """As in a recipe, ``auto`` is bfloat16 on CUDA. With ``tf32`` CUDA keeps 10 bits of each
+    number's fraction in products of float32 matrices; other devices use float32."""
+    stop_loss: Annotated[float, Field(ge=0)] = 0.0
+    """Training ends early when the mean loss of the last `STOP_EVERY` steps is below this in every
+    model. It is checked every `STOP_EVERY` steps. 0: never."""
+
+    @model_validator(mode="after")
+    def _heads_divide_the_width(self) -> Settings:
+        if self.width % (2 * self.heads):
+            raise ValueError(
+                f"width: {self.width} does not divide into {self.heads} heads of an even width; "
+                f"take a multiple of {2 * self.heads}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _warmup_ends(self) -> Settings:
+        if self.warmup_steps and self.warmup_steps >= self.steps:
+            raise ValueError(
+                f"warmup_steps: {self.warmup_steps} of {self.steps} steps, so that no step has the "
+                "full learning rate; expected fewer than the steps"
+            )
+        return self
 
 
 class Experiment(Options):
@@ -202,24 +247,11 @@ def task_run(
     return TaskRun(root() / study / experiment.name(), experiment, encodings)
 
 
-def find(path: str | Path | None = None, study: str | None = None) -> list[TaskRun]:
-    """All folders of experiments below a folder of runs (default `pe.runs.root`), sorted.
-
-    Raises:
-        RunError: there is no such folder, or no such study in it.
-    """
-    base = root() if path is None else Path(path)
-    if not base.is_dir():
-        raise RunError(f"{base}: there is no such folder of runs")
-    if study is not None and not (base / study).is_dir():
-        known = sorted(folder.name for folder in base.iterdir() if folder.is_dir())
-        raise RunError(f"{unknown('study', study, known)} (in {base})")
-    files = base.glob(f"{study or '*'}/*/task-*.json")
-    return [TaskRun(folder) for folder in sorted({file.parent for file in files})]
-
-
 def load(path: str | Path | None = None, study: str | None = None) -> pandas.DataFrame:
     """All records of tasks as a table with one row per encoding, seed and rate.
+
+    Args:
+        path: a folder of runs; None: `pe.runs.root`. study: a folder in it; None: all of them.
 
     Columns: study, run, task, pe, seed, learning_rate, best (whether it is the best rate), status,
     steps, parameters, chance, validation_loss, and for each split ``id_token``, ``id_exact``,
@@ -230,8 +262,15 @@ def load(path: str | Path | None = None, study: str | None = None) -> pandas.Dat
     """
     import pandas
 
+    base = root() if path is None else Path(path)
+    if not base.is_dir():
+        raise RunError(f"{base}: there is no such folder of runs")
+    if study is not None and not (base / study).is_dir():
+        known = sorted(folder.name for folder in base.iterdir() if folder.is_dir())
+        raise RunError(f"{unknown('study', study, known)} (in {base})")
+    folders = {file.parent for file in base.glob(f"{study or '*'}/*/task-*.json")}
     rows = []
-    for record in (record for run in find(path, study) for record in run.encoded()):
+    for record in (record for folder in sorted(folders) for record in TaskRun(folder).encoded()):
         for model in record.models:
             row = {
                 "study": record.study,

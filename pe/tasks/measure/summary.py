@@ -34,9 +34,6 @@ def loss(answers: TaskAnswers) -> float | None:
     return answers.loss
 
 
-QUANTITIES: dict[str, Quantity] = {"accuracy": token, "exact match": exact, "loss": loss}
-
-
 class Value(NamedTuple):
     """A mean over seeds."""
 

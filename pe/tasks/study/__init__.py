@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -28,20 +28,11 @@ from pe._errors import unknown
 from pe._files import read_yaml, shipped
 from pe.encodings.core.parts import part_classes
 from pe.runs import RunBusy, RunError, root
+from pe.study.devices import visible_gpus
 from pe.tasks.core.options import Options
-from pe.tasks.measure.record import Experiment, TaskRun, task_run
-from pe.tasks.measure.settings import Settings
+from pe.tasks.measure.record import Experiment, Settings, TaskRun, task_run
 
 FOLDER = shipped("studies") / "tasks"
-CALLED_SECONDS = 0.03
-"""Assumed time per step for calling torch, for encodings whose step is not replayed because they
-draw positions."""
-REPLAYED_SECONDS = 0.002
-"""Assumed least time of a replayed step: about a thousand kernels of 2 microseconds."""
-BYTES_PER_SECOND = 2.5e12
-"""Assumed memory bandwidth of an H200 in the many short kernels of a step."""
-SCORED_SECONDS = 4.0
-"""Assumed time for the start, the scores and the record of an encoding."""
 
 
 class TaskOf(Options):
@@ -80,18 +71,16 @@ class TaskStudy(Options):
         Raises:
             ValueError: a task or its settings are wrong.
         """
+        common = self.model_dump(
+            include=Experiment.model_fields.keys() - {"settings", "sweep_steps"}
+        )
         return [
             Experiment(
                 task=one.task,
                 task_options=one.options,
-                seeds=tuple(self.seeds),
-                learning_rates=tuple(self.learning_rates),
-                sweep_seeds=self.sweep_seeds,
                 sweep_steps=one.sweep_steps or self.sweep_steps,
                 settings=Settings(**(self.settings | one.settings)),
-                examples=self.examples,
-                validation=self.validation,
-                each_length=self.each_length,
+                **common,
             )
             for one in self.tasks
         ]
@@ -114,38 +103,11 @@ class Job(NamedTuple):
         record = self.run.record(self.pe)
         return record is not None and record.status == "complete"
 
-    def seconds(self) -> float:
-        """Estimated time on one H200, computed from the sizes."""
-        return SCORED_SECONDS + self._trained(self._step_seconds)
 
-    def busy_seconds(self) -> float:
-        """The part of `seconds` in which the GPU is busy."""
-        return self._trained(self._moving_seconds)
-
-    def _trained(self, step: Callable[[int], float]) -> float:
-        """Time of all steps; ``step`` returns the time of one step for a number of models."""
-        experiment, steps = self.experiment, self.experiment.settings.steps
-        rates, seeds = len(experiment.learning_rates), len(experiment.seeds)
-        if not experiment.sweep_seeds:
-            return steps * step(seeds * rates)
-        swept = experiment.sweep_steps or steps
-        return swept * step(experiment.sweep_seeds * rates) + steps * step(seeds)
-
-    def _step_seconds(self, models: int) -> float:
-        """Estimated time of a step of this many models."""
-        draws = any(getattr(part, "random", False) for part in part_classes(self.pe).values())
-        return max(CALLED_SECONDS if draws else 0.0, self._moving_seconds(models))
-
-    def _moving_seconds(self, models: int) -> float:
-        """Estimated time in which a step moves its data.
-
-        Forward and backward, a layer reads or writes its activations (T, width) about 90 times, and
-        the attention weights (heads, T, T) 25 times.
-        """
-        sizes, tokens = self.experiment.settings, self.experiment.make_task().longest("train")
-        numbers = 90 * tokens * sizes.width + 25 * sizes.heads * tokens**2
-        moved = 4.0 * models * sizes.batch_size * sizes.layers * numbers
-        return max(REPLAYED_SECONDS, moved / BYTES_PER_SECOND)
+def slowest(todo: Iterable[Job]) -> dict[str, float]:
+    """By experiment, the seconds that the slowest encoding on record took; 0 if there is none."""
+    runs = {job.run.name: job.run for job in todo}
+    return {n: max((r.seconds for r in run.encoded()), default=0.0) for n, run in runs.items()}
 
 
 def load_study(name: str, mini: bool = False) -> TaskStudy:
@@ -213,7 +175,8 @@ def carry_out(
     logged and the next job begins.
 
     Args:
-        until: seconds. A job is skipped if it would end later, judged by the time of earlier jobs.
+        until: seconds. A job is skipped if it would end later, taking as long as the slowest
+            encoding so far of its task, or of all tasks if its own has none.
 
     Raises:
         ValueError: an unknown encoding; raised before the first job.
@@ -224,13 +187,14 @@ def carry_out(
 
     for job in todo:
         part_classes(job.pe)  # an unknown encoding is an error before anything is trained
-    began, stream, folder, slower = time.monotonic(), None, None, 1.0
+    began, stream, folder, known = time.monotonic(), None, None, slowest(todo)
     failed: list[str] = []
     for number, job in enumerate(todo, 1):
         if job.done():
             continue
         name = f"{number}/{len(todo)} {job.experiment.task} {job.pe}"
-        if time.monotonic() - began + slower * job.seconds() > until:
+        expected = known[job.run.name] or max(known.values())
+        if time.monotonic() - began + expected > until:
             log(f"{name}: skipped, it would not end within {until:.0f} s")
             continue
         if folder != job.run.directory:
@@ -249,7 +213,7 @@ def carry_out(
             log(f"{name}: failed\n{''.join(traceback.format_exception(error))}")
             failed.append(name)
             continue
-        slower = max(slower / 2, record.seconds / job.seconds())
+        known[job.run.name] = max(known[job.run.name], record.seconds)
         steps = record.solved_after or record.settings["steps"]
         log(f"{name}: {record.seconds:.0f} s, {steps} steps{''.join(refusals)}")
         yield job
@@ -267,10 +231,7 @@ def spread(arguments: list[str], processes: int, tasks: int) -> int:
     Returns:
         The number of processes that failed.
     """
-    import torch
-
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    cards = visible.split(",") if visible else list(map(str, range(torch.cuda.device_count())))
+    cards = visible_gpus()
     running = []
     for number in range(processes):
         one = {"CUDA_VISIBLE_DEVICES": cards[number % len(cards)]} if cards else {}
@@ -282,24 +243,18 @@ def spread(arguments: list[str], processes: int, tasks: int) -> int:
 
 
 def text(study: TaskStudy, todo: list[Job]) -> str:
-    """A table of jobs per task with how many are done, and the estimated time of the others."""
+    """A table of jobs per task with how many are done, and about how long the others take."""
     from tabulate import tabulate
 
-    rows: dict[str, list[Job]] = {}
-    for job in todo:
-        rows.setdefault(job.run.name, []).append(job)
-    lines = []
-    for name, own in rows.items():
-        left = [job for job in own if not job.done()]
-        minutes = sum(job.seconds() for job in left) / 60
-        lines.append([name, len(own), len(own) - len(left), f"{minutes:.0f}"])
-    total = sum(job.seconds() for job in todo if not job.done()) / 60
-    busy = sum(job.busy_seconds() for job in todo if not job.done()) / 60
+    known, lines = slowest(todo), []
+    for name, seconds in known.items():
+        own = [job for job in todo if job.run.name == name]
+        left = sum(not job.done() for job in own)
+        minutes = f"{left * seconds / 60:.0f}" if seconds or not left else "not known"
+        lines.append([name, len(own), len(own) - left, minutes])
     table = tabulate(lines, headers=["task", "encodings", "done", "minutes left"])
-    models = study.experiments()[0].models()
     return (
-        f"{study.title}\n\n{table}\n\n{models} models per encoding. Estimate from the sizes: "
-        f"on one H200, one process takes {total:.0f} minutes for what is left, and several take at "
-        f"least {busy:.0f}. A CPU takes about a hundred times as long. Records: "
-        f"{root() / study.study}"
+        f"{study.title}\n\n{table}\n\n{study.experiments()[0].models()} models per encoding. The "
+        "minutes are those of one process on the machine of the records, if each encoding takes as "
+        f"long as the slowest so far. Records: {root() / study.study}"
     )

@@ -11,7 +11,7 @@ window.peEncodings = (() => {
   /** w_i = theta^(-2i/d), radians per token (arXiv:2104.09864). */
   const base = (dim, theta) => pairs(dim).map((i) => theta ** -((2 * i) / dim));
 
-  /** Full turns of each frequency within `length` tokens. */
+  /** Full rotations of each frequency within `length` tokens. */
   const turns = (frequencies, length) => frequencies.map((w) => (w * length) / TURN);
 
   const magnitude = (factor) => (factor > 1 ? 0.1 * Math.log(factor) + 1 : 1);
@@ -72,7 +72,7 @@ window.peEncodings = (() => {
       const first = w.findIndex((one) => one * s.trained < TURN);
       if (first < 1) {
         throw new RangeError(
-          "In training all frequencies completed a turn, or not even the first did, so no larger " +
+          "In training all frequencies completed a rotation, or not even the first did, so no larger " +
           "base follows from the factor",
         );
       }
@@ -287,9 +287,9 @@ window.peEncodings = (() => {
     root.replaceChildren(
       form, error, status, facts,
       panel("angles", "Angles of each frequency",
-        "One column per frequency, the fastest first. Filled: the part of a turn that training " +
+        "One column per frequency, the fastest first. Filled: the part of a rotation that training " +
         "showed. Hatched: the part that only the longer text reaches."),
-      panel("turns", "Turns", "Turns within the training length and within the target length. A " +
+      panel("turns", "Rotations", "Rotations within the training length and within the target length. A " +
         "frequency above the line at 1 has shown every angle."),
       panel("logits", "Logit by distance", "A query and a key whose channels are all equal, over " +
         "their logit at distance 0. The temperature is part of the changed line."),
@@ -330,9 +330,9 @@ window.peEncodings = (() => {
           `never showed, the first at distance ${last.firstUnseen.toLocaleString("en-GB")}.`
         : "No frequency reaches an angle that training never showed.";
       status.textContent =
-        `${last.completed} of ${all} frequencies completed a turn in training. ${never}`;
+        `${last.completed} of ${all} frequencies completed a rotation in training. ${never}`;
       const rows = [
-        ["frequencies that completed a turn in training", `${last.completed} of ${all}`],
+        ["frequencies that completed a rotation in training", `${last.completed} of ${all}`],
         ["frequencies with angles never seen", `${last.unseen} of ${all}`],
         ["first distance with such an angle",
           last.unseen ? last.firstUnseen.toLocaleString("en-GB") : "none"],
@@ -342,8 +342,8 @@ window.peEncodings = (() => {
       ];
       facts.replaceChildren(...rows.map(([name, value]) =>
         make("div", {}, make("dt", {}, name), make("dd", {}, value))));
-      const head = ["frequency", "radians per token", "turns in training", "after the change",
-        "turns at the target", "first new distance"];
+      const head = ["frequency", "radians per token", "rotations in training", "after the change",
+        "rotations at the target", "first new distance"];
       table.replaceChildren(make("table", {},
         make("thead", {}, make("tr", {}, head.map((name) => make("th", { scope: "col" }, name)))),
         make("tbody", {}, last.before.map((w, i) => make("tr", {},
@@ -371,7 +371,7 @@ window.peEncodings = (() => {
       });
       const angles = draw(boxes.angles, {
         label: `Angles of ${all} frequencies. ${status.textContent}`, height: 230,
-        x, y: { title: "part of a turn", domain: [0, 1.04],
+        x, y: { title: "part of a rotation", domain: [0, 1.04],
           ticks: [0, 0.25, 0.5, 0.75, 1].map((at) => ({ at, text: String(at) })) },
         lines: [], bars,
       });
@@ -381,17 +381,17 @@ window.peEncodings = (() => {
       make("line", { x1: 0, x2: 0, y1: 0, y2: 6, class: "hatch" }));
       angles.prepend(hatch);
       const points = (values, name) => values.map((value, i) => ({
-        x: i, y: value > 0 ? value : NaN, text: `frequency ${i}: ${plain(value)} turns ${name}` }));
+        x: i, y: value > 0 ? value : NaN, text: `frequency ${i}: ${plain(value)} rotations ${name}` }));
       draw(boxes.turns, {
-        label: `Turns of each frequency in training and at the target length`, height: 280,
-        x, y: { title: "turns", log: true },
+        label: `Rotations of each frequency in training and at the target length`, height: 280,
+        x, y: { title: "rotations", log: true },
         lines: [
           { name: "RoPE in training", colour: options.colours.before, marker: "o",
             points: points(last.turns, `in ${last.trainedReach.toLocaleString("en-GB")} tokens`) },
           { name: "at the target length", colour: options.colours.after, marker: "^",
             points: points(last.turnsAtLength, `in ${(last.furthest + 1).toLocaleString("en-GB")} tokens`) },
         ],
-        rules: [{ y: 1, text: "one turn" }],
+        rules: [{ y: 1, text: "one rotation" }],
       });
       const distances = steps(last.reach);
       const line = (w, m, distance) => distances.map((d) => ({

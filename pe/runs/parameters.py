@@ -6,14 +6,15 @@ import functools
 import inspect
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, validate_call
 
-from pe._errors import explain
-from pe.notebooks.failures import in_one_line
+from pe._errors import Explained, explain, with_notes
 from pe.runs import Folder
 
 PLANNED = "PE_RUN_DIR"
@@ -57,7 +58,7 @@ F = TypeVar("F", bound=Folder)
 def launcher(function: Callable[P, F]) -> Callable[P, F]:
     """Check the arguments against the annotations, and the folder against what was planned.
 
-    In a kernel, failures are shown in one line from there on (`pe.notebooks.failures`).
+    In a kernel, failures are shown in one line from there on (`in_one_line`).
     """
     names = list(inspect.signature(function).parameters)
     checked = validate_call(config=ConfigDict(strict=True, allow_inf_nan=False))(function)
@@ -132,3 +133,42 @@ def other_fields(overrides: Mapping[str, Any] | None, names: Iterable[str]) -> d
         if name in names:
             raise ValueError(f"overrides: {name} is a parameter of this notebook; give it there")
     return dict(overrides or {})
+
+
+EXPLAINED = (ValueError, OSError, Explained)
+"""Wrong input, files that cannot be read or written, and a training that ended early.
+
+Any other exception is a defect, and is shown with its traceback.
+"""
+
+
+def in_one_line() -> None:
+    """Let this kernel show what is `EXPLAINED` without a traceback, from here on.
+
+    Notes of the exception, which name the file of its traceback, follow its message; ``%tb`` shows
+    the traceback of the last failure. Does nothing outside IPython.
+    """
+    if "IPython" not in sys.modules:
+        return
+    from IPython import get_ipython
+
+    shell = get_ipython()
+    if shell is not None:
+        shell.set_custom_exc(EXPLAINED, _show)
+
+
+def _show(
+    shell: Any,
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType,
+    tb_offset: int | None = None,
+) -> None:
+    """A handler of IPython's `set_custom_exc`; the class's renderer is IPython's own protocol."""
+    where = "" if getattr(error, "__notes__", ()) else " (%tb shows the traceback)"
+    line = f"{kind.__name__}: {with_notes(error)}{where}"
+    error._render_traceback_ = lambda: [line]  # type: ignore[attr-defined]
+    try:
+        shell.showtraceback((kind, error, trace))
+    finally:
+        del error._render_traceback_  # type: ignore[attr-defined]

@@ -1,0 +1,178 @@
+"""A model that somebody else trained, before and after a change of its encoding, by length.
+
+The baseline is *cutting*: the untouched model reads no more than its training length. A loss is
+held against it on the same windows. A share of prompts has Wilson's 95% interval.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
+from pe.data.needles import even_depth
+from pe.results import intervals
+from pe.results.difference import Difference
+from pe.results.intervals import Interval
+from pe.results.quantities import share
+
+Record = Mapping[str, Any]
+UNTOUCHED = "untouched"
+
+
+def trained_length(record: Record) -> int:
+    """The length that the model was trained at, in tokens."""
+    return int(record["host"]["training_length"])
+
+
+def lengths(record: Record) -> list[int]:
+    """The lengths that were measured, in tokens."""
+    return list(record["settings"]["lengths"])
+
+
+def beyond(record: Record) -> list[int]:
+    """The lengths beyond that of the training, where cutting means something."""
+    return [n for n in lengths(record) if n > trained_length(record)]
+
+
+def nll(record: Record, variant: str) -> list[float]:
+    """Loss of the targets at each length, nats per token; NaN where there is none."""
+    cells = record["outcomes"][variant]["perplexity"]
+    losses = [cells.get(str(n), {}).get("nll") for n in lengths(record)]
+    return [math.nan if loss is None else loss for loss in losses]
+
+
+def cut(record: Record) -> list[float]:
+    """The untouched model's loss where it reads no more than its training length."""
+    untouched = dict(zip(lengths(record), nll(record, UNTOUCHED), strict=True))
+    return [untouched.get(_read(record, n), math.nan) for n in lengths(record)]
+
+
+def _read(record: Record, length: int) -> int:
+    """The longest measured length within that of the training that a cut text still has."""
+    return max((n for n in lengths(record) if n <= min(length, trained_length(record))), default=0)
+
+
+def added(record: Record, variant: str) -> list[Difference | None]:
+    """What a variant adds to the loss of the cut text at each length, over the same windows.
+
+    None where a loss is missing, and of the untouched model where nothing is cut.
+    """
+    found: list[Difference | None] = []
+    base, own = (record["outcomes"][name]["perplexity"] for name in (UNTOUCHED, variant))
+    for n in lengths(record):
+        read = _read(record, n)
+        both = [cells.get(str(at), {}).get("window_nll") for cells, at in ((own, n), (base, read))]
+        if None in both or (variant == UNTOUCHED and n == read):
+            found.append(None)
+            continue
+        gaps = intervals.paired(*both)
+        mean, p = intervals.mean_interval(gaps), intervals.p_of_mean(gaps)
+        found.append(Difference("validation_loss", mean.value, mean, p, "windows"))
+    return found
+
+
+def tasks(record: Record) -> list[str]:
+    """Tasks of retrieval that the untouched model was asked."""
+    return list((record["outcomes"][UNTOUCHED].get("needles") or {"tasks": {}})["tasks"])
+
+
+def answers(record: Record, variant: str, task: str, length: int) -> str | None:
+    """``1`` for each prompt that was answered and ``0`` for each other one, in their order."""
+    needles = record["outcomes"][variant].get("needles") or {"tasks": {}}
+    prompts: str | None = needles["tasks"].get(task, {}).get(str(length), {}).get("prompts")
+    return prompts or None
+
+
+def found(record: Record, variant: str, task: str) -> list[Interval | None]:
+    """Share of prompts answered at each length; None where there is none."""
+    each = [answers(record, variant, task, n) for n in lengths(record)]
+    return [intervals.wilson(a.count("1"), len(a)) if a else None for a in each]
+
+
+def found_beyond(record: Record, variant: str, task: str) -> Interval | None:
+    """Share of the prompts of all lengths beyond that of the training together."""
+    each = [answers(record, variant, task, n) for n in beyond(record)]
+    if not each or None in each:
+        return None
+    together = "".join(a or "" for a in each)
+    return intervals.wilson(together.count("1"), len(together))
+
+
+def uncut(record: Record, length: int) -> list[bool]:
+    """Of each prompt, whether its number lies in the last training length of the text."""
+    count = record["settings"]["prompts"]
+    first = 1 - trained_length(record) / length
+    return [even_depth(index, count) >= first for index in range(count)]
+
+
+def cut_found(record: Record, task: str) -> list[Interval | None]:
+    """Share of prompts that the untouched model answers from the last training length of a text.
+
+    It is calculated: the share at the longest length within the training length, times the share of
+    prompts whose number lies in that last part. The tokens of question and answer are left out,
+    which makes it a little too high. Its interval is that of the first factor; the second is known.
+    """
+    shares, near = found(record, UNTOUCHED, task), _near(record, task)
+    return [
+        one
+        if n <= trained_length(record)
+        else near and intervals.scaled(near, fmean(uncut(record, n)))
+        for n, one in zip(lengths(record), shares, strict=True)
+    ]
+
+
+def cut_found_beyond(record: Record, task: str) -> Interval | None:
+    """`cut_found` of all lengths beyond that of the training together."""
+    near = _near(record, task)
+    inside = [flag for n in beyond(record) for flag in uncut(record, n)]
+    return intervals.scaled(near, fmean(inside)) if near and inside else None
+
+
+def _near(record: Record, task: str) -> Interval | None:
+    """Share of prompts that the untouched model answers at its training length."""
+    shares = dict(zip(lengths(record), found(record, UNTOUCHED, task), strict=True))
+    return shares.get(_read(record, trained_length(record)))
+
+
+def more_than_cut(record: Record, variant: str, task: str) -> list[Difference | None]:
+    """Share found minus `cut_found` beyond the training length; of all those lengths together last.
+
+    The interval is Newcombe's, of two unrelated shares. None where a share is missing.
+    """
+    at = [n > trained_length(record) for n in lengths(record)]
+    own = [x for x, far in zip(found(record, variant, task), at, strict=True) if far]
+    base = [x for x, far in zip(cut_found(record, task), at, strict=True) if far]
+    own.append(found_beyond(record, variant, task))
+    base.append(cut_found_beyond(record, task))
+    gaps = [intervals.newcombe(a, b) if a and b else None for a, b in zip(own, base, strict=True)]
+    return [Difference(f"{task}@1x", x.value, x, None, "") if x else None for x in gaps]
+
+
+def discordant(record: Record, variant: str, task: str) -> tuple[int, int] | None:
+    """Prompts beyond the training length that only the variant, and that only the cut text answers.
+
+    None unless the untouched model answers every prompt of its training length: otherwise it is not
+    known which prompts it would answer in the cut text.
+    """
+    near = answers(record, UNTOUCHED, task, _read(record, trained_length(record)))
+    if near is None or "0" in near:
+        return None
+    only = other = 0
+    for n in beyond(record):
+        for right, there in zip(
+            answers(record, variant, task, n) or "", uncut(record, n), strict=True
+        ):
+            only += right == "1" and not there
+            other += right == "0" and there
+    return only, other
+
+
+def write_share(interval: Interval | None, between: str = " ") -> str:
+    """``73% (43–90)``, or a dash where there is none."""
+    if interval is None:
+        return "–"
+    low, high = (share(end).removesuffix("%") for end in (interval.low, interval.high))
+    return f"{share(interval.value)}{between}({low}–{high})"
