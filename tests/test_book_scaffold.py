@@ -226,6 +226,7 @@ def test_what_pages_say_beside_the_cut_text_holds_for_every_recorded_seed() -> N
     assert "better" not in beside("every", "xpos", "multikey", 2, 4, 8, 16)
     for label in ("nope-256", "nope-64"):
         assert beside("windows", label, "multikey", 2, 4, 8, 16) == {"better"}
+        assert "worse" not in beside("windows", label, "ppl", 2, 4)
         assert beside("windows", label, "ppl", 16) == {"worse"}
     for label in ("rope-256", "rope-64"):
         assert beside("windows", label, "multikey", 8, 16) == {"worse"}
