@@ -6,8 +6,8 @@
     python -m pe.pretrained.study smollm2 --steps 1530    so many in every training
 
 Each trial writes its record when it ends, and trials that have a record are left out. So the same
-command continues where it was stopped. A trial that trains has a GPU to itself; others share one. After a
-Ctrl-C no other trial begins.
+command continues where it was stopped. A trial that trains has a GPU to itself; others share one.
+After Ctrl-C no other trial begins.
 """
 
 from __future__ import annotations
