@@ -349,6 +349,8 @@ def test_folders_of_other_types_say_what_works(tmp_path: Path, llama: Any) -> No
     (tmp_path / "pickled" / "pytorch_model.bin").write_bytes(b"cos\nsystem\n")
     with pytest.raises(ValueError, match="safetensors"):
         load(tmp_path / "pickled")
+    with pytest.raises(ValueError, match=r"llama: no tokenizer .*tokenizer\.save_pretrained"):
+        load(tmp_path / "llama")
     small("rope").save_pretrained(tmp_path / "own")
     with pytest.raises(ValueError, match="a model of this package"):
         load(tmp_path / "own")

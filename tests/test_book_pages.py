@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import book_pages
 import pytest
+from book_site import listed
 from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace, patch_docutils
 
@@ -106,3 +108,15 @@ def test_a_build_after_a_stopped_one_completes_the_search_index(source: Path, le
     assert build(source) == (set(PAGES), "")
     assert index.read_text() == whole
     assert book_pages.indexed(index) == set(PAGES)
+
+
+def test_every_page_of_the_guide_marks_itself_in_the_list_of_pages(site: Path) -> None:
+    """`book_pages.Sidebars` knows the theme's classes; this fails where they change."""
+    item = re.compile(r'toctree-l1 current active"><a class="current [^>]*href="#">(.*?)</a>')
+    for name in listed():
+        text = (site / f"{name}.html").read_text("utf-8")
+        title = re.search(r"<h1>(.*?)</h1>", text)
+        assert title
+        own = [] if name == "index" else [title[1]]
+        assert item.findall(text) == own, name
+        assert text.count('<ul class="current nav bd-sidenav">') == len(own), name

@@ -515,6 +515,8 @@ def test_the_pairing_is_named_in_the_text():
         (PHI35 | {"rope_scaling": PHI35["rope_scaling"] | {"long_factor": [1.0]}}, "48"),
         (PHI35 | {"rope_scaling": PHI35["rope_scaling"] | {"long_factor": [0.0] * 48}},
          "long_factor, pair 0"),
+        (PHI35 | {"rope_scaling": PHI35["rope_scaling"] | {"type": "su"}},
+         "write 'longrope', today's name, in place of 'su'"),
         (LLAMA | {"rope_theta": 1.0}, "expected more than 1"),
         (LLAMA | {"rope_theta": "x"}, "expected a number"),
         (LLAMA | {"partial_rotary_factor": 3.0}, "at most 1"),

@@ -280,12 +280,12 @@ def test_load_gives_one_row_a_run(run: Run, record: dict[str, Any], tmp_path: Pa
 
 
 def test_load_tells_the_runs_of_a_sweep_apart() -> None:
-    """By options and rates, which recipes of the oldest records do not all have."""
-    table = runs.load(COMMITTED)
+    """By options and rates."""
+    table = runs.load(COMMITTED, study="rates")
     keys = ["pe_options", "learning_rate", "encoding_rate", "batch_size"]
     assert table[keys].notna().all(axis=None)
     for run in runs.find(COMMITTED, study="rates"):
-        row = table[(table["study"] == "rates") & (table["run"] == run.name)].iloc[0]
+        row = table[table["run"] == run.name].iloc[0]
         recipe = run.record.recipe
         assert row["learning_rate"] == recipe["learning_rate"]
         assert json.loads(row["pe_options"] or "{}") == recipe["pe_options"]

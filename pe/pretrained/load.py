@@ -45,12 +45,23 @@ def load(
         model = AutoModelForCausalLM.from_pretrained(
             **where, dtype=dtype, trust_remote_code=False, local_files_only=True, **more
         )
-        tokenizer = AutoTokenizer.from_pretrained(
-            **where, trust_remote_code=False, local_files_only=True
-        )
+        tokenizer = _tokenizer(where)
     if "gguf_file" in where:
         _forget_bits(model)
     return model.eval(), tokenizer
+
+
+def _tokenizer(where: dict[str, str]) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(
+            **where, trust_remote_code=False, local_files_only=True
+        )
+    except (OSError, ValueError) as error:
+        folder = where["pretrained_model_name_or_path"]
+        raise ValueError(
+            f"{folder}: no tokenizer that transformers can read; put the model's own there "
+            f"(tokenizer.save_pretrained({folder!r}))"
+        ) from error
 
 
 def _forget_bits(model: Any) -> None:

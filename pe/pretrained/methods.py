@@ -122,7 +122,9 @@ def list_methods(now: Rope, trained: int, length: int) -> list[Method]:
     window = method(
         "window", f"window of {trained:,}", "2309.17453", rope=now, reach=trained,
         short_texts=NEVER, **common,
-        remark="a sliding window, the first few tokens kept; nothing before the window is read",
+        remark="keeps the first few tokens and counts positions inside the window, as StreamingLLM "
+        "does; nothing else before it is read. A plain sliding window of transformers or vLLM "
+        "loses the first tokens, and the model may then predict badly",
     )  # fmt: skip
     if now.kind in ("default", "proportional"):
         return [as_it_is, *_of_plain(now, trained, length, common), window]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from pe._errors import nearest
 from pe.pretrained.gguf_file import read_gguf
-from pe.pretrained.rope import COUNTING, check_block, kind_of
+from pe.pretrained.rope import COUNTING, OLD_NAMES, TYPE_KEYS, check_block, kind_of
 
 ADAPTED = "pe-adapted"
 """The model type of what an adapted model saves (`pe.adapt`)."""
@@ -109,8 +109,11 @@ def _from_raw(name: str, raw: Mapping[str, Any]) -> Source:
             whole = CONFIG_MAPPING[kind].from_dict(json.loads(json.dumps(raw)))
         except Exception as error:  # the classes check their fields with whatever comes to hand
             reason = " ".join(str(error.__cause__ or error).split())
+            written = [block.get(key) for block in blocks(raw).values() for key in TYPE_KEYS]
+            old = next((word for word in written if word in OLD_NAMES), None)
+            hint = f"; write {OLD_NAMES[old]!r}, today's name, in place of {old!r}" if old else ""
             raise ValueError(
-                f"{name}: transformers cannot read it as {kind!r}: {reason}"
+                f"{name}: transformers cannot read it as {kind!r}: {reason}{hint}"
             ) from error
     source = _decoder(name, whole)
     part: Any = raw

@@ -153,6 +153,8 @@ TITLES = {
     "proportional": "p-RoPE",
 }  # fmt: skip
 
+TYPE_KEYS = ("rope_type", "type")
+"""Keys of the type of a block of rotary settings, today's and that of older files."""
 OLD_NAMES = {"su": "longrope", "mrope": "default"}
 """Names of `rope_type` in older configurations."""
 
@@ -194,7 +196,7 @@ def original(rope: Rope) -> int:
 
 def kind_of(block: Mapping[str, Any]) -> str:
     """The type of a block of rotary settings, under today's name."""
-    names = [str(block[key]) for key in ("rope_type", "type") if block.get(key) is not None]
+    names = [str(block[key]) for key in TYPE_KEYS if block.get(key) is not None]
     current = {OLD_NAMES.get(name, name) for name in names} or {"default"}
     if len(current) > 1:
         raise ValueError(
