@@ -411,7 +411,7 @@ def test_steps_that_are_asked_for_are_those_of_every_training_whatever_is_on_rec
     assert begun == [(0, 4), (1, 4), (0, 7), (1, 2)]
 
 
-def test_the_printed_commands_have_the_model_and_the_steps_of_the_command_line(
+def test_the_command_line_decides_on_model_and_steps_and_its_mistakes_are_one_sentence(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main: Any = functools.partial(studies.main, compile="auto", places=2, until=math.inf)
@@ -422,6 +422,9 @@ def test_the_printed_commands_have_the_model_and_the_steps_of_the_command_line(
     with pytest.raises(typer.Exit):
         main("smollm2", "", mini=True, dry_run=False, only=99, steps=0)
     assert "--only: expected 0 to 13, got 99" in capsys.readouterr().err
+    with pytest.raises(typer.Exit):
+        main("smollm2", str(place / "nowhere"), mini=True)
+    assert "nowhere: no such file or folder" in capsys.readouterr().err
 
 
 def test_a_packed_model_and_its_tokens_are_what_a_trial_finds_there(

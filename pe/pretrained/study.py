@@ -252,9 +252,18 @@ def main(
     step_seconds: Annotated[float, typer.Option(help="of a training step, measured before")] = 0.0,
     compile: Annotated[str, typer.Option(help="auto, on, off")] = "auto",
     only: Annotated[int, typer.Option(help="one trial, by its number from 0 on")] = -1,
-    steps: Annotated[int, typer.Option(help="of a training; 0: as many as end in time")] = 0,
+    steps: Annotated[int, typer.Option(min=0, help="of a training; 0: as many as end in time")] = 0,
 ) -> None:
     """Carry out the trials of a study."""
+
+    def start(number: int, steps: int, gpu: str | None) -> subprocess.Popen[bytes]:
+        words = [
+            sys.executable, "-m", "pe.pretrained.study", name, "--model", study.model, "--only",
+            str(number), "--steps", str(steps), "--compile", compile, *(["--mini"] if mini else []),
+        ]  # fmt: skip
+        where = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+        return subprocess.Popen(words, env=os.environ | where)
+
     try:
         study = load_study(name, mini)
         if model:
@@ -268,23 +277,13 @@ def main(
             for trial in study.runs:
                 print(papermill(study, trial, steps or study.steps[0]))
             return
-        cards = visible_gpus()
+        failed = carry_out(
+            study, study.model, start, gpus=visible_gpus(), places=places, until=until,
+            step_seconds=step_seconds, steps=steps, log=lambda text: print(text, flush=True),
+        )  # fmt: skip
     except ValueError as error:
         print(f"pe.pretrained.study: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
-
-    def start(number: int, steps: int, gpu: str | None) -> subprocess.Popen[bytes]:
-        words = [
-            sys.executable, "-m", "pe.pretrained.study", name, "--model", study.model, "--only",
-            str(number), "--steps", str(steps), "--compile", compile, *(["--mini"] if mini else []),
-        ]  # fmt: skip
-        where = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
-        return subprocess.Popen(words, env=os.environ | where)
-
-    failed = carry_out(
-        study, study.model, start, gpus=cards, places=places, until=until,
-        step_seconds=step_seconds, steps=steps, log=lambda text: print(text, flush=True),
-    )  # fmt: skip
     raise typer.Exit(1 if failed else 0)
 
 
