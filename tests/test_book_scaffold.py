@@ -209,6 +209,13 @@ def beside(study: str, label: str, kind: str, *multiples: int) -> set[str]:
     return {beside_cutting(row, f"{kind}@{m}x") for row in each for m in multiples}
 
 
+def untrained_yarn(study: str, method: str, parent: str, seed: int) -> bool:
+    """Whether YaRN at 4x is shown to predict better than the unchanged model with its text cut."""
+    longer, cut = (STUDIES.rows(study)[label].of([seed]).runs[0] for label in (method, parent))
+    both = intervals.paired(windows(longer, "ppl@4x"), windows(cut, "ppl@1x"))
+    return intervals.mean_interval(both).high < 0
+
+
 def test_what_pages_say_beside_the_cut_text_holds_for_every_recorded_seed() -> None:
     """choosing, every, windows, the front page and README; whoever adds a seed reads them again."""
     for label in ("kerple_log", "fox"):
@@ -226,11 +233,24 @@ def test_what_pages_say_beside_the_cut_text_holds_for_every_recorded_seed() -> N
     assert "better" not in beside("every", "xpos", "multikey", 2, 4, 8, 16)
     for label in ("nope-256", "nope-64"):
         assert beside("windows", label, "multikey", 2, 4, 8, 16) == {"better"}
+        assert "worse" not in beside("windows", label, "ppl", 2, 4)
         assert beside("windows", label, "ppl", 16) == {"worse"}
     for label in ("rope-256", "rope-64"):
         assert beside("windows", label, "multikey", 8, 16) == {"worse"}
     assert "better" not in beside("windows", "nope-1024", "multikey", 4, 8, 16)
+    assert beside("windows", "nope-1024", "ppl", 16) == {"worse"}
+    for label in ("command_a", "llama4"):
+        assert beside("presets", label, "multikey", 2, 4, 8, 16) == {"better"}
+    assert "worse" not in beside("presets", "llama4", "ppl", 2, 4, 8, 16)
     assert beside("windows", "nope-full", "ppl", 2) == {"worse"}
+    assert [
+        untrained_yarn(study, method, parent, seed)
+        for study, method, parent, seed in (
+            ("dropping", "yarn-4x", "kept@3e-3", 0),
+            ("extending", "yarn-0", "as-it-was", 0),
+            ("extending", "yarn-0", "as-it-was", 1),
+        )
+    ] == [True, True, False]
     fox = STUDIES.rows("every")["fox"].of([0]).runs[0]
     steps = [
         intervals.mean_interval(intervals.paired(*(windows(fox, f"ppl@{m}x") for m in pair)))

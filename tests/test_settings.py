@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedConfig,
+    Trainer,
+    TrainingArguments,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -124,6 +127,18 @@ def test_a_built_models_configuration_cannot_say_something_else() -> None:
     assert model.config.vocab_size == 70
     assert "_built" not in model.config.to_dict()
     assert copy.deepcopy(model.config).changed(pe="alibi").pe == "alibi"
+
+
+def test_trainer_smooths_the_labels_of_the_next_tokens(tmp_path: Path) -> None:
+    model = PEForCausalLM(PEConfig(**SMALL))
+    tokens = torch.randint(0, model.config.vocab_size, (2, 8))
+    options = TrainingArguments(
+        str(tmp_path), label_smoothing_factor=0.1, report_to=[], use_cpu=True
+    )
+    loss = Trainer(model, options).compute_loss(model, {"input_ids": tokens, "labels": tokens})
+    logits = model(tokens).logits[:, :-1].flatten(0, 1)
+    expected = cross_entropy(logits, tokens[:, 1:].flatten(), label_smoothing=0.1)
+    torch.testing.assert_close(loss, expected)
 
 
 def test_a_folder_of_another_kind_of_model_is_refused(tmp_path: Path) -> None:

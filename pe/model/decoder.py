@@ -27,6 +27,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pe._errors import PositionError, unknown
 from pe.attention.choose import bounded, spans_for
@@ -414,3 +415,5 @@ class PEForCausalLM(PEPreTrainedModel, GenerationMixin):
 AutoConfig.register("pe-decoder", PEConfig, exist_ok=True)
 AutoModel.register(PEConfig, PEModel, exist_ok=True)
 AutoModelForCausalLM.register(PEConfig, PEForCausalLM, exist_ok=True)
+# Trainer shifts the labels of the classes named here before it smooths them, and of no others.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["pe-decoder"] = PEForCausalLM.__name__
