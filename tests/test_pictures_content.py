@@ -36,9 +36,9 @@ def test_a_switch_flips_every_key_that_passes_it_and_random_reflections_fade() -
     assert [float(signs[distance]) for distance in (0, 9, 11, 24, 26, 39, 41)] == pytest.approx(
         [1, 1, -1, -1, 1, 1, -1]
     )
-    w = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.6, 0.8]]).double()
-    one = torch.tensor([1.0, 0.0]).double()
-    logits = path.logit_numbers(w, torch.tensor([0.0, 2.0, 0.0]).double(), one, one)
+    w = torch.tensor([[[1.0, 0.0], [0.6, 0.8], [0.6, 0.8]]]).double()
+    one = torch.tensor([[1.0, 0.0]]).double()
+    (logits,) = path.logit_numbers(w, torch.tensor([[0.0, 2.0, 0.0]]).double(), one, one)
     assert logits.tolist() == pytest.approx([1, 1, 0.28])
     decay = path.decay_numbers(1.0, length=9)
     assert float(decay[8]) == pytest.approx(path.kept(1.0, 16) ** 8, rel=0.25)

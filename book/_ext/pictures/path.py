@@ -17,39 +17,37 @@ BETAS = (0.0, 0.5, 1.0, 1.5, 2.0)
 
 
 def logit_numbers(w: Tensor, beta: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """(T,) logits of the last query (D,) with one key content (D,) at each distance, unscaled.
+    """(B, T) logits of B last queries with one key content each at every distance, unscaled.
 
-    ``w`` (T, D) of length 1 and ``beta`` (T,) are what tokens reflect by.
+    ``w`` (B, T, D) of length 1 and ``beta`` (B, T) are what tokens reflect by; ``q`` and ``k``
+    are (B, D).
     """
-    length, width = w.shape
-    enc = PaTH(width, 1, 1, width)
-    keys, places = k.expand(1, 1, length, width), torch.arange(length)
-    state = torch.cat((w, beta[:, None]), -1)[None, None]
-    bias = enc.bias(q.view(1, 1, 1, -1), keys, places[-1:], places, state)
-    return (q @ k + bias[0, 0, 0] * math.sqrt(width)).flip(0)
+    length, width = w.shape[1:]
+    keys, places = k[:, None, None].expand(-1, 1, length, width), torch.arange(length)
+    state = torch.cat((w, beta[..., None]), -1)[:, None]
+    bias = PaTH(width, 1, 1, width).bias(q[:, None, None], keys, places[-1:], places, state)
+    return ((q * k).sum(-1, keepdim=True) + bias[:, 0, 0] * math.sqrt(width)).flip(-1)
 
 
 def flip_numbers() -> Tensor:
     """(T,) a switch: three tokens at distances 10, 25 and 40 flip the sign, others do nothing."""
     length = 56
-    w = torch.zeros(length, 2, dtype=torch.float64)
-    w[:, 0] = 1
-    beta = torch.zeros(length, dtype=torch.float64)
-    beta[[length - 1 - back for back in (10, 25, 40)]] = 2
-    one = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    return logit_numbers(w, beta, one, one)
+    w = torch.zeros(1, length, 2, dtype=torch.float64)
+    w[..., 0] = 1
+    beta = torch.zeros(1, length, dtype=torch.float64)
+    beta[:, [length - 1 - back for back in (10, 25, 40)]] = 2
+    one = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    return logit_numbers(w, beta, one, one)[0]
 
 
 def decay_numbers(beta: float, length: int = 56, width: int = 16) -> Tensor:
     """(T,) mean squared logit by distance under random reflections, as a share of that at 0."""
-    squares = []
-    for seed in range(240):
-        w = randn(length, width, seed=seed)
-        w = w / w.norm(dim=-1, keepdim=True)
-        q, k = randn(2, width, seed=1000 + seed)
-        strength = torch.full((length,), beta, dtype=torch.float64)
-        squares.append(logit_numbers(w, strength, q, k).square())
-    mean = torch.stack(squares).mean(0)
+    seeds = range(240)
+    w = torch.stack([randn(length, width, seed=seed) for seed in seeds])
+    w = w / w.norm(dim=-1, keepdim=True)
+    q, k = torch.stack([randn(2, width, seed=1000 + seed) for seed in seeds]).unbind(1)
+    strength = torch.full((len(seeds), length), beta, dtype=torch.float64)
+    mean = logit_numbers(w, strength, q, k).square().mean(0)
     return mean / mean[0]
 
 
