@@ -85,7 +85,7 @@ def _student(values: Sequence[float], factor: float) -> Interval:
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """The sample standard deviation. `statistics.stdev` adds fractions and takes 7 times as long."""
+    """The sample standard deviation; `statistics.stdev` adds fractions, which takes much longer."""
     return float(np.std(values, ddof=1))
 
 
