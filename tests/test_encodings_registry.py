@@ -8,7 +8,7 @@ import re
 import sys
 import types
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Optional
 
 import pytest
 import torch
@@ -245,6 +245,20 @@ def test_a_class_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"needs a value for nheads.*head_dim, num_heads"):
         encoding("my_module:Needs", **SIZES)
     assert isinstance(encoding("my_module:Needs", **SIZES, nheads=2), Needs)
+
+    class Plain(Encoding):  # types that cannot be checked, or are written in the old way
+        def __init__(  # type: ignore[no-untyped-def]
+            self,
+            head_dim,
+            kind: Literal["a", "b"] = "a",
+            n: Optional[int] = None,  # noqa: UP045
+        ) -> None:
+            super().__init__()
+
+    module.Plain = Plain  # type: ignore[attr-defined]
+    assert isinstance(encoding("my_module:Plain", **SIZES, kind="b", n=1), Plain)
+    with pytest.raises(ValueError, match="option n: expected int, got '1'"):
+        encoding("my_module:Plain", **SIZES, n="1")
 
 
 @pytest.mark.usefixtures("toys")

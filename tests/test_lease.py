@@ -136,6 +136,13 @@ def test_places_of_several_gpus_train_together_and_keep_to_their_runs(
         runner.main(["paper/rope:1x8", "--gpus", "2"])
 
 
+def test_runs_that_no_place_would_take_are_refused_and_not_waited_for(lease: Any) -> None:
+    runner = lease("runner")
+    for words in (["every/rope:0"], ["paper/rope:1x8", "every/rope:0"], ["every/rope:0x2"]):
+        with pytest.raises(ValueError, match="every/rope has no place, and no other place takes"):
+            runner.main(words)
+
+
 def test_parts_are_cut_to_what_a_transfer_has_room_for_beside_the_tree(
     lease: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

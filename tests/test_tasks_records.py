@@ -229,6 +229,16 @@ def test_a_mistake_is_one_sentence(change: dict[str, Any], message: str) -> None
         configure_tasks(**GIVEN | change)
 
 
+def test_what_is_recorded_is_shown_where_there_is_no_memory_to_train_it(
+    own_runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pe.devices.memory", lambda: 1e-9)
+    with pytest.raises(ValueError, match="a step of . models needs about 0 GiB of memory"):
+        configure_tasks(**GIVEN)
+    monkeypatch.setattr("pe.tasks.measure.record.TaskRun.recorded", lambda run, pe: True)
+    assert configure_tasks(**GIVEN).complete
+
+
 def test_what_is_done_of_a_study_is_not_done_again_and_what_would_end_late_is_not_begun(
     own_runs: Path,
 ) -> None:

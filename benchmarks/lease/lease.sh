@@ -6,9 +6,11 @@
 # WORK holds everything there; LEASE is the folder that travels.
 # In the repository's root: pack: LEASE, CORPUS, STUDY, PE_CACHE, PYTHON; pack-tasks: LEASE, PYTHON;
 # pack-pretrained: LEASE, CORPUS, MODEL, PE_CACHE, PYTHON (with the gguf package for a gguf file)
+NO_WEIGHTS='--exclude=checkpoints --exclude=checkpoint --exclude=best --exclude=.*lock --exclude=tokenizer'
 if [ "$1" = pack ] || [ "$1" = pack-tasks ] || [ "$1" = pack-pretrained ]; then
   set -e
   mkdir -p "$LEASE/whl"
+  rm -f "$LEASE/records.tgz" # of an earlier pack
   cp benchmarks/lease/*.py benchmarks/lease/lease.sh "$LEASE/"
   git archive --format=tar.gz -o "$LEASE/code.tar.gz" HEAD pe studies ':(glob)benchmarks/*.py'
   git rev-parse HEAD >"$LEASE/commit"
@@ -23,7 +25,7 @@ if [ "$1" = pack ] || [ "$1" = pack-tasks ] || [ "$1" = pack-pretrained ]; then
     --implementation cp --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
     --platform manylinux2014_x86_64 -d "$LEASE/whl" $pinned
   [ "$1" = pack-tasks ] && du -sb "$LEASE" && exit
-  [ "$1" = pack-pretrained ] && [ -d runs/pretrained ] && tar -czf "$LEASE/records.tgz" runs/pretrained
+  [ "$1" = pack-pretrained ] && [ -d runs/pretrained ] && tar -czf "$LEASE/records.tgz" $NO_WEIGHTS runs/pretrained
   [ "$1" = pack-pretrained ] && { $PYTHON benchmarks/lease/pretrained.py pack "$PE_CACHE" "$CORPUS" \
     "$MODEL" "$LEASE.parts" "$LEASE"; du -sb "$LEASE" "$LEASE.parts"/*; exit; }
   $PYTHON benchmarks/lease/tokens.py pack "$PE_CACHE" "$CORPUS" 16384 "$LEASE.parts" "$LEASE"
@@ -85,8 +87,7 @@ compiled) # what the compilers made, in files of 15 MB, for the next lease of su
 wait) # $2 seconds at most for $3, runner, tasks or pretrained; records go to $OUT every half minute, so that none is lost
   end=$((SECONDS + $2)) what=${3:-runner}
   while :; do
-    tar -czf "$WORK/records.tgz" --exclude=checkpoints --exclude=checkpoint --exclude=best --exclude='.*lock' \
-      --exclude=tokenizer -C "$WORK/tree" runs -C "$WORK" \
+    tar -czf "$WORK/records.tgz" $NO_WEIGHTS -C "$WORK/tree" runs -C "$WORK" \
       $(cd "$WORK" && ls runner.log tasks.log pretrained.log warm.log 2>/dev/null) 2>/dev/null
     cp "$WORK/records.tgz" "$OUT/.new" && mv "$OUT/.new" "$OUT/records.tgz"
     grep -q 'the end$' "$WORK/$what.log" && break

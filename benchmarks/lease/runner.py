@@ -308,12 +308,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     largest = max(share.gpus for share in shares.values())
     if options.gpus and largest > options.gpus:
         raise ValueError(f"a place of {largest} GPUs was asked for, and --gpus is {options.gpus}")
+    several = {name: share.gpus for name, share in shares.items() if share.gpus > 1}
+    shared = any(share.count for name, share in shares.items() if name not in several)
+    for name, share in shares.items():
+        if not share.count and (name in several or not shared):
+            raise ValueError(
+                f"{name} has no place, and no other place takes its runs; give it one, as in "
+                f"{name}:1{f'x{share.gpus}' if name in several else ''}"
+            )
     left = plans(list(shares), mini=options.mini, first=options.first)
     if options.list:
         for word, plan in left.items():
             print(word, *(f"{p.label}#{p.recipe.seed}" for p in plan))
         return
-    several = {name: share.gpus for name, share in shares.items() if share.gpus > 1}
     queue = Queue(left, options.runs, options.until, several)
     threads, next_gpu = [], 0
     for name, share in shares.items():

@@ -221,9 +221,7 @@ class Pretrained(Made):
     option_spec: ClassVar[dict[str, Any]] = {
         "corpus": directives.unchanged,
         "encodings": directives.unchanged,
-        "against": directives.flag,
     }
-    shows = staticmethod(table)
 
     def records(self) -> list[dict[str, Any]]:
         """Those that the directive is about."""
@@ -233,12 +231,19 @@ class Pretrained(Made):
         encodings = self.options.get("encodings", "").split()
         return records_of(runs, self.arguments[0], self.options.get("corpus", ""), encodings)
 
+
+class Losses(Pretrained):
+    """`table`."""
+
+    option_spec: ClassVar[dict[str, Any]] = Pretrained.option_spec | {"against": directives.flag}
+    shows = staticmethod(table)
+
     def text(self) -> str:
         records = self.records()
         return self.shows(records, "against" in self.options) if records else NONE
 
 
-class Found(Pretrained):
+class Found(Losses):
     """`found`."""
 
     shows = staticmethod(found)
@@ -269,7 +274,7 @@ class PretrainedPicture(Pretrained):
 
 def setup(app: Sphinx) -> None:
     """Register with Sphinx."""
-    app.add_directive("pretrained-losses", Pretrained)
+    app.add_directive("pretrained-losses", Losses)
     app.add_directive("pretrained-found", Found)
     app.add_directive("pretrained-training", Training)
     app.add_directive("pretrained-picture", PretrainedPicture)

@@ -30,7 +30,7 @@ from pe.results.quantities import label
 from pe.runs.models import TaskRecord
 from pe.tasks import about, names, task
 from pe.tasks.measure import summary
-from pe.tasks.measure.cost import step_cost
+from pe.tasks.measure.cost import refuse_too_large, step_cost
 from pe.tasks.measure.record import Experiment, TaskRun
 from pe.training.progress import duration
 
@@ -235,7 +235,8 @@ class Playground:
             learning_rates=values["learning_rates"],
             task_options=options,
         )
-        _refuse_slow(run)
+        if self.controls["again"].value or not run.complete:
+            _refuse_expensive(run)
         return run
 
     def start(self) -> None:
@@ -301,11 +302,11 @@ class Playground:
                 began.setdefault(pe, time.monotonic())
                 history.setdefault(pe, []).append(losses)
                 if time.monotonic() - last > REDRAW_SECONDS or number == steps:
-                    passed = time.monotonic() - began[pe]
-                    left = duration(passed / max(1, number - 1) * (steps - number))
-                    self.message.value = (
-                        f"{html.escape(label(pe))}: step {number:,} of {steps:,}, {left} left"
-                    )
+                    text = f"{html.escape(label(pe))}: step {number:,} of {steps:,}"
+                    if number > 1:  # the first step is slower, and is not counted
+                        pace = (time.monotonic() - began[pe]) / (number - 1)
+                        text += f", {duration(pace * (steps - number))} left"
+                    self.message.value = text
                     self._draw(
                         self.curves, lambda: pictures.live_curves(history, steps, made.chance)
                     )
@@ -388,21 +389,23 @@ class Playground:
         )
 
 
-def _refuse_slow(run: TaskRun) -> None:
-    """Raise ValueError if a training step is expected to take very long on this device."""
+def _refuse_expensive(run: TaskRun) -> None:
+    """Raise ValueError if a training step needs too much memory or time on this device."""
     import torch
 
     from pe import devices
 
     experiment = run.experiment
     assert experiment is not None, "made by configure_tasks"
-    cost = step_cost(experiment.make_task(), experiment.settings, experiment.at_once())
+    made, models = experiment.make_task(), experiment.at_once()
+    refuse_too_large(made, experiment.settings, models, devices.memory())
+    cost = step_cost(made, experiment.settings, models)
     seconds = cost.seconds(devices.choose().type, torch.get_num_threads())
     if seconds > MOST_STEP_SECONDS:
         raise ValueError(
-            f"one step of {experiment.at_once():,} models would take about {duration(seconds)} "
-            "here, and Stop works between steps only; choose a smaller width, batch or number of "
-            "layers, or fewer seeds and rates"
+            f"one step of {models:,} models would take about {duration(seconds)} here, and Stop "
+            "works between steps only; choose a smaller width, batch or number of layers, or fewer "
+            "seeds and rates"
         )
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pe.pretrained.methods import Method
     from pe.pretrained.report import Explanation, Kind
 
-COLUMNS = 100
+COLUMNS = 80
 """Columns of a terminal that paragraphs are wrapped to."""
 
 

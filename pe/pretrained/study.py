@@ -7,6 +7,7 @@
 
 Each trial writes its record when it ends, and trials that have a record are left out. So the same
 command continues where it was stopped. A trial that trains has a GPU to itself; others share one.
+After Ctrl-C no other trial begins.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import groupby, repeat
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Annotated, Any
 
 import typer
@@ -126,7 +128,8 @@ def carry_out(
 ) -> int:
     """Carry out the trials that end in time, in their order and several at once.
 
-    Neighbours in the list that train have a GPU each; those that do not share the GPUs.
+    A GPU has one trial that trains, or several that do not. Of neighbours in the list that all
+    train, or all do not, each GPU takes the next one when it has a place.
 
     Args:
         start: called with the number of a trial, its steps and a GPU (None: the CPU); begins it.
@@ -142,50 +145,90 @@ def carry_out(
     """
     begun = time.monotonic()
     cards: list[str | None] = [*gpus] or [None]
-    done = {number: _complete(study, trial, model) for number, trial in enumerate(study.runs)}
-    recorded = [n for number in done for n in done[number] if study.runs[number].trained]
-    steps = steps or max(recorded, default=0)
+    steps = steps or _steps_on_record(study, model)
     steps = steps or steps_in_time(study, step_seconds, until, len(cards))
     slowest = {False: 0.0, True: steps * step_seconds}
+
+    def is_complete(trial: Trial) -> bool:
+        return configured(study, trial, model, steps if trial.trained else 0).complete
 
     def tell(text: str) -> None:
         log(f"{time.monotonic() - begun:6.0f} s  {text}")
 
-    def fails(number: int, free: SimpleQueue[str | None]) -> bool:
-        trial, card = study.runs[number], free.get()
-        since = time.monotonic()
-        try:
-            if since - begun + slowest[trial.trained] > until:
-                tell(f"no time for {_label(trial)}")
-                return False
-            tell(f"begin  {_label(trial)} on {card}")
-            code = start(number, steps, card).wait()
-        finally:
-            free.put(card)
+    def fails(number: int, card: str | None) -> bool:
+        trial, since = study.runs[number], time.monotonic()
+        if since - begun + slowest[trial.trained] > until:
+            tell(f"no time for {_label(trial)}")
+            return False
+        tell(f"begin  {_label(trial)} on {card}")
+        code = start(number, steps, card).wait()
         seconds = time.monotonic() - since
-        whole = configured(study, trial, model, steps if trial.trained else 0).complete
+        whole = is_complete(trial)
         if whole:
             slowest[trial.trained] = max(slowest[trial.trained], seconds)
         tell(f"{'done  ' if whole else f'FAILED ({code})'} {_label(trial)} in {seconds:.0f} s")
         return not whole
 
+    missing = [n for n, trial in enumerate(study.runs) if not is_complete(trial)]
+    groups = [
+        (trained, deque(numbers))
+        for trained, numbers in groupby(missing, lambda n: study.runs[n].trained)
+    ]
+
+    def in_a_place(left: deque[int], card: str | None) -> int:
+        """Carry out what is left, one by one; returns how many failed."""
+        failed = 0
+        with _nothing_more(groups):
+            while (number := _first(left)) is not None:
+                failed += fails(number, card)
+        return failed
+
+    def on_card(card: str | None) -> int:
+        failed = 0
+        for trained, left in groups:
+            count = 1 if trained else places
+            with ThreadPoolExecutor(count) as pool:
+                failed += sum(pool.map(in_a_place, repeat(left, count), repeat(card)))
+        return failed
+
     tell(f"trainings take {steps:,} steps")
-    failed = 0
-    for trained, group in groupby(range(len(study.runs)), lambda n: study.runs[n].trained):
-        left = [n for n in group if not done[n]]
-        free: SimpleQueue[str | None] = SimpleQueue()
-        for card in cards * (1 if trained else places):
-            free.put(card)
-        with ThreadPoolExecutor(free.qsize()) as pool:
-            failed += sum(pool.map(fails, left, repeat(free)))
+    with ThreadPoolExecutor(len(cards)) as pool, _nothing_more(groups):
+        failed = sum(pool.map(on_card, cards))
     tell("the end")
     return failed
 
 
-def _complete(study: PretrainedStudy, trial: Trial, model: str) -> list[int]:
-    """The numbers of steps with which a trial has a complete record; [0] without training."""
-    budgets = study.steps if trial.trained else [0]
-    return [n for n in budgets if configured(study, trial, model, n).complete]
+def _first(left: deque[int]) -> int | None:
+    """Take the first; None if another thread took the last."""
+    try:
+        return left.popleft()
+    except IndexError:
+        return None
+
+
+@contextmanager
+def _nothing_more(groups: Sequence[tuple[bool, deque[int]]]) -> Iterator[None]:
+    """Let no other trial begin after an exception or Ctrl-C; those that run are waited for."""
+    try:
+        yield
+    except BaseException:
+        for _, left in groups:
+            left.clear()
+        raise
+
+
+def _steps_on_record(study: PretrainedStudy, model: str) -> int:
+    """The most steps that a complete training has; 0 without one."""
+    trained = [trial for trial in study.runs if trial.trained]
+    return max(
+        (
+            n
+            for trial in trained
+            for n in study.steps
+            if configured(study, trial, model, n).complete
+        ),
+        default=0,
+    )
 
 
 def _label(trial: Trial) -> str:
@@ -209,36 +252,38 @@ def main(
     step_seconds: Annotated[float, typer.Option(help="of a training step, measured before")] = 0.0,
     compile: Annotated[str, typer.Option(help="auto, on, off")] = "auto",
     only: Annotated[int, typer.Option(help="one trial, by its number from 0 on")] = -1,
-    steps: Annotated[int, typer.Option(help="of a training; 0: as many as end in time")] = 0,
+    steps: Annotated[int, typer.Option(min=0, help="of a training; 0: as many as end in time")] = 0,
 ) -> None:
     """Carry out the trials of a study."""
-    try:
-        study = load_study(name, mini)
-        model = model or study.model
-        if only >= 0:
-            _one(study, study.runs[only], model, steps, compile)
-            return
-        if dry_run:
-            for trial in study.runs:
-                print(papermill(study, trial, study.steps[0]))
-            return
-        cards = visible_gpus()
-    except ValueError as error:
-        print(f"pe.pretrained.study: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
 
     def start(number: int, steps: int, gpu: str | None) -> subprocess.Popen[bytes]:
         words = [
-            sys.executable, "-m", "pe.pretrained.study", name, "--model", model, "--only",
+            sys.executable, "-m", "pe.pretrained.study", name, "--model", study.model, "--only",
             str(number), "--steps", str(steps), "--compile", compile, *(["--mini"] if mini else []),
         ]  # fmt: skip
         where = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         return subprocess.Popen(words, env=os.environ | where)
 
-    failed = carry_out(
-        study, model, start, gpus=cards, places=places, until=until, step_seconds=step_seconds,
-        steps=steps, log=lambda text: print(text, flush=True),
-    )  # fmt: skip
+    try:
+        study = load_study(name, mini)
+        if model:
+            study = study.model_copy(update={"model": model})
+        if only >= len(study.runs):
+            raise ValueError(f"--only: expected 0 to {len(study.runs) - 1}, got {only}")
+        if only >= 0:
+            _one(study, study.runs[only], study.model, steps, compile)
+            return
+        if dry_run:
+            for trial in study.runs:
+                print(papermill(study, trial, steps or study.steps[0]))
+            return
+        failed = carry_out(
+            study, study.model, start, gpus=visible_gpus(), places=places, until=until,
+            step_seconds=step_seconds, steps=steps, log=lambda text: print(text, flush=True),
+        )  # fmt: skip
+    except ValueError as error:
+        print(f"pe.pretrained.study: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error
     raise typer.Exit(1 if failed else 0)
 
 

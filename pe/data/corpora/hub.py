@@ -113,7 +113,8 @@ def _open(name: str, table: HubTable) -> Corpus:
     folder = Path(os.environ["PE_HUB_DIR"]).expanduser() / name
     if not folder.is_dir():
         raise ValueError(
-            f"corpus {name!r} is to be read from {folder} (PE_HUB_DIR): no such folder"
+            f"corpus {name!r} is to be read from {folder} (PE_HUB_DIR), and there is no such "
+            "folder; put its files there, or unset PE_HUB_DIR to read it from the hub"
         )
     return LocalCorpus(folder, name)
 

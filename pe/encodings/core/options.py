@@ -113,7 +113,7 @@ def construct(name: str, part: Part, arguments: dict[str, Any]) -> Any:
         if key in CONTEXT and value is None:
             if parameter.default is parameter.empty:
                 raise ValueError(f"{name!r} needs {key}")
-        elif key != "transforms" and not _fits(value, hints.get(key)):
+        elif key != "transforms" and not _fits(value, hints.get(key, Any)):
             raise ValueError(f"{name!r}: option {key}: expected {_word(hints[key])}, got {value!r}")
         elif isinstance(value, int) and abs(value) > LARGEST:
             raise ValueError(f"{name!r}: option {key}: expected at most {LARGEST}, got {value}")
@@ -130,16 +130,23 @@ def construct(name: str, part: Part, arguments: dict[str, Any]) -> Any:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    """Whether a value has the type; what is no type, such as a Literal, every value has."""
+    kinds = [typing.get_origin(kind) or kind for kind in _kinds(hint)]
+    if any(kind in (Any, object) or not isinstance(kind, type) for kind in kinds):
+        return True
     if isinstance(value, bool):
         return bool in kinds
     if isinstance(value, int) and float in kinds:
         return True
     if isinstance(value, tuple):
         value = list(value)  # the configuration of a built model has tuples
-    return isinstance(value, tuple(typing.get_origin(k) or k for k in kinds if k is not None))
+    return isinstance(value, tuple(kinds))
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    return typing.get_args(hint) if union else (hint,)
 
 
 def _word(hint: Any) -> str:
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    return " or ".join(kind.__name__ for kind in kinds if kind is not types.NoneType)
+    return " or ".join(kind.__name__ for kind in _kinds(hint) if kind is not types.NoneType)

@@ -119,7 +119,7 @@ def task(name: str, **options: Any) -> Task:
     """Make a task.
 
     Args:
-        name: one of `names`. options: the options of the task, which `about` lists.
+        name: one of `names`, or ``module:Class``. options: those of the task, which `about` lists.
 
     Raises:
         ValueError: an unknown name or option (the message suggests the nearest known one), or a

@@ -230,6 +230,16 @@ class TaskRun(Folder):
         value = self.part("task", f"-{slug(pe)}")
         return None if value is None else TaskRecord.model_validate(value)
 
+    @property
+    def complete(self) -> bool:
+        """Whether all encodings that were asked for are on record."""
+        return all(map(self.recorded, self.encodings))
+
+    def recorded(self, pe: str) -> bool:
+        """Whether there is a complete record of an encoding."""
+        record = self.record(pe)
+        return record is not None and record.status == "complete"
+
     def encoded(self) -> list[TaskRecord]:
         """All records of the folder: first the encodings asked for, then others by file name."""
         there = [

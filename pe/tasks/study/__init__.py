@@ -100,8 +100,7 @@ class Job(NamedTuple):
 
     def done(self) -> bool:
         """Whether there is a complete record."""
-        record = self.run.record(self.pe)
-        return record is not None and record.status == "complete"
+        return self.run.recorded(self.pe)
 
 
 def slowest(todo: Iterable[Job]) -> dict[str, float]:
