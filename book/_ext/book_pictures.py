@@ -124,10 +124,8 @@ def draw(root: Path, book: Path, wanted: Figures) -> None:
     code = look + _hash([*sorted(drawn_from), *sorted(encodings)])
     explanatory = [name for name, stamp in old.items() if stamp == code]
     if not explanatory or not all(_drawn(target, name) for name in explanatory):
-        import torch  # only when there is something to draw
         from pictures import PICTURES
 
-        torch.set_num_threads(1)  # with tensors this small, threads spend their time on waiting
         explanatory = list(PICTURES)
         for name, function in PICTURES.items():
             _draw(target, name, function)

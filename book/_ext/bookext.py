@@ -51,6 +51,7 @@ import book_scaling  # noqa: E402
 import book_speed  # noqa: E402
 import book_tables  # noqa: E402
 import book_tasks  # noqa: E402
+import torch  # noqa: E402
 from book_studies import Studies  # noqa: E402
 from pybtex.plugin import find_plugin, register_plugin  # noqa: E402
 from sphinx.application import Sphinx  # noqa: E402
@@ -59,6 +60,7 @@ from sphinx.errors import ExtensionError  # noqa: E402
 
 from pe import runs  # noqa: E402
 
+torch.set_num_threads(1)  # with tensors as small as those of the pictures, threads only wait
 STUDY = "demo"
 BACKENDS = "pybtex.backends"
 _THEBE = re.compile(r"<script[^>]*thebe-config.*?</script>\s*<script>kernelName.*?</script>", re.S)
