@@ -212,7 +212,7 @@ def refuse_hopeless(recipe: Recipe, processes: int, gib: float) -> None:
     memory by less than `HOPELESS` is tried.
     """
     if recipe.steps and estimate(recipe, processes).total > HOPELESS * gib:
-        raise ValueError(f"training needs {sentence(recipe, processes, gib)}")
+        raise ValueError(f"training needs {sentence(recipe, processes, gib, 'the recipe')}")
 
 
 def sentence(recipe: Recipe, processes: int, gib: float, where: str = "overrides") -> str:
