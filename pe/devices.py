@@ -100,7 +100,9 @@ def memory() -> float:
     gpu = gpu_memory()
     if gpu is not None:
         return gpu
-    has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    import psutil
+
+    has: int = psutil.virtual_memory().total
     limit = Path("/sys/fs/cgroup/memory.max")
     allowed = limit.read_text("utf-8").strip() if limit.is_file() else "max"
     return (has if allowed == "max" else min(has, int(allowed))) / 2**30

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import itertools
 import json
-import math
 import random
 import shlex
 import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import typer
 import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
@@ -249,182 +244,6 @@ def test_every_trial_of_the_study_can_be_put_on_a_model(place: Path) -> None:
     assert configure_pretrained(**values).directory == wanted.directory, "the command repeats it"
     with pytest.raises(ValueError, match="unknown study 'smolm2'"):
         studies.load_study("smolm2")
-
-
-def test_trainings_get_a_card_each_and_what_would_end_too_late_is_not_begun(place: Path) -> None:
-    study = studies.load_study("smollm2", mini=True)
-    assert studies.steps_in_time(study, 1.0, 8.5, cards=1) == 4
-    assert studies.steps_in_time(study, 1.0, 8.5, cards=2) == 4
-    assert studies.steps_in_time(study, 1.0, 7.0, cards=1) == 2
-    assert studies.steps_in_time(study, 1.0, 1.0, cards=1) == 2, "the least there is"
-    begun, lines = [], []
-
-    class Done:
-        def wait(self) -> int:
-            return 1
-
-    def start(number: int, steps: int, gpu: str | None) -> Any:
-        begun.append((number, steps, gpu))
-        return Done()
-
-    few = study.model_copy(update={"runs": study.runs[:3]})
-    failed = studies.carry_out(
-        few,
-        str(place / "tiny"),
-        start,
-        gpus=["0", "1"],
-        until=1e3,
-        step_seconds=1.0,
-        log=lines.append,
-    )
-    assert sorted((number, steps) for number, steps, _ in begun) == [(0, 4), (1, 4), (2, 4)]
-    assert failed == 3
-    assert lines[-1].endswith("the end")
-    begun.clear()
-    studies.carry_out(
-        few, str(place / "tiny"), start, until=1e3, step_seconds=1e4, log=lines.append
-    )
-    assert [number for number, _, _ in begun] == [2], "two steps do not fit"
-
-
-def test_trainings_of_a_study_have_equal_steps_also_when_hours_lie_between_them(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    study = studies.load_study("smollm2", mini=True)
-    study = study.model_copy(update={"runs": study.runs[:2]})
-    begun = []
-
-    class Done:
-        returncode = 0
-
-        def wait(self) -> int:
-            return 0
-
-    def start(number: int, steps: int, gpu: str | None) -> Any:
-        begun.append((number, steps))
-        return Done()
-
-    model = str(place / "tiny")
-    studies.carry_out(study, model, start, until=1e3, step_seconds=1.0, steps=4)
-    assert begun == [(0, 4), (1, 4)]
-    first = studies.configured(study, study.runs[0], model, 2)
-    monkeypatch.setattr(
-        "pe.pretrained.record.PretrainedRun.read",
-        lambda run: {"status": "complete"} if run.directory == first.directory else None,
-    )
-    begun.clear()
-    studies.carry_out(study, model, start, until=1e3, step_seconds=1.0)
-    assert begun == [(1, 2)], "as many as the first had"
-
-
-def test_trials_that_train_have_a_card_each_and_others_share_one(place: Path) -> None:
-    study = studies.load_study("smollm2", mini=True)
-    few = study.model_copy(update={"runs": study.runs[:5]})
-    at_work: dict[str, int] = {}
-    most: dict[bool, int] = {}
-    lock = threading.Lock()
-
-    def start(number: int, steps: int, gpu: str | None) -> Any:
-        assert gpu is not None
-        with lock:
-            at_work[gpu] = at_work.get(gpu, 0) + 1
-            trained = study.runs[number].trained
-            most[trained] = max(most.get(trained, 0), at_work[gpu])
-
-        class Process:
-            def wait(self) -> int:
-                time.sleep(0.05)
-                with lock:
-                    at_work[gpu] -= 1
-                return 1
-
-        return Process()
-
-    model = str(place / "tiny")
-    studies.carry_out(few, model, start, gpus=["0", "1"], places=2, log=lambda text: None)
-    assert most == {True: 1, False: 2}
-
-
-def test_a_gpu_without_a_training_carries_out_other_trials_meanwhile(place: Path) -> None:
-    study = studies.load_study("smollm2", mini=True)
-    few = study.model_copy(update={"runs": study.runs[1:4]})
-    others = threading.Semaphore(0)
-
-    def start(number: int, steps: int, gpu: str | None) -> Any:
-        class Process:
-            def wait(self) -> int:
-                if few.runs[number].trained:
-                    assert all(others.acquire(timeout=5) for _ in few.runs[1:])
-                else:
-                    others.release()
-                return 1
-
-        return Process()
-
-    model, lines = str(place / "tiny"), []
-    failed = studies.carry_out(few, model, start, gpus=["0", "1"], places=1, log=lines.append)
-    assert failed == 3
-    cards = [line[-1] for line in lines if "begin" in line]
-    assert sorted(map(cards.count, "01")) == [1, 2]
-
-
-def test_nothing_begins_after_an_interruption(place: Path) -> None:
-    study = studies.load_study("smollm2", mini=True)
-    begun = []
-
-    def start(number: int, steps: int, gpu: str | None) -> Any:
-        begun.append(number)
-        raise KeyboardInterrupt
-
-    few = study.model_copy(update={"runs": study.runs[2:6]})
-    with pytest.raises(KeyboardInterrupt):
-        studies.carry_out(few, str(place / "tiny"), start, places=2, log=lambda text: None)
-    assert len(begun) <= 2, "one in each place"
-
-
-def test_steps_that_are_asked_for_are_those_of_every_training_whatever_is_on_record(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    study = studies.load_study("smollm2", mini=True)
-    study = study.model_copy(update={"runs": study.runs[:2]})
-    begun = []
-
-    class Done:
-        def wait(self) -> int:
-            return 0
-
-    def start(number: int, steps: int, gpu: str | None) -> Any:
-        begun.append((number, steps))
-        return Done()
-
-    model = str(place / "tiny")
-    recorded = {
-        studies.configured(study, study.runs[0], model, 2).directory,
-        studies.configured(study, study.runs[1], model, 7).directory,
-    }
-    monkeypatch.setattr(
-        "pe.pretrained.record.PretrainedRun.read",
-        lambda run: {"status": "complete"} if run.directory in recorded else None,
-    )
-    for steps in (4, 7, 0):
-        studies.carry_out(study, model, start, steps=steps, log=lambda text: None)
-    assert begun == [(0, 4), (1, 4), (0, 7), (1, 2)]
-
-
-def test_the_command_line_decides_on_model_and_steps_and_its_mistakes_are_one_sentence(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main: Any = functools.partial(studies.main, compile="auto", places=2, until=math.inf)
-    main("smollm2", str(place / "tiny"), mini=True, dry_run=True, only=-1, steps=3)
-    first = shlex.split(capsys.readouterr().out.splitlines()[0])
-    values = yaml.safe_load(first[-1])
-    assert (values["model"], values["steps"]) == (str(place / "tiny"), 3)
-    with pytest.raises(typer.Exit):
-        main("smollm2", "", mini=True, dry_run=False, only=99, steps=0)
-    assert "--only: expected 0 to 13, got 99" in capsys.readouterr().err
-    with pytest.raises(typer.Exit):
-        main("smollm2", str(place / "nowhere"), mini=True)
-    assert "nowhere: no such file or folder" in capsys.readouterr().err
 
 
 def test_a_packed_model_and_its_tokens_are_what_a_trial_finds_there(

@@ -16,7 +16,8 @@ from pe.data.needles import even_depth
 from pe.results import intervals
 from pe.results.difference import Difference
 from pe.results.intervals import Interval
-from pe.results.quantities import share
+from pe.results.measure import Cell, write
+from pe.results.quantities import NOT_RECORDED
 
 Record = Mapping[str, Any]
 UNTOUCHED = "untouched"
@@ -172,7 +173,5 @@ def discordant(record: Record, variant: str, task: str) -> tuple[int, int] | Non
 
 def write_share(interval: Interval | None, between: str = " ") -> str:
     """``73% (43–90)``, or a dash where there is none."""
-    if interval is None:
-        return "–"
-    low, high = (share(end).removesuffix("%") for end in (interval.low, interval.high))
-    return f"{share(interval.value)}{between}({low}–{high})"
+    cell = Cell(interval.value, interval) if interval else Cell(None, reason=NOT_RECORDED)
+    return write(cell, "needle@1x", between)

@@ -64,7 +64,7 @@ def formula(subject: Subject, measure: Measure) -> None:
     agreeing: set[str] = set()
     # A learned number may begin on the bound of its range, and is right on one side only. What
     # computes in float32 throughout, as it may, shows a slope over a wide step only, and a wide
-    # step along a learned frequency turns far positions by many radians. So each input has to
+    # step along a learned frequency rotates far positions by many radians. So each input has to
     # agree in one of these cases.
     for step in STEPS:
         for side in (1.0, -1.0):

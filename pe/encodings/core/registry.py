@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from pe._errors import unknown
+from pe._imported import imported
 from pe.encodings.core.base import Encoding
 from pe.encodings.core.extension import Method, Variant
 from pe.encodings.core.frequencies import FrequencyTransform
@@ -153,13 +154,7 @@ def lookup(name: str) -> Part:
         module, _, attribute = name.partition(":")
         if module in _KEYS:
             raise ValueError(f"{name!r}: {attribute!r} is not a whole number; write '{module}:512'")
-        if not all(word.isidentifier() for word in [*module.split("."), attribute]):
-            raise ValueError(f"encoding {name!r}: expected 'module:Class', as Python imports them")
-        try:
-            part = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError) as error:
-            hint = f"; write '{module[:-3]}:{attribute}'" if module.endswith(".py") else ""
-            raise ValueError(f"encoding {name!r} cannot be imported: {error}{hint}") from error
+        part = imported("encoding", name)
         if not (isinstance(part, type) and issubclass(part, (Encoding, FrequencyTransform))):
             raise ValueError(f"{name!r} is not a subclass of pe.encodings.Encoding")
         return part

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from pe._errors import unknown
+from pe._imported import imported
 from pe.tasks.core.base import Task
 
 T = TypeVar("T", bound=type[Task])
@@ -86,21 +87,14 @@ def task_class(name: str) -> type[Task]:
 
 
 def _imported(name: str) -> type[Task]:
-    module, _, attribute = name.partition(":")
-    if not all(word.isidentifier() for word in [*module.split("."), attribute]):
-        raise ValueError(f"task {name!r}: expected 'module:Class', as Python imports them")
-    try:
-        cls = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        hint = f"; write '{module[:-3]}:{attribute}'" if module.endswith(".py") else ""
-        raise ValueError(f"task {name!r} cannot be imported: {error}{hint}") from error
+    cls = imported("task", name)
     if not (isinstance(cls, type) and issubclass(cls, Task)):
         raise ValueError(f"{name!r} is not a subclass of pe.tasks.Task")
     own: type[Task] = cls
     registered = _ABOUT.get(own.name) if "name" in vars(own) else None
     if registered is None:
         own.name, own.called = name, f"option of the task {name!r}"
-        registered = About(own.__name__, None, module, {})
+        registered = About(own.__name__, None, own.__module__, {})
     _ABOUT[name] = registered._replace(options=_options(own))
     return own
 

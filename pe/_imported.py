@@ -1,0 +1,25 @@
+"""Classes of a user's own, named as ``module:Class``."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def imported(kind: str, name: str) -> Any:
+    """What ``module:Class`` names.
+
+    Args:
+        kind: what it should be, such as ``encoding``, for messages.
+
+    Raises:
+        ValueError: not such a name, or it cannot be imported.
+    """
+    module, _, attribute = name.partition(":")
+    if not all(word.isidentifier() for word in [*module.split("."), attribute]):
+        raise ValueError(f"{kind} {name!r}: expected 'module:Class', as Python imports them")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        hint = f"; write '{module[:-3]}:{attribute}'" if module.endswith(".py") else ""
+        raise ValueError(f"{kind} {name!r} cannot be imported: {error}{hint}") from error
