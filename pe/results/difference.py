@@ -69,9 +69,10 @@ def difference(first: Row, second: Row, quantity: str) -> Difference:
     Where they were trained on windows of different lengths, ``quantity`` is at a multiple of the
     shorter one.
     Over several seeds: the paired differences, with an interval and a p no smaller than over the
-    prompts or the windows, where these are recorded. Of one seed: perplexities over the same windows, shares over the same prompts by
-    McNemar's exact test. Records of ``needle`` keep only how many prompts were right at each depth;
-    where that does not say which, by Fisher's test, which takes the prompts for unrelated.
+    prompts or the windows, where these are recorded. Of one seed: perplexities over the same
+    windows, shares over the same prompts by McNemar's exact test. Records of ``needle`` keep only
+    how many prompts were right at each depth; where that does not say which, by Fisher's test,
+    which takes the prompts for unrelated.
 
     Raises:
         ValueError: no seed in common, a quantity that is not recorded, or perplexities of other
