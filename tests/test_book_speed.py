@@ -27,7 +27,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small book that has the speed page, and no record of speed."""
     target = book_site.small_tree(tmp_path_factory.mktemp("speed"))
     book_records.write(target / "runs", "rope")
-    page = re.sub(r"\{doc\}`[^`]*`", "its page", PAGE.read_text())  # the small book has no such pages
+    page = re.sub(r"\{doc\}`[^`]*`", "its page", PAGE.read_text())  # a small book has no others
     page += "\n```{bibliography}\n```\n"
     (target / "book" / "measured.md").write_text(page)
     shutil.copytree(book_site.ROOT / "book" / "tables", target / "book" / "tables")
