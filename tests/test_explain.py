@@ -132,7 +132,7 @@ def test_layer_types_have_their_own_bases():
 
 def test_the_temperature_of_layers_without_rotation_is_shown_as_a_formula():
     _, none = pe.explain(LLAMA4).kinds
-    assert none.does.temperature == "queries × 1 + 0.1 ln(1 + ⌊(p + 1) / 8192⌋)"
+    assert none.does.temperature == "queries × (1 + 0.1 ln(1 + ⌊(p + 1) / 8192⌋))"
 
 
 # Training lengths
@@ -202,7 +202,7 @@ def test_static_yarn_says_that_it_changes_short_prompts():
     assert explanation.advice.method == "yarn"
     assert explanation.advice.factor == 4.0
     assert "short prompts" in explanation.advice.short_texts
-    assert explanation.method("yarn").short_texts == "changes prompts of every length"
+    assert explanation.method("yarn").short_texts == "changed"
     assert explanation.method("yarn_dynamic").short_texts == "unchanged"
 
 
@@ -241,6 +241,41 @@ def test_longrope_beyond_its_factors_gets_no_settings():
     explanation = pe.explain(PHI35)
     assert explanation.settings == {}
     assert "pe.search_longrope" in explanation.advice.why
+
+
+# What is printed
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_text_fits_a_terminal_of_80_columns(name):
+    """A table that a terminal wraps cannot be read, and Markdown tables have no line breaks."""
+    text = pe.explain(ALL[name] | {"num_hidden_layers": 48} | MANY.get(name, {})).markdown()
+    assert max(map(len, text.splitlines())) <= 80
+
+
+MANY = {
+    "smollm3": {"no_rope_layers": [1, 1, 1, 0] * 12},
+    "gpt_oss": {"layer_types": ["sliding_attention", "full_attention"] * 24},
+}
+"""What has one entry per layer of 48."""
+
+
+def test_lists_of_factors_fill_lines():
+    text = pe.explain(PHI3, 16384).markdown()
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert len(text.splitlines()) < 160
+    block = re.search(r"```json\n(.*?)```", text, re.S)
+    assert json.loads(block[1]) == pe.explain(PHI3, 16384).settings["longrope"].transformers
+
+
+def test_what_queries_and_sinks_do_is_below_the_table():
+    assert "- layers 0-3: a learned sink in each head." in pe.explain(GPT_OSS).markdown()
+    assert "- layer 3: queries × (1 + 0.1 ln(" in pe.explain(LLAMA4).markdown()
+
+
+def test_explaining_a_file_of_older_settings_warns_of_nothing(recwarn):
+    pe.explain(LLAMA31)
+    assert [str(warning.message) for warning in recwarn] == []
 
 
 # Settings
@@ -342,7 +377,7 @@ def test_vllm_gets_a_whole_block_as_json():
             "original_max_position_embeddings": 32768,
         }
     }  # fmt: skip
-    assert line.endswith("--max-model-len 131072")
+    assert line.startswith("vllm serve MODEL --max-model-len 131072 \\\n--hf-overrides '")
 
 
 def test_settings_of_a_decoder_inside_are_put_inside():

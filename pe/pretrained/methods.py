@@ -105,7 +105,7 @@ def method(
     )  # fmt: skip
 
 
-EVERY = "changes prompts of every length"
+EVERY = "changed"
 NEVER = "unchanged"
 
 
@@ -164,7 +164,7 @@ def _of_plain(now: Rope, trained: int, length: int, common: dict[str, Any]) -> l
     linear = with_settings(now, "linear", trained, factor=factor)
     if now.kind == "proportional":  # transformers' p-RoPE takes a factor, and nothing else
         linear = with_settings(now, "proportional", trained, factor=factor)
-        return [method("pi", "PI", "2306.15595", rope=linear, short_texts=EVERY, **common)]
+        return [_interpolation(linear, common)]
     methods = []
     if now.width % 2 == 0:  # of an odd width the last frequency has no channel to pair with
         yarn = with_settings(
@@ -188,11 +188,11 @@ def _of_plain(now: Rope, trained: int, length: int, common: dict[str, Any]) -> l
                 "does",
             ),
             method(
-                "longrope", "LongRoPE, YaRN's factors", "2402.13753", rope=longrope, **common,
-                short_texts="larger logits only",
-                remark="factors act in texts beyond the training length only; keys cached before "
-                "a text crosses it keep the other frequencies. pe.search_longrope finds better "
-                "factors",
+                "longrope", "LongRoPE as YaRN", "2402.13753", rope=longrope, **common,
+                short_texts="larger logits",
+                remark="YaRN's slowing as factors, which act in texts beyond the training length "
+                "only; keys cached before a text crosses it keep the other frequencies. "
+                "pe.search_longrope finds better factors",
             ),
         ]  # fmt: skip
         if now.width >= 4:
@@ -210,7 +210,7 @@ def _of_plain(now: Rope, trained: int, length: int, common: dict[str, Any]) -> l
                     "computes one base for the longest text, which is NTK, static",
                 ),
             ]  # fmt: skip
-    methods.append(method("pi", "PI", "2306.15595", rope=linear, short_texts=EVERY, **common))
+    methods.append(_interpolation(linear, common))
     base = raised_base(Rotary(now.base, now.width, trained), factor)
     if base is not None:
         methods.append(
@@ -224,6 +224,13 @@ def _of_plain(now: Rope, trained: int, length: int, common: dict[str, Any]) -> l
     return methods
 
 
+def _interpolation(linear: Rope, common: dict[str, Any]) -> Method:
+    return method(
+        "pi", "PI", "2306.15595", rope=linear, short_texts=EVERY, **common,
+        remark="divides every frequency by the factor, the fast ones too",
+    )  # fmt: skip
+
+
 def _self_extend(now: Rope, trained: int, length: int, common: dict[str, Any]) -> list[Method]:
     if now.width % 2 or trained < 2:
         return []
@@ -232,7 +239,7 @@ def _self_extend(now: Rope, trained: int, length: int, common: dict[str, Any]) -
         method(
             "self_extend", "Self-Extend", "2401.01325", **common, reach=trained,
             inv_freq=base_frequencies(now.width, now.base).inv_freq,
-            short_texts=f"unchanged up to {window:,} tokens",
+            short_texts=f"same to {window:,}",
             remark=f"counts distances from {window:,} on in groups of {size}; neither transformers "
             f"nor vLLM has it; pe.adapt(model, 'self_extend', length={length}) does",
         )
@@ -255,8 +262,9 @@ def _scaled_further(now: Rope, trained: int, length: int, common: dict[str, Any]
         change = {"factor": now.factor * more}
     return [
         method(
-            "further", f"{TITLES[now.kind]}, larger factor", PAPERS[now.kind],
+            "further", f"{TITLES[now.kind]} × {next(iter(change.values())):g}", PAPERS[now.kind],
             rope=now.model_copy(update={"settings": settings | change}), short_texts=EVERY,
-            remark="the scaling that the configuration has, with a larger factor", **common,
+            remark=f"the scaling that the configuration has, with a larger {next(iter(change))}",
+            **common,
         )
     ]  # fmt: skip

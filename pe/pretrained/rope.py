@@ -149,7 +149,7 @@ PAPERS = {
 
 TITLES = {
     "default": "RoPE", "linear": "PI", "dynamic": "Dynamic NTK", "ntk_alpha": "NTK",
-    "yarn": "YaRN", "longrope": "LongRoPE", "llama3": "Llama 3's scaling",
+    "yarn": "YaRN", "longrope": "LongRoPE", "llama3": "Llama 3",
     "proportional": "p-RoPE",
 }  # fmt: skip
 
