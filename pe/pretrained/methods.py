@@ -215,7 +215,7 @@ def _of_plain(now: Rope, trained: int, length: int, common: dict[str, Any]) -> l
     if base is not None:
         methods.append(
             method(
-                "abf", "larger base, trained on", "2309.16039", short_texts=EVERY, **common,
+                "abf", "larger base", "2309.16039", short_texts=EVERY, **common,
                 rope=with_settings(now, "default", trained, rope_theta=base),
                 remark="the smallest base without a new angle; meant for continued training",
             )
