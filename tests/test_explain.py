@@ -406,6 +406,13 @@ def test_a_factor_below_the_one_trained_in_is_named():
     assert "factor below the one trained in" not in warned(GPT_OSS)
 
 
+def test_a_scaling_trained_in_that_is_lost_is_named():
+    for block in ({"rope_type": "default"}, {"rope_type": "linear", "factor": 64.0}):
+        lost = GPT_OSS | {"rope_scaling": block}
+        assert "scaling trained in is lost" in warned(lost)
+    assert "scaling trained in is lost" not in warned(GPT_OSS)
+
+
 def test_a_lost_base_is_named():
     lost = {key: value for key, value in LLAMA31.items() if key != "rope_theta"}
     assert "base lost" in warned(lost)
@@ -722,5 +729,7 @@ def test_the_page_shows_what_the_command_prints_and_its_python_runs(tmp_path, mo
 def test_the_page_names_every_mistake():
     page = (Path(__file__).parents[1] / "book" / "explain.md").read_text("utf-8")
     text = (Path(pe.__file__).parent / "pretrained" / "mistakes.py").read_text("utf-8")
-    for name in re.findall(r'^ +\(?\n? *"([a-z_ ]+)",$', text, re.M):
+    names = set(re.findall(r'\(\s*"([a-z_ ]+)",\s', text))
+    assert len(names) > 8
+    for name in names:
         assert f"| {name} |" in page, name

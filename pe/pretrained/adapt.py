@@ -20,9 +20,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from pe.encodings import Encoding, layer_encodings
-from pe.encodings.core.options import options_of
+from pe.encodings.core.options import options_of, takes
 from pe.encodings.core.parts import part_classes, stated_options, takes_option
-from pe.encodings.core.spec import parse
+from pe.encodings.core.registry import lookup
+from pe.encodings.core.spec import joined, parse
 from pe.encodings.p_rope import PRoPE
 from pe.encodings.rope import RoPE
 from pe.model.decoder import PEPreTrainedModel
@@ -31,9 +32,10 @@ from pe.pretrained import hooks
 from pe.pretrained.explain import main_layer, main_layer_type, nothing_to_do
 from pe.pretrained.layers import Layer, read_layers
 from pe.pretrained.length import TrainingLength, training_length
+from pe.pretrained.mistakes import Scaled, trained_scaling, undoing
 from pe.pretrained.plain import plain_settings
 from pe.pretrained.read import ADAPTED, Source, quiet, read, saved_host
-from pe.pretrained.rope import Frozen, Rope
+from pe.pretrained.rope import SCALINGS, Frozen, Rope
 from pe.pretrained.settings import Settings
 
 Model = TypeVar("Model", bound=PreTrainedModel)
@@ -131,10 +133,7 @@ class AdaptedForCausalLM:
             model = AutoModelForCausalLM.from_pretrained(
                 folder, *args, config=host, **(kwargs | {"use_safetensors": True})
             )
-        model = adapt(
-            model, adaptation.spec, layers=adaptation.layers, plain=False, seed=adaptation.seed,
-            **adaptation.options,
-        )  # fmt: skip
+        _hook(model, read_host(model), adaptation)
         learned: dict[str, Tensor] = {}
         for file in sorted(Path(folder).glob("*.safetensors")):
             with safe_open(file, "pt") as weights:
@@ -200,7 +199,8 @@ def adapt(
     new: Model = _sharing_weights(model)
     host = read_host(new)
     chosen = _layers(host, spec, layers)
-    options = _options(host, spec, chosen, length, options)
+    options = _options(host, spec, length, options)
+    _refuse_undoing(host, spec, chosen, options)
     result: Settings | str = "hooks were asked for (plain=False)"
     if plain is not False:
         result = _plain(host, spec, chosen, length, options, bool(plain))
@@ -278,11 +278,7 @@ def _layers(host: Host, spec: str | None, layers: Sequence[int] | None) -> tuple
 
 
 def _options(
-    host: Host,
-    spec: str | None,
-    chosen: Sequence[int],
-    length: int | None,
-    options: Mapping[str, Any],
+    host: Host, spec: str | None, length: int | None, options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """``options``, and the factor that follows from ``length``."""
     if spec is None:
@@ -297,8 +293,44 @@ def _options(
             raise ValueError("length and factor are two ways to say the same; leave one out")
         if not takes_option(spec, "factor"):
             raise ValueError(f"length: {spec!r} has no factor that would follow from it")
-        options = dict(options) | {"factor": length / host.training.original}
+        options = dict(options) | {"factor": length / host.main.unit(host.training.tokens)}
     return dict(options)
+
+
+def _refuse_undoing(
+    host: Host, spec: str | None, chosen: Sequence[int], options: Mapping[str, Any]
+) -> None:
+    """Raise ValueError for a rotation without a scaling that the layers were trained with.
+
+    An encoding that does not rotate drops the scaling together with the rotation, and may.
+    """
+    if spec is None:
+        return
+    trained = trained_scaling(host.source.config)
+    for index, enc in _encodings(host, spec, chosen, options).items():
+        rope = host.layers[index].rope
+        if rope is None or not rope.extended or not enc.rotates:
+            continue
+        name, factor = SCALINGS[rope.kind].encoding.name, _factor_of(enc, rope)
+        own = Scaled(rope.kind, rope.factor, "the model's configuration has")
+        known = trained if trained is not None and trained.kind == rope.kind else own
+        for _, text in undoing(known, factor) or undoing(own, factor):
+            raise ValueError(
+                f"{spec!r}: {text}. Use {name!r} with a factor of {rope.factor:g} or more, alone "
+                f"or in a sum such as '{name}+window:4096'; 'nope' drops the rotation"
+                + ("" if known is trained else "; if the scaling was added after training, load "
+                   "the model without it")
+            )  # fmt: skip
+
+
+def _factor_of(enc: Encoding, rope: Rope) -> float | None:
+    """The factor of the layer's own type of scaling in an encoding; None: it has none."""
+    own: Any = rope.transform()
+    parts = getattr(enc, "_all", (enc,))
+    for transform in (t for part in parts for t in getattr(part, "transforms", ())):
+        if type(transform) is type(own) and transform.length_dependent == own.length_dependent:
+            return float(transform.factor)
+    return None
 
 
 def _plain(
@@ -329,7 +361,8 @@ def _plain(
         return "transformers keeps cached keys rotated as for a shorter text"
     factor = max((getattr(t, "factor", 1.0) for t in getattr(enc, "transforms", ())), default=1.0)
     longest = max(int(host.source.config.max_position_embeddings), host.training.original)
-    tokens = length or (round(host.training.original * factor) if factor > 1 else longest)
+    unit = host.main.unit(host.training.tokens)
+    tokens = length or (round(unit * factor) if factor > 1 else longest)
     return plain_settings(host.source, host.layer_type, main, enc, host.training.original, tokens)
 
 
@@ -401,11 +434,12 @@ def _encodings(
             built[key] = [_own(rope)]
         if key not in built:
             heads = config.num_attention_heads
+            scaled, more = _with_own_scaling(rope, spec, options)  # type: ignore[arg-type]
             built[key] = layer_encodings(
-                spec, len(host.layers), head_dim=rope.head_dim, num_heads=heads,  # type: ignore[arg-type]
+                scaled, len(host.layers), head_dim=rope.head_dim, num_heads=heads,
                 num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
                 hidden_size=config.hidden_size,
-                **({"original_length": host.training.original} | _carried(rope, spec, options)),
+                **({"original_length": host.training.tokens} | _carried(rope, scaled, more)),
             )  # fmt: skip
         listed = built[key]
         encodings[index] = listed[index % len(listed)]
@@ -427,6 +461,47 @@ def _carried(rope: Rope, spec: Any, options: Mapping[str, Any]) -> dict[str, Any
             "frequencies; put p_rope in it, as in 'p_rope+yarn', or state rotary_fraction"
         )
     return {name: value for name, value in own.items() if name in taken} | dict(options)
+
+
+def _with_own_scaling(
+    rope: Rope, spec: str, options: Mapping[str, Any]
+) -> tuple[str, Mapping[str, Any]]:
+    """``spec`` and ``options``, with the settings of the layer's scaling where it is in the spec.
+
+    They go into the spec itself, because another part may have an option of the same name.
+    """
+    if not rope.scaled:
+        return spec, options
+    encoding = SCALINGS[rope.kind].encoding
+    lists: dict[str, Any] = {}
+    layers = []
+    for layer in parse(spec):
+        parts = []
+        for part in layer:
+            if lookup(part.name) is not encoding:
+                parts.append(part)
+                continue
+            stated = dict(part.options) | {
+                name: value for name, value in options.items() if takes(encoding, name)
+            }
+            kept = rope.with_factor(stated["factor"]) if "factor" in stated else rope
+            settings = kept.scaling_options() | stated
+            if "long_factor" in settings:
+                _refuse_factor_alone(rope, stated)
+            lists |= {name: v for name, v in settings.items() if isinstance(v, list | tuple)}
+            own = {n: v for n, v in settings.items() if n not in lists and n not in options}
+            parts.append(part._replace(options=tuple(own.items())))
+        layers.append(joined(tuple(parts)))
+    return ", ".join(layers), lists | dict(options)
+
+
+def _refuse_factor_alone(rope: Rope, stated: Mapping[str, Any]) -> None:
+    """Raise ValueError for LongRoPE's factors of one length at another."""
+    if stated.get("factor", rope.factor) != rope.factor and "long_factor" not in stated:
+        raise ValueError(
+            f"factor {stated['factor']:g}: the model's LongRoPE has a factor per frequency, which "
+            f"were found for factor {rope.factor:g}; give long_factor too (pe.search_longrope)"
+        )
 
 
 def _own(rope: Rope) -> Encoding:

@@ -19,8 +19,7 @@ from torch import Tensor
 from pe.encodings.core.extension import Rotary, raised_base
 from pe.encodings.core.frequencies import base_frequencies
 from pe.encodings.self_extend import smallest_group
-from pe.encodings.yarn import magnitude
-from pe.pretrained.rope import PAPERS, TITLES, Frozen, Rope, original, turns
+from pe.pretrained.rope import PAPERS, TITLES, Frozen, Rope, turns
 
 
 class Method(Frozen):
@@ -250,21 +249,11 @@ def _scaled_further(now: Rope, trained: int, length: int, common: dict[str, Any]
     """The scaling that the weights were trained with, by as much more as ``length`` asks for."""
     if now.kind in ("longrope", "dynamic"):  # its factors are a search's; it grows by itself
         return []
-    more, settings = length / trained, dict(now.settings)
-    if now.kind == "ntk_alpha":
-        change = {"alpha": float(now.settings["alpha"]) * more}
-    elif now.kind == "yarn":
-        change = {"factor": length / original(now)}
-        chosen = settings.get("attention_factor")
-        if chosen is not None and abs(chosen - magnitude(now.factor)) < 1e-6:
-            del settings["attention_factor"]  # it is what follows from the factor: let it follow
-    else:
-        change = {"factor": now.factor * more}
+    rope = now.with_factor(length / now.unit(trained))
     return [
         method(
-            "further", f"{TITLES[now.kind]} × {next(iter(change.values())):g}", PAPERS[now.kind],
-            rope=now.model_copy(update={"settings": settings | change}), short_texts=EVERY,
-            remark=f"the scaling that the configuration has, with a larger {next(iter(change))}",
-            **common,
+            "further", f"{TITLES[now.kind]} × {rope.factor:g}", PAPERS[now.kind], rope=rope,
+            short_texts=EVERY, **common,
+            remark=f"the scaling that the configuration has, with a larger {now.factor_name}",
         )
     ]  # fmt: skip

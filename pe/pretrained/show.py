@@ -97,7 +97,7 @@ def _kind(kind: Kind) -> list[str]:
     attention = does.attention or "–"
     if does.reach is not None:
         attention += f" {does.reach:,}"
-    position = "ALiBi" if does.position == "alibi" else does.position
+    position: str = "ALiBi" if does.position == "alibi" else does.position
     base = channels = "–"
     if rope is not None:
         position = TITLES[rope.kind] + (f" × {rope.factor:g}" if rope.scaled else "")
