@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from model_tools import small
 from torch import Tensor
 from transformers import (
@@ -266,9 +267,11 @@ def test_attention_that_does_not_know_the_encoding_is_refused(tmp_path: Path, ll
         logits(model, tokens())
     model.set_attn_implementation("pe")
     model.save_pretrained(tmp_path)
-    alone = LlamaForCausalLM.from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="load a saved one with AutoModelForCausalLM"):
-        logits(alone, tokens())
+    for attention in (None, "sdpa", "eager"):
+        with pytest.raises(StrictDataclassError, match="load the folder with AutoModelForCausalLM"):
+            LlamaForCausalLM.from_pretrained(tmp_path, attn_implementation=attention)
+        again = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=attention)
+        assert torch.equal(logits(again.eval(), tokens()), logits(model, tokens()))
 
 
 def test_an_adapted_model_has_the_name_of_its_host_and_can_be_pickled(llama: Any) -> None:

@@ -41,6 +41,11 @@ from pe.pretrained.settings import Settings
 Model = TypeVar("Model", bound=PreTrainedModel)
 PARAMETERS = "pe_encodings."
 """Prefix of the names of encodings' parameters, after the name of the decoder."""
+REFUSAL = (
+    "pe.adapt saved this model: import pe.pretrained.adapt and load the folder with "
+    "AutoModelForCausalLM.from_pretrained"
+)
+"""What transformers shows where a saved folder is loaded with the host's own class."""
 CLOSE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """How far logits may differ from the host's, in standard deviations of the logits, per type of
 weights."""
@@ -63,8 +68,8 @@ class AdaptedConfig(PreTrainedConfig):
     """The config.json of an adapted model: the host's configuration, and the adaptation.
 
     transformers finds ``host`` when the folder is loaded with the host's own class, and would read
-    the weights without the encoding. So ``host`` asks for the attention ``pe``, which is an error
-    there.
+    the weights without the encoding. So a field of ``host`` holds `REFUSAL`, which no class of
+    transformers accepts there, whatever attention it is asked for; ``taken_out`` has what it held.
     """
 
     model_type = ADAPTED
@@ -73,9 +78,11 @@ class AdaptedConfig(PreTrainedConfig):
         self,
         host: dict[str, Any] | None = None,
         adaptation: dict[str, Any] | None = None,
+        taken_out: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         self.host, self.adaptation = host or {}, adaptation or {}
+        self.taken_out = taken_out or {}
         super().__init__(**kwargs)
 
 
@@ -96,8 +103,10 @@ class Adapted:
         host = json.loads(file.read_text("utf-8"))
         host["architectures"] = [type(self).__mro__[2].__name__]
         adaptation = self.pe_adaptation.model_dump(mode="json")
-        host["attn_implementation"] = hooks.INTERFACE
-        AdaptedConfig(host=host, adaptation=adaptation).save_pretrained(save_directory)
+        field = next(iter(read(self).inside), "num_hidden_layers")
+        taken_out, host[field] = {field: host[field]}, REFUSAL
+        config = AdaptedConfig(host=host, adaptation=adaptation, taken_out=taken_out)
+        config.save_pretrained(save_directory)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """For pickle, which does not find a class that was made while the program ran."""
@@ -127,7 +136,7 @@ class AdaptedForCausalLM:
         from safetensors import safe_open
 
         config = AdaptedConfig.from_pretrained(folder) if config is None else config
-        host = AutoConfig.for_model(**saved_host(config.host))
+        host = AutoConfig.for_model(**saved_host(vars(config)))
         adaptation = Adaptation(**config.adaptation)
         with quiet():  # the parameters of encodings are not the host's
             model = AutoModelForCausalLM.from_pretrained(
@@ -470,9 +479,9 @@ def _with_own_scaling(
 
     They go into the spec itself, because another part may have an option of the same name.
     """
-    if not rope.scaled:
+    encoding = SCALINGS[rope.kind].encoding if rope.scaled else None
+    if encoding is None or encoding not in part_classes(spec).values():
         return spec, options
-    encoding = SCALINGS[rope.kind].encoding
     lists: dict[str, Any] = {}
     layers = []
     for layer in parse(spec):

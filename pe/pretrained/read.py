@@ -89,7 +89,7 @@ def _from_raw(name: str, raw: Mapping[str, Any]) -> Source:
     kind = raw.get("model_type")
     if kind == ADAPTED:
         remark = f"pe.adapt gave it {raw['adaptation']['spec']!r}; below is what it was before"
-        return _from_raw(name, saved_host(raw["host"]))._replace(remarks=(remark,))
+        return _from_raw(name, saved_host(raw))._replace(remarks=(remark,))
     if kind == PEConfig.model_type:
         raise ValueError(f"{name}: {OWN}")
     if kind is None:
@@ -123,9 +123,10 @@ def _from_raw(name: str, raw: Mapping[str, Any]) -> Source:
     return source._replace(raw=part)
 
 
-def saved_host(host: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The host's configuration as it was before an adapted model saved it (`AdaptedConfig`)."""
-    return {key: value for key, value in host.items() if key != "attn_implementation"}
+def saved_host(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The host's configuration in what an adapted model saved (`AdaptedConfig`)."""
+    host = {key: value for key, value in raw["host"].items() if key != "attn_implementation"}
+    return host | raw.get("taken_out", {})  # the former had the mark before the latter did
 
 
 def _from_live(source: Any) -> Source:
