@@ -14,10 +14,12 @@ from model_tools import small
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     BertConfig,
     BertForMaskedLM,
     BloomConfig,
     BloomForCausalLM,
+    Gemma3ForConditionalGeneration,
     LlamaConfig,
     LlamaForCausalLM,
 )
@@ -225,6 +227,25 @@ def test_hooks_work_in_bfloat16_and_under_autocast(kind: str) -> None:
     half = pe.adapt(model.bfloat16(), plain=False)
     torch.testing.assert_close(logits(half, tokens()).float(), exact, rtol=0.1, atol=0.03)
     assert generated(half).shape == (2, 46)
+
+
+def test_a_decoder_of_text_and_images_is_saved_and_loads_with_both_auto_classes(
+    tmp_path: Path,
+) -> None:
+    text = CONFIG_MAPPING["gemma3_text"](**SIZES, **FAMILIES["gemma3_text"]).to_dict()
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+              "num_attention_heads": 2, "image_size": 28, "patch_size": 14}  # fmt: skip
+    images = {"mm_tokens_per_image": 4, "image_token_index": 90, "boi_token_index": 91,
+              "eoi_token_index": 92}  # fmt: skip
+    config = CONFIG_MAPPING["gemma3"](text_config=text, vision_config=vision, **images)
+    model = pe.adapt(AutoModelForImageTextToText.from_config(config).eval(), "nope")
+    model.save_pretrained(tmp_path)
+    for auto in (AutoModelForImageTextToText, AutoModelForCausalLM):
+        again = auto.from_pretrained(tmp_path).eval()
+        assert type(again).__name__ == "Gemma3ForConditionalGeneration"
+        assert torch.equal(logits(again, tokens()), logits(model, tokens()))
+    with pytest.raises(StrictDataclassError, match="load the folder with AutoModelForCausalLM"):
+        Gemma3ForConditionalGeneration.from_pretrained(tmp_path, attn_implementation="sdpa")
 
 
 def test_gemmas_local_layers_keep_their_base() -> None:
@@ -435,5 +456,5 @@ def test_folders_of_other_types_say_what_works(tmp_path: Path, llama: Any) -> No
 def test_explain_reads_what_an_adapted_model_saved(tmp_path: Path, llama: Any) -> None:
     pe.adapt(llama, "nope").save_pretrained(tmp_path)
     explanation = pe.explain(tmp_path)
-    assert any("pe.adapt gave it 'nope'" in note for note in explanation.notes)
+    assert any("pe.adapt gave 'nope' to layers 0-1;" in note for note in explanation.notes)
     assert LlamaConfig.model_type == explanation.model_type

@@ -5,6 +5,7 @@ import importlib
 import json
 import math
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import pe
-from pe.cli import main
+from pe.cli import main, token_count
 from pe.pretrained.layers import read_layers
 from pe.pretrained.picture import layer_rows
 from pe.pretrained.read import read
@@ -370,8 +371,7 @@ def test_a_type_that_takes_no_yarn_gets_its_frequencies_as_longrope():
 
 def test_vllm_gets_a_whole_block_as_json():
     line = pe.explain(QWEN3, 131072).settings["yarn"].vllm
-    overrides = json.loads(line.split("'")[1])
-    assert overrides == {
+    assert vllm_overrides(line) == {
         "rope_parameters": {
             "rope_type": "yarn", "rope_theta": 1000000, "factor": 4.0,
             "original_max_position_embeddings": 32768,
@@ -385,7 +385,14 @@ def test_settings_of_a_decoder_inside_are_put_inside():
              "vision_config": {"model_type": "siglip_vision_model"}}  # fmt: skip
     settings = pe.explain(gemma).settings["yarn"]
     assert set(settings.transformers) == {"text_config"}
-    assert "text_config" in settings.vllm
+    assert vllm_overrides(settings.vllm).keys() == {"text_config"}
+
+
+def vllm_overrides(command):
+    """What a shell makes of the command's option."""
+    words = shlex.split(command.replace("\\\n", " "))
+    assert (len(words), words[5]) == (7, "--hf-overrides")
+    return json.loads(words[6])
 
 
 # Mistakes
@@ -689,6 +696,15 @@ def test_the_command_refuses_in_one_line(tmp_path, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert [line.startswith("pe explain: ") for line in lines] == [True] * 3
     assert "did you mean 'yarn'" in lines[2]
+    for text in ("128kk", "-1", "0", "k", "1.5k", "long"):
+        assert main(["explain", str(tmp_path), "--length", text]) == 2
+        assert "such as 131072 or 128k" in capsys.readouterr().err
+
+
+def test_a_length_may_be_written_in_thousands():
+    texts = ("131072", "131,072", "131_072", "128k", "128K")
+    assert {token_count(text) for text in texts} == {131072}
+    assert token_count("1m") == 1048576
 
 
 def test_the_picture_shows_every_method_but_the_window(tmp_path):

@@ -17,7 +17,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from pe.encodings import Encoding, layer_encodings
 from pe.encodings.core.options import options_of, takes
@@ -127,6 +133,7 @@ class AdaptedForCausalLM:
     """Loads what an adapted model saved; ``AutoModelForCausalLM`` comes here by the model type."""
 
     config_class = AdaptedConfig
+    auto: Any = AutoModelForCausalLM
 
     @classmethod
     def from_pretrained(
@@ -139,7 +146,7 @@ class AdaptedForCausalLM:
         host = AutoConfig.for_model(**saved_host(vars(config)))
         adaptation = Adaptation(**config.adaptation)
         with quiet():  # the parameters of encodings are not the host's
-            model = AutoModelForCausalLM.from_pretrained(
+            model = cls.auto.from_pretrained(
                 folder, *args, config=host, **(kwargs | {"use_safetensors": True})
             )
         _hook(model, read_host(model), adaptation)
@@ -152,8 +159,15 @@ class AdaptedForCausalLM:
         return model
 
 
+class AdaptedForImageTextToText(AdaptedForCausalLM):
+    """The same for ``AutoModelForImageTextToText``."""
+
+    auto = AutoModelForImageTextToText
+
+
 AutoConfig.register(AdaptedConfig.model_type, AdaptedConfig)
-AutoModelForCausalLM.register(AdaptedConfig, AdaptedForCausalLM)
+for loader in (AdaptedForCausalLM, AdaptedForImageTextToText):
+    loader.auto.register(AdaptedConfig, loader)
 hooks.register()
 
 

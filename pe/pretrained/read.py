@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from pe._errors import nearest
 from pe.pretrained.gguf_file import read_gguf
 from pe.pretrained.rope import COUNTING, OLD_NAMES, TYPE_KEYS, check_block, kind_of
+from pe.pretrained.show import ranges
 
 ADAPTED = "pe-adapted"
 """The model type of what an adapted model saves (`pe.adapt`)."""
@@ -88,7 +89,8 @@ def _from_raw(name: str, raw: Mapping[str, Any]) -> Source:
 
     kind = raw.get("model_type")
     if kind == ADAPTED:
-        remark = f"pe.adapt gave it {raw['adaptation']['spec']!r}; below is what it was before"
+        spec, layers = (raw["adaptation"][name] for name in ("spec", "layers"))
+        remark = f"pe.adapt gave {spec!r} to layers {ranges(layers)}; below is what it was before"
         return _from_raw(name, saved_host(raw))._replace(remarks=(remark,))
     if kind == PEConfig.model_type:
         raise ValueError(f"{name}: {OWN}")
@@ -125,8 +127,10 @@ def _from_raw(name: str, raw: Mapping[str, Any]) -> Source:
 
 def saved_host(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """The host's configuration in what an adapted model saved (`AdaptedConfig`)."""
-    host = {key: value for key, value in raw["host"].items() if key != "attn_implementation"}
-    return host | raw.get("taken_out", {})  # the former had the mark before the latter did
+    host: dict[str, Any] = dict(raw["host"])
+    host.pop("attn_implementation", None)
+    host.update(raw.get("taken_out", {}))  # before there was this field, the former had the mark
+    return host
 
 
 def _from_live(source: Any) -> Source:

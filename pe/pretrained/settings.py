@@ -186,9 +186,11 @@ def _vllm(source: Source, parameters: dict[str, Any], rope: Rope, length: int) -
     overrides: dict[str, Any] = {"rope_parameters": parameters}
     if rope.kind not in ("yarn", "linear"):  # for these vLLM multiplies the length by the factor
         overrides["max_position_embeddings"] = length
-    text = json.dumps(_inside(source, overrides), separators=(", ", ":"))
-    option = f"--hf-overrides '{text}'"  # JSON may have line breaks inside the quotes
-    lines = textwrap.wrap(option, 80, break_long_words=False, break_on_hyphens=False)
+    text = json.dumps(_inside(source, overrides), separators=(", ", ":")).replace(":{", ": {")
+    option = "--hf-overrides '"  # JSON may have line breaks, the command only inside its quotes
+    lines = textwrap.wrap(
+        f"{text}'", 80, initial_indent=option, break_long_words=False, break_on_hyphens=False
+    )
     return "\n".join((f"vllm serve MODEL --max-model-len {length} \\", *lines))
 
 
