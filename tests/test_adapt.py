@@ -401,7 +401,7 @@ def test_a_scaling_that_a_model_has_is_not_undone(kind: str, spec: str) -> None:
     if spec == NAMES.get(kind, kind):
         message = "long_factor too" if kind == "longrope" else "factor 2 is less than"
     else:
-        message = f"it has no .* × .*, which the model.*Use '{NAMES.get(kind, kind)}'"
+        message = f"it has no .* ×.*, which the model.*Use '{NAMES.get(kind, kind)}'"
     options = {} if spec.startswith("rope") else {"factor": 2}
     with pytest.raises(ValueError, match=message) as error:
         pe.adapt(model, spec, **options)
@@ -454,7 +454,9 @@ def test_folders_of_other_types_say_what_works(tmp_path: Path, llama: Any) -> No
 
 
 def test_explain_reads_what_an_adapted_model_saved(tmp_path: Path, llama: Any) -> None:
-    pe.adapt(llama, "nope").save_pretrained(tmp_path)
-    explanation = pe.explain(tmp_path)
-    assert any("pe.adapt gave 'nope' to layers 0-1;" in note for note in explanation.notes)
+    model = pe.adapt(llama, "nope")
+    model.save_pretrained(tmp_path)
+    for source in (tmp_path, model):
+        explanation = pe.explain(source)
+        assert any("pe.adapt gave 'nope' to layers 0-1;" in note for note in explanation.notes)
     assert LlamaConfig.model_type == explanation.model_type

@@ -201,8 +201,9 @@ def adapt(
             host once more.
         spec: a name, parts joined by ``+``, or a schedule of layers (`pe.encodings.core.spec`);
             ``"nope"`` drops the rotation. None: what the model has. The base, the pairing, the
-            rotated width and the length of training come from the model unless ``options`` or the
-            spec state them. The model's own windows stay.
+            rotated width, the length of training and the settings of a scaling that the spec names
+            come from the model unless ``options`` or the spec state them. The model's own windows
+            stay.
         length: tokens to be read, in place of ``factor``: a multiple of the length of training.
         layers: the layers that get it. None: all for a schedule; otherwise those that rotate and
             see furthest, so that layers with windows and layers without rotation keep what they
@@ -216,7 +217,8 @@ def adapt(
     Raises:
         ValueError: in one line, why not: an encoder, a model without rotation, a model of this
             package (`pe.convert`), settings that contradict each other, a length within that of
-            training, or layers that are built in a way that is not known here.
+            training, a rotation without the scaling that the model has, or with a smaller factor,
+            or layers that are built in a way that is not known here.
     """
     _refuse_others(model)
     new: Model = _sharing_weights(model)

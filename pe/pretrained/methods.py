@@ -252,7 +252,7 @@ def _scaled_further(now: Rope, trained: int, length: int, common: dict[str, Any]
     rope = now.with_factor(length / now.unit(trained))
     return [
         method(
-            "further", f"{TITLES[now.kind]} × {rope.factor:g}", PAPERS[now.kind], rope=rope,
+            "further", f"{TITLES[now.kind]} ×{rope.factor:g}", PAPERS[now.kind], rope=rope,
             short_texts=EVERY, **common,
             remark=f"the scaling that the configuration has, with a larger {now.factor_name}",
         )

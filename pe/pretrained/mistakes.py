@@ -125,7 +125,7 @@ class Scaled(NamedTuple):
 
     @property
     def title(self) -> str:
-        return f"{TITLES[self.kind]} × {self.factor:g}"
+        return f"{TITLES[self.kind]} ×{self.factor:g}"
 
 
 def trained_scaling(config: Any) -> Scaled | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,9 +89,7 @@ def _from_raw(name: str, raw: Mapping[str, Any]) -> Source:
 
     kind = raw.get("model_type")
     if kind == ADAPTED:
-        spec, layers = (raw["adaptation"][name] for name in ("spec", "layers"))
-        remark = f"pe.adapt gave {spec!r} to layers {ranges(layers)}; below is what it was before"
-        return _from_raw(name, saved_host(raw))._replace(remarks=(remark,))
+        return _from_raw(name, saved_host(raw))._replace(remarks=_adapted(**raw["adaptation"]))
     if kind == PEConfig.model_type:
         raise ValueError(f"{name}: {OWN}")
     if kind is None:
@@ -142,8 +140,17 @@ def _from_live(source: Any) -> Source:
             f"expected a path, a dictionary, or a transformers model or configuration, got "
             f"{type(source).__name__}"
         )
-    name = config.name_or_path or type(config).__name__
-    return _decoder(name, config)
+    read = _decoder(config.name_or_path or type(config).__name__, config)
+    adaptation = getattr(source, "pe_adaptation", None)
+    if adaptation is None:
+        return read
+    return read._replace(remarks=_adapted(adaptation.spec, adaptation.layers))
+
+
+def _adapted(spec: str | None, layers: Sequence[int], **_: Any) -> tuple[str]:
+    """The remark on a model that `pe.adapt` changed through hooks."""
+    what = "its own settings through hooks" if spec is None else repr(spec)
+    return (f"pe.adapt gave {what} to layers {ranges(layers)}; below is what it was before",)
 
 
 def _decoder(name: str, whole: Any) -> Source:

@@ -100,7 +100,7 @@ def _kind(kind: Kind) -> list[str]:
     position: str = "ALiBi" if does.position == "alibi" else does.position
     base = channels = "–"
     if rope is not None:
-        position = TITLES[rope.kind] + (f" × {rope.factor:g}" if rope.scaled else "")
+        position = TITLES[rope.kind] + (f" ×{rope.factor:g}" if rope.scaled else "")
         base = _number(rope.base)
         channels = f"{rope.width} of {rope.head_dim}"
     return [ranges(kind.layers), attention, position, base, channels]
