@@ -12,6 +12,7 @@ from pe.pretrained.layers import Layer, default_of, nested_keys
 from pe.pretrained.length import TrainingLength
 from pe.pretrained.read import Source, blocks
 from pe.pretrained.rope import COUNTING, FIELDS, SCALINGS, TITLES, Frozen, Rope, kind_of
+from pe.pretrained.show import number
 
 
 class Mistake(Frozen):
@@ -99,7 +100,7 @@ def _base_lost(raw: Mapping[str, Any], rope: Rope, config: Any) -> Found:
     written = written or any("rope_theta" in block for block in blocks(raw).values())
     if written:
         return []
-    default = f"the base is transformers' default, {rope.base:g}"
+    default = f"the base is transformers' default, {number(rope.base)}"
     if blocks(raw) and rope.base == 10000:  # another default is that of the type's first release
         return [
             (

@@ -101,7 +101,7 @@ def _kind(kind: Kind) -> list[str]:
     base = channels = "–"
     if rope is not None:
         position = TITLES[rope.kind] + (f" ×{rope.factor:g}" if rope.scaled else "")
-        base = _number(rope.base)
+        base = number(rope.base)
         channels = f"{rope.width} of {rope.head_dim}"
     return [ranges(kind.layers), attention, position, base, channels]
 
@@ -120,7 +120,8 @@ def _queries(kinds: Sequence[Kind]) -> list[str]:
     return [_items(lines)] if lines else []
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """With commas, and fractions to six digits."""
     return f"{value:,.0f}" if value == int(value) else f"{value:,.6g}"
 
 
