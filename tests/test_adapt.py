@@ -13,6 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 from model_tools import small
 from torch import Tensor
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     BertConfig,
@@ -456,7 +457,7 @@ def test_folders_of_other_types_say_what_works(tmp_path: Path, llama: Any) -> No
 def test_explain_reads_what_an_adapted_model_saved(tmp_path: Path, llama: Any) -> None:
     model = pe.adapt(llama, "nope")
     model.save_pretrained(tmp_path)
-    for source in (tmp_path, model):
+    for source in (tmp_path, model, AutoConfig.from_pretrained(tmp_path)):
         explanation = pe.explain(source)
         assert any("pe.adapt gave 'nope' to layers 0-1;" in note for note in explanation.notes)
     assert LlamaConfig.model_type == explanation.model_type

@@ -509,10 +509,11 @@ def _with_own_scaling(
             stated = dict(part.options) | {
                 name: value for name, value in options.items() if takes(encoding, name)
             }
-            kept = rope.with_factor(stated["factor"]) if "factor" in stated else rope
+            factor = stated.get("factor")
+            kept = rope.with_factor(factor) if isinstance(factor, int | float) else rope
             settings = kept.scaling_options() | stated
-            if "long_factor" in settings:
-                _refuse_factor_alone(rope, stated)
+            if "long_factor" in settings and "long_factor" not in stated:
+                _refuse_factor_alone(rope, kept)
             lists |= {name: v for name, v in settings.items() if isinstance(v, list | tuple)}
             own = {n: v for n, v in settings.items() if n not in lists and n not in options}
             parts.append(part._replace(options=tuple(own.items())))
@@ -520,12 +521,12 @@ def _with_own_scaling(
     return ", ".join(layers), lists | dict(options)
 
 
-def _refuse_factor_alone(rope: Rope, stated: Mapping[str, Any]) -> None:
+def _refuse_factor_alone(rope: Rope, kept: Rope) -> None:
     """Raise ValueError for LongRoPE's factors of one length at another."""
-    if stated.get("factor", rope.factor) != rope.factor and "long_factor" not in stated:
+    if kept.factor != rope.factor:
         raise ValueError(
-            f"factor {stated['factor']:g}: the model's LongRoPE has a factor per frequency, which "
-            f"were found for factor {rope.factor:g}; give long_factor too (pe.search_longrope)"
+            f"factor {kept.factor:g}: the factors of frequencies in the model's LongRoPE were "
+            f"found for factor {rope.factor:g}; give long_factor too (pe.search_longrope)"
         )
 
 

@@ -183,8 +183,8 @@ def _of_plain(now: Rope, trained: int, length: int, common: dict[str, Any]) -> l
             method(
                 "yarn_dynamic", "YaRN, dynamic", "2309.00071", inv_freq=extended.inv_freq,
                 attention_factor=float(extended.magnitude), short_texts=NEVER, **common,
-                remark="neither transformers nor vLLM has it; pe.encoding('yarn', dynamic=True) "
-                "does",
+                remark="neither transformers nor vLLM has it; pe.adapt(model, 'yarn', "
+                "dynamic=True) does",
             ),
             method(
                 "longrope", "LongRoPE as YaRN", "2402.13753", rope=longrope, **common,

@@ -140,7 +140,10 @@ def _from_live(source: Any) -> Source:
             f"expected a path, a dictionary, or a transformers model or configuration, got "
             f"{type(source).__name__}"
         )
-    read = _decoder(config.name_or_path or type(config).__name__, config)
+    name = config.name_or_path or type(config).__name__
+    if config.model_type == ADAPTED:
+        return _from_raw(name, config.to_dict())
+    read = _decoder(name, config)
     adaptation = getattr(source, "pe_adaptation", None)
     if adaptation is None:
         return read
