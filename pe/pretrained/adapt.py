@@ -339,9 +339,10 @@ def _refuse_undoing(
         name, factor = SCALINGS[rope.kind].encoding.name, _factor_of(enc, rope)
         own = Scaled(rope.kind, rope.factor, "the model's configuration has")
         known = trained if trained is not None and trained.kind == rope.kind else own
+        least = max(known.factor, own.factor)
         for _, text in undoing(known, factor) or undoing(own, factor):
             raise ValueError(
-                f"{spec!r}: {text}. Use {name!r} with a factor of {rope.factor:g} or more, alone "
+                f"{spec!r}: {text}. Use {name!r} with a factor of {least:g} or more, alone "
                 f"or in a sum such as '{name}+window:4096'; 'nope' drops the rotation"
                 + ("" if known is trained else "; if the scaling was added after training, load "
                    "the model without it")
