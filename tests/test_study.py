@@ -44,7 +44,7 @@ def test_the_scaffold_study_is_ten_runs_with_the_seed_studys_rates() -> None:
         base = plan[label].recipe
         assert (base.learning_rate, base.min_learning_rate, base.warmup_steps) == (3e-4, 3e-5, 240)
         assert base.keep_steps == (5000, 7500)
-        assert plan[f"{label}-dropped-at-10"].parent == plan[label].name
+        assert plan[f"{label}-dropped-at-10"].parent == plan[label].key
     assert plan["nope"].recipe.keep_steps == ()
     assert {p.recipe.retrieval_share for p in plan.values()} == {0.02}
 
@@ -64,7 +64,7 @@ def test_seeds_multiply_the_runs_and_parents_have_the_same_seed(tmp_path: Path) 
     path.write_text(yaml.safe_dump(content, sort_keys=False))
     plan = load_plan(str(path))
     assert [(p.label, p.recipe.seed) for p in plan] == [("a", 3), ("b", 3), ("a", 5), ("b", 5)]
-    assert [plan[1].parent, plan[3].parent] == [plan[0].name, plan[2].name]
+    assert [plan[1].parent, plan[3].parent] == [plan[0].key, plan[2].key]
     assert len({p.name for p in plan}) == 4
 
 
@@ -250,11 +250,11 @@ def test_a_study_runs_in_order_a_failure_skips_what_starts_from_it_and_nothing_r
         run_study(
             plan, workers=1, retries=0, notebooks=False, on_progress=lambda s: seen.append(dict(s))
         )
-    assert f"after: skipped, since {broken.name} failed" in str(error.value)
-    assert seen[-1] == {p.name: "done" for p in good} | {
-        broken.name: "failed", after.name: "skipped",
+    assert f"after: skipped, since {broken.key} failed" in str(error.value)
+    assert seen[-1] == {p.key: "done" for p in good} | {
+        broken.key: "failed", after.key: "skipped",
     }  # fmt: skip
-    assert any(s[good[1].name] == "waiting" for s in seen)
+    assert any(s[good[1].key] == "waiting" for s in seen)
     # One worker: `rope` and `broken` wait for nothing, and only one of them can be running.
     assert max(list(s.values()).count("running") for s in seen) == 1
     assert all(p.done() for p in good)

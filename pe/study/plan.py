@@ -61,7 +61,7 @@ def load_plans(studies: Sequence[str], *, mini: bool = False, check: bool = Fals
     Raises:
         ValueError: an unknown study, or seeds that it does not have.
     """
-    plans: dict[tuple[str, str], Planned] = {}
+    plans: dict[str, Planned] = {}
     for study in studies:
         name, _, seeds = study.rpartition(":")
         chosen = re.fullmatch(r"\d+(,\d+)*", seeds) if name else None
@@ -73,7 +73,7 @@ def load_plans(studies: Sequence[str], *, mini: bool = False, check: bool = Fals
                 raise ValueError(f"{study}: the seeds of {name} are {', '.join(map(str, known))}")
             plan = [planned for planned in plan if planned.recipe.seed in wanted]
         for planned in plan:
-            plans.setdefault((planned.study, planned.name), planned)
+            plans.setdefault(planned.key, planned)
     return list(plans.values())
 
 
@@ -125,7 +125,7 @@ class _Seed:
                 of_this = task.recipe.start_from.startswith(f"{self.study}/")
                 waiting = [p for p in plan if takes_searched_factors(p.recipe)]
                 ready = [p for p in plan if p not in waiting]
-                waiting = [dataclasses.replace(p, parent=task.name) for p in waiting]
+                waiting = [dataclasses.replace(p, parent=task.key) for p in waiting]
                 plan = [*ready, task, *waiting] if of_this else [task, *ready, *waiting]
             except ValueError as error:
                 mistakes.append(f"zero_shot: {error}")
@@ -194,13 +194,13 @@ class _Seed:
             )
         run = Planned(label, named_recipe(base.name, **fields), self.study, parent)
         branches = [
-            Planned(name, _branch(run.recipe, name, end, decays[name]), self.study, run.name)
+            Planned(name, _branch(run.recipe, name, end, decays[name]), self.study, run.key)
             for name, end in ends.items()
         ]
         return [run, *branches]
 
     def _start(self, start: StartEntry) -> tuple[str | None, dict[str, Any]]:
-        """The run of this study to wait for, if it is one of it, and the recipe's fields."""
+        """Return the key of the run to wait for, if it is of this study, and the recipe's fields."""
         source = self._source(start.run)
         ours = source.study == self.study
         of = self.base.steps if ours else source.recipe.steps
@@ -208,7 +208,7 @@ class _Seed:
         if not 0 < at <= source.recipe.steps:
             raise ValueError(f"starts at step {at}, which {start.run!r} has not")
         if ours:
-            return source.name, {"start_from": source.name, "start_step": at}
+            return source.key, {"start_from": source.name, "start_step": at}
         kept = (*source.recipe.keep_steps, *source.recipe.keep_states, source.recipe.steps)
         if at not in kept:
             steps = ", ".join(map(str, kept))

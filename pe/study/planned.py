@@ -22,7 +22,7 @@ class Planned:
     recipe: Recipe
     study: str
     parent: str | None = None
-    """Name of the run that has to be done before it: of this study, or one to retrain."""
+    """The `key` of the run that has to be done before it, which may be one to retrain."""
     retrained: bool = False
     """A complete run that is retrained for its lost weights (`pe.study.parents`)."""
     zero_shot: ZeroShot | None = None
@@ -35,6 +35,11 @@ class Planned:
             return f"extension of {self.recipe.start_from}"
         name = self.recipe.run_name()
         return f"{RETRAINED}/{name}" if self.retrained else name
+
+    @property
+    def key(self) -> str:
+        """``STUDY/NAME``, which tells runs apart where several studies have the same recipe."""
+        return f"{self.study}/{self.name}"
 
     def run(self) -> Run:
         """The run's folder and record, with this recipe; of a zero-shot task, those it extends."""

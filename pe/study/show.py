@@ -33,7 +33,8 @@ class Row(NamedTuple):
 
     label: str
     seed: int
-    name: str
+    key: str
+    """`pe.study.planned.Planned.key`."""
     begins: str
     state: str
     step: int
@@ -45,7 +46,7 @@ class Row(NamedTuple):
     seconds_left: float | None = 0.0
     """Seconds of training; None where no speed is known."""
     parent: str | None = None
-    """Name of the run that it waits for."""
+    """Key of the run that it waits for."""
     estimated: bool = False
     """Whether the speed is that of runs of other sizes, by their arithmetic."""
 
@@ -71,10 +72,10 @@ def rows(plan: Sequence[Planned], states: dict[str, str] | None = None) -> list[
     listed = []
     for planned in with_retrained_parents(plan):
         r, run, done = planned.recipe, planned.run(), planned.done()
-        names = planned.label, r.seed, planned.name, _begins(r)
+        names = planned.label, r.seed, planned.key, _begins(r)
         if planned.zero_shot:
             cells, missing = len(planned.zero_shot.cells()), len(planned.zero_shot.missing(run))
-            state = "done" if done else states.get(planned.name, "planned")
+            state = "done" if done else states.get(planned.key, "planned")
             listed.append(Row(*names, state, cells - missing, cells, parent=planned.parent))
             continue
         line = _last_line(run)
@@ -87,7 +88,7 @@ def rows(plan: Sequence[Planned], states: dict[str, str] | None = None) -> list[
         left = (r.steps - step) * window
         listed.append(
             Row(
-                *names, "done" if done else states.get(planned.name, _state(run)), step, r.steps,
+                *names, "done" if done else states.get(planned.key, _state(run)), step, r.steps,
                 r.steps * window, line.get("loss"), speed,
                 0.0 if not left else left / speed if speed else None, planned.parent, estimated,
             )
@@ -102,13 +103,13 @@ def text(
     tablefmt: str = "plain",
 ) -> str:
     """The rows as a table, their sum, and the time that ``workers`` take together."""
-    listed, own = rows(plan, states), {planned.name for planned in plan}
+    listed, own = rows(plan, states), {planned.key for planned in plan}
     table = tabulate(
         [row.cells() for row in listed], HEADS, tablefmt, disable_numparse=True,
         colalign=("left", "right", "left", "left", *["right"] * 5),
     )  # fmt: skip
-    done = sum(r.state == "done" and r.name in own for r in listed)
-    retrained = sum(r.state != "done" and r.name not in own for r in listed)
+    done = sum(r.state == "done" and r.key in own for r in listed)
+    retrained = sum(r.state != "done" and r.key not in own for r in listed)
     running = [f"{r.label} s{r.seed} {r.step}/{r.steps}" for r in listed if r.state == "running"]
     parts = [
         f"{done} of {len(plan)} runs done",
@@ -128,7 +129,7 @@ def time_left(listed: Sequence[Row], workers: int = 1) -> str:
         return "time left not known: no run is recorded on this kind of device"
     ends: dict[str, float] = {}  # of each run, were there a worker for every one
     for r in listed:
-        ends[r.name] = ends.get(r.parent or "", 0.0) + (r.seconds_left or 0.0)
+        ends[r.key] = ends.get(r.parent or "", 0.0) + (r.seconds_left or 0.0)
     together = duration(max(alone / workers, *ends.values()))
     several = f", {together} with {workers} workers" if workers > 1 else ""
     unknown = f", {missing} runs of unknown speed not counted" if missing else ""
@@ -145,7 +146,11 @@ def memory_needed(plan: Sequence[Planned]) -> str:
     """
     from pe.devices import gpu_memory
 
-    left = [planned.recipe for planned in plan if planned.recipe.steps and not planned.done()]
+    left = [
+        planned.recipe
+        for planned in plan
+        if planned.recipe.steps and not planned.zero_shot and not planned.done()
+    ]
     if not left:
         return ""
     count, gib = processes.wanted(), gpu_memory()
