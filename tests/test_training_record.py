@@ -48,6 +48,7 @@ PEAKS = {
     # Names that contain a listed one and are another chip, or a part of one.
     "NVIDIA GeForce RTX 4090 Laptop GPU": None,
     "NVIDIA GeForce RTX 4090 D": None,
+    "NVIDIA GeForce RTX 3090 Ti": None,
     "NVIDIA H100 80GB HBM3 MIG 1g.10gb": None,
     "NVIDIA GH200 480GB": None,
     "NVIDIA L40": None,

@@ -92,7 +92,7 @@ def _memory(recipe: Recipe) -> str:
     gib = devices.gpu_memory()
     if gib is None or not recipe.steps:
         return ""
-    return memory.sentence(recipe, processes.wanted(), gib)
+    return memory.sentence(recipe, processes.together(), gib)
 
 
 def _show_layers(recipe: Recipe) -> None:

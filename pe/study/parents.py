@@ -29,7 +29,7 @@ def with_retrained_parents(plan: Sequence[Planned]) -> list[Planned]:
     labels = {planned.key: planned.label for planned in plan}
 
     def parent_of(recipe: Recipe, study: Path) -> str | None:
-        """Return the key of the retrained run that ``recipe`` starts from, with its weights kept."""
+        """Return the key of the retrained run that ``recipe`` starts from; it keeps the weights."""
         parent = parent_missing_weights(recipe, study)
         if parent is None:
             return None

@@ -200,7 +200,7 @@ class _Seed:
         return [run, *branches]
 
     def _start(self, start: StartEntry) -> tuple[str | None, dict[str, Any]]:
-        """Return the key of the run to wait for, if it is of this study, and the recipe's fields."""
+        """Return the key of the run to wait for if it is of this study, and the recipe's fields."""
         source = self._source(start.run)
         ours = source.study == self.study
         of = self.base.steps if ours else source.recipe.steps

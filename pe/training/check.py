@@ -18,7 +18,7 @@ def check_run(run: Run) -> None:
 
     Raises:
         ValueError: the encoding, its options, the corpus or the tokenizer cannot be used, or the
-            batch does not divide among ``$PE_PROCESSES``.
+            batch does not divide among the processes that train it.
         RunError: the run is recorded, and the source code of its encoding has changed since.
     """
     from pe.data.corpora import open_corpus
@@ -40,7 +40,7 @@ def check_run(run: Run) -> None:
     )
     recorded = run.exists()
     if not (recorded and run.read()["status"] == "complete"):
-        divided(recipe, processes.wanted())
+        divided(recipe, processes.together())
     if recorded:
         check_source(run)
         return
