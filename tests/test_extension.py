@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -59,8 +60,16 @@ def test_a_record_of_other_lengths_is_not_mixed_with_new_cells(run: Run) -> None
     extend(run, ["pi"], [2.0], quiet=True)
     path = run.directory / "extension.json"
     path.write_text(path.read_text().replace('"target_tokens": 8', '"target_tokens": 4'))
-    with pytest.raises(RunError, match="has other lengths or targets"):
+    with pytest.raises(RunError, match="has target_tokens 4 and the recipe asks for 8; remove"):
         extend(run, ["pi"], [2.0], quiet=True)
+
+
+def test_cells_of_other_windows_are_not_mixed_with_new_ones(run: Run) -> None:
+    extend(run, ["pi"], [2.0], quiet=True)
+    other = dataclasses.replace(run.recipe, evaluation_windows=2)
+    assert other.config_hash() == run.recipe.config_hash()
+    with pytest.raises(RunError, match="has windows . and the recipe asks for 2"):
+        extend(Run(run.directory, recipe=other), ["yarn"], [2.0], quiet=True)
 
 
 @pytest.fixture

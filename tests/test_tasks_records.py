@@ -124,6 +124,8 @@ def test_another_source_of_the_encoding_is_not_shown_as_this_one(
 
 
 def test_the_table_of_all_records_and_a_damaged_one(own_runs: Path) -> None:
+    own_runs.mkdir()
+    assert load()["task"].empty, "without records, too, every column is there"
     run = task_run(EXPERIMENT)
     measure(run, "nope")
     table = load()

@@ -108,7 +108,7 @@ class Recipe:
     """Encoding, as the registry spells it: ``"rope"``, ``"rope+alibi"`` ..."""
     pe_options: dict[str, Any] = field(default_factory=dict)
     """Options of the encoding, for example ``{"factor": 8.0}`` for YaRN."""
-    seed: Natural = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Draws initial weights and the order of the training windows."""
 
     hidden_size: Count

@@ -100,7 +100,8 @@ def configure_conversion(
     """Return the run that goes on from another one under a new encoding. Writes nothing.
 
     What is None is as in the run it starts from, as are text, sizes, seed and evaluation; but the
-    peak of the learning rate is a third of that run's and falls to a tenth, after a warmup of 3%.
+    peak of the learning rate is a third of that run's and falls to a tenth, after a warmup of 3%,
+    and another encoding has no rate apart from it.
 
     Args:
         run: its name in the study, or STUDY/NAME. step: whose weights are taken; None: its last.
@@ -140,6 +141,7 @@ def configure_conversion(
         "start_step": last,
         "start_state": "weights",
         "tune": "all",
+        "encoding_rate": old.encoding_rate if pe == old.pe else 1.0,
         "steps": more,
         "learning_rate": peak,
         "min_learning_rate": float(f"{peak / 10:.6g}"),

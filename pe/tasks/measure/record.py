@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 LENGTHS = 9
 """The approximate number of lengths with a score each."""
+COLUMNS = (
+    "study", "run", "task", "pe", "seed", "learning_rate", "best", "status", "steps", "parameters",
+    "chance", "validation_loss",
+)  # fmt: skip
+"""Columns of `load`, besides those of splits."""
 DEVICE_SIZES = {"cpu": "small", "cuda": "app"}
 STOP_EVERY = 50
 """Steps between two checks of the setting ``stop_loss``."""
@@ -302,4 +307,6 @@ def load(path: str | Path | None = None, study: str | None = None) -> pandas.Dat
                     row[f"{split}_exact"] = answers.examples_right / answers.examples
                     row[f"{split}_loss"] = answers.loss
             rows.append(row)
-    return pandas.DataFrame(rows)
+    # Every column is there even without a record; those of splits are as far as recorded.
+    columns = list(dict.fromkeys([*COLUMNS, *(key for row in rows for key in row)]))
+    return pandas.DataFrame(rows, columns=columns)
