@@ -246,6 +246,20 @@ def test_every_trial_of_the_study_can_be_put_on_a_model(place: Path) -> None:
         studies.load_study("smolm2")
 
 
+def test_a_file_that_is_no_study_of_a_model_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    for text, message in (
+        ("", "expected fields such as title and study, got None"), ("a: 1", "unknown field 'a'"),
+        ("mini: {}\ntitle: t", "study: missing; model: missing"),
+    ):  # fmt: skip
+        path.write_text(text)
+        with pytest.raises(ValueError, match=f"mine.yaml: .*{message}"):
+            studies.load_study(str(path))
+    path.write_text("title: t")
+    with pytest.raises(ValueError, match="mine.yaml: the study has no part 'mini'; leave --mini"):
+        studies.load_study(str(path), mini=True)
+
+
 def test_a_packed_model_and_its_tokens_are_what_a_trial_finds_there(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -259,7 +259,7 @@ def test_what_is_done_of_a_study_is_not_done_again_and_what_would_end_late_is_no
     assert "skipped, it would not end within 0 s" in lines[0]
     assert lines[1].endswith("6 steps")
     assert len(lines) == 2
-    with pytest.raises(ValueError, match=r"unknown study over tasks 'cor' \(did you mean"):
+    with pytest.raises(ValueError, match=r"unknown study 'cor' \(did you mean"):
         studies.load_study("cor")
 
 

@@ -59,11 +59,6 @@ def marker(pe: str) -> str:
     return _MARKERS[_hash(pe, *_MARKER_SEED) % len(_MARKERS)]
 
 
-def look(pe: str) -> tuple[str, str]:
-    """The encoding's colour and marker, in every figure."""
-    return colour(pe), marker(pe)
-
-
 def _hash(pe: str, seed: int, byte: int) -> int:
     return hashlib.sha256(f"{seed} {pe}".encode()).digest()[byte]
 

@@ -16,7 +16,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from pe.figures.axes import CUT, GUESS, WHOLE, legend, mark, numbers
-from pe.figures.style import FAINT, INK, SEQUENTIAL, look, style
+from pe.figures.style import FAINT, INK, SEQUENTIAL, colour, marker, style
 from pe.results.quantities import label
 from pe.runs.models import TaskRecord
 from pe.tasks.core.registry import task
@@ -37,12 +37,12 @@ def _band(
     x: Sequence[float],
     values: Sequence[summary.Value | None],
     pe: str,
-    look: tuple[str, str],
     dots: bool,
 ) -> None:
-    ink, dot = look
+    """Draw the means of an encoding as a line and their intervals as a band."""
+    ink = colour(pe)
     means = numbers([value and value.mean for value in values])
-    axes.plot(x, means, color=ink, label=label(pe), marker=dot if dots else None)
+    axes.plot(x, means, color=ink, label=label(pe), marker=marker(pe) if dots else None)
     low = numbers([value and value.low for value in values])
     high = numbers([value and value.high for value in values])
     axes.fill_between(x, low, high, color=ink, alpha=0.16, linewidth=0)
@@ -58,7 +58,7 @@ def learning_curves(records: Sequence[TaskRecord]) -> Figure:
     for record in records:
         losses = [model.losses for model in summary.at_rate(record)]
         values = [summary.mean(at) for at in zip(*losses, strict=True)]
-        _band(axes, record.steps, values, record.pe, look(record.pe), dots=False)
+        _band(axes, record.steps, values, record.pe, dots=False)
     _loss_by_step(figure, axes, records[0].chance)
     return figure
 
@@ -91,8 +91,8 @@ def live_curves(
         axes.plot(
             at,
             means[::every],
-            color=look(pe)[0],
-            marker=look(pe)[1],
+            color=colour(pe),
+            marker=marker(pe),
             markevery=0.1,
             label=label(pe),
         )
@@ -121,7 +121,7 @@ def accuracy_by_length(records: Sequence[TaskRecord]) -> Figure:
             None if answers is None else summary.mean([summary.token(one) for one in answers])
             for answers in (record.lengths[str(length)] for length in lengths)
         ]
-        _band(axes, lengths, values, record.pe, look(record.pe), dots=True)
+        _band(axes, lengths, values, record.pe, dots=True)
     _shares(axes, records[0])
     _, longest = task(records[0].task, **records[0].task_options).train_lengths
     mark(axes, longest, "trained up to here")
@@ -150,7 +150,6 @@ def accuracy_by_position(records: Sequence[TaskRecord]) -> Figure:
                     places.starts,
                     values,
                     record.pe,
-                    look(record.pe),
                     dots=len(places.starts) < 12,
                 )
         axes.set_title(summary.title(split), fontsize=10.5)
@@ -274,7 +273,7 @@ def _line_of(axes: Axes, line: int, pe: str, record: TaskRecord | None, split: s
         words = "not run" if record is None else "no such positions"
         axes.text(0.3, line, words, ha="center", va="center", color=FAINT, fontsize=9)
         return
-    ink, dot = look(pe)
+    ink = colour(pe)
     seeds = numbers(whole)
     # One path for all seeds: as markers they would add a third to the bytes of the figure.
     across = np.repeat(seeds, 3)
@@ -287,4 +286,4 @@ def _line_of(axes: Axes, line: int, pe: str, record: TaskRecord | None, split: s
             of_tokens.mean, line, "D", markersize=4.5, markerfacecolor="none", markeredgecolor=ink,
             linestyle="none", label="right tokens",
         )  # fmt: skip
-    axes.plot(mean.mean, line, dot, color=ink)
+    axes.plot(mean.mean, line, marker(pe), color=ink)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pe import runs as records
 from pe.results import markdown, outcome, quantities
-from pe.results.rows import grouped
+from pe.results.rows import NO_DIFFERENCE, grouped
 from pe.runs import Folder, Run, RunError
 from pe.study.devices import wait_for_device
 from pe.training.progress import duration
@@ -29,11 +29,7 @@ REFERENCE = "demo"
 """The study that is committed with the code."""
 
 # Fields in which runs may differ and still be drawn in one figure.
-_FREE = (
-    "name", "pe", "pe_options", "seed", "log_every", "validate_every", "checkpoint_every",
-    "keep_steps", "keep_states", "keep_best", "activation_checkpointing", "fsdp",
-    "evaluation_lengths",
-)  # fmt: skip
+_FREE = ("pe", "pe_options", "seed", *NO_DIFFERENCE)
 
 
 def shown(run: Folder) -> str:

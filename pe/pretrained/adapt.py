@@ -200,7 +200,7 @@ def adapt(
     new: Model = _sharing_weights(model)
     host = read_host(new)
     chosen = _layers(host, spec, layers)
-    options = _options(host, spec, chosen, length, options)
+    options = _options(host, spec, length, options)
     result: Settings | str = "hooks were asked for (plain=False)"
     if plain is not False:
         result = _plain(host, spec, chosen, length, options, bool(plain))
@@ -280,7 +280,6 @@ def _layers(host: Host, spec: str | None, layers: Sequence[int] | None) -> tuple
 def _options(
     host: Host,
     spec: str | None,
-    chosen: Sequence[int],
     length: int | None,
     options: Mapping[str, Any],
 ) -> dict[str, Any]:

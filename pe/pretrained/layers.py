@@ -160,9 +160,7 @@ def rope_block(config: Any, kind: str | None) -> Mapping[str, Any] | None:
             )
         if not keys:
             return dict(settings)
-        block: Mapping[str, Any] | None = settings[
-            kind if kind in keys else _label(config, kind, keys)
-        ]
+        block: Mapping[str, Any] | None = settings[kind if kind in keys else _label(kind, keys)]
         return block
     width = getattr(config, "rotary_dim", None)
     if width:  # GPT-J and CodeGen: base 10,000 in the code
@@ -188,7 +186,7 @@ def nested_keys(config: Any) -> list[str]:
     return [key for key, value in settings.items() if value is None or isinstance(value, Mapping)]
 
 
-def _label(config: Any, kind: str | None, keys: list[str]) -> str:
+def _label(kind: str | None, keys: list[str]) -> str:
     """DeepSeek V4 calls its two blocks main (windowed layers) and compress (all others)."""
     if {"main", "compress"} <= set(keys):
         return "main" if kind is not None and "sliding" in kind else "compress"

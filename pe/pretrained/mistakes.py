@@ -34,7 +34,7 @@ def find_mistakes(
     found = []
     if source.raw is not None and rope is not None:
         found += [
-            *_original_missing(raw, trained), *_base_lost(raw, rope, source.config),
+            *_original_missing(raw, trained), *_base_lost(raw, rope),
             *_not_read(raw, source.config),
         ]  # fmt: skip
     if rope is not None:
@@ -93,7 +93,7 @@ def _not_read(raw: Mapping[str, Any], config: Any) -> Found:
     return found
 
 
-def _base_lost(raw: Mapping[str, Any], rope: Rope, config: Any) -> Found:
+def _base_lost(raw: Mapping[str, Any], rope: Rope) -> Found:
     names = ("rope_theta", "rotary_emb_base", "rope_local_base_freq", "layer_rope_theta")
     written = any(raw.get(name) for name in names)
     written = written or any("rope_theta" in block for block in blocks(raw).values())

@@ -22,14 +22,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import groupby, repeat
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pe._errors import explain, unknown
-from pe._files import read_yaml, shipped
+from pe._errors import explain
+from pe._files import read_study, shipped
 from pe.pretrained.record import PretrainedRun, configure_pretrained
 from pe.recipes.command import notebook_command
 from pe.study.devices import visible_gpus
@@ -73,19 +72,14 @@ def load_study(name: str, mini: bool = False) -> PretrainedStudy:
     """The study of ``studies/pretrained/<name>.yaml``, or of a path.
 
     Raises:
-        ValueError: there is no such file, or it is not a study.
+        ValueError: there is no such study, it has no miniature, or the file is not a study.
     """
-    folder = shipped("studies") / "pretrained"
-    path = Path(name) if name.endswith(".yaml") else folder / f"{name}.yaml"
-    if not path.is_file():
-        raise unknown("study", name, sorted(p.stem for p in folder.glob("*.yaml")))
-    content = read_yaml(path)
-    small = content.pop("mini", {})
+    path, content = read_study(name, shipped("studies") / "pretrained", mini=mini)
     try:
-        return PretrainedStudy(**(content | small if mini else content))
+        return PretrainedStudy.model_validate(content)
     except ValidationError as error:
         problems = explain(error, "field", PretrainedStudy.model_fields)
-        raise ValueError(f"{path}: {problems[0]}") from None
+        raise ValueError(f"{path}: {'; '.join(problems)}") from None
 
 
 def configured(study: PretrainedStudy, trial: Trial, model: str, steps: int) -> PretrainedRun:

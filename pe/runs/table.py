@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,15 +37,28 @@ def find(
     Raises:
         RunError: no such folder, or no such study in it; the nearest name is given.
     """
+    runs = [Run(folder) for folder in folders_with(FILES, path, study)]
+    return runs if failed else [run for run in runs if not _has_failed(run)]
+
+
+def folders_with(
+    files: Sequence[str], path: str | Path | None = None, study: str | None = None
+) -> list[Path]:
+    """Return the folders ``STUDY/NAME`` below ``path`` that hold any of these files, sorted.
+
+    Args:
+        files: names, or patterns of names. path: default: `root`. study: default: all.
+
+    Raises:
+        RunError: no such folder, or no such study in it; the nearest name is given.
+    """
     base = Path(path) if path is not None else root()
     if not base.is_dir():
         raise RunError(f"{base}: there is no such folder of runs; pe train makes the first one")
     if study is not None and not any(folder.is_dir() for folder in base.glob(study)):
         known = sorted(p.name for p in base.iterdir() if p.is_dir() and not p.name.startswith("."))
         raise RunError(f"{unknown('study', study, known)} (in {base})")
-    folders = {file.parent for name in FILES for file in base.glob(f"{study or '*'}/*/{name}")}
-    runs = [Run(folder) for folder in sorted(folders)]
-    return runs if failed else [run for run in runs if not _has_failed(run)]
+    return sorted({file.parent for name in files for file in base.glob(f"{study or '*'}/*/{name}")})
 
 
 def _has_failed(run: Run) -> bool:

@@ -46,7 +46,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, mod
 
 from pe._errors import unknown
 from pe._files import shipped
-from pe.study.zero_shot import Distinct, Natural, YamlPart, ZeroShot
+from pe.recipes.recipe import Natural
+from pe.study.zero_shot import Distinct, YamlPart, ZeroShot
 
 FOLDER = shipped("studies")
 ELSEWHERE = {

@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 
 from pe._errors import unknown
 from pe.evaluation.factors import LENGTH, Factor, cells
-from pe.recipes.recipe import Recipe
+from pe.recipes.recipe import Count, Natural, Recipe
 from pe.runs import Run
 
 LONGROPE = "longrope"
@@ -61,8 +61,6 @@ def _all_methods() -> list[str]:
 
 
 Distinct = AfterValidator(_distinct)
-Count = Annotated[int, Field(gt=0)]
-Natural = Annotated[int, Field(ge=0)]
 Extent = Annotated[Factor, PlainValidator(_factor)]
 Method = Annotated[str, AfterValidator(_known_method)]
 

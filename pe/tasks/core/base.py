@@ -17,11 +17,19 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
-from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictInt,
+    ValidationError,
+    model_validator,
+)
 
-from pe._errors import unknown
+from pe._errors import explain, unknown
 from pe.tasks.core.draws import Draws, Int
-from pe.tasks.core.options import Options
 from pe.tasks.core.scoring import IGNORE, Baseline
 
 
@@ -96,6 +104,25 @@ def slots(question: Int, answer: Int, blank: int, asked: int) -> Example:
     targets = np.full(len(tokens), IGNORE)
     targets[len(question) : len(question) + asked] = answer[:asked]
     return Example(tokens, targets)
+
+
+class Options(BaseModel):
+    """Base class whose fields are the options. Values are not converted, and an instance is frozen.
+
+    Raises:
+        ValueError: an unknown option (the message names the nearest known one) or a wrong value.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    called: ClassVar[str] = "option"
+    """What an error message calls an unknown option."""
+
+    def __init__(self, **options: Any) -> None:
+        try:
+            super().__init__(**options)
+        except ValidationError as error:
+            lines = explain(error, self.called, type(self).model_fields)
+            raise ValueError("; ".join(lines)) from None
 
 
 class Task(Options, ABC):

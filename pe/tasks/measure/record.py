@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from pe._errors import unknown
-from pe.runs import Folder, RunError, root
+from pe.runs import Folder, root
 from pe.runs.models import TaskRecord
-from pe.tasks.core.base import Task
-from pe.tasks.core.options import Options
+from pe.runs.table import folders_with
+from pe.tasks.core.base import Options, Task
 from pe.tasks.core.registry import task
 
 if TYPE_CHECKING:
@@ -277,15 +276,9 @@ def load(path: str | Path | None = None, study: str | None = None) -> pandas.Dat
     """
     import pandas
 
-    base = root() if path is None else Path(path)
-    if not base.is_dir():
-        raise RunError(f"{base}: there is no such folder of runs")
-    if study is not None and not (base / study).is_dir():
-        known = sorted(folder.name for folder in base.iterdir() if folder.is_dir())
-        raise RunError(f"{unknown('study', study, known)} (in {base})")
-    folders = {file.parent for file in base.glob(f"{study or '*'}/*/task-*.json")}
+    folders = folders_with(["task-*.json"], path, study)
     rows = []
-    for record in (record for folder in sorted(folders) for record in TaskRun(folder).encoded()):
+    for record in (record for folder in folders for record in TaskRun(folder).encoded()):
         for model in record.models:
             row = {
                 "study": record.study,

@@ -162,14 +162,17 @@ def rates(records: Sequence[TaskRecord]) -> str:
     return pipe(heads, lines)
 
 
+def edge(record: TaskRecord) -> str:
+    """``lowest`` or ``highest`` if the best rate is at this end of those tried, else empty."""
+    tried = record.learning_rates
+    if len(tried) == 1:
+        return ""
+    return {min(tried): "lowest", max(tried): "highest"}.get(record.best_rate, "")
+
+
 def edges(records: Sequence[TaskRecord]) -> str:
     """A sentence about encodings whose best rate is the lowest or the highest that was tried."""
-    there = [
-        label(record.pe)
-        for record in records
-        if len(record.learning_rates) > 1
-        and record.best_rate in (min(record.learning_rates), max(record.learning_rates))
-    ]
+    there = [label(record.pe) for record in records if edge(record)]
     if not there:
         return ""
     return (

@@ -19,17 +19,15 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from pe._errors import unknown
-from pe._files import read_yaml, shipped
+from pe._files import read_study, shipped
 from pe.encodings.core.parts import part_classes
 from pe.runs import RunBusy, RunError, root
 from pe.study.devices import visible_gpus
-from pe.tasks.core.options import Options
+from pe.tasks.core.base import Options
 from pe.tasks.measure.record import Experiment, Settings, TaskRun, task_run
 
 FOLDER = shipped("studies") / "tasks"
@@ -118,22 +116,7 @@ def load_study(name: str, mini: bool = False) -> TaskStudy:
     Raises:
         ValueError: there is no such study, or one of its fields is wrong.
     """
-    path = Path(name)
-    if path.suffix != ".yaml":
-        known = {p.stem: p for p in sorted(FOLDER.glob("*.yaml"))}
-        if name not in known:
-            raise unknown("study over tasks", name, known)
-        path = known[name]
-    if not path.is_file():
-        raise ValueError(f"{path}: there is no such file")
-    content = read_yaml(path)
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: expected fields such as title, encodings and tasks")
-    small = content.pop("mini", None)
-    if mini:
-        if small is None:
-            raise ValueError(f"{path}: the study has no 'mini'")
-        content |= small
+    path, content = read_study(name, FOLDER, mini=mini)
     try:
         content["tasks"] = [_task_of(entry) for entry in content.get("tasks") or []]
         study = TaskStudy(**content)

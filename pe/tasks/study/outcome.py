@@ -144,14 +144,6 @@ def unsolved(results: Sequence[Outcome]) -> str:
     return f"**Not learned by any seed with any encoding on record**, in this time: {listed}."
 
 
-def edge(record: TaskRecord) -> str:
-    """``lowest`` or ``highest`` if the best rate is at this end of those tried, else empty."""
-    rates = record.learning_rates
-    if len(rates) == 1:
-        return ""
-    return {min(rates): "lowest", max(rates): "highest"}.get(record.best_rate, "")
-
-
 def blind(record: TaskRecord) -> bool:
     """Whether no model of the sweep did better than uniform guessing, so the rate is arbitrary."""
     if record.sweep is None:
@@ -168,7 +160,7 @@ def diverged(record: TaskRecord) -> list[int]:
 
 def rate(record: TaskRecord) -> str:
     """The best rate, with a note if the sweep is undecided or the rate at an end."""
-    words = [f"{end} tried"] if (end := edge(record)) else []
+    words = [f"{end} tried"] if (end := summary.edge(record)) else []
     words += ["sweep undecided"] if blind(record) else []
     return f"{record.best_rate:g}" + (f" ({', '.join(words)})" if words else "")
 
@@ -284,7 +276,7 @@ def doubts(results: Sequence[Outcome]) -> str:
         for pe, record in one.records.items():
             if blind(record):
                 undecided.add(one, pe)
-            elif end := edge(record):
+            elif end := summary.edge(record):
                 ends[end].add(one, pe)
             if diverged(record):
                 lost.add(one, pe)
