@@ -308,14 +308,18 @@ def memory(
     with _checked("memory"):
         from pe.recipes.named import recipe as named_recipe
         from pe.training import memory as estimates
+        from pe.training.check import divided
 
         chosen = named_recipe(recipe, **dict(map(option_value, override or [])))
+        divided(chosen, processes)
         if gib is None:
             from pe.devices import gpu_memory
 
             gib = gpu_memory()
         if gib is None:
             raise ValueError("this machine has no GPU; say how much memory yours has: --gib 80")
+        if not gib > 0:
+            raise ValueError(f"--gib: expected the memory of a GPU, more than 0, got {gib:g}")
     lines: list[list[str]] = []
     fitting = False
     for changes in [{}, *estimates.options(chosen, processes)]:

@@ -218,6 +218,8 @@ def test_the_convert_notebook_goes_on_from_a_run_and_shows_before_and_after(plac
         ),
         ({"step": 2, "joint_norm": "v"}, "unknown joint_norm 'v'"),
         ({"step": 2, "recipe": "demo"}, "unknown parameter 'recipe'"),
+        ({"step": 2, "clip": 1}, "unknown parameter 'clip'.*; choose from"),
+        ({"step": 2, "dropout": 0.1}, "'dropout': it is one of the overrides; pass it as -y 'over"),
     ],
 )
 def test_a_mistaken_conversion_stops_before_anything_starts(

@@ -224,6 +224,8 @@ def test_the_notebook_trains_shows_and_adds_encodings_to_the_same_folder(own_run
         ({"learning_rates": "-1"}, "learning_rates.*more than 0"),
         ({"task_options": {"kk": 1}}, "unknown option of the task 'k_back' 'kk'"),
         ({"overrides": {"warmup": 1}}, "unknown override 'warmup'"),
+        ({"clip": 2.0}, "unknown parameter 'clip': it is one of the overrides"),
+        ({"hidden_size": 8}, "unknown parameter 'hidden_size'.*; choose from"),
     ],
 )
 def test_a_mistake_is_one_sentence(change: dict[str, Any], message: str) -> None:

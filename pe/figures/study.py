@@ -114,7 +114,12 @@ def _panels(
 
     Args:
         baselines: draws those of a panel whose rows are held against that row, and returns them.
+
+    Raises:
+        ValueError: there are no rows.
     """
+    if not rows:
+        raise ValueError("there are no runs to draw; pe.runs.find() lists those that are recorded")
     found = families(rows, highlight)
     each = len(found) > MANY
     columns = 5 if each else min(2, len(found))

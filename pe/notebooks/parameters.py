@@ -18,6 +18,8 @@ from typing import Any
 
 from pe._errors import unknown
 from pe.pretrained.record import configure_pretrained
+from pe.recipes.named import recipe as named_recipe
+from pe.recipes.recipe import Recipe
 from pe.runs import Folder, Run, root
 from pe.runs.parameters import (
     Count,
@@ -41,8 +43,12 @@ from pe.tasks.measure.cost import refuse_too_large
 from pe.tasks.measure.record import DEVICE_SIZES, SIZES, Experiment, Settings, TaskRun, task_run
 from pe.training.check import check_run
 
+RECIPE_FIELDS = tuple(Recipe.__dataclass_fields__)
+SCORING = ("each_length", "examples", "validation")
+"""Fields of an experiment that are not among its settings: numbers of examples."""
 
-@launcher
+
+@launcher(overrides=RECIPE_FIELDS)
 def configure(
     pe: str = "rope",
     recipe: str = "auto",
@@ -68,8 +74,6 @@ def configure(
         ValueError: an unknown encoding, recipe, corpus or field (the nearest is named), or a
             value of another type than its parameter's.
     """
-    from pe.recipes.named import recipe as named_recipe
-
     refuse_strange_study(study)
     fields = {"pe": pe, "pe_options": pe_options or {}, "seed": seed} | without_none(
         steps=steps, corpus=corpus, context_length=context_length, batch_size=batch_size,
@@ -82,7 +86,7 @@ def configure(
     return run
 
 
-@launcher
+@launcher(overrides=RECIPE_FIELDS)
 def configure_conversion(
     run: str | None = None,
     step: Count | None = None,
@@ -114,7 +118,6 @@ def configure_conversion(
         RunError: there is no such run, or it has no weights of that step.
     """
     from pe.encodings.core.change import changed_options
-    from pe.recipes.recipe import Recipe
     from pe.training.start import parent_of, start_of
 
     refuse_strange_study(study)
@@ -165,7 +168,7 @@ def configure_conversion(
     return converted
 
 
-@launcher
+@launcher()
 def configure_study(
     study: str | None = None,
     mini: Switch = False,
@@ -188,7 +191,7 @@ def configure_study(
     return StudyFolder(plan, dry_run=dry_run, workers=1 if address else workers)
 
 
-@launcher
+@launcher()
 def configure_speed(
     name: str | None = None,
     recipe: str = "auto",
@@ -230,7 +233,7 @@ def configure_speed(
     return run
 
 
-@launcher
+@launcher(overrides=(*Settings.model_fields, *SCORING))
 def configure_tasks(
     task: str = "k_back",
     pe: str = "nope,rope,alibi",
@@ -327,9 +330,8 @@ def task_settings(
     Raises:
         ValueError: an unknown name, or one that both changes and overrides have.
     """
-    scoring = {"examples", "validation", "each_length"}
     others = dict(overrides)
-    known = [*Settings.model_fields, *sorted(scoring)]
+    known = [*Settings.model_fields, *SCORING]
     for name in others:
         if name not in known:
             raise unknown("override", name, known)
@@ -337,11 +339,11 @@ def task_settings(
             raise ValueError(
                 f"{name} is given twice: {changes[name]}, and {others[name]} in overrides"
             )
-    changed = changes | {k: v for k, v in others.items() if k not in scoring}
+    changed = changes | {k: v for k, v in others.items() if k not in SCORING}
     settings = Settings(**(base.model_dump() | changed))
     if "width" in changed and "feedforward" not in changed:
         settings = settings.model_copy(update={"feedforward": round(settings.width * 11 / 4)})
-    return {"settings": settings} | {k: v for k, v in others.items() if k in scoring}
+    return {"settings": settings} | {k: v for k, v in others.items() if k in SCORING}
 
 
 def check_encodings(experiment: Experiment, names: Iterable[str]) -> None:

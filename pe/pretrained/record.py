@@ -53,7 +53,7 @@ def run_name(settings: PretrainedSettings) -> str:
     return f"{words}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-@launcher
+@launcher()
 def configure_pretrained(
     model: str | None = None,
     pe: str = "yarn",

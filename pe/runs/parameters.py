@@ -7,7 +7,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, ParamSpec, TypeVar
@@ -55,42 +55,51 @@ P = ParamSpec("P")
 F = TypeVar("F", bound=Folder)
 
 
-def launcher(function: Callable[P, F]) -> Callable[P, F]:
-    """Check the arguments against the annotations, and the folder against what was planned.
+def launcher(overrides: Iterable[str] = ()) -> Callable[[Callable[P, F]], Callable[P, F]]:
+    """Return a decorator for the function of a notebook, which returns the folder of its record.
 
-    In a kernel, failures are shown in one line from there on (`in_one_line`).
+    The function then checks its arguments against their annotations, and the folder against the
+    one that was planned. In a kernel, failures are shown in one line from there on (`in_one_line`).
+
+    Args:
+        overrides: names that go into the parameter ``overrides``, for the message to whoever gives
+            one as a parameter.
     """
-    names = list(inspect.signature(function).parameters)
-    checked = validate_call(config=ConfigDict(strict=True, allow_inf_nan=False))(function)
+    fields = frozenset(overrides)
 
-    @functools.wraps(function)
-    def launch(*arguments: P.args, **values: P.kwargs) -> F:
-        in_one_line()
-        try:
-            folder = checked(*arguments, **values)
-        except ValidationError as error:
-            raise ValueError(_explained(error, names)) from None
-        planned = os.environ.pop(PLANNED, None)
-        if planned is not None and Path(planned).resolve() != folder.directory.resolve():
-            raise ValueError(
-                f"the command named {planned}, and the cells of this notebook lead to "
-                f"{folder.directory}; give parameters on the command line (-p NAME VALUE) or in "
-                "the cell tagged 'parameters'"
-            )
-        return folder
+    def decorate(function: Callable[P, F]) -> Callable[P, F]:
+        names = list(inspect.signature(function).parameters)
+        checked = validate_call(config=ConfigDict(strict=True, allow_inf_nan=False))(function)
 
-    return launch
+        @functools.wraps(function)
+        def launch(*arguments: P.args, **values: P.kwargs) -> F:
+            in_one_line()
+            try:
+                folder = checked(*arguments, **values)
+            except ValidationError as error:
+                raise ValueError(_explained(error, names, fields)) from None
+            planned = os.environ.pop(PLANNED, None)
+            if planned is not None and Path(planned).resolve() != folder.directory.resolve():
+                raise ValueError(
+                    f"the command named {planned}, and the cells of this notebook lead to "
+                    f"{folder.directory}; give parameters on the command line (-p NAME VALUE) or "
+                    "in the cell tagged 'parameters'"
+                )
+            return folder
+
+        return launch
+
+    return decorate
 
 
-def _explained(error: ValidationError, names: list[str]) -> str:
-    from pe.recipes.recipe import Recipe
-
+def _explained(error: ValidationError, names: list[str], overrides: Container[str]) -> str:
+    """Return what is wrong with parameters, in one line."""
     lines = []
     for one, line in zip(error.errors(), explain(error, "parameter", names), strict=True):
         name = str(one["loc"][-1])
-        if one["type"] == "unexpected_keyword_argument" and name in Recipe.__dataclass_fields__:
+        if one["type"] == "unexpected_keyword_argument" and name in overrides:
             line = (
-                f"unknown parameter {name!r}: it is a field of the recipe; "
+                f"unknown parameter {name!r}: it is one of the overrides; "
                 f"pass it as -y 'overrides: {{{name}: VALUE}}'"
             )
         elif one["type"] == "string_type" and len(one["loc"]) == 1:
