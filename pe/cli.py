@@ -209,8 +209,10 @@ def study(
     address: Annotated[
         str | None, typer.Option(help="a Dask scheduler or scheduler file; default: start workers")
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="to start; default: one per GPU")] = None,
-    retries: Annotated[int, typer.Option(help="for a run that fails")] = 1,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="to start; default: one per GPU")
+    ] = None,
+    retries: Annotated[int, typer.Option(min=0, help="for a run that fails")] = 1,
     notebooks: Annotated[bool, typer.Option(help="leave the executed page of each run")] = True,
 ) -> None:
     """Carry out one or more studies, in the order in which they are named; each run is done once.
@@ -262,7 +264,9 @@ def speed(
         bool, typer.Option("--deterministic", help="what the same bits twice cost")
     ] = False,
     name: Annotated[str | None, typer.Option(help="folder below runs/speed/")] = None,
-    minutes: Annotated[float, typer.Option(help="no cell begins after so long; 0: no limit")] = 0.0,
+    minutes: Annotated[
+        float, typer.Option(min=0, help="no cell begins after so long; 0: no limit")
+    ] = 0.0,
 ) -> None:
     """Measure speed and memory of encodings and of other libraries' models, in a checkout.
 

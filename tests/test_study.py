@@ -208,6 +208,9 @@ def test_a_study_from_python_checks_its_runs_before_the_first(
     plan = load_plan(write(tmp_path, {"rope": {"pe": "rope"}, "wrong": {"pe": "rpoe"}}))
     with pytest.raises(ValueError, match="did you mean 'rope'"):
         run_study(plan, notebooks=False)
+    for workers, message in ((0, "workers: expected 1 or more, got 0"), (3, "no effect with an a")):
+        with pytest.raises(ValueError, match=message):
+            run_study(plan[:1], address="tcp://host:8786" if workers else None, workers=workers)
     assert not own_runs.exists()
 
 

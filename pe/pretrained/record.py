@@ -96,7 +96,8 @@ def configure_pretrained(
         if "factor" in options:
             raise ValueError("factor: it is also in pe_options; give it once")
         options["factor"] = factor
-    asked = whole_numbers_in(lengths, "lengths")
+    asked = sorted(set(whole_numbers_in(lengths, "lengths")))
+    asked = asked or _lengths(trained, factor, target_tokens)
     if short := [length for length in asked if length <= target_tokens]:
         raise ValueError(
             f"lengths: {short[0]} leaves no context before the {target_tokens} tokens that are "
@@ -108,7 +109,7 @@ def configure_pretrained(
         pe=pe,
         options=options,
         corpus=corpus,
-        lengths=sorted(set(asked)) or _lengths(trained, factor, target_tokens),
+        lengths=asked,
         windows=windows or (16 if _on_gpu() else 4),
         target_tokens=target_tokens,
         prompts=prompts,

@@ -94,15 +94,13 @@ def configured(study: PretrainedStudy, trial: Trial, model: str, steps: int) -> 
         raise ValueError(f"{trial.pe}: {error}") from None
 
 
-def steps_in_time(
-    study: PretrainedStudy, step_seconds: float, left: float, cards: int, together: int = 2
-) -> int:
-    """The most steps with which the first ``together`` trainings end in ``left`` seconds.
+def steps_in_time(study: PretrainedStudy, step_seconds: float, left: float, cards: int) -> int:
+    """Return the most steps with which the first two trainings end in ``left`` seconds.
 
     Args:
         step_seconds: duration of an optimizer step; 0: not known, so any number of steps fits.
     """
-    training = [trial for trial in study.runs if trial.trained][:together]
+    training = [trial for trial in study.runs if trial.trained][:2]
     rounds = math.ceil(len(training) / cards)
     fitting = [n for n in study.steps if rounds * n * step_seconds <= left]
     return max(fitting, default=min(study.steps))
@@ -245,7 +243,9 @@ def main(
     until: Annotated[float, typer.Option(help="seconds; begin nothing that ends later")] = math.inf,
     step_seconds: Annotated[float, typer.Option(help="of a training step, measured before")] = 0.0,
     compile: Annotated[str, typer.Option(help="auto, on, off")] = "auto",
-    only: Annotated[int, typer.Option(help="one trial, by its number from 0 on")] = -1,
+    only: Annotated[
+        int | None, typer.Option(min=0, help="one trial, by its number from 0 on")
+    ] = None,
     steps: Annotated[int, typer.Option(min=0, help="of a training; 0: as many as end in time")] = 0,
 ) -> None:
     """Carry out the trials of a study."""
@@ -262,9 +262,9 @@ def main(
         study = load_study(name, mini)
         if model:
             study = study.model_copy(update={"model": model})
-        if only >= len(study.runs):
-            raise ValueError(f"--only: expected 0 to {len(study.runs) - 1}, got {only}")
-        if only >= 0:
+        if only is not None:
+            if only >= len(study.runs):
+                raise ValueError(f"--only: expected 0 to {len(study.runs) - 1}, got {only}")
             _one(study, study.runs[only], study.model, steps, compile)
             return
         if dry_run:

@@ -41,8 +41,19 @@ def visible_gpus() -> list[str]:
 
 
 def workers_here(workers: int | None = None) -> int:
-    """The number of workers that `pe.study.run_study` starts on this machine."""
-    return workers or len(visible_gpus()) or 1
+    """Return the number of workers that `pe.study.run_study` starts on this machine.
+
+    Args:
+        workers: what was asked for; None: one per GPU, or one without a GPU.
+
+    Raises:
+        ValueError: less than one was asked for.
+    """
+    if workers is None:
+        return len(visible_gpus()) or 1
+    if workers < 1:
+        raise ValueError(f"workers: expected 1 or more, got {workers}; leave it out for a default")
+    return workers
 
 
 def mutex_of(gpu: str) -> str:

@@ -64,10 +64,16 @@ def run_study(
 
     Raises:
         StudyFailed: runs failed for good; all others are done.
-        ValueError: an encoding or a corpus that there is not; nothing has been run.
+        ValueError: an encoding or a corpus that there is not, workers beside an address, or more
+            workers than GPUs; nothing has been run.
         RunError: runs start from a run of another study that is not there yet.
         RunError: the source of an encoding is not the one that its run was trained with.
     """
+    if address is not None and workers is not None:
+        raise ValueError(
+            f"workers: {workers} has no effect with an address, where the workers are there "
+            "already; leave one of the two out"
+        )
     if not all(isinstance(planned, Planned) for planned in plan):
         raise TypeError(f"expected a plan, got {plan!r}; pe.load_plan makes one of a study's name")
     listed = with_retrained_parents(plan)

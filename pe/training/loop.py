@@ -104,6 +104,7 @@ class Trainer:
         )
         self.device, self.main = self.accelerator.device, self.accelerator.is_main_process
         devices.keep_memory(self.device)
+        devices.forget_peak_memory(self.device)  # of a run that this process trained before
         count = self.accelerator.num_processes
         self.windows, self.micro = divided(self.recipe, count)
         self.start = start_of(self.recipe, run.directory.parent)
