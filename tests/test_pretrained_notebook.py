@@ -190,7 +190,11 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path)
     assert [line["step"] for line in lines] == [1, 2]
     for one, other in zip(whole.model.parameters(), rest.model.parameters(), strict=True):
         assert torch.equal(one, other)
-    assert not list(tmp_path.iterdir()), "a training that ended leaves no state"
+    assert list(tmp_path.iterdir()) == [tmp_path / "state.pt"], "until the model is measured"
+    last, _ = recalibration(small())
+    assert last.run()["seconds"] > 0
+    last.forget()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_compiled_layer_stores_nothing_outside_of_its_graph() -> None:

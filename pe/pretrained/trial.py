@@ -108,8 +108,9 @@ class _Trial:
         self._judge("adapted", new)
         if s.steps and "trained" not in self.record["outcomes"]:
             # This changes the untouched model's weights too, and that has been measured.
-            self._train(new, data)
+            training = self._train(new, data)
             self._judge("trained", new)
+            training.forget()
             with quiet_libraries():
                 new.save_pretrained(self.run.directory / "checkpoint")
             tokenizer.save_pretrained(self.run.directory / "checkpoint")
@@ -223,7 +224,7 @@ class _Trial:
             )  # fmt: skip
         return str(tokenizer.decode(out[0, prompt:], skip_special_tokens=True))
 
-    def _train(self, model: Any, data: TokenData) -> None:
+    def _train(self, model: Any, data: TokenData) -> Recalibration:
         """Recalibrate on the training split; a stopped training has its state in ``checkpoint``."""
         s = self.settings
         batches = Batches(data.train, s.context_length, s.batch_size, s.seed)
@@ -241,3 +242,4 @@ class _Trial:
         peak = devices.peak_memory(model.device)
         self.record["training_speed"] = speed | {"peak_memory_gib": peak}
         self._write()
+        return training
