@@ -51,6 +51,7 @@ def test_a_method_stands_beside_others_of_its_budget_on_the_seed_that_they_share
     assert ["*RoPE, mean of 2 seeds*", "0, 1"] in lines
     assert "compared on seed 0" in text
     assert "its next one would lie between" in text
+    assert "All rows have the learning rate" in text
 
 
 def test_both_budgets_are_shown_and_the_larger_comes_first(tmp_path: Path) -> None:

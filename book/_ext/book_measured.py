@@ -162,7 +162,18 @@ def _of_budget(
         f":alt: Perplexity by context length of {titles}, with {others}.\n\n"
         f"{titles} beside {others}: {budget}.\n```\n\n"
         f"````{{container}} pe-results\n{table([*own, *beside], columns, pages)}\n````\n\n"
-        f"{_scatter([*own, *beside])}{small}"
+        f"{_scatter([*own, *beside])}{_rates([*own, *beside])}{small}"
+    )
+
+
+def _rates(rows: Sequence[Row]) -> str:
+    """Where the learning rates of the rows come from."""
+    rates = {row.runs[0].read()["recipe"]["learning_rate"] for row in comparable(rows)}
+    if len(rates) == 1:
+        return f" All rows have the learning rate {rates.pop():g}; no other was tried."
+    return (
+        " Each row has the learning rate that {doc}`/rates` found for it or for its nearest "
+        "relative."
     )
 
 

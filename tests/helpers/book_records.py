@@ -24,7 +24,8 @@ def recipe(pe: str, seed: int, **changes: Any) -> dict[str, Any]:
     values = {
         "name": "demo", "pe": pe, "pe_options": {}, "seed": seed, "hidden_size": 64,
         "num_hidden_layers": 2, "num_attention_heads": 4, "context_length": 256, "steps": 100,
-        "batch_size": 8, "vocab_size": 512, "evaluation_lengths": [256, 512, 1024, 2048],
+        "batch_size": 8, "learning_rate": 4e-3, "vocab_size": 512,
+        "evaluation_lengths": [256, 512, 1024, 2048],
     }  # fmt: skip
     return values | changes
 
