@@ -171,7 +171,7 @@ def live(plan: Sequence[Planned], workers: int = 1) -> Callable[[dict[str, str]]
         changed = states != last
         last.clear()
         last.update(states)
-        progress.show(text(plan, states, workers), last=changed)
+        progress.show(lambda: text(plan, states, workers), last=changed)
 
     return show
 

@@ -29,7 +29,8 @@ from torch import Tensor
 
 from pe.encodings import Encoding
 
-SEED = 0
+SEED, ALIGNMENT, TOLERANCE = 0, 0.5, 2**-8
+INVERSION_SAMPLES, ALIASING_SAMPLES = 4000, 200
 CHUNK = 2**22
 """The most numbers of rotated keys that are computed at a time."""
 
@@ -102,7 +103,11 @@ class Shares(NamedTuple):
 
 
 def inversion(
-    enc: Encoding, head_dim: int, length: int, alignment: float = 0.5, samples: int = 4000
+    enc: Encoding,
+    head_dim: int,
+    length: int,
+    alignment: float = ALIGNMENT,
+    samples: int = INVERSION_SAMPLES,
 ) -> Shares:
     """How often a key scores more at the farther of two distances, and two keys change their order.
 
@@ -126,9 +131,9 @@ def aliasing(
     enc: Encoding,
     head_dim: int,
     length: int,
-    alignment: float = 0.5,
-    samples: int = 200,
-    tolerance: float = 2**-8,
+    alignment: float = ALIGNMENT,
+    samples: int = ALIASING_SAMPLES,
+    tolerance: float = TOLERANCE,
 ) -> Shares:
     """How often the key itself, and another key, has a key's logit at a farther distance.
 

@@ -105,8 +105,9 @@ def measure_inversion() -> dict[str, Any]:
                 own[f"position-{what}@{length}"] = shares.position
                 own[f"token-{what}@{length}"] = shares.token
     settings = {
-        "head_dim": HEAD_DIM, "alignment": 0.5, "seed": inversion.SEED,
-        "inversion_samples": 4000, "aliasing_samples": 200, "tolerance": 2**-8,
+        "head_dim": HEAD_DIM, "alignment": inversion.ALIGNMENT, "seed": inversion.SEED,
+        "inversion_samples": inversion.INVERSION_SAMPLES,
+        "aliasing_samples": inversion.ALIASING_SAMPLES, "tolerance": inversion.TOLERANCE,
     }  # fmt: skip
     return _record("inversion", created, began, settings, values)
 
