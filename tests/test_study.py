@@ -191,14 +191,17 @@ def test_everything_is_checked_before_the_first_run_with_a_line_for_each_mistake
         "option": {"pe": "yarn", "pe_options": {"factr": 2.0}},
         "corpus": {"pe": "rope", "set": {"corpus": "stdlb"}},
         "field": {"pe": "rope", "set": {"stepz": 3}},
+        "tokenizer": {"pe": "rope", "set": {"tokenizer": "bpr"}},
+        "rate": {"pe": "rope", "set": {"encoding_rate": 2.0}},
     }
+    said = ("mean 'rope'", "mean 'factor'", "mean 'stdlib'", "mean 'steps'", "mean 'bpe'", "at 1")
     assert cli.main(["study", write(tmp_path, runs), *words]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     lines = [line.partition("small.yaml: ")[2] for line in printed.err.splitlines()]
     assert [line.partition(": ")[0] for line in lines] == [f"runs.{label}" for label in runs][1:]
-    for line, word in zip(lines, ("'rope'", "'factor'", "'stdlib'", "'steps'"), strict=True):
-        assert f"did you mean {word}" in line
+    for line, words_of_it in zip(lines, said, strict=True):
+        assert words_of_it in line
     assert not own_runs.exists()
 
 
