@@ -47,7 +47,7 @@ class Difference:
         return "lower" if self.value < 0 else "higher"
 
     def text(self, gap: float) -> str:
-        """A difference as it is written: ``−12`` (percent), ``+50`` (points) or ``−0.012``."""
+        """Write a difference: ``−12`` (percent), ``+50`` (points) or ``−0.012``."""
         where = quantities.at(self.quantity)
         if where and where.is_perplexity:
             return signed(100 * math.expm1(min(gap, 700.0)))
@@ -117,7 +117,7 @@ def _of_shares(both: Sequence[tuple[Row, str]], quantity: str, gaps: Sequence[fl
 
 
 def _discordant(both: Sequence[tuple[Row, str]]) -> tuple[int, int] | None:
-    """Prompts that only one of the two answered, over all seeds; None where counts do not say."""
+    """Count the prompts that only one row answered; None where the records do not say."""
     total = [0, 0]
     cells = [[quantities.answers(run, name) for run in row.runs] for row, name in both]
     for first, second in zip(*cells, strict=True):
@@ -131,7 +131,7 @@ def _discordant(both: Sequence[tuple[Row, str]]) -> tuple[int, int] | None:
 
 
 def same_targets(found: Sequence[Row]) -> bool:
-    """Whether their perplexities are of the same tokens: of one text, with equal longest lengths.
+    """Return whether the perplexities of these rows are of the same tokens of the same text.
 
     Windows are drawn from the documents that have room for the longest evaluated length.
     """
@@ -144,7 +144,7 @@ def same_targets(found: Sequence[Row]) -> bool:
 
 
 def order(found: Sequence[Row], quantity: str) -> str:
-    """Titles of rows by ``quantity``, best first: ``PoPE < RoPE ≈ YaRN``.
+    """Write the titles of rows by ``quantity``, best first: ``PoPE < RoPE ≈ YaRN``.
 
     ``<`` says that a difference between the two is shown, ``≈`` that none is.
 
@@ -165,7 +165,7 @@ def order(found: Sequence[Row], quantity: str) -> str:
 
 
 def write_difference(first: Row, second: Row, quantity: str) -> str:
-    """Words for prose: ``lower by 12% (10 to 14%)``, or that no difference is shown.
+    """Write for prose: ``lower by 12% (10 to 14%)``, or that no difference is shown.
 
     Raises:
         ValueError: one seed that leaves nothing to test, or a perplexity worse than guessing.
@@ -188,6 +188,6 @@ def write_difference(first: Row, second: Row, quantity: str) -> str:
 
 
 def p_value(p: float | None) -> str:
-    """``p = 0.016``, ``p < 0.001``."""
+    """Write ``p = 0.016``, or ``p < 0.001``."""
     assert p is not None
     return f"p = {p:.2g}" if p >= 0.001 else "p < 0.001"

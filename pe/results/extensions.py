@@ -75,7 +75,7 @@ class ExtendedRun:
 
 
 def rows(base: Row, records: Mapping[str, Mapping[str, Any] | None]) -> list[Row]:
-    """``base`` and its cells as rows, so that they are compared like any others.
+    """Return ``base`` and its cells as rows, so that they are compared like any others.
 
     Args:
         base: a trained row. records: extension.json of its runs, by name; None where there is none.
@@ -93,14 +93,14 @@ def rows(base: Row, records: Mapping[str, Mapping[str, Any] | None]) -> list[Row
 
 
 def trained(run: RunLike) -> dict[float, float]:
-    """Perplexities of the run itself, by multiples of the training length."""
+    """Return perplexities of the run itself, by multiples of the training length."""
     length = run.read()["recipe"]["context_length"]
     cells = (run.evaluation() or {"perplexity": {}})["perplexity"]
     return {int(at) / length: cell["value"] for at, cell in cells.items()}
 
 
 def extended(record: Mapping[str, Any], context_length: int) -> list[Extended]:
-    """All cells, methods in the order of `pe.encodings.in_order`, factors ascending."""
+    """Return all cells: methods in the order of `pe.encodings.in_order`, factors ascending."""
     from pe.encodings import in_order
 
     found = []
@@ -122,7 +122,7 @@ def extended(record: Mapping[str, Any], context_length: int) -> list[Extended]:
 
 
 def missing(record: Mapping[str, Any]) -> list[str]:
-    """Methods that the record holds no cell of."""
+    """Return the methods of which the record has no cell."""
     from pe.encodings import extension_methods
 
     there = {name.rpartition("@")[0] for name in record["cells"]}
@@ -130,7 +130,7 @@ def missing(record: Mapping[str, Any]) -> list[str]:
 
 
 def value(record: Mapping[str, Any], context_length: int, name: str, multiple: float) -> float:
-    """Perplexity of a cell such as ``yarn@4``.
+    """Return the perplexity of a cell such as ``yarn@4``.
 
     Raises ValueError for a cell or a length that is not there.
     """
@@ -145,7 +145,7 @@ def value(record: Mapping[str, Any], context_length: int, name: str, multiple: f
 
 
 def table(run: RunLike, record: Mapping[str, Any]) -> str:
-    """A pipe table, a line for each method and factor, of one run and its extension.json."""
+    """Write a pipe table of one run and its extension.json, a line per method and factor."""
     base, limit = trained(run), quantities.vocabulary(run)
     cells = extended(record, run.read()["recipe"]["context_length"])
     multiples = sorted(base)

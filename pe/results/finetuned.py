@@ -35,7 +35,7 @@ class FineTuned:
 
 
 def fine_tuned(rows: Sequence[Row]) -> list[FineTuned]:
-    """Those rows whose runs have all recorded all three, in their order."""
+    """Return the rows whose runs have recorded all three, in their order."""
     found = []
     for row in rows:
         records = [run.read() for run in row.runs]
@@ -66,7 +66,7 @@ def _mean(cells: Sequence[Mapping[str, Any]]) -> dict[int, float | None]:
 
 
 def table(rows: Sequence[FineTuned], pages: Mapping[str, str]) -> str:
-    """Two lines per method, without training and trained on, by tokens of context."""
+    """Write two lines per method, without training and with training, by tokens of context."""
     lengths = list(rows[0].trained)
     heads = ["method", "", *(f"{n:,}" for n in lengths)]
     limit = quantities.vocabulary(rows[0].row.runs[0])
@@ -90,7 +90,7 @@ def table(rows: Sequence[FineTuned], pages: Mapping[str, str]) -> str:
 
 
 def searches(records: Mapping[float, Mapping[str, Any]]) -> str:
-    """A table of the searches for LongRoPE's factors: start, result and time of each."""
+    """Write a table of the searches for LongRoPE's factors: start, result and time of each."""
     heads = ["factor", "candidates", "YaRN's factors", "found", "seconds"]
     lines = []
     for factor, record in sorted(records.items()):

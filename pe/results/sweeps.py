@@ -43,18 +43,18 @@ class Sweep:
 
 
 def loss(run: RunLike) -> float:
-    """Validation loss at the end of training, in nats per token."""
+    """Return the validation loss at the end of training, in nats per token."""
     return float(run.read()["training"]["validation_loss"])
 
 
 def setting(run: RunLike) -> tuple[float, float]:
-    """Peak learning rate, and the multiple at which the encoding's own parameters learn."""
+    """Return the peak learning rate, and its multiple for the encoding's own parameters."""
     recipe = run.read()["recipe"]
     return recipe["learning_rate"], recipe.get("encoding_rate", 1.0)
 
 
 def sweeps(runs: Sequence[RunLike]) -> list[Sweep]:
-    """The complete runs by encoding, the encoding with the lowest loss first."""
+    """Return the complete runs by encoding, the encoding with the lowest loss first."""
     by_encoding: dict[str, list[RunLike]] = {}
     for run in runs:
         if run.read()["status"] == "complete":
@@ -64,7 +64,7 @@ def sweeps(runs: Sequence[RunLike]) -> list[Sweep]:
 
 
 def at_common_rate(runs: Sequence[RunLike]) -> list[Row]:
-    """The best run of each encoding at the rate that most encodings were trained at.
+    """Return the best run of each encoding at the rate that most encodings were trained at.
 
     Encodings without a run at that rate are left out.
     """
@@ -80,7 +80,9 @@ def at_common_rate(runs: Sequence[RunLike]) -> list[Row]:
 
 
 def table(runs: Sequence[RunLike], links: Mapping[str, str] | None = None) -> str:
-    """A line for each run; the best of each encoding is bold and says whether it is at an edge.
+    """Write a line for each run.
+
+    The best of each encoding is bold, with a note if it is at an edge.
 
     Args:
         links: by a run's name, the address of its page.

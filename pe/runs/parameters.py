@@ -109,12 +109,15 @@ def _explained(error: ValidationError, names: list[str], overrides: Container[st
 
 
 def words_in(text: str | None) -> list[str]:
-    """Words with commas between."""
+    """Split words that have commas between them."""
     return [word.strip() for word in (text or "").split(",") if word.strip()]
 
 
 def whole_numbers_in(text: str | None, parameter: str) -> list[int]:
-    """Whole numbers from 0 on with commas between. ValueError for a word that is none."""
+    """Split whole numbers from 0 on that have commas between them.
+
+    ValueError names any other word.
+    """
     for word in words_in(text):
         if not word.isdecimal():
             raise ValueError(
@@ -124,12 +127,12 @@ def whole_numbers_in(text: str | None, parameter: str) -> list[int]:
 
 
 def without_none(**values: Any) -> dict[str, Any]:
-    """The values that are not None, which stands for a default."""
+    """Return the values that are not None, which stands for a default."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def refuse_strange_study(study: str) -> None:
-    """Raise ValueError for a name that would be no plain folder."""
+    """Raise ValueError for a name that is not a plain folder name."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", study):
         raise ValueError(
             f"study names a folder: use letters, digits, '.', '_' and '-', not {study!r}"
@@ -137,7 +140,7 @@ def refuse_strange_study(study: str) -> None:
 
 
 def other_fields(overrides: Mapping[str, Any] | None, names: Iterable[str]) -> dict[str, Any]:
-    """Fields of the recipe that have no parameter; ``names`` are the parameters."""
+    """Return the fields of the recipe that have no parameter; ``names`` are the parameters."""
     for name in overrides or {}:
         if name in names:
             raise ValueError(f"overrides: {name} is a parameter of this notebook; give it there")
@@ -173,7 +176,10 @@ def _show(
     trace: TracebackType,
     tb_offset: int | None = None,
 ) -> None:
-    """A handler of IPython's `set_custom_exc`; the class's renderer is IPython's own protocol."""
+    """Show an error without a traceback, as IPython's `set_custom_exc` calls it.
+
+    IPython's own protocol for this is a method of the error, ``_render_traceback_``.
+    """
     where = "" if getattr(error, "__notes__", ()) else " (%tb shows the traceback)"
     line = f"{kind.__name__}: {with_notes(error)}{where}"
     error._render_traceback_ = lambda: [line]  # type: ignore[attr-defined]

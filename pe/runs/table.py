@@ -26,7 +26,7 @@ COLUMNS = (
 def find(
     path: str | Path | None = None, study: str | None = None, *, failed: bool = False
 ) -> list[Run]:
-    """Runs below ``path`` (default `root`), in order of folder name.
+    """Return the runs below ``path`` (default `root`), in order of folder name.
 
     A folder that holds any file of a record counts, so that a lost run.json is noticed, and so does
     a record that is damaged.
@@ -71,7 +71,7 @@ def _has_failed(run: Run) -> bool:
 def load(
     path: str | Path | None = None, study: str | None = None, *, failed: bool = False
 ) -> pandas.DataFrame:
-    """Every record below ``path`` as a table, one row per run.
+    """Return every record below ``path`` as a table, one row per run.
 
     Runs that failed are left out unless ``failed`` asks for them.
 
@@ -145,7 +145,7 @@ def _row(run: Run) -> dict[str, Any]:
 
 
 def _share(cell: Mapping[str, Any], samples: int) -> float | None:
-    """The share of a retrieval task's prompts that are wholly right; None if none was asked.
+    """Return the share of a retrieval task's prompts with all digits right; None if none was asked.
 
     Records hold ``samples`` prompts per depth (``exact``), or each prompt's hit (``prompts``).
     """

@@ -117,7 +117,7 @@ class _Queue:
         self.futures: dict[str, Future] = {}
 
     def advance(self) -> bool:
-        """Begin what can be begun; False when nothing is left to wait for.
+        """Begin what can be begun. Return False when nothing is left to wait for.
 
         At most one run per worker at once, so that of two that share a device the first is ready
         first. What starts from a failed run is never begun.
@@ -136,12 +136,12 @@ class _Queue:
         return bool(ready or running)
 
     def states(self) -> dict[str, str]:
-        """The state of each run that was submitted."""
+        """Return the state of each run that was submitted."""
         words = {"pending": "running", "finished": "done"}
         return {name: words.get(of.status, "failed") for name, of in self.futures.items()}
 
     def failures(self) -> list[str]:
-        """One line per run that failed for good, or was skipped because of one that did."""
+        """Return one line per run that failed for good, or was skipped because of one that did."""
         lines = []
         for planned in self.todo:
             future = self.futures.get(planned.key)
@@ -186,7 +186,7 @@ def _task(task: dict[str, Any], environment: dict[str, str], devices: list[str])
 
 @contextmanager
 def connect(address: str | None, workers: int | None) -> Iterator[tuple[Client, list[str]]]:
-    """A client, and the GPUs its workers share out if they were started here."""
+    """Connect to Dask, and name the GPUs that the workers share if they were started here."""
     from distributed import Client, LocalCluster
 
     if address is not None:

@@ -51,7 +51,7 @@ class Row(NamedTuple):
     """Whether the speed is that of runs of other sizes, by their arithmetic."""
 
     def cells(self) -> list[str]:
-        """The texts of the columns `HEADS`."""
+        """Return the texts of the columns `HEADS`."""
         left = "not known" if self.seconds_left is None else duration(self.seconds_left)
         about = "about " if self.estimated else ""
         return [
@@ -63,7 +63,9 @@ class Row(NamedTuple):
 
 
 def rows(plan: Sequence[Planned], states: dict[str, str] | None = None) -> list[Row]:
-    """The plan with the state that the records show; parents to retrain come before their children.
+    """Return the plan with the state that the records show.
+
+    Parents to retrain precede their children.
 
     ``states`` come from `pe.study.run_study`.
     """
@@ -102,7 +104,7 @@ def text(
     workers: int = 1,
     tablefmt: str = "plain",
 ) -> str:
-    """The rows as a table, their sum, and the time that ``workers`` take together."""
+    """Return the rows as a table, their sum, and the time that ``workers`` need together."""
     listed, own = rows(plan, states), {planned.key for planned in plan}
     table = tabulate(
         [row.cells() for row in listed], HEADS, tablefmt, disable_numparse=True,
@@ -122,7 +124,7 @@ def text(
 
 
 def time_left(listed: Sequence[Row], workers: int = 1) -> str:
-    """How much training is left on one device, and with several workers; without evaluation."""
+    """Say how much training is left on one device and with several workers, without evaluation."""
     missing = sum(r.seconds_left is None for r in listed)
     alone = sum(r.seconds_left or 0.0 for r in listed)
     if missing and not alone:
@@ -140,7 +142,7 @@ def time_left(listed: Sequence[Row], workers: int = 1) -> str:
 
 
 def memory_needed(plan: Sequence[Planned]) -> str:
-    """What the run that takes most will take of each GPU, and what to set if that is too much.
+    """Say how much of each GPU the largest run will take, and what to set if that is too much.
 
     Empty where nothing is left to train.
     """
@@ -163,7 +165,7 @@ def memory_needed(plan: Sequence[Planned]) -> str:
 
 
 def live(plan: Sequence[Planned], workers: int = 1) -> Callable[[dict[str, str]], None]:
-    """A callback for `run_study` that keeps the text up to date in a terminal or a notebook."""
+    """Return a callback for `run_study` that updates the text in a terminal or a notebook."""
     progress = Progress(every_seconds=30.0)
     last: dict[str, str] = {}
 
@@ -199,7 +201,7 @@ def _last_line(run: Run) -> dict[str, Any]:
 
 
 def _speeds() -> list[tuple[dict[str, Any], float]]:
-    """Recipes of complete runs on this kind of device, and tokens/s of each of their devices."""
+    """Return recipes of complete runs on this kind of device, and tokens/s per device of each."""
     from pe.runs.provenance import hardware
 
     here = hardware()["name"]
@@ -217,7 +219,7 @@ def _speeds() -> list[tuple[dict[str, Any], float]]:
 
 
 def _known(speeds: Sequence[tuple[dict[str, Any], float]], recipe: Recipe) -> float | None:
-    """The median of runs of the same sizes, and of the same encoding where there are any.
+    """Return the median of runs of the same sizes, and of the same encoding if there are any.
 
     Several devices that train a run together are taken to be as fast as so many.
     """
@@ -228,7 +230,7 @@ def _known(speeds: Sequence[tuple[dict[str, Any], float]], recipe: Recipe) -> fl
 
 
 def _flops_per_second(speeds: Sequence[tuple[dict[str, Any], float]]) -> float | None:
-    """Of one device: the most that a recorded run did, or a share of a known card's peak.
+    """Return the most that a recorded run did on one device, or a share of a known card's peak.
 
     The most, as small models and runs that shared their device with others reach less.
     """
@@ -248,7 +250,7 @@ def _flops(r: Recipe) -> float:
 
 
 def _together() -> int:
-    """How many devices train a run together; processes on a CPU share its cores."""
+    """Return how many devices train a run together. Processes on a CPU share its cores."""
     from pe.devices import choose
 
     return processes.wanted() if choose().type == "cuda" else 1

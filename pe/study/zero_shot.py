@@ -100,15 +100,18 @@ class ZeroShot(YamlPart):
     search: Search = Search()
 
     def cells(self) -> list[str]:
-        """Names of the cells of extension.json: ``yarn@4``, ``yarn@length``."""
+        """Return the names of the cells of extension.json: ``yarn@4``, ``yarn@length``."""
         return [cell.name for cell in cells(self.methods, self.factors)]
 
     def missing(self, run: Run) -> list[str]:
-        """Cells that the record of ``run`` lacks."""
+        """Return the cells that the record of ``run`` lacks."""
         return self.without((run.part("extension") or {"cells": {}})["cells"])
 
     def without(self, recorded: Mapping[str, Any]) -> list[str]:
-        """Cells that are not ``recorded``; LongRoPE's factors have to be searched ones."""
+        """Return the cells that are not ``recorded``.
+
+        LongRoPE's factors have to be searched ones.
+        """
         return [
             name
             for name in self.cells()
@@ -117,7 +120,7 @@ class ZeroShot(YamlPart):
         ]
 
     def searched(self, recipe: Recipe) -> set[float]:
-        """Factors for which LongRoPE's are searched, on a run of this recipe."""
+        """Return the factors for which LongRoPE's are searched, on a run of this recipe."""
         return {
             factor
             for cell in cells([m for m in self.methods if m == LONGROPE], self.factors)
@@ -126,12 +129,12 @@ class ZeroShot(YamlPart):
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """The mapping that the YAML has; `model_validate` is the inverse."""
+        """Return the mapping that the YAML has. `model_validate` is the inverse."""
         return self.model_dump(exclude_none=True)
 
 
 def _searched(cell: Mapping[str, Any]) -> bool:
-    """Whether all factors of a cell of LongRoPE were searched for, and not taken from YaRN."""
+    """Return whether all factors of a cell of LongRoPE were searched for, not YaRN's."""
     options = (cell.get("by_length") or {"": cell["options"]}).values()
     return all(of.get("long_factor") is not None for of in options)
 
