@@ -21,7 +21,7 @@ MOST_LABELS = 48
 
 @style()
 def maps(weights: Any, labels: Sequence[str], title: str = "") -> Figure:
-    """A panel per layer (rows) and head (columns).
+    """Draw a panel per layer (rows) and head (columns).
 
     Args:
         weights: (layers, heads, T, T) probabilities, rows are queries. labels: the T inputs.
@@ -45,7 +45,7 @@ def maps(weights: Any, labels: Sequence[str], title: str = "") -> Figure:
 
 @style()
 def one_map(weights: Any, labels: Sequence[str], title: str = "") -> Figure:
-    """One head, its inputs written along both axes.
+    """Draw one head, its inputs written along both axes.
 
     Args:
         weights: (T, T) probabilities, rows are queries. labels: the T inputs.
@@ -68,7 +68,7 @@ def one_map(weights: Any, labels: Sequence[str], title: str = "") -> Figure:
 
 @style()
 def entropy_by_length(spread: dict[str, Any], training_length: int, title: str = "") -> Figure:
-    """A line per layer, the mean over its heads, and the range of its heads as a band.
+    """Draw a line per layer, the mean over its heads, and the range of its heads as a band.
 
     The dashed line is even attention to all tokens, ln(length): what no head exceeds.
 

@@ -48,7 +48,7 @@ def _look(method: str) -> dict[str, Any]:
 def by_length(
     record: Mapping[str, Any], context_length: int, base: Mapping[float, float]
 ) -> Figure:
-    """Left: each length read with the factor that equals it. Right: the largest factor, always.
+    """Draw perplexity, left with the factor that equals each length, right with the largest factor.
 
     Args:
         base: perplexities of the run itself, by multiples of the training length.
@@ -83,7 +83,7 @@ def by_length(
 
 @style()
 def trained_on(rows: Sequence[FineTuned]) -> Figure:
-    """For each method three lines: the run it began with, extended, and trained on.
+    """Draw three lines for each method: the run it began with, extended, and trained on.
 
     The control, longer windows and no other frequencies, is in every panel, pale.
     """

@@ -32,7 +32,7 @@ TASK = "multikey"
 
 
 def ordered(rows: Sequence[Row], far: int) -> list[tuple[Row, float, float | None]]:
-    """(row, perplexity at 1×, perplexity at ``far``×), best at ``far``× first.
+    """Return (row, perplexity at 1×, perplexity at ``far``×), best at ``far``× first.
 
     Rows that have no position so far, None there, come last; rows without a value at 1× not at all.
     """
@@ -45,7 +45,7 @@ def ordered(rows: Sequence[Row], far: int) -> list[tuple[Row, float, float | Non
 
 
 def _found(row: Row, names: Sequence[str]) -> list[float | None]:
-    """The share of prompts answered, by length."""
+    """Return the share of prompts answered, by length."""
     return [measure(row, f"{TASK}@{name}").value for name in names]
 
 
@@ -53,7 +53,7 @@ def _found(row: Row, names: Sequence[str]) -> list[float | None]:
 def reach(
     rows: Sequence[Row], places: Mapping[str, str], far: int = 16, base: str = "rope"
 ) -> Figure:
-    """Perplexity at the training length and at ``far`` times that, a line for each row.
+    """Draw perplexity at the training length and at ``far`` times that, a line for each row.
 
     Args:
         places: by a row's label, where it acts: a key of `PLACES`.
@@ -114,7 +114,7 @@ def _lines(
     places: Mapping[str, str],
     base: tuple[Row, float, float | None],
 ) -> list[Line2D]:
-    """A line of perplexities for each row; returns that of ``base``, cut to the training length."""
+    """Draw a line of perplexities per row. Return that of ``base`` cut to the training length."""
     for height, (row, near, there) in enumerate(found):
         colour = PLACES[places[row.label]]
         if there is not None:
@@ -147,7 +147,10 @@ def _narrow(axes: Axes, found: Sequence[tuple[Row, float, float | None]], limit:
 
 
 def _cells(axes: Axes, rows: Sequence[Row], base: Row, names: Sequence[str]) -> None:
-    """The share of prompts answered, a row of cells each; ``base`` when it is cut comes last."""
+    """Draw the share of prompts answered, a row of cells each.
+
+    ``base`` with texts cut comes last.
+    """
     axes.grid(visible=False)
     shares = [_found(row, names) for row in rows]
     shares.append([cut(base, f"{TASK}@{name}") for name in names])

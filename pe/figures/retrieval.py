@@ -23,7 +23,7 @@ from pe.results.rows import Row
 
 
 def shares(row: Row, task: str, names: Sequence[str]) -> tuple[list[float], np.ndarray]:
-    """Depths, and exact matches as shares (depths, lengths), NaN where there is none."""
+    """Return depths, and exact matches as shares (depths, lengths), NaN where there is none."""
     found = [[answers(run, f"{task}@{name}") for name in names] for run in row.runs]
     first = next((cell for cells in found for cell in cells if cell), None)
     if first is None:
@@ -35,7 +35,7 @@ def shares(row: Row, task: str, names: Sequence[str]) -> tuple[list[float], np.n
 
 @style()
 def retrieval(rows: Sequence[Row], task: str) -> Figure:
-    """A heat map of exact matches for each row that was asked."""
+    """Draw a heat map of exact matches for each row that was asked."""
     names = multiples([run for row in rows for run in row.runs])
     found = [(row, *shares(row, task, names)) for row in rows]
     asked = [(row, depths, share) for row, depths, share in found if depths]
@@ -75,7 +75,7 @@ def retrieval(rows: Sequence[Row], task: str) -> Figure:
 
 @style()
 def by_length(row: Row, tasks: Sequence[str]) -> Figure:
-    """The share of prompts that are wholly right against the length: a line for each task."""
+    """Draw the share of prompts that are wholly right against the length: a line for each task."""
     names = multiples(row.runs)
     figure = Figure(figsize=(6.2, 3.4), layout="constrained")
     axes = figure.add_subplot()

@@ -50,7 +50,7 @@ def _band(
 
 @style()
 def learning_curves(records: Sequence[TaskRecord]) -> Figure:
-    """Loss of the training batches by step; a line at the loss of uniform guessing."""
+    """Draw the loss of the training batches by step, and a line at the loss of uniform guessing."""
     if not any(record.steps for record in records):
         return _empty()
     figure = Figure(figsize=(6.4, 3.9), layout="constrained")
@@ -76,7 +76,7 @@ def _loss_by_step(figure: Figure, axes: Axes, chance: float) -> None:
 def live_curves(
     losses: Mapping[str, Sequence[Sequence[float]]], steps: int, chance: float
 ) -> Figure:
-    """Mean loss over models by step while encodings are trained.
+    """Draw the mean loss over models by step while encodings are trained.
 
     Args:
         losses: by encoding, a list per step with the loss of each model. steps: where the axis
@@ -110,7 +110,10 @@ def _shares(axes: Axes, record: TaskRecord) -> None:
 
 @style()
 def accuracy_by_length(records: Sequence[TaskRecord]) -> Figure:
-    """Share of right tokens by length as the task counts it; a dotted line ends training."""
+    """Draw the share of right tokens by length.
+
+    A dotted line is at the end of training's lengths.
+    """
     if not records:
         return _empty()
     figure = Figure(figsize=(6.4, 3.9), layout="constrained")
@@ -133,7 +136,7 @@ def accuracy_by_length(records: Sequence[TaskRecord]) -> Figure:
 
 @style()
 def accuracy_by_position(records: Sequence[TaskRecord]) -> Figure:
-    """Share of right tokens by position in the sequence, a panel per split."""
+    """Draw the share of right tokens by position in the sequence, a panel per split."""
     names = summary.splits(records[0]) if records else []
     if not names:
         return _empty()
@@ -167,7 +170,7 @@ WIDEST = 8.8
 
 @style()
 def by_encoding(records: Mapping[str, TaskRecord | None]) -> Figure:
-    """Whole answers that are right, a line per encoding and a panel per split.
+    """Draw the share of whole answers that are right, a line per encoding and a panel per split.
 
     A dot is the mean over seeds, its bar Student's 95% interval, and each small tick is a seed. An
     open diamond is the share of right tokens, where an answer has several. Lines from top to bottom
@@ -206,7 +209,7 @@ def by_encoding(records: Mapping[str, TaskRecord | None]) -> Figure:
 
 @style()
 def solved(titles: Sequence[str], records: Mapping[str, Sequence[TaskRecord | None]]) -> Figure:
-    """Encodings by tasks: how many seeds solve a task, in distribution and out of it.
+    """Draw how many seeds solve a task in and out of distribution, encodings by tasks.
 
     Encodings whose seeds solve most out of distribution come first, counted on the tasks that all
     encodings were trained on. Where a task has several splits out of distribution, the one that the
@@ -257,7 +260,7 @@ def solved(titles: Sequence[str], records: Mapping[str, Sequence[TaskRecord | No
 
 
 def _solved(record: TaskRecord | None) -> tuple[int | None, int | None]:
-    """Seeds that solve the task in distribution, and in the hardest split out of it."""
+    """Return how many seeds solve the task in distribution, and in the hardest split out of it."""
     if record is None:
         return None, None
     near, *far = (summary.solved(record, split) for split in summary.splits(record))

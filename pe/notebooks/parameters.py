@@ -296,7 +296,7 @@ def configure_tasks(
 
 
 def _encodings_in(text: str) -> list[str]:
-    """The encodings that semicolons separate, or commas outside parentheses if there are none."""
+    """Return the encodings between semicolons, or else between commas outside parentheses."""
     if ";" in text:
         words = text.split(";")
     else:
@@ -322,7 +322,7 @@ def _rate(word: str) -> float:
 def task_settings(
     base: Settings, changes: dict[str, Any], overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Fields of an experiment: ``base`` with changes and ``overrides``, and numbers of examples.
+    """Return the fields of an experiment: ``base`` with changes, ``overrides`` and example counts.
 
     If the width changes, the feed-forward width becomes 11/4 of it, as in the defaults, unless it
     is given too.
@@ -374,7 +374,7 @@ LAUNCHERS: dict[str, Callable[..., Folder]] = {
 
 
 def launch(kind: str, values: Mapping[str, Any], also: Iterable[str] = ()) -> Folder:
-    """The folder that a notebook's parameters name, as papermill has them.
+    """Return the folder that a notebook's parameters name, as papermill has them.
 
     Args:
         kind: the notebook's, a key of `LAUNCHERS`.
@@ -388,5 +388,5 @@ def launch(kind: str, values: Mapping[str, Any], also: Iterable[str] = ()) -> Fo
 
 
 def parameters(kind: str = "train") -> Mapping[str, inspect.Parameter]:
-    """Parameters of a kind of notebook: names, types and defaults."""
+    """Return the parameters of a kind of notebook: names, types and defaults."""
     return inspect.signature(LAUNCHERS[kind]).parameters

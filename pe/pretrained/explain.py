@@ -74,7 +74,7 @@ def explain(path_or_model: str | Path | Any, length: int | None = None) -> Expla
 
 
 def nothing_to_do(now: Rope, training: TrainingLength, length: int) -> str:
-    """Why a length needs no change, in one line."""
+    """Say in one line why a length needs no change."""
     why = (
         f"length {length:,}: within the training length {training.tokens:,} ({training.how}), so "
         "nothing has to change"
@@ -88,7 +88,7 @@ def nothing_to_do(now: Rope, training: TrainingLength, length: int) -> str:
 
 
 def main_layer(source: Source, layers: Sequence[Layer]) -> Layer:
-    """The rotating layer that sees furthest, the first of several."""
+    """Return the rotating layer that sees furthest, the first of several."""
     rotating = [layer for layer in layers if layer.rope is not None]
     if not rotating:
         kind = source.config.model_type
@@ -108,7 +108,7 @@ def main_layer(source: Source, layers: Sequence[Layer]) -> Layer:
 
 
 def main_layer_type(source: Source, main: Layer) -> str | None:
-    """The key of the main layers' block where each layer type has its block."""
+    """Return the key of the main layers' block where each layer type has its block."""
     keys = nested_keys(source.config)
     if not keys or main.rope is None:
         return None

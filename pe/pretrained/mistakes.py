@@ -25,7 +25,7 @@ class Mistake(Frozen):
 def find_mistakes(
     source: Source, layers: Sequence[Layer], rope: Rope | None, trained: TrainingLength
 ) -> list[Mistake]:
-    """All warnings about a configuration, those about the file itself first."""
+    """Return all warnings about a configuration, those about the file itself first."""
     raw = source.raw or {}
     if not hasattr(source.config, "rope_parameters"):  # GPT-J and CodeGen
         text = "is not read by transformers' {!r}, whose base is in its code"
@@ -66,7 +66,7 @@ def _original_missing(raw: Mapping[str, Any], trained: TrainingLength) -> Found:
 
 
 def _not_read(raw: Mapping[str, Any], config: Any) -> Found:
-    """Fields that are misspelt, or that belong to another type of scaling."""
+    """Return the fields that are misspelt, or that belong to another type of scaling."""
     found = []
     for place, block in blocks(raw).items():
         kind = kind_of(block)
@@ -115,7 +115,7 @@ def _base_lost(raw: Mapping[str, Any], rope: Rope) -> Found:
 
 
 def trained_factor(config: Any, rope: Rope) -> float | None:
-    """The factor of the same scaling that the released model of this type was trained with."""
+    """Return the factor with which the released model of this type was trained, if it scales so."""
     block = getattr(default_of(config), "rope_parameters", None) or {}
     block = next((v for v in block.values() if isinstance(v, Mapping)), block)
     factor = block.get("factor")
@@ -206,7 +206,7 @@ def _truncate(config: Any, rope: Rope) -> Found:
 
 
 def _windowed(config: Any, layers: Sequence[Layer]) -> Found:
-    """YaRN in layers whose windows are shorter than the original length."""
+    """Find YaRN in layers whose windows are shorter than the original length."""
     scaled = [
         layer for layer in layers
         if layer.rope is not None and layer.rope.scaled and layer.reach is not None

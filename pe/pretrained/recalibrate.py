@@ -102,7 +102,7 @@ class Recalibration:
         self.file.unlink(missing_ok=True)
 
     def speed(self) -> dict[str, Any]:
-        """Speed of the median step, so that compilation and pauses do not count."""
+        """Return the speed of the median step, so that compilation and pauses do not count."""
         pace = statistics.median(self.seconds) if self.seconds else None
         tokens = self.batches.batch_size * self.batches.context_length
         return {

@@ -36,7 +36,7 @@ class PretrainedRun(Folder):
     """Whether training compiles layers; ``auto``: on a GPU. The record says what was done."""
 
     def read(self) -> dict[str, Any] | None:
-        """pretrained.json, validated; None if there is none."""
+        """Read and validate pretrained.json; None if there is none."""
         return self.part("pretrained")
 
     @property
@@ -47,7 +47,7 @@ class PretrainedRun(Folder):
 
 
 def run_name(settings: PretrainedSettings) -> str:
-    """``smollm2-yarn-1a2b3c4d``: the model, the encoding, all settings."""
+    """Return ``smollm2-yarn-1a2b3c4d``: the model, the encoding, a hash of all settings."""
     text = json.dumps(settings.model_dump(mode="json"), sort_keys=True)
     words = re.sub(r"[^A-Za-z0-9_.-]+", "_", f"{settings.model}-{settings.pe}")
     return f"{words}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
@@ -133,7 +133,7 @@ def _on_gpu() -> bool:
 
 
 def _lengths(trained: int, factor: float | None, target_tokens: int) -> list[int]:
-    """A quarter of the training length, and from it to what the factor reaches, by doubling.
+    """Return a quarter of the training length and its doublings up to what the factor reaches.
 
     On a CPU at most 4,096 tokens: within the training length of most models, where the question is
     what the encoding costs short texts.

@@ -68,11 +68,11 @@ class Rope(Frozen):
         return float(value) if self.scaled and value is not None else 1.0
 
     def transform(self) -> FrequencyTransform | None:
-        """This package's transform of plain RoPE's frequencies; None for plain RoPE."""
+        """Return this package's transform of plain RoPE's frequencies; None for plain RoPE."""
         return SCALINGS[self.kind](self) if self.scaled else None
 
     def spectrum(self, length: int | None = None) -> Frequencies:
-        """Frequencies and the factor on cos and sin for a text of ``length`` tokens.
+        """Return frequencies and the factor on cos and sin for a text of ``length`` tokens.
 
         None: a text that fits into ``original_length``.
         """
@@ -88,7 +88,7 @@ class Rope(Frozen):
         return changed
 
     def logits(self, length: int | None = None) -> float:
-        """By how much the scaling multiplies logits of rotated channels at ``length`` tokens."""
+        """Return by how much the scaling multiplies the logits of rotated channels at a length."""
         settings = self.settings
         growth = float(self.spectrum(length).magnitude) ** 2
         if self.latent and self.kind == "yarn" and settings.get("mscale_all_dim"):
@@ -96,7 +96,7 @@ class Rope(Frozen):
         return growth
 
     def _proportional(self) -> Frequencies:
-        """p-RoPE (arXiv:2410.06205): RoPE's fastest frequencies over the head's width, then 0."""
+        """Return p-RoPE's frequencies (arXiv:2410.06205): RoPE's fastest, and 0 for others."""
         spectrum = base_frequencies(self.head_dim, self.base)
         index = torch.arange(self.head_dim // 2)
         slowed = spectrum.inv_freq / float(self.settings.get("factor") or 1.0)
@@ -185,7 +185,7 @@ COUNTING = tuple(kind for kind, names in FIELDS.items() if _ORIGINAL in names)
 
 
 def original(rope: Rope) -> int:
-    """The original length, or ValueError where a scaling that counts from it has none."""
+    """Return the original length, or ValueError where a scaling that counts from it has none."""
     if rope.original_length is None:
         raise ValueError(
             f"{rope.kind}: original_max_position_embeddings is missing and there is no "
@@ -195,7 +195,7 @@ def original(rope: Rope) -> int:
 
 
 def kind_of(block: Mapping[str, Any]) -> str:
-    """The type of a block of rotary settings, under today's name."""
+    """Return the type of a block of rotary settings, under today's name."""
     names = [str(block[key]) for key in TYPE_KEYS if block.get(key) is not None]
     current = {OLD_NAMES.get(name, name) for name in names} or {"default"}
     if len(current) > 1:
@@ -263,5 +263,5 @@ def _is_number(value: Any) -> bool:
 
 
 def turns(inv_freq: Tensor, length: int) -> Tensor:
-    """Full rotations of each frequency within ``length`` tokens."""
+    """Return the full rotations of each frequency within ``length`` tokens."""
     return inv_freq * length / (2 * math.pi)

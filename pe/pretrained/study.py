@@ -62,14 +62,14 @@ class PretrainedStudy(BaseModel):
     """The trials, the most useful first."""
 
     def arguments(self, trial: Trial, steps: int) -> dict[str, Any]:
-        """Arguments of `pe.pretrained.record.configure_pretrained`, without the model."""
+        """Return arguments of `pe.pretrained.record.configure_pretrained`, without the model."""
         own = trial.model_dump(exclude={"trained"})
         training = self.training | {"steps": steps} if trial.trained else {}
         return self.parameters | training | own | {"study": self.study}
 
 
 def load_study(name: str, mini: bool = False) -> PretrainedStudy:
-    """The study of ``studies/pretrained/<name>.yaml``, or of a path.
+    """Return the study of ``studies/pretrained/<name>.yaml``, or of a path.
 
     Raises:
         ValueError: there is no such study, it has no miniature, or the file is not a study.
@@ -83,7 +83,7 @@ def load_study(name: str, mini: bool = False) -> PretrainedStudy:
 
 
 def configured(study: PretrainedStudy, trial: Trial, model: str, steps: int) -> PretrainedRun:
-    """The folder and the settings of a trial.
+    """Return the folder and the settings of a trial.
 
     Raises:
         ValueError: an unknown parameter, or a value that a parameter cannot have.
@@ -210,7 +210,7 @@ def _nothing_more(groups: Sequence[tuple[bool, deque[int]]]) -> Iterator[None]:
 
 
 def _steps_on_record(study: PretrainedStudy, model: str) -> int:
-    """The most steps that a complete training has; 0 without one."""
+    """Return the most steps that a complete training has; 0 without one."""
     trained = [trial for trial in study.runs if trial.trained]
     return max(
         (
@@ -230,7 +230,7 @@ def _label(trial: Trial) -> str:
 
 
 def papermill(study: PretrainedStudy, trial: Trial, steps: int) -> str:
-    """The command that carries out one trial alone."""
+    """Return the command that carries out one trial alone."""
     return notebook_command({"model": study.model} | study.arguments(trial, steps), "pretrained")
 
 

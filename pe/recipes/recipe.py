@@ -75,7 +75,7 @@ Class = TypeVar("Class", bound=type)
 
 
 def _explained(cls: Class) -> Class:
-    """A validated dataclass whose mistakes are one line of text: field, expectation, value."""
+    """Return a validated dataclass whose mistakes are one line: field, expectation, value."""
     validate: Callable[..., None] = vars(cls)["__init__"]
 
     def __init__(self: Any, **values: Any) -> None:
@@ -225,17 +225,17 @@ class Recipe:
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return the fields as plain JSON values."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return json.loads(json.dumps(values))  # type: ignore[no-any-return]
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Recipe:
-        """The inverse of `to_dict`; unknown fields raise ValueError."""
+        """Make a recipe of what `to_dict` returned. Unknown fields raise ValueError."""
         return cls(**values)
 
     def config_hash(self) -> str:
-        """Eight hex digits that identify the training run."""
+        """Return eight hex digits that identify the training run."""
         values = {
             name: value
             for name, value in self.to_dict().items()
@@ -248,7 +248,10 @@ class Recipe:
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def run_name(self) -> str:
-        """``pope-s0-1a2b3c4d``: encoding, cut if it is long, seed, hash; safe as a folder name."""
+        """Return ``pope-s0-1a2b3c4d``: encoding, cut if it is long, seed, hash.
+
+        It is safe as a folder name.
+        """
         pe = re.sub(r"[^A-Za-z0-9_.-]+", "_", self.pe)[:LONGEST_NAME]
         return f"{pe}-s{self.seed}-{self.config_hash()}"
 
@@ -326,7 +329,7 @@ def _problems(r: Recipe) -> Iterator[str]:
 
 
 def _evaluation_problems(r: Recipe) -> Iterator[str]:
-    """Targets need a context in front of them: with a token or two nothing can be read from it."""
+    """Find lengths that leave targets without context, and settings without effect."""
     for name, length in (
         ("context_length", r.context_length),
         *(("evaluation_lengths", n) for n in r.evaluation_lengths),

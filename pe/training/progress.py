@@ -14,7 +14,7 @@ from typing import Any
 
 
 def duration(seconds: float) -> str:
-    """``52 s``, ``3 min 05 s``, ``2 h 10 min``."""
+    """Write ``52 s``, ``3 min 05 s``, ``2 h 10 min``."""
     minutes, rest = divmod(round(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -59,7 +59,7 @@ class Errors(NamedTuple):
 
 
 def shift_errors(enc: Additive, length: int, shift: int) -> Errors:
-    """The errors of the best linear map from each vector of an encoding to a later one.
+    """Return the errors of the best linear map from each vector of an encoding to a later one.
 
     Args:
         length: the number of positions that the map is fitted to. shift: the k of the formula.
@@ -77,7 +77,7 @@ def shift_errors(enc: Additive, length: int, shift: int) -> Errors:
 
 
 def measure_shifting() -> dict[str, Any]:
-    """The record of `shift_errors`."""
+    """Return the record of `shift_errors`."""
     began, created = time.monotonic(), provenance.now()
     values = {}
     for name, spec in ADDED.items():
@@ -90,7 +90,7 @@ def measure_shifting() -> dict[str, Any]:
 
 
 def measure_inversion() -> dict[str, Any]:
-    """The record of `pe.tasks.measure.inversion`."""
+    """Return the record of `pe.tasks.measure.inversion`."""
     began, created = time.monotonic(), provenance.now()
     values: dict[str, dict[str, float]] = {}
     for name, (encoding, options) in ENCODINGS.items():

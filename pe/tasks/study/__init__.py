@@ -64,7 +64,7 @@ class TaskStudy(Options):
     each_length: int = 128
 
     def experiments(self) -> list[Experiment]:
-        """One experiment per task.
+        """Return one experiment per task.
 
         Raises:
             ValueError: a task or its settings are wrong.
@@ -97,12 +97,12 @@ class Job(NamedTuple):
         return self.run.experiment
 
     def done(self) -> bool:
-        """Whether there is a complete record."""
+        """Return whether there is a complete record."""
         return self.run.recorded(self.pe)
 
 
 def slowest(todo: Iterable[Job]) -> dict[str, float]:
-    """By experiment, the seconds that the slowest encoding on record took; 0 if there is none."""
+    """Return, per experiment, the seconds of the slowest encoding on record; 0 without one."""
     runs = {job.run.name: job.run for job in todo}
     return {n: max((r.seconds for r in run.encoded()), default=0.0) for n, run in runs.items()}
 
@@ -134,7 +134,7 @@ def _task_of(entry: object) -> TaskOf:
 
 
 def jobs(study: TaskStudy, first: int = 0) -> list[Job]:
-    """All encodings of the first task, then of the next, and so on.
+    """Return all encodings of the first task, then of the next, and so on.
 
     Args:
         first: the index of the task to begin with. Tasks before it come last.
@@ -225,7 +225,7 @@ def spread(arguments: list[str], processes: int, tasks: int) -> int:
 
 
 def text(study: TaskStudy, todo: list[Job]) -> str:
-    """A table of jobs per task with how many are done, and about how long the others take."""
+    """Write a table of jobs per task: how many are done, and about how long the others take."""
     from tabulate import tabulate
 
     known, lines = slowest(todo), []
