@@ -157,11 +157,11 @@ class Values:
         part = runs.Folder(path).part("numerics")
         if part is None:
             return None
-        found = NumericsRecord.model_validate(part)
-        values = found.values.get(subject, {})
+        record = NumericsRecord.model_validate(part)
+        values = record.values.get(subject, {})
         if quantity not in values:
             return None
-        samples = found.settings.get(f"{quantity.partition('@')[0].partition('-')[2]}_samples")
+        samples = record.settings.get(f"{quantity.partition('@')[0].partition('-')[2]}_samples")
         return Value({0: values[quantity]}, f"numerics/{name}", samples=samples)
 
 

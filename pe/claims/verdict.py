@@ -66,9 +66,9 @@ def judge(claim: Claim, values: Values) -> Judged:
     if isinstance(claim.test, NotTestable):
         return Judged(claim, Verdict.NOT_TESTABLE, claim.test.why, "", [])
     conditions = [*claim.given, *claim.test]
-    found = {key: values(key) for condition in conditions for key in condition.keys}
-    there = {key: value for key, value in found.items() if value is not None}
-    missing = [key for key in found if key not in there]
+    looked_up = {key: values(key) for condition in conditions for key in condition.keys}
+    there = {key: value for key, value in looked_up.items() if value is not None}
+    missing = [key for key in looked_up if key not in there]
     if missing:
         return Judged(claim, Verdict.NOT_MEASURED, f"no record of {', '.join(missing)}", "", [])
     judged = [(condition, _judge(condition, there)) for condition in conditions]

@@ -75,13 +75,13 @@ def entropy_by_length(spread: dict[str, Any], training_length: int, title: str =
     Args:
         spread: the part "attention" of evaluation.json. training_length: marked in the figure.
     """
-    found = {int(n): one["entropy"] for n, one in spread["lengths"].items() if one["entropy"]}
-    lengths = sorted(found)
-    layers = len(found[lengths[0]]) if lengths else 0
+    entropies = {int(n): one["entropy"] for n, one in spread["lengths"].items() if one["entropy"]}
+    lengths = sorted(entropies)
+    layers = len(entropies[lengths[0]]) if lengths else 0
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.add_subplot()
     for layer in range(layers):
-        heads = [found[length][layer] for length in lengths]
+        heads = [entropies[length][layer] for length in lengths]
         colour = SEQUENTIAL(0.35 + 0.65 * layer / max(layers - 1, 1))
         means = [sum(own) / len(own) for own in heads]
         axes.plot(lengths, means, color=colour, marker="o", label=f"layer {layer + 1}")

@@ -72,11 +72,11 @@ def families(
 def _looks(rows: Sequence[Row], highlight: str | None) -> list[dict[str, Any]]:
     """Return looks for one panel: that of its encoding for each row, other dashes for several."""
     seen: dict[str, int] = {}
-    found = []
+    looks = []
     for row in rows:
         number = seen[row.pe] = seen.get(row.pe, -1) + 1
         strong = highlight is None or highlight in (row.pe, *(run.name for run in row.runs))
-        found.append({
+        looks.append({
             "color": colour(row.pe) if strong else FAINT,
             "alpha": 1.0 if strong else 0.45,
             "linestyle": _DASHES[number % len(_DASHES)],
@@ -85,7 +85,7 @@ def _looks(rows: Sequence[Row], highlight: str | None) -> list[dict[str, Any]]:
             "markersize": 5,
             "zorder": 3 if strong else 2,
         })  # fmt: skip
-    return found
+    return looks
 
 
 def _look(place: int, row: Row, grey: bool) -> dict[str, Any]:
@@ -283,9 +283,9 @@ def by_position(rows: Sequence[Row], highlight: str | None = None) -> Figure:
 
     def curve(row: Row) -> tuple[np.ndarray, np.ndarray]:
         """Return edges of the bins and mean losses over seeds; of length 0 without a record."""
-        found = [(run.evaluation() or {}).get("loss_by_position") for run in row.runs]
-        each = [numbers(one["nll"]) for one in found if one]
-        edges: list[float] = next((one["edges"] for one in found if one), [])
+        records = [(run.evaluation() or {}).get("loss_by_position") for run in row.runs]
+        each = [numbers(one["nll"]) for one in records if one]
+        edges: list[float] = next((one["edges"] for one in records if one), [])
         return np.asarray(edges, dtype=float), np.mean(each, axis=0) if each else np.zeros(0)
 
     def draw(axes: Axes, row: Row, look: dict[str, Any]) -> None:

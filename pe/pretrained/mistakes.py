@@ -31,20 +31,20 @@ def find_mistakes(
         text = "is not read by transformers' {!r}, whose base is in its code"
         text = text.format(source.config.model_type)
         return [Mistake(name="field not read", text=f"{place} {text}") for place in blocks(raw)]
-    found = []
+    mistakes = []
     if source.raw is not None and rope is not None:
-        found += [
+        mistakes += [
             *_original_missing(raw, trained), *_base_lost(raw, rope),
             *_not_read(raw, source.config),
         ]  # fmt: skip
     if rope is not None:
-        found += [
+        mistakes += [
             *_below_trained(source.config, rope), *_mismatch(raw, rope),
             *_temperature_twice(rope), *_dynamic(raw, rope),
             *_truncate(source.config, rope),
         ]  # fmt: skip
-    found += _windowed(source.config, layers)
-    return [Mistake(name=name, text=text) for name, text in found]
+    mistakes += _windowed(source.config, layers)
+    return [Mistake(name=name, text=text) for name, text in mistakes]
 
 
 Found = list[tuple[str, str]]
@@ -67,7 +67,7 @@ def _original_missing(raw: Mapping[str, Any], trained: TrainingLength) -> Found:
 
 def _not_read(raw: Mapping[str, Any], config: Any) -> Found:
     """Return the fields that are misspelt, or that belong to another type of scaling."""
-    found = []
+    mistakes = []
     for place, block in blocks(raw).items():
         kind = kind_of(block)
         fields = FIELDS.get(kind, ())
@@ -89,8 +89,8 @@ def _not_read(raw: Mapping[str, Any], config: Any) -> Found:
                 f"transformers' {config.model_type!r} does not read these fields of {place} with "
                 f"the type {kind!r}: {', '.join(names)}"
             )
-            found.append(("field not read", text))
-    return found
+            mistakes.append(("field not read", text))
+    return mistakes
 
 
 def _base_lost(raw: Mapping[str, Any], rope: Rope) -> Found:

@@ -105,15 +105,17 @@ def difference(first: Row, second: Row, quantity: str) -> Difference:
 
 def _of_shares(both: Sequence[tuple[Row, str]], quantity: str, gaps: Sequence[float]) -> Difference:
     counts = [right_and_asked(row, name) for row, name in both]
-    prompts = intervals.newcombe(*(intervals.wilson(*found) for found in counts))
+    prompts = intervals.newcombe(*(intervals.wilson(*count) for count in counts))
     discordant = _discordant(both)
     over = "prompts" if discordant else ""
     p = intervals.mcnemar(*discordant) if discordant else intervals.fisher(*counts)
     if len(gaps) < 2:
         return Difference(quantity, prompts.value, prompts, p, over)
     p = max(p, intervals.p_of_mean(gaps))
-    found = over_seeds(gaps, prompts)
-    return Difference(quantity, found.value, replace(found, low=max(-1.0, found.low)), p, "seeds")
+    interval = over_seeds(gaps, prompts)
+    return Difference(
+        quantity, interval.value, replace(interval, low=max(-1.0, interval.low)), p, "seeds"
+    )
 
 
 def _discordant(both: Sequence[tuple[Row, str]]) -> tuple[int, int] | None:
@@ -123,10 +125,10 @@ def _discordant(both: Sequence[tuple[Row, str]]) -> tuple[int, int] | None:
     for first, second in zip(*cells, strict=True):
         if first is None or second is None or first[:2] != second[:2]:
             return None  # they were asked other prompts
-        found = intervals.discordant(first.right or (), second.right or (), first.samples)
-        if found is None:
+        pair = intervals.discordant(first.right or (), second.right or (), first.samples)
+        if pair is None:
             return None
-        total = [a + b for a, b in zip(total, found, strict=True)]
+        total = [a + b for a, b in zip(total, pair, strict=True)]
     return total[0], total[1]
 
 
@@ -170,21 +172,21 @@ def write_difference(first: Row, second: Row, quantity: str) -> str:
     Raises:
         ValueError: one seed that leaves nothing to test, or a perplexity worse than guessing.
     """
-    found = difference(first, second, quantity)
-    if found.interval is None:
+    gap = difference(first, second, quantity)
+    if gap.interval is None:
         raise ValueError(f"{quantity}: one seed of {first.label} says nothing of another")
-    if found.guessing:
+    if gap.guessing:
         raise ValueError(f"{quantity} of {first.label} or {second.label} is {GUESSING}")
-    if found.verdict == NO_DIFFERENCE:
+    if gap.verdict == NO_DIFFERENCE:
         return NO_DIFFERENCE
     where = quantities.at(quantity)
     if where and where.is_perplexity:  # a difference of losses is a ratio of perplexities
-        ends = sorted(abs(math.expm1(x)) for x in (found.interval.low, found.interval.high))
-        size, low, high = (f"{100 * x:.2g}" for x in (abs(math.expm1(found.value)), *ends))
-        return f"{found.verdict} by {size}% ({low} to {high}%)"
-    size = found.text(abs(found.value)).removeprefix("+")
-    test = f" (paired prompts, {p_value(found.p)})" if found.over == "prompts" else ""
-    return f"{found.verdict} by {size}{found.unit}{test}"
+        ends = sorted(abs(math.expm1(x)) for x in (gap.interval.low, gap.interval.high))
+        size, low, high = (f"{100 * x:.2g}" for x in (abs(math.expm1(gap.value)), *ends))
+        return f"{gap.verdict} by {size}% ({low} to {high}%)"
+    size = gap.text(abs(gap.value)).removeprefix("+")
+    test = f" (paired prompts, {p_value(gap.p)})" if gap.over == "prompts" else ""
+    return f"{gap.verdict} by {size}{gap.unit}{test}"
 
 
 def p_value(p: float | None) -> str:

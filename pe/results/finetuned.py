@@ -36,7 +36,7 @@ class FineTuned:
 
 def fine_tuned(rows: Sequence[Row]) -> list[FineTuned]:
     """Return the rows whose runs have recorded all three, in their order."""
-    found = []
+    complete = []
     for row in rows:
         records = [run.read() for run in row.runs]
         elsewhere = ["/" in (record["recipe"].get("start_from") or "") for record in records]
@@ -48,21 +48,21 @@ def fine_tuned(rows: Sequence[Row]) -> list[FineTuned]:
             title = label(row.pe)
             if row.pe == row.origin:  # another base, or nothing but longer windows
                 title += " (control)" if row.label == CONTROL else f" ({row.label})"
-            found.append(FineTuned(row, title, before, extended, trained))
-    titles = [one.title for one in found]
+            complete.append(FineTuned(row, title, before, extended, trained))
+    titles = [one.title for one in complete]
     return [
         replace(one, title=f"{one.title} ({one.row.label})") if titles.count(one.title) > 1 else one
-        for one in found
+        for one in complete
     ]
 
 
 def _mean(cells: Sequence[Mapping[str, Any]]) -> dict[int, float | None]:
-    found: dict[int, float | None] = {}
+    perplexities: dict[int, float | None] = {}
     for at in cells[0]:
         losses = [seed[at]["nll"] for seed in cells]
         lost = any(loss is None for loss in losses)
-        found[int(at)] = None if lost else math.exp(statistics.fmean(losses))
-    return dict(sorted(found.items()))
+        perplexities[int(at)] = None if lost else math.exp(statistics.fmean(losses))
+    return dict(sorted(perplexities.items()))
 
 
 def table(rows: Sequence[FineTuned], pages: Mapping[str, str]) -> str:

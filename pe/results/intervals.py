@@ -156,8 +156,8 @@ def fisher(first: tuple[int, int], second: tuple[int, int]) -> float:
 def holm(values: Sequence[float]) -> list[float]:
     """p values adjusted by Holm's method: one of them below 0.05 by chance happens in 5%."""
     order = sorted(range(len(values)), key=lambda i: values[i])
-    found, largest = [0.0] * len(values), 0.0
+    adjusted, largest = [0.0] * len(values), 0.0
     for place, i in enumerate(order):
         largest = max(largest, min(1.0, (len(values) - place) * values[i]))
-        found[i] = largest
-    return found
+        adjusted[i] = largest
+    return adjusted

@@ -155,22 +155,22 @@ def _against(
         return quantities.rescaled(name, shorter.runs[0], length)
 
     others = [row for row in rows if row.label != base.label]
-    found = {
+    gaps = {
         (row.label, name): difference(row, base, of_pair(row, name))
         for row in others
         for name in names
         if known(row, name) and known(base, name)
     }
-    over = {gap.over for gap in found.values()}
+    over = {gap.over for gap in gaps.values()}
     kind = next((kind for kind in ("seeds", "prompts", "windows") if kind in over), "")
-    tested = [key for key, gap in found.items() if gap.over == kind]
-    adjusted = holm([p for key in tested if (p := found[key].p) is not None])
+    tested = [key for key, gap in gaps.items() if gap.over == kind]
+    adjusted = holm([p for key in tested if (p := gaps[key].p) is not None])
     bold = {key for key, p in zip(tested, adjusted, strict=True) if p < LEVEL}
     lines = []
     for row in others:
         line = _name(row.of(common_seeds([row, base])), links)
         for name in names:
-            gap = found.get((row.label, name))
+            gap = gaps.get((row.label, name))
             if gap and gap.over != kind:  # an interval over windows says nothing of seeds
                 gap = replace(gap, interval=None)
             line.append(gap_text(gap, (row.label, name) in bold) if gap else "–")

@@ -69,11 +69,11 @@ def right_and_asked(row: Row, quantity: str) -> tuple[int, int]:
     """Return the right answers and the prompts of a share, of all depths and seeds."""
     right = asked = 0
     for run in row.runs:
-        found = quantities.answers(run, quantity)
-        if found is None or found.right is None:
+        answered = quantities.answers(run, quantity)
+        if answered is None or answered.right is None:
             raise ValueError(f"{quantity} is not recorded for {row.label}")
-        right += sum(found.right)
-        asked += len(found.right) * found.samples
+        right += sum(answered.right)
+        asked += len(answered.right) * answered.samples
     return right, asked
 
 

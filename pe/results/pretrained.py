@@ -61,18 +61,18 @@ def added(record: Record, variant: str) -> list[Difference | None]:
 
     None where a loss is missing, and of the untouched model where nothing is cut.
     """
-    found: list[Difference | None] = []
+    differences: list[Difference | None] = []
     base, own = (record["outcomes"][name]["perplexity"] for name in (UNTOUCHED, variant))
     for n in lengths(record):
         read = _read(record, n)
         both = [cells.get(str(at), {}).get("window_nll") for cells, at in ((own, n), (base, read))]
         if None in both or (variant == UNTOUCHED and n == read):
-            found.append(None)
+            differences.append(None)
             continue
         gaps = intervals.paired(*both)
         mean, p = intervals.mean_interval(gaps), intervals.p_of_mean(gaps)
-        found.append(Difference("validation_loss", mean.value, mean, p, "windows"))
-    return found
+        differences.append(Difference("validation_loss", mean.value, mean, p, "windows"))
+    return differences
 
 
 def tasks(record: Record) -> list[str]:

@@ -175,9 +175,9 @@ def at(quantity: str) -> At | None:
     Raises:
         ValueError: an unknown quantity.
     """
-    found = _AT.fullmatch(quantity)
-    if found:
-        return At(bool(found[1]), found[2], float(found[3]))
+    match = _AT.fullmatch(quantity)
+    if match:
+        return At(bool(match[1]), match[2], float(match[3]))
     if quantity != "c" and quantity not in QUANTITIES:
         raise unknown("quantity", quantity, [*QUANTITIES, "c", "ppl@4x", "needle@4x"])
     return None
@@ -197,10 +197,10 @@ def value(run: RunLike, quantity: str) -> tuple[float | None, str]:
     if where.is_perplexity:
         cell = part(run, where.tempered).get("perplexity", {}).get(tokens(run, where.multiple))
         return (None, NOT_EVALUATED) if cell is None else (cell["value"], cell["reason"] or "")
-    found = answers(run, quantity)
-    if found is None or found.right is None:
-        return None, NOT_EVALUATED if found is None else found.reason
-    return sum(found.right) / (len(found.right) * found.samples), ""
+    recorded = answers(run, quantity)
+    if recorded is None or recorded.right is None:
+        return None, NOT_EVALUATED if recorded is None else recorded.reason
+    return sum(recorded.right) / (len(recorded.right) * recorded.samples), ""
 
 
 def _temperature(run: RunLike) -> tuple[float | None, str]:
@@ -249,14 +249,16 @@ def answers(run: RunLike, quantity: str) -> Answers | None:
     assert where is not None
     length = tokens(run, where.multiple)
     for name in ("needles", "retrieval"):
-        found = part(run, where.tempered).get(name) or {"tasks": {}}
-        cell = found["tasks"].get(where.kind, {}).get(length)
+        retrieval = part(run, where.tempered).get(name) or {"tasks": {}}
+        cell = retrieval["tasks"].get(where.kind, {}).get(length)
         if cell and name == "needles":
             right = None if cell["prompts"] is None else [int(hit) for hit in cell["prompts"]]
-            depths = _earliest(where.kind, found["seed"], found["count"])
+            depths = _earliest(where.kind, retrieval["seed"], retrieval["count"])
             return Answers(depths, 1, right, cell["reason"] or "")
         if cell:
-            return Answers(found["depths"], found["samples"], cell["exact"], cell["reason"] or "")
+            return Answers(
+                retrieval["depths"], retrieval["samples"], cell["exact"], cell["reason"] or ""
+            )
     return None
 
 
@@ -283,20 +285,20 @@ def windows(run: RunLike, quantity: str) -> list[float]:
 
 def multiples(runs: Iterable[RunLike]) -> list[str]:
     """Return the evaluated lengths as multiples of the training length: ``["1x", "2x", ...]``."""
-    found: set[float] = set()
+    numbers: set[float] = set()
     for run in runs:
         trained = run.read()["recipe"]["context_length"]
-        found |= {length / trained for length in (run.evaluation() or {"lengths": []})["lengths"]}
-    return [f"{multiple:g}x" for multiple in sorted(found)]
+        numbers |= {length / trained for length in (run.evaluation() or {"lengths": []})["lengths"]}
+    return [f"{multiple:g}x" for multiple in sorted(numbers)]
 
 
 def expand(columns: Sequence[str], runs: Sequence[RunLike]) -> list[str]:
     """Return ``needle@1x``, ``needle@2x`` ... for ``needle``, one for every evaluated length."""
-    names, found = multiples(runs), []
+    names, expanded = multiples(runs), []
     for column in columns:
         by_length = [f"{column}@{name}" for name in names if _AT.fullmatch(f"{column}@{name}")]
-        found += by_length or [column]
-    return found
+        expanded += by_length or [column]
+    return expanded
 
 
 def title(quantity: str) -> str:
@@ -311,14 +313,14 @@ def titles(names: Sequence[str], length: int | None = None) -> list[str]:
     """Return headings: ``4×``, ``multikey 4×`` beside another task, ``4,096`` with the length."""
     places = [at(name) for name in names]
     several = len({(place.tempered, place.kind) for place in places if place}) > 1
-    found = []
+    headings = []
     for name, place in zip(names, places, strict=True):
         text = whole(place.multiple * length) if place and length else title(name)
         if place and several:
             kind = "perplexity" if place.is_perplexity else place.kind
             text = f"{'fitted ' if place.tempered else ''}{kind} {text}"
-        found.append(text)
-    return found
+        headings.append(text)
+    return headings
 
 
 def write(number: float, quantity: str, limit: int | None = None) -> str:

@@ -80,11 +80,11 @@ def rows(study: str, runs: Sequence[RunLike], plan: Sequence[Planned] | None = N
     for entry in plan:
         if entry.name in by_name:
             members.setdefault(entry.label, []).append(by_name.pop(entry.name))
-    found = {name: _row(name, of) for name, of in members.items()}
+    named_rows = {name: _row(name, of) for name, of in members.items()}
     for row in grouped(list(by_name.values())):
-        name = row.label if row.label not in found else row.title
-        found[name] = replace(row, label=name)
-    return _told_apart(list(found.values()))
+        name = row.label if row.label not in named_rows else row.title
+        named_rows[name] = replace(row, label=name)
+    return _told_apart(list(named_rows.values()))
 
 
 def grouped(runs: Iterable[RunLike]) -> list[Row]:
@@ -95,9 +95,9 @@ def grouped(runs: Iterable[RunLike]) -> list[Row]:
     for run in runs:
         setting = json.dumps(_setting(run.read()["recipe"]), sort_keys=True)
         members.setdefault(setting, []).append(run)
-    found = [_row(str(of[0].read()["pe"]), of) for of in members.values()]
-    order = in_order(row.pe for row in found)
-    return sorted(_told_apart(found), key=lambda row: (order.index(row.pe), row.title))
+    groups = [_row(str(of[0].read()["pe"]), of) for of in members.values()]
+    order = in_order(row.pe for row in groups)
+    return sorted(_told_apart(groups), key=lambda row: (order.index(row.pe), row.title))
 
 
 def _row(name: str, members: Sequence[RunLike]) -> Row:
