@@ -28,7 +28,7 @@ from pe.encodings.rope import RoPE
 from pe.model.decoder import PEPreTrainedModel
 from pe.model.initialize import draw_encodings
 from pe.pretrained import hooks
-from pe.pretrained.explain import main_layer, main_layer_type, nothing_to_do
+from pe.pretrained.explain import longer, main_layer, main_layer_type
 from pe.pretrained.layers import Layer, read_layers
 from pe.pretrained.length import TrainingLength, training_length
 from pe.pretrained.plain import plain_settings
@@ -290,8 +290,7 @@ def _options(
             raise ValueError(f"{name}: has no effect on a model's own settings; name an encoding")
         return {}
     if length is not None:
-        if length <= host.training.tokens:
-            raise ValueError(nothing_to_do(host.main, host.training, length))
+        length = longer(host.main, host.training, length)
         if "factor" in options or "factor" in stated_options(spec):
             raise ValueError("length and factor are two ways to say the same; leave one out")
         if not takes_option(spec, "factor"):
