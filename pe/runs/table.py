@@ -50,7 +50,8 @@ def folders_with(
         files: names, or patterns of names. path: default: `root`. study: default: all.
 
     Raises:
-        RunError: no such folder, or no such study in it; the nearest name is given.
+        RunError: no such folder, or no such study in it; the nearest name is given. Or ``path`` is
+            the folder of a single study or record.
     """
     base = Path(path) if path is not None else root()
     if not base.is_dir():
@@ -58,7 +59,15 @@ def folders_with(
     if study is not None and not any(folder.is_dir() for folder in base.glob(study)):
         known = sorted(p.name for p in base.iterdir() if p.is_dir() and not p.name.startswith("."))
         raise RunError(f"{unknown('study', study, known)} (in {base})")
-    return sorted({file.parent for name in files for file in base.glob(f"{study or '*'}/*/{name}")})
+    folders = {file.parent for name in files for file in base.glob(f"{study or '*'}/*/{name}")}
+    if not folders and study is None:
+        for one, record in ((base, "*"), (base.parent, base.name)):
+            if any(next(one.glob(f"{record}/{name}"), None) for name in files):
+                raise RunError(
+                    f"{base} is the folder of one study or of a record in it; give "
+                    f"study={one.name!r}, and as path the folder of all studies, {one.parent}"
+                )
+    return sorted(folders)
 
 
 def _has_failed(run: Run) -> bool:
