@@ -116,6 +116,7 @@ def test_names_of_cells_are_those_that_are_measured() -> None:
         ),
         ({"run": "first/pope"}, "starts from 'first/pope'; runs there .*: rope"),
         ({"factors": [1]}, r"zero_shot.factors\[0\]: expected more than 1, got 1"),
+        ({"factors": [float("inf")]}, "expected a finite number or 'length', got inf"),
         ({"factors": []}, r"zero_shot.factors: expected at least 1, got \[\]"),
         ({"methods": ["yarm"]}, r"unknown method 'yarm' \(did you mean 'yarn'\?\)"),
         (

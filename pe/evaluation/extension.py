@@ -58,12 +58,15 @@ def extend(
     Raises:
         RunError: the run is not complete, its checkpoint is not on this machine, or extension.json
             has other lengths, targets or windows than the recipe asks for.
-        ValueError: the run's model cannot be converted to a method, or ``options`` match no cell.
+        ValueError: the run's model cannot be converted to a method, a factor is no number, or
+            ``options`` match no cell.
     """
     complete_record(checked(run), "extending")
     recipe, options = run.recipe, options or {}
     lengths = sorted(recipe.evaluation_lengths)
     wanted = cells(methods or extension_methods(), factors)
+    if not wanted:
+        raise ValueError(f"factors: {', '.join(methods)} needs at least one, such as 2")
     refuse_unused_options(options, wanted, lengths, recipe.context_length)
     progress = Progress(enabled=not quiet)
     with run.lock():

@@ -270,6 +270,11 @@ def _problems(r: Recipe) -> Iterator[str]:
             f"num_attention_heads: {r.num_attention_heads} is not a multiple of "
             f"num_key_value_heads {r.num_key_value_heads}"
         )
+    for name, value in r.pe_options.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            yield f"pe_options: {name}: expected what JSON can hold, without NaN, got {value!r}"
     if r.min_learning_rate > r.learning_rate:
         yield (
             f"min_learning_rate: expected 0 to learning_rate {r.learning_rate}, "

@@ -21,7 +21,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
 from pe._errors import unknown
-from pe.evaluation.factors import LENGTH, Factor, cells
+from pe.evaluation.factors import LENGTH, Factor, cells, checked_factor
 from pe.recipes.recipe import Count, Natural, Recipe
 from pe.runs import Run
 
@@ -37,13 +37,10 @@ def _distinct(values: Items) -> Items:
 
 
 def _factor(value: Any) -> Factor:
-    if value == LENGTH:
-        return LENGTH
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"expected a number or length, got {value!r}")
-    if not value > 1:
+    factor = checked_factor(value)
+    if factor != LENGTH and factor <= 1:
         raise ValueError(f"expected more than 1, got {value}")
-    return float(value)
+    return factor
 
 
 def _known_method(name: str) -> str:
