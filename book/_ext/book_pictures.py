@@ -20,7 +20,6 @@ from sphinx.errors import ExtensionError
 
 from pe import figures
 from pe.figures import extension as figures_extension
-from pe.figures import finetuned as figures_finetuned
 from pe.figures import retrieval as figures_retrieval
 from pe.figures import study as figures_study
 from pe.results import extensions, finetuned
@@ -85,7 +84,7 @@ def _study_figures(studies: Studies, study: str, runs: list[Snapshot]) -> Figure
     if tuned and any(one.row.label == finetuned.CONTROL for one in tuned):
         drawn = {run.name for row in tuned for run in row.row.runs}
         made_of = [run for run in runs if run.name in drawn]
-        found[f"{study}-fine-tuned"] = (made_of, partial(figures_finetuned.by_length, tuned))
+        found[f"{study}-fine-tuned"] = (made_of, partial(figures_extension.trained_on, tuned))
     for row in rows:
         run = row.runs[0]
         record = getattr(run, "extended", None)
