@@ -233,8 +233,8 @@ def caption(records: Sequence[dict[str, Any]]) -> str:
         f"`{model}` under {encodings}.",
         f"Others trained it on {length} tokens, and"
         f" {'filled markers are after more training' if further else 'nothing was trained here'}.",
-        f"{'Left: loss' if asked else 'Loss'} of the same tokens by the length of the text, the mean"
-        f" of {windows} windows.",
+        f"{'Left: loss' if asked else 'Loss'} of the same tokens by the length of the text, the"
+        f" mean of {windows} windows.",
     ]
     if asked:
         sentences += [f"Right: hidden numbers found, of {prompts} prompts for each length."]
