@@ -137,8 +137,8 @@ def text(
     if not rows:
         commands = " or ".join(f"`-p pe {name}`" for name in names)
         return (
-            "No committed study holds a run of it yet. `papermill notebooks/train.ipynb` with "
-            f"{commands} trains, evaluates and records one."
+            f"No run of it is on record. `papermill notebooks/train.ipynb` with {commands} trains, "
+            "evaluates and records one."
         )
     return "\n\n".join(_of_budget(stem, study, *both, pages) for study, both in rows.items())
 
