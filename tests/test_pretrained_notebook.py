@@ -455,6 +455,25 @@ def test_the_page_of_a_method_has_the_records_of_its_encoding_alone() -> None:
     assert book_pretrained._drawn_name(chosen) in drawn
 
 
+def test_a_picture_without_a_caption_says_what_its_records_measured() -> None:
+    pytest.importorskip("sphinx")
+    sys.path.insert(0, str(ROOT / "book" / "_ext"))
+    import book_pretrained
+
+    chosen = book_pretrained.records_of(ROOT / "runs", "pretrained", "python-packages", ["yarn"])
+    caption = book_pretrained.caption(chosen)
+    for words in (
+        "`SmolLM2-135M-Instruct.Q4_1` under YaRN.", "trained it on 8,192 tokens",
+        "nothing was trained here", "16 windows", "11 prompts",
+    ):  # fmt: skip
+        assert words in caption
+    both = book_pretrained.records_of(ROOT / "runs", "pretrained", "python-packages", trained=True)
+    assert "under NoPE, RoPE." in book_pretrained.caption(both)
+    assert "after more training" in book_pretrained.caption(both)
+    short = book_pretrained.records_of(ROOT / "runs", "pretrained", "stdlib", ["pi"])
+    assert "prompts" not in book_pretrained.caption(short)
+
+
 def test_a_variant_without_hidden_numbers_has_no_whiskers() -> None:
     """Its share is missing at every length, which leaves nothing to draw."""
     path = next((ROOT / "runs" / "pretrained").glob("*self_extend*/pretrained.json"))
