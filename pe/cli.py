@@ -223,8 +223,10 @@ def study(
     address: Annotated[
         str | None, typer.Option(help="a Dask scheduler or scheduler file; default: start workers")
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="to start; default: one per GPU")] = None,
-    retries: Annotated[int, typer.Option(help="for a run that fails")] = 1,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="to start; default: one per GPU")
+    ] = None,
+    retries: Annotated[int, typer.Option(min=0, help="for a run that fails")] = 1,
     notebooks: Annotated[bool, typer.Option(help="leave the executed page of each run")] = True,
 ) -> None:
     """Carry out one or more studies, in the order in which they are named; each run is done once.
@@ -276,7 +278,9 @@ def speed(
         bool, typer.Option("--deterministic", help="what the same bits twice cost")
     ] = False,
     name: Annotated[str | None, typer.Option(help="folder below runs/speed/")] = None,
-    minutes: Annotated[float, typer.Option(help="no cell begins after so long; 0: no limit")] = 0.0,
+    minutes: Annotated[
+        float, typer.Option(min=0, help="no cell begins after so long; 0: no limit")
+    ] = 0.0,
 ) -> None:
     """Measure speed and memory of encodings and of other libraries' models, in a checkout.
 
@@ -322,14 +326,18 @@ def memory(
     with _checked("memory"):
         from pe.recipes.named import recipe as named_recipe
         from pe.training import memory as estimates
+        from pe.training.check import divided
 
         chosen = named_recipe(recipe, **dict(map(option_value, override or [])))
+        divided(chosen, processes)
         if gib is None:
             from pe.devices import gpu_memory
 
             gib = gpu_memory()
         if gib is None:
             raise ValueError("this machine has no GPU; say how much memory yours has: --gib 80")
+        if not gib > 0:
+            raise ValueError(f"--gib: expected the memory of a GPU, more than 0, got {gib:g}")
     lines: list[list[str]] = []
     fitting = False
     for changes in [{}, *estimates.options(chosen, processes)]:

@@ -127,8 +127,14 @@ def keep_memory(device: torch.device) -> None:
         glibc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)  # -1, which mallopt(3) names, has no effect
 
 
+def forget_peak_memory(device: torch.device) -> None:
+    """Let `peak_memory` of a GPU count from here on; that of a CPU is the process's."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def peak_memory(device: torch.device) -> float | None:
-    """Return the largest memory in GiB that this process has used so far.
+    """Return the largest memory in GiB that this process has used so far (`forget_peak_memory`).
 
     It is allocated memory on a GPU and resident memory on a CPU. None where neither is measured.
     """

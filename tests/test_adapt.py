@@ -307,6 +307,7 @@ def test_an_adapted_model_has_the_name_of_its_host_and_can_be_pickled(llama: Any
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"spec": "yarn", "length": 64}, "within the training length 64"),
+    ({"spec": "yarn", "length": "256"}, "expected a whole number of tokens, got '256'"),
     ({"spec": "yarn", "length": 256, "factor": 4.0}, "leave one out"),
     ({"spec": "nope", "length": 256}, "'nope' has no factor"),
     ({"factor": 4.0}, "no effect on a model's own settings"),

@@ -46,7 +46,7 @@ def _imitate(folder: Path, like: Planned, planned: Planned) -> None:
     }  # fmt: skip
     if planned.parent:
         again = {"finished": None, "commit": None, "hardware": "x", "validation_loss": 3.4}
-        record["parent"] |= {"run": planned.parent, "retrained": again}
+        record["parent"] |= {"run": Path(planned.parent).name, "retrained": again}
     (target / "run.json").write_text(json.dumps(record))
 
 

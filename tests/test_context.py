@@ -186,17 +186,6 @@ def test_cope_looks_at_order_and_not_at_position_numbers() -> None:
     assert torch.equal(gates, gates.tril())
 
 
-@pytest.mark.parametrize("name", ["cope", "fox", "fire", "cope+rope", "fox+rope"])
-def test_a_document_in_a_window_is_what_it_is_alone(name: str) -> None:
-    model, ids = small(name), tokens(1, 20)
-    documents = torch.tensor([[0] * 7 + [1] * 13])
-    places = torch.cat((torch.arange(7), torch.arange(13)))[None]
-    with torch.no_grad():
-        whole = model(ids, document_ids=documents, position_ids=places).logits
-        close(whole[:, :7], model(ids[:, :7]).logits)
-        close(whole[:, 7:], model(ids[:, 7:]).logits)
-
-
 def test_cope_sees_queries_and_keys_before_rotation() -> None:
     rope, cope = encoding("rope", **SIZES), build("cope")
     both = build("cope+rope")

@@ -166,6 +166,11 @@ def test_an_unreadable_file_is_reported_by_name(
         read(str(tmp_path / name), tmp_path / "work")
 
 
+def test_no_corpus_is_not_the_working_folder() -> None:
+    with pytest.raises(ValueError, match="corpus: expected a path or one of .*stdlib.*; got ''"):
+        open_corpus("")
+
+
 def test_an_unknown_corpus_names_the_nearest_and_the_path_it_looked_for(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"did you mean 'fineweb-edu'\?.*no file or directory"):
         open_corpus("finweb-edu")

@@ -18,7 +18,8 @@ ALWAYS = {
 SUMS = [
     "rope+alibi", "yarn+resonance", "cope+rope", "longrope+resonance", "rope+ssmax",
     "alibi+randomized", "rope+randomized", "irope+ssmax", "clex+fire", "dynamic_ntk+alibi",
-    "sinusoidal+rope+t5", "rope+fox", "fire+randomized", "cope+randomized", "fox+cope+rope",
+    "dynamic_ntk+resonance", "sinusoidal+rope+t5", "rope+fox", "fire+randomized",
+    "cope+randomized", "fox+cope+rope",
 ]  # fmt: skip
 
 
@@ -68,6 +69,7 @@ def test_laws_of_sums(spec: str) -> None:
         ("rope", {"rotary_fraction": 0.5}),
         ("pope", {"delta_init": "uniform", "rotary_fraction": 0.5}),
         ("yarn", {"dynamic": True}),
+        ("yarn+resonance", {"dynamic": True}),
         ("yarn", {"factor": 8.0, "attention_factor": 1.3, "truncate": False}),
         ("yarn", {"original_length": 300}),
         ("longrope", {"dynamic": True}),

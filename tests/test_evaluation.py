@@ -187,6 +187,27 @@ def test_tokens_weigh_the_same_and_windows_are_kept_for_intervals() -> None:
     json.dumps(too_large, allow_nan=False)
 
 
+class Overflowing(Encoding):
+    """An encoding whose numbers overflow at position 40."""
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x + torch.where(positions < 40, 0.0, math.inf)[..., None]
+
+
+def test_a_length_at_which_the_loss_is_no_number_has_a_reason_and_no_value() -> None:
+    model, split = model_and_text()
+    model.model.encodings[0] = Overflowing()
+    scorer = scorer_of(model, split, [32, 64])
+    measures = scorer.perplexities()
+    for name in ("perplexity", "window_perplexity"):
+        assert measures[name]["32"]["reason"] is None
+        assert measures[name]["64"] == module.NO_CELL | {"reason": module.NOT_FINITE}
+    assert measures["loss_by_position"]["length"] == 32
+    spread = spread_by_length(scorer)["lengths"]
+    assert spread["32"]["reason"] is None
+    assert spread["64"] == {"entropy": None, "reason": "no value: it is not finite"}
+
+
 @pytest.mark.parametrize("length", [1, 5, 31, 32, 33, 100, 128])
 def test_loss_by_position_averages_to_the_whole_window(length: int) -> None:
     losses = np.random.default_rng(length).exponential(2.0, (7, length))

@@ -615,6 +615,14 @@ def test_a_length_within_the_training_length_is_refused(length):
         pe.explain(LLAMA, length)
 
 
+@pytest.mark.parametrize("length", ["16384", 16384.5, 16384.0])
+def test_a_length_that_is_no_whole_number_is_refused(length):
+    with pytest.raises(
+        ValueError, match=f"length: expected a whole number of tokens, got {length!r}"
+    ):
+        pe.explain(LLAMA, length)
+
+
 def test_a_factor_that_is_larger_than_a_length_needs_is_named_with_the_one_that_covers_it():
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     with pytest.raises(ValueError, match="factor 2 covers it"):

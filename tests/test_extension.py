@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_training import tiny, write_corpus
@@ -59,8 +61,31 @@ def test_a_record_of_other_lengths_is_not_mixed_with_new_cells(run: Run) -> None
     extend(run, ["pi"], [2.0], quiet=True)
     path = run.directory / "extension.json"
     path.write_text(path.read_text().replace('"target_tokens": 8', '"target_tokens": 4'))
-    with pytest.raises(RunError, match="has other lengths or targets"):
+    with pytest.raises(RunError, match="has target_tokens 4 and the recipe asks for 8; remove"):
         extend(run, ["pi"], [2.0], quiet=True)
+
+
+def test_what_names_no_cell_is_refused(run: Run) -> None:
+    wrong: list[tuple[Any, Any, str]] = [
+        ("yarn", [2], r"methods: expected a list, got 'yarn'; write \['yarn'\]"),
+        (["yarn"], 2, r"factors: expected a list, got 2; write \[2\]"),
+        (["yarn"], ["2"], "factors: expected a finite number or 'length', got '2'"),
+        (["yarn"], [math.inf], "factors: expected a finite number or 'length', got inf"),
+        (["yarn"], [], "factors: yarn needs at least one"),
+    ]
+    for methods, factors, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            extend(run, methods, factors, quiet=True)
+    with pytest.raises(ValueError, match="factor: expected a finite number above 1, got '2'"):
+        pe.search_longrope(run, "2", quiet=True)  # type: ignore[arg-type]
+
+
+def test_cells_of_other_windows_are_not_mixed_with_new_ones(run: Run) -> None:
+    extend(run, ["pi"], [2.0], quiet=True)
+    other = dataclasses.replace(run.recipe, evaluation_windows=2)
+    assert other.config_hash() == run.recipe.config_hash()
+    with pytest.raises(RunError, match="has windows . and the recipe asks for 2"):
+        extend(Run(run.directory, recipe=other), ["yarn"], [2.0], quiet=True)
 
 
 @pytest.fixture

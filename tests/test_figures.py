@@ -239,6 +239,12 @@ def test_figures_of_a_run_that_has_just_begun_are_empty_and_not_an_error(tmp_pat
         figures.svg(figure([run]))
 
 
+@pytest.mark.parametrize("figure", ["perplexity_by_length", "loss_curves", "loss_by_position"])
+def test_a_figure_of_no_runs_says_so(figure: str) -> None:
+    with pytest.raises(ValueError, match="there are no runs to draw; pe.runs.find"):
+        getattr(figures, figure)([])
+
+
 def test_captions_name_every_run(study: list[runs.Run]) -> None:
     shown = figures.caption(study)
     assert all(run.name in shown for run in study)

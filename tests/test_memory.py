@@ -185,6 +185,10 @@ def test_the_command_lists_what_fits(capsys: pytest.CaptureFixture[str]) -> None
     assert cli.main(["memory", "1200m", "--gib", "8"]) == 1
     assert cli.main(["memory", "1200m"]) == 2, "which GPU?"
     assert "--gib 80" in capsys.readouterr().err
+    assert cli.main(["memory", "1200m", "--gib", "0"]) == 2
+    assert "--gib: expected the memory of a GPU, more than 0, got 0" in capsys.readouterr().err
+    assert cli.main(["memory", "paper", "--processes", "3", "--gib", "80"]) == 2
+    assert "batch_size 64 does not divide among 3 processes" in capsys.readouterr().err
 
 
 def test_a_training_far_beyond_the_memory_is_refused_before_it_begins(tmp_path: Path) -> None:
@@ -193,3 +197,31 @@ def test_a_training_far_beyond_the_memory_is_refused_before_it_begins(tmp_path: 
         with pytest.raises(ValueError, match="training needs about .* GiB of .*: too much"):
             pe.train(run)
         assert not run.directory.exists()
+
+
+def test_each_of_several_processes_needs_its_share_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path / "run", pe.recipe("paper"))
+    alone, eighth = (memory.estimate(run.recipe, count).total for count in (1, 8))
+    monkeypatch.setattr(devices, "memory", lambda: eighth)
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ValueError, match=f"training needs about {alone:.1f} GiB"):
+        pe.train(run)
+    monkeypatch.setenv("WORLD_SIZE", "8")
+
+    def stop(run: Run, quiet: bool) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):  # it fits, and the training would begin
+        pe.train(run, trainer=stop)
+
+
+def test_a_divided_model_is_accepted_in_the_processes_of_torchrun(
+    own_runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="fsdp: spreads a model over processes, and there is one"):
+        pe.configure(overrides={"fsdp": True})
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert pe.configure(overrides={"fsdp": True}).recipe.fsdp

@@ -64,19 +64,13 @@ def test_shifting_position_ids_changes_nothing(name: str) -> None:
         assert (spread - here).abs().max() > 1e-2
 
 
-@EACH_KIND
-def test_documents_in_one_sequence_equal_documents_alone(name: str) -> None:
+@pytest.mark.parametrize("name", RELATIVE)
+def test_masked_documents_need_no_restart_where_only_distance_matters(name: str) -> None:
     model, lengths = small(name), (5, 1, 14)
     parts = [tokens(2, n, seed=n) for n in lengths]
     documents = torch.cat([torch.full((2, n), i) for i, n in enumerate(lengths)], 1)
-    positions = torch.cat([torch.arange(n) for n in lengths]).expand(2, -1)
-    whole = model(torch.cat(parts, 1), position_ids=positions, document_ids=documents)
-    assert whole.get("cache") is None
-    alone = torch.cat([model(part).logits for part in parts], 1)
-    close(whole.logits, alone)
     apart = model(torch.cat(parts, 1), document_ids=documents, use_cache=False).logits
-    if small(name).model.encodings[0].relative:
-        close(apart, alone)  # masked and not restarted: the same, where only distance matters
+    close(apart, torch.cat([model(part).logits for part in parts], 1))
 
 
 @EACH_KIND

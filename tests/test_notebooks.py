@@ -28,7 +28,7 @@ from study_rows import row
 import pe
 from pe.notebooks import page
 from pe.notebooks.parameters import LAUNCHERS, configure, configure_conversion, parameters
-from pe.recipes.named import recipe
+from pe.recipes import Recipe, recipe
 from pe.runs import Run
 
 HERE = Path(__file__).resolve().parent.parent / "notebooks"
@@ -218,6 +218,8 @@ def test_the_convert_notebook_goes_on_from_a_run_and_shows_before_and_after(plac
         ),
         ({"step": 2, "joint_norm": "v"}, "unknown joint_norm 'v'"),
         ({"step": 2, "recipe": "demo"}, "unknown parameter 'recipe'"),
+        ({"step": 2, "clip": 1}, "unknown parameter 'clip'.*; choose from"),
+        ({"step": 2, "dropout": 0.1}, "'dropout': it is one of the overrides; pass it as -y 'over"),
     ],
 )
 def test_a_mistaken_conversion_stops_before_anything_starts(
@@ -233,15 +235,31 @@ def test_a_mistaken_conversion_stops_before_anything_starts(
     assert sorted(parent.directory.parent.iterdir()) == before
 
 
-def test_what_is_not_given_is_as_in_the_run_before(place: Path) -> None:
-    """The rates of the scaffold study are the defaults: a third, a tenth of that, 3% of warmup."""
-    old = recipe("demo", pe="rope", steps=16000, pe_options={"theta": 500.0}, learning_rate=3e-4)
+def kept_at_step_10000(place: Path, old: Recipe) -> Run:
+    """A run that was stopped, and has weights of this step."""
     parent = Run(place / "runs" / "local" / old.run_name(), old)
     parent.fail("", status="interrupted")
     kept = parent.directory / "checkpoints" / "kept" / "step-010000"
     kept.mkdir(parents=True)
     (kept / "state.json").write_text('{"data_fingerprint": "a"}')
     (kept / "config.json").write_text("{}")
+    return parent
+
+
+def test_another_encoding_does_not_learn_at_the_rate_of_the_old_one(place: Path) -> None:
+    old = recipe("demo", pe="t5", steps=16000, encoding_rate=10.0)
+    parent = kept_at_step_10000(place, old)
+    rates = [
+        configure_conversion(run=parent.name, step=10000, pe=pe).recipe.encoding_rate
+        for pe in ("nope", "t5")
+    ]
+    assert rates == [1.0, 10.0]
+
+
+def test_what_is_not_given_is_as_in_the_run_before(place: Path) -> None:
+    """The rates of the scaffold study are the defaults: a third, a tenth of that, 3% of warmup."""
+    old = recipe("demo", pe="rope", steps=16000, pe_options={"theta": 500.0}, learning_rate=3e-4)
+    parent = kept_at_step_10000(place, old)
     new = configure_conversion(run=parent.name, step=10000).recipe
     assert (new.steps, new.warmup_steps, new.schedule) == (6000, 180, "cosine")
     assert (new.learning_rate, new.min_learning_rate) == (1e-4, 1e-5)

@@ -190,7 +190,7 @@ def test_values_are_accepted_in_every_form_papermill_gives(
         ({"learning_rate": float("nan")}, "learning_rate: expected a number"),
         ({"study": 7}, "study: expected text, got 7; .* write -r study 7"),
         ({"study": "../up"}, "study names a folder"),
-        ({"weight_decay": 0.1}, "field of the recipe"),
+        ({"weight_decay": 0.1}, "one of the overrides"),
         ({"stepz": 1}, r"unknown parameter 'stepz' \(did you mean 'steps'\?\)"),
         ({"overrides": {"steps": 3}}, "steps is a parameter of this notebook"),
         ({"overrides": {"hiden_size": 3}}, "did you mean 'hidden_size'"),

@@ -191,7 +191,11 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path)
     assert [line["step"] for line in lines] == [1, 2]
     for one, other in zip(whole.model.parameters(), rest.model.parameters(), strict=True):
         assert torch.equal(one, other)
-    assert not list(tmp_path.iterdir()), "a training that ended leaves no state"
+    assert list(tmp_path.iterdir()) == [tmp_path / "state.pt"], "until the model is measured"
+    last, _ = recalibration(small())
+    assert last.run()["seconds"] > 0
+    last.forget()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_compiled_layer_stores_nothing_outside_of_its_graph() -> None:
@@ -245,6 +249,20 @@ def test_every_trial_of_the_study_can_be_put_on_a_model(place: Path) -> None:
     assert configure_pretrained(**values).directory == wanted.directory, "the command repeats it"
     with pytest.raises(ValueError, match="unknown study 'smolm2'"):
         studies.load_study("smolm2")
+
+
+def test_a_file_that_is_no_study_of_a_model_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    for text, message in (
+        ("", "expected fields such as title and study, got None"), ("a: 1", "unknown field 'a'"),
+        ("mini: {}\ntitle: t", "study: missing; model: missing"),
+    ):  # fmt: skip
+        path.write_text(text)
+        with pytest.raises(ValueError, match=f"mine.yaml: .*{message}"):
+            studies.load_study(str(path))
+    path.write_text("title: t")
+    with pytest.raises(ValueError, match="mine.yaml: the study has no part 'mini'; leave --mini"):
+        studies.load_study(str(path), mini=True)
 
 
 def test_a_packed_model_and_its_tokens_are_what_a_trial_finds_there(
@@ -435,6 +453,25 @@ def test_the_page_of_a_method_has_the_records_of_its_encoding_alone() -> None:
     assert {record["settings"]["pe"] for record in chosen} == {"yarn"}
     drawn = book_pretrained.figures_of(ROOT / "runs")
     assert book_pretrained._drawn_name(chosen) in drawn
+
+
+def test_a_picture_without_a_caption_says_what_its_records_measured() -> None:
+    pytest.importorskip("sphinx")
+    sys.path.insert(0, str(ROOT / "book" / "_ext"))
+    import book_pretrained
+
+    chosen = book_pretrained.records_of(ROOT / "runs", "pretrained", "python-packages", ["yarn"])
+    caption = book_pretrained.caption(chosen)
+    for words in (
+        "`SmolLM2-135M-Instruct.Q4_1` under YaRN.", "trained it on 8,192 tokens",
+        "nothing was trained here", "16 windows", "11 prompts",
+    ):  # fmt: skip
+        assert words in caption
+    both = book_pretrained.records_of(ROOT / "runs", "pretrained", "python-packages", trained=True)
+    assert "under NoPE, RoPE." in book_pretrained.caption(both)
+    assert "after more training" in book_pretrained.caption(both)
+    short = book_pretrained.records_of(ROOT / "runs", "pretrained", "stdlib", ["pi"])
+    assert "prompts" not in book_pretrained.caption(short)
 
 
 def test_a_variant_without_hidden_numbers_has_no_whiskers() -> None:

@@ -155,7 +155,7 @@ def test_the_command_line_decides_on_model_and_steps_and_its_mistakes_are_one_se
     tiny: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main: Any = functools.partial(studies.main, compile="auto", places=2, until=math.inf)
-    main("smollm2", tiny, mini=True, dry_run=True, only=-1, steps=3)
+    main("smollm2", tiny, mini=True, dry_run=True, only=None, steps=3)
     first = shlex.split(capsys.readouterr().out.splitlines()[0])
     values = yaml.safe_load(first[-1])
     assert (values["model"], values["steps"]) == (tiny, 3)

@@ -129,6 +129,8 @@ def test_from_dict_refuses_what_it_does_not_know() -> None:
         ({"weight_decay": -0.1}, "weight_decay: expected 0 or more"),
         ({"qk_norm": 1}, "qk_norm: expected True or False, got 1"),
         ({"pe_options": [1]}, r"pe_options: expected a dictionary, got \[1\]"),
+        ({"pe_options": {"theta": float("nan")}}, "theta: expected what JSON can hold.*, got nan"),
+        ({"pe_options": {"theta": 1j}}, "pe_options: theta: expected what JSON can hold"),
         ({"seed": -1}, "seed: expected 0 or more, got -1"),
         ({"schedule": "cosin"}, r"unknown schedule 'cosin' \(did you mean 'cosine'\?\)"),
         ({"precision": "fp16"}, "unknown precision 'fp16'"),

@@ -29,7 +29,7 @@ from pe.runs import Run, RunError
 from pe.training import checkpoint
 from pe.training.loop import Trainer
 from pe.training.processes import Interrupted
-from pe.training.start import read_state
+from pe.training.start import checkpoints, read_state
 from pe.training.stop import StopSignal
 from pe.training.train import train
 
@@ -305,6 +305,15 @@ def test_the_last_two_checkpoints_stay_and_each_is_a_model(shared: Path, recipe:
             logits[path.name] = model.eval()(tokens).logits
     assert torch.equal(logits["step-000024"], logits["checkpoint"])
     assert not torch.equal(logits["step-000020"], logits["checkpoint"])
+
+
+def test_beyond_a_million_steps_the_newest_checkpoint_stays(tmp_path: Path) -> None:
+    for step in (999_900, 1_000_000, 1_000_100):
+        folder = tmp_path / f"step-{step:06d}"
+        folder.mkdir()
+        (folder / "state.json").write_text("{}")
+    checkpoint._prune(tmp_path)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-1000000", "step-1000100"]
 
 
 def test_a_complete_run_is_not_trained_again(shared: Path, recipe: Recipe) -> None:

@@ -277,6 +277,9 @@ def test_load_gives_one_row_a_run(run: Run, record: dict[str, Any], tmp_path: Pa
         runs.load(tmp_path, study="locl")
     (tmp_path / "empty").mkdir()
     assert set(runs.load(tmp_path, study="empty")) == set(runs.table.COLUMNS)
+    for below in (tmp_path / "local", tmp_path / "local" / "young"):
+        with pytest.raises(RunError, match="folder of one study .*; give study='local'"):
+            runs.load(below)
 
 
 def test_load_tells_the_runs_of_a_sweep_apart() -> None:

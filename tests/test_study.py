@@ -44,7 +44,7 @@ def test_the_scaffold_study_is_ten_runs_with_the_seed_studys_rates() -> None:
         base = plan[label].recipe
         assert (base.learning_rate, base.min_learning_rate, base.warmup_steps) == (3e-4, 3e-5, 240)
         assert base.keep_steps == (5000, 7500)
-        assert plan[f"{label}-dropped-at-10"].parent == plan[label].name
+        assert plan[f"{label}-dropped-at-10"].parent == plan[label].key
     assert plan["nope"].recipe.keep_steps == ()
     assert {p.recipe.retrieval_share for p in plan.values()} == {0.02}
 
@@ -64,7 +64,7 @@ def test_seeds_multiply_the_runs_and_parents_have_the_same_seed(tmp_path: Path) 
     path.write_text(yaml.safe_dump(content, sort_keys=False))
     plan = load_plan(str(path))
     assert [(p.label, p.recipe.seed) for p in plan] == [("a", 3), ("b", 3), ("a", 5), ("b", 5)]
-    assert [plan[1].parent, plan[3].parent] == [plan[0].name, plan[2].name]
+    assert [plan[1].parent, plan[3].parent] == [plan[0].key, plan[2].key]
     assert len({p.name for p in plan}) == 4
 
 
@@ -191,14 +191,17 @@ def test_everything_is_checked_before_the_first_run_with_a_line_for_each_mistake
         "option": {"pe": "yarn", "pe_options": {"factr": 2.0}},
         "corpus": {"pe": "rope", "set": {"corpus": "stdlb"}},
         "field": {"pe": "rope", "set": {"stepz": 3}},
+        "tokenizer": {"pe": "rope", "set": {"tokenizer": "bpr"}},
+        "rate": {"pe": "rope", "set": {"encoding_rate": 2.0}},
     }
+    said = ("mean 'rope'", "mean 'factor'", "mean 'stdlib'", "mean 'steps'", "mean 'bpe'", "at 1")
     assert cli.main(["study", write(tmp_path, runs), *words]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     lines = [line.partition("small.yaml: ")[2] for line in printed.err.splitlines()]
     assert [line.partition(": ")[0] for line in lines] == [f"runs.{label}" for label in runs][1:]
-    for line, word in zip(lines, ("'rope'", "'factor'", "'stdlib'", "'steps'"), strict=True):
-        assert f"did you mean {word}" in line
+    for line, words_of_it in zip(lines, said, strict=True):
+        assert words_of_it in line
     assert not own_runs.exists()
 
 
@@ -208,6 +211,9 @@ def test_a_study_from_python_checks_its_runs_before_the_first(
     plan = load_plan(write(tmp_path, {"rope": {"pe": "rope"}, "wrong": {"pe": "rpoe"}}))
     with pytest.raises(ValueError, match="did you mean 'rope'"):
         run_study(plan, notebooks=False)
+    for workers, message in ((0, "workers: expected 1 or more, got 0"), (3, "no effect with an a")):
+        with pytest.raises(ValueError, match=message):
+            run_study(plan[:1], address="tcp://host:8786" if workers else None, workers=workers)
     assert not own_runs.exists()
 
 
@@ -250,11 +256,11 @@ def test_a_study_runs_in_order_a_failure_skips_what_starts_from_it_and_nothing_r
         run_study(
             plan, workers=1, retries=0, notebooks=False, on_progress=lambda s: seen.append(dict(s))
         )
-    assert f"after: skipped, since {broken.name} failed" in str(error.value)
-    assert seen[-1] == {p.name: "done" for p in good} | {
-        broken.name: "failed", after.name: "skipped",
+    assert f"after: skipped, since {broken.key} failed" in str(error.value)
+    assert seen[-1] == {p.key: "done" for p in good} | {
+        broken.key: "failed", after.key: "skipped",
     }  # fmt: skip
-    assert any(s[good[1].name] == "waiting" for s in seen)
+    assert any(s[good[1].key] == "waiting" for s in seen)
     # One worker: `rope` and `broken` wait for nothing, and only one of them can be running.
     assert max(list(s.values()).count("running") for s in seen) == 1
     assert all(p.done() for p in good)

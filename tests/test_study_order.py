@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -108,13 +109,31 @@ def test_studies_of_one_command_stand_in_its_order_and_each_run_once(own_runs: P
     assert places == sorted(places[:20]) + [("extend", 0)] * 10 + [("scaffold-seeds", 2)] * 10
     assert load_plans(["scaffold"]) == load_plan("scaffold")
     extended = [p for p in with_retrained_parents(plan) if p.study == "extend"]
-    (rope,) = [p.name for p in plan[:10] if p.label == "rope"]
+    (rope,) = [p.key for p in plan[:10] if p.label == "rope"]
     assert {p.parent for p in extended} == {rope}  # it is carried out by the same command
     assert {p.parent for p in load_plan("extend")} == {None}
     with pytest.raises(ValueError, match="extend:0,1: the seeds of extend are 0"):
         load_plans(["extend:0,1"])
     with pytest.raises(ValueError, match="unknown study 'extned' .*'extend'"):
         load_plans(["scaffold", "extned"])
+
+
+def test_two_studies_with_the_same_recipe_each_have_their_run(
+    tmp_path: Path, own_runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = write(tmp_path, CHAIN)
+    other = shutil.copy(one, tmp_path / "other.yaml")
+    plan = load_plans([one, str(other)])
+    assert len({p.name for p in plan}) == 2, "the recipes are the same"
+    carried_out: list[str] = []
+
+    def execute(task: dict[str, Any], environment: dict[str, str]) -> str:
+        carried_out.append(task["directory"])
+        return str(task["directory"])
+
+    run_in_this_process(monkeypatch, execute)
+    run_study(plan, retries=0)
+    assert carried_out == [str(p.run().directory) for p in plan]
 
 
 def test_a_device_has_one_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ def test_the_budgets_study_has_four_budgets_of_each_encoding() -> None:
     assert parent.keep_states == (800, 1600, 3200)
     assert (half.start_step, half.steps, half.decay_steps, half.warmup_steps) == (3200, 800, 800, 0)
     assert (half.start_from, half.start_state) == (plan["rope"].name, "all")
-    assert plan["rope@1/2"].parent == plan["rope"].name
+    assert plan["rope@1/2"].parent == plan["rope"].key
     assert {p.recipe.start_step + p.recipe.steps for p in plan.values()} == {
         1000, 2000, 4000, 8000,
     }  # fmt: skip

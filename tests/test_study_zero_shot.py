@@ -17,7 +17,7 @@ from pe.encodings import extension_methods
 from pe.evaluation import extension
 from pe.notebooks import study_page
 from pe.runs import Run, RunError
-from pe.study import Planned, load_plan, run_study
+from pe.study import Planned, load_plan, run_study, show
 from pe.study.parents import with_retrained_parents
 from pe.study.planned import StudyFolder
 from pe.study.show import rows, text
@@ -90,7 +90,8 @@ def test_a_run_of_the_same_study_is_trained_first_and_then_extended(
         ("rope", 0), ("zero-shot", 0), ("rope", 1), ("zero-shot", 1),
     ]  # fmt: skip
     listed = with_retrained_parents(plan)
-    assert [p.parent for p in listed] == [None, plan[0].name, None, plan[2].name]
+    assert [p.parent for p in listed] == [None, plan[0].key, None, plan[2].key]
+    assert show.memory_needed([plan[1]]) == "", "nothing is trained"
     run_study(plan[:2], workers=1, notebooks=False)
     extended = plan[0].run().part("extension")
     assert extended is not None
@@ -115,6 +116,7 @@ def test_names_of_cells_are_those_that_are_measured() -> None:
         ),
         ({"run": "first/pope"}, "starts from 'first/pope'; runs there .*: rope"),
         ({"factors": [1]}, r"zero_shot.factors\[0\]: expected more than 1, got 1"),
+        ({"factors": [float("inf")]}, "expected a finite number or 'length', got inf"),
         ({"factors": []}, r"zero_shot.factors: expected at least 1, got \[\]"),
         ({"methods": ["yarm"]}, r"unknown method 'yarm' \(did you mean 'yarn'\?\)"),
         (
@@ -148,7 +150,7 @@ def test_lost_weights_are_trained_again_and_the_cells_say_so(
     record = (parent.run().directory / "run.json").read_bytes()
     listed = with_retrained_parents(plan)
     assert [p.label for p in listed] == ["rope, retrained", "zero-shot", "pi"]
-    assert listed[1].parent == listed[0].name
+    assert listed[1].parent == listed[0].key
     _retrain(listed[0].run())
     losses = [line for line in listed[0].run().metric_lines() if "validation_loss" in line]
     assert [line["step"] for line in losses] == [4]  # none on the way
@@ -224,7 +226,7 @@ def test_a_run_with_searched_factors_waits_for_the_search_and_trains_with_what_i
     }  # fmt: skip
     write(studies, "second", content)
     task, run = load_plan("second", check=True)
-    assert (task.label, run.parent) == ("zero-shot", task.name)
+    assert (task.label, run.parent) == ("zero-shot", task.key)
     pe.train(parent.run(), quiet=True)
     with pytest.raises(RunError, match=r"has no longrope-2x.json; search first"):
         pe.train(run.run(), quiet=True)

@@ -124,6 +124,8 @@ def test_another_source_of_the_encoding_is_not_shown_as_this_one(
 
 
 def test_the_table_of_all_records_and_a_damaged_one(own_runs: Path) -> None:
+    own_runs.mkdir()
+    assert load()["task"].empty, "without records, too, every column is there"
     run = task_run(EXPERIMENT)
     measure(run, "nope")
     table = load()
@@ -222,6 +224,8 @@ def test_the_notebook_trains_shows_and_adds_encodings_to_the_same_folder(own_run
         ({"learning_rates": "-1"}, "learning_rates.*more than 0"),
         ({"task_options": {"kk": 1}}, "unknown option of the task 'k_back' 'kk'"),
         ({"overrides": {"warmup": 1}}, "unknown override 'warmup'"),
+        ({"clip": 2.0}, "unknown parameter 'clip': it is one of the overrides"),
+        ({"hidden_size": 8}, "unknown parameter 'hidden_size'.*; choose from"),
     ],
 )
 def test_a_mistake_is_one_sentence(change: dict[str, Any], message: str) -> None:
@@ -257,7 +261,7 @@ def test_what_is_done_of_a_study_is_not_done_again_and_what_would_end_late_is_no
     assert "skipped, it would not end within 0 s" in lines[0]
     assert lines[1].endswith("6 steps")
     assert len(lines) == 2
-    with pytest.raises(ValueError, match=r"unknown study over tasks 'cor' \(did you mean"):
+    with pytest.raises(ValueError, match=r"unknown study 'cor' \(did you mean"):
         studies.load_study("cor")
 
 

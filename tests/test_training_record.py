@@ -48,6 +48,7 @@ PEAKS = {
     # Names that contain a listed one and are another chip, or a part of one.
     "NVIDIA GeForce RTX 4090 Laptop GPU": None,
     "NVIDIA GeForce RTX 4090 D": None,
+    "NVIDIA GeForce RTX 3090 Ti": None,
     "NVIDIA H100 80GB HBM3 MIG 1g.10gb": None,
     "NVIDIA GH200 480GB": None,
     "NVIDIA L40": None,
@@ -291,9 +292,16 @@ def test_outside_a_kernel_lines_come_at_most_every_few_seconds(
 ) -> None:
     monkeypatch.setattr(progress, "_in_kernel", lambda: False)
     clock, shown = Clock(monkeypatch), Progress(every_seconds=5.0)
+    made = []
+
+    def line() -> str:
+        made.append(step)
+        return f"step {step}"
+
     for step in range(120):
         clock.now = step / 10
-        shown.show(f"step {step}")
+        shown.show(line)
+    assert made == [0, 50, 100]  # what is not shown is not made
     shown.show("step 120", last=True)
     out = capsys.readouterr()
     assert out.out == ""

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from model_tools import LENGTH, close, small, stepwise, tokens
+from model_tools import LENGTH, close, small, tokens
 from torch import Tensor
-from transform_tools import L0, build, frequencies, turned
+from transform_tools import L0, build, frequencies
 
-import pe
 from pe.encodings.dynamic_ntk import DynamicNTK
 
 
@@ -68,59 +67,6 @@ def test_each_row_has_the_base_of_its_own_length(spec: str, options: dict[str, A
         for x, y in zip(together, single, strict=True):
             assert torch.equal(x[b : b + 1], y)
     assert not torch.equal(spectrum.inv_freq[1], spectrum.inv_freq[2])
-
-
-@GROWING
-def test_left_padding_is_not_length(spec: str, options: dict[str, Any]) -> None:
-    enc, pad = build(spec, **options), 250
-    positions = torch.stack((torch.arange(600), (torch.arange(600) - pad).clamp(min=0)))
-    q, k = (torch.randn(2, 2, 600, 64) for _ in range(2))
-    a = enc.rotate(q, k, positions, positions)
-    alone = torch.arange(600 - pad)
-    b = enc.rotate(q[1:, :, pad:], k[1:, :, pad:], alone, alone)
-    for x, y in zip(a, b, strict=True):
-        assert torch.equal(x[1:, :, pad:], y)
-
-
-@GROWING
-def test_nothing_is_remembered(spec: str, options: dict[str, Any]) -> None:
-    """Short, long, short, and the lengths at which transformers' module keeps the longest."""
-    enc = build(spec, **options)
-    first = {n: turned(enc, torch.arange(n)) for n in (40, L0, 300)}
-    for n in (5000, L0, 300, 40, 100, L0, 300, 40):
-        again = turned(enc, torch.arange(n))
-        if n in first:
-            assert all(torch.equal(x, y) for x, y in zip(first[n], again, strict=True))
-
-
-@GROWING
-@pytest.mark.parametrize("length", [L0 - 1, L0, L0 + 1, 2 * L0])
-def test_a_decoding_step_is_the_last_row_of_a_full_call(
-    spec: str, options: dict[str, Any], length: int
-) -> None:
-    """huggingface/transformers#25104: cached keys are rotated for the length of the step."""
-    enc, positions = build(spec, **options), torch.arange(length)
-    q, k, v = (torch.randn(2, 2, length, 64, dtype=torch.float64) for _ in range(3))
-    whole = pe.attend(enc, q, k, v, positions, positions)
-    step = pe.attend(enc, q[:, :, -1:], k, v, positions[-1:], positions)
-    torch.testing.assert_close(step, whole[:, :, -1:], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    "spec", ["dynamic_ntk+resonance", "longrope+resonance", "yarn", "yarn+resonance"]
-)
-def test_one_layer_decodes_as_it_prefills(spec: str) -> None:
-    """As tests/test_generation.py has it for those that are registered by name."""
-    options = {"dynamic": True} if "yarn" in spec else {}
-    model = small(spec, num_hidden_layers=1, pe_options=options)
-    length, pad = 2 * LENGTH, 5
-    ids = tokens(2, length)
-    mask = torch.ones_like(ids)
-    mask[0, :pad] = 0
-    with torch.no_grad():
-        whole = model(ids, attention_mask=mask, use_cache=False).logits[:, -1]
-        steps = stepwise(model, ids, [pad + 2, *[1] * (length - pad - 2)], attention_mask=mask)
-    close(steps[:, -1], whole)
 
 
 def test_dynamic_yarns_factor_and_temperature_follow_each_row() -> None:

@@ -137,14 +137,13 @@ class Queue:
     gpus: dict[str, int] = dataclasses.field(default_factory=dict)
     """How many train a run of a word together, where it is more than one."""
     running: set[str] = dataclasses.field(default_factory=set)
-    failed: set[str] = dataclasses.field(default_factory=set)
     again: list[Planned] = dataclasses.field(default_factory=list)
     pace: Pace = dataclasses.field(default_factory=Pace)
 
     def __post_init__(self) -> None:
         planned = [p for plan in self.left.values() for p in plan]
         self.parents = {Path(p.recipe.start_from).name for p in planned}
-        self.tasks = {p.name: p for p in planned if p.zero_shot}
+        self.tasks = {p.key: p for p in planned if p.zero_shot}
 
     def run(self, planned: Planned) -> Run:
         """Its folder, a relative path, as it is part of the command; of a task, what it extends."""
@@ -167,7 +166,7 @@ class Queue:
                 for planned in self.left[name]:
                     if self._ready(planned) and self._in_time(planned, name):
                         self.left[name].remove(planned)
-                        self.running.add(planned.name)
+                        self.running.add(planned.key)
                         return planned
         return None
 
@@ -180,13 +179,11 @@ class Queue:
     def ended(self, planned: Planned, whole: bool, seconds: float, gpus: int = 1) -> None:
         """Note that a run has ended."""
         with LOCK:
-            self.running.remove(planned.name)
+            self.running.remove(planned.key)
             if whole:
                 training = self.run(planned).read()["training"]["wall_seconds"] or 0.0
                 training = 0.0 if planned.zero_shot else training
                 self.pace.learn(planned, seconds, training, gpus)
-            else:
-                self.failed.add(planned.name)
 
     def _ready(self, planned: Planned) -> bool:
         start, task = planned.recipe.start_from, self.tasks.get(planned.parent or "")
@@ -196,7 +193,7 @@ class Queue:
             return True
         parent = Run(self.runs / (start if "/" in start else f"{planned.study}/{start}"))
         if planned.zero_shot:  # it writes into the folder of its parent
-            return parent.name not in self.running and complete(parent)
+            return f"{parent.study}/{parent.name}" not in self.running and complete(parent)
         return parent.exists() and parent.read()["status"] == "complete"
 
     def _in_time(self, planned: Planned, word: str) -> bool:

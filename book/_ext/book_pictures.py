@@ -20,7 +20,6 @@ from sphinx.errors import ExtensionError
 
 from pe import figures
 from pe.figures import extension as figures_extension
-from pe.figures import finetuned as figures_finetuned
 from pe.figures import retrieval as figures_retrieval
 from pe.figures import study as figures_study
 from pe.results import extensions, finetuned
@@ -39,8 +38,7 @@ _FIGURES: dict[str, Callable[..., Figure]] = {
 def record_figures(studies: Studies) -> Figures:
     """Figures of whole studies.
 
-    The reference study's names are bare, the reader's own begin with ``local-``; a perplexity
-    figure whose name ends with an encoding draws that encoding strongly.
+    The reference study's names are bare, the reader's own begin with ``local-``.
     """
     found: Figures = {}
     for study, prefix in ((studies.reference, ""), (LOCAL, "local-")):
@@ -49,12 +47,6 @@ def record_figures(studies: Studies) -> Figures:
             continue
         for name, figure in _FIGURES.items():
             found[prefix + name] = (runs, partial(figure, runs))
-    reference = studies.runs[studies.reference]
-    for pe in sorted({run.read()["pe"] for run in reference}):
-        found[f"perplexity-by-length-{pe}"] = (
-            reference,
-            partial(figures.perplexity_by_length, reference, highlight=pe),
-        )
     for study, runs in studies.runs.items():
         if study not in (studies.reference, LOCAL) and results.planned(study):
             found |= _study_figures(studies, study, runs)
@@ -85,7 +77,7 @@ def _study_figures(studies: Studies, study: str, runs: list[Snapshot]) -> Figure
     if tuned and any(one.row.label == finetuned.CONTROL for one in tuned):
         drawn = {run.name for row in tuned for run in row.row.runs}
         made_of = [run for run in runs if run.name in drawn]
-        found[f"{study}-fine-tuned"] = (made_of, partial(figures_finetuned.by_length, tuned))
+        found[f"{study}-fine-tuned"] = (made_of, partial(figures_extension.trained_on, tuned))
     for row in rows:
         run = row.runs[0]
         record = getattr(run, "extended", None)

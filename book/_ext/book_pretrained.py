@@ -8,7 +8,8 @@
 ``:corpus: NAME`` takes the records on one text, ``:encodings: NAME NAME`` those of some encodings,
 and ``:trained: yes`` or ``no`` those with or without training. ``:against:`` shows differences to
 the untouched model that reads no more than its training length, with intervals. A loss above that
-of guessing is written as such. Where there is no record, the page says so.
+of guessing is written as such. Where there is no record, the page says so. A picture without a
+caption has one that is made of its records.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,7 +35,7 @@ from pe.results.difference import LEVEL
 from pe.results.intervals import holm
 from pe.results.markdown import gap_text, pipe
 from pe.results.pretrained import UNTOUCHED, write_share
-from pe.results.quantities import GUESSING
+from pe.results.quantities import GUESSING, label
 
 FILE = "pretrained.json"
 CUT = "cut to its training length"
@@ -214,6 +215,38 @@ def what(record: dict[str, Any], name: str) -> str:
     return f"`{s['pe']}`{options}{trained}"
 
 
+def caption(records: Sequence[dict[str, Any]]) -> str:
+    """What `figures.several` shows of these records, and how much was measured."""
+
+    def each(values: Iterable[Any], between: str = " or ") -> str:
+        return between.join(f"{x:,}" if isinstance(x, int) else x for x in dict.fromkeys(values))
+
+    settings = [record["settings"] for record in records]
+    model, windows, prompts = (
+        each(s[key] for s in settings) for key in ("model", "windows", "prompts")
+    )
+    encodings = each((label(s["pe"]) for s in settings), ", ")
+    length = each(results.trained_length(record) for record in records)
+    further = any(s["steps"] for s in settings)
+    asked = any(map(results.tasks, records))
+    sentences = [
+        f"`{model}` under {encodings}.",
+        f"Others trained it on {length} tokens, and"
+        f" {'filled markers are after more training' if further else 'nothing was trained here'}.",
+        f"{'Left: loss' if asked else 'Loss'} of the same tokens by the length of the text, the"
+        f" mean of {windows} windows.",
+    ]
+    if asked:
+        sentences += [f"Right: hidden numbers found, of {prompts} prompts for each length."]
+    if any(map(results.beyond, records)):
+        sentences += [
+            "Grey dashes: the untouched model that reads no more than its training length.",
+            "A curve that leaves the picture at the top is more than"
+            f" {figures.LOSS_ABOVE_CUT:g} nats above them.",
+        ]
+    return " ".join([*sentences, "{doc}`/pretrained` has all numbers."])
+
+
 def _drawn_name(records: Sequence[dict[str, Any]]) -> str:
     """Another name for other records, so that the picture is drawn again."""
     text = json.dumps([record["outcomes"] for record in records], sort_keys=True)
@@ -283,19 +316,20 @@ class Training(Pretrained):
 
 
 class PretrainedPicture(Pretrained):
-    """Curves by length; the content is the caption."""
+    """Curves by length; the content is the caption, or else `caption` of the records."""
 
     has_content = True
 
     def text(self) -> str:
-        name = _drawn_name(self.records())
+        records = self.records()
+        name = _drawn_name(records)
         if name not in self.book.figures:
             return NONE
-        caption = "\n".join(self.content)
-        if figures.whiskers(self.records()):
-            caption += " The whiskers are Wilson's 95% intervals over the prompts."
+        words = "\n".join(self.content) or caption(records)
+        if figures.whiskers(records):
+            words += " The whiskers are Wilson's 95% intervals over the prompts."
         alt = "Loss and hidden numbers found by length of the context; the tables have the numbers."
-        return f"````{{picture}} {name}\n:alt: {alt}\n\n{caption}\n````"
+        return f"````{{picture}} {name}\n:alt: {alt}\n\n{words}\n````"
 
 
 def setup(app: Sphinx) -> None:

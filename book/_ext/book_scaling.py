@@ -167,8 +167,8 @@ def _families(plan: Sequence[Planned]) -> list[list[Planned]]:
     """Runs in the order of the plan, cut where the model changes from which they start."""
     roots: dict[str, str] = {}
     for planned in plan:
-        roots[planned.name] = roots.get(planned.parent or "", planned.name)
-    return [list(runs) for _, runs in itertools.groupby(plan, lambda p: roots[p.name])]
+        roots[planned.key] = roots.get(planned.parent or "", planned.key)
+    return [list(runs) for _, runs in itertools.groupby(plan, lambda p: roots[p.key])]
 
 
 def speed(measured: Mapping[int, int], gpus: int) -> float:

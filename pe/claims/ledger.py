@@ -127,7 +127,7 @@ def load(path: str | Path) -> list[Claim]:
 
 
 def parts(key: str) -> tuple[str, str, str, str]:
-    """``"runs:every/rope.ppl@2x"`` -> ``("runs", "every", "rope", "ppl@2x")``."""
+    """Split ``"runs:every/rope.ppl@2x"`` into ``("runs", "every", "rope", "ppl@2x")``."""
     match = re.fullmatch(r"(\w+):([^/]+)/(.+)\.([^.]+)", key)
     assert match is not None, "checked by Key"
     kind, place, subject, quantity = match.groups()

@@ -59,7 +59,7 @@ class Value(NamedTuple):
         return sum(values) / len(values)
 
     def of(self, seeds: Collection[int]) -> Value:
-        """Only these seeds."""
+        """Return the value of these seeds only."""
         return self._replace(by_seed={s: v for s, v in self.by_seed.items() if s in seeds})
 
 
@@ -90,7 +90,7 @@ class Values:
         return runs.load(self.folder, study) if (self.folder / study).is_dir() else None
 
     def _load_labels(self, study: str) -> dict[str, str]:
-        """The names that the plan of a study gives its runs, by folder; empty without a plan."""
+        """Return the names of a study's runs in its plan, by folder; empty without a plan."""
         return {p.name: p.label for p in load_plan(study)} if planned(study) else {}
 
     def _load_records(self, task: str, pe: str) -> list[TaskRecord]:
@@ -157,16 +157,16 @@ class Values:
         part = runs.Folder(path).part("numerics")
         if part is None:
             return None
-        found = NumericsRecord.model_validate(part)
-        values = found.values.get(subject, {})
+        record = NumericsRecord.model_validate(part)
+        values = record.values.get(subject, {})
         if quantity not in values:
             return None
-        samples = found.settings.get(f"{quantity.partition('@')[0].partition('-')[2]}_samples")
+        samples = record.settings.get(f"{quantity.partition('@')[0].partition('-')[2]}_samples")
         return Value({0: values[quantity]}, f"numerics/{name}", samples=samples)
 
 
 def _at_positions(one: TaskRecord, split: str, places: str) -> list[float | None]:
-    """The mean share of right tokens at positions such as ``9+16-18``, for each seed."""
+    """Return the mean share of right tokens at positions such as ``9+16-18``, for each seed."""
     recorded = one.positions[split]
     if recorded is None:
         return [None]
@@ -186,7 +186,7 @@ def _mean_at(shares: list[float | None], index: list[int]) -> float | None:
 
 
 def _task_options(address: str) -> tuple[str, dict[str, str]]:
-    """``copy@kind=repeat,items=50`` -> the task and its options, those not named at their defaults.
+    """Return a task and its options, ``copy@kind=repeat,items=50``, with defaults filled in.
 
     Raises:
         ValueError: the task does not have such an option.
@@ -200,8 +200,7 @@ def _task_options(address: str) -> tuple[str, dict[str, str]]:
 
 
 def _same_options(task: str, recorded: dict[str, Any], options: dict[str, str]) -> bool:
-    """Whether an experiment has these options, lengths aside; one older than an option has its
-    default."""
+    """Return whether an experiment has these options, lengths aside, or their defaults."""
     there = about(task).options | recorded
     return all(
         str(value) == options[key] for key, value in there.items() if not key.endswith("_lengths")

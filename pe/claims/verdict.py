@@ -66,9 +66,9 @@ def judge(claim: Claim, values: Values) -> Judged:
     if isinstance(claim.test, NotTestable):
         return Judged(claim, Verdict.NOT_TESTABLE, claim.test.why, "", [])
     conditions = [*claim.given, *claim.test]
-    found = {key: values(key) for condition in conditions for key in condition.keys}
-    there = {key: value for key, value in found.items() if value is not None}
-    missing = [key for key in found if key not in there]
+    looked_up = {key: values(key) for condition in conditions for key in condition.keys}
+    there = {key: value for key, value in looked_up.items() if value is not None}
+    missing = [key for key in looked_up if key not in there]
     if missing:
         return Judged(claim, Verdict.NOT_MEASURED, f"no record of {', '.join(missing)}", "", [])
     judged = [(condition, _judge(condition, there)) for condition in conditions]
@@ -116,13 +116,13 @@ def _judge(condition: Condition, there: dict[str, Value]) -> _Outcome:
 
 
 def _paired(value: Value, other: Value) -> tuple[Value, Value]:
-    """Both on the seeds that they share, if they share any: one seed differs from the next."""
+    """Return both on the seeds that they share, if any: one seed differs from the next."""
     seeds = value.by_seed.keys() & other.by_seed.keys()
     return (value.of(seeds), other.of(seeds)) if seeds else (value, other)
 
 
 def _above(value: Value, other: Value) -> bool | None:
-    """Whether a value is larger, seed by seed; None where that could be chance."""
+    """Return whether a value is larger, seed by seed; None where that could be chance."""
     if value.samples is not None and other.samples is not None:
         interval = newcombe(_share(value.mean, value.samples), _share(other.mean, other.samples))
     else:

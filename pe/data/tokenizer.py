@@ -58,17 +58,8 @@ def plan_tokenizer(tokenizer: str, vocab_size: int) -> TokenizerPlan:
     Raises:
         ValueError: the tokenizer is unknown, or ``vocab_size`` is too small or not a multiple of 8.
     """
-    if vocab_size % 8:
-        near = max(SMALLEST, -(-vocab_size // 8) * 8)
-        raise ValueError(
-            f"vocab_size is {vocab_size}; it must be a multiple of 8, for example {near}"
-        )
+    check_tokenizer(tokenizer, vocab_size)
     if tokenizer == "bpe":
-        if vocab_size < SMALLEST:
-            raise ValueError(
-                f"vocab_size is {vocab_size}; byte-level BPE needs at least {SMALLEST} "
-                "(256 bytes and two special tokens)"
-            )
         version = importlib.metadata.version("tokenizers")
         return TokenizerPlan(f"bpe-{vocab_size}", ("bpe", str(vocab_size), version), vocab_size)
     read = _read(tokenizer)
@@ -87,14 +78,34 @@ def plan_tokenizer(tokenizer: str, vocab_size: int) -> TokenizerPlan:
     return TokenizerPlan(tokenizer, identity, vocab_size, read)
 
 
-def _read(tokenizer: str) -> PreTrainedTokenizerFast:
+def check_tokenizer(tokenizer: str, vocab_size: int) -> None:
+    """Check as much of the request as can be checked without reading a tokenizer.
+
+    Raises:
+        ValueError: the tokenizer is unknown, or ``vocab_size`` is too small or not a multiple of 8.
+    """
+    if vocab_size % 8:
+        near = max(SMALLEST, -(-vocab_size // 8) * 8)
+        raise ValueError(
+            f"vocab_size is {vocab_size}; it must be a multiple of 8, for example {near}"
+        )
     path = Path(tokenizer).expanduser()
-    if not path.exists() and not _ON_THE_HUB.fullmatch(tokenizer):
+    if tokenizer == "bpe":
+        if vocab_size < SMALLEST:
+            raise ValueError(
+                f"vocab_size is {vocab_size}; byte-level BPE needs at least {SMALLEST} "
+                "(256 bytes and two special tokens)"
+            )
+    elif not path.exists() and not _ON_THE_HUB.fullmatch(tokenizer):
         raise ValueError(
             f"unknown tokenizer {tokenizer!r}{nearest(tokenizer, ['bpe'])}: it is not 'bpe', not "
             f"OWNER/NAME on the hub, and no tokenizer.json or directory was found at "
             f"{path.absolute()}; {GUIDE}"
         )
+
+
+def _read(tokenizer: str) -> PreTrainedTokenizerFast:
+    path = Path(tokenizer).expanduser()
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     try:

@@ -52,6 +52,9 @@ def spread_by_length(scorer: Scorer) -> dict[str, Any]:
             lengths[str(length)] = {"entropy": None, "reason": no_value(error)}
             continue
         by_head = torch.stack(means).mean(dim=0)  # (layers, heads)
+        if not by_head.isfinite().all():
+            lengths[str(length)] = {"entropy": None, "reason": "no value: it is not finite"}
+            continue
         rounded = [[round(value, 4) for value in layer] for layer in by_head.tolist()]
         lengths[str(length)] = {"entropy": rounded, "reason": None}
     return {"queries": queries, "windows": len(ends), "lengths": lengths}

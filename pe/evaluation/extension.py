@@ -57,30 +57,33 @@ def extend(
 
     Raises:
         RunError: the run is not complete, its checkpoint is not on this machine, or extension.json
-            has other lengths or targets than the recipe.
-        ValueError: the run's model cannot be converted to a method, or ``options`` match no cell.
+            has other lengths, targets or windows than the recipe asks for.
+        ValueError: the run's model cannot be converted to a method, a factor is no number, or
+            ``options`` match no cell.
     """
     complete_record(checked(run), "extending")
     recipe, options = run.recipe, options or {}
     lengths = sorted(recipe.evaluation_lengths)
     wanted = cells(methods or extension_methods(), factors)
+    if not wanted:
+        raise ValueError(f"factors: {', '.join(methods)} needs at least one, such as 2")
     refuse_unused_options(options, wanted, lengths, recipe.context_length)
     progress = Progress(enabled=not quiet)
     with run.lock():
-        table = run.part("extension") or {
-            "schema": SCHEMA_VERSION, "lengths": lengths, "target_tokens": recipe.target_tokens,
-            "windows": 0, "cells": {},
-        }  # fmt: skip
-        if (table["lengths"], table["target_tokens"]) != (lengths, recipe.target_tokens):
-            raise RunError(
-                f"{run.directory / 'extension.json'} has other lengths or targets than the recipe; "
-                "remove it to measure again"
-            )
         data, source = text_of(run), holder(run)
         model = load_model(source)
         retrained = {} if source is run else {"retrained": retraining(source)}
         scorer = Scorer(model, data, recipe)
-        table["windows"] = len(scorer.ends)
+        asked = {
+            "lengths": lengths, "target_tokens": recipe.target_tokens, "windows": len(scorer.ends)
+        }  # fmt: skip
+        table = run.part("extension") or {"schema": SCHEMA_VERSION, **asked, "cells": {}}
+        for name, value in asked.items():
+            if table[name] != value:
+                raise RunError(
+                    f"{run.directory / 'extension.json'} has {name} {table[name]} and the recipe "
+                    f"asks for {value}; remove it to measure again"
+                )
         for cell in wanted:
             at = cell.at(lengths, recipe.context_length)
             extra = {n: options.get(f"{cell.method}@{factor:g}", {}) for n, factor in at.items()}

@@ -7,8 +7,9 @@ was trained at lengths up to the training length. This module imports no torch w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pe._errors import unknown
 
@@ -37,10 +38,34 @@ class Cell(NamedTuple):
         return dict.fromkeys(lengths, float(self.factor))
 
 
+def checked_factor(value: Any) -> Factor:
+    """Return ``value`` if it is a factor, a whole number as a float.
+
+    Raises:
+        ValueError: it is neither a finite number nor `LENGTH`.
+    """
+    if value == LENGTH:
+        return LENGTH
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"expected a finite number or {LENGTH!r}, got {value!r}")
+    return float(value)
+
+
 def cells(methods: Sequence[str], factors: Sequence[Factor]) -> list[Cell]:
-    """Return a cell for each method and factor; a method that takes no factor has one cell."""
+    """Return a cell for each method and factor; a method that takes no factor has one cell.
+
+    Raises:
+        ValueError: a method is unknown, a factor is none, or one of them is not in a list.
+    """
     from pe.encodings.core.extending import extension_method  # imports torch
 
+    for name, value in (("methods", methods), ("factors", factors)):
+        if isinstance(value, str | int | float):
+            raise ValueError(f"{name}: expected a list, got {value!r}; write [{value!r}]")
+    try:
+        factors = [checked_factor(value) for value in factors]
+    except ValueError as error:
+        raise ValueError(f"factors: {error}") from None
     return [
         Cell(method, factor)
         for method in methods

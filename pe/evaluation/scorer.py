@@ -39,6 +39,9 @@ POSITION_BINS = 32
 LOGITS_OF = 4096
 """The number of tokens whose logits are held at once."""
 Log = Callable[[str], None]
+NO_CELL = {"value": None, "nll": None, "window_nll": None}
+"""The record of a length without a value; the reason is missing."""
+NOT_FINITE = "no value: the loss is not finite"
 
 
 def text_of(run: Run) -> TokenData:
@@ -192,13 +195,12 @@ class Scorer:
                 with self.temperature((temperatures or {}).get(length)):
                     losses = self.losses(length)
             except PositionError as error:
-                nothing = {"value": None, "nll": None, "window_nll": None}
-                last[str(length)] = nothing | {"reason": no_value(error)}
-                whole[str(length)] = last[str(length)]
+                last[str(length)] = whole[str(length)] = NO_CELL | {"reason": no_value(error)}
                 continue
             last[str(length)] = cell(self._targets(losses))
             whole[str(length)] = cell(losses)
-            positions = by_position(losses)
+            if np.isfinite(losses).all():
+                positions = by_position(losses)
         return {"perplexity": last, "window_perplexity": whole, "loss_by_position": positions}
 
     @contextlib.contextmanager
@@ -225,6 +227,8 @@ def cell(losses: np.ndarray) -> dict[str, Any]:
         losses: (windows, tokens), in nats.
     """
     nll = float(losses.mean())
+    if not math.isfinite(nll):
+        return NO_CELL | {"reason": NOT_FINITE}
     per_window = [round(float(x), 6) for x in losses.mean(axis=1)]
     return {
         # Far beyond its context a model can have losses whose exponential overflows.

@@ -21,7 +21,7 @@ MOST_LABELS = 48
 
 @style()
 def maps(weights: Any, labels: Sequence[str], title: str = "") -> Figure:
-    """A panel per layer (rows) and head (columns).
+    """Draw a panel per layer (rows) and head (columns).
 
     Args:
         weights: (layers, heads, T, T) probabilities, rows are queries. labels: the T inputs.
@@ -45,7 +45,7 @@ def maps(weights: Any, labels: Sequence[str], title: str = "") -> Figure:
 
 @style()
 def one_map(weights: Any, labels: Sequence[str], title: str = "") -> Figure:
-    """One head, its inputs written along both axes.
+    """Draw one head, its inputs written along both axes.
 
     Args:
         weights: (T, T) probabilities, rows are queries. labels: the T inputs.
@@ -68,20 +68,20 @@ def one_map(weights: Any, labels: Sequence[str], title: str = "") -> Figure:
 
 @style()
 def entropy_by_length(spread: dict[str, Any], training_length: int, title: str = "") -> Figure:
-    """A line per layer, the mean over its heads, and the range of its heads as a band.
+    """Draw a line per layer, the mean over its heads, and the range of its heads as a band.
 
     The dashed line is even attention to all tokens, ln(length): what no head exceeds.
 
     Args:
         spread: the part "attention" of evaluation.json. training_length: marked in the figure.
     """
-    found = {int(n): one["entropy"] for n, one in spread["lengths"].items() if one["entropy"]}
-    lengths = sorted(found)
-    layers = len(found[lengths[0]]) if lengths else 0
+    entropies = {int(n): one["entropy"] for n, one in spread["lengths"].items() if one["entropy"]}
+    lengths = sorted(entropies)
+    layers = len(entropies[lengths[0]]) if lengths else 0
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.add_subplot()
     for layer in range(layers):
-        heads = [found[length][layer] for length in lengths]
+        heads = [entropies[length][layer] for length in lengths]
         colour = SEQUENTIAL(0.35 + 0.65 * layer / max(layers - 1, 1))
         means = [sum(own) / len(own) for own in heads]
         axes.plot(lengths, means, color=colour, marker="o", label=f"layer {layer + 1}")

@@ -20,7 +20,7 @@ TIMES = FuncFormatter(lambda value, _: f"{value:g}×")
 
 
 def powers_of_two(axes: Axes, at: Sequence[float], form: FuncFormatter = TIMES) -> None:
-    """A logarithmic x axis with a tick at each of these values and nowhere else."""
+    """Make the x axis logarithmic, with a tick at each of these values and nowhere else."""
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(list(at)))
     axes.xaxis.set_major_formatter(form)
@@ -28,7 +28,7 @@ def powers_of_two(axes: Axes, at: Sequence[float], form: FuncFormatter = TIMES) 
 
 
 def log_perplexity(axes: Axes, limit: int | None = None) -> None:
-    """A logarithmic y axis of plain numbers; it ends at ``limit``, the size of the vocabulary."""
+    """Make the y axis logarithmic with plain numbers, up to ``limit``, the vocabulary's size."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     if limit and high > limit:  # above, a model is worse than guessing
@@ -41,7 +41,7 @@ def log_perplexity(axes: Axes, limit: int | None = None) -> None:
 
 
 def mark(axes: Axes, x: float, text: str = "") -> None:
-    """A dotted vertical line, with words at its top."""
+    """Draw a dotted vertical line with words at its top."""
     axes.axvline(x, color=FAINT, linewidth=1, linestyle=(0, (2, 2)), zorder=1)
     if text:
         axes.annotate(
@@ -57,7 +57,7 @@ GUESS: dict[str, Any] = BASELINE | {"linestyle": (0, (1, 1.5)), "label": "unifor
 
 
 def legend(figure: Figure, handles: Sequence[Artist], columns: int = 3) -> None:
-    """The legend above the axes, in fewer ``columns`` where it is wider; none without a line."""
+    """Put the legend above the axes, in fewer ``columns`` if it is too wide. None without lines."""
     if not handles:
         return
     for number in range(columns, 0, -1):
@@ -71,11 +71,11 @@ def legend(figure: Figure, handles: Sequence[Artist], columns: int = 3) -> None:
 
 
 def labels(figure: Figure, x: str, y: str) -> None:
-    """Titles of the axes of a whole figure."""
+    """Write the titles of the axes of a whole figure."""
     figure.supxlabel(x, fontsize=10.5)
     figure.supylabel(y, fontsize=10.5)
 
 
 def numbers(values: Iterable[float | None]) -> list[float]:
-    """NaN, which leaves a gap in a line, where there is no value."""
+    """Return the values, with NaN, which leaves a gap in a line, where there is none."""
     return [float("nan") if value is None else value for value in values]

@@ -24,7 +24,7 @@ WHISKERS = 5
 
 
 def looks(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The look of each variant's line, by variant on record."""
+    """Return the look of each variant's line, by variant on record."""
     pe, steps = record["settings"]["pe"], record["settings"]["steps"]
     from pe.encodings.core.spec import parse  # brings torch
 
@@ -40,7 +40,7 @@ def looks(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def in_words(options: Mapping[str, Any]) -> list[str]:
-    """Options of an encoding as a reader wants them: ``factor 8``, ``dynamic``."""
+    """Write options of an encoding for readers: ``factor 8``, ``dynamic``."""
     return [
         key if value is True
         else f"{key} {value:g}" if isinstance(value, float)
@@ -50,12 +50,12 @@ def in_words(options: Mapping[str, Any]) -> list[str]:
 
 
 def _values(shares: Sequence[Interval | None]) -> list[float]:
-    """The shares without their intervals; NaN where there is none."""
+    """Return the shares without their intervals; NaN where there is none."""
     return numbers(share.value if share else None for share in shares)
 
 
 def _apart(place: int, lines: int) -> float:
-    """The factor that moves a line along x, so that the whiskers of several do not overlap."""
+    """Return the factor that moves a line along x, so that the whiskers of lines do not overlap."""
     return float(1.06 ** (place - (lines - 1) / 2))
 
 
@@ -66,7 +66,7 @@ def _shares(
     look: Mapping[str, Any],
     moved: float | None = None,
 ) -> None:
-    """A line of shares; with their intervals as whiskers if it is ``moved`` by such a factor."""
+    """Draw a line of shares. If it is ``moved`` by such a factor, their intervals are whiskers."""
     x = [n * (moved or 1.0) for n in at]
     axes.plot(x, _values(shares), **look)
     if moved is not None:
@@ -79,7 +79,7 @@ def _shares(
 
 @style()
 def by_length(record: Mapping[str, Any]) -> Figure:
-    """Left: loss of the same last tokens with longer contexts. Right: numbers found in the text."""
+    """Draw loss of the same last tokens (left) and numbers found (right) by length."""
     lengths = record["settings"]["lengths"]
     asked = tasks(record)
     figure = Figure(figsize=(7.2 if asked else 5.0, 3.5), layout="constrained")
@@ -107,7 +107,7 @@ def _finish(
     columns: int,
     task: str,
 ) -> None:
-    """Axes, the training length, and the legend, of loss and of what is found."""
+    """Finish the axes of loss and of what is found: scales, training length and legend."""
     panels[0].set_ylabel("loss, nats per token")
     for axes in panels[1:]:
         axes.set_ylim(-0.03, 1.03)
@@ -123,7 +123,7 @@ def _finish(
 def _lines(
     records: Sequence[Mapping[str, Any]],
 ) -> list[tuple[Mapping[str, Any], str, dict[str, Any]]]:
-    """(record, variant, look) of each line: the untouched model once, and each outcome."""
+    """Return (record, variant, look) of each line: the untouched model once, and each outcome."""
     from pe.encodings.core.spec import parse  # brings torch
 
     lines: list[tuple[Mapping[str, Any], str, dict[str, Any]]] = [
@@ -152,13 +152,13 @@ def _lines(
 
 
 def whiskers(records: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether `several` draws the intervals of shares: of up to `WHISKERS` lines."""
+    """Return whether `several` draws the intervals of shares: of up to `WHISKERS` lines."""
     return bool(tasks(records[0])) and len(_lines(records)) <= WHISKERS
 
 
 @style()
 def several(records: Sequence[Mapping[str, Any]]) -> Figure:
-    """Loss, and numbers found, by length, of trials of one model on one text.
+    """Draw loss and numbers found by length, for trials of one model on one text.
 
     Models that were trained on have filled markers. Further lines of a colour are dashed. The axis
     of the loss ends `LOSS_ABOVE_CUT` above the cut line, so the curves of methods that fail leave
@@ -194,7 +194,7 @@ def several(records: Sequence[Mapping[str, Any]]) -> Figure:
 
 @style()
 def by_position(record: Mapping[str, Any]) -> Figure:
-    """Mean loss of the token at each position of the longest windows, in bins."""
+    """Draw the mean loss of the token at each position of the longest windows, in bins."""
     figure = Figure(figsize=(6.2, 3.2), layout="constrained")
     axes = figure.add_subplot()
     for variant, look in looks(record).items():
@@ -211,7 +211,7 @@ def by_position(record: Mapping[str, Any]) -> Figure:
 
 @style()
 def training(record: Mapping[str, Any]) -> Figure:
-    """Loss of the training under the new encoding, by step."""
+    """Draw the loss of the training under the new encoding, by step."""
     figure = Figure(figsize=(6.2, 2.8), layout="constrained")
     axes = figure.add_subplot()
     lines = record["training"]

@@ -32,20 +32,20 @@ TASK = "multikey"
 
 
 def ordered(rows: Sequence[Row], far: int) -> list[tuple[Row, float, float | None]]:
-    """(row, perplexity at 1×, perplexity at ``far``×), best at ``far``× first.
+    """Return (row, perplexity at 1×, perplexity at ``far``×), best at ``far``× first.
 
     Rows that have no position so far, None there, come last; rows without a value at 1× not at all.
     """
-    found = []
+    measured = []
     for row in rows:
         near = measure(row, "ppl@1x").value
         if near is not None:
-            found.append((row, near, measure(row, f"ppl@{far}x").value))
-    return sorted(found, key=lambda item: (item[2] is None, item[2] or item[1], item[0].title))
+            measured.append((row, near, measure(row, f"ppl@{far}x").value))
+    return sorted(measured, key=lambda item: (item[2] is None, item[2] or item[1], item[0].title))
 
 
 def _found(row: Row, names: Sequence[str]) -> list[float | None]:
-    """The share of prompts answered, by length."""
+    """Return the share of prompts answered, by length."""
     return [measure(row, f"{TASK}@{name}").value for name in names]
 
 
@@ -53,7 +53,7 @@ def _found(row: Row, names: Sequence[str]) -> list[float | None]:
 def reach(
     rows: Sequence[Row], places: Mapping[str, str], far: int = 16, base: str = "rope"
 ) -> Figure:
-    """Perplexity at the training length and at ``far`` times that, a line for each row.
+    """Draw perplexity at the training length and at ``far`` times that, a line for each row.
 
     Args:
         places: by a row's label, where it acts: a key of `PLACES`.
@@ -65,38 +65,38 @@ def reach(
     row of cells is what the base would find if it read no more than the training length.
     """
     longer = ceilings(rows)
-    found = ordered([row for row in rows if row not in longer], far)
-    names = multiples([run for row, *_ in found for run in row.runs])
-    asked = any(value is not None for row, *_ in found for value in _found(row, names))
+    measured = ordered([row for row in rows if row not in longer], far)
+    names = multiples([run for row, *_ in measured for run in row.runs])
+    asked = any(value is not None for row, *_ in measured for value in _found(row, names))
     if asked:
 
         def beyond(row: Row) -> float:
             return sum(value or 0.0 for value in _found(row, names)[1:])
 
-        found.sort(key=lambda item: -beyond(item[0]))
-    size = (6.4 if asked else 5.6, 0.95 + 0.2 * len(found) + (0.35 if asked else 0))
+        measured.sort(key=lambda item: -beyond(item[0]))
+    size = (6.4 if asked else 5.6, 0.95 + 0.2 * len(measured) + (0.35 if asked else 0))
     figure = Figure(figsize=size, layout="constrained")
     if asked:
         axes, cells = figure.subplots(1, 2, width_ratios=(3, 2))
     else:
         axes = figure.subplots()
-    held = next((item for item in found if item[0].label == base), found[0])
-    lines = _lines(axes, found, places, held)
+    held = next((item for item in measured if item[0].label == base), measured[0])
+    lines = _lines(axes, measured, places, held)
     for row, at, _ in ordered(longer, far):
         lines.append(axes.axvline(at, **(BASELINE | {"label": row.title})))
-    limit = vocabulary(found[0][0].runs[0])
+    limit = vocabulary(measured[0][0].runs[0])
     if asked:
-        _narrow(axes, found, limit)
+        _narrow(axes, measured, limit)
     elif axes.get_xlim()[1] > limit:
         lines.append(axes.axvline(limit, **GUESS))
     low, high = axes.get_xlim()
     axes.xaxis.set_major_locator(LogLocator(subs=(1,) if high / low > 500 else (1, 2, 5)))
     if asked:
-        _cells(cells, [row for row, *_ in found], held[0], names)
-        height = len(found) + 1
+        _cells(cells, [row for row, *_ in measured], held[0], names)
+        height = len(measured) + 1
         for one in (axes, cells):
             one.set_ylim(height - 0.4, -0.6)
-    shown = {places[row.label] for row, *_ in found}
+    shown = {places[row.label] for row, *_ in measured}
     lines += [
         Line2D([], [], marker="o", linestyle="none", color=FAINT, label="1×"),
         Line2D([], [], marker="D", linestyle="none", color=FAINT, markerfacecolor="none",
@@ -114,7 +114,7 @@ def _lines(
     places: Mapping[str, str],
     base: tuple[Row, float, float | None],
 ) -> list[Line2D]:
-    """A line of perplexities for each row; returns that of ``base``, cut to the training length."""
+    """Draw a line of perplexities per row. Return that of ``base`` cut to the training length."""
     for height, (row, near, there) in enumerate(found):
         colour = PLACES[places[row.label]]
         if there is not None:
@@ -147,7 +147,10 @@ def _narrow(axes: Axes, found: Sequence[tuple[Row, float, float | None]], limit:
 
 
 def _cells(axes: Axes, rows: Sequence[Row], base: Row, names: Sequence[str]) -> None:
-    """The share of prompts answered, a row of cells each; ``base`` when it is cut comes last."""
+    """Draw the share of prompts answered, a row of cells each.
+
+    ``base`` with texts cut comes last.
+    """
     axes.grid(visible=False)
     shares = [_found(row, names) for row in rows]
     shares.append([cut(base, f"{TASK}@{name}") for name in names])

@@ -23,22 +23,22 @@ from pe.results.rows import Row
 
 
 def shares(row: Row, task: str, names: Sequence[str]) -> tuple[list[float], np.ndarray]:
-    """Depths, and exact matches as shares (depths, lengths), NaN where there is none."""
-    found = [[answers(run, f"{task}@{name}") for name in names] for run in row.runs]
-    first = next((cell for cells in found for cell in cells if cell), None)
+    """Return depths, and exact matches as shares (depths, lengths), NaN where there is none."""
+    answered = [[answers(run, f"{task}@{name}") for name in names] for run in row.runs]
+    first = next((cell for cells in answered for cell in cells if cell), None)
     if first is None:
         return [], np.zeros((0, 0))
     none = [np.nan] * len(first.depths)
-    right = [[(cell and cell.right) or none for cell in cells] for cells in found if any(cells)]
+    right = [[(cell and cell.right) or none for cell in cells] for cells in answered if any(cells)]
     return list(first.depths), np.asarray(np.mean(right, axis=0).T / first.samples)
 
 
 @style()
 def retrieval(rows: Sequence[Row], task: str) -> Figure:
-    """A heat map of exact matches for each row that was asked."""
+    """Draw a heat map of exact matches for each row that was asked."""
     names = multiples([run for row in rows for run in row.runs])
-    found = [(row, *shares(row, task, names)) for row in rows]
-    asked = [(row, depths, share) for row, depths, share in found if depths]
+    panels = [(row, *shares(row, task, names)) for row in rows]
+    asked = [(row, depths, share) for row, depths, share in panels if depths]
     across = min(5, max(1, len(asked)))
     down = max(1, -(-len(asked) // across))
     figure = Figure(figsize=(6.2, 0.7 + 2.0 * down), layout="constrained")
@@ -75,7 +75,7 @@ def retrieval(rows: Sequence[Row], task: str) -> Figure:
 
 @style()
 def by_length(row: Row, tasks: Sequence[str]) -> Figure:
-    """The share of prompts that are wholly right against the length: a line for each task."""
+    """Draw the share of prompts that are wholly right against the length: a line for each task."""
     names = multiples(row.runs)
     figure = Figure(figsize=(6.2, 3.4), layout="constrained")
     axes = figure.add_subplot()

@@ -40,7 +40,7 @@ class LayerRow(NamedTuple):
 def schedule(
     spec: str, num_layers: int | None = None, *, length: int | None = None, **options: Any
 ) -> Figure:
-    """Layers, the first on top, against the keys that each shows to the last of ``length`` tokens.
+    """Draw the layers, the first on top, against the keys that each shows to the last token.
 
     Args:
         spec: an encoding, a schedule of layers or the name of a released model's
@@ -65,7 +65,7 @@ def schedule(
 
 
 def layer_rows(spec: str, length: int | None = None, **options: Any) -> tuple[list[LayerRow], int]:
-    """The rows that `draw_layers` draws for the layers of ``spec``, and the tokens it shows."""
+    """Return the rows that `draw_layers` draws for ``spec``, and the tokens that it shows."""
     import torch
 
     from pe.encodings.core.build import layer_encodings
@@ -89,14 +89,14 @@ def layer_rows(spec: str, length: int | None = None, **options: Any) -> tuple[li
 
 
 def spans(shown: Sequence[bool]) -> list[tuple[int, int]]:
-    """The stretches of True: where each begins, and where it has ended."""
+    """Return where each stretch of True begins, and where it has ended."""
     runs = [(value, len(list(group))) for value, group in itertools.groupby(shown)]
     ends = list(itertools.accumulate(count for _, count in runs))
     return [(end - count, end) for (value, count), end in zip(runs, ends, strict=True) if value]
 
 
 def _titles(layers: Sequence[LayerSpec]) -> list[str]:
-    """The title of each layer, without options unless these are all that tells it apart."""
+    """Return the title of each layer, without options unless these are all that tells it apart."""
     from pe.encodings.core.registry import about
     from pe.encodings.core.spec import joined
 
@@ -110,7 +110,7 @@ def _titles(layers: Sequence[LayerSpec]) -> list[str]:
 
 
 def draw_layers(axes: Axes, rows: Sequence[LayerRow], length: int) -> None:
-    """A bar per layer over the keys it shows; a faint line over those it hides.
+    """Draw a bar per layer over the keys it shows, and a faint line over those it hides.
 
     Args:
         length: tokens of the text, of which the query is the last.

@@ -32,7 +32,7 @@ LEAST_RANGE = 8.0
 
 @style()
 def training(speed: Speed) -> Figure:
-    """Tokens/s and, where it was recorded, peak memory of a training step, by length."""
+    """Draw tokens/s and, where it was recorded, peak memory of a training step, by length."""
     panels: list[tuple[str, Callable[[Result], float | None]]] = [
         ("tokens/s (log scale)", lambda result: result.tokens_per_second)
     ]
@@ -54,7 +54,7 @@ def training(speed: Speed) -> Figure:
 
 
 def _lines(speed: Speed, lengths: Sequence[int]) -> list[tuple[str, dict[str, Any]]]:
-    """System and look of each line: NoPE, RoPE, and what costs something else than all before."""
+    """Return system and look of each line: NoPE, RoPE, and what costs something else than these."""
     drawn: dict[str, list[float | None]] = {}
     for system in dict.fromkeys(
         ("nope", "rope", *(row["system"] for row in speed.record["cells"]))
@@ -75,7 +75,7 @@ def _lines(speed: Speed, lengths: Sequence[int]) -> list[tuple[str, dict[str, An
 
 
 def _names(axes: Axes, apart_only: bool) -> None:
-    """The name of each line beside its end, or of those that end well above the lowest line.
+    """Write the name of each line beside its end, or only of lines well above the lowest one.
 
     Colours repeat, so a legend would leave readers to tell lines apart by their markers.
     """

@@ -60,7 +60,7 @@ MANY = 8
 def families(
     rows: Sequence[Row], highlight: str | None = None
 ) -> list[tuple[str, list[Row], list[Row]]]:
-    """(title, rows in colour, rows in grey) of each panel."""
+    """Return (title, rows in colour, rows in grey) of each panel."""
     parents = list(dict.fromkeys(row.origin for row in rows if row.converted))
     if not parents:
         each = len(rows) > MANY and highlight is None
@@ -70,13 +70,13 @@ def families(
 
 
 def _looks(rows: Sequence[Row], highlight: str | None) -> list[dict[str, Any]]:
-    """One panel of rows: each in its encoding's look, several of one encoding in other dashes."""
+    """Return looks for one panel: that of its encoding for each row, other dashes for several."""
     seen: dict[str, int] = {}
-    found = []
+    looks = []
     for row in rows:
         number = seen[row.pe] = seen.get(row.pe, -1) + 1
         strong = highlight is None or highlight in (row.pe, *(run.name for run in row.runs))
-        found.append({
+        looks.append({
             "color": colour(row.pe) if strong else FAINT,
             "alpha": 1.0 if strong else 0.45,
             "linestyle": _DASHES[number % len(_DASHES)],
@@ -85,11 +85,11 @@ def _looks(rows: Sequence[Row], highlight: str | None) -> list[dict[str, Any]]:
             "markersize": 5,
             "zorder": 3 if strong else 2,
         })  # fmt: skip
-    return found
+    return looks
 
 
 def _look(place: int, row: Row, grey: bool) -> dict[str, Any]:
-    """A row of a family: the first was trained throughout, the others were converted from it."""
+    """Return a row's look in a family, whose first was trained throughout, others converted."""
     return {
         "color": FAINT if grey else colour(row.origin),
         "linestyle": "-" if grey else _DASHES[place % len(_DASHES)],
@@ -110,11 +110,16 @@ def _panels(
     baselines: Callable[[Axes, Row], list[Line2D]] = lambda axes, row: [],
     highlight: str | None = None,
 ) -> tuple[Figure, list[Axes]]:
-    """Panels of lines.
+    """Draw panels of lines.
 
     Args:
         baselines: draws those of a panel whose rows are held against that row, and returns them.
+
+    Raises:
+        ValueError: there are no rows.
     """
+    if not rows:
+        raise ValueError("there are no runs to draw; pe.runs.find() lists those that are recorded")
     found = families(rows, highlight)
     each = len(found) > MANY
     columns = 5 if each else min(2, len(found))
@@ -154,7 +159,7 @@ def _panels(
 def _by_length(
     rows: Sequence[Row], kind: str, y: str, tempered: bool, highlight: str | None = None
 ) -> tuple[Figure, list[Axes]]:
-    """Lines of a quantity by length, and baselines."""
+    """Draw lines of a quantity by length, and baselines."""
     longer = ceilings(rows)
     own = [row for row in rows if row not in longer]
     runs = [run for row in own for run in row.runs]
@@ -198,7 +203,7 @@ def _by_length(
 
 @style()
 def perplexity(rows: Sequence[Row], tempered: bool = True, highlight: str | None = None) -> Figure:
-    """Perplexity of the same targets by context length; pale dashes: with a fitted temperature."""
+    """Draw perplexity of the same targets by length; pale dashes: with a fitted temperature."""
     figure, panels = _by_length(rows, "ppl", PERPLEXITY, tempered, highlight)
     for axes in panels:
         log_perplexity(axes, vocabulary(rows[0].runs[0]))
@@ -207,7 +212,7 @@ def perplexity(rows: Sequence[Row], tempered: bool = True, highlight: str | None
 
 @style()
 def answered(rows: Sequence[Row], task: str) -> Figure:
-    """The share of prompts of a retrieval task that are answered, by length."""
+    """Draw the share of prompts of a retrieval task that are answered, by length."""
     figure, panels = _by_length(rows, task, "prompts answered", tempered=False)
     for axes in panels:
         axes.set_ylim(-0.03, 1.03)
@@ -217,7 +222,7 @@ def answered(rows: Sequence[Row], task: str) -> Figure:
 
 @style()
 def training(rows: Sequence[Row], highlight: str | None = None) -> Figure:
-    """Loss by step, log scale: validation (marked) and training (thin, mean of ten logged steps).
+    """Draw loss by step: validation (marked) and training (thin, the mean of ten logged steps).
 
     A run that began with the weights of another begins where that one was, at the dotted line.
     """
@@ -261,7 +266,7 @@ def training(rows: Sequence[Row], highlight: str | None = None) -> Figure:
 
 
 def _ends(rows: Sequence[Row]) -> tuple[float, float]:
-    """The ends of the axis of losses, without the first loss of a model that knew nothing."""
+    """Return the ends of the axis of losses, without the first loss of an untrained model."""
     values: list[float] = []
     for row in rows:
         for run in row.runs:
@@ -274,13 +279,13 @@ def _ends(rows: Sequence[Row]) -> tuple[float, float]:
 
 @style()
 def by_position(rows: Sequence[Row], highlight: str | None = None) -> Figure:
-    """Mean loss of the token at each position of the longest windows, in bins."""
+    """Draw the mean loss of the token at each position of the longest windows, in bins."""
 
     def curve(row: Row) -> tuple[np.ndarray, np.ndarray]:
-        """Edges of the bins, and losses, the mean over seeds; of length 0 without a record."""
-        found = [(run.evaluation() or {}).get("loss_by_position") for run in row.runs]
-        each = [numbers(one["nll"]) for one in found if one]
-        edges: list[float] = next((one["edges"] for one in found if one), [])
+        """Return edges of the bins and mean losses over seeds; of length 0 without a record."""
+        records = [(run.evaluation() or {}).get("loss_by_position") for run in row.runs]
+        each = [numbers(one["nll"]) for one in records if one]
+        edges: list[float] = next((one["edges"] for one in records if one), [])
         return np.asarray(edges, dtype=float), np.mean(each, axis=0) if each else np.zeros(0)
 
     def draw(axes: Axes, row: Row, look: dict[str, Any]) -> None:
@@ -316,7 +321,7 @@ def by_position(rows: Sequence[Row], highlight: str | None = None) -> Figure:
 
 
 def perplexity_by_length(runs: Sequence[RunLike], highlight: str | None = None) -> Figure:
-    """Perplexity of the same target tokens against the length of the context before them.
+    """Draw perplexity of the same target tokens against the length of the context before them.
 
     Args:
         runs: evaluated runs; several seeds of a configuration become a mean with its interval.
@@ -326,7 +331,7 @@ def perplexity_by_length(runs: Sequence[RunLike], highlight: str | None = None) 
 
 
 def loss_curves(runs: Sequence[RunLike], highlight: str | None = None) -> Figure:
-    """Training loss by step as thin lines, validation loss as marked ones.
+    """Draw training loss by step as thin lines, validation loss as marked ones.
 
     A run that started from another begins where that one was.
     """
@@ -334,5 +339,5 @@ def loss_curves(runs: Sequence[RunLike], highlight: str | None = None) -> Figure
 
 
 def loss_by_position(runs: Sequence[RunLike], highlight: str | None = None) -> Figure:
-    """Mean loss of the token at each position of long windows, in bins; seeds are averaged."""
+    """Draw the mean loss of the token at each position of long windows, in bins, over seeds."""
     return by_position(grouped(runs), highlight)

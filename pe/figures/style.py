@@ -50,18 +50,13 @@ DIVERGING = LinearSegmentedColormap.from_list(
 
 
 def colour(pe: str) -> str:
-    """The encoding's colour; the same name gets the same colour in every process."""
+    """Return the encoding's colour. A name has the same colour in every process."""
     return _COLOURS[_hash(pe, *_COLOUR_SEED) % len(_COLOURS)]
 
 
 def marker(pe: str) -> str:
-    """The encoding's marker, so that no figure depends on colour alone."""
+    """Return the encoding's marker, so that no figure depends on colour alone."""
     return _MARKERS[_hash(pe, *_MARKER_SEED) % len(_MARKERS)]
-
-
-def look(pe: str) -> tuple[str, str]:
-    """The encoding's colour and marker, in every figure."""
-    return colour(pe), marker(pe)
 
 
 def _hash(pe: str, seed: int, byte: int) -> int:
@@ -70,7 +65,7 @@ def _hash(pe: str, seed: int, byte: int) -> int:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """The look of every figure here: transparent, text as text, deterministic SVG."""
+    """Apply the look of every figure: transparent, text as text, deterministic SVG."""
     settings = {
         "svg.fonttype": "none",
         "svg.hashsalt": "pe",
@@ -110,7 +105,7 @@ class _Canvas(FigureCanvasSVG):
     measuring = RendererSVG(1, 1, io.StringIO())
 
     def get_renderer(self) -> RendererSVG:
-        """Where a canvas has this method, a layout takes its renderer from it."""
+        """Return the renderer, which a layout takes from here if a canvas has this method."""
         return self.measuring
 
 
@@ -119,7 +114,7 @@ _UNROTATED = re.compile(r' transform="rotate\(-?0 [^"]*\)"')
 
 
 def svg(figure: Figure) -> str:
-    """The figure as SVG text without dates; equal figures give equal text."""
+    """Return the figure as SVG text without dates. Equal figures give equal text."""
     out = io.StringIO()
     canvas, dpi, paper = figure.canvas, figure.dpi, figure.get_facecolor()
     try:
@@ -152,7 +147,7 @@ def save(figure: Figure, path: str | Path) -> Path:
 
 
 def caption(runs: Sequence[RunLike]) -> str:
-    """``Runs: demo/nope-s0-1a2b3c4d, rope-s0-...; tiny/...``: what a figure is made of.
+    """Say what a figure is made of: ``Runs: demo/nope-s0-1a2b3c4d, rope-s0-...; tiny/...``.
 
     More than `MAX_RUNS_IN_CAPTION` runs are counted by study: ``Runs: 30 of scaffold-seeds``.
     """

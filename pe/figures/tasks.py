@@ -16,7 +16,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from pe.figures.axes import CUT, GUESS, WHOLE, legend, mark, numbers
-from pe.figures.style import FAINT, INK, SEQUENTIAL, look, style
+from pe.figures.style import FAINT, INK, SEQUENTIAL, colour, marker, style
 from pe.results.quantities import label
 from pe.runs.models import TaskRecord
 from pe.tasks.core.registry import task
@@ -37,12 +37,12 @@ def _band(
     x: Sequence[float],
     values: Sequence[summary.Value | None],
     pe: str,
-    look: tuple[str, str],
     dots: bool,
 ) -> None:
-    ink, dot = look
+    """Draw the means of an encoding as a line and their intervals as a band."""
+    ink = colour(pe)
     means = numbers([value and value.mean for value in values])
-    axes.plot(x, means, color=ink, label=label(pe), marker=dot if dots else None)
+    axes.plot(x, means, color=ink, label=label(pe), marker=marker(pe) if dots else None)
     low = numbers([value and value.low for value in values])
     high = numbers([value and value.high for value in values])
     axes.fill_between(x, low, high, color=ink, alpha=0.16, linewidth=0)
@@ -50,7 +50,7 @@ def _band(
 
 @style()
 def learning_curves(records: Sequence[TaskRecord]) -> Figure:
-    """Loss of the training batches by step; a line at the loss of uniform guessing."""
+    """Draw the loss of the training batches by step, and a line at the loss of uniform guessing."""
     if not any(record.steps for record in records):
         return _empty()
     figure = Figure(figsize=(6.4, 3.9), layout="constrained")
@@ -58,7 +58,7 @@ def learning_curves(records: Sequence[TaskRecord]) -> Figure:
     for record in records:
         losses = [model.losses for model in summary.at_rate(record)]
         values = [summary.mean(at) for at in zip(*losses, strict=True)]
-        _band(axes, record.steps, values, record.pe, look(record.pe), dots=False)
+        _band(axes, record.steps, values, record.pe, dots=False)
     _loss_by_step(figure, axes, records[0].chance)
     return figure
 
@@ -76,7 +76,7 @@ def _loss_by_step(figure: Figure, axes: Axes, chance: float) -> None:
 def live_curves(
     losses: Mapping[str, Sequence[Sequence[float]]], steps: int, chance: float
 ) -> Figure:
-    """Mean loss over models by step while encodings are trained.
+    """Draw the mean loss over models by step while encodings are trained.
 
     Args:
         losses: by encoding, a list per step with the loss of each model. steps: where the axis
@@ -91,8 +91,8 @@ def live_curves(
         axes.plot(
             at,
             means[::every],
-            color=look(pe)[0],
-            marker=look(pe)[1],
+            color=colour(pe),
+            marker=marker(pe),
             markevery=0.1,
             label=label(pe),
         )
@@ -110,7 +110,10 @@ def _shares(axes: Axes, record: TaskRecord) -> None:
 
 @style()
 def accuracy_by_length(records: Sequence[TaskRecord]) -> Figure:
-    """Share of right tokens by length as the task counts it; a dotted line ends training."""
+    """Draw the share of right tokens by length.
+
+    A dotted line is at the end of training's lengths.
+    """
     if not records:
         return _empty()
     figure = Figure(figsize=(6.4, 3.9), layout="constrained")
@@ -121,7 +124,7 @@ def accuracy_by_length(records: Sequence[TaskRecord]) -> Figure:
             None if answers is None else summary.mean([summary.token(one) for one in answers])
             for answers in (record.lengths[str(length)] for length in lengths)
         ]
-        _band(axes, lengths, values, record.pe, look(record.pe), dots=True)
+        _band(axes, lengths, values, record.pe, dots=True)
     _shares(axes, records[0])
     _, longest = task(records[0].task, **records[0].task_options).train_lengths
     mark(axes, longest, "trained up to here")
@@ -133,7 +136,7 @@ def accuracy_by_length(records: Sequence[TaskRecord]) -> Figure:
 
 @style()
 def accuracy_by_position(records: Sequence[TaskRecord]) -> Figure:
-    """Share of right tokens by position in the sequence, a panel per split."""
+    """Draw the share of right tokens by position in the sequence, a panel per split."""
     names = summary.splits(records[0]) if records else []
     if not names:
         return _empty()
@@ -150,7 +153,6 @@ def accuracy_by_position(records: Sequence[TaskRecord]) -> Figure:
                     places.starts,
                     values,
                     record.pe,
-                    look(record.pe),
                     dots=len(places.starts) < 12,
                 )
         axes.set_title(summary.title(split), fontsize=10.5)
@@ -168,7 +170,7 @@ WIDEST = 8.8
 
 @style()
 def by_encoding(records: Mapping[str, TaskRecord | None]) -> Figure:
-    """Whole answers that are right, a line per encoding and a panel per split.
+    """Draw the share of whole answers that are right, a line per encoding and a panel per split.
 
     A dot is the mean over seeds, its bar Student's 95% interval, and each small tick is a seed. An
     open diamond is the share of right tokens, where an answer has several. Lines from top to bottom
@@ -207,7 +209,7 @@ def by_encoding(records: Mapping[str, TaskRecord | None]) -> Figure:
 
 @style()
 def solved(titles: Sequence[str], records: Mapping[str, Sequence[TaskRecord | None]]) -> Figure:
-    """Encodings by tasks: how many seeds solve a task, in distribution and out of it.
+    """Draw how many seeds solve a task in and out of distribution, encodings by tasks.
 
     Encodings whose seeds solve most out of distribution come first, counted on the tasks that all
     encodings were trained on. Where a task has several splits out of distribution, the one that the
@@ -258,7 +260,7 @@ def solved(titles: Sequence[str], records: Mapping[str, Sequence[TaskRecord | No
 
 
 def _solved(record: TaskRecord | None) -> tuple[int | None, int | None]:
-    """Seeds that solve the task in distribution, and in the hardest split out of it."""
+    """Return how many seeds solve the task in distribution, and in the hardest split out of it."""
     if record is None:
         return None, None
     near, *far = (summary.solved(record, split) for split in summary.splits(record))
@@ -274,7 +276,7 @@ def _line_of(axes: Axes, line: int, pe: str, record: TaskRecord | None, split: s
         words = "not run" if record is None else "no such positions"
         axes.text(0.3, line, words, ha="center", va="center", color=FAINT, fontsize=9)
         return
-    ink, dot = look(pe)
+    ink = colour(pe)
     seeds = numbers(whole)
     # One path for all seeds: as markers they would add a third to the bytes of the figure.
     across = np.repeat(seeds, 3)
@@ -287,4 +289,4 @@ def _line_of(axes: Axes, line: int, pe: str, record: TaskRecord | None, split: s
             of_tokens.mean, line, "D", markersize=4.5, markerfacecolor="none", markeredgecolor=ink,
             linestyle="none", label="right tokens",
         )  # fmt: skip
-    axes.plot(mean.mean, line, dot, color=ink)
+    axes.plot(mean.mean, line, marker(pe), color=ink)

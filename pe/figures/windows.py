@@ -37,7 +37,7 @@ class Schedule(NamedTuple):
 
 
 def schedule_of(row: Row) -> Schedule:
-    """Of ``3*(rope+window:256), nope``: 256 and ``nope``."""
+    """Parse a schedule with windows: 256 and ``nope`` for ``3*(rope+window:256), nope``."""
     from pe.encodings.core.spec import parse  # brings torch
 
     layers = parse(row.pe)
@@ -47,7 +47,7 @@ def schedule_of(row: Row) -> Schedule:
 
 @style()
 def by_window(rows: Sequence[Row], cut_row: Row | None = None, best: Row | None = None) -> Figure:
-    """Perplexities above and shares of prompts below, a column of panels per length of text.
+    """Draw perplexities above and shares of prompts below, a column of panels per length of text.
 
     Lines join values on the seeds that all rows have in common, a line per encoding of the last
     layer. Other seeds are small open marks, and perplexities above the panel are triangles at its
@@ -106,7 +106,7 @@ def by_window(rows: Sequence[Row], cut_row: Row | None = None, best: Row | None 
 
 
 def _lowest(rows: Sequence[Row]) -> float:
-    """The lowest perplexity of a run in any panel."""
+    """Return the lowest perplexity of a run in any panel."""
     names = [f"ppl@{multiple}x" for multiple in MULTIPLES]
     cells = [measure(one, name).value for row in rows for one in row.each() for name in names]
     return min(value for value in cells if value is not None)
@@ -121,7 +121,7 @@ def _line(
     top: float,
     aside: float,
 ) -> None:
-    """Values of the common seeds joined, those of other seeds alone, a triangle above ``top``."""
+    """Draw values: those of common seeds joined, others alone, a triangle for one above ``top``."""
     joined = []
     for place, row in rows:
         alone = [one for one in row.each() if not set(one.seeds) <= set(common)]
@@ -145,7 +145,7 @@ def _line(
 def _baselines(
     cut_row: Row | None, best: Row | None, common: Sequence[int], name: str
 ) -> list[tuple[str, float, dict[str, Any]]]:
-    """(name, value, look) of the horizontal lines."""
+    """Return (name, value, look) of the horizontal lines."""
     lines = []
     if common and cut_row:
         lines.append((f"{cut_row.title}, {CUT['label']}", cut(cut_row.of(common), name), CUT))

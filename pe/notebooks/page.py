@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pe import runs as records
 from pe.results import markdown, outcome, quantities
-from pe.results.rows import grouped
+from pe.results.rows import NO_DIFFERENCE, grouped
 from pe.runs import Folder, Run, RunError
 from pe.study.devices import wait_for_device
 from pe.training.progress import duration
@@ -29,15 +29,11 @@ REFERENCE = "demo"
 """The study that is committed with the code."""
 
 # Fields in which runs may differ and still be drawn in one figure.
-_FREE = (
-    "name", "pe", "pe_options", "seed", "log_every", "validate_every", "checkpoint_every",
-    "keep_steps", "keep_states", "keep_best", "activation_checkpointing", "fsdp",
-    "evaluation_lengths",
-)  # fmt: skip
+_FREE = ("pe", "pe_options", "seed", *NO_DIFFERENCE)
 
 
 def shown(run: Folder) -> str:
-    """``runs/local/pope-s0-1a2b3c4d``, or ``$PE_RUNS/local/...`` outside the working folder."""
+    """Write ``runs/local/pope-s0-1a2b3c4d``, or ``$PE_RUNS/local/...`` for runs elsewhere."""
     here = Path.cwd()
     if run.directory.is_relative_to(here):
         return run.directory.relative_to(here).as_posix()
@@ -92,7 +88,7 @@ def _memory(recipe: Recipe) -> str:
     gib = devices.gpu_memory()
     if gib is None or not recipe.steps:
         return ""
-    return memory.sentence(recipe, processes.wanted(), gib)
+    return memory.sentence(recipe, processes.together(), gib)
 
 
 def _show_layers(recipe: Recipe) -> None:
@@ -143,7 +139,7 @@ def trained(run: Run) -> Markdown:
 
 
 def family(run: Run) -> list[Run]:
-    """``run``, the run it started from, and the complete runs that started where it did."""
+    """Return ``run``, the run it started from, and the complete runs that started where it did."""
     parent = parent_of(run.recipe.start_from, run.directory.parent)
     others = [other for other in records.find(run.records, run.study) if other.name != run.name]
     start = run.read().get("parent")
@@ -155,7 +151,7 @@ def family(run: Run) -> list[Run]:
 
 
 def conversion(run: Run) -> Markdown:
-    """Perplexity of the same targets before the change of encoding, after it, and after training.
+    """Show perplexity of the same targets before the change of encoding, after it, and trained.
 
     Evaluates what is not recorded yet.
     """
@@ -181,7 +177,7 @@ def conversion(run: Run) -> Markdown:
 
 
 def comparable(run: Run) -> list[Run]:
-    """``run`` and the complete runs of its study and the reference study that differ fairly.
+    """Return ``run`` and the complete runs of its study and the reference study that differ fairly.
 
     They share everything but encoding and seed, and the text they were trained on. Of the same
     experiment in both studies only one is taken. A damaged record is named in a warning.
@@ -212,12 +208,12 @@ def keep(figure: Figure, run: Folder, name: str) -> SVG:
 
 
 def perplexities(runs: Sequence[Run]) -> Markdown:
-    """Perplexity of the same target tokens with growing contexts, one row per configuration."""
+    """Show perplexity of the same target tokens with growing contexts, a row per configuration."""
     return show(markdown.table(grouped(runs), ["ppl"]))
 
 
 def retrieval(runs: Sequence[Run], run: Run) -> Markdown:
-    """The share of prompts whose hidden numbers are found: a figure of ``run``, a table of all."""
+    """Show the share of prompts whose numbers are found: a figure of ``run``, a table of all."""
     from IPython.display import display
 
     from pe.figures.retrieval import by_length
@@ -267,7 +263,7 @@ def attention(run: Run) -> Markdown:
 
 
 def sample(run: Run, prompt: str = "", tokens: int = 64) -> Markdown:
-    """Text the trained model writes, or why there is none."""
+    """Show text that the trained model writes, or why there is none."""
     import pe
 
     try:
@@ -317,7 +313,7 @@ def _fingerprint(run: Run) -> str | None:
 
 
 def _formula(name: str) -> str:
-    """Title, paper and formula of an encoding, as its file has them."""
+    """Return title, paper and formula of an encoding, as its file has them."""
     from pe.encodings import about, lookup
 
     known = about(name)
@@ -327,7 +323,7 @@ def _formula(name: str) -> str:
 
 
 def show(text: str) -> Markdown:
-    """Markdown, as Jupyter displays it."""
+    """Return Markdown as Jupyter displays it."""
     from IPython.display import Markdown
 
     return Markdown(text)

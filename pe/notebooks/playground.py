@@ -204,7 +204,7 @@ class Playground:
         )
 
     def settings(self) -> TaskRun:
-        """The experiment that the controls describe.
+        """Return the experiment that the controls describe.
 
         Raises:
             ValueError: a control has a wrong value.

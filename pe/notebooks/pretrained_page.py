@@ -46,7 +46,7 @@ def carry_out(run: PretrainedRun) -> dict[str, Any]:
 
 
 def losses(record: dict[str, Any]) -> Markdown:
-    """Loss of the same tokens by length of the context, and the cut line."""
+    """Show the loss of the same tokens by length of the context, and the cut line."""
     lengths = record["settings"]["lengths"]
     rows = [[WORDS[v], *map(_number, results.nll(record, v))] for v in record["outcomes"]]
     rows.append(["untouched, cut to the training length", *map(_number, results.cut(record))])
@@ -54,7 +54,7 @@ def losses(record: dict[str, Any]) -> Markdown:
 
 
 def retrieval(record: dict[str, Any]) -> Markdown:
-    """The share of prompts whose hidden numbers are found, by length, and the cut line.
+    """Show the share of prompts whose hidden numbers are found, by length, and the cut line.
 
     In parentheses is Wilson's 95% interval over the prompts.
     """
@@ -85,7 +85,7 @@ def samples(record: dict[str, Any]) -> Markdown:
 
 
 def trained(run: PretrainedRun, record: dict[str, Any]) -> SVG | Markdown:
-    """The loss of the training, if there was one."""
+    """Show the loss of the training, if there was one."""
     if not record["training"]:
         return show("No training was asked for (`-p steps 500`).")
     return keep(figures.training(record), run, "training.svg")

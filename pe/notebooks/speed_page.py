@@ -46,13 +46,13 @@ def carry_out(run: SpeedRun, minutes: float | None = None) -> Speed:
 
 
 def overview(speed: Speed) -> Markdown:
-    """Encodings by lengths, one table per mode."""
+    """Show encodings by lengths, one table per mode."""
     modes = speed.settings["modes"]
     return show("\n\n".join(f"**{tables.MODES[m]}**\n\n{tables.overview(speed, m)}" for m in modes))
 
 
 def everything(speed: Speed) -> Markdown:
-    """A table for each mode and length."""
+    """Show a table for each mode and length."""
     return show(
         "\n\n".join(
             f"**{tables.MODES[mode]}, {length:,} tokens**\n\n{tables.details(speed, mode, length)}"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def plan(study: StudyFolder) -> Markdown:
-    """The runs, the state of each, how long the rest takes here, and how much memory."""
+    """Show the runs, the state of each, how long the rest takes here, and how much memory."""
     table = text(study.plan, workers=study.workers, tablefmt="pipe")
     return show(f"{table}\n\n{memory_needed(study.plan)}")
 
@@ -41,7 +41,7 @@ def carry_out(
 
 
 def outcome(study: StudyFolder) -> Markdown:
-    """Tables of all runs that are done: losses, perplexities, retrieval; what was extended."""
+    """Show tables of all runs that are done: losses, perplexities, retrieval and extensions."""
     return show(results.text(study.plan))
 
 

@@ -28,7 +28,7 @@ EXAMPLE_SEED = 2**63 + 2
 
 
 def plan(run: TaskRun) -> Markdown:
-    """The task with an example, and what will be trained."""
+    """Show the task with an example, and what will be trained."""
     experiment = run.experiment
     assert experiment is not None, "made by configure_tasks"
     made, known, sizes = experiment.make_task(), about(experiment.task), experiment.settings
@@ -57,7 +57,7 @@ def plan(run: TaskRun) -> Markdown:
 
 
 def short_example(made: Task) -> Example:
-    """An example of length 8, 12 or 16 if the task allows it, else of its least length."""
+    """Return an example of length 8, 12 or 16 if the task allows it, else of its least length."""
     for length in (8, 12, 16):
         try:
             made.refuse_length(length)
@@ -101,44 +101,44 @@ def keep_attention(run: TaskRun, many: Many, pe: str) -> None:
 
 
 def attention_file(run: TaskRun, pe: str) -> Path:
-    """The file that `keep_attention` writes."""
+    """Return the file that `keep_attention` writes."""
     return run.directory / f"attention-{slug(pe)}.svg"
 
 
 def results(records: list[TaskRecord]) -> Markdown:
-    """Accuracy and loss in and out of distribution at each encoding's best rate."""
+    """Show accuracy and loss in and out of distribution at each encoding's best rate."""
     first = records[0]
     return show(f"{summary.table(records)}\n\n{floors(task(first.task, **first.task_options))}")
 
 
 def floors(made: Task) -> str:
-    """What chance and the trivial strategies mean, in the order of a table's last rows."""
+    """Say what chance and the trivial strategies mean, in the order of a table's last rows."""
     meanings = "; ".join(f"{one.name}: {one.meaning.rstrip('.')}" for one in made.baselines())
     return f"The last rows need no understanding. Chance: a uniform guess; {meanings}."
 
 
 def rates(records: list[TaskRecord]) -> Markdown:
-    """Loss and accuracy in validation at each rate."""
+    """Show loss and accuracy in validation at each rate."""
     return show("\n\n".join(filter(None, (summary.rates(records), summary.edges(records)))))
 
 
 def learning(records: list[TaskRecord], run: TaskRun) -> SVG:
-    """Learning curves at each encoding's best rate."""
+    """Show learning curves at each encoding's best rate."""
     return keep(pictures.learning_curves(records), run, "learning.svg")
 
 
 def by_length(records: list[TaskRecord], run: TaskRun) -> SVG:
-    """Accuracy by length."""
+    """Show accuracy by length."""
     return keep(pictures.accuracy_by_length(records), run, "lengths.svg")
 
 
 def by_position(records: list[TaskRecord], run: TaskRun) -> SVG:
-    """Accuracy by position."""
+    """Show accuracy by position."""
     return keep(pictures.accuracy_by_position(records), run, "positions.svg")
 
 
 def attention(run: TaskRun) -> Markdown:
-    """The attention maps that were drawn when the encodings were trained."""
+    """Show the attention maps that were drawn when the encodings were trained."""
     from IPython.display import SVG, display
 
     there = [path for path in (attention_file(run, pe) for pe in run.encodings) if path.exists()]

@@ -35,7 +35,7 @@ from pe.encodings.rope import RoPE
 from pe.model.decoder import PEPreTrainedModel
 from pe.model.initialize import draw_encodings
 from pe.pretrained import hooks
-from pe.pretrained.explain import main_layer, main_layer_type, nothing_to_do
+from pe.pretrained.explain import longer, main_layer, main_layer_type
 from pe.pretrained.layers import Layer, read_layers
 from pe.pretrained.length import TrainingLength, training_length
 from pe.pretrained.mistakes import Scaled, trained_scaling, undoing
@@ -115,7 +115,7 @@ class Adapted:
         config.save_pretrained(save_directory)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """For pickle, which does not find a class that was made while the program ran."""
+        """Tell pickle how to make it, since the class was made while the program ran."""
         return _empty, (type(self).__mro__[2],), self.__dict__
 
 
@@ -125,7 +125,7 @@ def _adapted_class(host: type) -> type:
 
 
 def _empty(host: type) -> Any:
-    """A model of an adapted class without any attributes, for pickle to fill."""
+    """Return a model of an adapted class without any attributes, for pickle to fill."""
     return object.__new__(_adapted_class(host))
 
 
@@ -139,7 +139,7 @@ class AdaptedForCausalLM:
     def from_pretrained(
         cls, folder: str | Path, *args: Any, config: AdaptedConfig | None = None, **kwargs: Any
     ) -> Any:
-        """The host with its weights, adapted as it was when it was saved."""
+        """Return the host with its weights, adapted as it was when it was saved."""
         from safetensors import safe_open
 
         config = AdaptedConfig.from_pretrained(folder) if config is None else config
@@ -253,7 +253,7 @@ def _refuse_others(model: Any) -> None:
 
 
 def _sharing_weights(model: Any) -> Any:
-    """A copy that shares the weights only; an adaptation of the original is taken out of it."""
+    """Return a copy that shares only the weights, without an adaptation of the original."""
     parameters = {id(parameter): parameter for parameter in model.parameters()}
     new = copy.deepcopy(model, dict(parameters))
     if isinstance(new, Adapted):
@@ -266,7 +266,7 @@ def _sharing_weights(model: Any) -> Any:
 
 
 def _decoder(model: Any) -> Any:
-    """The module with the layers and the rotary module."""
+    """Return the module with the layers and the rotary module."""
     for module in (model.get_decoder(), *model.modules()):
         if hasattr(module, "layers") and hasattr(module, "rotary_emb"):
             return module
@@ -305,15 +305,14 @@ def _layers(host: Host, spec: str | None, layers: Sequence[int] | None) -> tuple
 def _options(
     host: Host, spec: str | None, length: int | None, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """``options``, and the factor that follows from ``length``."""
+    """Return ``options``, and the factor that follows from ``length``."""
     if spec is None:
         if options or length is not None:
             name = next(iter(options), "length")
             raise ValueError(f"{name}: has no effect on a model's own settings; name an encoding")
         return {}
     if length is not None:
-        if length <= host.training.tokens:
-            raise ValueError(nothing_to_do(host.main, host.training, length))
+        length = longer(host.main, host.training, length)
         if "factor" in options or "factor" in stated_options(spec):
             raise ValueError("length and factor are two ways to say the same; leave one out")
         if not takes_option(spec, "factor"):
@@ -449,7 +448,7 @@ def _install(model: Any, decoder: Any, encodings: Mapping[int, Encoding]) -> Non
 def _encodings(
     host: Host, spec: str | None, chosen: Sequence[int], options: Mapping[str, Any]
 ) -> dict[int, Encoding]:
-    """The encoding of each layer; layers with the same settings share one where they can."""
+    """Return the encoding of each layer. Layers with the same settings share one if they can."""
     config = host.source.config
     built: dict[str, list[Encoding]] = {}
     encodings: dict[int, Encoding] = {}
@@ -473,7 +472,7 @@ def _encodings(
 
 
 def _carried(rope: Rope, spec: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """``options``, completed with the model's base, pairing and rotated share where not stated."""
+    """Return ``options`` with the model's base, pairing and rotated share where not stated."""
     own: dict[str, Any] = {"theta": rope.base, "layout": rope.layout}
     if rope.kind == "proportional":
         own["p"] = rope.share
@@ -492,7 +491,7 @@ def _carried(rope: Rope, spec: Any, options: Mapping[str, Any]) -> dict[str, Any
 def _with_own_scaling(
     rope: Rope, spec: str, options: Mapping[str, Any]
 ) -> tuple[str, Mapping[str, Any]]:
-    """``spec`` and ``options``, with the settings of the layer's scaling where it is in the spec.
+    """Return ``spec`` and ``options``, with the settings of a scaling that is in the spec.
 
     They go into the spec itself, because another part may have an option of the same name.
     """
@@ -532,7 +531,7 @@ def _refuse_factor_alone(rope: Rope, kept: Rope) -> None:
 
 
 def _own(rope: Rope) -> Encoding:
-    """The encoding of this package that does what the layer does already."""
+    """Return the encoding of this package that does what the layer does already."""
     if rope.kind == "proportional":
         if rope.factor != 1 or (rope.settings.get("factor") or 1.0) != 1:
             raise ValueError("p-RoPE with a factor is not adapted through hooks")
@@ -544,7 +543,7 @@ def _own(rope: Rope) -> Encoding:
 
 @torch.no_grad()
 def _logits(model: Any) -> Tensor:
-    """Logits of a few fixed tokens, in float32."""
+    """Return the logits of a few fixed tokens, in float32."""
     size = model.get_input_embeddings().num_embeddings
     tokens = torch.arange(1, 9, device=model.device)[None] * 7919 % size
     training = model.training

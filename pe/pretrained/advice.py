@@ -46,7 +46,7 @@ def advise(
     methods: Sequence[Method],
     refused: Mapping[str, str],
 ) -> Advice:
-    """The advice for ``length`` tokens.
+    """Return the advice for ``length`` tokens.
 
     Args:
         main: the rotating layer that sees furthest.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,8 @@ def explain(path_or_model: str | Path | Any, length: int | None = None) -> Expla
     except ValueError as error:
         raise ValueError(f"{source.name}: {error}") from error
     now = main.rope
-    if length is not None and length <= training.tokens:
-        raise ValueError(nothing_to_do(now, training, length))
+    if length is not None:
+        length = longer(now, training, length)
     tokens = length or 4 * training.tokens
     methods = list_methods(now, training.tokens, tokens)
     if main.reach is not None and main.reach <= training.tokens:
@@ -73,22 +74,32 @@ def explain(path_or_model: str | Path | Any, length: int | None = None) -> Expla
     )  # fmt: skip
 
 
-def nothing_to_do(now: Rope, training: TrainingLength, length: int) -> str:
-    """Why a length needs no change, in one line."""
+def longer(now: Rope, training: TrainingLength, length: Any) -> int:
+    """Return ``length`` if it is longer than the training length.
+
+    Raises:
+        ValueError: it is no whole number, or it needs no change of the model.
+    """
+    try:
+        tokens = operator.index(length)
+    except TypeError:
+        raise ValueError(f"length: expected a whole number of tokens, got {length!r}") from None
+    if tokens > training.tokens:
+        return tokens
     why = (
-        f"length {length:,}: within the training length {training.tokens:,} ({training.how}), so "
+        f"length {tokens:,}: within the training length {training.tokens:,} ({training.how}), so "
         "nothing has to change"
     )
-    if now.kind == "yarn" and training.original < length < training.tokens:
-        return (
-            f"{why}; if YaRN was added after training, factor {length / training.original:g} "
+    if now.kind == "yarn" and training.original < tokens < training.tokens:
+        raise ValueError(
+            f"{why}; if YaRN was added after training, factor {tokens / training.original:g} "
             "covers it and costs short texts less"
         )
-    return f"{why}; ask for more, or leave it out"
+    raise ValueError(f"{why}; ask for more, or leave it out")
 
 
 def main_layer(source: Source, layers: Sequence[Layer]) -> Layer:
-    """The rotating layer that sees furthest, the first of several."""
+    """Return the rotating layer that sees furthest, the first of several."""
     rotating = [layer for layer in layers if layer.rope is not None]
     if not rotating:
         kind = source.config.model_type
@@ -108,7 +119,7 @@ def main_layer(source: Source, layers: Sequence[Layer]) -> Layer:
 
 
 def main_layer_type(source: Source, main: Layer) -> str | None:
-    """The key of the main layers' block where each layer type has its block."""
+    """Return the key of the main layers' block where each layer type has its block."""
     keys = nested_keys(source.config)
     if not keys or main.rope is None:
         return None

@@ -73,7 +73,7 @@ NOTES = {
 
 
 def rotates(config: Any, index: int, layer_type: str | None) -> bool:
-    """Whether the layer rotates queries and keys."""
+    """Return whether the layer rotates queries and keys."""
     kind = config.model_type
     windowed = layer_type is not None and "sliding" in layer_type
     if kind in NEVER_ROTATE or kind in ALIBI or kind in CONTENT or getattr(config, "alibi", False):
@@ -97,7 +97,7 @@ def rotates(config: Any, index: int, layer_type: str | None) -> bool:
 
 
 def layout(config: Any) -> Layout:
-    """``half`` or ``interleaved``: which channels of a head are rotated as one pair."""
+    """Return ``half`` or ``interleaved``: which channels of a head are rotated as one pair."""
     chosen = getattr(config, "rope_interleave", None)
     if chosen is not None:
         return "interleaved" if chosen else "half"
@@ -105,7 +105,7 @@ def layout(config: Any) -> Layout:
 
 
 def temperature(config: Any, rotating: bool) -> str:
-    """How queries are scaled by their position p, as a formula; "" where they are not."""
+    """Return how queries are scaled by their position p, as a formula; "" where they are not."""
     kind = config.model_type
     if kind == "llama4_text" and config.attn_temperature_tuning and not rotating:
         return f"queries × (1 + {config.attn_scale:g} ln(1 + ⌊(p + 1) / {config.floor_scale:g}⌋))"
@@ -124,6 +124,6 @@ def temperature(config: Any, rotating: bool) -> str:
 
 
 def sink(config: Any, windowed: bool) -> bool:
-    """Whether the layer's heads have a learned sink."""
+    """Return whether the layer's heads have a learned sink."""
     kind = config.model_type
     return kind in SINKS or (kind in SINKS_IN_WINDOWS and windowed)

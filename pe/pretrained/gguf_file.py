@@ -41,7 +41,7 @@ _FIELDS = {
 
 
 def read_gguf(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The metadata under transformers' names, and remarks about it.
+    """Return the metadata under transformers' names, and remarks about it.
 
     Raises:
         ValueError: the ``gguf`` package is missing, the file is no gguf file, or its architecture
@@ -104,7 +104,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 def _scaling(values: dict[str, Any], architecture: str) -> dict[str, Any]:
-    """The ``rope.scaling`` fields under transformers' names."""
+    """Return the ``rope.scaling`` fields under transformers' names."""
     prefix = f"{architecture}.rope.scaling."
     kind = values.get(prefix + "type")
     if kind in (None, "none"):

@@ -47,7 +47,7 @@ class Call:
         """By encoding and number of keys."""
 
     def unrotated(self) -> Any:
-        """Cosines of 1 and sines of 0 in the host's shapes."""
+        """Return cosines of 1 and sines of 0 in the host's shapes."""
         if isinstance(self.host, Tensor):  # complex numbers, as Llama 4 has them
             return torch.ones_like(self.host)
         cos, sin = self.host
@@ -122,7 +122,7 @@ class LayerHook:
     def _kept(
         self, cache: Cache, positions: Tensor, state: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Positions and state of all tokens so far.
+        """Return positions and state of all tokens so far.
 
         Each layer gets one more layer of the cache for them, so that the cache reorders and crops
         them together with the keys they belong to.
@@ -164,7 +164,7 @@ class EmbeddingHook:
 
 
 def _first(kind: type, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """The first argument of this type; None if there is none."""
+    """Return the first argument of this type; None if there is none."""
     return next((value for value in (*args, *kwargs.values()) if isinstance(value, kind)), None)
 
 
@@ -181,7 +181,7 @@ def attention(
     pe_call: LayerCall | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: (B, H, T, D) and (B, K, keys, D) -> (B, T, H, D).
+    """Compute attention: (B, H, T, D) and (B, K, keys, D) -> (B, T, H, D), for transformers.
 
     Args:
         attention_mask: (B, 1, T, keys), True where a query sees a key; None: causal. The host's
@@ -241,7 +241,7 @@ def attention(
 
 
 def _where(own: LayerCall, enc: Encoding, query: Tensor, key: Tensor) -> Prepared:
-    """What the encoding makes of the positions; layers with as many keys share it."""
+    """Return what the encoding makes of the positions. Layers with as many keys share it."""
     call, known = own.call, key.shape[2]
     if own.k_positions.shape[-1] < known:
         if own.encoding is not None:
@@ -282,7 +282,7 @@ def register() -> None:
 
 
 def attention_modules(decoder: Any) -> list[nn.Module | None]:
-    """The attention of each layer, by what transformers' layers have in common; None: it has none.
+    """Return the attention of each layer, by what transformers' layers have in common, or None.
 
     Raises:
         ValueError: the layers are not built like transformers' decoders.

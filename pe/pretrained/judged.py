@@ -44,12 +44,12 @@ class Judged:
         self.model.scale = self._scale()
 
     def modules(self) -> Iterator[nn.Module]:
-        """All modules of the model, those of its encodings among them."""
+        """Return all modules of the model, those of its encodings among them."""
         return iter(self.host.modules())
 
     @torch.no_grad()
     def _scale(self) -> float:
-        """The number that multiplies the head's product; 1 but for models like Cohere, Granite."""
+        """Return what multiplies the head's product; 1 but for models like Cohere and Granite."""
         ids = torch.arange(1, 9, device=self.device)[None] % self.lm_head.weight.shape[0]
         hidden = self.model(ids).last_hidden_state
         product = (hidden @ self.lm_head.weight.T).double()

@@ -29,7 +29,7 @@ class Layer(Frozen):
 
 
 def read_layers(config: Any) -> list[Layer]:
-    """Each layer of a decoder's configuration object, the first one first.
+    """Return each layer of a decoder's configuration object, the first one first.
 
     Raises:
         ValueError: the rotary settings cannot be computed with.
@@ -40,7 +40,7 @@ def read_layers(config: Any) -> list[Layer]:
 
 
 def whole_number(config: Any, name: str, least: int = 1) -> int:
-    """A field that counts something. ValueError: it is something else."""
+    """Return a field that counts something. ValueError: it is something else."""
     value = getattr(config, name)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name} {value!r}: expected a whole number, {least} or more")
@@ -118,7 +118,7 @@ def _rope(config: Any, own: Any, index: int, kind: str | None) -> Rope | None:
 
 
 def _kind(config: Any, block: Mapping[str, Any]) -> str:
-    """The type of scaling as the model type reads it.
+    """Return the type of scaling as the model type reads it.
 
     Raises:
         ValueError: transformers cannot build this model type with it.
@@ -138,7 +138,7 @@ def _kind(config: Any, block: Mapping[str, Any]) -> str:
 
 
 def rope_block(config: Any, kind: str | None) -> Mapping[str, Any] | None:
-    """The rotary settings of layers of one type; None where these layers have none.
+    """Return the rotary settings of layers of one type; None where these layers have none.
 
     Raises:
         ValueError: the model type expects one block where there are several, or the reverse.
@@ -160,9 +160,7 @@ def rope_block(config: Any, kind: str | None) -> Mapping[str, Any] | None:
             )
         if not keys:
             return dict(settings)
-        block: Mapping[str, Any] | None = settings[
-            kind if kind in keys else _label(config, kind, keys)
-        ]
+        block: Mapping[str, Any] | None = settings[kind if kind in keys else _label(kind, keys)]
         return block
     width = getattr(config, "rotary_dim", None)
     if width:  # GPT-J and CodeGen: base 10,000 in the code
@@ -171,7 +169,7 @@ def rope_block(config: Any, kind: str | None) -> Mapping[str, Any] | None:
 
 
 def default_of(config: Any) -> Any:
-    """The default configuration of the same model type, which is that of its first release."""
+    """Return the default configuration of the model type, which is that of its first release."""
     return _default(config.__class__)
 
 
@@ -181,15 +179,15 @@ def _default(config_class: Any) -> Any:
 
 
 def nested_keys(config: Any) -> list[str]:
-    """The layer types that have separate settings; empty where all layers share one block."""
+    """Return the layer types that have separate settings; empty if all layers share one block."""
     settings = getattr(config, "rope_parameters", None) or {}
     if not any(isinstance(value, Mapping) for value in settings.values()):
         return []
     return [key for key, value in settings.items() if value is None or isinstance(value, Mapping)]
 
 
-def _label(config: Any, kind: str | None, keys: list[str]) -> str:
-    """DeepSeek V4 calls its two blocks main (windowed layers) and compress (all others)."""
+def _label(kind: str | None, keys: list[str]) -> str:
+    """Return the name of a block: DeepSeek V4 has main (windowed layers) and compress (others)."""
     if {"main", "compress"} <= set(keys):
         return "main" if kind is not None and "sliding" in kind else "compress"
     raise ValueError(

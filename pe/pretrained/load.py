@@ -16,7 +16,7 @@ from pe.pretrained.read import quiet, read
 def load(
     path: str | Path, dtype: torch.dtype = torch.float32
 ) -> tuple[Any, PreTrainedTokenizerBase]:
-    """A decoder of transformers and its tokenizer.
+    """Load a decoder of transformers and its tokenizer.
 
     Args:
         path: a folder with config.json, safetensors and tokenizer (what an adapted model saved is

@@ -51,7 +51,7 @@ class Method(Frozen):
 
 
 def first_new(seen: Tensor, slowed: Tensor, length: int, reach: int) -> Tensor:
-    """For each frequency the first distance below ``reach`` with a new angle; inf: none.
+    """Return for each frequency the first distance below ``reach`` with a new angle, or inf.
 
     Args:
         seen: frequencies in training, (F,), radians per token, at ``length`` tokens.
@@ -77,7 +77,7 @@ def method(
     remark: str = "",
     reach: int | None = None,
 ) -> Method:
-    """A `Method` with its frequencies compared to those of training.
+    """Return a `Method` with its frequencies compared to those of training.
 
     Args:
         now: the settings that the model was trained with, at ``trained`` tokens.
@@ -109,7 +109,7 @@ NEVER = "unchanged"
 
 
 def list_methods(now: Rope, trained: int, length: int) -> list[Method]:
-    """Every way to read ``length`` tokens with a model that was trained on ``trained``.
+    """Return every way to read ``length`` tokens with a model that was trained on ``trained``.
 
     A model whose configuration scales already can only be scaled further in the same way: another
     method would undo what its weights were trained with.
@@ -131,7 +131,7 @@ def list_methods(now: Rope, trained: int, length: int) -> list[Method]:
 
 
 def with_settings(now: Rope, kind: str, original: int, **settings: Any) -> Rope:
-    """The same layer with another scaling; its base, width and other settings stay."""
+    """Return the same layer with another scaling; its base, width and other settings stay."""
     kept = {
         key: value for key, value in now.settings.items()
         if key not in _OF_SCALINGS and value is not None
@@ -246,7 +246,7 @@ def _self_extend(now: Rope, trained: int, length: int, common: dict[str, Any]) -
 
 
 def _scaled_further(now: Rope, trained: int, length: int, common: dict[str, Any]) -> list[Method]:
-    """The scaling that the weights were trained with, by as much more as ``length`` asks for."""
+    """Return the scaling of the training, stronger by as much as ``length`` asks for."""
     if now.kind in ("longrope", "dynamic"):  # its factors are a search's; it grows by itself
         return []
     rope = now.with_factor(length / now.unit(trained))

@@ -26,26 +26,26 @@ class Mistake(Frozen):
 def find_mistakes(
     source: Source, layers: Sequence[Layer], rope: Rope | None, trained: TrainingLength
 ) -> list[Mistake]:
-    """All warnings about a configuration, those about the file itself first."""
+    """Return all warnings about a configuration, those about the file itself first."""
     raw = source.raw or {}
     if not hasattr(source.config, "rope_parameters"):  # GPT-J and CodeGen
         text = "is not read by transformers' {!r}, whose base is in its code"
         text = text.format(source.config.model_type)
         return [Mistake(name="field not read", text=f"{place} {text}") for place in blocks(raw)]
-    found = []
+    mistakes = []
     if source.raw is not None and rope is not None:
-        found += [
-            *_original_missing(raw, trained), *_base_lost(raw, rope, source.config),
+        mistakes += [
+            *_original_missing(raw, trained), *_base_lost(raw, rope),
             *_not_read(raw, source.config),
         ]  # fmt: skip
     if rope is not None:
-        found += [
+        mistakes += [
             *_undone(source.config, rope), *_mismatch(raw, rope),
             *_temperature_twice(rope), *_dynamic(raw, rope),
             *_truncate(source.config, rope),
         ]  # fmt: skip
-    found += _windowed(source.config, layers)
-    return [Mistake(name=name, text=text) for name, text in found]
+    mistakes += _windowed(source.config, layers)
+    return [Mistake(name=name, text=text) for name, text in mistakes]
 
 
 Found = list[tuple[str, str]]
@@ -67,8 +67,8 @@ def _original_missing(raw: Mapping[str, Any], trained: TrainingLength) -> Found:
 
 
 def _not_read(raw: Mapping[str, Any], config: Any) -> Found:
-    """Fields that are misspelt, or that belong to another type of scaling."""
-    found = []
+    """Return the fields that are misspelt, or that belong to another type of scaling."""
+    mistakes = []
     for place, block in blocks(raw).items():
         kind = kind_of(block)
         fields = FIELDS.get(kind, ())
@@ -90,11 +90,11 @@ def _not_read(raw: Mapping[str, Any], config: Any) -> Found:
                 f"transformers' {config.model_type!r} does not read these fields of {place} with "
                 f"the type {kind!r}: {', '.join(names)}"
             )
-            found.append(("field not read", text))
-    return found
+            mistakes.append(("field not read", text))
+    return mistakes
 
 
-def _base_lost(raw: Mapping[str, Any], rope: Rope, config: Any) -> Found:
+def _base_lost(raw: Mapping[str, Any], rope: Rope) -> Found:
     names = ("rope_theta", "rotary_emb_base", "rope_local_base_freq", "layer_rope_theta")
     written = any(raw.get(name) for name in names)
     written = written or any("rope_theta" in block for block in blocks(raw).values())
@@ -130,7 +130,7 @@ class Scaled(NamedTuple):
 
 
 def trained_scaling(config: Any) -> Scaled | None:
-    """The scaling that the released models of this type were trained with."""
+    """Return the scaling that the released models of this type were trained with, if any."""
     block = getattr(default_of(config), "rope_parameters", None) or {}
     block = next((v for v in block.values() if isinstance(v, Mapping)), block)
     kind, factor = kind_of(block), block.get("factor")
@@ -146,7 +146,7 @@ def trained_so(config: Any, rope: Rope) -> bool:
 
 
 def undoing(trained: Scaled, factor: float | None) -> Found:
-    """What is wrong with ``factor`` where a model was trained with a scaling, [] if nothing is.
+    """Return what is wrong with ``factor`` in a model trained with a scaling, [] if nothing is.
 
     Args:
         factor: that of the same type of scaling; None: there is no such scaling.
@@ -238,7 +238,7 @@ def _truncate(config: Any, rope: Rope) -> Found:
 
 
 def _windowed(config: Any, layers: Sequence[Layer]) -> Found:
-    """YaRN in layers whose windows are shorter than the original length."""
+    """Find YaRN in layers whose windows are shorter than the original length."""
     scaled = [
         layer for layer in layers
         if layer.rope is not None and layer.rope.scaled and layer.reach is not None

@@ -21,7 +21,7 @@ _STYLES = ("-", "--", "-.", ":")
 
 @style()
 def picture(e: Explanation) -> Figure:
-    """Two panels over the frequencies' index, and where layers differ one of layers before them.
+    """Draw two panels over the frequencies' index, below one of the layers if these differ.
 
     First, full rotations in training, those below one marked; then the largest angle at ``length``
     tokens over the largest of training, where 1 is as far as in training.
@@ -72,7 +72,7 @@ def picture(e: Explanation) -> Figure:
 
 
 def layer_rows(kinds: Sequence[Kind]) -> tuple[list[LayerRow], int]:
-    """The layers as `draw_layers` takes them, and how many tokens it shows.
+    """Return the layers as `draw_layers` takes them, and how many tokens it shows.
 
     A pattern that repeats is drawn once. Nothing where all layers are the same and see all keys.
     """

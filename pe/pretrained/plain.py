@@ -24,7 +24,7 @@ from pe.pretrained.settings import Settings, settings_for
 def plain_settings(
     source: Source, layer_type: str | None, now: Rope, enc: Encoding, trained: int, length: int
 ) -> Settings | str:
-    """Settings of transformers for the frequencies of ``enc``, or in one line why there are none.
+    """Return settings of transformers for the frequencies of ``enc``, or why there are none.
 
     Args:
         now: the settings that the layers have. trained: tokens in training, before any scaling.
@@ -49,7 +49,7 @@ def plain_settings(
 
 
 def _ropes(enc: RoPE, now: Rope, trained: int) -> list[Rope]:
-    """Settings with the same frequencies, the plainest first."""
+    """Return settings with the same frequencies, the plainest first."""
     base = now.model_copy(update={"base": enc.theta})
     if not enc.transforms:
         return [with_settings(base, "default", trained, rope_theta=enc.theta)]
@@ -77,7 +77,7 @@ def _ropes(enc: RoPE, now: Rope, trained: int) -> list[Rope]:
 
 
 def _named(transform: FrequencyTransform, base: Rope, trained: int) -> Rope | None:
-    """transformers' own type of scaling for a transform: the way back from `rope.SCALINGS`."""
+    """Return transformers' type of scaling for a transform, the inverse of `rope.SCALINGS`."""
     if isinstance(transform, PI):
         return with_settings(base, "linear", trained, factor=transform.factor)
     if isinstance(transform, NTK):

@@ -40,7 +40,7 @@ class Source(NamedTuple):
 
 
 def read(source: Any) -> Source:
-    """The text decoder's configuration of a file, a folder, a dictionary, a model or a config.
+    """Return the text decoder's configuration, from a file, folder, dictionary, model or config.
 
     Raises:
         ValueError: there is no such file, transformers does not know the model type, the settings
@@ -124,7 +124,7 @@ def _from_raw(name: str, raw: Mapping[str, Any]) -> Source:
 
 
 def saved_host(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The host's configuration in what an adapted model saved (`AdaptedConfig`)."""
+    """Return the host's configuration in what an adapted model saved (`AdaptedConfig`)."""
     host: dict[str, Any] = dict(raw["host"])
     host.pop("attn_implementation", None)
     host.update(raw.get("taken_out", {}))  # before there was this field, the former had the mark
@@ -157,7 +157,7 @@ def _adapted(spec: str | None, layers: Sequence[int], **_: Any) -> tuple[str]:
 
 
 def _decoder(name: str, whole: Any) -> Source:
-    """The text decoder inside a configuration object, or ValueError where there is none."""
+    """Return the text decoder inside a configuration object, or ValueError where there is none."""
     from transformers.models.auto import modeling_auto as auto
 
     from pe.model.config import PEConfig
@@ -189,7 +189,7 @@ def _decoder(name: str, whole: Any) -> Source:
 
 
 def _path(whole: Any, part: Any) -> list[str]:
-    """Attributes that lead from one configuration to another inside it."""
+    """Return the attributes that lead from one configuration to another inside it."""
     if whole is part:
         return []
     for key in type(whole).sub_configs:
@@ -202,7 +202,7 @@ def _path(whole: Any, part: Any) -> list[str]:
 
 
 def _parts(raw: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The dictionary, and the configurations inside it."""
+    """Return the dictionary, and the configurations inside it."""
     yield raw
     for key, value in raw.items():
         if isinstance(value, Mapping) and key not in ("rope_parameters", "rope_scaling"):
@@ -210,7 +210,7 @@ def _parts(raw: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def blocks(raw: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Blocks of rotary settings as written in a file, by where they are in it."""
+    """Return the blocks of rotary settings as written in a file, by where they are in it."""
     written: dict[str, Mapping[str, Any]] = {}
     for name in ("rope_parameters", "rope_scaling"):
         block = raw.get(name)

@@ -3,7 +3,7 @@
 Weights and AdamW's moments are float32; products are bfloat16 on a GPU. Where torch.compile is
 asked for, each decoder layer is compiled by itself: all layers share the compiled code, and the
 hooks of a layer are compiled with it. The state is saved from time to time, and when a signal asks
-to stop. The same call then continues from it.
+to stop. The same call then continues from it, until `Recalibration.forget` removes it.
 """
 
 from __future__ import annotations
@@ -95,11 +95,14 @@ class Recalibration:
             self.model.eval()
             for layer in layers:
                 layer._compiled_call_impl = None
-        self.file.unlink(missing_ok=True)
         return self.speed()
 
+    def forget(self) -> None:
+        """Remove the saved state, which is of no use once the trained model has been measured."""
+        self.file.unlink(missing_ok=True)
+
     def speed(self) -> dict[str, Any]:
-        """Speed of the median step, so that compilation and pauses do not count."""
+        """Return the speed of the median step, so that compilation and pauses do not count."""
         pace = statistics.median(self.seconds) if self.seconds else None
         tokens = self.batches.batch_size * self.batches.context_length
         return {

@@ -36,7 +36,7 @@ class PretrainedRun(Folder):
     """Whether training compiles layers; ``auto``: on a GPU. The record says what was done."""
 
     def read(self) -> dict[str, Any] | None:
-        """pretrained.json, validated; None if there is none."""
+        """Read and validate pretrained.json; None if there is none."""
         return self.part("pretrained")
 
     @property
@@ -47,13 +47,13 @@ class PretrainedRun(Folder):
 
 
 def run_name(settings: PretrainedSettings) -> str:
-    """``smollm2-yarn-1a2b3c4d``: the model, the encoding, all settings."""
+    """Return ``smollm2-yarn-1a2b3c4d``: the model, the encoding, a hash of all settings."""
     text = json.dumps(settings.model_dump(mode="json"), sort_keys=True)
     words = re.sub(r"[^A-Za-z0-9_.-]+", "_", f"{settings.model}-{settings.pe}")
     return f"{words}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-@launcher
+@launcher()
 def configure_pretrained(
     model: str | None = None,
     pe: str = "yarn",
@@ -96,7 +96,8 @@ def configure_pretrained(
         if "factor" in options:
             raise ValueError("factor: it is also in pe_options; give it once")
         options["factor"] = factor
-    asked = whole_numbers_in(lengths, "lengths")
+    asked = sorted(set(whole_numbers_in(lengths, "lengths")))
+    asked = asked or _lengths(trained, factor, target_tokens)
     if short := [length for length in asked if length <= target_tokens]:
         raise ValueError(
             f"lengths: {short[0]} leaves no context before the {target_tokens} tokens that are "
@@ -108,7 +109,7 @@ def configure_pretrained(
         pe=pe,
         options=options,
         corpus=corpus,
-        lengths=sorted(set(asked)) or _lengths(trained, factor, target_tokens),
+        lengths=asked,
         windows=windows or (16 if _on_gpu() else 4),
         target_tokens=target_tokens,
         prompts=prompts,
@@ -132,7 +133,7 @@ def _on_gpu() -> bool:
 
 
 def _lengths(trained: int, factor: float | None, target_tokens: int) -> list[int]:
-    """A quarter of the training length, and from it to what the factor reaches, by doubling.
+    """Return a quarter of the training length and its doublings up to what the factor reaches.
 
     On a CPU at most 4,096 tokens: within the training length of most models, where the question is
     what the encoding costs short texts.

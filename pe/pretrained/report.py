@@ -86,7 +86,7 @@ class Explanation(Frozen):
         return next(method for method in self.methods if method.name == "as_it_is").first_unseen
 
     def method(self, name: str) -> Method:
-        """A method by its name."""
+        """Return a method by its name."""
         from pe._errors import unknown
 
         for method in self.methods:
@@ -95,13 +95,13 @@ class Explanation(Frozen):
         raise unknown("method", name, [method.name for method in self.methods])
 
     def markdown(self) -> str:
-        """The explanation as Markdown."""
+        """Return the explanation as Markdown."""
         from pe.pretrained.show import markdown
 
         return markdown(self)
 
     def figure(self) -> Figure:
-        """Turns of each frequency in training, and how far each method goes beyond its angles."""
+        """Draw turns of each frequency in training, and how far methods go beyond its angles."""
         from pe.pretrained.picture import picture
 
         return picture(self)
@@ -124,7 +124,7 @@ class Explanation(Frozen):
 
 
 def kinds_of(layers: Sequence[Layer]) -> tuple[Kind, ...]:
-    """Layers in groups that do the same, in the order of their first ones."""
+    """Return the layers in groups that do the same, in the order of their first ones."""
     groups: list[tuple[Layer, list[int]]] = []
     for index, layer in enumerate(layers):
         for does, members in groups:

@@ -78,7 +78,7 @@ class Rope(Frozen):
         return self.scaled and self.kind != "dynamic" and self.factor > 1
 
     def with_factor(self, factor: float) -> Rope:
-        """The same scaling with another factor."""
+        """Return the same scaling with another factor."""
         settings = self.settings | {self.factor_name: factor}
         chosen = settings.get("attention_factor")
         own = magnitude(self.factor)
@@ -97,15 +97,15 @@ class Rope(Frozen):
         return trained / self.factor if self.extended else trained
 
     def transform(self) -> FrequencyTransform | None:
-        """This package's transform of plain RoPE's frequencies; None for plain RoPE."""
+        """Return this package's transform of plain RoPE's frequencies; None for plain RoPE."""
         return SCALINGS[self.kind].encoding(**self.scaling_options()) if self.scaled else None
 
     def scaling_options(self) -> dict[str, Any]:
-        """Options of the encoding that the scaling is, {} for plain RoPE."""
+        """Return options of the encoding that the scaling is, {} for plain RoPE."""
         return SCALINGS[self.kind].options(self) if self.scaled else {}
 
     def spectrum(self, length: int | None = None) -> Frequencies:
-        """Frequencies and the factor on cos and sin for a text of ``length`` tokens.
+        """Return frequencies and the factor on cos and sin for a text of ``length`` tokens.
 
         None: a text that fits into ``original_length``.
         """
@@ -121,7 +121,7 @@ class Rope(Frozen):
         return changed
 
     def logits(self, length: int | None = None) -> float:
-        """By how much the scaling multiplies logits of rotated channels at ``length`` tokens."""
+        """Return by how much the scaling multiplies the logits of rotated channels at a length."""
         settings = self.settings
         growth = float(self.spectrum(length).magnitude) ** 2
         if self.latent and self.kind == "yarn" and settings.get("mscale_all_dim"):
@@ -129,7 +129,7 @@ class Rope(Frozen):
         return growth
 
     def _proportional(self) -> Frequencies:
-        """p-RoPE (arXiv:2410.06205): RoPE's fastest frequencies over the head's width, then 0."""
+        """Return p-RoPE's frequencies (arXiv:2410.06205): RoPE's fastest, and 0 for others."""
         spectrum = base_frequencies(self.head_dim, self.base)
         index = torch.arange(self.head_dim // 2)
         slowed = spectrum.inv_freq / float(self.settings.get("factor") or 1.0)
@@ -235,7 +235,7 @@ COUNTING = tuple(kind for kind, names in FIELDS.items() if _ORIGINAL in names)
 
 
 def original(rope: Rope) -> int:
-    """The original length, or ValueError where a scaling that counts from it has none."""
+    """Return the original length, or ValueError where a scaling that counts from it has none."""
     if rope.original_length is None:
         raise ValueError(
             f"{rope.kind}: original_max_position_embeddings is missing and there is no "
@@ -245,7 +245,7 @@ def original(rope: Rope) -> int:
 
 
 def kind_of(block: Mapping[str, Any]) -> str:
-    """The type of a block of rotary settings, under today's name."""
+    """Return the type of a block of rotary settings, under today's name."""
     names = [str(block[key]) for key in TYPE_KEYS if block.get(key) is not None]
     current = {OLD_NAMES.get(name, name) for name in names} or {"default"}
     if len(current) > 1:
@@ -313,5 +313,5 @@ def _is_number(value: Any) -> bool:
 
 
 def turns(inv_freq: Tensor, length: int) -> Tensor:
-    """Full rotations of each frequency within ``length`` tokens."""
+    """Return the full rotations of each frequency within ``length`` tokens."""
     return inv_freq * length / (2 * math.pi)

@@ -44,7 +44,7 @@ class Settings(Frozen):
 def settings_for(
     source: Source, method: Method, layer_type: str | None, length: int
 ) -> Settings | str:
-    """The settings of a method, checked by computing transformers' frequencies with them.
+    """Return the settings of a method, checked by computing transformers' frequencies with them.
 
     Args:
         layer_type: the layers that the method is for, where layers differ in their settings.
@@ -91,7 +91,7 @@ def settings_for(
 
 
 def _built(config: Any, settings: dict[str, Any]) -> Any:
-    """The configuration with these settings, as transformers reads it.
+    """Return the configuration with these settings, as transformers reads it.
 
     Raises:
         ValueError: it refuses them.
@@ -110,7 +110,7 @@ def _built(config: Any, settings: dict[str, Any]) -> Any:
 
 
 def _difference(built: Any, rope: Rope, layer_type: str | None, length: int) -> float:
-    """How far transformers' frequencies are from ours.
+    """Return how far transformers' frequencies are from ours.
 
     Raises:
         ValueError: too far, or it takes the settings for something else.
@@ -145,7 +145,7 @@ def _difference(built: Any, rope: Rope, layer_type: str | None, length: int) -> 
 
 
 def _inside(source: Source, settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings at their place in the whole configuration."""
+    """Return the settings at their place in the whole configuration."""
     for key in reversed(source.inside):
         settings = {key: settings}
     return settings
@@ -154,7 +154,7 @@ def _inside(source: Source, settings: dict[str, Any]) -> dict[str, Any]:
 def _older(
     source: Source, root: dict[str, Any], block: dict[str, Any], built: Any, length: int
 ) -> dict[str, Any] | None:
-    """The form before transformers 5, where it still leads to the same layers; otherwise None."""
+    """Return the form before transformers 5 if it still leads to the same layers, or None."""
     apart = ("rope_theta", "partial_rotary_factor")
     scaling = {key: value for key, value in block.items() if key not in apart}
     older = root | {key: block[key] for key in apart if key in block}

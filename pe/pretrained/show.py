@@ -25,7 +25,7 @@ LIST = r'^( *)("\w+": )\[\n([^\[\]{}]*?)\n *\]'
 
 
 def markdown(explanation: Explanation) -> str:
-    """Headings, paragraphs, tables, and settings to paste."""
+    """Write headings, paragraphs, tables, and settings to paste."""
     return "\n\n".join(_parts(explanation))
 
 
@@ -76,7 +76,7 @@ def _parts(e: Explanation) -> list[str]:
 
 
 def ranges(indices: Sequence[int]) -> str:
-    """``0-2, 4-6, 9``; a regular rhythm as ``every 4th from 3``."""
+    """Write ``0-2, 4-6, 9``, or a regular rhythm as ``every 4th from 3``."""
     gaps = {b - a for a, b in itertools.pairwise(indices)}
     if len(indices) > 3 and len(gaps) == 1 and (gap := gaps.pop()) > 1:
         return f"{indices[0]}, {indices[1]} … {indices[-1]} (every {gap})"
@@ -189,7 +189,7 @@ def _warnings(e: Explanation) -> list[str]:
 
 
 def settings_of(e: Explanation, name: str) -> str:
-    """The settings of one method.
+    """Return the settings of one method.
 
     Raises:
         ValueError: there is no such method, or it has no settings; the message says why.

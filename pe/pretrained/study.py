@@ -22,14 +22,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import groupby, repeat
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pe._errors import explain, unknown
-from pe._files import read_yaml, shipped
+from pe._errors import explain
+from pe._files import read_study, shipped
 from pe.pretrained.record import PretrainedRun, configure_pretrained
 from pe.recipes.command import notebook_command
 from pe.study.devices import visible_gpus
@@ -63,33 +62,28 @@ class PretrainedStudy(BaseModel):
     """The trials, the most useful first."""
 
     def arguments(self, trial: Trial, steps: int) -> dict[str, Any]:
-        """Arguments of `pe.pretrained.record.configure_pretrained`, without the model."""
+        """Return arguments of `pe.pretrained.record.configure_pretrained`, without the model."""
         own = trial.model_dump(exclude={"trained"})
         training = self.training | {"steps": steps} if trial.trained else {}
         return self.parameters | training | own | {"study": self.study}
 
 
 def load_study(name: str, mini: bool = False) -> PretrainedStudy:
-    """The study of ``studies/pretrained/<name>.yaml``, or of a path.
+    """Return the study of ``studies/pretrained/<name>.yaml``, or of a path.
 
     Raises:
-        ValueError: there is no such file, or it is not a study.
+        ValueError: there is no such study, it has no miniature, or the file is not a study.
     """
-    folder = shipped("studies") / "pretrained"
-    path = Path(name) if name.endswith(".yaml") else folder / f"{name}.yaml"
-    if not path.is_file():
-        raise unknown("study", name, sorted(p.stem for p in folder.glob("*.yaml")))
-    content = read_yaml(path)
-    small = content.pop("mini", {})
+    path, content = read_study(name, shipped("studies") / "pretrained", mini=mini)
     try:
-        return PretrainedStudy(**(content | small if mini else content))
+        return PretrainedStudy.model_validate(content)
     except ValidationError as error:
         problems = explain(error, "field", PretrainedStudy.model_fields)
-        raise ValueError(f"{path}: {problems[0]}") from None
+        raise ValueError(f"{path}: {'; '.join(problems)}") from None
 
 
 def configured(study: PretrainedStudy, trial: Trial, model: str, steps: int) -> PretrainedRun:
-    """The folder and the settings of a trial.
+    """Return the folder and the settings of a trial.
 
     Raises:
         ValueError: an unknown parameter, or a value that a parameter cannot have.
@@ -100,15 +94,13 @@ def configured(study: PretrainedStudy, trial: Trial, model: str, steps: int) -> 
         raise ValueError(f"{trial.pe}: {error}") from None
 
 
-def steps_in_time(
-    study: PretrainedStudy, step_seconds: float, left: float, cards: int, together: int = 2
-) -> int:
-    """The most steps with which the first ``together`` trainings end in ``left`` seconds.
+def steps_in_time(study: PretrainedStudy, step_seconds: float, left: float, cards: int) -> int:
+    """Return the most steps with which the first two trainings end in ``left`` seconds.
 
     Args:
         step_seconds: duration of an optimizer step; 0: not known, so any number of steps fits.
     """
-    training = [trial for trial in study.runs if trial.trained][:together]
+    training = [trial for trial in study.runs if trial.trained][:2]
     rounds = math.ceil(len(training) / cards)
     fitting = [n for n in study.steps if rounds * n * step_seconds <= left]
     return max(fitting, default=min(study.steps))
@@ -218,7 +210,7 @@ def _nothing_more(groups: Sequence[tuple[bool, deque[int]]]) -> Iterator[None]:
 
 
 def _steps_on_record(study: PretrainedStudy, model: str) -> int:
-    """The most steps that a complete training has; 0 without one."""
+    """Return the most steps that a complete training has; 0 without one."""
     trained = [trial for trial in study.runs if trial.trained]
     return max(
         (
@@ -238,7 +230,7 @@ def _label(trial: Trial) -> str:
 
 
 def papermill(study: PretrainedStudy, trial: Trial, steps: int) -> str:
-    """The command that carries out one trial alone."""
+    """Return the command that carries out one trial alone."""
     return notebook_command({"model": study.model} | study.arguments(trial, steps), "pretrained")
 
 
@@ -251,7 +243,9 @@ def main(
     until: Annotated[float, typer.Option(help="seconds; begin nothing that ends later")] = math.inf,
     step_seconds: Annotated[float, typer.Option(help="of a training step, measured before")] = 0.0,
     compile: Annotated[str, typer.Option(help="auto, on, off")] = "auto",
-    only: Annotated[int, typer.Option(help="one trial, by its number from 0 on")] = -1,
+    only: Annotated[
+        int | None, typer.Option(min=0, help="one trial, by its number from 0 on")
+    ] = None,
     steps: Annotated[int, typer.Option(min=0, help="of a training; 0: as many as end in time")] = 0,
 ) -> None:
     """Carry out the trials of a study."""
@@ -268,9 +262,9 @@ def main(
         study = load_study(name, mini)
         if model:
             study = study.model_copy(update={"model": model})
-        if only >= len(study.runs):
-            raise ValueError(f"--only: expected 0 to {len(study.runs) - 1}, got {only}")
-        if only >= 0:
+        if only is not None:
+            if only >= len(study.runs):
+                raise ValueError(f"--only: expected 0 to {len(study.runs) - 1}, got {only}")
             _one(study, study.runs[only], study.model, steps, compile)
             return
         if dry_run:

@@ -58,7 +58,7 @@ def try_out(run: PretrainedRun, *, quiet: bool = False) -> dict[str, Any]:
 
 
 def recipe_of(run: PretrainedRun, config: Any, tokenizer: str, vocabulary: int) -> Recipe:
-    """The settings as this package's scorer, batches and optimizer read them."""
+    """Return the settings as this package's scorer, batches and optimizer read them."""
     settings = run.settings
     return Recipe(
         name="pretrained", seed=settings.seed, hidden_size=config.hidden_size,
@@ -74,7 +74,7 @@ def recipe_of(run: PretrainedRun, config: Any, tokenizer: str, vocabulary: int) 
 
 
 def _what_decides(record: Mapping[str, Any], variant: str) -> list[Any]:
-    """Everything on which the outcome of an untrained variant depends."""
+    """Return everything on which the outcome of an untrained variant depends."""
     names = ["model", "corpus", "lengths", "windows", "target_tokens", "prompts"]
     names += ["pe", "options", "seed"] if variant == "adapted" else []
     settings = [record["settings"][name] for name in names]
@@ -108,8 +108,9 @@ class _Trial:
         self._judge("adapted", new)
         if s.steps and "trained" not in self.record["outcomes"]:
             # This changes the untouched model's weights too, and that has been measured.
-            self._train(new, data)
+            training = self._train(new, data)
             self._judge("trained", new)
+            training.forget()
             with quiet_libraries():
                 new.save_pretrained(self.run.directory / "checkpoint")
             tokenizer.save_pretrained(self.run.directory / "checkpoint")
@@ -119,7 +120,7 @@ class _Trial:
         return self.record
 
     def _options(self, data: TokenData) -> dict[str, Any]:
-        """Options of the encoding; where LongRoPE's factors are to be searched for, this does."""
+        """Return the options of the encoding. If LongRoPE's factors are searched for, search."""
         options = self.settings.options
         if options.get("long_factor") != SEARCHED:
             return options
@@ -180,7 +181,7 @@ class _Trial:
         self._write()
 
     def _known(self, variant: str) -> dict[str, Any] | None:
-        """The outcome from another record of the study, if model, text and machine are the same.
+        """Return the outcome of another record of the study if model, text and machine are equal.
 
         Trials of one model differ in the encoding, and each needs the untouched model's outcome.
         """
@@ -196,7 +197,7 @@ class _Trial:
         return None
 
     def _retrieval(self, scorer: Scorer, log: Log) -> dict[str, Any]:
-        """Retrieval at the lengths that have room for the prompts, or why there is none."""
+        """Measure retrieval at lengths that have room for the prompts, or say why there is none."""
         if not self.settings.prompts:
             return {"no_needles": "no prompts were asked for"}
         log("looking for hidden numbers")
@@ -212,7 +213,7 @@ class _Trial:
 
     @torch.no_grad()
     def _sample(self, model: Any) -> str:
-        """A continuation of the first tokens of the test split."""
+        """Return a continuation of the first tokens of the test split."""
         prompt, more = SAMPLE
         ids = torch.tensor(self.scorer.split.tokens[:prompt].astype("int64"), device=model.device)
         tokenizer = self.scorer.data.tokenizer
@@ -223,7 +224,7 @@ class _Trial:
             )  # fmt: skip
         return str(tokenizer.decode(out[0, prompt:], skip_special_tokens=True))
 
-    def _train(self, model: Any, data: TokenData) -> None:
+    def _train(self, model: Any, data: TokenData) -> Recalibration:
         """Recalibrate on the training split; a stopped training has its state in ``checkpoint``."""
         s = self.settings
         batches = Batches(data.train, s.context_length, s.batch_size, s.seed)
@@ -241,3 +242,4 @@ class _Trial:
         peak = devices.peak_memory(model.device)
         self.record["training_speed"] = speed | {"peak_memory_gib": peak}
         self._write()
+        return training

@@ -12,7 +12,7 @@ from pe.recipes.recipe import NOTEBOOK_PARAMETERS, Recipe
 
 
 def notebook_parameters(recipe: Recipe, study: str) -> dict[str, Any]:
-    """Parameters of train.ipynb that train and evaluate ``recipe``, with exactly its hash."""
+    """Return parameters of train.ipynb that give exactly ``recipe``, with its hash."""
     fields, base = recipe.to_dict(), recipe.name if recipe.name in RECIPES else "demo"
     values = {name: fields[name] for name in NOTEBOOK_PARAMETERS}
     start = recipe.start_from  # without one a run of 0 steps would be refused
@@ -24,7 +24,7 @@ def notebook_parameters(recipe: Recipe, study: str) -> dict[str, Any]:
 
 
 def notebook_command(parameters: Mapping[str, Any], notebook: str = "train") -> str:
-    """The command that carries out a notebook with these parameters, as a line to paste."""
+    """Return the command that runs a notebook with these parameters, as a line to paste."""
     import yaml
 
     # Not as JSON, whose 1e-05 is a text in YAML.

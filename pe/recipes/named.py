@@ -120,7 +120,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def recipe(name: str = "auto", **overrides: Any) -> Recipe:
-    """A named recipe with some fields changed.
+    """Return a named recipe with some fields changed.
 
     Args:
         name: a key of `RECIPES`, or ``"auto"``: ``demo`` on a CPU, ``tiny`` on a CUDA GPU.

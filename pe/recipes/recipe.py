@@ -75,7 +75,7 @@ Class = TypeVar("Class", bound=type)
 
 
 def _explained(cls: Class) -> Class:
-    """A validated dataclass whose mistakes are one line of text: field, expectation, value."""
+    """Return a validated dataclass whose mistakes are one line: field, expectation, value."""
     validate: Callable[..., None] = vars(cls)["__init__"]
 
     def __init__(self: Any, **values: Any) -> None:
@@ -108,7 +108,7 @@ class Recipe:
     """Encoding, as the registry spells it: ``"rope"``, ``"rope+alibi"`` ..."""
     pe_options: dict[str, Any] = field(default_factory=dict)
     """Options of the encoding, for example ``{"factor": 8.0}`` for YaRN."""
-    seed: Natural = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Draws initial weights and the order of the training windows."""
 
     hidden_size: Count
@@ -225,17 +225,17 @@ class Recipe:
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return the fields as plain JSON values."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return json.loads(json.dumps(values))  # type: ignore[no-any-return]
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Recipe:
-        """The inverse of `to_dict`; unknown fields raise ValueError."""
+        """Make a recipe of what `to_dict` returned. Unknown fields raise ValueError."""
         return cls(**values)
 
     def config_hash(self) -> str:
-        """Eight hex digits that identify the training run."""
+        """Return eight hex digits that identify the training run."""
         values = {
             name: value
             for name, value in self.to_dict().items()
@@ -248,7 +248,10 @@ class Recipe:
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def run_name(self) -> str:
-        """``pope-s0-1a2b3c4d``: encoding, cut if it is long, seed, hash; safe as a folder name."""
+        """Return ``pope-s0-1a2b3c4d``: encoding, cut if it is long, seed, hash.
+
+        It is safe as a folder name.
+        """
         pe = re.sub(r"[^A-Za-z0-9_.-]+", "_", self.pe)[:LONGEST_NAME]
         return f"{pe}-s{self.seed}-{self.config_hash()}"
 
@@ -267,6 +270,11 @@ def _problems(r: Recipe) -> Iterator[str]:
             f"num_attention_heads: {r.num_attention_heads} is not a multiple of "
             f"num_key_value_heads {r.num_key_value_heads}"
         )
+    for name, value in r.pe_options.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            yield f"pe_options: {name}: expected what JSON can hold, without NaN, got {value!r}"
     if r.min_learning_rate > r.learning_rate:
         yield (
             f"min_learning_rate: expected 0 to learning_rate {r.learning_rate}, "
@@ -326,7 +334,7 @@ def _problems(r: Recipe) -> Iterator[str]:
 
 
 def _evaluation_problems(r: Recipe) -> Iterator[str]:
-    """Targets need a context in front of them: with a token or two nothing can be read from it."""
+    """Find lengths that leave targets without context, and settings without effect."""
     for name, length in (
         ("context_length", r.context_length),
         *(("evaluation_lengths", n) for n in r.evaluation_lengths),

@@ -48,7 +48,7 @@ class Difference:
         return "lower" if self.value < 0 else "higher"
 
     def text(self, gap: float) -> str:
-        """A difference as it is written: ``−12`` (percent), ``+50`` (points) or ``−0.012``."""
+        """Write a difference: ``−12`` (percent), ``+50`` (points) or ``−0.012``."""
         where = quantities.at(self.quantity)
         if where and where.is_perplexity:
             return signed(100 * math.expm1(min(gap, 700.0)))
@@ -126,33 +126,35 @@ def _by_window(both: Sequence[tuple[Row, str]]) -> list[float] | None:
 
 def _of_shares(both: Sequence[tuple[Row, str]], quantity: str, gaps: Sequence[float]) -> Difference:
     counts = [right_and_asked(row, name) for row, name in both]
-    prompts = intervals.newcombe(*(intervals.wilson(*found) for found in counts))
+    prompts = intervals.newcombe(*(intervals.wilson(*count) for count in counts))
     discordant = _discordant(both)
     over = "prompts" if discordant else ""
     p = intervals.mcnemar(*discordant) if discordant else intervals.fisher(*counts)
     if len(gaps) < 2:
         return Difference(quantity, prompts.value, prompts, p, over)
     p = max(p, intervals.p_of_mean(gaps))
-    found = over_seeds(gaps, prompts)
-    return Difference(quantity, found.value, replace(found, low=max(-1.0, found.low)), p, "seeds")
+    interval = over_seeds(gaps, prompts)
+    return Difference(
+        quantity, interval.value, replace(interval, low=max(-1.0, interval.low)), p, "seeds"
+    )
 
 
 def _discordant(both: Sequence[tuple[Row, str]]) -> tuple[int, int] | None:
-    """Prompts that only one of the two answered, over all seeds; None where counts do not say."""
+    """Count the prompts that only one row answered; None where the records do not say."""
     total = [0, 0]
     cells = [[quantities.answers(run, name) for run in row.runs] for row, name in both]
     for first, second in zip(*cells, strict=True):
         if first is None or second is None or first[:2] != second[:2]:
             return None  # they were asked other prompts
-        found = intervals.discordant(first.right or (), second.right or (), first.samples)
-        if found is None:
+        pair = intervals.discordant(first.right or (), second.right or (), first.samples)
+        if pair is None:
             return None
-        total = [a + b for a, b in zip(total, found, strict=True)]
+        total = [a + b for a, b in zip(total, pair, strict=True)]
     return total[0], total[1]
 
 
 def same_targets(found: Sequence[Row]) -> bool:
-    """Whether their perplexities are of the same tokens: of one text, with equal longest lengths.
+    """Return whether the perplexities of these rows are of the same tokens of the same text.
 
     Windows are drawn from the documents that have room for the longest evaluated length.
     """
@@ -165,7 +167,7 @@ def same_targets(found: Sequence[Row]) -> bool:
 
 
 def order(found: Sequence[Row], quantity: str) -> str:
-    """Titles of rows by ``quantity``, best first: ``PoPE < RoPE ≈ YaRN``.
+    """Write the titles of rows by ``quantity``, best first: ``PoPE < RoPE ≈ YaRN``.
 
     ``<`` says that a difference between the two is shown, ``≈`` that none is.
 
@@ -186,29 +188,29 @@ def order(found: Sequence[Row], quantity: str) -> str:
 
 
 def write_difference(first: Row, second: Row, quantity: str) -> str:
-    """Words for prose: ``lower by 12% (10 to 14%)``, or that no difference is shown.
+    """Write for prose: ``lower by 12% (10 to 14%)``, or that no difference is shown.
 
     Raises:
         ValueError: one seed that leaves nothing to test, or a perplexity worse than guessing.
     """
-    found = difference(first, second, quantity)
-    if found.interval is None:
+    gap = difference(first, second, quantity)
+    if gap.interval is None:
         raise ValueError(f"{quantity}: one seed of {first.label} says nothing of another")
-    if found.guessing:
+    if gap.guessing:
         raise ValueError(f"{quantity} of {first.label} or {second.label} is {GUESSING}")
-    if found.verdict == NO_DIFFERENCE:
+    if gap.verdict == NO_DIFFERENCE:
         return NO_DIFFERENCE
     where = quantities.at(quantity)
     if where and where.is_perplexity:  # a difference of losses is a ratio of perplexities
-        ends = sorted(abs(math.expm1(x)) for x in (found.interval.low, found.interval.high))
-        size, low, high = (f"{100 * x:.2g}" for x in (abs(math.expm1(found.value)), *ends))
-        return f"{found.verdict} by {size}% ({low} to {high}%)"
-    size = found.text(abs(found.value)).removeprefix("+")
-    test = f" (paired prompts, {p_value(found.p)})" if found.over == "prompts" else ""
-    return f"{found.verdict} by {size}{found.unit}{test}"
+        ends = sorted(abs(math.expm1(x)) for x in (gap.interval.low, gap.interval.high))
+        size, low, high = (f"{100 * x:.2g}" for x in (abs(math.expm1(gap.value)), *ends))
+        return f"{gap.verdict} by {size}% ({low} to {high}%)"
+    size = gap.text(abs(gap.value)).removeprefix("+")
+    test = f" (paired prompts, {p_value(gap.p)})" if gap.over == "prompts" else ""
+    return f"{gap.verdict} by {size}{gap.unit}{test}"
 
 
 def p_value(p: float | None) -> str:
-    """``p = 0.016``, ``p < 0.001``."""
+    """Write ``p = 0.016``, or ``p < 0.001``."""
     assert p is not None
     return f"p = {p:.2g}" if p >= 0.001 else "p < 0.001"

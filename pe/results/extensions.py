@@ -75,35 +75,35 @@ class ExtendedRun:
 
 
 def rows(base: Row, records: Mapping[str, Mapping[str, Any] | None]) -> list[Row]:
-    """``base`` and its cells as rows, so that they are compared like any others.
+    """Return ``base`` and its cells as rows, so that they are compared like any others.
 
     Args:
         base: a trained row. records: extension.json of its runs, by name; None where there is none.
             A cell is a row with the seeds that have it.
     """
     length = quantities.trained_length(base.runs)
-    found: dict[str, Row] = {}
+    extended_rows: dict[str, Row] = {}
     for run in base.runs:
         record = records.get(run.name)
         for cell in extended(record, length) if record else ():
             one = ExtendedRun(run, record or {}, cell.name)
-            row = found.setdefault(cell.name, Row(cell.name, cell.title, base.pe, ()))
-            found[cell.name] = Row(row.label, row.title, row.origin, (*row.runs, one))
-    return [base, *found.values()]
+            row = extended_rows.setdefault(cell.name, Row(cell.name, cell.title, base.pe, ()))
+            extended_rows[cell.name] = Row(row.label, row.title, row.origin, (*row.runs, one))
+    return [base, *extended_rows.values()]
 
 
 def trained(run: RunLike) -> dict[float, float]:
-    """Perplexities of the run itself, by multiples of the training length."""
+    """Return perplexities of the run itself, by multiples of the training length."""
     length = run.read()["recipe"]["context_length"]
     cells = (run.evaluation() or {"perplexity": {}})["perplexity"]
     return {int(at) / length: cell["value"] for at, cell in cells.items()}
 
 
 def extended(record: Mapping[str, Any], context_length: int) -> list[Extended]:
-    """All cells, methods in the order of `pe.encodings.in_order`, factors ascending."""
+    """Return all cells: methods in the order of `pe.encodings.in_order`, factors ascending."""
     from pe.encodings import in_order
 
-    found = []
+    cells = []
     for name, cell in record["cells"].items():
         by = {int(at) / context_length: entry for at, entry in cell["perplexity"].items()}
         values = {multiple: entry["value"] for multiple, entry in sorted(by.items())}
@@ -112,17 +112,17 @@ def extended(record: Mapping[str, Any], context_length: int) -> list[Extended]:
         factor: Factor | None = LENGTH if at == LENGTH else float(at)
         if factor == 1 and "factor" not in cell["options"]:  # it has none
             factor = None
-        found.append(Extended(name, method, cell["pe"], factor, values, reasons))
-    order = in_order(cell.method for cell in found)
+        cells.append(Extended(name, method, cell["pe"], factor, values, reasons))
+    order = in_order(cell.method for cell in cells)
 
     def place(cell: Extended) -> tuple[int, float]:
         return order.index(cell.method), 0.0 if cell.factor in (None, LENGTH) else cell.factor
 
-    return sorted(found, key=place)
+    return sorted(cells, key=place)
 
 
 def missing(record: Mapping[str, Any]) -> list[str]:
-    """Methods that the record holds no cell of."""
+    """Return the methods of which the record has no cell."""
     from pe.encodings import extension_methods
 
     there = {name.rpartition("@")[0] for name in record["cells"]}
@@ -130,29 +130,29 @@ def missing(record: Mapping[str, Any]) -> list[str]:
 
 
 def value(record: Mapping[str, Any], context_length: int, name: str, multiple: float) -> float:
-    """Perplexity of a cell such as ``yarn@4``.
+    """Return the perplexity of a cell such as ``yarn@4``.
 
     Raises ValueError for a cell or a length that is not there.
     """
     cells = {cell.name: cell for cell in extended(record, context_length)}
     if name not in cells:
         raise unknown("extension", name, cells)
-    found = cells[name].perplexity.get(multiple)
-    if found is None:
+    perplexity = cells[name].perplexity.get(multiple)
+    if perplexity is None:
         reason = cells[name].reasons.get(multiple) or NOT_EVALUATED
         raise ValueError(f"{name} has no perplexity at {multiple:g}x: {reason}")
-    return found
+    return perplexity
 
 
 def table(run: RunLike, record: Mapping[str, Any]) -> str:
-    """A pipe table, a line for each method and factor, of one run and its extension.json."""
+    """Write a pipe table of one run and its extension.json, a line per method and factor."""
     base, limit = trained(run), quantities.vocabulary(run)
     cells = extended(record, run.read()["recipe"]["context_length"])
     multiples = sorted(base)
 
     def line(title: str, factor: Factor | None, values: Mapping[float, float | None]) -> list[str]:
-        found = [values.get(m) for m in multiples]
-        texts = ["–" if v is None else quantities.perplexity(v, limit) for v in found]
+        perplexities = [values.get(m) for m in multiples]
+        texts = ["–" if v is None else quantities.perplexity(v, limit) for v in perplexities]
         if factor is None or factor == LENGTH:
             return [title, "–" if factor is None else "= length", *texts]
         return [title, f"{factor:g}", *texts]

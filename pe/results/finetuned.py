@@ -35,8 +35,8 @@ class FineTuned:
 
 
 def fine_tuned(rows: Sequence[Row]) -> list[FineTuned]:
-    """Those rows whose runs have all recorded all three, in their order."""
-    found = []
+    """Return the rows whose runs have recorded all three, in their order."""
+    complete = []
     for row in rows:
         records = [run.read() for run in row.runs]
         elsewhere = ["/" in (record["recipe"].get("start_from") or "") for record in records]
@@ -48,25 +48,25 @@ def fine_tuned(rows: Sequence[Row]) -> list[FineTuned]:
             title = label(row.pe)
             if row.pe == row.origin:  # another base, or nothing but longer windows
                 title += " (control)" if row.label == CONTROL else f" ({row.label})"
-            found.append(FineTuned(row, title, before, extended, trained))
-    titles = [one.title for one in found]
+            complete.append(FineTuned(row, title, before, extended, trained))
+    titles = [one.title for one in complete]
     return [
         replace(one, title=f"{one.title} ({one.row.label})") if titles.count(one.title) > 1 else one
-        for one in found
+        for one in complete
     ]
 
 
 def _mean(cells: Sequence[Mapping[str, Any]]) -> dict[int, float | None]:
-    found: dict[int, float | None] = {}
+    perplexities: dict[int, float | None] = {}
     for at in cells[0]:
         losses = [seed[at]["nll"] for seed in cells]
         lost = any(loss is None for loss in losses)
-        found[int(at)] = None if lost else math.exp(statistics.fmean(losses))
-    return dict(sorted(found.items()))
+        perplexities[int(at)] = None if lost else math.exp(statistics.fmean(losses))
+    return dict(sorted(perplexities.items()))
 
 
 def table(rows: Sequence[FineTuned], pages: Mapping[str, str]) -> str:
-    """Two lines per method, without training and trained on, by tokens of context."""
+    """Write two lines per method, without training and with training, by tokens of context."""
     lengths = list(rows[0].trained)
     heads = ["method", "", *(f"{n:,}" for n in lengths)]
     limit = quantities.vocabulary(rows[0].row.runs[0])
@@ -90,7 +90,7 @@ def table(rows: Sequence[FineTuned], pages: Mapping[str, str]) -> str:
 
 
 def searches(records: Mapping[float, Mapping[str, Any]]) -> str:
-    """A table of the searches for LongRoPE's factors: start, result and time of each."""
+    """Write a table of the searches for LongRoPE's factors: start, result and time of each."""
     heads = ["factor", "candidates", "YaRN's factors", "found", "seconds"]
     lines = []
     for factor, record in sorted(records.items()):

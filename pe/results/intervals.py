@@ -28,7 +28,7 @@ class Interval:
 
 
 def wilson(right: int, n: int) -> Interval:
-    """Wilson's interval of a share: it stays inside 0 to 1 and is not empty at 0 of n.
+    """Return Wilson's interval of a share. It stays inside 0 to 1 and is not empty at 0 of n.
 
     Raises ValueError unless 0 <= right <= n and n > 0.
     """
@@ -46,13 +46,13 @@ def _wilson_bounds(right: int, n: int) -> tuple[float, float]:
 
 
 def scaled(interval: Interval, factor: float) -> Interval:
-    """The interval of a value times a known number that is not negative."""
+    """Return the interval of a value times a known number that is not negative."""
     value, low, high = (factor * x for x in (interval.value, interval.low, interval.high))
     return Interval(value, low, high, interval.n)
 
 
 def newcombe(first: Interval, second: Interval) -> Interval:
-    """``first - second`` of two Wilson intervals (Newcombe 1998, method 10)."""
+    """Return ``first - second`` of two Wilson intervals (Newcombe 1998, method 10)."""
     gap = first.value - second.value
     low = math.hypot(first.value - first.low, second.high - second.value)
     high = math.hypot(first.high - first.value, second.value - second.low)
@@ -60,7 +60,7 @@ def newcombe(first: Interval, second: Interval) -> Interval:
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """Mean of independent values with Student's t interval.
+    """Return the mean of independent values with Student's t interval.
 
     Raises ValueError for fewer than two: one value has no spread.
     """
@@ -85,7 +85,10 @@ def _student(values: Sequence[float], factor: float) -> Interval:
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """The sample standard deviation. (`statistics.stdev` adds fractions: 7 times as slow.)"""
+    """Return the sample standard deviation.
+
+    `statistics.stdev` adds fractions, 7 times as slowly.
+    """
     return float(np.std(values, ddof=1))
 
 
@@ -97,7 +100,7 @@ def _quantile_of_t(freedom: int) -> float:
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> list[float]:
-    """``first - second``, value by value: the same windows, or the same seeds, in the same order.
+    """Return ``first - second`` for each window, or each seed; both have them in the same order.
 
     Raises ValueError for lists of different lengths.
     """
@@ -109,7 +112,7 @@ def paired(first: Sequence[float], second: Sequence[float]) -> list[float]:
 
 
 def p_of_mean(values: Sequence[float]) -> float:
-    """Two-sided p of Student's test that the mean is zero; 1 where all values are zero."""
+    """Return the two-sided p of Student's test that the mean is zero; 1 if all values are zero."""
     if len(set(values)) == 1:
         return 1.0 if values[0] == 0 else 0.0
     from scipy.special import stdtr
@@ -134,7 +137,7 @@ def discordant(first: Sequence[int], second: Sequence[int], samples: int) -> tup
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    """Exact two-sided p of McNemar's test; 1 where no prompt was answered by one of them alone."""
+    """Return the exact two-sided p of McNemar's test; 1 if no prompt was answered by one alone."""
     if only_first + only_second == 0:
         return 1.0
     from scipy.stats import binomtest
@@ -143,7 +146,7 @@ def mcnemar(only_first: int, only_second: int) -> float:
 
 
 def fisher(first: tuple[int, int], second: tuple[int, int]) -> float:
-    """Two-sided p of Fisher's exact test, of (right, asked) twice."""
+    """Return the two-sided p of Fisher's exact test. Each argument is (right, asked)."""
     from scipy.stats import fisher_exact
 
     table = [[right, asked - right] for right, asked in (first, second)]
@@ -153,8 +156,8 @@ def fisher(first: tuple[int, int], second: tuple[int, int]) -> float:
 def holm(values: Sequence[float]) -> list[float]:
     """p values adjusted by Holm's method: one of them below 0.05 by chance happens in 5%."""
     order = sorted(range(len(values)), key=lambda i: values[i])
-    found, largest = [0.0] * len(values), 0.0
+    adjusted, largest = [0.0] * len(values), 0.0
     for place, i in enumerate(order):
         largest = max(largest, min(1.0, (len(values) - place) * values[i]))
-        found[i] = largest
-    return found
+        adjusted[i] = largest
+    return adjusted

@@ -18,7 +18,7 @@ CROPPED = "cut to the training length"
 
 
 def pipe(heads: Sequence[str], lines: Sequence[Sequence[str]], left: int = 1) -> str:
-    """A pipe table: the first ``left`` columns, which name a line, to the left, others right."""
+    """Write a pipe table: ``left`` columns, which name a line, to the left, others right."""
     align = ["left" if i < left else "right" for i in range(len(heads))]
     body = [[cell.replace("|", "\\|") for cell in line] for line in lines]
     return str(tabulate(body, list(heads), tablefmt="pipe", disable_numparse=True, colalign=align))
@@ -34,7 +34,7 @@ def table(
     tokens: bool = False,
     verdicts: bool = False,
 ) -> str:
-    """A table with a line for each row, compared on the seeds that all rows have.
+    """Write a table with a line for each row, compared on the seeds that all rows have.
 
     Where some have more seeds, their means follow below, in italics. Two baselines come with
     lengths beyond that of training: what a model that reads only the last tokens of a text reaches
@@ -91,7 +91,7 @@ def _recorded(runs: Sequence[RunLike]) -> list[str]:
 
 
 def _cell(row: Row, name: str, verdicts: bool) -> str:
-    """A value, and below it how the same row does with texts cut to its training length.
+    """Write a value, and below it how the same row does with texts cut to its training length.
 
     That is a word, or else, of a share of prompts, the other share.
     """
@@ -106,7 +106,7 @@ def _cell(row: Row, name: str, verdicts: bool) -> str:
 
 
 def _name(row: Row, links: Mapping[str, str]) -> list[str]:
-    """The row's title and its seeds; each seed links to the run's page where there is one."""
+    """Write the row's title and its seeds. Each seed links to the run's page if there is one."""
     seeds = [
         f"[{seed}]({links[run.name]})" if run.name in links else str(seed)
         for seed, run in zip(row.seeds, row.runs, strict=True)
@@ -140,7 +140,7 @@ def cropped(rows: Sequence[Row], names: Sequence[str]) -> list[str] | None:
 def _against(
     rows: Sequence[Row], base: Row, names: Sequence[str], links: Mapping[str, str]
 ) -> list[list[str]]:
-    """Lines of differences to ``base``, each on the seeds that the two have in common."""
+    """Write lines of differences to ``base``, each on the seeds that the two have in common."""
     length = quantities.trained_length(run for row in rows for run in row.runs)
 
     def known(row: Row, name: str) -> bool:
@@ -155,22 +155,22 @@ def _against(
         return quantities.rescaled(name, shorter.runs[0], length)
 
     others = [row for row in rows if row.label != base.label]
-    found = {
+    gaps = {
         (row.label, name): difference(row, base, of_pair(row, name))
         for row in others
         for name in names
         if known(row, name) and known(base, name)
     }
-    over = {gap.over for gap in found.values()}
+    over = {gap.over for gap in gaps.values()}
     kind = next((kind for kind in ("seeds", "prompts", "windows") if kind in over), "")
-    tested = [key for key, gap in found.items() if gap.over == kind]
-    adjusted = holm([p for key in tested if (p := found[key].p) is not None])
+    tested = [key for key, gap in gaps.items() if gap.over == kind]
+    adjusted = holm([p for key in tested if (p := gaps[key].p) is not None])
     bold = {key for key, p in zip(tested, adjusted, strict=True) if p < LEVEL}
     lines = []
     for row in others:
         line = _name(row.of(common_seeds([row, base])), links)
         for name in names:
-            gap = found.get((row.label, name))
+            gap = gaps.get((row.label, name))
             if gap and gap.over != kind:  # an interval over windows says nothing of seeds
                 gap = replace(gap, interval=None)
             line.append(gap_text(gap, (row.label, name) in bold) if gap else "–")
@@ -179,7 +179,7 @@ def _against(
 
 
 def gap_text(gap: Difference, bold: bool = False) -> str:
-    """``−4.1%<br>−9.8 to +2.0``, in bold where asked."""
+    """Write ``−4.1%<br>−9.8 to +2.0``, in bold if asked."""
     if gap.guessing:
         return GUESSING
     line = gap.text(gap.value) + gap.unit

@@ -37,7 +37,7 @@ class Cell:
 
 
 def measure(row: Row, quantity: str) -> Cell:
-    """A quantity of a row; see the module for what the value and the interval of a cell are.
+    """Measure a quantity of a row. The module says what the value and the interval of a cell are.
 
     Raises:
         ValueError: an unknown quantity.
@@ -66,19 +66,19 @@ def measure(row: Row, quantity: str) -> Cell:
 
 
 def right_and_asked(row: Row, quantity: str) -> tuple[int, int]:
-    """Right answers and prompts of a share, of all depths and seeds together."""
+    """Return the right answers and the prompts of a share, of all depths and seeds."""
     right = asked = 0
     for run in row.runs:
-        found = quantities.answers(run, quantity)
-        if found is None or found.right is None:
+        answered = quantities.answers(run, quantity)
+        if answered is None or answered.right is None:
             raise ValueError(f"{quantity} is not recorded for {row.label}")
-        right += sum(found.right)
-        asked += len(found.right) * found.samples
+        right += sum(answered.right)
+        asked += len(answered.right) * answered.samples
     return right, asked
 
 
 def over_seeds(values: Sequence[float], prompts: Interval) -> Interval:
-    """The interval of a share, or of a difference of shares: no narrower than over prompts."""
+    """Return the interval of shares or of their differences, at least as wide as ``prompts``."""
     if len(values) < 2:
         return prompts
     seeds = intervals.mean_interval(values)
@@ -88,7 +88,7 @@ def over_seeds(values: Sequence[float], prompts: Interval) -> Interval:
 
 
 def recorded(row: Row, run: RunLike, quantity: str) -> float:
-    """A quantity of one run of a row; ValueError says why it has no value."""
+    """Return a quantity of one run of a row. ValueError says why it has no value."""
     value, reason = quantities.value(run, quantity)
     if value is None:
         raise ValueError(f"{quantity} of {row.label} has no value: {reason}")
@@ -96,7 +96,7 @@ def recorded(row: Row, run: RunLike, quantity: str) -> float:
 
 
 def cut(row: Row, quantity: str) -> float | None:
-    """The value a row would have if it read only the last training length of a text.
+    """Return the value a row would have if it read only the last training length of a text.
 
     A perplexity of the same targets is that at 1x. A share of prompts is that at 1x times the share
     of prompts whose numbers all lie in that last part: whose depth is at least 1 - 1/multiple. This
@@ -117,12 +117,12 @@ def cut(row: Row, quantity: str) -> float | None:
 
 
 def _near(where: At) -> str:
-    """The same quantity at the training length."""
+    """Return the same quantity at the training length."""
     return str(where._replace(multiple=1.0, tempered=False))
 
 
 def _uncut(row: Row, where: At) -> float | None:
-    """The share of prompts whose numbers all lie in the last training length of the text."""
+    """Return the share of prompts whose numbers all lie in the last training length of the text."""
     asked = quantities.answers(row.runs[0], str(where))
     if asked is None:
         return None
@@ -130,7 +130,7 @@ def _uncut(row: Row, where: At) -> float | None:
 
 
 def beyond_cut(row: Row, quantity: str) -> Interval | None:
-    """What a row of one run has more than with its texts cut to the training length (`cut`).
+    """Compare a row of one run with its texts cut to the training length (`cut`).
 
     Of a perplexity: nats, with Student's interval over the windows, whose last tokens are the same.
     Of a share: Newcombe's interval; that of the cut share is the interval at 1x, made smaller.
@@ -153,7 +153,7 @@ def beyond_cut(row: Row, quantity: str) -> Interval | None:
 
 
 def beside_cutting(row: Row, quantity: str) -> str:
-    """``better`` or ``worse`` than with texts cut, or `UNDECIDED`.
+    """Return ``better`` or ``worse`` than with texts cut, or `UNDECIDED`.
 
     One word where all runs of the row agree, else one for each seed. Empty without a value.
     """
@@ -177,7 +177,7 @@ def cut_base(found: Sequence[Row]) -> Row | None:
 
 
 def predicted(row: Row, quantity: str) -> Interval:
-    """The interval in which one more seed of the row would lie at 95%.
+    """Return the interval in which one more seed of the row would lie at 95%.
 
     Raises:
         ValueError: fewer than two seeds, or one without a value.
@@ -191,7 +191,7 @@ def predicted(row: Row, quantity: str) -> Interval:
 
 
 def write(cell: Cell, quantity: str, between: str = " ") -> str:
-    """A table's cell: ``22.4``, ``22.4 (21.9–23.0)``, ``64% (54–72)``, or why there is no value."""
+    """Write a cell: ``22.4``, ``22.4 (21.9–23.0)``, ``64% (54–72)``, or why there is no value."""
     if cell.value is None:
         return "–" if cell.reason in (NOT_RECORDED, NOT_EVALUATED) else cell.reason or "–"
     text = quantities.write(cell.value, quantity, cell.limit)

@@ -14,7 +14,7 @@ LOSSES = ("validation_loss", "ppl", "tokens_per_second", "wall_time")
 
 
 def text(plan: Sequence[Planned]) -> str:
-    """Tables of all runs that are done: losses, perplexities, hidden numbers; what was extended."""
+    """Write tables of all runs that are done: losses, perplexities, retrieval and extensions."""
     texts = []
     for planned in plan:
         record = planned.run().part("extension") if planned.zero_shot else None
@@ -42,6 +42,6 @@ def text(plan: Sequence[Planned]) -> str:
 
 
 def tasks(runs: Sequence[RunLike]) -> list[str]:
-    """The tasks with hidden numbers that any of the runs was asked."""
+    """Return the retrieval tasks that any of the runs was asked."""
     places = list(itertools.product(runs, multiples(runs)))
     return [task for task in TASKS if any(answers(run, f"{task}@{at}") for run, at in places)]

@@ -24,77 +24,77 @@ UNTOUCHED = "untouched"
 
 
 def trained_length(record: Record) -> int:
-    """The length that the model was trained at, in tokens."""
+    """Return the length that the model was trained at, in tokens."""
     return int(record["host"]["training_length"])
 
 
 def lengths(record: Record) -> list[int]:
-    """The lengths that were measured, in tokens."""
+    """Return the lengths that were measured, in tokens."""
     return list(record["settings"]["lengths"])
 
 
 def beyond(record: Record) -> list[int]:
-    """The lengths beyond that of the training, where cutting means something."""
+    """Return the lengths beyond the training length, where cutting a text changes it."""
     return [n for n in lengths(record) if n > trained_length(record)]
 
 
 def nll(record: Record, variant: str) -> list[float]:
-    """Loss of the targets at each length, nats per token; NaN where there is none."""
+    """Return the loss of the targets at each length, in nats per token; NaN where there is none."""
     cells = record["outcomes"][variant]["perplexity"]
     losses = [cells.get(str(n), {}).get("nll") for n in lengths(record)]
     return [math.nan if loss is None else loss for loss in losses]
 
 
 def cut(record: Record) -> list[float]:
-    """The untouched model's loss where it reads no more than its training length."""
+    """Return the untouched model's loss if it reads no more than its training length."""
     untouched = dict(zip(lengths(record), nll(record, UNTOUCHED), strict=True))
     return [untouched.get(_read(record, n), math.nan) for n in lengths(record)]
 
 
 def _read(record: Record, length: int) -> int:
-    """The longest measured length within that of the training that a cut text still has."""
+    """Return the longest measured length that is left of a text after cutting it."""
     return max((n for n in lengths(record) if n <= min(length, trained_length(record))), default=0)
 
 
 def added(record: Record, variant: str) -> list[Difference | None]:
-    """What a variant adds to the loss of the cut text at each length, over the same windows.
+    """Return what a variant adds to the loss of the cut text at each length, over the same windows.
 
     None where a loss is missing, and of the untouched model where nothing is cut.
     """
-    found: list[Difference | None] = []
+    differences: list[Difference | None] = []
     base, own = (record["outcomes"][name]["perplexity"] for name in (UNTOUCHED, variant))
     for n in lengths(record):
         read = _read(record, n)
         both = [cells.get(str(at), {}).get("window_nll") for cells, at in ((own, n), (base, read))]
         if None in both or (variant == UNTOUCHED and n == read):
-            found.append(None)
+            differences.append(None)
             continue
         gaps = intervals.paired(*both)
         mean, p = intervals.mean_interval(gaps), intervals.p_of_mean(gaps)
-        found.append(Difference("validation_loss", mean.value, mean, p, "windows"))
-    return found
+        differences.append(Difference("validation_loss", mean.value, mean, p, "windows"))
+    return differences
 
 
 def tasks(record: Record) -> list[str]:
-    """Tasks of retrieval that the untouched model was asked."""
+    """Return the retrieval tasks that the untouched model was asked."""
     return list((record["outcomes"][UNTOUCHED].get("needles") or {"tasks": {}})["tasks"])
 
 
 def answers(record: Record, variant: str, task: str, length: int) -> str | None:
-    """``1`` for each prompt that was answered and ``0`` for each other one, in their order."""
+    """Return ``1`` for each prompt that was answered and ``0`` for each other, in order."""
     needles = record["outcomes"][variant].get("needles") or {"tasks": {}}
     prompts: str | None = needles["tasks"].get(task, {}).get(str(length), {}).get("prompts")
     return prompts or None
 
 
 def found(record: Record, variant: str, task: str) -> list[Interval | None]:
-    """Share of prompts answered at each length; None where there is none."""
+    """Return the share of prompts answered at each length; None where there is none."""
     each = [answers(record, variant, task, n) for n in lengths(record)]
     return [intervals.wilson(a.count("1"), len(a)) if a else None for a in each]
 
 
 def found_beyond(record: Record, variant: str, task: str) -> Interval | None:
-    """Share of the prompts of all lengths beyond that of the training together."""
+    """Return the share of the prompts of all lengths beyond that of the training together."""
     each = [answers(record, variant, task, n) for n in beyond(record)]
     if not each or None in each:
         return None
@@ -103,14 +103,14 @@ def found_beyond(record: Record, variant: str, task: str) -> Interval | None:
 
 
 def uncut(record: Record, length: int) -> list[bool]:
-    """Of each prompt, whether its number lies in the last training length of the text."""
+    """Return for each prompt whether its number lies in the last training length of the text."""
     count = record["settings"]["prompts"]
     first = 1 - trained_length(record) / length
     return [even_depth(index, count) >= first for index in range(count)]
 
 
 def cut_found(record: Record, task: str) -> list[Interval | None]:
-    """Share of prompts that the untouched model answers from the last training length of a text.
+    """Return the share of prompts that the untouched model answers from the end of a cut text.
 
     It is calculated: the share at the longest length within the training length, times the share of
     prompts whose number lies in that last part. The tokens of question and answer are left out,
@@ -126,14 +126,14 @@ def cut_found(record: Record, task: str) -> list[Interval | None]:
 
 
 def cut_found_beyond(record: Record, task: str) -> Interval | None:
-    """`cut_found` of all lengths beyond that of the training together."""
+    """Return `cut_found` of all lengths beyond that of the training together."""
     near = _near(record, task)
     inside = [flag for n in beyond(record) for flag in uncut(record, n)]
     return intervals.scaled(near, fmean(inside)) if near and inside else None
 
 
 def _near(record: Record, task: str) -> Interval | None:
-    """Share of prompts that the untouched model answers at its training length."""
+    """Return the share of prompts that the untouched model answers at its training length."""
     shares = dict(zip(lengths(record), found(record, UNTOUCHED, task), strict=True))
     return shares.get(_read(record, trained_length(record)))
 
@@ -172,6 +172,6 @@ def discordant(record: Record, variant: str, task: str) -> tuple[int, int] | Non
 
 
 def write_share(interval: Interval | None, between: str = " ") -> str:
-    """``73% (43–90)``, or a dash where there is none."""
+    """Write ``73% (43–90)``, or a dash where there is none."""
     cell = Cell(interval.value, interval) if interval else Cell(None, reason=NOT_RECORDED)
     return write(cell, "needle@1x", between)

@@ -58,12 +58,12 @@ class At(NamedTuple):
 
     @property
     def is_share(self) -> bool:
-        """Whether it is a share of prompts, of which more is better."""
+        """Return whether it is a share of prompts, of which more is better."""
         return not self.is_perplexity
 
     @property
     def is_perplexity(self) -> bool:
-        """Whether it is a perplexity: averaged and compared in nats."""
+        """Return whether it is a perplexity, which is averaged and compared in nats."""
         return self.kind == "ppl"
 
 
@@ -93,7 +93,7 @@ class Quantity:
 
 
 def significant(value: float) -> str:
-    """Three significant digits, never an exponent, thousands separated: ``1,234`` ``45.6``."""
+    """Write three significant digits without an exponent: ``1,234``, ``45.6``."""
     if not math.isfinite(value):
         return str(value)
     digits = 2 - math.floor(math.log10(abs(value))) if value else 2
@@ -101,17 +101,17 @@ def significant(value: float) -> str:
 
 
 def rounded(value: float) -> str:
-    """Three significant digits of a rate: ``1,630,000``."""
+    """Write three significant digits of a rate: ``1,630,000``."""
     return significant(float(f"{value:.3g}"))
 
 
 def whole(value: float) -> str:
-    """A count: ``9,812``."""
+    """Write a count: ``9,812``."""
     return f"{value:,.0f}"
 
 
 def signed(value: float, digits: int | None = None) -> str:
-    """``+12``, ``−4.1``, ``0``: one decimal below ten, or so many ``digits``."""
+    """Write ``+12``, ``−4.1`` or ``0``: one decimal below ten, or as many as ``digits``."""
     if digits is None:
         digits = 1 if abs(value) < 9.95 else 0
     text = f"{abs(value):,.{digits}f}"
@@ -121,7 +121,7 @@ def signed(value: float, digits: int | None = None) -> str:
 
 
 def share(value: float) -> str:
-    """``64%``."""
+    """Write ``64%``."""
     return f"{100 * value:.0f}%"
 
 
@@ -133,7 +133,10 @@ def perplexity(value: float, vocabulary: int) -> str:
 
 
 def label(pe: str) -> str:
-    """``"rope+alibi"`` -> ``"RoPE + ALiBi"``; loads torch, as the registry of encodings does."""
+    """Return ``"RoPE + ALiBi"`` for ``"rope+alibi"``.
+
+    This loads torch, for the encodings' registry.
+    """
     from pe.encodings import about
 
     return about(pe).title
@@ -167,21 +170,21 @@ COLUMNS = ("final_loss", "validation_loss", "tokens_per_second", "peak_memory", 
 
 
 def at(quantity: str) -> At | None:
-    """``tempered.ppl@4x`` taken apart; None for a quantity without a length.
+    """Parse ``tempered.ppl@4x``; None for a quantity without a length.
 
     Raises:
         ValueError: an unknown quantity.
     """
-    found = _AT.fullmatch(quantity)
-    if found:
-        return At(bool(found[1]), found[2], float(found[3]))
+    match = _AT.fullmatch(quantity)
+    if match:
+        return At(bool(match[1]), match[2], float(match[3]))
     if quantity != "c" and quantity not in QUANTITIES:
         raise unknown("quantity", quantity, [*QUANTITIES, "c", "ppl@4x", "needle@4x"])
     return None
 
 
 def value(run: RunLike, quantity: str) -> tuple[float | None, str]:
-    """A run's value, or None and the reason why there is none.
+    """Return a run's value, or None and the reason why there is none.
 
     Raises:
         ValueError: an unknown quantity.
@@ -194,14 +197,14 @@ def value(run: RunLike, quantity: str) -> tuple[float | None, str]:
     if where.is_perplexity:
         cell = part(run, where.tempered).get("perplexity", {}).get(tokens(run, where.multiple))
         return (None, NOT_EVALUATED) if cell is None else (cell["value"], cell["reason"] or "")
-    found = answers(run, quantity)
-    if found is None or found.right is None:
-        return None, NOT_EVALUATED if found is None else found.reason
-    return sum(found.right) / (len(found.right) * found.samples), ""
+    recorded = answers(run, quantity)
+    if recorded is None or recorded.right is None:
+        return None, NOT_EVALUATED if recorded is None else recorded.reason
+    return sum(recorded.right) / (len(recorded.right) * recorded.samples), ""
 
 
 def _temperature(run: RunLike) -> tuple[float | None, str]:
-    """The fitted c, unless the search ended at the end of what it may try: that is no fit."""
+    """Return the fitted c, unless the search ended at a bound: that is no fit."""
     fit = part(run, tempered=True).get("fit")
     if fit is None:
         return None, NOT_EVALUATED
@@ -213,13 +216,13 @@ def _temperature(run: RunLike) -> tuple[float | None, str]:
 
 
 def part(run: RunLike, tempered: bool) -> dict[str, Any]:
-    """The evaluation of the model as trained, or of the model with the fitted temperature."""
+    """Return the evaluation of the model as trained, or with the fitted temperature."""
     evaluation = run.evaluation() or {}
     return (evaluation.get("tempered") or {}) if tempered else evaluation
 
 
 def tokens(run: RunLike, multiple: float) -> str:
-    """The key of a length in a run's record."""
+    """Return the key of a length in a run's record."""
     return str(round(multiple * run.read()["recipe"]["context_length"]))
 
 
@@ -229,31 +232,33 @@ def trained_length(runs: Iterable[RunLike]) -> int:
 
 
 def rescaled(quantity: str, run: RunLike, length: int) -> str:
-    """A quantity at multiples of ``length`` tokens, at those of the run's own training length."""
+    """Convert multiples of ``length`` tokens to multiples of the run's training length."""
     where = at(quantity)
     own = run.read()["recipe"]["context_length"]
     return str(where._replace(multiple=where.multiple * length / own)) if where else quantity
 
 
 def vocabulary(run: RunLike) -> int:
-    """The size of the vocabulary; a perplexity above it is worse than guessing."""
+    """Return the size of the vocabulary. A perplexity above it is worse than guessing."""
     return int(run.read()["recipe"]["vocab_size"])
 
 
 def answers(run: RunLike, quantity: str) -> Answers | None:
-    """The recorded answers in a retrieval task at a multiple of the training length."""
+    """Return the recorded answers in a retrieval task at a multiple of the training length."""
     where = at(quantity)
     assert where is not None
     length = tokens(run, where.multiple)
     for name in ("needles", "retrieval"):
-        found = part(run, where.tempered).get(name) or {"tasks": {}}
-        cell = found["tasks"].get(where.kind, {}).get(length)
+        retrieval = part(run, where.tempered).get(name) or {"tasks": {}}
+        cell = retrieval["tasks"].get(where.kind, {}).get(length)
         if cell and name == "needles":
             right = None if cell["prompts"] is None else [int(hit) for hit in cell["prompts"]]
-            depths = _earliest(where.kind, found["seed"], found["count"])
+            depths = _earliest(where.kind, retrieval["seed"], retrieval["count"])
             return Answers(depths, 1, right, cell["reason"] or "")
         if cell:
-            return Answers(found["depths"], found["samples"], cell["exact"], cell["reason"] or "")
+            return Answers(
+                retrieval["depths"], retrieval["samples"], cell["exact"], cell["reason"] or ""
+            )
     return None
 
 
@@ -265,7 +270,7 @@ def _earliest(task: str, seed: int, count: int) -> list[float]:
 
 
 def windows(run: RunLike, quantity: str) -> list[float]:
-    """Losses in nats of each window, for a perplexity.
+    """Return the loss of each window in nats, for a perplexity.
 
     Raises:
         ValueError: they are not recorded.
@@ -285,25 +290,25 @@ def recorded_windows(run: RunLike, quantity: str) -> list[float] | None:
 
 
 def multiples(runs: Iterable[RunLike]) -> list[str]:
-    """The evaluated lengths as multiples of the training length: ``["1x", "2x", ...]``."""
-    found: set[float] = set()
+    """Return the evaluated lengths as multiples of the training length: ``["1x", "2x", ...]``."""
+    numbers: set[float] = set()
     for run in runs:
         trained = run.read()["recipe"]["context_length"]
-        found |= {length / trained for length in (run.evaluation() or {"lengths": []})["lengths"]}
-    return [f"{multiple:g}x" for multiple in sorted(found)]
+        numbers |= {length / trained for length in (run.evaluation() or {"lengths": []})["lengths"]}
+    return [f"{multiple:g}x" for multiple in sorted(numbers)]
 
 
 def expand(columns: Sequence[str], runs: Sequence[RunLike]) -> list[str]:
-    """``needle`` -> ``needle@1x``, ``needle@2x`` ... for every evaluated length."""
-    names, found = multiples(runs), []
+    """Return ``needle@1x``, ``needle@2x`` ... for ``needle``, one for every evaluated length."""
+    names, expanded = multiples(runs), []
     for column in columns:
         by_length = [f"{column}@{name}" for name in names if _AT.fullmatch(f"{column}@{name}")]
-        found += by_length or [column]
-    return found
+        expanded += by_length or [column]
+    return expanded
 
 
 def title(quantity: str) -> str:
-    """A column's heading: ``ppl@4x`` -> ``4×``."""
+    """Return a column's heading: ``4×`` for ``ppl@4x``."""
     where = at(quantity)
     if where:
         return f"{where.multiple:g}×"
@@ -311,21 +316,21 @@ def title(quantity: str) -> str:
 
 
 def titles(names: Sequence[str], length: int | None = None) -> list[str]:
-    """Headings: ``4×``, ``multikey 4×`` beside another task, ``4,096`` with the length."""
+    """Return headings: ``4×``, ``multikey 4×`` beside another task, ``4,096`` with the length."""
     places = [at(name) for name in names]
     several = len({(place.tempered, place.kind) for place in places if place}) > 1
-    found = []
+    headings = []
     for name, place in zip(names, places, strict=True):
         text = whole(place.multiple * length) if place and length else title(name)
         if place and several:
             kind = "perplexity" if place.is_perplexity else place.kind
             text = f"{'fitted ' if place.tempered else ''}{kind} {text}"
-        found.append(text)
-    return found
+        headings.append(text)
+    return headings
 
 
 def write(number: float, quantity: str, limit: int | None = None) -> str:
-    """One value of a quantity as text. ``limit``: the vocabulary's size, for perplexities."""
+    """Write one value of a quantity. ``limit`` is the vocabulary's size, for perplexities."""
     where = at(quantity)
     if where is None:
         return _TWO(number) if quantity == "c" else QUANTITIES[quantity].write(number)

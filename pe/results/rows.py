@@ -50,12 +50,12 @@ class Row:
         return tuple(int(run.read()["seed"]) for run in self.runs)
 
     def of(self, seeds: Iterable[int]) -> Row:
-        """The row with only these of its seeds."""
+        """Return the row with only these of its seeds."""
         by_seed = dict(zip(self.seeds, self.runs, strict=True))
         return replace(self, runs=tuple(by_seed[seed] for seed in seeds))
 
     def each(self) -> list[Row]:
-        """One row per seed."""
+        """Return one row per seed."""
         return [replace(self.of([seed]), title=f"{self.title}, seed {seed}") for seed in self.seeds]
 
 
@@ -69,7 +69,10 @@ def planned(study: str) -> bool:
 
 
 def rows(study: str, runs: Sequence[RunLike], plan: Sequence[Planned] | None = None) -> list[Row]:
-    """Rows of a study in the YAML's order; runs that the YAML does not name come last."""
+    """Return the rows of a study in the YAML's order.
+
+    Runs that the YAML does not name come last.
+    """
     if plan is None:
         plan = load_plan(study) if planned(study) else []
     by_name = {run.name: run for run in runs}
@@ -77,24 +80,24 @@ def rows(study: str, runs: Sequence[RunLike], plan: Sequence[Planned] | None = N
     for entry in plan:
         if entry.name in by_name:
             members.setdefault(entry.label, []).append(by_name.pop(entry.name))
-    found = {name: _row(name, of) for name, of in members.items()}
+    named_rows = {name: _row(name, of) for name, of in members.items()}
     for row in grouped(list(by_name.values())):
-        name = row.label if row.label not in found else row.title
-        found[name] = replace(row, label=name)
-    return _told_apart(list(found.values()))
+        name = row.label if row.label not in named_rows else row.title
+        named_rows[name] = replace(row, label=name)
+    return _told_apart(list(named_rows.values()))
 
 
 def grouped(runs: Iterable[RunLike]) -> list[Row]:
-    """Rows of runs that differ in nothing but their seed, in the registry's order."""
+    """Return one row per set of runs that differ only in their seed, in the registry's order."""
     from pe.encodings import in_order
 
     members: dict[str, list[RunLike]] = {}
     for run in runs:
         setting = json.dumps(_setting(run.read()["recipe"]), sort_keys=True)
         members.setdefault(setting, []).append(run)
-    found = [_row(str(of[0].read()["pe"]), of) for of in members.values()]
-    order = in_order(row.pe for row in found)
-    return sorted(_told_apart(found), key=lambda row: (order.index(row.pe), row.title))
+    groups = [_row(str(of[0].read()["pe"]), of) for of in members.values()]
+    order = in_order(row.pe for row in groups)
+    return sorted(_told_apart(groups), key=lambda row: (order.index(row.pe), row.title))
 
 
 def _row(name: str, members: Sequence[RunLike]) -> Row:
@@ -103,12 +106,12 @@ def _row(name: str, members: Sequence[RunLike]) -> Row:
 
 
 def common_seeds(found: Sequence[Row]) -> list[int]:
-    """The seeds that all rows have."""
+    """Return the seeds that all rows have."""
     return sorted(set.intersection(*(set(row.seeds) for row in found))) if found else []
 
 
 def comparable(found: Sequence[Row]) -> list[Row]:
-    """The rows on the seeds that all of them have; each seed a row where there is no such seed.
+    """Return the rows on the seeds that all have, or one row per seed if there is no such seed.
 
     A mean stands beside means of the same seeds only: seeds of one encoding differ by more than
     many encodings of one seed.
@@ -120,7 +123,7 @@ def comparable(found: Sequence[Row]) -> list[Row]:
 
 
 def ceilings(found: Sequence[Row]) -> list[Row]:
-    """Rows trained on longer windows than another row of that encoding, with as many tokens.
+    """Return rows trained on longer windows than another of that encoding, with as many tokens.
 
     At the longer length they say what more context is worth.
     """
@@ -137,19 +140,19 @@ def ceilings(found: Sequence[Row]) -> list[Row]:
     return [row for row in found if length(row.runs) > length(by_tokens[tokens(row)])]
 
 
-# Fields that change neither the weights nor what a perplexity means.
-_NO_DIFFERENCE = (
+NO_DIFFERENCE = (
     "name", "checkpoint_every", "keep_steps", "keep_states", "log_every", "validate_every",
     "keep_best", "activation_checkpointing", "fsdp", "evaluation_lengths",
 )  # fmt: skip
+"""Fields of a recipe that change neither the weights nor what a perplexity means."""
 
 
 def _setting(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe without its seed and without the fields that change no result."""
+    """Return a recipe without its seed and without the fields that change no result."""
     recipe = {
         key: value
         for key, value in recipe.items()
-        if key not in (*_NO_DIFFERENCE, "seed")
+        if key not in (*NO_DIFFERENCE, "seed")
         and not (key in NEW_FIELD_DEFAULTS and value == NEW_FIELD_DEFAULTS[key])
     }
     if recipe.get("start_from"):  # of another seed, another run of the same encoding
@@ -162,7 +165,7 @@ LONGEST_TITLE = 30
 
 
 def _told_apart(found: Sequence[Row]) -> list[Row]:
-    """The rows with titles that differ; where recipes do not tell two apart, their names do."""
+    """Return rows with distinct titles: by their recipes, or by their names if these are equal."""
     titles = titled([row.runs[0].read()["recipe"] for row in found])
     return [
         replace(
@@ -176,12 +179,12 @@ def _told_apart(found: Sequence[Row]) -> list[Row]:
 
 
 def short(pe: str, title: str, name: str) -> str:
-    """The title of a row, or its name in the study where a schedule makes the title too long."""
+    """Return the title of a row, or its name in the study if a schedule makes it too long."""
     return name if len(label(pe)) > LONGEST_TITLE and len(name) < len(title) else title
 
 
 def titled(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Titles for readers; equal ones get those recipe fields behind them in which they differ.
+    """Return titles for readers. Equal ones get the recipe fields in which they differ.
 
     ``RoPE (steps 100)``, ``RoPE (steps 500)`` and ``RoPE, trained on 4,096 tokens``.
     """
@@ -203,7 +206,7 @@ def titled(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def named(recipe: Mapping[str, Any]) -> tuple[str, str]:
-    """A run's title for readers, and the encoding that it was trained with first."""
+    """Return a run's title for readers, and the encoding that it was trained with first."""
     origin, title = recipe["pe"], label(recipe["pe"])
     if recipe.get("start_from") and recipe.get("start_state") != "all":  # that is a branch
         origin = _encoding_of(recipe["start_from"])
@@ -217,5 +220,5 @@ def named(recipe: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _encoding_of(name: str) -> str:
-    """``study/rope-s0-1a2b3c4d`` -> ``rope``."""
+    """Return ``rope`` for ``study/rope-s0-1a2b3c4d``."""
     return re.sub(r"-s\d+-[0-9a-f]{8}$", "", name.rstrip("/").rpartition("/")[2])

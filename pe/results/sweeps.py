@@ -43,36 +43,36 @@ class Sweep:
 
 
 def loss(run: RunLike) -> float:
-    """Validation loss at the end of training, in nats per token."""
+    """Return the validation loss at the end of training, in nats per token."""
     return float(run.read()["training"]["validation_loss"])
 
 
 def setting(run: RunLike) -> tuple[float, float]:
-    """Peak learning rate, and the multiple at which the encoding's own parameters learn."""
+    """Return the peak learning rate, and its multiple for the encoding's own parameters."""
     recipe = run.read()["recipe"]
     return recipe["learning_rate"], recipe.get("encoding_rate", 1.0)
 
 
 def sweeps(runs: Sequence[RunLike]) -> list[Sweep]:
-    """The complete runs by encoding, the encoding with the lowest loss first."""
+    """Return the complete runs by encoding, the encoding with the lowest loss first."""
     by_encoding: dict[str, list[RunLike]] = {}
     for run in runs:
         if run.read()["status"] == "complete":
             by_encoding.setdefault(run.read()["pe"], []).append(run)
-    found = [Sweep(pe, tuple(sorted(tried, key=setting))) for pe, tried in by_encoding.items()]
-    return sorted(found, key=lambda sweep: loss(sweep.best))
+    listed = [Sweep(pe, tuple(sorted(tried, key=setting))) for pe, tried in by_encoding.items()]
+    return sorted(listed, key=lambda sweep: loss(sweep.best))
 
 
 def at_common_rate(runs: Sequence[RunLike]) -> list[Row]:
-    """The best run of each encoding at the rate that most encodings were trained at.
+    """Return the best run of each encoding at the rate that most encodings were trained at.
 
     Encodings without a run at that rate are left out.
     """
-    found = sweeps(runs)
-    tried = Counter(rate for sweep in found for rate in {setting(run)[0] for run in sweep.runs})
+    listed = sweeps(runs)
+    tried = Counter(rate for sweep in listed for rate in {setting(run)[0] for run in sweep.runs})
     common = max(tried, key=lambda rate: (tried[rate], -rate))
     rows = []
-    for sweep in found:
+    for sweep in listed:
         there = [run for run in sweep.runs if setting(run)[0] == common]
         if there:
             rows.append(Row(sweep.pe, label(sweep.pe), sweep.pe, (min(there, key=loss),)))
@@ -80,7 +80,9 @@ def at_common_rate(runs: Sequence[RunLike]) -> list[Row]:
 
 
 def table(runs: Sequence[RunLike], links: Mapping[str, str] | None = None) -> str:
-    """A line for each run; the best of each encoding is bold and says whether it is at an edge.
+    """Write a line for each run.
+
+    The best of each encoding is bold, with a note if it is at an edge.
 
     Args:
         links: by a run's name, the address of its page.
@@ -97,8 +99,8 @@ def table(runs: Sequence[RunLike], links: Mapping[str, str] | None = None) -> st
                 name = f"[{name}]({links[run.name]})"
             shown = f"**{loss(run):.3f}**" if best else f"{loss(run):.3f}"
             note = f" ({sweep.edge} rate)" if best and sweep.edge else ""
-            found = [quantities.value(run, f"ppl@{at}")[0] for at in multiples]
+            perplexities = [quantities.value(run, f"ppl@{at}")[0] for at in multiples]
             limit = quantities.vocabulary(run)
-            cells = [quantities.perplexity(v, limit) if v else NOT_EVALUATED for v in found]
+            cells = [quantities.perplexity(v, limit) if v else NOT_EVALUATED for v in perplexities]
             lines.append([name, f"{rate:g}", f"× {multiple:g}", shown + note, *cells])
     return pipe([*heads, *multiples], lines)

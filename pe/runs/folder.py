@@ -64,7 +64,7 @@ def writing(path: Path, errors: tuple[type[Exception], ...] = (OSError,)) -> Ite
 
 
 def root() -> Path:
-    """The folder of all records: ``$PE_RUNS``, else ``runs/`` of the checkout, else ``./runs``."""
+    """Return the folder of all records: ``$PE_RUNS``, ``runs/`` of the checkout, or ``./runs``."""
     if os.environ.get("PE_RUNS"):
         return Path(os.environ["PE_RUNS"]).resolve()
     checkout = Path(__file__).resolve().parents[2]
@@ -106,7 +106,7 @@ class Folder:
         return self.directory.parents[self.depth - 1]
 
     def part(self, name: str, suffix: str = "") -> dict[str, Any] | None:
-        """A file of the record, ``<name><suffix>.json``, validated; None if there is none."""
+        """Return a file of the record, ``<name><suffix>.json``, validated, or None."""
         path = self.directory / f"{name}{suffix}.json"
         return read_json(name, path) if path.exists() else None
 
@@ -123,7 +123,9 @@ class Folder:
 
     @contextlib.contextmanager
     def lock(self, name: str = ".lock") -> Iterator[None]:
-        """Hold the folder; a second process gets RunBusy. A dead process holds nothing.
+        """Hold the folder.
+
+        A second process gets RunBusy. The lock of a dead process does not count.
 
         Raises:
             RunError: the folder cannot be written.
@@ -143,7 +145,7 @@ class Folder:
             yield
 
     def busy(self) -> RunBusy | None:
-        """The refusal that `lock` would meet, or None. Creates nothing."""
+        """Return the refusal that `lock` would raise, or None. This creates nothing."""
         if not (self.directory / ".lock").exists():
             return None
         try:
@@ -169,7 +171,7 @@ def _validate(name: str, value: Any, path: Path) -> None:
 
 
 def read_json(name: str, path: Path) -> dict[str, Any]:
-    """A file of a record, validated; RunError names the file that is missing or damaged."""
+    """Read and validate a file of a record. RunError names a file that is missing or damaged."""
     try:
         value = json.loads(path.read_text(), parse_constant=refuse_constant)
     except FileNotFoundError:

@@ -7,7 +7,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, ParamSpec, TypeVar
@@ -55,42 +55,51 @@ P = ParamSpec("P")
 F = TypeVar("F", bound=Folder)
 
 
-def launcher(function: Callable[P, F]) -> Callable[P, F]:
-    """Check the arguments against the annotations, and the folder against what was planned.
+def launcher(overrides: Iterable[str] = ()) -> Callable[[Callable[P, F]], Callable[P, F]]:
+    """Return a decorator for the function of a notebook, which returns the folder of its record.
 
-    In a kernel, failures are shown in one line from there on (`in_one_line`).
+    The function then checks its arguments against their annotations, and the folder against the
+    one that was planned. In a kernel, failures are shown in one line from there on (`in_one_line`).
+
+    Args:
+        overrides: names that go into the parameter ``overrides``, for the message to whoever gives
+            one as a parameter.
     """
-    names = list(inspect.signature(function).parameters)
-    checked = validate_call(config=ConfigDict(strict=True, allow_inf_nan=False))(function)
+    fields = frozenset(overrides)
 
-    @functools.wraps(function)
-    def launch(*arguments: P.args, **values: P.kwargs) -> F:
-        in_one_line()
-        try:
-            folder = checked(*arguments, **values)
-        except ValidationError as error:
-            raise ValueError(_explained(error, names)) from None
-        planned = os.environ.pop(PLANNED, None)
-        if planned is not None and Path(planned).resolve() != folder.directory.resolve():
-            raise ValueError(
-                f"the command named {planned}, and the cells of this notebook lead to "
-                f"{folder.directory}; give parameters on the command line (-p NAME VALUE) or in "
-                "the cell tagged 'parameters'"
-            )
-        return folder
+    def decorate(function: Callable[P, F]) -> Callable[P, F]:
+        names = list(inspect.signature(function).parameters)
+        checked = validate_call(config=ConfigDict(strict=True, allow_inf_nan=False))(function)
 
-    return launch
+        @functools.wraps(function)
+        def launch(*arguments: P.args, **values: P.kwargs) -> F:
+            in_one_line()
+            try:
+                folder = checked(*arguments, **values)
+            except ValidationError as error:
+                raise ValueError(_explained(error, names, fields)) from None
+            planned = os.environ.pop(PLANNED, None)
+            if planned is not None and Path(planned).resolve() != folder.directory.resolve():
+                raise ValueError(
+                    f"the command named {planned}, and the cells of this notebook lead to "
+                    f"{folder.directory}; give parameters on the command line (-p NAME VALUE) or "
+                    "in the cell tagged 'parameters'"
+                )
+            return folder
+
+        return launch
+
+    return decorate
 
 
-def _explained(error: ValidationError, names: list[str]) -> str:
-    from pe.recipes.recipe import Recipe
-
+def _explained(error: ValidationError, names: list[str], overrides: Container[str]) -> str:
+    """Return what is wrong with parameters, in one line."""
     lines = []
     for one, line in zip(error.errors(), explain(error, "parameter", names), strict=True):
         name = str(one["loc"][-1])
-        if one["type"] == "unexpected_keyword_argument" and name in Recipe.__dataclass_fields__:
+        if one["type"] == "unexpected_keyword_argument" and name in overrides:
             line = (
-                f"unknown parameter {name!r}: it is a field of the recipe; "
+                f"unknown parameter {name!r}: it is one of the overrides; "
                 f"pass it as -y 'overrides: {{{name}: VALUE}}'"
             )
         elif one["type"] == "string_type" and len(one["loc"]) == 1:
@@ -100,12 +109,15 @@ def _explained(error: ValidationError, names: list[str]) -> str:
 
 
 def words_in(text: str | None) -> list[str]:
-    """Words with commas between."""
+    """Split words that have commas between them."""
     return [word.strip() for word in (text or "").split(",") if word.strip()]
 
 
 def whole_numbers_in(text: str | None, parameter: str) -> list[int]:
-    """Whole numbers from 0 on with commas between. ValueError for a word that is none."""
+    """Split whole numbers from 0 on that have commas between them.
+
+    ValueError names any other word.
+    """
     for word in words_in(text):
         if not word.isdecimal():
             raise ValueError(
@@ -115,12 +127,12 @@ def whole_numbers_in(text: str | None, parameter: str) -> list[int]:
 
 
 def without_none(**values: Any) -> dict[str, Any]:
-    """The values that are not None, which stands for a default."""
+    """Return the values that are not None, which stands for a default."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def refuse_strange_study(study: str) -> None:
-    """Raise ValueError for a name that would be no plain folder."""
+    """Raise ValueError for a name that is not a plain folder name."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", study):
         raise ValueError(
             f"study names a folder: use letters, digits, '.', '_' and '-', not {study!r}"
@@ -128,7 +140,7 @@ def refuse_strange_study(study: str) -> None:
 
 
 def other_fields(overrides: Mapping[str, Any] | None, names: Iterable[str]) -> dict[str, Any]:
-    """Fields of the recipe that have no parameter; ``names`` are the parameters."""
+    """Return the fields of the recipe that have no parameter; ``names`` are the parameters."""
     for name in overrides or {}:
         if name in names:
             raise ValueError(f"overrides: {name} is a parameter of this notebook; give it there")
@@ -164,7 +176,10 @@ def _show(
     trace: TracebackType,
     tb_offset: int | None = None,
 ) -> None:
-    """A handler of IPython's `set_custom_exc`; the class's renderer is IPython's own protocol."""
+    """Show an error without a traceback, as IPython's `set_custom_exc` calls it.
+
+    IPython's own protocol for this is a method of the error, ``_render_traceback_``.
+    """
     where = "" if getattr(error, "__notes__", ()) else " (%tb shows the traceback)"
     line = f"{kind.__name__}: {with_notes(error)}{where}"
     error._render_traceback_ = lambda: [line]  # type: ignore[attr-defined]

@@ -26,12 +26,12 @@ PACKAGES = (
 
 
 def now() -> str:
-    """This moment in ISO 8601, UTC, to the second."""
+    """Return the time in ISO 8601, UTC, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def command() -> str | None:
-    """The command line, or what papermill or a study handed down as such.
+    """Return the command line, or the one that papermill or a study passed on.
 
     None in the kernel of a notebook that somebody carries out by hand, whose line says nothing.
     """
@@ -46,7 +46,7 @@ def command() -> str | None:
 
 
 def code() -> dict[str, Any]:
-    """The code that runs here, as `pe.runs.models.Code` has it.
+    """Return the code that runs here, in the form of `pe.runs.models.Code`.
 
     A machine that gets the files without their repository can be told their commit in
     ``$PE_COMMIT``; whether they are unchanged is not known there, but `files` can be compared.
@@ -67,7 +67,7 @@ def code() -> dict[str, Any]:
 
 
 def git(top: Path, *arguments: str) -> str | None:
-    """The answer of git; None where there is no git, or no answer."""
+    """Return git's answer, or None if there is no git or no answer."""
     try:
         done = subprocess.run(
             ["git", "-C", str(top), *arguments], capture_output=True, text=True, timeout=30
@@ -78,7 +78,7 @@ def git(top: Path, *arguments: str) -> str | None:
 
 
 def _hash_of_files(package: Path) -> str:
-    """SHA-256 (16 digits) of names and contents of the package's Python files."""
+    """Return SHA-256 (16 digits) of names and contents of the package's Python files."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         content = path.read_bytes()
@@ -88,7 +88,7 @@ def _hash_of_files(package: Path) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the installed packages among `PACKAGES`."""
+    """Return the versions of Python and of the installed packages among `PACKAGES`."""
     return {"python": platform.python_version(), **_installed()}
 
 
@@ -102,7 +102,7 @@ def _installed() -> dict[str, str]:
 
 
 def hardware() -> dict[str, Any]:
-    """Device, its name, cores and memory."""
+    """Return the kind and name of the device, the number of cores and the memory."""
     import psutil
     import torch
 
@@ -122,7 +122,7 @@ def hardware() -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """``cuda:1 NVIDIA H200``, or ``cpu`` and the processor's name."""
+    """Return ``cuda:1 NVIDIA H200``, or ``cpu`` and the processor's name."""
     import torch
 
     named = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()

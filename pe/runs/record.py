@@ -66,7 +66,7 @@ class Run(Folder):
             error.add_note(f"traceback: {shown}")
 
     def exists(self) -> bool:
-        """Whether a record has been written."""
+        """Return whether a record has been written."""
         return (self.directory / "run.json").exists()
 
     @property
@@ -75,7 +75,7 @@ class Run(Folder):
         return RunRecord.model_validate(self.read())
 
     def read(self) -> dict[str, Any]:
-        """`record` as plain values of JSON."""
+        """Return `record` as plain values of JSON."""
         return read_json("run", self.directory / "run.json")
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -153,7 +153,7 @@ class Run(Folder):
         self.write(record | {"status": status, "reason": reason, "finished": provenance.now()})
 
     def evaluation(self) -> dict[str, Any] | None:
-        """evaluation.json, validated, or None when the run has not been evaluated."""
+        """Read and validate evaluation.json. Return None if the run has not been evaluated."""
         return self.part("evaluation")
 
     def write_evaluation(self, evaluation: Mapping[str, Any]) -> None:
@@ -161,7 +161,7 @@ class Run(Folder):
         self.write_part("evaluation", evaluation)
 
     def metric_lines(self, *, drop_torn_end: bool = False) -> list[dict[str, Any]]:
-        """metrics.jsonl, line by line.
+        """Return the lines of metrics.jsonl.
 
         Args:
             drop_torn_end: leave out a last line without an end, which a process that was killed
@@ -192,14 +192,14 @@ class Run(Folder):
         return lines
 
     def metrics(self) -> pandas.DataFrame:
-        """metrics.jsonl as a table; columns that a line lacks are NaN."""
+        """Return metrics.jsonl as a table. Columns that a line lacks are NaN."""
         import pandas
 
         return pandas.DataFrame(self.metric_lines(), columns=list(METRIC_COLUMNS))
 
 
 def checked(run: object) -> Run:
-    """``run``, if it is one.
+    """Return ``run`` if it is a run.
 
     Raises:
         TypeError: it is the name of an encoding, a path, or anything else.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ COLUMNS = (
 def find(
     path: str | Path | None = None, study: str | None = None, *, failed: bool = False
 ) -> list[Run]:
-    """Runs below ``path`` (default `root`), in order of folder name.
+    """Return the runs below ``path`` (default `root`), in order of folder name.
 
     A folder that holds any file of a record counts, so that a lost run.json is noticed, and so does
     a record that is damaged.
@@ -37,15 +37,37 @@ def find(
     Raises:
         RunError: no such folder, or no such study in it; the nearest name is given.
     """
+    runs = [Run(folder) for folder in folders_with(FILES, path, study)]
+    return runs if failed else [run for run in runs if not _has_failed(run)]
+
+
+def folders_with(
+    files: Sequence[str], path: str | Path | None = None, study: str | None = None
+) -> list[Path]:
+    """Return the folders ``STUDY/NAME`` below ``path`` that hold any of these files, sorted.
+
+    Args:
+        files: names, or patterns of names. path: default: `root`. study: default: all.
+
+    Raises:
+        RunError: no such folder, or no such study in it; the nearest name is given. Or ``path`` is
+            the folder of a single study or record.
+    """
     base = Path(path) if path is not None else root()
     if not base.is_dir():
         raise RunError(f"{base}: there is no such folder of runs; pe train makes the first one")
     if study is not None and not any(folder.is_dir() for folder in base.glob(study)):
         known = sorted(p.name for p in base.iterdir() if p.is_dir() and not p.name.startswith("."))
         raise RunError(f"{unknown('study', study, known)} (in {base})")
-    folders = {file.parent for name in FILES for file in base.glob(f"{study or '*'}/*/{name}")}
-    runs = [Run(folder) for folder in sorted(folders)]
-    return runs if failed else [run for run in runs if not _has_failed(run)]
+    folders = {file.parent for name in files for file in base.glob(f"{study or '*'}/*/{name}")}
+    if not folders and study is None:
+        for one, record in ((base, "*"), (base.parent, base.name)):
+            if any(next(one.glob(f"{record}/{name}"), None) for name in files):
+                raise RunError(
+                    f"{base} is the folder of one study or of a record in it; give "
+                    f"study={one.name!r}, and as path the folder of all studies, {one.parent}"
+                )
+    return sorted(folders)
 
 
 def _has_failed(run: Run) -> bool:
@@ -58,7 +80,7 @@ def _has_failed(run: Run) -> bool:
 def load(
     path: str | Path | None = None, study: str | None = None, *, failed: bool = False
 ) -> pandas.DataFrame:
-    """Every record below ``path`` as a table, one row per run.
+    """Return every record below ``path`` as a table, one row per run.
 
     Runs that failed are left out unless ``failed`` asks for them.
 
@@ -132,7 +154,7 @@ def _row(run: Run) -> dict[str, Any]:
 
 
 def _share(cell: Mapping[str, Any], samples: int) -> float | None:
-    """The share of a retrieval task's prompts that are wholly right; None if none was asked.
+    """Return the share of a retrieval task's prompts with all digits right; None if none was asked.
 
     Records hold ``samples`` prompts per depth (``exact``), or each prompt's hit (``prompts``).
     """

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def rig(module: str) -> ModuleType:
-    """A module of the rig, such as ``"measure"``.
+    """Return a module of the rig, such as ``"measure"``.
 
     Raises:
         ValueError: this pe is not a checkout of the repository.

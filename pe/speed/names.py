@@ -22,21 +22,21 @@ TITLES = {"cope@64": "CoPE, counting to 64", "dynamic": "dynamic bias"}
 
 
 def all_encodings() -> list[str]:
-    """Every name of the registry, `SUMS` and `OPTIONS`."""
+    """Return every name of the registry, `SUMS` and `OPTIONS`."""
     from pe.encodings import list_encodings
 
     return [*list_encodings(), *SUMS, *OPTIONS]
 
 
 def family_of(system: str) -> str:
-    """The family under which an encoding is registered."""
+    """Return the family under which an encoding is registered."""
     from pe.encodings import about
 
     return about(spelled(system)[0]).family
 
 
 def members(family: str) -> list[str]:
-    """The encodings of registered families, and those that are named, with commas between.
+    """Return the encodings of registered families and single ones, named with commas between.
 
     Raises:
         ValueError: there is neither such a family nor such an encoding.
@@ -51,23 +51,23 @@ def members(family: str) -> list[str]:
 
 
 def library(system: str) -> str:
-    """``x-transformers/rope`` -> ``x-transformers``; "" for an encoding of ours."""
+    """Return ``x-transformers`` for ``x-transformers/rope``, and "" for an encoding of ours."""
     return system.partition("/")[0] if system in PEERS else ""
 
 
 def spelled(system: str) -> tuple[str, dict[str, Any]]:
-    """``cope@64`` -> ``("cope", {"npos": 64})``: what the registry calls it, and its options."""
+    """Return name and options of ``cope@64``: ``("cope", {"npos": 64})``."""
     return OPTIONS.get(system, (system, {}))
 
 
 def title(system: str) -> str:
-    """``alibi`` -> ``ALiBi``; ``x-transformers/t5`` -> ``x-transformers: T5``."""
+    """Return ``ALiBi`` for ``alibi``, and ``x-transformers: T5`` for ``x-transformers/t5``."""
     if library(system):
         return f"{library(system)}: {title(system.partition('/')[2])}"
     return TITLES.get(system) or label(system)
 
 
 def counterpart(peer: str) -> str:
-    """Our encoding that does what a peer does."""
+    """Return our encoding that does what a peer does."""
     method = peer.partition("/")[2]
     return {"dynamic": "fire"}.get(method, method)

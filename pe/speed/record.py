@@ -46,7 +46,7 @@ class SpeedRun(Folder):
         return self.file.exists()
 
     def read(self) -> dict[str, Any]:
-        """speed.json, validated. RunError names the file if it is missing or damaged."""
+        """Read and validate speed.json. RunError names the file if it is missing or damaged."""
         record = self.part("speed")
         if record is None:
             raise RunError(f"{self.file}: there is no such record")
@@ -58,12 +58,12 @@ class SpeedRun(Folder):
 
 
 def speed_run(name: str) -> SpeedRun:
-    """The run of this name below runs/speed/."""
+    """Return the run of this name below runs/speed/."""
     return SpeedRun(root() / STUDY / name)
 
 
 def default_name(recipe: str) -> str:
-    """``nvidia-h100-80gb-hbm3-tiny``, ``cpu-demo``: the machine and the sizes."""
+    """Name the machine and the sizes: ``nvidia-h100-80gb-hbm3-tiny``, ``cpu-demo``."""
     from pe.runs.provenance import hardware
 
     machine = hardware()
@@ -72,7 +72,7 @@ def default_name(recipe: str) -> str:
 
 
 def find(folder: Path | None = None) -> list[SpeedRun]:
-    """All speed runs below a folder of runs, by name."""
+    """Return all speed runs below a folder of runs, by name."""
     base = root() if folder is None else folder
     return [SpeedRun(path.parent) for path in sorted(base.glob(f"{STUDY}/*/speed.json"))]
 
@@ -84,7 +84,7 @@ class Result:
     rows: tuple[dict[str, Any], ...]
 
     def __getitem__(self, key: str) -> Any:
-        """A field of the first row that was measured, None if none was."""
+        """Return a field of the first row that was measured; None if none was."""
         return self._measured[0][key] if self._measured else None
 
     @property
@@ -133,25 +133,28 @@ class Speed:
         return bool(self.hardware["device"] == "cuda")
 
     def lengths(self, mode: str = "train") -> list[int]:
-        """The lengths that a mode was asked for, in order."""
+        """Return the lengths that a mode was asked for, in order."""
         return [SMALL] if mode == "small" else sorted(self.settings["lengths"])
 
     def systems(self, mode: str | None = None) -> Iterator[str]:
-        """The systems with a row, in the order of the settings."""
+        """Return the systems with a row, in the order of the settings."""
         there = {system for system, of, _ in self._rows if mode in (None, of)}
         return (system for system in self.settings["systems"] if system in there)
 
     def result(self, system: str, mode: str, length: int) -> Result:
-        """All rounds of a cell; empty if there is none."""
+        """Return all rounds of a cell; empty if there is none."""
         return Result(tuple(self._rows.get((system, mode, length), ())))
 
     def ratio(self, system: str, mode: str, length: int, to: str = "nope") -> float | None:
-        """Tokens/s over those of ``to``, each over the rounds of NoPE beside it. NoPE's is 1."""
+        """Return tokens/s over those of ``to``, each over the rounds of NoPE beside it.
+
+        NoPE's is 1.
+        """
         one, other = (self._over_nope(name, mode, length) for name in (system, to))
         return one / other if one and other else None
 
     def _over_nope(self, system: str, mode: str, length: int) -> float | None:
-        """Median over rounds of tokens/s over the mean of the two rounds of NoPE around each."""
+        """Return tokens/s over the mean of the NoPE rounds beside it, the median over rounds."""
         if system == "nope":
             return 1.0 if self.result("nope", mode, length).tokens_per_second else None
         ratios = []
@@ -162,7 +165,7 @@ class Speed:
         return statistics.median(ratios) if ratios else None
 
     def _beside(self, row: dict[str, Any]) -> list[float]:
-        """Tokens/s of NoPE just before and just after a row, of its session, mode and length."""
+        """Return NoPE's tokens/s just before and after a row, of its session, mode and length."""
         same = [
             (self._index[id(r)], r["tokens_per_second"])
             for r in self.result("nope", row["mode"], row["length"]).rows

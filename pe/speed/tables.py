@@ -15,7 +15,7 @@ MODES = {"train": "training", "prefill": "prefill", "small": "one window of 128 
 
 
 def rate(tokens_per_second: float) -> str:
-    """``1.76 M``, ``432 k``, ``980``."""
+    """Write ``1.76 M``, ``432 k``, ``980``."""
     for size, letter in ((1e6, " M"), (1e3, " k")):
         if tokens_per_second >= size:
             return significant(tokens_per_second / size) + letter
@@ -62,7 +62,7 @@ def _side_by_side(speed: Speed) -> int:
 
 
 def drift(speed: Speed) -> str:
-    """A table of the spread of NoPE's rounds by mode and length; "" if there are none."""
+    """Write a table of the spread of NoPE's rounds by mode and length; "" if there are none."""
     lines = []
     for mode in speed.settings["modes"]:
         for length in speed.lengths(mode):
@@ -85,7 +85,7 @@ def _by_length(
     lines: Mapping[str, Sequence[str]],
     cell: Callable[[str, int, Result], str],
 ) -> str:
-    """A line for each system: its first cells, and a text for each length; "" without systems.
+    """Write a line per system: its first cells, and a text per length; "" without systems.
 
     Args:
         lines: by system, the cells below ``heads``. cell: the text of a result that was measured.
@@ -105,7 +105,7 @@ def _titles(systems: Sequence[str]) -> dict[str, list[str]]:
 
 
 def overview(speed: Speed, mode: str = "train") -> str:
-    """Systems by lengths: tokens/s, and in brackets the ratio to NoPE; then who is missing."""
+    """Write tokens/s and the ratio to NoPE, systems by lengths; then which are missing."""
 
     def cell(system: str, length: int, result: Result) -> str:
         ratio = None if system == "nope" else speed.ratio(system, mode, length)
@@ -118,7 +118,7 @@ def overview(speed: Speed, mode: str = "train") -> str:
 
 
 def details(speed: Speed, mode: str, length: int) -> str:
-    """A table of everything about one mode and length, with one row per system."""
+    """Write a table of everything about one mode and length, with one row per system."""
     heads = [
         "encoding", "attention", "tokens/s", "of NoPE", "memory, GiB", "MFU", "least", "most",
         "batch", "first step, s",
@@ -149,7 +149,7 @@ def details(speed: Speed, mode: str, length: int) -> str:
 
 
 def short(reason: str) -> str:
-    """The reason why there is no number, short enough for a narrow cell."""
+    """Return the reason why there is no number, short enough for a narrow cell."""
     if reason in (MISSING, TIME_UP):
         return MISSING
     return next(
@@ -166,7 +166,7 @@ def _rate(result: Result) -> str:
 
 
 def costs(speed: Speed, asked: Sequence[str]) -> str:
-    """A table of the cost of training by length: path, speed over that of NoPE, and memory."""
+    """Write a table of training's cost by length: path, speed over that of NoPE, memory."""
 
     def path(system: str) -> str:
         results = (speed.result(system, "train", n) for n in speed.lengths("train"))
@@ -186,7 +186,7 @@ def costs(speed: Speed, asked: Sequence[str]) -> str:
 
 
 def peers(speed: Speed, mode: str = "train") -> str:
-    """A table of the speed of our models over that of other libraries' with the same method."""
+    """Write a table of our models' speed over that of other libraries' with the same method."""
 
     def cell(peer: str, length: int, result: Result) -> str:
         ratio = speed.ratio(counterpart(peer), mode, length, to=peer)
@@ -203,7 +203,7 @@ def peers(speed: Speed, mode: str = "train") -> str:
 
 
 def deterministic(speeds: Sequence[Speed]) -> str:
-    """A table of the cost of determinism: tokens/s in training over those of usual algorithms.
+    """Write a table of determinism's cost: tokens/s in training over usual algorithms'.
 
     Of the `best` record that was made with `pe.devices.deterministic`, beside the best without, of
     the same sizes on the same kind of machine; empty if there is no such pair.
@@ -233,7 +233,7 @@ def _alike(one: Speed, other: Speed) -> bool:
 
 
 def best(speeds: Sequence[Speed]) -> Speed | None:
-    """The record to show: a GPU's before a CPU's, the 34 M model's before others, the newest."""
+    """Return the record to show: a GPU's before a CPU's, the 34 M model's, the newest."""
 
     def worth(speed: Speed) -> tuple[bool, bool, bool, str]:
         created, chosen = speed.record["sessions"][0]["created"], speed.settings
@@ -245,7 +245,7 @@ def best(speeds: Sequence[Speed]) -> Speed | None:
 
 
 def known_lengths(speed: Speed, mode: str, systems: Iterable[str] | None = None) -> list[int]:
-    """Lengths at which anything was tried, not only left out because time was up."""
+    """Return the lengths that were tried, and not only left out because time was up."""
     names = list(speed.systems(mode) if systems is None else systems)
     return [n for n in speed.lengths(mode) if any(_known(speed, s, mode, n) for s in names)]
 
@@ -255,13 +255,13 @@ def _known(speed: Speed, system: str, mode: str, length: int) -> bool:
 
 
 def shown(speed: Speed, mode: str) -> list[str]:
-    """Systems tried in a mode, not only left out because time was up."""
+    """Return the systems that were tried in a mode, and not left out because time was up."""
     lengths = speed.lengths(mode)
     return [s for s in _all(speed, mode) if any(_known(speed, s, mode, n) for n in lengths)]
 
 
 def _all(speed: Speed, mode: str) -> list[str]:
-    """Systems of a mode: ours by family, then the peers."""
+    """Return the systems of a mode: ours by family, then the peers."""
     from pe.encodings import in_order
 
     there = list(speed.systems(mode))

@@ -23,7 +23,7 @@ _held: list[FileLock] = []
 
 
 def visible_gpus() -> list[str]:
-    """The values of CUDA_VISIBLE_DEVICES for the runs that this machine can train at a time.
+    """Return the values of CUDA_VISIBLE_DEVICES for the runs that this machine can train at a time.
 
     Raises:
         ValueError: ``PE_PROCESSES`` asks for more GPUs than there are.
@@ -41,12 +41,26 @@ def visible_gpus() -> list[str]:
 
 
 def workers_here(workers: int | None = None) -> int:
-    """The number of workers that `pe.study.run_study` starts on this machine."""
-    return workers or len(visible_gpus()) or 1
+    """Return the number of workers that `pe.study.run_study` starts on this machine.
+
+    Args:
+        workers: what was asked for; None: one per GPU, or one without a GPU.
+
+    Raises:
+        ValueError: less than one was asked for.
+    """
+    if workers is None:
+        return len(visible_gpus()) or 1
+    if workers < 1:
+        raise ValueError(f"workers: expected 1 or more, got {workers}; leave it out for a default")
+    return workers
 
 
 def mutex_of(gpu: str) -> str:
-    """The lock file of a GPU of this machine; other studies of this user lock the same one."""
+    """Return the lock file of a GPU of this machine.
+
+    Other studies of this user lock the same file.
+    """
     name = "".join(c if c.isalnum() else "-" for c in gpu)
     user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "")
     return os.path.join(tempfile.gettempdir(), f"pe-gpu-{user}-{name}.lock")

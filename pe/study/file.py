@@ -46,7 +46,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, mod
 
 from pe._errors import unknown
 from pe._files import shipped
-from pe.study.zero_shot import Distinct, Natural, YamlPart, ZeroShot
+from pe.recipes.recipe import Natural
+from pe.study.zero_shot import Distinct, YamlPart, ZeroShot
 
 FOLDER = shipped("studies")
 ELSEWHERE = {
@@ -57,7 +58,7 @@ ELSEWHERE = {
 
 
 def study_file(study: str) -> Path:
-    """The YAML of a study by path, or by name: in ./studies, or one that comes with the package.
+    """Return a study's YAML file: a path, a name in ./studies, or one that comes with the package.
 
     Raises:
         ValueError: there is none.
@@ -74,13 +75,13 @@ def study_file(study: str) -> Path:
 
 
 def is_share(value: Any) -> bool:
-    """Whether it is a fraction or a percentage of steps."""
+    """Return whether the value is a fraction or a percentage of steps."""
     share = r"\d+/0*[1-9]\d*|\d+(\.\d+)?%"
     return isinstance(value, str) and re.fullmatch(share, value) is not None
 
 
 def steps_of(name: str, value: Any, of: int) -> int:
-    """``value`` in steps, shares being those of ``of``. ValueError names the field."""
+    """Return ``value`` in steps. A share is one of the ``of`` steps. ValueError names the field."""
     if isinstance(value, str) and is_share(value):
         share = Fraction(value[:-1]) / 100 if value.endswith("%") else Fraction(value)
         return max(1, round(share * of)) if of else 0
@@ -90,7 +91,7 @@ def steps_of(name: str, value: Any, of: int) -> int:
 
 
 def _amount(value: Any) -> int | str:
-    """Steps: a whole number, a fraction ``6/16``, a percentage ``3%``; `_steps` counts them."""
+    """Take a whole number of steps, a fraction ``6/16`` or a percentage ``3%``, for `steps_of`."""
     if is_share(value) or (isinstance(value, int) and not isinstance(value, bool)):
         return value  # type: ignore[no-any-return]
     raise ValueError(f"expected steps, a fraction or a percentage; got {value!r}")
@@ -101,7 +102,7 @@ Where = Annotated[int | str, PlainValidator(lambda v: v if v == "end" else _amou
 
 
 def _own_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a recipe; not those that the file says elsewhere, which would have no effect."""
+    """Refuse fields of a recipe that the file says elsewhere, as they have no effect here."""
     for name, where in ELSEWHERE.items():
         if name in fields:
             raise ValueError(f"{name!r} has no effect here; the file says it under {where}")
@@ -140,7 +141,7 @@ class RunEntry(YamlPart):
     encoding_rates: Rates | None = None
 
     def sweep(self, label: str, rates: Rates | None) -> Iterator[tuple[str, RunEntry]]:
-        """The runs of a sweep with their labels; the entry itself where nothing is swept.
+        """Return the runs of a sweep with their labels, or the entry itself if nothing is swept.
 
         Args:
             rates: those of the whole study.
@@ -183,7 +184,7 @@ class StudyFile(YamlPart):
 
     @model_validator(mode="after")
     def _seeds_of_runs(self) -> Self:
-        """A run's seeds choose among those of the study and add none."""
+        """Refuse a run's seeds that the study does not have."""
         for label, entry in self.runs.items():
             if extra := sorted(set(entry.seeds or ()) - set(self.seeds)):
                 raise ValueError(
@@ -193,7 +194,7 @@ class StudyFile(YamlPart):
         return self
 
     def miniature(self) -> StudyFile:
-        """The miniature, as a separate study."""
+        """Return the miniature as a separate study."""
         if self.mini is None:
             raise ValueError("mini: missing; the file describes no miniature")
         values, small = (

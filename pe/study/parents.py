@@ -26,18 +26,18 @@ def with_retrained_parents(plan: Sequence[Planned]) -> list[Planned]:
     study or another one. They are not validated: that is in their records.
     """
     retrained: dict[str, Planned] = {}
-    here = {f"{planned.study}/{planned.name}": planned.name for planned in plan}
-    labels = {planned.name: planned.label for planned in plan}
+    labels = {planned.key: planned.label for planned in plan}
 
     def parent_of(recipe: Recipe, study: Path) -> str | None:
-        """The retrained run that ``recipe`` starts from; it keeps the weights asked for."""
+        """Return the key of the retrained run that ``recipe`` starts from; it keeps the weights."""
         parent = parent_missing_weights(recipe, study)
         if parent is None:
             return None
-        label = f"{labels.get(parent.name, parent.read()['pe'])}, retrained"
+        name = labels.get(f"{parent.study}/{parent.name}", parent.read()["pe"])
+        label = f"{name}, retrained"
         kept = dataclasses.replace(parent.recipe, validate_every=0)
         second = Planned(label, kept, parent.study, retrained=True)
-        kept = retrained.get(second.name, second).recipe
+        kept = retrained.get(second.key, second).recipe
         field = "keep_states" if recipe.start_state == "all" else "keep_steps"
         if field == "keep_states" or 0 < recipe.start_step < kept.steps:
             steps: Any = tuple(sorted({*getattr(kept, field), recipe.start_step}))
@@ -45,22 +45,25 @@ def with_retrained_parents(plan: Sequence[Planned]) -> list[Planned]:
         second = dataclasses.replace(second, recipe=kept)
         if not second.done():
             second = dataclasses.replace(second, parent=parent_of(kept, parent.directory.parent))
-        retrained[second.name] = second
-        return second.name
+        retrained[second.key] = second
+        return second.key
 
     started = {}
     for planned in plan:
         if not planned.past_its_start():
-            started[planned.name] = parent_of(planned.recipe, root() / planned.study)
+            started[planned.key] = parent_of(planned.recipe, root() / planned.study)
     listed: dict[str, Planned] = {}
 
     def add(planned: Planned) -> None:
         if planned.parent in retrained:
             add(retrained[planned.parent])
-        listed[planned.name] = planned
+        listed[planned.key] = planned
 
     for planned in plan:
-        parent = started.get(planned.name) or here.get(planned.recipe.start_from, planned.parent)
+        parent = planned.parent
+        if planned.recipe.start_from in labels:  # a run of another study of this plan
+            parent = planned.recipe.start_from
+        parent = started.get(planned.key) or parent
         if takes_searched_factors(planned.recipe):  # the search waits for the weights
             parent = planned.parent
         add(dataclasses.replace(planned, parent=parent))

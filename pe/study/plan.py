@@ -24,7 +24,7 @@ OWN_SHARES = ("warmup_steps", "decay_steps", "checkpoint_every", "validate_every
 
 
 def load_plan(study: str, *, mini: bool = False, check: bool = False) -> list[Planned]:
-    """The runs of a study in the order of the file, parents before the runs that start from them.
+    """Return the runs of a study in the file's order, parents before the runs that start from them.
 
     Args:
         study: a name or a path. mini: the miniature that the file describes, recorded as the
@@ -53,7 +53,7 @@ def load_plan(study: str, *, mini: bool = False, check: bool = False) -> list[Pl
 
 
 def load_plans(studies: Sequence[str], *, mini: bool = False, check: bool = False) -> list[Planned]:
-    """The runs of studies one after the other, each run once, where it is named first.
+    """Return the runs of several studies, each run once, where it is named first.
 
     Args:
         studies: as `load_plan` takes them. ``NAME:0,1`` are the runs of seeds 0 and 1 only.
@@ -61,7 +61,7 @@ def load_plans(studies: Sequence[str], *, mini: bool = False, check: bool = Fals
     Raises:
         ValueError: an unknown study, or seeds that it does not have.
     """
-    plans: dict[tuple[str, str], Planned] = {}
+    plans: dict[str, Planned] = {}
     for study in studies:
         name, _, seeds = study.rpartition(":")
         chosen = re.fullmatch(r"\d+(,\d+)*", seeds) if name else None
@@ -73,7 +73,7 @@ def load_plans(studies: Sequence[str], *, mini: bool = False, check: bool = Fals
                 raise ValueError(f"{study}: the seeds of {name} are {', '.join(map(str, known))}")
             plan = [planned for planned in plan if planned.recipe.seed in wanted]
         for planned in plan:
-            plans.setdefault((planned.study, planned.name), planned)
+            plans.setdefault(planned.key, planned)
     return list(plans.values())
 
 
@@ -94,7 +94,7 @@ class _Seed:
                 self.kept.setdefault(entry.start.run, []).append(entry.start.at)
 
     def plan(self, check: bool) -> list[Planned]:
-        """All of them, and the zero-shot task after the run that it extends."""
+        """Return all runs; a zero-shot task comes after the run that it extends."""
         mistakes: list[str] = []
         broken: set[str] = set()
         for label, entry in self._entries(mistakes):
@@ -125,7 +125,7 @@ class _Seed:
                 of_this = task.recipe.start_from.startswith(f"{self.study}/")
                 waiting = [p for p in plan if takes_searched_factors(p.recipe)]
                 ready = [p for p in plan if p not in waiting]
-                waiting = [dataclasses.replace(p, parent=task.name) for p in waiting]
+                waiting = [dataclasses.replace(p, parent=task.key) for p in waiting]
                 plan = [*ready, task, *waiting] if of_this else [task, *ready, *waiting]
             except ValueError as error:
                 mistakes.append(f"zero_shot: {error}")
@@ -140,7 +140,7 @@ class _Seed:
         return plan
 
     def _searched(self, recipe: Recipe, plan: Sequence[Planned]) -> bool:
-        """Whether a task of the plan finds the factors that a run asks for."""
+        """Return whether a task of the plan finds the factors that a run asks for."""
         start = (
             recipe.start_from if "/" in recipe.start_from else f"{self.study}/{recipe.start_from}"
         )
@@ -152,7 +152,7 @@ class _Seed:
         )
 
     def _entries(self, mistakes: list[str]) -> Iterator[tuple[str, RunEntry]]:
-        """The runs of the file, one for each rate of a sweep."""
+        """Return the runs of the file, one for each rate of a sweep."""
         for label, entry in self.file.runs.items():
             try:
                 yield from entry.sweep(label, self.file.rates)
@@ -160,7 +160,7 @@ class _Seed:
                 mistakes.append(f"runs.{label}: {error}")
 
     def _run(self, label: str, entry: RunEntry) -> list[Planned]:
-        """A run and its branches."""
+        """Add a run and its branches."""
         base, parent = self.base, None
         fields = {**self.file.set, **entry.set}
         decay = fields.get("decay_steps", base.decay_steps)
@@ -194,13 +194,13 @@ class _Seed:
             )
         run = Planned(label, named_recipe(base.name, **fields), self.study, parent)
         branches = [
-            Planned(name, _branch(run.recipe, name, end, decays[name]), self.study, run.name)
+            Planned(name, _branch(run.recipe, name, end, decays[name]), self.study, run.key)
             for name, end in ends.items()
         ]
         return [run, *branches]
 
     def _start(self, start: StartEntry) -> tuple[str | None, dict[str, Any]]:
-        """The run of this study to wait for, if it is one of it, and the recipe's fields."""
+        """Return the key of the run to wait for if it is of this study, and the recipe's fields."""
         source = self._source(start.run)
         ours = source.study == self.study
         of = self.base.steps if ours else source.recipe.steps
@@ -208,7 +208,7 @@ class _Seed:
         if not 0 < at <= source.recipe.steps:
             raise ValueError(f"starts at step {at}, which {start.run!r} has not")
         if ours:
-            return source.name, {"start_from": source.name, "start_step": at}
+            return source.key, {"start_from": source.name, "start_step": at}
         kept = (*source.recipe.keep_steps, *source.recipe.keep_states, source.recipe.steps)
         if at not in kept:
             steps = ", ".join(map(str, kept))
@@ -216,7 +216,7 @@ class _Seed:
         return None, {"start_from": f"{source.study}/{source.name}", "start_step": at}
 
     def _source(self, name: str) -> Planned:
-        """A run of this study by its label, or of another one with this seed by STUDY/LABEL."""
+        """Return a run of this study by its label, or of another with this seed by STUDY/LABEL."""
         if name in self.planned:
             return self.planned[name]
         if "/" not in name:
@@ -232,7 +232,7 @@ class _Seed:
         return there[label]
 
     def _zero_shot(self, wanted: ZeroShot) -> Planned:
-        """The task that extends the last weights of a run, of this study or of another one."""
+        """Return the task that extends the last weights of a run, of this study or another."""
         source = self._source(wanted.run)
         recipe = dataclasses.replace(
             source.recipe, start_from=f"{source.study}/{source.name}",
@@ -242,7 +242,7 @@ class _Seed:
 
 
 def _branch(recipe: Recipe, name: str, end: int, decay: int) -> Recipe:
-    """The last ``decay`` steps of a run of ``end`` steps that is like ``recipe`` otherwise."""
+    """Return the last ``decay`` steps of a run of ``end`` steps that else equals ``recipe``."""
     leaves, first, last = end - decay, recipe.warmup_steps, recipe.steps - recipe.decay_steps
     if not first <= leaves <= last or not 0 < decay < end:
         raise ValueError(
@@ -260,6 +260,9 @@ def _at(value: int | str, of: int, steps: int) -> int:
 
 
 def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of all runs that are whole already; shares are worked out for each run."""
+    """Return the fields that are the same for all runs.
+
+    Shares depend on the run's number of steps.
+    """
     own = (*OWN_SHARES, "keep_steps")
     return {k: v for k, v in fields.items() if k not in own and not is_share(v)}

@@ -22,7 +22,7 @@ class Planned:
     recipe: Recipe
     study: str
     parent: str | None = None
-    """Name of the run that has to be done before it: of this study, or one to retrain."""
+    """The `key` of the run that has to be done before it, which may be one to retrain."""
     retrained: bool = False
     """A complete run that is retrained for its lost weights (`pe.study.parents`)."""
     zero_shot: ZeroShot | None = None
@@ -36,27 +36,32 @@ class Planned:
         name = self.recipe.run_name()
         return f"{RETRAINED}/{name}" if self.retrained else name
 
+    @property
+    def key(self) -> str:
+        """``STUDY/NAME``, which tells runs apart where several studies have the same recipe."""
+        return f"{self.study}/{self.name}"
+
     def run(self) -> Run:
-        """The run's folder and record, with this recipe; of a zero-shot task, those it extends."""
+        """Return the run's folder and record, with this recipe; of a task, the run it extends."""
         if self.zero_shot:
             return Run(root() / self.recipe.start_from)
         return Run(root() / self.study / self.name, recipe=self.recipe)
 
     def done(self) -> bool:
-        """Whether it is trained and evaluated as its recipe asks, or retrained with all weights."""
+        """Return whether nothing is left to do: no training, evaluation or measurement."""
         if self.zero_shot:
             return not self.zero_shot.missing(self.run())
         return complete(self.run())
 
     def past_its_start(self) -> bool:
-        """Whether the weights that it starts from are no longer needed."""
+        """Return whether the weights that it starts from are no longer needed."""
         if self.zero_shot:
             return self.done()
         return self.run().exists() and self.run().record.status == "complete"
 
 
 def complete(run: Run) -> bool:
-    """Whether a run is trained and evaluated as its recipe asks.
+    """Return whether a run is trained and evaluated as its recipe asks.
 
     A parent that was retrained has to have all weights that are asked for, and nothing else. A run
     whose encoding has another source now is not complete; to train it says why (RunError).

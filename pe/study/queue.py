@@ -58,21 +58,27 @@ def run_study(
         workers: how many to start here; None: one per GPU, or one.
         retries: how often a failed run is tried again.
         notebooks: run each by the notebook command, which leaves the executed page in its folder.
-        on_progress: called about once per second with run name -> state ("waiting", "running",
-            "done", "failed", "skipped"); running is what a worker has.
-            Parents that are retrained are ``.parents/NAME``.
+        on_progress: called about once per second with the state of each run, by ``STUDY/NAME``:
+            "waiting", "running" (a worker has it), "done", "failed" or "skipped". Parents that are
+            retrained are ``STUDY/.parents/NAME``.
 
     Raises:
         StudyFailed: runs failed for good; all others are done.
-        ValueError: an encoding or a corpus that there is not; nothing has been run.
+        ValueError: an encoding or a corpus that there is not, workers beside an address, or more
+            workers than GPUs; nothing has been run.
         RunError: runs start from a run of another study that is not there yet.
         RunError: the source of an encoding is not the one that its run was trained with.
     """
+    if address is not None and workers is not None:
+        raise ValueError(
+            f"workers: {workers} has no effect with an address, where the workers are there "
+            "already; leave one of the two out"
+        )
     if not all(isinstance(planned, Planned) for planned in plan):
         raise TypeError(f"expected a plan, got {plan!r}; pe.load_plan makes one of a study's name")
     listed = with_retrained_parents(plan)
     todo = [p for p in listed if not p.done()]
-    states = {p.name: "waiting" if p in todo else "done" for p in listed}
+    states = {p.key: "waiting" if p in todo else "done" for p in listed}
     on_progress = on_progress or (lambda states: None)
     on_progress(states)
     if not todo:
@@ -88,7 +94,7 @@ def run_study(
             states |= queue.states()
             on_progress(states)
             time.sleep(POLL)
-        states |= {p.name: "skipped" for p in todo} | queue.states()
+        states |= {p.key: "skipped" for p in todo} | queue.states()
         on_progress(states)
         failures = queue.failures()
     if failures:
@@ -111,34 +117,34 @@ class _Queue:
         self.futures: dict[str, Future] = {}
 
     def advance(self) -> bool:
-        """Begin what can be begun; False when nothing is left to wait for.
+        """Begin what can be begun. Return False when nothing is left to wait for.
 
         At most one run per worker at once, so that of two that share a device the first is ready
         first. What starts from a failed run is never begun.
         """
         states = self.states()
         running = sum(state == "running" for state in states.values())
-        unfinished = {planned.name for planned in self.todo if states.get(planned.name) != "done"}
-        ready = [p for p in self.todo if p.name not in states and p.parent not in unfinished]
+        unfinished = {planned.key for planned in self.todo if states.get(planned.key) != "done"}
+        ready = [p for p in self.todo if p.key not in states and p.parent not in unfinished]
         threads, taken = self.client.nthreads(), self.client.processing()
         free = {worker: count - len(taken.get(worker, ())) for worker, count in threads.items()}
         room = max(0, min(sum(threads.values()) - running, len(threads)))
         for planned in ready[:room]:
             worker = max(free, key=lambda name: free[name])
             free[worker] -= 1
-            self.futures[planned.name] = self._submit(planned, worker)
+            self.futures[planned.key] = self._submit(planned, worker)
         return bool(ready or running)
 
     def states(self) -> dict[str, str]:
-        """The state of each run that was submitted."""
+        """Return the state of each run that was submitted."""
         words = {"pending": "running", "finished": "done"}
         return {name: words.get(of.status, "failed") for name, of in self.futures.items()}
 
     def failures(self) -> list[str]:
-        """One line per run that failed for good, or was skipped because of one that did."""
+        """Return one line per run that failed for good, or was skipped because of one that did."""
         lines = []
         for planned in self.todo:
-            future = self.futures.get(planned.name)
+            future = self.futures.get(planned.key)
             if future is None:
                 lines.append(f"{planned.label}: skipped, since {planned.parent} failed")
             elif future.status != "finished":
@@ -162,7 +168,7 @@ class _Queue:
         }
         return self.client.submit(
             _task, task, {"PE_RUNS": str(root())}, list(self.devices),
-            key=f"{planned.study}-{planned.name}", retries=self.retries,
+            key=planned.key, retries=self.retries,
             priority=-self.todo.index(planned), pure=False,
             workers=[worker] if several else None, allow_other_workers=bool(several),
         )  # fmt: skip
@@ -180,7 +186,7 @@ def _task(task: dict[str, Any], environment: dict[str, str], devices: list[str])
 
 @contextmanager
 def connect(address: str | None, workers: int | None) -> Iterator[tuple[Client, list[str]]]:
-    """A client, and the GPUs its workers share out if they were started here."""
+    """Connect to Dask, and name the GPUs that the workers share if they were started here."""
     from distributed import Client, LocalCluster
 
     if address is not None:

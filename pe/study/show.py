@@ -33,7 +33,8 @@ class Row(NamedTuple):
 
     label: str
     seed: int
-    name: str
+    key: str
+    """`pe.study.planned.Planned.key`."""
     begins: str
     state: str
     step: int
@@ -45,12 +46,12 @@ class Row(NamedTuple):
     seconds_left: float | None = 0.0
     """Seconds of training; None where no speed is known."""
     parent: str | None = None
-    """Name of the run that it waits for."""
+    """Key of the run that it waits for."""
     estimated: bool = False
     """Whether the speed is that of runs of other sizes, by their arithmetic."""
 
     def cells(self) -> list[str]:
-        """The texts of the columns `HEADS`."""
+        """Return the texts of the columns `HEADS`."""
         left = "not known" if self.seconds_left is None else duration(self.seconds_left)
         about = "about " if self.estimated else ""
         return [
@@ -62,7 +63,9 @@ class Row(NamedTuple):
 
 
 def rows(plan: Sequence[Planned], states: dict[str, str] | None = None) -> list[Row]:
-    """The plan with the state that the records show; parents to retrain come before their children.
+    """Return the plan with the state that the records show.
+
+    Parents to retrain precede their children.
 
     ``states`` come from `pe.study.run_study`.
     """
@@ -71,10 +74,10 @@ def rows(plan: Sequence[Planned], states: dict[str, str] | None = None) -> list[
     listed = []
     for planned in with_retrained_parents(plan):
         r, run, done = planned.recipe, planned.run(), planned.done()
-        names = planned.label, r.seed, planned.name, _begins(r)
+        names = planned.label, r.seed, planned.key, _begins(r)
         if planned.zero_shot:
             cells, missing = len(planned.zero_shot.cells()), len(planned.zero_shot.missing(run))
-            state = "done" if done else states.get(planned.name, "planned")
+            state = "done" if done else states.get(planned.key, "planned")
             listed.append(Row(*names, state, cells - missing, cells, parent=planned.parent))
             continue
         line = _last_line(run)
@@ -87,7 +90,7 @@ def rows(plan: Sequence[Planned], states: dict[str, str] | None = None) -> list[
         left = (r.steps - step) * window
         listed.append(
             Row(
-                *names, "done" if done else states.get(planned.name, _state(run)), step, r.steps,
+                *names, "done" if done else states.get(planned.key, _state(run)), step, r.steps,
                 r.steps * window, line.get("loss"), speed,
                 0.0 if not left else left / speed if speed else None, planned.parent, estimated,
             )
@@ -101,14 +104,14 @@ def text(
     workers: int = 1,
     tablefmt: str = "plain",
 ) -> str:
-    """The rows as a table, their sum, and the time that ``workers`` take together."""
-    listed, own = rows(plan, states), {planned.name for planned in plan}
+    """Return the rows as a table, their sum, and the time that ``workers`` need together."""
+    listed, own = rows(plan, states), {planned.key for planned in plan}
     table = tabulate(
         [row.cells() for row in listed], HEADS, tablefmt, disable_numparse=True,
         colalign=("left", "right", "left", "left", *["right"] * 5),
     )  # fmt: skip
-    done = sum(r.state == "done" and r.name in own for r in listed)
-    retrained = sum(r.state != "done" and r.name not in own for r in listed)
+    done = sum(r.state == "done" and r.key in own for r in listed)
+    retrained = sum(r.state != "done" and r.key not in own for r in listed)
     running = [f"{r.label} s{r.seed} {r.step}/{r.steps}" for r in listed if r.state == "running"]
     parts = [
         f"{done} of {len(plan)} runs done",
@@ -121,14 +124,14 @@ def text(
 
 
 def time_left(listed: Sequence[Row], workers: int = 1) -> str:
-    """How much training is left on one device, and with several workers; without evaluation."""
+    """Say how much training is left on one device and with several workers, without evaluation."""
     missing = sum(r.seconds_left is None for r in listed)
     alone = sum(r.seconds_left or 0.0 for r in listed)
     if missing and not alone:
         return "time left not known: no run is recorded on this kind of device"
     ends: dict[str, float] = {}  # of each run, were there a worker for every one
     for r in listed:
-        ends[r.name] = ends.get(r.parent or "", 0.0) + (r.seconds_left or 0.0)
+        ends[r.key] = ends.get(r.parent or "", 0.0) + (r.seconds_left or 0.0)
     together = duration(max(alone / workers, *ends.values()))
     several = f", {together} with {workers} workers" if workers > 1 else ""
     unknown = f", {missing} runs of unknown speed not counted" if missing else ""
@@ -139,13 +142,17 @@ def time_left(listed: Sequence[Row], workers: int = 1) -> str:
 
 
 def memory_needed(plan: Sequence[Planned]) -> str:
-    """What the run that takes most will take of each GPU, and what to set if that is too much.
+    """Say how much of each GPU the largest run will take, and what to set if that is too much.
 
     Empty where nothing is left to train.
     """
     from pe.devices import gpu_memory
 
-    left = [planned.recipe for planned in plan if planned.recipe.steps and not planned.done()]
+    left = [
+        planned.recipe
+        for planned in plan
+        if planned.recipe.steps and not planned.zero_shot and not planned.done()
+    ]
     if not left:
         return ""
     count, gib = processes.wanted(), gpu_memory()
@@ -158,7 +165,7 @@ def memory_needed(plan: Sequence[Planned]) -> str:
 
 
 def live(plan: Sequence[Planned], workers: int = 1) -> Callable[[dict[str, str]], None]:
-    """A callback for `run_study` that keeps the text up to date in a terminal or a notebook."""
+    """Return a callback for `run_study` that updates the text in a terminal or a notebook."""
     progress = Progress(every_seconds=30.0)
     last: dict[str, str] = {}
 
@@ -166,7 +173,7 @@ def live(plan: Sequence[Planned], workers: int = 1) -> Callable[[dict[str, str]]
         changed = states != last
         last.clear()
         last.update(states)
-        progress.show(text(plan, states, workers), last=changed)
+        progress.show(lambda: text(plan, states, workers), last=changed)
 
     return show
 
@@ -194,7 +201,7 @@ def _last_line(run: Run) -> dict[str, Any]:
 
 
 def _speeds() -> list[tuple[dict[str, Any], float]]:
-    """Recipes of complete runs on this kind of device, and tokens/s of each of their devices."""
+    """Return recipes of complete runs on this kind of device, and tokens/s per device of each."""
     from pe.runs.provenance import hardware
 
     here = hardware()["name"]
@@ -212,7 +219,7 @@ def _speeds() -> list[tuple[dict[str, Any], float]]:
 
 
 def _known(speeds: Sequence[tuple[dict[str, Any], float]], recipe: Recipe) -> float | None:
-    """The median of runs of the same sizes, and of the same encoding where there are any.
+    """Return the median of runs of the same sizes, and of the same encoding if there are any.
 
     Several devices that train a run together are taken to be as fast as so many.
     """
@@ -223,7 +230,7 @@ def _known(speeds: Sequence[tuple[dict[str, Any], float]], recipe: Recipe) -> fl
 
 
 def _flops_per_second(speeds: Sequence[tuple[dict[str, Any], float]]) -> float | None:
-    """Of one device: the most that a recorded run did, or a share of a known card's peak.
+    """Return the most that a recorded run did on one device, or a share of a known card's peak.
 
     The most, as small models and runs that shared their device with others reach less.
     """
@@ -243,7 +250,7 @@ def _flops(r: Recipe) -> float:
 
 
 def _together() -> int:
-    """How many devices train a run together; processes on a CPU share its cores."""
+    """Return how many devices train a run together. Processes on a CPU share its cores."""
     from pe.devices import choose
 
     return processes.wanted() if choose().type == "cuda" else 1

@@ -39,7 +39,7 @@ class RunFailed(RuntimeError):
 
 
 def execute(task: Mapping[str, Any], environment: Mapping[str, str]) -> str:
-    """Train and evaluate one run unless its record is complete; returns its directory.
+    """Train and evaluate one run unless its record is complete, and return its directory.
 
     Args:
         task: ``directory``, ``recipe`` (as `Recipe.to_dict` gives it), ``study``, and ``notebook``:
@@ -83,14 +83,17 @@ def _retrain(run: Run) -> None:
     Raises:
         RunError: the text, or the source of its encoding, is no longer what it was trained with.
     """
-    from pe.data import prepare
-    from pe.training.start import check_source, check_text
+    from pe.training.start import check_source, check_text, text_for
     from pe.training.train import train
 
-    first, r = Run(run.directory.parent.parent / run.name), run.recipe
+    first = Run(run.directory.parent.parent / run.name)
     check_source(first)
-    data = prepare(r.corpus, r.vocab_size, r.tokenizer, separator=r.separator)
-    check_text(data, first.read()["data"], run.name, "it cannot be retrained without that text")
+    check_text(
+        text_for(run.recipe),
+        first.read()["data"],
+        run.name,
+        "it cannot be retrained without that text",
+    )
     if run.exists() and run.read()["status"] == "complete":  # some of its weights are gone, too
         with run.lock():
             for path in run.directory.iterdir():

@@ -21,8 +21,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
 from pe._errors import unknown
-from pe.evaluation.factors import LENGTH, Factor, cells
-from pe.recipes.recipe import Recipe
+from pe.evaluation.factors import LENGTH, Factor, cells, checked_factor
+from pe.recipes.recipe import Count, Natural, Recipe
 from pe.runs import Run
 
 LONGROPE = "longrope"
@@ -37,13 +37,10 @@ def _distinct(values: Items) -> Items:
 
 
 def _factor(value: Any) -> Factor:
-    if value == LENGTH:
-        return LENGTH
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"expected a number or length, got {value!r}")
-    if not value > 1:
+    factor = checked_factor(value)
+    if factor != LENGTH and factor <= 1:
         raise ValueError(f"expected more than 1, got {value}")
-    return float(value)
+    return factor
 
 
 def _known_method(name: str) -> str:
@@ -61,8 +58,6 @@ def _all_methods() -> list[str]:
 
 
 Distinct = AfterValidator(_distinct)
-Count = Annotated[int, Field(gt=0)]
-Natural = Annotated[int, Field(ge=0)]
 Extent = Annotated[Factor, PlainValidator(_factor)]
 Method = Annotated[str, AfterValidator(_known_method)]
 
@@ -102,15 +97,18 @@ class ZeroShot(YamlPart):
     search: Search = Search()
 
     def cells(self) -> list[str]:
-        """Names of the cells of extension.json: ``yarn@4``, ``yarn@length``."""
+        """Return the names of the cells of extension.json: ``yarn@4``, ``yarn@length``."""
         return [cell.name for cell in cells(self.methods, self.factors)]
 
     def missing(self, run: Run) -> list[str]:
-        """Cells that the record of ``run`` lacks."""
+        """Return the cells that the record of ``run`` lacks."""
         return self.without((run.part("extension") or {"cells": {}})["cells"])
 
     def without(self, recorded: Mapping[str, Any]) -> list[str]:
-        """Cells that are not ``recorded``; LongRoPE's factors have to be searched ones."""
+        """Return the cells that are not ``recorded``.
+
+        LongRoPE's factors have to be searched ones.
+        """
         return [
             name
             for name in self.cells()
@@ -119,7 +117,7 @@ class ZeroShot(YamlPart):
         ]
 
     def searched(self, recipe: Recipe) -> set[float]:
-        """Factors for which LongRoPE's are searched, on a run of this recipe."""
+        """Return the factors for which LongRoPE's are searched, on a run of this recipe."""
         return {
             factor
             for cell in cells([m for m in self.methods if m == LONGROPE], self.factors)
@@ -128,12 +126,12 @@ class ZeroShot(YamlPart):
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """The mapping that the YAML has; `model_validate` is the inverse."""
+        """Return the mapping that the YAML has. `model_validate` is the inverse."""
         return self.model_dump(exclude_none=True)
 
 
 def _searched(cell: Mapping[str, Any]) -> bool:
-    """Whether all factors of a cell of LongRoPE were searched for, and not taken from YaRN."""
+    """Return whether all factors of a cell of LongRoPE were searched for, not YaRN's."""
     options = (cell.get("by_length") or {"": cell["options"]}).values()
     return all(of.get("long_factor") is not None for of in options)
 

@@ -23,7 +23,7 @@ END, PLUS, EQUALS = 10, 11, 12
 
 
 def digits_of(number: int) -> list[int]:
-    """The decimal digits, the largest first."""
+    """Return the decimal digits, the largest first."""
     return [int(digit) for digit in str(number)]
 
 
@@ -65,7 +65,7 @@ class Addition(Task):
 
     def baselines(self) -> tuple[Baseline, ...]:
         def longer(tokens: Int, places: Int) -> Int:
-            """The longer number, and the end."""
+            """Return the longer number, and the end."""
             plus, equals = (int((tokens == mark).argmax()) for mark in (PLUS, EQUALS))
             a, b = tokens[:plus], tokens[plus + 1 : equals]
             answer: Int = np.append(a if len(a) >= len(b) else b, END)

@@ -77,14 +77,14 @@ def draw_expression(draws: Draws, length: int, operators: str) -> str:
 
 
 def value_of(expression: str) -> int:
-    """The value of an expression with brackets, modulo 5."""
+    """Return the value of an expression with brackets, modulo 5."""
     value, rest = _parse(expression)
     assert not rest, expression
     return value % MODULUS
 
 
 def _parse(text: str) -> tuple[int, str]:
-    """The value of the expression at the beginning of ``text``, and the rest of the text."""
+    """Return the value of the expression at the beginning of ``text``, and the rest of the text."""
     if text[0] == "-":
         return -int(text[1]), text[2:]
     if text[0] != "(":

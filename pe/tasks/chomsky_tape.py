@@ -31,12 +31,12 @@ PADDING = 3
 
 
 def bits_of(number: int, length: int = 0) -> list[int]:
-    """The little-endian bits of a number, padded with zeros to ``length``; at least one."""
+    """Return the little-endian bits of a number, padded with zeros to ``length``; at least one."""
     return [int(bit) for bit in reversed(f"{number:b}".zfill(length))]
 
 
 def number_of(bits: Int) -> int:
-    """The number with these little-endian bits."""
+    """Return the number with these little-endian bits."""
     return sum(int(bit) << place for place, bit in enumerate(bits))
 
 
@@ -178,7 +178,7 @@ class BucketSort(Chomsky):
 
     def baselines(self) -> tuple[Baseline, ...]:
         def even(tokens: Int, places: Int) -> Int:
-            """The symbols in order, each at a fifth of the places."""
+            """Return the symbols in order, each at a fifth of the places."""
             return np.arange(len(places)) * self.outputs // len(places)
 
         return (

@@ -58,7 +58,7 @@ class Copying(Task):
 
     @abstractmethod
     def answer(self, x: Int) -> Int:
-        """The answer to the sequence ``x``, without the end token."""
+        """Return the answer to the sequence ``x``, without the end token."""
 
     def _asked(self, x: Int) -> Example:
         end, separator = self._ends

@@ -34,7 +34,7 @@ WEIGHTS = SET, PASS, INCREMENT = 1, 50, 7
 
 
 def value_of(program: Sequence[str], variable: str) -> int:
-    """The value of a variable at the end of a program.
+    """Return the value of a variable at the end of a program.
 
     Raises:
         KeyError: the program never sets it.
@@ -122,7 +122,7 @@ class Counting(Task):
         ids = {symbol: i for i, symbol in enumerate(self.symbols)}
 
         def recent(tokens: Int, places: Int) -> Int:
-            """The increments of all variables since the last assignment."""
+            """Return the increments of all variables since the last assignment."""
             seen = tokens[: places[0]]
             (assigned,) = (seen == ids["="]).nonzero()
             begin = assigned[-1] if len(assigned) else 0

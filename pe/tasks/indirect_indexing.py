@@ -55,7 +55,7 @@ class IndirectIndexing(Task):
         return length + 5 + len(str(self.farthest))
 
     def _pairs(self, length: int) -> tuple[Int, Int]:
-        """All pairs (place, shift) that lead to a place inside the string."""
+        """Return all pairs (place, shift) that lead to a place inside the string."""
         place, shift = np.mgrid[:length, -self.farthest : self.farthest + 1].reshape(2, -1)
         inside = (place + shift >= 0) & (place + shift < length)
         return place[inside], shift[inside]

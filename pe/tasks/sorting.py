@@ -64,7 +64,7 @@ class Sorting(Task):
 
     def baselines(self) -> tuple[Baseline, ...]:
         def unsorted(tokens: Int, places: Int) -> Int:
-            """The items in the order in which they were read, and the end."""
+            """Return the items in the order in which they were read, and the end."""
             read = np.append(tokens[: places[0]], self.vocab_size - 2)
             shown: Int = read[np.minimum(places - places[0], len(read) - 1)]
             return shown
@@ -76,5 +76,5 @@ class Sorting(Task):
 
 
 def _written(numbers: Int) -> list[int]:
-    """The digits of each number, each time followed by a comma."""
+    """Return the digits of each number, each time followed by a comma."""
     return [token for number in numbers for token in (*digits_of(int(number)), 10)]

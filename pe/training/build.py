@@ -23,6 +23,7 @@ from pe.model.convert import convert
 from pe.model.initialize import draw_weights
 from pe.recipes.recipe import Recipe
 from pe.runs import RunError
+from pe.training.check import check_learns
 from pe.training.start import Start
 
 SAME_AS_PARENT = (
@@ -122,12 +123,8 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
             none.
     """
     encoding = _encoding_parameters(model)
+    check_learns(recipe, encoding)
     if recipe.tune == "encoding":
-        if not any(parameter.requires_grad for parameter in encoding):
-            raise ValueError(
-                f"tune: {recipe.pe} has no parameters that could be tuned alone; use tune 'all', "
-                "or an encoding that learns"
-            )
         for parameter in set(model.parameters()) - encoding:
             parameter.requires_grad_(False)
     decayed: list[nn.Parameter] = []
@@ -146,11 +143,6 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
         {"params": undecayed, "weight_decay": 0.0},
     ]
     if own_rate:
-        if not encodings:
-            raise ValueError(
-                f"encoding_rate: {recipe.pe} has no parameters that could learn at "
-                f"{recipe.encoding_rate} times the rate; leave it at 1"
-            )
         groups.append(
             {"params": encodings, "weight_decay": 0.0, "rate_multiple": recipe.encoding_rate}
         )

@@ -5,10 +5,16 @@ Torch is imported only when `check_run` is called.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
 from pe.recipes.recipe import Recipe
 from pe.runs import Run
 from pe.training import processes
 from pe.training.start import check_source, takes_searched_factors
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def check_run(run: Run) -> None:
@@ -18,35 +24,60 @@ def check_run(run: Run) -> None:
 
     Raises:
         ValueError: the encoding, its options, the corpus or the tokenizer cannot be used, or the
-            batch does not divide among ``$PE_PROCESSES``.
+            batch does not divide among the processes that train it.
         RunError: the run is recorded, and the source code of its encoding has changed since.
     """
     from pe.data.corpora import open_corpus
-    from pe.data.tokenizer import plan_tokenizer
-    from pe.encodings import check
+    from pe.data.tokenizer import check_tokenizer
+    from pe.encodings import check, layer_encodings
     from pe.encodings.core.spec import layer_specs
 
     recipe = run.recipe
     layer_specs(recipe.pe, recipe.num_hidden_layers)
     unknown_yet = ["long_factor"] if takes_searched_factors(recipe) else []
-    check(
-        recipe.pe,
-        {name: value for name, value in recipe.pe_options.items() if name not in unknown_yet},
-        original_length=recipe.context_length,
-        head_dim=recipe.head_dim,
-        num_heads=recipe.num_attention_heads,
-        num_kv_heads=recipe.num_key_value_heads,
-        hidden_size=recipe.hidden_size,
-    )
+    options = {name: value for name, value in recipe.pe_options.items() if name not in unknown_yet}
+    sizes = {
+        "original_length": recipe.context_length,
+        "head_dim": recipe.head_dim,
+        "num_heads": recipe.num_attention_heads,
+        "num_kv_heads": recipe.num_key_value_heads,
+        "hidden_size": recipe.hidden_size,
+    }
+    check(recipe.pe, options, **sizes)
+    if recipe.tune == "encoding" or recipe.encoding_rate != 1:
+        layers = layer_encodings(recipe.pe, recipe.num_hidden_layers, **(sizes | options))
+        check_learns(recipe, (parameter for enc in layers for parameter in enc.parameters()))
     recorded = run.exists()
     if not (recorded and run.read()["status"] == "complete"):
-        divided(recipe, processes.wanted())
+        divided(recipe, processes.together())
     if recorded:
         check_source(run)
         return
     open_corpus(recipe.corpus, recipe.separator)
-    if recipe.tokenizer == "bpe":
-        plan_tokenizer(recipe.tokenizer, recipe.vocab_size)
+    check_tokenizer(recipe.tokenizer, recipe.vocab_size)
+
+
+def check_learns(recipe: Recipe, parameters: Iterable[nn.Parameter]) -> None:
+    """Refuse a recipe that has settings for the encoding's parameters, where there are none.
+
+    Args:
+        parameters: those of the encoding.
+
+    Raises:
+        ValueError: ``tune`` or ``encoding_rate`` asks for parameters, and none can be trained.
+    """
+    if any(parameter.requires_grad for parameter in parameters):
+        return
+    if recipe.tune == "encoding":
+        raise ValueError(
+            f"tune: {recipe.pe} has no parameters that could be tuned alone; use tune 'all', or an "
+            "encoding that learns"
+        )
+    if recipe.encoding_rate != 1:
+        raise ValueError(
+            f"encoding_rate: {recipe.pe} has no parameters that could learn at "
+            f"{recipe.encoding_rate} times the rate; leave it at 1"
+        )
 
 
 def divided(recipe: Recipe, count: int) -> tuple[int, int]:

@@ -29,7 +29,7 @@ PEAK_BF16_TFLOPS = {
     "RTX 3090": 71.0,
 }
 """Dense bfloat16 TFLOP/s. A device has the value of the longest key that its name contains."""
-OTHER_CHIPS = ("Laptop", "D", "MIG")
+OTHER_CHIPS = ("Laptop", "D", "MIG", "Ti")
 """Words in a device's name that mark a slower chip, or a part of one, with a similar name."""
 
 

@@ -104,6 +104,7 @@ class Trainer:
         )
         self.device, self.main = self.accelerator.device, self.accelerator.is_main_process
         devices.keep_memory(self.device)
+        devices.forget_peak_memory(self.device)  # of a run that this process trained before
         count = self.accelerator.num_processes
         self.windows, self.micro = divided(self.recipe, count)
         self.start = start_of(self.recipe, run.directory.parent)
@@ -164,10 +165,11 @@ class Trainer:
         if self.accelerator.num_processes > 1:
             checkpoint.hold_whole_tensors(self.accelerator, self.model, self.optimizer)
         first = data.end_id if r.first_token else None
-        self.train_batches = Batches(data.train, r.context_length, r.batch_size, r.seed, first)
+        self.text_batches = Batches(data.train, r.context_length, r.batch_size, r.seed, first)
+        self.train_batches = self.text_batches
         if r.retrieval_share:
             self.train_batches = NeedleMix(
-                self.train_batches, r.retrieval_share, data.load_tokenizer(), r.retrieval_tasks
+                self.text_batches, r.retrieval_share, data.load_tokenizer(), r.retrieval_tasks
             )
         self.validation_batches = Batches(
             data.validation, r.context_length, r.batch_size, seed=0, first_token=first
@@ -450,13 +452,9 @@ class Trainer:
         is lower than the validation loss, the model profits from that. None if the run has read all
         of the text.
         """
-        r = self.recipe
-        batches = Batches(
-            self.data.train, r.context_length, r.batch_size, r.seed,
-            self.data.end_id if r.first_token else None,
-        )  # fmt: skip
+        batches = self.text_batches
         first = self.state.step + (self.start.stream_step if self.start else 0)
-        if (first + VALIDATION_BATCHES) * r.batch_size > batches.windows:
+        if (first + VALIDATION_BATCHES) * batches.batch_size > batches.windows:
             return None
         return self._mean_loss(batches, first)
 

@@ -86,6 +86,13 @@ def wanted() -> int:
     return count
 
 
+def together() -> int:
+    """Return how many processes train a run together: this one's group, or as many as `wanted`."""
+    if "RANK" in os.environ:
+        return int(os.environ.get("WORLD_SIZE", "1"))
+    return wanted()
+
+
 def _check_devices(count: int) -> None:
     """Raise ValueError if there are fewer GPUs than ``count`` processes."""
     import torch

@@ -14,7 +14,7 @@ from typing import Any
 
 
 def duration(seconds: float) -> str:
-    """``52 s``, ``3 min 05 s``, ``2 h 10 min``."""
+    """Write ``52 s``, ``3 min 05 s``, ``2 h 10 min``."""
     minutes, rest = divmod(round(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60:02d} min"
@@ -42,8 +42,13 @@ class Progress:
         self._handle: Any = None
         self._in_kernel = _in_kernel()
 
-    def show(self, text: str, last: bool = False) -> None:
-        """Replace the line; ``last`` shows it however short ago the one before it was shown."""
+    def show(self, text: str | Callable[[], str], last: bool = False) -> None:
+        """Replace the line, if the one before it has been there long enough.
+
+        Args:
+            text: the line, or what makes it, which is called only if the line is shown.
+            last: show it however short ago the one before it was shown.
+        """
         if not self.enabled:
             return
         moment = time.monotonic()
@@ -51,6 +56,7 @@ class Progress:
         if not last and moment - self._last < pause:
             return
         self._last = moment
+        text = text if isinstance(text, str) else text()
         if self.write is not None:
             self.write(text, last)
         elif self._in_kernel:

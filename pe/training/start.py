@@ -85,12 +85,17 @@ def read_state(checkpoint: Path) -> TrainState:
 def checkpoints(directory: Path) -> list[Path]:
     """Return the complete checkpoints in a folder, oldest first."""
     folders = [p for p in directory.glob("step-*") if re.fullmatch(r"step-\d+", p.name)]
-    return sorted(p for p in folders if (p / "state.json").exists())
+    return sorted((p for p in folders if (p / "state.json").exists()), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step that a checkpoint's name has."""
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def kept_steps(directory: Path) -> list[int]:
     """Return the steps whose checkpoints are never pruned."""
-    return [int(path.name.removeprefix("step-")) for path in checkpoints(directory / KEPT)]
+    return [step_of(path) for path in checkpoints(directory / KEPT)]
 
 
 def folder_of(directory: Path, step: int) -> Path | None:

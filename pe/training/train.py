@@ -58,7 +58,7 @@ def train(
             _check_edited(run, record["data"])
             return run
     count = processes.wanted()
-    memory.refuse_hopeless(run.recipe, count, devices.memory())
+    memory.refuse_hopeless(run.recipe, processes.together(), devices.memory())
     if count > 1:
         _train_in_processes(run, count, quiet, trainer)
         return run

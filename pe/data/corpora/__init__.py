@@ -72,6 +72,8 @@ def open_corpus(spec: str, separator: str = "") -> tuple[Corpus, Budget]:
     from pe.data.corpora.local import LocalCorpus
 
     known = names()
+    if not spec:
+        raise ValueError(f"corpus: expected a path or one of {', '.join(known)}; got ''; {GUIDE}")
     budget, (base, match) = Budget(), _parts(spec)
     if match:
         amount = int(float(match["number"]) * _UNITS[match["unit"]])

@@ -154,7 +154,7 @@ def search_factors(
 
 
 def _check(factor: float, iterations: int, population: int, spec: str) -> None:
-    if not (math.isfinite(factor) and factor > 1):
+    if not (isinstance(factor, int | float) and math.isfinite(factor) and factor > 1):
         raise ValueError(f"factor: expected a finite number above 1, got {factor!r}")
     if iterations < 0 or population < 4:
         raise ValueError(

@@ -138,7 +138,7 @@ class Client(PapermillNotebookClient):
 
 
 def _error(cell: Any, name: str, value: str) -> CellExecutionError:
-    """A cell's failure that the kernel itself could not report, kept in its outputs."""
+    """Return a cell's failure that the kernel itself could not report, kept in its outputs."""
     text = f"{name}: {value}"
     cell.outputs.append(nbformat.v4.new_output("error", ename=name, evalue=value, traceback=[text]))
     return CellExecutionError(text, name, value)

@@ -27,7 +27,7 @@ class RunOutput:
         write_atomically(self.path, text)
 
     def pretty_path(self, path: str) -> str:
-        """For papermill's log."""
+        """Return the path for papermill's log."""
         return str(self.path or "-")
 
 
@@ -35,7 +35,7 @@ output = RunOutput()
 
 
 def kind(notebook: Any) -> str | None:
-    """``"train"`` for a notebook marked ``{"pe": {"run": "train"}}`` in its metadata, else None.
+    """Return ``"train"`` for a notebook with ``{"pe": {"run": "train"}}`` in its metadata.
 
     The mark travels with copies, so a notebook that was moved or renamed still records itself.
     """
@@ -45,7 +45,7 @@ def kind(notebook: Any) -> str | None:
 
 
 def declared(notebook: Any) -> dict[str, ast.expr]:
-    """Names that the ``parameters`` cell assigns, and what it assigns to them."""
+    """Return the names that the ``parameters`` cell assigns, and what it assigns to them."""
     for cell in notebook.cells:
         if "parameters" in cell.metadata.get("tags", []):
             break
@@ -65,7 +65,7 @@ def declared(notebook: Any) -> dict[str, ast.expr]:
 
 
 def parameters(notebook: Any) -> dict[str, Any]:
-    """The parameters that the kernel will see: the cell's literals, and what papermill injected."""
+    """Return the kernel's parameters: the cell's literals, and what papermill injected."""
     values = {}
     for name, value in declared(notebook).items():
         try:

@@ -31,7 +31,7 @@ class _Brief(click.ClickException):
     """Ends papermill's command with a line per mistake; Python callers get the error."""
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Called by click."""
+        """Show the error; click calls this."""
         for line in self.message.splitlines():
             print(f"pe: {line}", file=file or sys.stderr)
 
@@ -53,7 +53,7 @@ class Busy(RunBusy, _Brief):
 
 
 def plan(notebook: Any) -> Folder:
-    """The run that ``notebook`` describes, or the study.
+    """Return the run that ``notebook`` describes, or the study.
 
     Raises:
         Refused: a name or value that is not right.
@@ -190,7 +190,7 @@ def execute(
 
 
 def _environment(run: Folder) -> dict[str, str]:
-    """The kernel's environment: the same folders wherever it works, and a page without chatter."""
+    """Return the kernel's environment: the same folders as here, and a page without chatter."""
     quiet = {
         "TRANSFORMERS_VERBOSITY": "error",
         "ACCELERATE_LOG_LEVEL": "error",

@@ -38,7 +38,7 @@ FLAGS = {
 
 
 def is_papermill(argv: list[str], original: list[str]) -> bool:
-    """Whether this process is ``papermill ...`` or ``python -m papermill ...``."""
+    """Return whether this process is ``papermill ...`` or ``python -m papermill ...``."""
     path = Path(argv[0] if argv else "")
     if str(path) == "-m":  # python is still importing the package that it will run
         return "-m" in original and original[original.index("-m") + 1 :][:1] == ["papermill"]
@@ -47,7 +47,7 @@ def is_papermill(argv: list[str], original: list[str]) -> bool:
 
 
 def positional(words: Sequence[str]) -> list[str]:
-    """The paths among the words after ``papermill``: neither options nor their values."""
+    """Return the paths among the words after ``papermill``: neither options nor their values."""
     paths: list[str] = []
     left = list(words)
     while left:
@@ -89,7 +89,7 @@ def _unreadable(
     error: BaseException,
     trace: TracebackType | None,
 ) -> None:
-    """Excepthook of a command whose notebook ``path`` could not be read for ``reason``."""
+    """Report, as excepthook, a notebook ``path`` that could not be read for ``reason``."""
     if not isinstance(error, Exception):
         sys.__excepthook__(kind, error, trace)
     elif isinstance(reason, FileNotFoundError):
@@ -101,7 +101,7 @@ def _unreadable(
 
 
 def _brief(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Excepthook of the command: what went wrong in the notebook, as its cell shows it."""
+    """Report, as excepthook, what went wrong in the notebook, as its cell shows it."""
     from papermill.exceptions import PapermillExecutionError, strip_color
 
     if isinstance(error, PapermillExecutionError):

@@ -17,11 +17,19 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
-from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictInt,
+    ValidationError,
+    model_validator,
+)
 
-from pe._errors import unknown
+from pe._errors import explain, unknown
 from pe.tasks.core.draws import Draws, Int
-from pe.tasks.core.options import Options
 from pe.tasks.core.scoring import IGNORE, Baseline
 
 
@@ -70,14 +78,17 @@ class Batch(NamedTuple):
 
 
 def read_last(tokens: Int, answer: int) -> Example:
-    """An example whose answer is read from the last position."""
+    """Return an example whose answer is read from the last position."""
     targets = np.full(len(tokens), IGNORE)
     targets[-1] = answer
     return Example(tokens, targets)
 
 
 def continued(prompt: Sequence[int] | Int, answer: Sequence[int] | Int) -> Example:
-    """An example whose answer continues the prompt. Each token of the answer is predicted."""
+    """Return an example whose answer continues the prompt.
+
+    Each token of the answer is predicted.
+    """
     tokens = np.concatenate((prompt, answer[:-1])).astype(np.int64)
     targets = np.full(len(tokens), IGNORE)
     targets[len(prompt) - 1 :] = answer
@@ -85,7 +96,7 @@ def continued(prompt: Sequence[int] | Int, answer: Sequence[int] | Int) -> Examp
 
 
 def slots(question: Int, answer: Int, blank: int, asked: int) -> Example:
-    """An example with a blank slot after the question for each token of the answer.
+    """Return an example with a blank slot after the question for each token of the answer.
 
     The slots stay blank, so all tokens are predicted at once.
 
@@ -96,6 +107,25 @@ def slots(question: Int, answer: Int, blank: int, asked: int) -> Example:
     targets = np.full(len(tokens), IGNORE)
     targets[len(question) : len(question) + asked] = answer[:asked]
     return Example(tokens, targets)
+
+
+class Options(BaseModel):
+    """Base class whose fields are the options. Values are not converted, and an instance is frozen.
+
+    Raises:
+        ValueError: an unknown option (the message names the nearest known one) or a wrong value.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    called: ClassVar[str] = "option"
+    """What an error message calls an unknown option."""
+
+    def __init__(self, **options: Any) -> None:
+        try:
+            super().__init__(**options)
+        except ValidationError as error:
+            lines = explain(error, self.called, type(self).model_fields)
+            raise ValueError("; ".join(lines)) from None
 
 
 class Task(Options, ABC):
@@ -158,11 +188,11 @@ class Task(Options, ABC):
 
     @abstractmethod
     def max_tokens(self, length: int) -> int:
-        """The most tokens that an example of this length has."""
+        """Return the most tokens that an example of this length has."""
 
     @abstractmethod
     def baselines(self) -> tuple[Baseline, ...]:
-        """Trivial strategies."""
+        """Return the trivial strategies."""
 
     @property
     def vocab_size(self) -> int:
@@ -175,7 +205,7 @@ class Task(Options, ABC):
         return 1 / len(self.answers)
 
     def lengths(self, split: str) -> tuple[int, int]:
-        """The shortest and the longest length of a split, both included.
+        """Return the shortest and the longest length of a split, both included.
 
         Raises:
             ValueError: the task has no such split.
@@ -185,7 +215,7 @@ class Task(Options, ABC):
         return self.train_lengths if split in ("train", "id") else self.ood_lengths
 
     def longest(self, *splits: str) -> int:
-        """The most tokens that an example of these splits (default: all splits) has."""
+        """Return the most tokens that an example of these splits (default: all splits) has."""
         return max(self.max_tokens(self.lengths(split)[1]) for split in splits or self.splits)
 
     def draw_length(self, draws: Draws, split: str) -> int:
@@ -196,7 +226,7 @@ class Task(Options, ABC):
     def example(
         self, seed: int, index: int, split: str = "train", length: int | None = None
     ) -> Example:
-        """Example number ``index``, a pure function of the arguments.
+        """Return example number ``index``, a pure function of the arguments.
 
         Args:
             length: None: drawn from the lengths of the split.
@@ -223,7 +253,7 @@ class Task(Options, ABC):
         split: str = "train",
         length: int | None = None,
     ) -> Batch:
-        """Examples ``first`` to ``first + count - 1``, padded to the longest of them.
+        """Return examples ``first`` to ``first + count - 1``, padded to the longest of them.
 
         The arguments are those of `example`.
         """
@@ -240,7 +270,7 @@ class Task(Options, ABC):
         return Batch(tokens, targets, lengths, np.array([len(e.tokens) for e, _ in drawn]))
 
     def text(self, example: Example) -> str:
-        """The example as text, tokens and then targets: ``3 1 4 -> _ _ 8``."""
+        """Return the example as text, tokens and then targets: ``3 1 4 -> _ _ 8``."""
         read = (self.symbols[token] for token in example.tokens)
         said = ("_" if t == IGNORE else self.symbols[t] for t in example.targets)
         return f"{' '.join(read)} -> {' '.join(said)}"

@@ -57,10 +57,10 @@ class Chomsky(Task):
 
     @abstractmethod
     def solution(self, question: Int) -> Int:
-        """All symbols of the answer, with its padding."""
+        """Return all symbols of the answer, with its padding."""
 
     def asked(self, answer: Int) -> int:
-        """How many symbols of the answer are scored, from the first on; the others are padding."""
+        """Return how many symbols of the answer are scored. The others, at the end, are padding."""
         return len(answer)
 
     def make(self, draws: Draws, length: int, split: str) -> Example:
@@ -86,5 +86,5 @@ class Bits(Chomsky):
 
 
 def in_order(tokens: Int, places: Int) -> Int:
-    """The strategy that answers with the question, from its first symbol on."""
+    """Return the strategy that answers with the question, from its first symbol on."""
     return tokens[: len(places)]

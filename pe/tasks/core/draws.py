@@ -34,12 +34,12 @@ class Draws:
         self._generator = np.random.Philox(key=key, counter=counter)
 
     def raw(self, count: int) -> npt.NDArray[np.uint64]:
-        """The next ``count`` numbers, each of 64 random bits."""
+        """Return the next ``count`` numbers, each of 64 random bits."""
         numbers: npt.NDArray[np.uint64] = self._generator.random_raw(count)
         return numbers
 
     def integers(self, low: int, high: int, count: int) -> Int:
-        """(count,) independent whole numbers from ``low`` to ``high`` - 1.
+        """Return (count,) independent whole numbers from ``low`` to ``high`` - 1.
 
         The remainder of a division is not exactly uniform. For ranges up to 2**24 the
         relative error of a probability is below 2**-40.
@@ -47,24 +47,24 @@ class Draws:
         return low + (self.raw(count) % np.uint64(high - low)).astype(np.int64)
 
     def integer(self, low: int, high: int) -> int:
-        """A whole number from ``low`` to ``high`` - 1."""
+        """Return a whole number from ``low`` to ``high`` - 1."""
         return low + int(self._generator.random_raw()) % (high - low)
 
     def units(self, count: int) -> npt.NDArray[np.float64]:
-        """(count,) numbers from 0 to below 1."""
+        """Return (count,) numbers from 0 to below 1."""
         return (self.raw(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def happens(self, probability: float) -> bool:
-        """True with this probability."""
+        """Return True with this probability."""
         return bool(self.units(1)[0] < probability)
 
     def distinct(self, population: int, count: int) -> Int:
-        """(count,) different whole numbers below ``population``, in random order."""
+        """Return (count,) different whole numbers below ``population``, in random order."""
         order: Int = np.argsort(self.raw(population), kind="stable")[:count].astype(np.int64)
         return order
 
     def weighted(self, weights: Sequence[int]) -> int:
-        """The index of one of the weights, drawn with a probability proportional to its weight."""
+        """Return the index of one of the weights, with a probability proportional to its weight."""
         left = self.integer(0, sum(weights))
         for place, weight in enumerate(weights):
             left -= weight
@@ -73,6 +73,6 @@ class Draws:
         raise AssertionError("a weight is negative")
 
     def below(self, limit: int) -> int:
-        """A whole number from 0 to ``limit`` - 1; ``limit`` may have hundreds of digits."""
+        """Return a whole number from 0 to ``limit`` - 1; ``limit`` may have hundreds of digits."""
         words = limit.bit_length() // 64 + 2  # an extra word brings the remainder close to uniform
         return int.from_bytes(self.raw(words).astype("<u8").tobytes(), "little") % limit

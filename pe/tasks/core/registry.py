@@ -33,7 +33,7 @@ _ABOUT: dict[str, About] = {}
 
 
 def register(name: str, *, title: str, source: str, paper: str | None = None) -> Callable[[T], T]:
-    """Class decorator that registers a `Task` under ``name``.
+    """Return a class decorator that registers a `Task` under ``name``.
 
     Args:
         title: the name in tables and figures. paper, source: see `About`.
@@ -66,13 +66,13 @@ def _discover() -> None:
 
 
 def names() -> list[str]:
-    """Names of all tasks, sorted."""
+    """Return the names of all tasks, sorted."""
     _discover()
     return sorted(_REGISTRY)
 
 
 def task_class(name: str) -> type[Task]:
-    """The class of a task, by its name or as ``module:Class``.
+    """Return the class of a task, by its name or as ``module:Class``.
 
     Raises:
         ValueError: an unknown name (the message suggests the nearest known one), or a class that
@@ -100,7 +100,7 @@ def _imported(name: str) -> type[Task]:
 
 
 def about(name: str) -> About:
-    """Title, paper, source and options of a task.
+    """Return title, paper, source and options of a task.
 
     Raises:
         ValueError: an unknown name; the message suggests the nearest known one.

@@ -73,7 +73,7 @@ class Baseline(NamedTuple):
 
 
 def guessed(guess: Guess, tokens: Int, targets: Int) -> Score:
-    """The score of a strategy on a batch of (B, T) tokens and targets."""
+    """Return the score of a strategy on a batch of (B, T) tokens and targets."""
     predictions = np.zeros_like(targets)
     for row, asked in enumerate(targets != IGNORE):
         (places,) = asked.nonzero()
@@ -82,7 +82,7 @@ def guessed(guess: Guess, tokens: Int, targets: Int) -> Score:
 
 
 def constant(answer: int) -> Guess:
-    """The strategy that always gives the same answer."""
+    """Return the strategy that always gives the same answer."""
 
     def guess(tokens: Int, places: Int) -> Int:
         return np.full(len(places), answer)
@@ -91,7 +91,7 @@ def constant(answer: int) -> Guess:
 
 
 def back(distance: int) -> Guess:
-    """The strategy that repeats the token ``distance`` positions back, or the first token."""
+    """Return the strategy that repeats the token ``distance`` positions back, or the first."""
 
     def guess(tokens: Int, places: Int) -> Int:
         return tokens[np.maximum(places - distance, 0)]

@@ -32,7 +32,7 @@ class StepCost(NamedTuple):
     """Floating-point operations, forward and backward."""
 
     def seconds(self, device: str, threads: int = 1) -> float:
-        """Estimated time on a type of device; ``threads`` counts on a CPU only."""
+        """Estimate the time on a type of device; ``threads`` counts on a CPU only."""
         return self.operations / OPERATIONS_PER_SECOND[device] / (threads if device == "cpu" else 1)
 
 

@@ -49,7 +49,7 @@ class Stream:
         self._made: dict[tuple[int, int, int], tuple[npt.NDArray[np.signedinteger], ...]] = {}
 
     def __call__(self, seed: int, first: int, count: int) -> Batch:
-        """The batch that `Task.batch` makes."""
+        """Return the batch that `Task.batch` makes."""
         key = (seed, first, count)
         if key not in self._made:
             batch = self._task.batch(*key)
@@ -172,7 +172,7 @@ def train(many: Many, on_step: OnStep | None = None) -> tuple[list[list[float]],
 def _sweep(
     task: Task, pe: str, experiment: Experiment, stream: Stream | None
 ) -> tuple[float | None, dict[str, Any] | None]:
-    """The rate with the least validation loss over the seeds of a sweep, and the sweep's record.
+    """Return the rate with the least mean validation loss of a sweep, and the sweep's record.
 
     Both are None if the experiment has no sweep.
     """
@@ -198,12 +198,12 @@ def _sweep(
 def _best_rate(
     experiment: Experiment, members: Sequence[Member], validation: Sequence[Answers]
 ) -> float:
-    """The rate with the least mean validation loss."""
+    """Return the rate with the least mean validation loss."""
     return min(experiment.learning_rates, key=lambda rate: _mean_loss(members, validation, rate))
 
 
 def command(experiment: Experiment, pe: str, study: str) -> str:
-    """The papermill command that repeats a record."""
+    """Return the papermill command that repeats a record."""
     values: dict[str, Any] = {
         "task": experiment.task,
         "pe": pe,
@@ -218,7 +218,7 @@ def command(experiment: Experiment, pe: str, study: str) -> str:
 
 
 def baselines(task: Task, examples: int) -> dict[str, dict[str, float]]:
-    """Token accuracy of each trivial strategy per split, on the examples that models answer."""
+    """Return each trivial strategy's token accuracy per split, on the models' examples."""
     batches = {s: task.batch(TEST_SEED, 0, examples, s) for s in task.splits if s != "train"}
     return {
         one.name: {
@@ -236,7 +236,7 @@ def _outcome(
     history: list[list[float]],
     best: float | None,
 ) -> dict[str, Any]:
-    """The scores in the record.
+    """Return the scores in the record.
 
     Args:
         best: the rate that a sweep has chosen; None: choose it from these models.
@@ -282,7 +282,7 @@ def _outcome(
 def _answers(
     many: Many, split: str, examples: int, length: int | None = None
 ) -> list[Answers] | None:
-    """Scores of all models; None if the encoding has no such positions."""
+    """Return the scores of all models; None if the encoding has no such positions."""
     try:
         return many.answers(split, examples, TEST_SEED, length)
     except PositionError:
@@ -290,13 +290,13 @@ def _answers(
 
 
 def _mean_loss(members: Sequence[Member], answers: Sequence[Answers], rate: float) -> float:
-    """Mean validation loss at a rate; infinite if one of the models diverged."""
+    """Return the mean validation loss at a rate; infinite if one of the models diverged."""
     losses = [a.loss for m, a in zip(members, answers, strict=True) if m.learning_rate == rate]
     return float(np.mean(losses)) if all(map(math.isfinite, losses)) else math.inf
 
 
 def _spread(count: int, most: int) -> list[int]:
-    """At most ``most`` whole numbers from 1 to ``count``, evenly spread, with the last one."""
+    """Return up to ``most`` whole numbers from 1 to ``count``, evenly spread, with the last."""
     return sorted({round(1 + (count - 1) * i / (most - 1)) for i in range(most)}) if count else []
 
 

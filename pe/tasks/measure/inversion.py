@@ -29,13 +29,14 @@ from torch import Tensor
 
 from pe.encodings import Encoding
 
-SEED = 0
+SEED, ALIGNMENT, TOLERANCE = 0, 0.5, 2**-8
+INVERSION_SAMPLES, ALIASING_SAMPLES = 4000, 200
 CHUNK = 2**22
 """The most numbers of rotated keys that are computed at a time."""
 
 
 def logits_at(enc: Encoding, q: Tensor, k: Tensor, distances: Tensor) -> Tensor:
-    """Logits of keys at distances from their queries.
+    """Return the logits of keys at distances from their queries.
 
     Args:
         enc: built for one head. q, k: (N, D), N pairs of a query and a key. distances: (M,) or
@@ -75,7 +76,7 @@ def logits_at(enc: Encoding, q: Tensor, k: Tensor, distances: Tensor) -> Tensor:
 
 
 def _pairs(head_dim: int, samples: int, alignment: float, keys: int) -> tuple[Tensor, ...]:
-    """A query and several keys for each sample, (samples, head_dim) each."""
+    """Return a query and several keys for each sample, (samples, head_dim) each."""
     if not -1 <= alignment <= 1:
         raise ValueError(f"alignment: expected a correlation, -1 to 1, got {alignment!r}")
     generator = torch.Generator().manual_seed(SEED)
@@ -85,7 +86,7 @@ def _pairs(head_dim: int, samples: int, alignment: float, keys: int) -> tuple[Te
 
 
 def _two(length: int, samples: int) -> Tensor:
-    """(samples, 2) pairs of different uniform distances below ``length``, the nearer one first."""
+    """Return (samples, 2) different uniform distances below ``length``, the nearer one first."""
     if length < 2:
         raise ValueError(f"length: expected 2 or more, got {length!r}")
     generator = torch.Generator().manual_seed(SEED + 1)
@@ -102,9 +103,13 @@ class Shares(NamedTuple):
 
 
 def inversion(
-    enc: Encoding, head_dim: int, length: int, alignment: float = 0.5, samples: int = 4000
+    enc: Encoding,
+    head_dim: int,
+    length: int,
+    alignment: float = ALIGNMENT,
+    samples: int = INVERSION_SAMPLES,
 ) -> Shares:
-    """How often a key scores more at the farther of two distances, and two keys change their order.
+    """Measure how often a key scores more at the farther distance, and two keys change their order.
 
     Args:
         enc: built for one head of ``head_dim`` channels. length: distances are below it.
@@ -126,11 +131,11 @@ def aliasing(
     enc: Encoding,
     head_dim: int,
     length: int,
-    alignment: float = 0.5,
-    samples: int = 200,
-    tolerance: float = 2**-8,
+    alignment: float = ALIGNMENT,
+    samples: int = ALIASING_SAMPLES,
+    tolerance: float = TOLERANCE,
 ) -> Shares:
-    """How often the key itself, and another key, has a key's logit at a farther distance.
+    """Measure how often the key itself, and another, has a key's logit at a farther distance.
 
     Arguments and errors are those of `inversion`.
     """
@@ -150,7 +155,7 @@ def _aliased(
     length: int,
     tolerance: float,
 ) -> float:
-    """Share of rows in which the key ``other`` has, at a farther distance, the logit of ``one``."""
+    """Return how often the key ``other`` has, at a farther distance, the logit of ``one``."""
     wanted = logits_at(enc, q, one, near)
     met = torch.zeros(len(q), dtype=torch.bool)
     for far in torch.arange(1, length).split(max(1, CHUNK // q.numel())):

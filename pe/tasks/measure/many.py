@@ -149,7 +149,7 @@ class Many:
         draw: tuple[int, int] = (1, 0),
         rows: slice = ALL,
     ) -> Tensor:
-        """(M, B, T) token ids, a batch for each model -> (M, B, T, A) logits of the answers.
+        """Compute logits of the answers (M, B, T, A), for token ids (M, B, T), a batch per model.
 
         Args:
             mask: (M, B, T), 0 at padding. It is needed if there is padding and the encoding uses
@@ -183,7 +183,7 @@ class Many:
         return torch.stack(outputs)
 
     def groups(self, examples: int, length: int) -> list[slice]:
-        """Slices of models whose attention together has at most `ATTENTION` numbers."""
+        """Return slices of models whose attention together has at most `ATTENTION` numbers."""
         each = examples * self.settings.heads * length**2
         size = max(1, ATTENTION // each)
         return [slice(first, first + size) for first in range(0, len(self.members), size)]
@@ -191,7 +191,7 @@ class Many:
     def _on_device(
         self, batches: Sequence[Batch], width: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Tokens, targets as indices among the answers, both (M, B, T), and a mask if needed.
+        """Return tokens, targets as indices among the answers (M, B, T), and a mask if needed.
 
         Args:
             width: T. None: the width of the widest batch.
@@ -214,7 +214,7 @@ class Many:
         return host.to(self.device, non_blocking=True)
 
     def batches(self, step: int) -> list[Batch]:
-        """The batch of each model at a step: the next examples of its seed."""
+        """Return the batch of each model at a step: the next examples of its seed."""
         size = self.settings.batch_size
         made = {
             seed: self._make_batch(seed, step * size, size)
@@ -234,7 +234,7 @@ class Many:
         return losses
 
     def _width(self, batches: Sequence[Batch]) -> int:
-        """The width to which the batches of a step are padded.
+        """Return the width to which the batches of a step are padded.
 
         An encoding that draws positions draws one per column. So its width is always the same, and
         does not depend on the other models. A GPU records a step for each width, so there should be
@@ -266,7 +266,7 @@ class Many:
         return torch.cat(losses).detach()
 
     def _gradient(self, loss: Tensor) -> Tensor:
-        """The gradient (M, P) of all models, in the order of the parameters."""
+        """Return the gradient (M, P) of all models, in the order of the parameters."""
         gradients = torch.autograd.grad(
             loss, list(self.parameters.values()), allow_unused=True, materialize_grads=True
         )
@@ -290,7 +290,7 @@ class Many:
 
     @contextlib.contextmanager
     def _products(self) -> Iterator[None]:
-        """A context in which a GPU multiplies matrices with the setting ``precision``."""
+        """Return a context in which a GPU multiplies matrices with the setting ``precision``."""
         before = torch.get_float32_matmul_precision()
         if self.settings.precision == "tf32" and self.device.type == "cuda":
             torch.set_float32_matmul_precision("high")
@@ -303,7 +303,7 @@ class Many:
     def answers(
         self, split: str, examples: int = 640, seed: int = 0, length: int | None = None
     ) -> list[Answers]:
-        """Scores and losses of all models on the same examples of a split.
+        """Return scores and losses of all models on the same examples of a split.
 
         Args:
             seed: seed of the examples. length: None: the lengths of the split.
@@ -338,14 +338,14 @@ class Many:
         ]
 
     def only(self, indices: Sequence[int]) -> Many:
-        """Some of the models, for scoring only."""
+        """Return some of the models, for scoring only."""
         few = copy.copy(self)
         few.members = [self.members[index] for index in indices]
         few.parameters = {name: p.detach()[list(indices)] for name, p in self.parameters.items()}
         return few
 
     def model(self, index: int) -> PEForCausalLM:
-        """One of the models as a `PEForCausalLM`."""
+        """Return one of the models as a `PEForCausalLM`."""
         alone = PEForCausalLM(self.config)
         state = {name: value[index].detach() for name, value in self.parameters.items()}
         alone.load_state_dict(state, strict=False)  # the head shares its weight with the embedding
@@ -362,7 +362,7 @@ def _cos_sin_of_models(
     dtype: torch.dtype,
     period: Tensor | None = None,
 ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-    """`cos_sin` for all models at once, with the models as the first dimension."""
+    """Compute `cos_sin` for all models at once; the models are the first dimension."""
     inputs = (positions, inv_freq, period)
     places = (batched[0], batched[1], batched[3] if len(batched) > 3 else None)
     most = max(
@@ -386,7 +386,7 @@ def _cos_sin_of_models(
 
 
 def _in_one(stacked: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """(M, ...) tensors by name -> one tensor (M, P), and views of it that take gradients.
+    """Put tensors (M, ...) into one tensor (M, P), and return it and views that take gradients.
 
     Parameters whose size is a multiple of `ALIGNED` come first, and P is such a multiple, so that
     their rows begin at addresses which a GPU reads at full speed.
@@ -406,7 +406,7 @@ def _in_one(stacked: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def _cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:
-    """(M, B, T, A) logits and (M, B, T) targets -> (M, B * T), 0 where the target is `IGNORE`."""
+    """Compute losses (M, B * T) of logits (M, B, T, A), 0 where the target is `IGNORE`."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     each = cross_entropy(
         logits.flatten(0, -2), wanted.flatten(), ignore_index=IGNORE, reduction="none"
@@ -415,7 +415,7 @@ def _cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:
 
 
 def _padded(rows: Sequence[Int], width: int, value: int) -> Int:
-    """M arrays (B, up to width) -> (M, B, width)."""
+    """Pad M arrays (B, up to width) and stack them to (M, B, width)."""
     whole = np.full((len(rows), len(rows[0]), width), value)
     for place, own in zip(whole, rows, strict=True):
         place[:, : own.shape[1]] = own

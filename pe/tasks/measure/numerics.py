@@ -59,7 +59,7 @@ class Errors(NamedTuple):
 
 
 def shift_errors(enc: Additive, length: int, shift: int) -> Errors:
-    """The errors of the best linear map from each vector of an encoding to a later one.
+    """Return the errors of the best linear map from each vector of an encoding to a later one.
 
     Args:
         length: the number of positions that the map is fitted to. shift: the k of the formula.
@@ -77,7 +77,7 @@ def shift_errors(enc: Additive, length: int, shift: int) -> Errors:
 
 
 def measure_shifting() -> dict[str, Any]:
-    """The record of `shift_errors`."""
+    """Return the record of `shift_errors`."""
     began, created = time.monotonic(), provenance.now()
     values = {}
     for name, spec in ADDED.items():
@@ -90,7 +90,7 @@ def measure_shifting() -> dict[str, Any]:
 
 
 def measure_inversion() -> dict[str, Any]:
-    """The record of `pe.tasks.measure.inversion`."""
+    """Return the record of `pe.tasks.measure.inversion`."""
     began, created = time.monotonic(), provenance.now()
     values: dict[str, dict[str, float]] = {}
     for name, (encoding, options) in ENCODINGS.items():
@@ -105,8 +105,9 @@ def measure_inversion() -> dict[str, Any]:
                 own[f"position-{what}@{length}"] = shares.position
                 own[f"token-{what}@{length}"] = shares.token
     settings = {
-        "head_dim": HEAD_DIM, "alignment": 0.5, "seed": inversion.SEED,
-        "inversion_samples": 4000, "aliasing_samples": 200, "tolerance": 2**-8,
+        "head_dim": HEAD_DIM, "alignment": inversion.ALIGNMENT, "seed": inversion.SEED,
+        "inversion_samples": inversion.INVERSION_SAMPLES,
+        "aliasing_samples": inversion.ALIASING_SAMPLES, "tolerance": inversion.TOLERANCE,
     }  # fmt: skip
     return _record("inversion", created, began, settings, values)
 

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from pe._errors import unknown
-from pe.runs import Folder, RunError, root
+from pe.runs import Folder, root
 from pe.runs.models import TaskRecord
-from pe.tasks.core.base import Task
-from pe.tasks.core.options import Options
+from pe.runs.table import folders_with
+from pe.tasks.core.base import Options, Task
 from pe.tasks.core.registry import task
 
 if TYPE_CHECKING:
@@ -29,6 +28,11 @@ if TYPE_CHECKING:
 
 LENGTHS = 9
 """The approximate number of lengths with a score each."""
+COLUMNS = (
+    "study", "run", "task", "pe", "seed", "learning_rate", "best", "status", "steps", "parameters",
+    "chance", "validation_loss",
+)  # fmt: skip
+"""Columns of `load`, besides those of splits."""
 DEVICE_SIZES = {"cpu": "small", "cuda": "app"}
 STOP_EVERY = 50
 """Steps between two checks of the setting ``stop_loss``."""
@@ -126,12 +130,12 @@ class Experiment(Options):
         return self
 
     def models(self) -> int:
-        """The number of models trained for each encoding, including those of a sweep."""
+        """Return the number of models trained for each encoding, including those of a sweep."""
         seeds, rates = len(self.seeds), len(self.learning_rates)
         return self.sweep_seeds * rates + seeds if self.sweep_seeds else seeds * rates
 
     def at_once(self) -> int:
-        """The largest number of models that are trained at the same time."""
+        """Return the largest number of models that are trained at the same time."""
         seeds, rates = len(self.seeds), len(self.learning_rates)
         return max(self.sweep_seeds * rates, seeds) if self.sweep_seeds else seeds * rates
 
@@ -144,7 +148,7 @@ class Experiment(Options):
         return task(self.task, **self.task_options)
 
     def name(self) -> str:
-        """The folder's name, such as ``k_back-1a2b3c4d``: the task and a hash of all settings."""
+        """Return the folder's name, such as ``k_back-1a2b3c4d``: task and hash of all settings."""
         made = self.make_task()
         options = {
             name: value
@@ -164,7 +168,7 @@ class Experiment(Options):
 
 
 def options_of(made: Task) -> dict[str, Any]:
-    """All options of a task as JSON values."""
+    """Return all options of a task as JSON values."""
     return made.model_dump(mode="json")
 
 
@@ -183,7 +187,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def lengths_of(made: Task) -> list[int]:
-    """The lengths with a score each, from the shortest length of any split to the longest."""
+    """Return the lengths that have a score each, from the shortest of any split to the longest."""
     ends = [made.lengths(split) for split in made.splits]
     low, high = min(low for low, _ in ends), max(high for _, high in ends)
     grid = {round(low + (high - low) * i / (LENGTHS - 1)) for i in range(LENGTHS)}
@@ -191,13 +195,13 @@ def lengths_of(made: Task) -> list[int]:
 
 
 def split_of(made: Task, length: int) -> str:
-    """The split whose examples have this length: "id" for the lengths of training."""
+    """Return the split whose examples have this length: "id" for the lengths of training."""
     low, high = made.train_lengths
     return "id" if low <= length <= high else made.splits[2]
 
 
 def slug(pe: str) -> str:
-    """An encoding as part of a file name. Different encodings have different names."""
+    """Return an encoding as part of a file name. Different encodings have different names."""
     plain = re.sub(r"[^A-Za-z0-9_.+-]+", "_", pe)
     return plain if plain == pe else f"{plain}-{hashlib.sha256(pe.encode()).hexdigest()[:8]}"
 
@@ -222,11 +226,11 @@ class TaskRun(Folder):
         self.experiment, self.encodings = experiment, list(encodings)
 
     def file(self, pe: str) -> Path:
-        """The file of the record of an encoding."""
+        """Return the file of the record of an encoding."""
         return self.directory / f"task-{slug(pe)}.json"
 
     def record(self, pe: str) -> TaskRecord | None:
-        """The validated record of an encoding, or None if there is none."""
+        """Return the validated record of an encoding, or None if there is none."""
         value = self.part("task", f"-{slug(pe)}")
         return None if value is None else TaskRecord.model_validate(value)
 
@@ -236,12 +240,12 @@ class TaskRun(Folder):
         return all(map(self.recorded, self.encodings))
 
     def recorded(self, pe: str) -> bool:
-        """Whether there is a complete record of an encoding."""
+        """Return whether there is a complete record of an encoding."""
         record = self.record(pe)
         return record is not None and record.status == "complete"
 
     def encoded(self) -> list[TaskRecord]:
-        """All records of the folder: first the encodings asked for, then others by file name."""
+        """Return all records of the folder: the encodings asked for, then others by file name."""
         there = [
             TaskRecord.model_validate(self.part("task", path.stem.removeprefix("task")))
             for path in sorted(self.directory.glob("task-*.json"))
@@ -253,12 +257,12 @@ class TaskRun(Folder):
 def task_run(
     experiment: Experiment, encodings: Sequence[str] = (), study: str = "tasks"
 ) -> TaskRun:
-    """The folder of an experiment below `pe.runs.root`. Writes nothing."""
+    """Return the folder of an experiment below `pe.runs.root`. Writes nothing."""
     return TaskRun(root() / study / experiment.name(), experiment, encodings)
 
 
 def load(path: str | Path | None = None, study: str | None = None) -> pandas.DataFrame:
-    """All records of tasks as a table with one row per encoding, seed and rate.
+    """Return all records of tasks as a table with one row per encoding, seed and rate.
 
     Args:
         path: a folder of runs; None: `pe.runs.root`. study: a folder in it; None: all of them.
@@ -272,15 +276,9 @@ def load(path: str | Path | None = None, study: str | None = None) -> pandas.Dat
     """
     import pandas
 
-    base = root() if path is None else Path(path)
-    if not base.is_dir():
-        raise RunError(f"{base}: there is no such folder of runs")
-    if study is not None and not (base / study).is_dir():
-        known = sorted(folder.name for folder in base.iterdir() if folder.is_dir())
-        raise RunError(f"{unknown('study', study, known)} (in {base})")
-    folders = {file.parent for file in base.glob(f"{study or '*'}/*/task-*.json")}
+    folders = folders_with(["task-*.json"], path, study)
     rows = []
-    for record in (record for folder in sorted(folders) for record in TaskRun(folder).encoded()):
+    for record in (record for folder in folders for record in TaskRun(folder).encoded()):
         for model in record.models:
             row = {
                 "study": record.study,
@@ -302,4 +300,6 @@ def load(path: str | Path | None = None, study: str | None = None) -> pandas.Dat
                     row[f"{split}_exact"] = answers.examples_right / answers.examples
                     row[f"{split}_loss"] = answers.loss
             rows.append(row)
-    return pandas.DataFrame(rows)
+    # Every column is there even without a record; those of splits are as far as recorded.
+    columns = list(dict.fromkeys([*COLUMNS, *(key for row in rows for key in row)]))
+    return pandas.DataFrame(rows, columns=columns)

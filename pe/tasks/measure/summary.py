@@ -20,17 +20,17 @@ Quantity = Callable[[TaskAnswers], float | None]
 
 
 def token(answers: TaskAnswers) -> float:
-    """Share of right tokens."""
+    """Return the share of right tokens."""
     return answers.tokens_right / answers.tokens
 
 
 def exact(answers: TaskAnswers) -> float:
-    """Share of examples in which every token is right."""
+    """Return the share of examples in which every token is right."""
     return answers.examples_right / answers.examples
 
 
 def loss(answers: TaskAnswers) -> float | None:
-    """Mean cross-entropy in nats per token; None if it is not a number."""
+    """Return the mean cross-entropy in nats per token; None if it is not a number."""
     return answers.loss
 
 
@@ -53,7 +53,7 @@ class Value(NamedTuple):
 
 
 def mean(values: Sequence[float | None]) -> Value | None:
-    """Mean and interval; None if a value is missing or there is none."""
+    """Return mean and interval; None if a value is missing or there is none."""
     known = [value for value in values if value is not None]
     if len(known) < len(values) or not known:
         return None
@@ -61,37 +61,37 @@ def mean(values: Sequence[float | None]) -> Value | None:
 
 
 def at_rate(record: TaskRecord, rate: float | None = None) -> list[TaskModel]:
-    """The models at a learning rate (default: the best), in order of seeds."""
+    """Return the models at a learning rate (default: the best), in order of seeds."""
     wanted = record.best_rate if rate is None else rate
     return [model for model in record.models if model.learning_rate == wanted]
 
 
 def by_seed(record: TaskRecord, split: str, quantity: Quantity = token) -> list[float | None]:
-    """A quantity of each seed at the best rate; None for a seed without a value."""
+    """Return a quantity of each seed at the best rate; None for a seed without a value."""
     answers = [model.splits[split] for model in at_rate(record)]
     return [None if one is None else quantity(one) for one in answers]
 
 
 def solved(record: TaskRecord, split: str) -> int | None:
-    """The number of seeds that solve a split; None if the encoding has no such positions."""
+    """Return the number of seeds that solve a split; None if the encoding has no such positions."""
     shares = by_seed(record, split)
     return None if None in shares else sum(1 for s in shares if s is not None and s >= SOLVED)
 
 
 def splits(record: TaskRecord) -> list[str]:
-    """The splits with scores: "id" and those out of distribution."""
+    """Return the splits with scores: "id" and those out of distribution."""
     return list(record.models[0].splits)
 
 
 def title(split: str) -> str:
-    """The name of a split in tables."""
+    """Return the name of a split in tables."""
     where, _, kind = split.partition("_")
     name = {"id": "in distribution", "ood": "out of distribution"}[where]
     return f"{name}, {kind}" if kind else name
 
 
 def share(value: Value | None) -> str:
-    """Mean and interval in percent: ``97.3 (95.1–99.5)``."""
+    """Write mean and interval in percent: ``97.3 (95.1–99.5)``."""
     if value is None:
         return "no such positions"
     text = f"{100 * value.mean:.1f}"
@@ -102,7 +102,7 @@ def share(value: Value | None) -> str:
 
 
 def nats(value: Value | None) -> str:
-    """Mean and interval of a loss: ``0.123 (0.100–0.146)``."""
+    """Write mean and interval of a loss: ``0.123 (0.100–0.146)``."""
     if value is None:
         return "–"
     if value.interval is None:
@@ -111,12 +111,12 @@ def nats(value: Value | None) -> str:
 
 
 def table(records: Sequence[TaskRecord]) -> str:
-    """A row per encoding with its scores per split, then chance and the trivial strategies."""
+    """Return a row per encoding with its scores per split, then chance and trivial strategies."""
     return pipe(*rows(records)) if records else "*Nothing is recorded yet.*"
 
 
 def rows(records: Sequence[TaskRecord]) -> tuple[list[str], list[list[str]]]:
-    """The head and the lines of `table`, for one or more records of one experiment."""
+    """Return the head and the lines of `table`, for one or more records of one experiment."""
     names = splits(records[0])
     several = len(records[0].seeds) > 1
     heads = ["encoding", "rate"]
@@ -146,7 +146,7 @@ def rows(records: Sequence[TaskRecord]) -> tuple[list[str], list[list[str]]]:
 
 
 def rates(records: Sequence[TaskRecord]) -> str:
-    """Validation loss and accuracy of each encoding at each rate; of the sweep if there was one."""
+    """Write a table of validation loss and accuracy at each rate, of the sweep if there was one."""
     heads = ["encoding", *(f"rate {rate:g}" for rate in records[0].learning_rates)]
     lines = []
     for record in records:
@@ -162,14 +162,17 @@ def rates(records: Sequence[TaskRecord]) -> str:
     return pipe(heads, lines)
 
 
+def edge(record: TaskRecord) -> str:
+    """Return ``lowest`` or ``highest`` if the best rate is at this end of those tried, else ""."""
+    tried = record.learning_rates
+    if len(tried) == 1:
+        return ""
+    return {min(tried): "lowest", max(tried): "highest"}.get(record.best_rate, "")
+
+
 def edges(records: Sequence[TaskRecord]) -> str:
-    """A sentence about encodings whose best rate is the lowest or the highest that was tried."""
-    there = [
-        label(record.pe)
-        for record in records
-        if len(record.learning_rates) > 1
-        and record.best_rate in (min(record.learning_rates), max(record.learning_rates))
-    ]
+    """Write a sentence about encodings whose best rate is the lowest or the highest one tried."""
+    there = [label(record.pe) for record in records if edge(record)]
     if not there:
         return ""
     return (

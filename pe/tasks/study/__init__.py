@@ -19,17 +19,15 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from pe._errors import unknown
-from pe._files import read_yaml, shipped
+from pe._files import read_study, shipped
 from pe.encodings.core.parts import part_classes
 from pe.runs import RunBusy, RunError, root
 from pe.study.devices import visible_gpus
-from pe.tasks.core.options import Options
+from pe.tasks.core.base import Options
 from pe.tasks.measure.record import Experiment, Settings, TaskRun, task_run
 
 FOLDER = shipped("studies") / "tasks"
@@ -66,7 +64,7 @@ class TaskStudy(Options):
     each_length: int = 128
 
     def experiments(self) -> list[Experiment]:
-        """One experiment per task.
+        """Return one experiment per task.
 
         Raises:
             ValueError: a task or its settings are wrong.
@@ -99,12 +97,12 @@ class Job(NamedTuple):
         return self.run.experiment
 
     def done(self) -> bool:
-        """Whether there is a complete record."""
+        """Return whether there is a complete record."""
         return self.run.recorded(self.pe)
 
 
 def slowest(todo: Iterable[Job]) -> dict[str, float]:
-    """By experiment, the seconds that the slowest encoding on record took; 0 if there is none."""
+    """Return, per experiment, the seconds of the slowest encoding on record; 0 without one."""
     runs = {job.run.name: job.run for job in todo}
     return {n: max((r.seconds for r in run.encoded()), default=0.0) for n, run in runs.items()}
 
@@ -118,22 +116,7 @@ def load_study(name: str, mini: bool = False) -> TaskStudy:
     Raises:
         ValueError: there is no such study, or one of its fields is wrong.
     """
-    path = Path(name)
-    if path.suffix != ".yaml":
-        known = {p.stem: p for p in sorted(FOLDER.glob("*.yaml"))}
-        if name not in known:
-            raise unknown("study over tasks", name, known)
-        path = known[name]
-    if not path.is_file():
-        raise ValueError(f"{path}: there is no such file")
-    content = read_yaml(path)
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: expected fields such as title, encodings and tasks")
-    small = content.pop("mini", None)
-    if mini:
-        if small is None:
-            raise ValueError(f"{path}: the study has no 'mini'")
-        content |= small
+    path, content = read_study(name, FOLDER, mini=mini)
     try:
         content["tasks"] = [_task_of(entry) for entry in content.get("tasks") or []]
         study = TaskStudy(**content)
@@ -151,7 +134,7 @@ def _task_of(entry: object) -> TaskOf:
 
 
 def jobs(study: TaskStudy, first: int = 0) -> list[Job]:
-    """All encodings of the first task, then of the next, and so on.
+    """Return all encodings of the first task, then of the next, and so on.
 
     Args:
         first: the index of the task to begin with. Tasks before it come last.
@@ -242,7 +225,7 @@ def spread(arguments: list[str], processes: int, tasks: int) -> int:
 
 
 def text(study: TaskStudy, todo: list[Job]) -> str:
-    """A table of jobs per task with how many are done, and about how long the others take."""
+    """Write a table of jobs per task: how many are done, and about how long the others take."""
     from tabulate import tabulate
 
     known, lines = slowest(todo), []

@@ -54,7 +54,7 @@ class Outcome:
         return [split for split in self.task.splits if split != "train"]
 
     def one_answer(self) -> bool:
-        """Whether an example asks for one token only, so that token and answer are the same."""
+        """Return whether an example asks for one token, so that token and answer are the same."""
         example = self.task.example(0, 0, "id")
         return int((example.targets >= 0).sum()) == 1
 
@@ -69,7 +69,7 @@ def _changed(task: Task) -> dict[str, object]:
 
 
 def outcomes(study: TaskStudy, folder: Path) -> list[Outcome]:
-    """All tasks of a study, in its order.
+    """Return all tasks of a study, in its order.
 
     Args:
         folder: the folder of runs that contains the folder of the study.
@@ -88,7 +88,7 @@ def outcomes(study: TaskStudy, folder: Path) -> list[Outcome]:
 
 
 def progress(results: Sequence[Outcome]) -> str:
-    """A sentence about how many pairs of a task and an encoding are recorded."""
+    """Return a sentence about how many pairs of a task and an encoding are recorded."""
     planned = sum(len(one.planned) for one in results)
     recorded = sum(len(one.records) for one in results)
     if recorded == planned:
@@ -100,13 +100,13 @@ def progress(results: Sequence[Outcome]) -> str:
 
 
 def seeds_that_solve(record: TaskRecord, split: str) -> str:
-    """``8 of 8``, or a dash if the encoding has no such positions."""
+    """Write ``8 of 8``, or a dash if the encoding has no such positions."""
     count = summary.solved(record, split)
     return "–" if count is None else f"{count} of {len(record.seeds)}"
 
 
 def solvers(one: Outcome, split: str) -> str:
-    """A sentence about the encodings with which all, some or no seeds solve a split."""
+    """Return a sentence about the encodings with which all, some or no seeds solve a split."""
     count = {pe: summary.solved(record, split) for pe, record in one.records.items()}
     seeds = {pe: len(record.seeds) for pe, record in one.records.items()}
     all_, some, none, no = [], [], [], []
@@ -132,7 +132,7 @@ def solvers(one: Outcome, split: str) -> str:
 
 
 def unsolved(results: Sequence[Outcome]) -> str:
-    """A sentence about tasks that no seed of any encoding solves; empty if there are none."""
+    """Write a sentence about tasks that no seed of any encoding solves, "" if there are none."""
     names = [
         one.title
         for one in results
@@ -144,16 +144,8 @@ def unsolved(results: Sequence[Outcome]) -> str:
     return f"**Not learned by any seed with any encoding on record**, in this time: {listed}."
 
 
-def edge(record: TaskRecord) -> str:
-    """``lowest`` or ``highest`` if the best rate is at this end of those tried, else empty."""
-    rates = record.learning_rates
-    if len(rates) == 1:
-        return ""
-    return {min(rates): "lowest", max(rates): "highest"}.get(record.best_rate, "")
-
-
 def blind(record: TaskRecord) -> bool:
-    """Whether no model of the sweep did better than uniform guessing, so the rate is arbitrary."""
+    """Return whether no model of a sweep beat uniform guessing, so that the rate is arbitrary."""
     if record.sweep is None:
         return False
     losses = [answers.loss for own in record.sweep.validation.values() for answers in own]
@@ -162,25 +154,25 @@ def blind(record: TaskRecord) -> bool:
 
 
 def diverged(record: TaskRecord) -> list[int]:
-    """Seeds whose loss was not a number at the end."""
+    """Return the seeds whose loss was not a number at the end."""
     return [one.seed for one in summary.at_rate(record) if one.validation.loss is None]
 
 
 def rate(record: TaskRecord) -> str:
-    """The best rate, with a note if the sweep is undecided or the rate at an end."""
-    words = [f"{end} tried"] if (end := edge(record)) else []
+    """Return the best rate, with a note if the sweep is undecided or the rate at an end."""
+    words = [f"{end} tried"] if (end := summary.edge(record)) else []
     words += ["sweep undecided"] if blind(record) else []
     return f"{record.best_rate:g}" + (f" ({', '.join(words)})" if words else "")
 
 
 def steps(record: TaskRecord) -> str:
-    """Training steps: all, or ``400 of 1,500`` if the training ended early."""
+    """Write how many steps were trained: all, or ``400 of 1,500`` if the training ended early."""
     total = record.settings["steps"]
     return f"{record.solved_after:,} of {total:,}" if record.solved_after else f"{total:,}"
 
 
 def table(one: Outcome, links: Mapping[str, str]) -> str:
-    """A row per encoding with its scores, then chance and the trivial strategies in italics.
+    """Write a row per encoding with its scores, then chance and the trivial strategies in italics.
 
     Args:
         links: for encodings, Markdown or HTML to show in place of the name.
@@ -219,7 +211,7 @@ def table(one: Outcome, links: Mapping[str, str]) -> str:
 
 
 def matrix(results: Sequence[Outcome], cell_links: Mapping[tuple[str, str], str]) -> str:
-    """Encodings by tasks: how many seeds solve it in and out of distribution.
+    """Write how many seeds solve each task in and out of distribution, encodings by tasks.
 
     Args:
         cell_links: for tasks and encodings, HTML in which ``{}`` is replaced by the cell's text.
@@ -244,7 +236,7 @@ def matrix(results: Sequence[Outcome], cell_links: Mapping[tuple[str, str], str]
 
 
 def of_encodings(results: Sequence[Outcome], own: Sequence[str], beside: Sequence[str]) -> str:
-    """Tasks by encodings: whole answers and solving seeds, in and out of distribution.
+    """Write whole answers and solving seeds in and out of distribution, tasks by encodings.
 
     Args:
         own: encodings that the table is about. Tasks with no record of them are left out.
@@ -277,14 +269,14 @@ def of_encodings(results: Sequence[Outcome], own: Sequence[str], beside: Sequenc
 
 
 def doubts(results: Sequence[Outcome]) -> str:
-    """A list of doubtful results: rates at an end, divergence, no better than trivial."""
+    """Return a list of doubtful results: rates at an end, divergence, no better than trivial."""
     ends: dict[str, _Cells] = {"lowest": _Cells(), "highest": _Cells()}
     undecided, lost, trivial = _Cells(), _Cells(), _Cells()
     for one in results:
         for pe, record in one.records.items():
             if blind(record):
                 undecided.add(one, pe)
-            elif end := edge(record):
+            elif end := summary.edge(record):
                 ends[end].add(one, pe)
             if diverged(record):
                 lost.add(one, pe)

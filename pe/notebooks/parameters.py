@@ -16,8 +16,10 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from pe.notebooks.parameters.tasks import configure_tasks
+from pe._errors import unknown
 from pe.pretrained.record import configure_pretrained
+from pe.recipes.named import recipe as named_recipe
+from pe.recipes.recipe import Recipe
 from pe.runs import Folder, Run, root
 from pe.runs.parameters import (
     Count,
@@ -37,10 +39,16 @@ from pe.runs.parameters import (
 from pe.speed.record import SpeedRun
 from pe.study.plan import load_plan
 from pe.study.planned import StudyFolder
+from pe.tasks.measure.cost import refuse_too_large
+from pe.tasks.measure.record import DEVICE_SIZES, SIZES, Experiment, Settings, TaskRun, task_run
 from pe.training.check import check_run
 
+RECIPE_FIELDS = tuple(Recipe.__dataclass_fields__)
+SCORING = ("each_length", "examples", "validation")
+"""Fields of an experiment that are not among its settings: numbers of examples."""
 
-@launcher
+
+@launcher(overrides=RECIPE_FIELDS)
 def configure(
     pe: str = "rope",
     recipe: str = "auto",
@@ -66,8 +74,6 @@ def configure(
         ValueError: an unknown encoding, recipe, corpus or field (the nearest is named), or a
             value of another type than its parameter's.
     """
-    from pe.recipes.named import recipe as named_recipe
-
     refuse_strange_study(study)
     fields = {"pe": pe, "pe_options": pe_options or {}, "seed": seed} | without_none(
         steps=steps, corpus=corpus, context_length=context_length, batch_size=batch_size,
@@ -80,7 +86,7 @@ def configure(
     return run
 
 
-@launcher
+@launcher(overrides=RECIPE_FIELDS)
 def configure_conversion(
     run: str | None = None,
     step: Count | None = None,
@@ -100,7 +106,8 @@ def configure_conversion(
     """Return the run that goes on from another one under a new encoding. Writes nothing.
 
     What is None is as in the run it starts from, as are text, sizes, seed and evaluation; but the
-    peak of the learning rate is a third of that run's and falls to a tenth, after a warmup of 3%.
+    peak of the learning rate is a third of that run's and falls to a tenth, after a warmup of 3%,
+    and another encoding has no rate apart from it.
 
     Args:
         run: its name in the study, or STUDY/NAME. step: whose weights are taken; None: its last.
@@ -111,7 +118,6 @@ def configure_conversion(
         RunError: there is no such run, or it has no weights of that step.
     """
     from pe.encodings.core.change import changed_options
-    from pe.recipes.recipe import Recipe
     from pe.training.start import parent_of, start_of
 
     refuse_strange_study(study)
@@ -140,6 +146,7 @@ def configure_conversion(
         "start_step": last,
         "start_state": "weights",
         "tune": "all",
+        "encoding_rate": old.encoding_rate if pe == old.pe else 1.0,
         "steps": more,
         "learning_rate": peak,
         "min_learning_rate": float(f"{peak / 10:.6g}"),
@@ -161,7 +168,7 @@ def configure_conversion(
     return converted
 
 
-@launcher
+@launcher()
 def configure_study(
     study: str | None = None,
     mini: Switch = False,
@@ -184,7 +191,7 @@ def configure_study(
     return StudyFolder(plan, dry_run=dry_run, workers=1 if address else workers)
 
 
-@launcher
+@launcher()
 def configure_speed(
     name: str | None = None,
     recipe: str = "auto",
@@ -226,6 +233,136 @@ def configure_speed(
     return run
 
 
+@launcher(overrides=(*Settings.model_fields, *SCORING))
+def configure_tasks(
+    task: str = "k_back",
+    pe: str = "nope,rope,alibi",
+    size: str = "auto",
+    study: str = "local",
+    steps: Whole | None = None,
+    width: Count | None = None,
+    layers: Count | None = None,
+    heads: Count | None = None,
+    batch_size: Count | None = None,
+    seeds: Words | None = None,
+    learning_rates: Words | None = None,
+    task_options: Options | None = None,
+    overrides: Options | None = None,
+) -> TaskRun:
+    """Return the folder of the experiment that these parameters describe. Writes nothing.
+
+    Args:
+        pe: encodings with commas between them, or with semicolons where a schedule of layers has
+            commas. Commas in parentheses do not separate encodings.
+        size: a name of `pe.tasks.measure.record.SIZES`; auto: ``small`` on a CPU, else ``app``.
+        seeds: whole numbers with commas between. learning_rates: numbers with commas between.
+        overrides: other fields of `pe.tasks.measure.record.Settings`, or the numbers of examples
+            (``examples``, ``validation``, ``each_length``).
+
+    Raises:
+        ValueError: an unknown task, encoding, size or option (the message suggests the nearest
+            known one), sizes that do not fit each other, a setting that is given twice, or models
+            that are not recorded yet and need more memory than this machine has.
+    """
+    from pe import devices
+
+    refuse_strange_study(study)
+    if size == "auto":
+        size = DEVICE_SIZES["cpu" if devices.choose().type == "cpu" else "cuda"]
+    if size not in SIZES:
+        raise unknown("size", size, ["auto", *SIZES])
+    values = {"task": task, "task_options": task_options or {}} | SIZES[size]
+    if seeds is not None:
+        values["seeds"] = whole_numbers_in(seeds, "seeds")
+    if learning_rates is not None:
+        values["learning_rates"] = [_rate(word) for word in words_in(learning_rates)]
+    values |= task_settings(
+        values.pop("settings", Settings()),
+        without_none(steps=steps, width=width, layers=layers, heads=heads, batch_size=batch_size),
+        overrides or {},
+    )
+    experiment = Experiment(**values)
+    made = experiment.make_task()
+    names = _encodings_in(pe)
+    if not names:
+        raise ValueError("pe: which encodings? Expected names with commas, such as rope,alibi")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"pe: expected each encoding once, got {', '.join(twice)} more than once")
+    run = task_run(experiment, names, study)
+    if not run.complete:  # what is recorded can be shown on a smaller machine
+        refuse_too_large(made, experiment.settings, experiment.at_once(), devices.memory())
+    check_encodings(experiment, names)
+    return run
+
+
+def _encodings_in(text: str) -> list[str]:
+    """Return the encodings between semicolons, or else between commas outside parentheses."""
+    if ";" in text:
+        words = text.split(";")
+    else:
+        words, depth = [""], 0
+        for character in text:
+            depth += (character == "(") - (character == ")")
+            if character == "," and depth == 0:
+                words.append("")
+            else:
+                words[-1] += character
+    return [word.strip() for word in words if word.strip()]
+
+
+def _rate(word: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        raise ValueError(
+            f"learning_rates: expected numbers with commas between, got {word!r}"
+        ) from None
+
+
+def task_settings(
+    base: Settings, changes: dict[str, Any], overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the fields of an experiment: ``base`` with changes, ``overrides`` and example counts.
+
+    If the width changes, the feed-forward width becomes 11/4 of it, as in the defaults, unless it
+    is given too.
+
+    Raises:
+        ValueError: an unknown name, or one that both changes and overrides have.
+    """
+    others = dict(overrides)
+    known = [*Settings.model_fields, *SCORING]
+    for name in others:
+        if name not in known:
+            raise unknown("override", name, known)
+        if name in changes:
+            raise ValueError(
+                f"{name} is given twice: {changes[name]}, and {others[name]} in overrides"
+            )
+    changed = changes | {k: v for k, v in others.items() if k not in SCORING}
+    settings = Settings(**(base.model_dump() | changed))
+    if "width" in changed and "feedforward" not in changed:
+        settings = settings.model_copy(update={"feedforward": round(settings.width * 11 / 4)})
+    return {"settings": settings} | {k: v for k, v in others.items() if k in SCORING}
+
+
+def check_encodings(experiment: Experiment, names: Iterable[str]) -> None:
+    """Raise ValueError for an encoding that does not fit models of these sizes."""
+    from pe.model import PEConfig
+
+    made, sizes = experiment.make_task(), experiment.settings
+    for name in names:
+        PEConfig(
+            vocab_size=made.vocab_size,
+            hidden_size=sizes.width,
+            intermediate_size=sizes.feedforward,
+            num_hidden_layers=sizes.layers,
+            num_attention_heads=sizes.heads,
+            max_position_embeddings=made.longest("train"),
+            pe=name,
+        )
+
+
 # papermill adds these names itself when it is asked to (--inject-paths).
 INJECTED_BY_PAPERMILL = ("PAPERMILL_INPUT_PATH", "PAPERMILL_OUTPUT_PATH")
 
@@ -237,7 +374,7 @@ LAUNCHERS: dict[str, Callable[..., Folder]] = {
 
 
 def launch(kind: str, values: Mapping[str, Any], also: Iterable[str] = ()) -> Folder:
-    """The folder that a notebook's parameters name, as papermill has them.
+    """Return the folder that a notebook's parameters name, as papermill has them.
 
     Args:
         kind: the notebook's, a key of `LAUNCHERS`.
@@ -251,5 +388,5 @@ def launch(kind: str, values: Mapping[str, Any], also: Iterable[str] = ()) -> Fo
 
 
 def parameters(kind: str = "train") -> Mapping[str, inspect.Parameter]:
-    """Parameters of a kind of notebook: names, types and defaults."""
+    """Return the parameters of a kind of notebook: names, types and defaults."""
     return inspect.signature(LAUNCHERS[kind]).parameters
