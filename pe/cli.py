@@ -18,6 +18,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -71,6 +72,19 @@ def option_value(text: str) -> tuple[str, Any]:
         return key, ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return key, value
+
+
+def token_count(text: str | int) -> int:
+    """A number of tokens; ``128k`` and ``1m`` are multiples of 1,024 and 1,048,576.
+
+    Raises:
+        ValueError: it is something else; typer shows the message.
+    """
+    match = re.fullmatch("([1-9][0-9,_]*)([km]?)", str(text).lower())
+    if match is None:
+        raise ValueError(f"{text!r}: expected a number of tokens, such as 131072 or 128k")
+    units = {"": 1, "k": 1024, "m": 1024**2}
+    return int(match[1].replace(",", "").replace("_", "")) * units[match[2]]
 
 
 def _print_table(columns: Sequence[str], lines: Sequence[Sequence[Any]]) -> None:
@@ -345,7 +359,12 @@ def memory(
 def explain(
     path: Annotated[Path, typer.Argument(help="a config.json, a folder with one, or a gguf file")],
     length: Annotated[
-        int | None, typer.Option(min=1, help="tokens to be read; default: 4 × the training length")
+        int | None,
+        typer.Option(
+            parser=token_count,
+            metavar="TOKENS",
+            help="tokens to be read, such as 131072 or 128k; default: 4 × the training length",
+        ),
     ] = None,
     method: Annotated[
         str | None, typer.Option(help="whose settings to print; default: the advised one")

@@ -9,14 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from model_tools import small
 from torch import Tensor
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     BertConfig,
     BertForMaskedLM,
     BloomConfig,
     BloomForCausalLM,
+    Gemma3ForConditionalGeneration,
     LlamaConfig,
     LlamaForCausalLM,
 )
@@ -93,7 +97,8 @@ def test_a_models_own_settings_through_hooks_change_no_logit(kind: str) -> None:
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_yarn_as_a_setting_and_through_hooks_gives_the_same_logits(kind: str) -> None:
     model = host(kind, **FAMILIES[kind])
-    plain, hooked = (pe.adapt(model, "yarn", factor=4, plain=p) for p in (None, False))
+    factor = 64 if kind == "gpt_oss" else 4  # more than it was trained with
+    plain, hooked = (pe.adapt(model, "yarn", factor=factor, plain=p) for p in (None, False))
     if kind == "gpt_oss":  # its layers with windows share the setting, and keep what they have
         assert isinstance(plain, Adapted)
     else:
@@ -225,6 +230,25 @@ def test_hooks_work_in_bfloat16_and_under_autocast(kind: str) -> None:
     assert generated(half).shape == (2, 46)
 
 
+def test_a_decoder_of_text_and_images_is_saved_and_loads_with_both_auto_classes(
+    tmp_path: Path,
+) -> None:
+    text = CONFIG_MAPPING["gemma3_text"](**SIZES, **FAMILIES["gemma3_text"]).to_dict()
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+              "num_attention_heads": 2, "image_size": 28, "patch_size": 14}  # fmt: skip
+    images = {"mm_tokens_per_image": 4, "image_token_index": 90, "boi_token_index": 91,
+              "eoi_token_index": 92}  # fmt: skip
+    config = CONFIG_MAPPING["gemma3"](text_config=text, vision_config=vision, **images)
+    model = pe.adapt(AutoModelForImageTextToText.from_config(config).eval(), "nope")
+    model.save_pretrained(tmp_path)
+    for auto in (AutoModelForImageTextToText, AutoModelForCausalLM):
+        again = auto.from_pretrained(tmp_path).eval()
+        assert type(again).__name__ == "Gemma3ForConditionalGeneration"
+        assert torch.equal(logits(again, tokens()), logits(model, tokens()))
+    with pytest.raises(StrictDataclassError, match="load the folder with AutoModelForCausalLM"):
+        Gemma3ForConditionalGeneration.from_pretrained(tmp_path, attn_implementation="sdpa")
+
+
 def test_gemmas_local_layers_keep_their_base() -> None:
     model = host("gemma3_text", **FAMILIES["gemma3_text"])
     settings = pe.adapt(model, "yarn", factor=4).config.rope_parameters
@@ -265,9 +289,11 @@ def test_attention_that_does_not_know_the_encoding_is_refused(tmp_path: Path, ll
         logits(model, tokens())
     model.set_attn_implementation("pe")
     model.save_pretrained(tmp_path)
-    alone = LlamaForCausalLM.from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="load a saved one with AutoModelForCausalLM"):
-        logits(alone, tokens())
+    for attention in (None, "sdpa", "eager"):
+        with pytest.raises(StrictDataclassError, match="load the folder with AutoModelForCausalLM"):
+            LlamaForCausalLM.from_pretrained(tmp_path, attn_implementation=attention)
+        again = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=attention)
+        assert torch.equal(logits(again.eval(), tokens()), logits(model, tokens()))
 
 
 def test_an_adapted_model_has_the_name_of_its_host_and_can_be_pickled(llama: Any) -> None:
@@ -329,8 +355,80 @@ def test_p_rope_of_the_host_is_kept_or_nothing_is_adapted() -> None:
 
 
 def test_a_temperature_keeps_the_length_that_it_counts_from() -> None:
-    adapted = pe.adapt(host("ministral3", head_dim=8), "ntk", factor=4, plain=True)
+    block = {"rope_type": "default", "rope_theta": 1e6, "llama_4_scaling_beta": 0.1,
+             "original_max_position_embeddings": 64}  # fmt: skip
+    model = host("ministral3", head_dim=8, rope_parameters=block)
+    adapted = pe.adapt(model, "ntk", factor=4, plain=True)
     assert logits(adapted, tokens()).isfinite().all()
+
+
+SCALINGS: dict[str, dict[str, Any]] = {
+    "linear": {"factor": 4.0},
+    "llama3": {
+        "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {
+        "factor": 8.0, "beta_fast": 16.0, "truncate": False, "attention_factor": 1.2079441541679836,
+        "original_max_position_embeddings": 64,
+    },
+    "longrope": {
+        "factor": 8.0, "original_max_position_embeddings": 64,
+        "short_factor": [1.0, 1.0, 1.0, 1.5], "long_factor": [1.0, 2.0, 4.0, 9.0],
+    },
+}  # fmt: skip
+NAMES = {"linear": "pi"}
+
+
+def extended(kind: str) -> Any:
+    """A Llama whose configuration scales already, to 512 tokens."""
+    block = {"rope_type": kind, "rope_theta": 100.0} | SCALINGS[kind]
+    return host(rope_parameters=block, max_position_embeddings=512)
+
+
+@pytest.mark.parametrize("kind", SCALINGS)
+def test_the_scaling_of_a_model_is_kept_where_it_is_named(kind: str) -> None:
+    model, name = extended(kind), NAMES.get(kind, kind)
+    for spec in (name, f"{name}+window:400"):
+        same = pe.adapt(model, spec, plain=False)
+        torch.testing.assert_close(
+            logits(same, tokens(80)), logits(model, tokens(80)), rtol=0, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("kind", SCALINGS)
+@pytest.mark.parametrize("spec", ["pi", "ntk", "yarn", "llama3", "longrope", "rope+window:8"])
+def test_a_scaling_that_a_model_has_is_not_undone(kind: str, spec: str) -> None:
+    model = extended(kind)
+    if spec == NAMES.get(kind, kind):
+        message = "long_factor too" if kind == "longrope" else "factor 2 is less than"
+    else:
+        message = f"it has no .* ×.*, which the model.*Use '{NAMES.get(kind, kind)}'"
+    options = {} if spec.startswith("rope") else {"factor": 2}
+    with pytest.raises(ValueError, match=message) as error:
+        pe.adapt(model, spec, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_the_factor_that_a_released_model_was_trained_with_is_the_least() -> None:
+    model = host("gpt_oss", **FAMILIES["gpt_oss"])
+    for arguments in ({"spec": "yarn", "factor": 4}, {"spec": "yarn(factor=4)"}):
+        with pytest.raises(ValueError, match="factor 4 is less than 32, which 'gpt_oss' was"):
+            pe.adapt(model, **arguments)
+    with pytest.raises(ValueError, match="follows from the length"):
+        pe.adapt(model, "yarn", dynamic=True)
+    further = pe.adapt(model, "yarn", factor=64).model.pe_encodings[0].transforms[0]
+    assert (further.factor, further.truncate) == (64.0, False), "the rest is the model's"
+    for spec in ("nope", "alibi", "nope+window:8"):  # these drop the rotation, and say so
+        assert isinstance(pe.adapt(model, spec, layers=[1]), Adapted)
+
+
+def test_a_length_raises_the_factor_that_a_model_has() -> None:
+    for kind, factor in (("linear", 8), ("llama3", 16), ("yarn", 16)):
+        config = pe.adapt(extended(kind), NAMES.get(kind, kind), length=1024).config
+        assert config.rope_parameters["factor"] == factor
+        assert config.max_position_embeddings == 1024
+    assert "attention_factor" not in config.rope_parameters, "it follows from the factor"
 
 
 def test_a_cache_of_another_model_is_refused(llama: Any) -> None:
@@ -358,7 +456,9 @@ def test_folders_of_other_types_say_what_works(tmp_path: Path, llama: Any) -> No
 
 
 def test_explain_reads_what_an_adapted_model_saved(tmp_path: Path, llama: Any) -> None:
-    pe.adapt(llama, "nope").save_pretrained(tmp_path)
-    explanation = pe.explain(tmp_path)
-    assert any("pe.adapt gave it 'nope'" in note for note in explanation.notes)
+    model = pe.adapt(llama, "nope")
+    model.save_pretrained(tmp_path)
+    for source in (tmp_path, model, AutoConfig.from_pretrained(tmp_path)):
+        explanation = pe.explain(source)
+        assert any("pe.adapt gave 'nope' to layers 0-1;" in note for note in explanation.notes)
     assert LlamaConfig.model_type == explanation.model_type

@@ -90,6 +90,31 @@ def test_the_block_belongs_on_a_method_s_page(monkeypatch: pytest.MonkeyPatch) -
     assert "page of a method" in said[0]
 
 
+def test_the_block_may_show_one_study_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = object.__new__(book_measured.Measured)
+    block.state = SimpleNamespace(  # type: ignore[assignment]
+        document=SimpleNamespace(
+            settings=SimpleNamespace(env=SimpleNamespace(docname="methods/t5"))
+        )
+    )
+    book = SimpleNamespace(studies=studies(tmp_path, ["t5"], ["t5"]), pages=lambda rows: {})
+    monkeypatch.setattr(book_measured.Measured, "book", book)
+    monkeypatch.setattr(block, "markdown", lambda text: [text])
+    monkeypatch.setattr(block, "warn", lambda message: [message])
+    shown = {}
+    for arguments in ([], ["every"], ["everything"]):
+        block.arguments = arguments
+        (shown[tuple(arguments)],) = block.run()  # type: ignore[assignment]
+    assert "```{picture} demo-every-t5" in shown[()]
+    assert "```{picture} every-t5" in shown["every",]
+    assert "demo-every-t5" not in shown["every",]
+    assert shown["everything",] == (
+        "measured shows the study every or demo-every, not 'everything'"
+    )
+
+
 def test_every_encoding_of_the_study_is_shown_on_a_page() -> None:
     for entry in load_plan("demo-every"):
         pages = {book_measured.pages()[name] for name in entry.recipe.pe.split("+")} - {None}

@@ -216,6 +216,15 @@ def untrained_yarn(study: str, method: str, parent: str, seed: int) -> bool:
     return intervals.mean_interval(both).high < 0
 
 
+def untrained_yarn_is_worse(study: str) -> bool:
+    """Whether YaRN at 4x, put on RoPE of English books, predicts worse than RoPE with cut text."""
+    run = STUDIES.rows(study)["rope"].of([0]).runs[0]
+    cells = json.loads((run.directory / "extension.json").read_text())["cells"]
+    longer = cells["yarn@4"]["perplexity"]["4096"]["window_nll"]
+    both = intervals.paired(longer, windows(run, "ppl@1x"))
+    return intervals.mean_interval(both).low > 0
+
+
 def test_what_pages_say_beside_the_cut_text_holds_for_every_recorded_seed() -> None:
     """choosing, every, windows, the front page and README; whoever adds a seed reads them again."""
     for label in ("kerple_log", "fox"):
@@ -251,6 +260,7 @@ def test_what_pages_say_beside_the_cut_text_holds_for_every_recorded_seed() -> N
             ("extending", "yarn-0", "as-it-was", 1),
         )
     ] == [True, True, False]
+    assert all(untrained_yarn_is_worse(study) for study in ("scaffold", "scaffold-seeds"))
     fox = STUDIES.rows("every")["fox"].of([0]).runs[0]
     steps = [
         intervals.mean_interval(intervals.paired(*(windows(fox, f"ppl@{m}x") for m in pair)))

@@ -5,6 +5,7 @@ import importlib
 import json
 import math
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import pe
-from pe.cli import main
+from pe.cli import main, token_count
 from pe.pretrained.layers import read_layers
 from pe.pretrained.picture import layer_rows
 from pe.pretrained.read import read
@@ -132,7 +133,7 @@ def test_layer_types_have_their_own_bases():
 
 def test_the_temperature_of_layers_without_rotation_is_shown_as_a_formula():
     _, none = pe.explain(LLAMA4).kinds
-    assert none.does.temperature == "queries × 1 + 0.1 ln(1 + ⌊(p + 1) / 8192⌋)"
+    assert none.does.temperature == "queries × (1 + 0.1 ln(1 + ⌊(p + 1) / 8192⌋))"
 
 
 # Training lengths
@@ -202,7 +203,7 @@ def test_static_yarn_says_that_it_changes_short_prompts():
     assert explanation.advice.method == "yarn"
     assert explanation.advice.factor == 4.0
     assert "short prompts" in explanation.advice.short_texts
-    assert explanation.method("yarn").short_texts == "changes prompts of every length"
+    assert explanation.method("yarn").short_texts == "changed"
     assert explanation.method("yarn_dynamic").short_texts == "unchanged"
 
 
@@ -241,6 +242,41 @@ def test_longrope_beyond_its_factors_gets_no_settings():
     explanation = pe.explain(PHI35)
     assert explanation.settings == {}
     assert "pe.search_longrope" in explanation.advice.why
+
+
+# What is printed
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_text_fits_a_terminal_of_80_columns(name):
+    """A table that a terminal wraps cannot be read, and Markdown tables have no line breaks."""
+    text = pe.explain(ALL[name] | {"num_hidden_layers": 48} | MANY.get(name, {})).markdown()
+    assert max(map(len, text.splitlines())) <= 80
+
+
+MANY = {
+    "smollm3": {"no_rope_layers": [1, 1, 1, 0] * 12},
+    "gpt_oss": {"layer_types": ["sliding_attention", "full_attention"] * 24},
+}
+"""What has one entry per layer of 48."""
+
+
+def test_lists_of_factors_fill_lines():
+    text = pe.explain(PHI3, 16384).markdown()
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert len(text.splitlines()) < 160
+    block = re.search(r"```json\n(.*?)```", text, re.S)
+    assert json.loads(block[1]) == pe.explain(PHI3, 16384).settings["longrope"].transformers
+
+
+def test_what_queries_and_sinks_do_is_below_the_table():
+    assert "- layers 0-3: a learned sink in each head." in pe.explain(GPT_OSS).markdown()
+    assert "- layer 3: queries × (1 + 0.1 ln(" in pe.explain(LLAMA4).markdown()
+
+
+def test_explaining_a_file_of_older_settings_warns_of_nothing(recwarn):
+    pe.explain(LLAMA31)
+    assert [str(warning.message) for warning in recwarn] == []
 
 
 # Settings
@@ -335,14 +371,13 @@ def test_a_type_that_takes_no_yarn_gets_its_frequencies_as_longrope():
 
 def test_vllm_gets_a_whole_block_as_json():
     line = pe.explain(QWEN3, 131072).settings["yarn"].vllm
-    overrides = json.loads(line.split("'")[1])
-    assert overrides == {
+    assert vllm_overrides(line) == {
         "rope_parameters": {
             "rope_type": "yarn", "rope_theta": 1000000, "factor": 4.0,
             "original_max_position_embeddings": 32768,
         }
     }  # fmt: skip
-    assert line.endswith("--max-model-len 131072")
+    assert line.startswith("vllm serve MODEL --max-model-len 131072 \\\n--hf-overrides '")
 
 
 def test_settings_of_a_decoder_inside_are_put_inside():
@@ -350,7 +385,14 @@ def test_settings_of_a_decoder_inside_are_put_inside():
              "vision_config": {"model_type": "siglip_vision_model"}}  # fmt: skip
     settings = pe.explain(gemma).settings["yarn"]
     assert set(settings.transformers) == {"text_config"}
-    assert "text_config" in settings.vllm
+    assert vllm_overrides(settings.vllm).keys() == {"text_config"}
+
+
+def vllm_overrides(command):
+    """What a shell makes of the command's option."""
+    words = shlex.split(command.replace("\\\n", " "))
+    assert (len(words), words[5]) == (7, "--hf-overrides")
+    return json.loads(words[6])
 
 
 # Mistakes
@@ -369,6 +411,13 @@ def test_a_factor_below_the_one_trained_in_is_named():
     lowered = GPT_OSS | {"rope_scaling": GPT_OSS["rope_scaling"] | {"factor": 8.0}}
     assert "factor below the one trained in" in warned(lowered)
     assert "factor below the one trained in" not in warned(GPT_OSS)
+
+
+def test_a_scaling_trained_in_that_is_lost_is_named():
+    for block in ({"rope_type": "default"}, {"rope_type": "linear", "factor": 64.0}):
+        lost = GPT_OSS | {"rope_scaling": block}
+        assert "scaling trained in is lost" in warned(lost)
+    assert "scaling trained in is lost" not in warned(GPT_OSS)
 
 
 def test_a_lost_base_is_named():
@@ -655,6 +704,15 @@ def test_the_command_refuses_in_one_line(tmp_path, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert [line.startswith("pe explain: ") for line in lines] == [True] * 3
     assert "did you mean 'yarn'" in lines[2]
+    for text in ("128kk", "-1", "0", "k", "1.5k", "long"):
+        assert main(["explain", str(tmp_path), "--length", text]) == 2
+        assert "such as 131072 or 128k" in capsys.readouterr().err
+
+
+def test_a_length_may_be_written_in_thousands():
+    texts = ("131072", "131,072", "131_072", "128k", "128K")
+    assert {token_count(text) for text in texts} == {131072}
+    assert token_count("1m") == 1048576
 
 
 def test_the_picture_shows_every_method_but_the_window(tmp_path):
@@ -695,5 +753,7 @@ def test_the_page_shows_what_the_command_prints_and_its_python_runs(tmp_path, mo
 def test_the_page_names_every_mistake():
     page = (Path(__file__).parents[1] / "book" / "explain.md").read_text("utf-8")
     text = (Path(pe.__file__).parent / "pretrained" / "mistakes.py").read_text("utf-8")
-    for name in re.findall(r'^ +\(?\n? *"([a-z_ ]+)",$', text, re.M):
+    names = set(re.findall(r'\(\s*"([a-z_]+ [a-z_ ]+)",\s', text))
+    assert len(names) > 8
+    for name in names:
         assert f"| {name} |" in page, name

@@ -294,16 +294,16 @@ def test_prose_can_name_what_a_cut_text_would_give(studies: Studies) -> None:
 def test_the_pages_build_before_and_after_the_runs(recorded: bool, tmp_path: Path) -> None:
     tree = book_site.small_tree(tmp_path)
     (tree / "book" / "measured.md").unlink()
-    stubs = ["choosing", "data", "dropping", "extended", "measurements", "paper", "places",
+    stubs = ["choosing", "data", "dropping", "extended", "layers", "measurements", "paper",
              "practice", "rates", "rerun", "scaffold", "speed", "studies"]  # fmt: skip
     pages = ["every", "dropped", "windows"]
     labels = {
-        "choosing": "choosing-far", "dropping": "dropping-differences", "places": "which-keys",
-        "speed": "speed-windows",
+        "choosing": ["choosing-far"], "dropping": ["dropping-differences"],
+        "layers": ["which-keys", "layers-presets"], "speed": ["speed-windows"],
     }  # fmt: skip
     for name in stubs:
-        label = f"({labels[name]})=\n" if name in labels else ""
-        (tree / "book" / f"{name}.md").write_text(f"{label}# {name}\n")
+        above = "".join(f"({label})=\n" for label in labels.get(name, []))
+        (tree / "book" / f"{name}.md").write_text(f"{above}# {name}\n")
     page = (ROOT / "book" / "every.md").read_text()
     shown = sorted({"rope@4096", *re.findall(r"every/(\w+)[.# ]", page)} - {"study"})
     for name in pages:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import math
 import random
 import shlex
 import signal
@@ -308,10 +309,14 @@ def test_the_guide_shows_each_outcome_beside_the_untouched_model() -> None:
             "steps": 0, "prompts": 4,
         }  # fmt: skip
         host = {"training_length": 512}
-        return {"run": pe_name, "settings": settings, "outcomes": outcomes, "host": host}
+        data = {"vocab_size": 20_000}
+        return {
+            "run": pe_name, "settings": settings, "outcomes": outcomes, "host": host, "data": data,
+        }  # fmt: skip
 
     trained = record("nope", 9.0)
-    trained["outcomes"]["trained"] = {"perplexity": {"512": cell(1.75)}}
+    after = {"512": cell(1.5, 2.0), "1024": cell(9.5, 10.5)}
+    trained["outcomes"]["trained"] = {"perplexity": after}
     own = {"512": {"prompts": "1101"}, "1024": {"prompts": "1111"}}
     trained["outcomes"]["adapted"]["needles"] = {"tasks": {"passkey": own}}
     trained["settings"] |= {
@@ -335,6 +340,10 @@ def test_the_guide_shows_each_outcome_beside_the_untouched_model() -> None:
     gap = "+62 points<br>+12 to +85"  # Newcombe's of 100% (51–100) and 38% (15–48)
     assert book_records.lines(book_pretrained.found([trained], True))[2] == ["`nope`", gap, gap]
     assert book_pretrained.what(trained, "trained") == "`nope`, 1,600 steps at 0.0003"
+    # the vocabulary has 20,000 tokens, so guessing has a loss of 9.9
+    for against in (False, True):
+        line = book_records.lines(book_pretrained.table([trained], against))[-1]
+        assert line[2] == "worse than guessing"
     records = [record("yarn", 1.625), record("pi", 3.0)]
     assert book_records.lines(book_pretrained.table(records))[1:] == [
         [cut, "1.500", "1.500"],
@@ -358,8 +367,9 @@ def test_what_the_page_says_of_smollm2_is_what_its_records_show() -> None:
 
     records = {
         book_pretrained.what(record, "adapted"): record
-        for record in book_pretrained.records_of(ROOT / "runs", "pretrained", "python-packages")
-        if not record["settings"]["steps"]
+        for record in book_pretrained.records_of(
+            ROOT / "runs", "pretrained", "python-packages", trained=False
+        )
     }
     added = {name: results.added(record, "adapted") for name, record in records.items()}
     for name, gaps in added.items():  # in loss, nothing beats cutting the text
@@ -382,21 +392,56 @@ def test_what_the_page_says_of_smollm2_is_what_its_records_show() -> None:
     p = dict(zip(counts, intervals.holm([intervals.mcnemar(*x or ()) for x in counts.values()]),
                  strict=True))  # fmt: skip
     more = {name for name, (only, other) in counts.items() if p[name] < 0.05 and only > other}
-    assert more == {"`self_extend`, factor 8", "`yarn`, dynamic", *factors[1:]}
+    searched = "`longrope`, factor 8, long_factor searched"
+    assert more == {"`self_extend`, factor 8", "`yarn`, dynamic", searched, *factors[1:]}
     for record in records.values():  # in multikey none is shown to find more than cutting
         gap = results.more_than_cut(record, "adapted", "multikey")[-1]
         assert gap is not None
         assert gap.interval is not None
         assert gap.interval.low <= 0
     reach = records["`self_extend`, factor 8"]
-    for name in sorted(more - {"`self_extend`, factor 8"}):  # and Self-Extend more than the others
-        far = results.beyond(reach)
-        each = [
-            "".join(results.answers(one, "adapted", "passkey", n) or "" for n in far)
-            for one in (reach, records[name])
-        ]
-        pairs = list(zip(*each, strict=True))
-        assert intervals.mcnemar(pairs.count(("1", "0")), pairs.count(("0", "1"))) < 0.05 / 3
+    far = results.beyond(reach)
+
+    def answers(record: dict[str, Any]) -> str:
+        return "".join(results.answers(record, "adapted", "passkey", n) or "" for n in far)
+
+    others = sorted(more - {"`self_extend`, factor 8"})
+    pairs = [list(zip(answers(reach), answers(records[name]), strict=True)) for name in others]
+    each = [intervals.mcnemar(x.count(("1", "0")), x.count(("0", "1"))) for x in pairs]
+    shown = {name for name, p in zip(others, intervals.holm(each), strict=True) if p < 0.05}
+    assert shown == more - {"`self_extend`, factor 8", searched}  # it finds more than YaRN does
+    for n in results.lengths(reach):  # searched factors add less than YaRN's
+        own, other = (
+            records[name]["outcomes"]["adapted"]["perplexity"][str(n)]["window_nll"]
+            for name in (searched, factors[2])
+        )
+        assert intervals.mean_interval(intervals.paired(own, other)).high < 0
+
+
+def test_what_the_page_says_of_smollm2_trained_further_is_what_its_records_show() -> None:
+    pytest.importorskip("sphinx")
+    sys.path.insert(0, str(ROOT / "book" / "_ext"))
+    import book_pretrained
+
+    both = book_pretrained.records_of(ROOT / "runs", "pretrained", "python-packages", trained=True)
+    records = {record["settings"]["pe"]: record for record in both}
+    assert set(records) == {"nope", "rope"}
+    assert len({(r["settings"]["steps"], r["settings"]["learning_rate"]) for r in both}) == 1
+    s = both[0]["settings"]  # the paper's models: at least 31.5 billion tokens
+    assert s["steps"] * s["batch_size"] * s["context_length"] < 0.01 * 31.5e9
+    near = [n for n in results.lengths(both[0]) if n not in results.beyond(both[0])]
+    for name, verdict in (("nope", "higher"), ("rope", "lower")):
+        gaps = results.added(records[name], "trained")[: len(near)]
+        assert {gap and gap.verdict for gap in gaps} == {verdict}
+    guessing = math.log(both[0]["data"]["vocab_size"])
+    before, after = (results.nll(records["nope"], name) for name in ("adapted", "trained"))
+    assert after[1] < 0.5 * before[1]
+    assert all(b > a for b, a in zip(after[2:], before[2:], strict=True))
+    assert after[2] < guessing < min(after[3:])
+    for task in results.tasks(both[0]):  # the dropped model finds nothing, the kept one only near
+        assert {x and x.value for x in results.found(records["nope"], "trained", task)} == {0}
+        for name in records:
+            assert results.found_beyond(records[name], "trained", task).value == 0  # type: ignore[union-attr]
 
 
 def test_the_page_of_a_method_has_the_records_of_its_encoding_alone() -> None:
@@ -408,6 +453,25 @@ def test_the_page_of_a_method_has_the_records_of_its_encoding_alone() -> None:
     assert {record["settings"]["pe"] for record in chosen} == {"yarn"}
     drawn = book_pretrained.figures_of(ROOT / "runs")
     assert book_pretrained._drawn_name(chosen) in drawn
+
+
+def test_a_picture_without_a_caption_says_what_its_records_measured() -> None:
+    pytest.importorskip("sphinx")
+    sys.path.insert(0, str(ROOT / "book" / "_ext"))
+    import book_pretrained
+
+    chosen = book_pretrained.records_of(ROOT / "runs", "pretrained", "python-packages", ["yarn"])
+    caption = book_pretrained.caption(chosen)
+    for words in (
+        "`SmolLM2-135M-Instruct.Q4_1` under YaRN.", "trained it on 8,192 tokens",
+        "nothing was trained here", "16 windows", "11 prompts",
+    ):  # fmt: skip
+        assert words in caption
+    both = book_pretrained.records_of(ROOT / "runs", "pretrained", "python-packages", trained=True)
+    assert "under NoPE, RoPE." in book_pretrained.caption(both)
+    assert "after more training" in book_pretrained.caption(both)
+    short = book_pretrained.records_of(ROOT / "runs", "pretrained", "stdlib", ["pi"])
+    assert "prompts" not in book_pretrained.caption(short)
 
 
 def test_a_variant_without_hidden_numbers_has_no_whiskers() -> None:

@@ -173,7 +173,7 @@ def test_it_is_a_zero_shot_method_and_a_row_of_explain() -> None:
     }  # fmt: skip
     row = pe.explain(config, 16384).method("self_extend")
     assert (row.unseen, row.changed, row.paper, row.reach) == (0, 0, "2401.01325", 4096)
-    assert row.short_texts == "unchanged up to 1,020 tokens"
+    assert row.short_texts == "same to 1,020"
     assert "groups of 5" in row.remark
 
 

@@ -76,6 +76,27 @@ def test_a_small_shift_of_every_window_is_a_difference_and_overlap_is_none(tmp_p
         write_difference(rope, pope, "validation_loss")
 
 
+def test_seeds_that_agree_do_not_show_a_difference_that_few_windows_carry(tmp_path: Path) -> None:
+    rows = []
+    for pe, spread in (("rope", 0.0), ("pope", 1.0), ("yarn", 0.01)):
+        runs = []
+        for seed in (0, 1):
+            run = row(tmp_path, pe, 0.1 if spread else 0.0, seed=seed).runs[0]
+            evaluation = run.evaluation()
+            assert evaluation is not None
+            cell = evaluation["perplexity"]["256"]
+            cell["window_nll"] = [cell["window_nll"][0] + spread, *cell["window_nll"][1:]]
+            runs.append(run)
+            run.write_evaluation(evaluation)
+        rows.append(results.Row(pe, pe, pe, tuple(runs)))
+    rope, pope, yarn = rows
+    assert difference(pope, rope, "ppl@1x").verdict == "no difference shown"
+    gap = difference(yarn, rope, "ppl@1x")
+    assert (gap.verdict, gap.over) == ("higher", "seeds")
+    assert gap.interval is not None
+    assert gap.interval.high - gap.interval.low > 0.02, "as wide as over the windows"
+
+
 def test_a_name_leads_to_the_page_of_its_run(tmp_path: Path) -> None:
     one = row(tmp_path, "rope")
     links: dict[str, Any] = {one.runs[0].name: "/page"}

@@ -1,6 +1,7 @@
 """What was measured of the method of a page, wherever a study has trained it.
 
-| ```{measured}    on methods/NAME.md: a figure and a table for each budget that has a run
+| ```{measured}          on methods/NAME.md: a figure and a table for each budget that has a run
+| ```{measured} STUDY    those of one study alone
 
 Some studies train every encoding once, on the budget of another study that has NoPE, RoPE, YaRN and
 PoPE; their rows stand together here, and all of them in one picture, STUDY-reach. Nothing is
@@ -136,8 +137,8 @@ def text(
     if not rows:
         commands = " or ".join(f"`-p pe {name}`" for name in names)
         return (
-            "No committed study holds a run of it yet. `papermill notebooks/train.ipynb` with "
-            f"{commands} trains, evaluates and records one."
+            f"No run of it is on record. `papermill notebooks/train.ipynb` with {commands} trains, "
+            "evaluates and records one."
         )
     return "\n\n".join(_of_budget(stem, study, *both, pages) for study, both in rows.items())
 
@@ -198,11 +199,19 @@ def _scatter(rows: Sequence[Row]) -> str:
 class Measured(Block):
     """Figures and tables of the method whose page this is."""
 
+    optional_arguments = 1
+
     def run(self) -> list[nodes.Node]:
         folder, _, stem = self.env.docname.rpartition("/")
         if folder != "methods" or not of_page(stem):
             return self.warn("measured belongs on the page of a method that shows its code")
         rows = found(self.book.studies, stem)
+        if self.arguments:
+            (study,) = self.arguments
+            if study not in dict(BUDGETS):
+                known = " or ".join(dict(BUDGETS))
+                return self.warn(f"measured shows the study {known}, not {study!r}")
+            rows = {name: both for name, both in rows.items() if name == study}
         every = [row for own, beside in rows.values() for row in (*own, *beside)]
         return self.markdown(text(stem, rows, self.book.pages(every)))
 

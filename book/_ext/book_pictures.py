@@ -38,8 +38,7 @@ _FIGURES: dict[str, Callable[..., Figure]] = {
 def record_figures(studies: Studies) -> Figures:
     """Figures of whole studies.
 
-    The reference study's names are bare, the reader's own begin with ``local-``; a perplexity
-    figure whose name ends with an encoding draws that encoding strongly.
+    The reference study's names are bare, the reader's own begin with ``local-``.
     """
     found: Figures = {}
     for study, prefix in ((studies.reference, ""), (LOCAL, "local-")):
@@ -48,12 +47,6 @@ def record_figures(studies: Studies) -> Figures:
             continue
         for name, figure in _FIGURES.items():
             found[prefix + name] = (runs, partial(figure, runs))
-    reference = studies.runs[studies.reference]
-    for pe in sorted({run.read()["pe"] for run in reference}):
-        found[f"perplexity-by-length-{pe}"] = (
-            reference,
-            partial(figures.perplexity_by_length, reference, highlight=pe),
-        )
     for study, runs in studies.runs.items():
         if study not in (studies.reference, LOCAL) and results.planned(study):
             found |= _study_figures(studies, study, runs)

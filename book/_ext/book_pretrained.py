@@ -5,9 +5,11 @@
 | ```{pretrained-training} pretrained     what was trained on: loss, speed, memory
 | ```{pretrained-picture} pretrained      curves of both, by length
 
-``:corpus: NAME`` takes the records on one text, and ``:encodings: NAME NAME`` those of some
-encodings. ``:against:`` shows differences to the untouched model that reads no more than its
-training length, with intervals. Where there is no record, the page says so.
+``:corpus: NAME`` takes the records on one text, ``:encodings: NAME NAME`` those of some encodings,
+and ``:trained: yes`` or ``no`` those with or without training. ``:against:`` shows differences to
+the untouched model that reads no more than its training length, with intervals. A loss above that
+of guessing is written as such. Where there is no record, the page says so. A picture without a
+caption has one that is made of its records.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,6 +35,7 @@ from pe.results.difference import LEVEL
 from pe.results.intervals import holm
 from pe.results.markdown import gap_text, pipe
 from pe.results.pretrained import UNTOUCHED, write_share
+from pe.results.quantities import GUESSING, label
 
 FILE = "pretrained.json"
 CUT = "cut to its training length"
@@ -40,9 +44,17 @@ PICTURE = "pretrained-by-length"
 
 
 def records_of(
-    runs: Path, study: str, corpus: str = "", encodings: Sequence[str] = ()
+    runs: Path,
+    study: str,
+    corpus: str = "",
+    encodings: Sequence[str] = (),
+    trained: bool | None = None,
 ) -> list[dict[str, Any]]:
-    """Complete records of a study, by encoding and factor; what was trained on comes last."""
+    """Complete records of a study, by encoding and factor; what was trained on comes last.
+
+    Args:
+        trained: True takes those with steps of training, False those without.
+    """
     read = [PretrainedRun(file.parent).read() for file in runs.glob(f"{study}/*/{FILE}")]
     done = [record for record in read if record and record["status"] == "complete"]
     chosen = [
@@ -50,6 +62,7 @@ def records_of(
         for record in done
         if corpus in ("", record["settings"]["corpus"])
         and (not encodings or record["settings"]["pe"] in encodings)
+        and trained in (None, bool(record["settings"]["steps"]))
     ]
 
     def order(record: dict[str, Any]) -> tuple[Any, ...]:
@@ -81,16 +94,21 @@ def table(records: Sequence[dict[str, Any]], against: bool = False) -> str:
         model = record["settings"]["model"]
         if results.beyond(record) and not against:
             line = dict(zip(results.lengths(record), results.cut(record), strict=True))
-            cells = [_number(line.get(n)) for n in lengths]
+            cells = [_number(line.get(n), record) for n in lengths]
             lines[model, f"{UNTOUCHED}, {CUT}", *cells] = None
         for name in record["outcomes"]:
             if against and name == UNTOUCHED and not results.beyond(record):
                 continue
             own = dict(zip(results.lengths(record), results.nll(record, name), strict=True))
             keys = [(record["run"], name, n) for n in lengths]
-            cells = [_number(own.get(n)) for n in lengths]
+            cells = [_number(own.get(n), record) for n in lengths]
             if against:
-                cells = [gap_text(gaps[key], bold[key]) if key in gaps else "–" for key in keys]
+                cells = [
+                    cell if cell == GUESSING
+                    else gap_text(gaps[key], bold[key]) if key in gaps
+                    else "–"
+                    for cell, key in zip(cells, keys, strict=True)
+                ]  # fmt: skip
             lines[model, what(record, name), *cells] = None
     heads, rows = ["model", "encoding", *(f"{n:,}" for n in lengths)], list(map(list, lines))
     if len({row[0] for row in rows}) == 1:
@@ -162,7 +180,7 @@ def training(records: Sequence[dict[str, Any]]) -> str:
             [
                 f"`{s['pe']}`", f"{s['learning_rate']:g}",
                 f"{s['steps'] * s['batch_size'] * s['context_length'] / 1e6:,.0f} M",
-                *map(_number, losses),
+                *(_number(loss, record) for loss in losses),
                 "–" if rate is None else f"{rate:,.0f}",
                 "–" if peak is None else f"{peak:.0f}", record["hardware"]["name"],
             ]
@@ -176,8 +194,11 @@ def training(records: Sequence[dict[str, Any]]) -> str:
     return pipe(head, lines, 1)
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None or value != value else f"{value:.3f}"
+def _number(loss: float | None, record: dict[str, Any]) -> str:
+    """A loss in nats, unless guessing among the tokens of the vocabulary would do better."""
+    if loss is None or math.isnan(loss):
+        return "–"
+    return GUESSING if loss > math.log(record["data"]["vocab_size"]) else f"{loss:.3f}"
 
 
 def _lengths(records: Sequence[dict[str, Any]]) -> list[int]:
@@ -194,6 +215,38 @@ def what(record: dict[str, Any], name: str) -> str:
     return f"`{s['pe']}`{options}{trained}"
 
 
+def caption(records: Sequence[dict[str, Any]]) -> str:
+    """What `figures.several` shows of these records, and how much was measured."""
+
+    def each(values: Iterable[Any], between: str = " or ") -> str:
+        return between.join(f"{x:,}" if isinstance(x, int) else x for x in dict.fromkeys(values))
+
+    settings = [record["settings"] for record in records]
+    model, windows, prompts = (
+        each(s[key] for s in settings) for key in ("model", "windows", "prompts")
+    )
+    encodings = each((label(s["pe"]) for s in settings), ", ")
+    length = each(results.trained_length(record) for record in records)
+    further = any(s["steps"] for s in settings)
+    asked = any(map(results.tasks, records))
+    sentences = [
+        f"`{model}` under {encodings}.",
+        f"Others trained it on {length} tokens, and"
+        f" {'filled markers are after more training' if further else 'nothing was trained here'}.",
+        f"{'Left: loss' if asked else 'Loss'} of the same tokens by the length of the text, the"
+        f" mean of {windows} windows.",
+    ]
+    if asked:
+        sentences += [f"Right: hidden numbers found, of {prompts} prompts for each length."]
+    if any(map(results.beyond, records)):
+        sentences += [
+            "Grey dashes: the untouched model that reads no more than its training length.",
+            "A curve that leaves the picture at the top is more than"
+            f" {figures.LOSS_ABOVE_CUT:g} nats above them.",
+        ]
+    return " ".join([*sentences, "{doc}`/pretrained` has all numbers."])
+
+
 def _drawn_name(records: Sequence[dict[str, Any]]) -> str:
     """Another name for other records, so that the picture is drawn again."""
     text = json.dumps([record["outcomes"] for record in records], sort_keys=True)
@@ -201,7 +254,8 @@ def _drawn_name(records: Sequence[dict[str, Any]]) -> str:
 
 
 def figures_of(runs: Path) -> Figures:
-    """One picture for each study and text with several records, and one for each encoding in it."""
+    """Pictures of each study and text: one of all records, those trained on, those not, and one for
+    each encoding."""
     made: Figures = {}
     for study in sorted({file.parent.parent.name for file in runs.glob(f"*/*/{FILE}")}):
         known = records_of(runs, study)
@@ -210,7 +264,8 @@ def figures_of(runs: Path) -> Figures:
             beyond = [record for record in chosen if results.beyond(record)]
             names = sorted({record["settings"]["pe"] for record in beyond} & set(list_encodings()))
             groups = [[r for r in beyond if r["settings"]["pe"] == name] for name in names]
-            for group in [*([chosen] if len(chosen) > 1 else []), *groups]:
+            sets = [[r for r in chosen if bool(r["settings"]["steps"]) is t] for t in (True, False)]
+            for group in [*(s for s in [chosen, *sets] if len(s) > 1), *groups]:
                 made[_drawn_name(group)] = ([], functools.partial(figures.several, group))
     return made
 
@@ -221,6 +276,7 @@ class Pretrained(Made):
     option_spec: ClassVar[dict[str, Any]] = {
         "corpus": directives.unchanged,
         "encodings": directives.unchanged,
+        "trained": lambda word: directives.choice(word, ("yes", "no")) == "yes",
     }
 
     def records(self) -> list[dict[str, Any]]:
@@ -228,8 +284,11 @@ class Pretrained(Made):
         runs = self.book.folder.parent / "runs"
         for file in sorted(runs.glob(f"{self.arguments[0]}/*/{FILE}")):
             self.env.note_dependency(str(file))
-        encodings = self.options.get("encodings", "").split()
-        return records_of(runs, self.arguments[0], self.options.get("corpus", ""), encodings)
+        chosen = {key: self.options.get(key) for key in ("corpus", "encodings", "trained")}
+        encodings = (chosen["encodings"] or "").split()
+        return records_of(
+            runs, self.arguments[0], chosen["corpus"] or "", encodings, chosen["trained"]
+        )
 
 
 class Losses(Pretrained):
@@ -257,19 +316,20 @@ class Training(Pretrained):
 
 
 class PretrainedPicture(Pretrained):
-    """Curves by length; the content is the caption."""
+    """Curves by length; the content is the caption, or else `caption` of the records."""
 
     has_content = True
 
     def text(self) -> str:
-        name = _drawn_name(self.records())
+        records = self.records()
+        name = _drawn_name(records)
         if name not in self.book.figures:
             return NONE
-        caption = "\n".join(self.content)
-        if figures.whiskers(self.records()):
-            caption += " The whiskers are Wilson's 95% intervals over the prompts."
+        words = "\n".join(self.content) or caption(records)
+        if figures.whiskers(records):
+            words += " The whiskers are Wilson's 95% intervals over the prompts."
         alt = "Loss and hidden numbers found by length of the context; the tables have the numbers."
-        return f"````{{picture}} {name}\n:alt: {alt}\n\n{caption}\n````"
+        return f"````{{picture}} {name}\n:alt: {alt}\n\n{words}\n````"
 
 
 def setup(app: Sphinx) -> None:

@@ -119,7 +119,7 @@ class Recipes(Block):
     def run(self) -> list[nodes.Node]:
         book = self.book
         text = table(RECIPES, book.studies.complete(), book.speeds.all)
-        return self.markdown(text, nodes.container(classes=["pe-results"]))
+        return self.markdown(text, nodes.container(classes=["pe-results", "pe-recipes"]))
 
 
 def setup(app: Sphinx) -> None:

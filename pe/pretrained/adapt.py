@@ -17,12 +17,19 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from pe.encodings import Encoding, layer_encodings
-from pe.encodings.core.options import options_of
+from pe.encodings.core.options import options_of, takes
 from pe.encodings.core.parts import part_classes, stated_options, takes_option
-from pe.encodings.core.spec import parse
+from pe.encodings.core.registry import lookup
+from pe.encodings.core.spec import joined, parse
 from pe.encodings.p_rope import PRoPE
 from pe.encodings.rope import RoPE
 from pe.model.decoder import PEPreTrainedModel
@@ -31,14 +38,20 @@ from pe.pretrained import hooks
 from pe.pretrained.explain import longer, main_layer, main_layer_type
 from pe.pretrained.layers import Layer, read_layers
 from pe.pretrained.length import TrainingLength, training_length
+from pe.pretrained.mistakes import Scaled, trained_scaling, undoing
 from pe.pretrained.plain import plain_settings
 from pe.pretrained.read import ADAPTED, Source, quiet, read, saved_host
-from pe.pretrained.rope import Frozen, Rope
+from pe.pretrained.rope import SCALINGS, Frozen, Rope
 from pe.pretrained.settings import Settings
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 PARAMETERS = "pe_encodings."
 """Prefix of the names of encodings' parameters, after the name of the decoder."""
+REFUSAL = (
+    "pe.adapt saved this model: import pe.pretrained.adapt and load the folder with "
+    "AutoModelForCausalLM.from_pretrained"
+)
+"""What transformers shows where a saved folder is loaded with the host's own class."""
 CLOSE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """How far logits may differ from the host's, in standard deviations of the logits, per type of
 weights."""
@@ -61,8 +74,8 @@ class AdaptedConfig(PreTrainedConfig):
     """The config.json of an adapted model: the host's configuration, and the adaptation.
 
     transformers finds ``host`` when the folder is loaded with the host's own class, and would read
-    the weights without the encoding. So ``host`` asks for the attention ``pe``, which is an error
-    there.
+    the weights without the encoding. So a field of ``host`` holds `REFUSAL`, which no class of
+    transformers accepts there, whatever attention it is asked for; ``taken_out`` has what it held.
     """
 
     model_type = ADAPTED
@@ -71,9 +84,11 @@ class AdaptedConfig(PreTrainedConfig):
         self,
         host: dict[str, Any] | None = None,
         adaptation: dict[str, Any] | None = None,
+        taken_out: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         self.host, self.adaptation = host or {}, adaptation or {}
+        self.taken_out = taken_out or {}
         super().__init__(**kwargs)
 
 
@@ -94,8 +109,10 @@ class Adapted:
         host = json.loads(file.read_text("utf-8"))
         host["architectures"] = [type(self).__mro__[2].__name__]
         adaptation = self.pe_adaptation.model_dump(mode="json")
-        host["attn_implementation"] = hooks.INTERFACE
-        AdaptedConfig(host=host, adaptation=adaptation).save_pretrained(save_directory)
+        field = next(iter(read(self).inside), "num_hidden_layers")
+        taken_out, host[field] = {field: host[field]}, REFUSAL
+        config = AdaptedConfig(host=host, adaptation=adaptation, taken_out=taken_out)
+        config.save_pretrained(save_directory)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Tell pickle how to make it, since the class was made while the program ran."""
@@ -116,6 +133,7 @@ class AdaptedForCausalLM:
     """Loads what an adapted model saved; ``AutoModelForCausalLM`` comes here by the model type."""
 
     config_class = AdaptedConfig
+    auto: Any = AutoModelForCausalLM
 
     @classmethod
     def from_pretrained(
@@ -125,16 +143,13 @@ class AdaptedForCausalLM:
         from safetensors import safe_open
 
         config = AdaptedConfig.from_pretrained(folder) if config is None else config
-        host = AutoConfig.for_model(**saved_host(config.host))
+        host = AutoConfig.for_model(**saved_host(vars(config)))
         adaptation = Adaptation(**config.adaptation)
         with quiet():  # the parameters of encodings are not the host's
-            model = AutoModelForCausalLM.from_pretrained(
+            model = cls.auto.from_pretrained(
                 folder, *args, config=host, **(kwargs | {"use_safetensors": True})
             )
-        model = adapt(
-            model, adaptation.spec, layers=adaptation.layers, plain=False, seed=adaptation.seed,
-            **adaptation.options,
-        )  # fmt: skip
+        _hook(model, read_host(model), adaptation)
         learned: dict[str, Tensor] = {}
         for file in sorted(Path(folder).glob("*.safetensors")):
             with safe_open(file, "pt") as weights:
@@ -144,8 +159,15 @@ class AdaptedForCausalLM:
         return model
 
 
+class AdaptedForImageTextToText(AdaptedForCausalLM):
+    """The same for ``AutoModelForImageTextToText``."""
+
+    auto = AutoModelForImageTextToText
+
+
 AutoConfig.register(AdaptedConfig.model_type, AdaptedConfig)
-AutoModelForCausalLM.register(AdaptedConfig, AdaptedForCausalLM)
+for loader in (AdaptedForCausalLM, AdaptedForImageTextToText):
+    loader.auto.register(AdaptedConfig, loader)
 hooks.register()
 
 
@@ -179,8 +201,9 @@ def adapt(
             host once more.
         spec: a name, parts joined by ``+``, or a schedule of layers (`pe.encodings.core.spec`);
             ``"nope"`` drops the rotation. None: what the model has. The base, the pairing, the
-            rotated width and the length of training come from the model unless ``options`` or the
-            spec state them. The model's own windows stay.
+            rotated width, the length of training and the settings of a scaling that the spec names
+            come from the model unless ``options`` or the spec state them. The model's own windows
+            stay.
         length: tokens to be read, in place of ``factor``: a multiple of the length of training.
         layers: the layers that get it. None: all for a schedule; otherwise those that rotate and
             see furthest, so that layers with windows and layers without rotation keep what they
@@ -194,13 +217,15 @@ def adapt(
     Raises:
         ValueError: in one line, why not: an encoder, a model without rotation, a model of this
             package (`pe.convert`), settings that contradict each other, a length within that of
-            training, or layers that are built in a way that is not known here.
+            training, a rotation without the scaling that the model has, or with a smaller factor,
+            or layers that are built in a way that is not known here.
     """
     _refuse_others(model)
     new: Model = _sharing_weights(model)
     host = read_host(new)
     chosen = _layers(host, spec, layers)
     options = _options(host, spec, length, options)
+    _refuse_undoing(host, spec, chosen, options)
     result: Settings | str = "hooks were asked for (plain=False)"
     if plain is not False:
         result = _plain(host, spec, chosen, length, options, bool(plain))
@@ -278,10 +303,7 @@ def _layers(host: Host, spec: str | None, layers: Sequence[int] | None) -> tuple
 
 
 def _options(
-    host: Host,
-    spec: str | None,
-    length: int | None,
-    options: Mapping[str, Any],
+    host: Host, spec: str | None, length: int | None, options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return ``options``, and the factor that follows from ``length``."""
     if spec is None:
@@ -295,8 +317,45 @@ def _options(
             raise ValueError("length and factor are two ways to say the same; leave one out")
         if not takes_option(spec, "factor"):
             raise ValueError(f"length: {spec!r} has no factor that would follow from it")
-        options = dict(options) | {"factor": length / host.training.original}
+        options = dict(options) | {"factor": length / host.main.unit(host.training.tokens)}
     return dict(options)
+
+
+def _refuse_undoing(
+    host: Host, spec: str | None, chosen: Sequence[int], options: Mapping[str, Any]
+) -> None:
+    """Raise ValueError for a rotation without a scaling that the layers were trained with.
+
+    An encoding that does not rotate drops the scaling together with the rotation, and may.
+    """
+    if spec is None:
+        return
+    trained = trained_scaling(host.source.config)
+    for index, enc in _encodings(host, spec, chosen, options).items():
+        rope = host.layers[index].rope
+        if rope is None or not rope.extended or not enc.rotates:
+            continue
+        name, factor = SCALINGS[rope.kind].encoding.name, _factor_of(enc, rope)
+        own = Scaled(rope.kind, rope.factor, "the model's configuration has")
+        known = trained if trained is not None and trained.kind == rope.kind else own
+        least = max(known.factor, own.factor)
+        for _, text in undoing(known, factor) or undoing(own, factor):
+            raise ValueError(
+                f"{spec!r}: {text}. Use {name!r} with a factor of {least:g} or more, alone "
+                f"or in a sum such as '{name}+window:4096'; 'nope' drops the rotation"
+                + ("" if known is trained else "; if the scaling was added after training, load "
+                   "the model without it")
+            )  # fmt: skip
+
+
+def _factor_of(enc: Encoding, rope: Rope) -> float | None:
+    """The factor of the layer's own type of scaling in an encoding; None: it has none."""
+    own: Any = rope.transform()
+    parts = getattr(enc, "_all", (enc,))
+    for transform in (t for part in parts for t in getattr(part, "transforms", ())):
+        if type(transform) is type(own) and transform.length_dependent == own.length_dependent:
+            return float(transform.factor)
+    return None
 
 
 def _plain(
@@ -327,7 +386,8 @@ def _plain(
         return "transformers keeps cached keys rotated as for a shorter text"
     factor = max((getattr(t, "factor", 1.0) for t in getattr(enc, "transforms", ())), default=1.0)
     longest = max(int(host.source.config.max_position_embeddings), host.training.original)
-    tokens = length or (round(host.training.original * factor) if factor > 1 else longest)
+    unit = host.main.unit(host.training.tokens)
+    tokens = length or (round(unit * factor) if factor > 1 else longest)
     return plain_settings(host.source, host.layer_type, main, enc, host.training.original, tokens)
 
 
@@ -399,11 +459,12 @@ def _encodings(
             built[key] = [_own(rope)]
         if key not in built:
             heads = config.num_attention_heads
+            scaled, more = _with_own_scaling(rope, spec, options)  # type: ignore[arg-type]
             built[key] = layer_encodings(
-                spec, len(host.layers), head_dim=rope.head_dim, num_heads=heads,  # type: ignore[arg-type]
+                scaled, len(host.layers), head_dim=rope.head_dim, num_heads=heads,
                 num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
                 hidden_size=config.hidden_size,
-                **({"original_length": host.training.original} | _carried(rope, spec, options)),
+                **({"original_length": host.training.tokens} | _carried(rope, scaled, more)),
             )  # fmt: skip
         listed = built[key]
         encodings[index] = listed[index % len(listed)]
@@ -425,6 +486,48 @@ def _carried(rope: Rope, spec: Any, options: Mapping[str, Any]) -> dict[str, Any
             "frequencies; put p_rope in it, as in 'p_rope+yarn', or state rotary_fraction"
         )
     return {name: value for name, value in own.items() if name in taken} | dict(options)
+
+
+def _with_own_scaling(
+    rope: Rope, spec: str, options: Mapping[str, Any]
+) -> tuple[str, Mapping[str, Any]]:
+    """Return ``spec`` and ``options``, with the settings of a scaling that is in the spec.
+
+    They go into the spec itself, because another part may have an option of the same name.
+    """
+    encoding = SCALINGS[rope.kind].encoding if rope.scaled else None
+    if encoding is None or encoding not in part_classes(spec).values():
+        return spec, options
+    lists: dict[str, Any] = {}
+    layers = []
+    for layer in parse(spec):
+        parts = []
+        for part in layer:
+            if lookup(part.name) is not encoding:
+                parts.append(part)
+                continue
+            stated = dict(part.options) | {
+                name: value for name, value in options.items() if takes(encoding, name)
+            }
+            factor = stated.get("factor")
+            kept = rope.with_factor(factor) if isinstance(factor, int | float) else rope
+            settings = kept.scaling_options() | stated
+            if "long_factor" in settings and "long_factor" not in stated:
+                _refuse_factor_alone(rope, kept)
+            lists |= {name: v for name, v in settings.items() if isinstance(v, list | tuple)}
+            own = {n: v for n, v in settings.items() if n not in lists and n not in options}
+            parts.append(part._replace(options=tuple(own.items())))
+        layers.append(joined(tuple(parts)))
+    return ", ".join(layers), lists | dict(options)
+
+
+def _refuse_factor_alone(rope: Rope, kept: Rope) -> None:
+    """Raise ValueError for LongRoPE's factors of one length at another."""
+    if kept.factor != rope.factor:
+        raise ValueError(
+            f"factor {kept.factor:g}: the factors of frequencies in the model's LongRoPE were "
+            f"found for factor {rope.factor:g}; give long_factor too (pe.search_longrope)"
+        )
 
 
 def _own(rope: Rope) -> Encoding:

@@ -8,7 +8,7 @@ from typing import Any
 from pe.pretrained.layers import Layer
 from pe.pretrained.length import TrainingLength
 from pe.pretrained.methods import Method
-from pe.pretrained.mistakes import trained_factor
+from pe.pretrained.mistakes import trained_so
 from pe.pretrained.rope import Frozen, Rope
 
 TRAIN_BEYOND = 4.0
@@ -68,7 +68,7 @@ def advise(
     assert chosen.rope is not None
     if name == "further":
         factor = chosen.rope.factor
-        why = _further(rope, factor, trained_factor(config, rope) is not None)
+        why = _further(rope, factor, trained_so(config, rope))
     else:
         factor = more
         why = (

@@ -108,18 +108,18 @@ def temperature(config: Any, rotating: bool) -> str:
     """Return how queries are scaled by their position p, as a formula; "" where they are not."""
     kind = config.model_type
     if kind == "llama4_text" and config.attn_temperature_tuning and not rotating:
-        return f"queries × 1 + {config.attn_scale:g} ln(1 + ⌊(p + 1) / {config.floor_scale:g}⌋)"
+        return f"queries × (1 + {config.attn_scale:g} ln(1 + ⌊(p + 1) / {config.floor_scale:g}⌋))"
     block = getattr(config, "rope_parameters", None) or {}
     if block.get("llama_4_scaling_beta"):
         start = block.get("original_max_position_embeddings")
-        return f"queries × 1 + {block['llama_4_scaling_beta']:g} ln(1 + ⌊p / {start}⌋)"
+        return f"queries × (1 + {block['llama_4_scaling_beta']:g} ln(1 + ⌊p / {start}⌋))"
     if kind == "beam" and not rotating:
         return "queries × exp(0.1 ln(1 + (p + 1) / 2048))"
     if kind == "mistral_large4_text":
-        return "queries × learned scale × ln(p + 1) + learned bias, per head"
+        return "queries × (learned scale × ln(p + 1) + learned bias), per head"
     if kind in CONTENT and getattr(config, "log_scaling_n_floor", None):
         floor, alpha = config.log_scaling_n_floor, config.log_scaling_alpha
-        return f"queries × 1 + {alpha:g} ln(max(1, (p + 1) / {floor}))"
+        return f"queries × (1 + {alpha:g} ln(max(1, (p + 1) / {floor})))"
     return ""
 
 

@@ -19,8 +19,7 @@ from torch import Tensor
 from pe.encodings.core.extension import Rotary, raised_base
 from pe.encodings.core.frequencies import base_frequencies
 from pe.encodings.self_extend import smallest_group
-from pe.encodings.yarn import magnitude
-from pe.pretrained.rope import PAPERS, TITLES, Frozen, Rope, original, turns
+from pe.pretrained.rope import PAPERS, TITLES, Frozen, Rope, turns
 
 
 class Method(Frozen):
@@ -105,7 +104,7 @@ def method(
     )  # fmt: skip
 
 
-EVERY = "changes prompts of every length"
+EVERY = "changed"
 NEVER = "unchanged"
 
 
@@ -164,7 +163,7 @@ def _of_plain(now: Rope, trained: int, length: int, common: dict[str, Any]) -> l
     linear = with_settings(now, "linear", trained, factor=factor)
     if now.kind == "proportional":  # transformers' p-RoPE takes a factor, and nothing else
         linear = with_settings(now, "proportional", trained, factor=factor)
-        return [method("pi", "PI", "2306.15595", rope=linear, short_texts=EVERY, **common)]
+        return [_interpolation(linear, common)]
     methods = []
     if now.width % 2 == 0:  # of an odd width the last frequency has no channel to pair with
         yarn = with_settings(
@@ -184,15 +183,15 @@ def _of_plain(now: Rope, trained: int, length: int, common: dict[str, Any]) -> l
             method(
                 "yarn_dynamic", "YaRN, dynamic", "2309.00071", inv_freq=extended.inv_freq,
                 attention_factor=float(extended.magnitude), short_texts=NEVER, **common,
-                remark="neither transformers nor vLLM has it; pe.encoding('yarn', dynamic=True) "
-                "does",
+                remark="neither transformers nor vLLM has it; pe.adapt(model, 'yarn', "
+                "dynamic=True) does",
             ),
             method(
-                "longrope", "LongRoPE, YaRN's factors", "2402.13753", rope=longrope, **common,
-                short_texts="larger logits only",
-                remark="factors act in texts beyond the training length only; keys cached before "
-                "a text crosses it keep the other frequencies. pe.search_longrope finds better "
-                "factors",
+                "longrope", "LongRoPE as YaRN", "2402.13753", rope=longrope, **common,
+                short_texts="larger logits",
+                remark="YaRN's slowing as factors, which act in texts beyond the training length "
+                "only; keys cached before a text crosses it keep the other frequencies. "
+                "pe.search_longrope finds better factors",
             ),
         ]  # fmt: skip
         if now.width >= 4:
@@ -210,18 +209,25 @@ def _of_plain(now: Rope, trained: int, length: int, common: dict[str, Any]) -> l
                     "computes one base for the longest text, which is NTK, static",
                 ),
             ]  # fmt: skip
-    methods.append(method("pi", "PI", "2306.15595", rope=linear, short_texts=EVERY, **common))
+    methods.append(_interpolation(linear, common))
     base = raised_base(Rotary(now.base, now.width, trained), factor)
     if base is not None:
         methods.append(
             method(
-                "abf", "larger base, trained on", "2309.16039", short_texts=EVERY, **common,
+                "abf", "larger base", "2309.16039", short_texts=EVERY, **common,
                 rope=with_settings(now, "default", trained, rope_theta=base),
                 remark="the smallest base without a new angle; meant for continued training",
             )
         )  # fmt: skip
     methods += _self_extend(now, trained, length, common)
     return methods
+
+
+def _interpolation(linear: Rope, common: dict[str, Any]) -> Method:
+    return method(
+        "pi", "PI", "2306.15595", rope=linear, short_texts=EVERY, **common,
+        remark="divides every frequency by the factor, the fast ones too",
+    )  # fmt: skip
 
 
 def _self_extend(now: Rope, trained: int, length: int, common: dict[str, Any]) -> list[Method]:
@@ -232,7 +238,7 @@ def _self_extend(now: Rope, trained: int, length: int, common: dict[str, Any]) -
         method(
             "self_extend", "Self-Extend", "2401.01325", **common, reach=trained,
             inv_freq=base_frequencies(now.width, now.base).inv_freq,
-            short_texts=f"unchanged up to {window:,} tokens",
+            short_texts=f"same to {window:,}",
             remark=f"counts distances from {window:,} on in groups of {size}; neither transformers "
             f"nor vLLM has it; pe.adapt(model, 'self_extend', length={length}) does",
         )
@@ -243,20 +249,11 @@ def _scaled_further(now: Rope, trained: int, length: int, common: dict[str, Any]
     """Return the scaling of the training, stronger by as much as ``length`` asks for."""
     if now.kind in ("longrope", "dynamic"):  # its factors are a search's; it grows by itself
         return []
-    more, settings = length / trained, dict(now.settings)
-    if now.kind == "ntk_alpha":
-        change = {"alpha": float(now.settings["alpha"]) * more}
-    elif now.kind == "yarn":
-        change = {"factor": length / original(now)}
-        chosen = settings.get("attention_factor")
-        if chosen is not None and abs(chosen - magnitude(now.factor)) < 1e-6:
-            del settings["attention_factor"]  # it is what follows from the factor: let it follow
-    else:
-        change = {"factor": now.factor * more}
+    rope = now.with_factor(length / now.unit(trained))
     return [
         method(
-            "further", f"{TITLES[now.kind]}, larger factor", PAPERS[now.kind],
-            rope=now.model_copy(update={"settings": settings | change}), short_texts=EVERY,
-            remark="the scaling that the configuration has, with a larger factor", **common,
+            "further", f"{TITLES[now.kind]} ×{rope.factor:g}", PAPERS[now.kind], rope=rope,
+            short_texts=EVERY, **common,
+            remark=f"the scaling that the configuration has, with a larger {now.factor_name}",
         )
     ]  # fmt: skip

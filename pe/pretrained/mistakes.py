@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pe._errors import nearest
 from pe.encodings.yarn import magnitude
@@ -11,7 +11,8 @@ from pe.pretrained import families
 from pe.pretrained.layers import Layer, default_of, nested_keys
 from pe.pretrained.length import TrainingLength
 from pe.pretrained.read import Source, blocks
-from pe.pretrained.rope import COUNTING, FIELDS, Frozen, Rope, kind_of
+from pe.pretrained.rope import COUNTING, FIELDS, SCALINGS, TITLES, Frozen, Rope, kind_of
+from pe.pretrained.show import number
 
 
 class Mistake(Frozen):
@@ -39,7 +40,7 @@ def find_mistakes(
         ]  # fmt: skip
     if rope is not None:
         mistakes += [
-            *_below_trained(source.config, rope), *_mismatch(raw, rope),
+            *_undone(source.config, rope), *_mismatch(raw, rope),
             *_temperature_twice(rope), *_dynamic(raw, rope),
             *_truncate(source.config, rope),
         ]  # fmt: skip
@@ -99,7 +100,7 @@ def _base_lost(raw: Mapping[str, Any], rope: Rope) -> Found:
     written = written or any("rope_theta" in block for block in blocks(raw).values())
     if written:
         return []
-    default = f"the base is transformers' default, {rope.base:g}"
+    default = f"the base is transformers' default, {number(rope.base)}"
     if blocks(raw) and rope.base == 10000:  # another default is that of the type's first release
         return [
             (
@@ -114,25 +115,56 @@ def _base_lost(raw: Mapping[str, Any], rope: Rope) -> Found:
     ]
 
 
-def trained_factor(config: Any, rope: Rope) -> float | None:
-    """Return the factor with which the released model of this type was trained, if it scales so."""
+class Scaled(NamedTuple):
+    """A scaling that weights were trained with, or are taken to be trained with."""
+
+    kind: str
+    """transformers' ``rope_type``."""
+    factor: float
+    whose: str
+    """A clause that ends a sentence about it, such as "'gpt_oss' was trained with"."""
+
+    @property
+    def title(self) -> str:
+        return f"{TITLES[self.kind]} ×{self.factor:g}"
+
+
+def trained_scaling(config: Any) -> Scaled | None:
+    """Return the scaling that the released models of this type were trained with, if any."""
     block = getattr(default_of(config), "rope_parameters", None) or {}
     block = next((v for v in block.values() if isinstance(v, Mapping)), block)
-    factor = block.get("factor")
-    return None if factor is None or rope.kind != kind_of(block) else float(factor)
+    kind, factor = kind_of(block), block.get("factor")
+    if factor is None or kind not in SCALINGS:
+        return None
+    return Scaled(kind, float(factor), f"{config.model_type!r} was trained with")
 
 
-def _below_trained(config: Any, rope: Rope) -> Found:
-    factor = trained_factor(config, rope)
-    if factor is None or not rope.scaled or rope.factor >= factor:
+def trained_so(config: Any, rope: Rope) -> bool:
+    """Whether the released models of this type were trained with this type of scaling."""
+    trained = trained_scaling(config)
+    return trained is not None and trained.kind == rope.kind
+
+
+def undoing(trained: Scaled, factor: float | None) -> Found:
+    """Return what is wrong with ``factor`` in a model trained with a scaling, [] if nothing is.
+
+    Args:
+        factor: that of the same type of scaling; None: there is no such scaling.
+    """
+    why = f"{trained.whose}; weights trained with a scaling keep it, also for short texts"
+    if factor is None:
+        return [("scaling trained in is lost", f"it has no {trained.title}, which {why}")]
+    if factor < trained.factor:
+        text = f"factor {factor:g} is less than {trained.factor:g}, which {why}"
+        return [("factor below the one trained in", text)]
+    return []
+
+
+def _undone(config: Any, rope: Rope) -> Found:
+    trained = trained_scaling(config)
+    if trained is None:
         return []
-    return [
-        (
-            "factor below the one trained in",
-            f"factor {rope.factor:g} is less than {factor:g}, which {config.model_type!r} was "
-            "trained with; weights trained with a factor keep it, also for short texts",
-        )
-    ]
+    return undoing(trained, rope.factor if rope.kind == trained.kind else None)
 
 
 def _mismatch(raw: Mapping[str, Any], rope: Rope) -> Found:
@@ -216,7 +248,7 @@ def _windowed(config: Any, layers: Sequence[Layer]) -> Found:
         return []
     rope = scaled[0].rope
     assert rope is not None
-    if rope.kind == "llama3" or trained_factor(config, rope) is not None:  # trained so
+    if rope.kind == "llama3" or trained_so(config, rope):
         return []
     return [
         (

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 from pe._errors import nearest
 from pe.pretrained.gguf_file import read_gguf
 from pe.pretrained.rope import COUNTING, OLD_NAMES, TYPE_KEYS, check_block, kind_of
+from pe.pretrained.show import ranges
 
 ADAPTED = "pe-adapted"
 """The model type of what an adapted model saves (`pe.adapt`)."""
@@ -87,8 +89,7 @@ def _from_raw(name: str, raw: Mapping[str, Any]) -> Source:
 
     kind = raw.get("model_type")
     if kind == ADAPTED:
-        remark = f"pe.adapt gave it {raw['adaptation']['spec']!r}; below is what it was before"
-        return _from_raw(name, saved_host(raw["host"]))._replace(remarks=(remark,))
+        return _from_raw(name, saved_host(raw))._replace(remarks=_adapted(**raw["adaptation"]))
     if kind == PEConfig.model_type:
         raise ValueError(f"{name}: {OWN}")
     if kind is None:
@@ -122,9 +123,12 @@ def _from_raw(name: str, raw: Mapping[str, Any]) -> Source:
     return source._replace(raw=part)
 
 
-def saved_host(host: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the host's configuration before an adapted model saved it (`AdaptedConfig`)."""
-    return {key: value for key, value in host.items() if key != "attn_implementation"}
+def saved_host(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the host's configuration in what an adapted model saved (`AdaptedConfig`)."""
+    host: dict[str, Any] = dict(raw["host"])
+    host.pop("attn_implementation", None)
+    host.update(raw.get("taken_out", {}))  # before there was this field, the former had the mark
+    return host
 
 
 def _from_live(source: Any) -> Source:
@@ -137,7 +141,19 @@ def _from_live(source: Any) -> Source:
             f"{type(source).__name__}"
         )
     name = config.name_or_path or type(config).__name__
-    return _decoder(name, config)
+    if config.model_type == ADAPTED:
+        return _from_raw(name, config.to_dict())
+    read = _decoder(name, config)
+    adaptation = getattr(source, "pe_adaptation", None)
+    if adaptation is None:
+        return read
+    return read._replace(remarks=_adapted(adaptation.spec, adaptation.layers))
+
+
+def _adapted(spec: str | None, layers: Sequence[int], **_: Any) -> tuple[str]:
+    """The remark on a model that `pe.adapt` changed through hooks."""
+    what = "its own settings through hooks" if spec is None else repr(spec)
+    return (f"pe.adapt gave {what} to layers {ranges(layers)}; below is what it was before",)
 
 
 def _decoder(name: str, whole: Any) -> Source:
@@ -267,6 +283,7 @@ def quiet() -> Iterator[None]:
     before = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        yield
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+            yield
     finally:
         logger.setLevel(before)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -63,13 +63,46 @@ class Rope(Frozen):
 
     @property
     def factor(self) -> float:
-        """By how much the scaling extends; 1 where there is none."""
-        value = self.settings.get("factor")
+        """By how much the scaling extends (NTK's alpha for Hunyuan's); 1 where there is none."""
+        value = self.settings.get(self.factor_name)
         return float(value) if self.scaled and value is not None else 1.0
+
+    @property
+    def factor_name(self) -> str:
+        """The field of the settings that holds the factor."""
+        return "alpha" if self.kind == "ntk_alpha" else "factor"
+
+    @property
+    def extended(self) -> bool:
+        """Whether it is scaled in a way that weights are trained with: not as the text grows."""
+        return self.scaled and self.kind != "dynamic" and self.factor > 1
+
+    def with_factor(self, factor: float) -> Rope:
+        """Return the same scaling with another factor."""
+        settings = self.settings | {self.factor_name: factor}
+        chosen = settings.get("attention_factor")
+        own = magnitude(self.factor)
+        if self.kind == "yarn" and chosen is not None and abs(chosen - own) < 1e-6:
+            del settings["attention_factor"]  # it follows from the factor: let it follow
+        return self.model_copy(update={"settings": settings})
+
+    def unit(self, trained: int) -> float:
+        """Tokens per 1 of the factor: ``factor * unit`` tokens are read.
+
+        Args:
+            trained: tokens that the model reads with the factor that it has.
+        """
+        if self.kind in ("yarn", "longrope"):
+            return original(self)
+        return trained / self.factor if self.extended else trained
 
     def transform(self) -> FrequencyTransform | None:
         """Return this package's transform of plain RoPE's frequencies; None for plain RoPE."""
-        return SCALINGS[self.kind](self) if self.scaled else None
+        return SCALINGS[self.kind].encoding(**self.scaling_options()) if self.scaled else None
+
+    def scaling_options(self) -> dict[str, Any]:
+        """Return options of the encoding that the scaling is, {} for plain RoPE."""
+        return SCALINGS[self.kind].options(self) if self.scaled else {}
 
     def spectrum(self, length: int | None = None) -> Frequencies:
         """Return frequencies and the factor on cos and sin for a text of ``length`` tokens.
@@ -103,42 +136,59 @@ class Rope(Frozen):
         return spectrum._replace(inv_freq=torch.where(index < self.width // 2, slowed, 0.0))
 
 
-def _yarn(rope: Rope) -> YaRN:
+class Scaling(NamedTuple):
+    """A type of scaling of transformers, as an encoding of this package."""
+
+    encoding: type[FrequencyTransform]
+    options: Callable[[Rope], dict[str, Any]]
+
+
+def _factor(rope: Rope) -> dict[str, Any]:
+    return {"factor": rope.factor}
+
+
+def _counted(rope: Rope) -> dict[str, Any]:
+    return {"original_length": original(rope), "factor": rope.factor}
+
+
+def _yarn(rope: Rope) -> dict[str, Any]:
     settings = rope.settings
-    chosen = settings.get("attention_factor")
-    weights = [settings.get("mscale"), settings.get("mscale_all_dim")]
-    both = chosen is None and all(weights)
-    return YaRN(
-        original(rope), rope.factor,
-        beta_fast=settings.get("beta_fast") or 32.0, beta_slow=settings.get("beta_slow") or 1.0,
-        attention_factor=chosen, truncate=settings.get("truncate", True),
-        mscale=weights[0] if both else None, mscale_all_dim=weights[1] if both else None,
-    )  # fmt: skip
+    options = _counted(rope) | {
+        "beta_fast": settings.get("beta_fast") or 32.0,
+        "beta_slow": settings.get("beta_slow") or 1.0,
+        "truncate": bool(settings.get("truncate", True)),
+    }
+    weights = {name: settings.get(name) for name in ("mscale", "mscale_all_dim")}
+    if (chosen := settings.get("attention_factor")) is not None:
+        options["attention_factor"] = chosen
+    elif all(weights.values()):
+        options |= weights
+    return options
 
 
-def _longrope(rope: Rope) -> LongRoPE:
-    settings = rope.settings
-    chosen = settings.get("attention_factor")
-    return LongRoPE(
-        original(rope), max(rope.factor, 1.0), settings["long_factor"], settings["short_factor"],
-        magnitude="su" if chosen is None else chosen,
-    )  # fmt: skip
+def _longrope(rope: Rope) -> dict[str, Any]:
+    chosen = rope.settings.get("attention_factor")
+    return _counted(rope) | {
+        "factor": max(rope.factor, 1.0), "magnitude": "su" if chosen is None else chosen,
+        "long_factor": rope.settings["long_factor"], "short_factor": rope.settings["short_factor"],
+    }  # fmt: skip
 
 
-def _llama3(rope: Rope) -> Llama3:
-    low, high = (rope.settings[name] for name in ("low_freq_factor", "high_freq_factor"))
-    return Llama3(original(rope), rope.factor, low, high)
+def _llama3(rope: Rope) -> dict[str, Any]:
+    return _counted(rope) | {
+        name: rope.settings[name] for name in ("low_freq_factor", "high_freq_factor")
+    }
 
 
-SCALINGS: dict[str, Callable[[Rope], FrequencyTransform]] = {
-    "linear": lambda rope: PI(rope.factor),
-    "dynamic": lambda rope: DynamicNTK(original(rope), rope.factor),
-    "ntk_alpha": lambda rope: NTK(float(rope.settings["alpha"])),
-    "yarn": _yarn,
-    "longrope": _longrope,
-    "llama3": _llama3,
+SCALINGS: dict[str, Scaling] = {
+    "linear": Scaling(PI, _factor),
+    "dynamic": Scaling(DynamicNTK, _counted),
+    "ntk_alpha": Scaling(NTK, _factor),
+    "yarn": Scaling(YaRN, _yarn),
+    "longrope": Scaling(LongRoPE, _longrope),
+    "llama3": Scaling(Llama3, _llama3),
 }
-"""transformers' types of scaling, and Hunyuan's ``alpha``, as encodings of this package."""
+"""transformers' types of scaling, and Hunyuan's ``alpha``."""
 
 PAPERS = {
     "default": "2104.09864", "linear": "2306.15595", "dynamic": "2309.00071",
@@ -149,7 +199,7 @@ PAPERS = {
 
 TITLES = {
     "default": "RoPE", "linear": "PI", "dynamic": "Dynamic NTK", "ntk_alpha": "NTK",
-    "yarn": "YaRN", "longrope": "LongRoPE", "llama3": "Llama 3's scaling",
+    "yarn": "YaRN", "longrope": "LongRoPE", "llama3": "Llama 3",
     "proportional": "p-RoPE",
 }  # fmt: skip
 

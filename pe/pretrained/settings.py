@@ -9,6 +9,7 @@ the factor, so max_position_embeddings is left alone for these.
 from __future__ import annotations
 
 import json
+import textwrap
 from typing import Any
 
 import torch
@@ -185,8 +186,12 @@ def _vllm(source: Source, parameters: dict[str, Any], rope: Rope, length: int) -
     overrides: dict[str, Any] = {"rope_parameters": parameters}
     if rope.kind not in ("yarn", "linear"):  # for these vLLM multiplies the length by the factor
         overrides["max_position_embeddings"] = length
-    text = json.dumps(_inside(source, overrides))
-    return f"vllm serve MODEL --hf-overrides '{text}' --max-model-len {length}"
+    text = json.dumps(_inside(source, overrides), separators=(", ", ":")).replace(":{", ": {")
+    option = "--hf-overrides '"  # JSON may have line breaks, the command only inside its quotes
+    lines = textwrap.wrap(
+        f"{text}'", 80, initial_indent=option, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join((f"vllm serve MODEL --max-model-len {length} \\", *lines))
 
 
 def _llama_cpp(source: Source, rope: Rope, length: int) -> str | None:

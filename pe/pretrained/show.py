@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import textwrap
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
 
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
     from pe.pretrained.report import Explanation, Kind
 
 COLUMNS = 80
-"""Columns of a terminal that paragraphs are wrapped to."""
+"""Columns of a terminal: paragraphs and settings are wrapped to it, and tables are kept narrow."""
+
+LIST = r'^( *)("\w+": )\[\n([^\[\]{}]*?)\n *\]'
+"""A list in JSON, one item per line: its indent, its name, its items."""
 
 
 def markdown(explanation: Explanation) -> str:
@@ -43,9 +47,10 @@ def _parts(e: Explanation) -> list[str]:
     return [
         f"## {e.name}: {e.model_type}, {sum(len(kind.layers) for kind in e.kinds)} layers",
         _table(
-            ("layers", "attention", "position", "base", "frequencies", "queries and sinks"),
+            ("layers", "attention", "position", "base", "channels"),
             [_kind(kind) for kind in e.kinds],
         ),
+        *_queries(e.kinds),
         _words(_pairing(e)),
         *(_words(f"Note: {note}.") for note in e.notes),
         "## Training length",
@@ -53,11 +58,16 @@ def _parts(e: Explanation) -> list[str]:
         "## Frequencies",
         _words(_angles(e)),
         f"## Reading {e.length:,} tokens" + ("" if e.asked else ", for example"),
+        _words(
+            f"Slower: how many of the {len(e.frequencies)} frequencies. New angles: the first "
+            "distance with one, and in parentheses how many frequencies meet one. Short texts: "
+            "those within the training length."
+        ),
         _table(
-            ("method", "arXiv", "slower", "new angles from", "logits ×", "short texts"),
+            ("method", "slower", "new angles", "logits", "short texts"),
             [_method(e, method) for method in e.methods],
         ),
-        _items([f"{method.title}: {method.remark}." for method in e.methods if method.remark]),
+        _items([f"{m.title} (arXiv:{m.paper}): {m.remark}." for m in e.methods if m.remark]),
         *_warnings(e),
         "## What to do",
         _words(e.advice.why),
@@ -77,8 +87,8 @@ def ranges(indices: Sequence[int]) -> str:
         else:
             parts.append([index])
     shown = [f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts]
-    if len(shown) > 6:
-        shown = [*shown[:2], "…", shown[-1]]
+    if len(shown) > 4:
+        shown = [shown[0], f"{shown[1]} … {shown[-1]}"]
     return ", ".join(shown) + (f" ({len(indices)})" if len(parts) > 1 else "")
 
 
@@ -86,18 +96,32 @@ def _kind(kind: Kind) -> list[str]:
     does, rope = kind.does, kind.does.rope
     attention = does.attention or "–"
     if does.reach is not None:
-        attention += f", {does.reach:,} tokens"
-    position = {"none": "none (NoPE)", "alibi": "ALiBi"}.get(does.position, does.position)
-    base = frequencies = "–"
+        attention += f" {does.reach:,}"
+    position: str = "ALiBi" if does.position == "alibi" else does.position
+    base = channels = "–"
     if rope is not None:
-        position = TITLES[rope.kind] + (f" × {rope.factor:g}" if rope.scaled else "")
-        base = _number(rope.base)
-        frequencies = f"{(rope.width + 1) // 2} over {rope.width} of {rope.head_dim} channels"
-    extra = "; ".join(filter(None, (does.temperature, "learned sink" if does.sink else "")))
-    return [ranges(kind.layers), attention, position, base, frequencies, extra or "–"]
+        position = TITLES[rope.kind] + (f" ×{rope.factor:g}" if rope.scaled else "")
+        base = number(rope.base)
+        channels = f"{rope.width} of {rope.head_dim}"
+    return [ranges(kind.layers), attention, position, base, channels]
 
 
-def _number(value: float) -> str:
+def _queries(kinds: Sequence[Kind]) -> list[str]:
+    """What layers do to queries and logits besides; nothing where none does anything."""
+    layers: dict[str, list[int]] = {}
+    for kind in kinds:
+        sink = "a learned sink in each head" if kind.does.sink else ""
+        if extra := "; ".join(filter(None, (kind.does.temperature, sink))):
+            layers.setdefault(extra, []).extend(kind.layers)
+    lines = [
+        f"layer{'s' if len(indices) > 1 else ''} {ranges(sorted(indices))}: {extra}."
+        for extra, indices in layers.items()
+    ]
+    return [_items(lines)] if lines else []
+
+
+def number(value: float) -> str:
+    """With commas, and fractions to six digits."""
     return f"{value:,.0f}" if value == int(value) else f"{value:,.6g}"
 
 
@@ -149,11 +173,11 @@ def _angles(e: Explanation) -> str:
 def _method(e: Explanation, method: Method) -> list[str]:
     first = "none" if method.first_unseen is None else f"{method.first_unseen:,}"
     if method.unseen:
-        first += f" ({method.unseen} frequencies)"
+        first += f" ({method.unseen})"
     mark = " ←" if method.name == e.advice.method else ""
     return [
-        method.title + mark, method.paper, f"{method.changed} of {len(method.inv_freq)}", first,
-        f"{method.logits:.2f}", method.short_texts,
+        method.title + mark, f"{method.changed}", first, f"×{method.logits:.2f}",
+        method.short_texts,
     ]  # fmt: skip
 
 
@@ -180,17 +204,33 @@ def _blocks(e: Explanation, name: str) -> list[str]:
     settings = e.settings[name]
     blocks = [
         f"## Settings: {e.method(name).title}",
-        "For config.json, transformers 5 and later. Keep everything in the block, the base "
-        "included.",
-        f"```json\n{json.dumps(settings.transformers, indent=2)}\n```",
+        _words(
+            "For config.json, transformers 5 and later. Keep everything in the block, the base "
+            "included."
+        ),
+        _json(settings.transformers),
     ]
     if settings.older is not None:
         blocks += [
             "The same before transformers 5 (newer versions still read it):",
-            f"```json\n{json.dumps(settings.older, indent=2)}\n```",
+            _json(settings.older),
         ]
     if settings.vllm is not None:
         blocks += ["vLLM 0.11.1 and later:", f"```bash\n{settings.vllm}\n```"]
     if settings.llama_cpp is not None:
         blocks += ["llama.cpp:", f"```bash\n{settings.llama_cpp}\n```"]
     return blocks
+
+
+def _json(settings: Mapping[str, Any]) -> str:
+    """A block of JSON; lists of numbers fill lines, because LongRoPE has one per frequency."""
+
+    def filled(match: re.Match[str]) -> str:
+        indent = match[1] + "  "
+        numbers = textwrap.fill(
+            " ".join(match[3].split()), COLUMNS, initial_indent=indent, subsequent_indent=indent
+        )
+        return f"{match[1]}{match[2]}[\n{numbers}\n{match[1]}]"
+
+    text = json.dumps(settings, indent=2)
+    return f"```json\n{re.sub(LIST, filled, text, flags=re.M)}\n```"

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from pe.results import intervals, quantities
 from pe.results.intervals import Interval
@@ -67,10 +68,11 @@ def difference(first: Row, second: Row, quantity: str) -> Difference:
 
     Where they were trained on windows of different lengths, ``quantity`` is at a multiple of the
     shorter one.
-    Over several seeds: the paired differences, of shares with an interval and a p no smaller than
-    over prompts. Of one seed: perplexities over the same windows, shares over the same prompts by
-    McNemar's exact test. Records of ``needle`` keep only how many prompts were right at each depth;
-    where that does not say which, by Fisher's test, which takes the prompts for unrelated.
+    Over several seeds: the paired differences, with an interval and a p no smaller than over the
+    prompts or the windows, where these are recorded. Of one seed: perplexities over the same
+    windows, shares over the same prompts by McNemar's exact test. Records of ``needle`` keep only
+    how many prompts were right at each depth; where that does not say which, by Fisher's test,
+    which takes the prompts for unrelated.
 
     Raises:
         ValueError: no seed in common, a quantity that is not recorded, or perplexities of other
@@ -100,7 +102,26 @@ def difference(first: Row, second: Row, quantity: str) -> Difference:
         return Difference(quantity, gaps[0], None, None, "")
     interval = intervals.mean_interval(gaps)
     p = intervals.p_of_mean(gaps)
+    if over == "seeds" and where and where.is_perplexity and (of_windows := _by_window(both)):
+        test = intervals.mean_interval(of_windows)
+        low, high = min(interval.low, test.low), max(interval.high, test.high)
+        interval = replace(interval, low=low, high=high)
+        p = max(p, intervals.p_of_mean(of_windows))
     return Difference(quantity, interval.value, interval, p, over, guessing)
+
+
+def _by_window(both: Sequence[tuple[Row, str]]) -> list[float] | None:
+    """Differences of the losses of each window, means over the seeds; None if not recorded."""
+    gaps: list[list[float]] = []
+    for one, other in zip(*(row.runs for row, _ in both), strict=True):
+        pair = [
+            quantities.recorded_windows(run, name)
+            for run, (_, name) in zip((one, other), both, strict=True)
+        ]
+        if pair[0] is None or pair[1] is None:
+            return None
+        gaps.append(intervals.paired(pair[0], pair[1]))
+    return [fmean(window) for window in zip(*gaps, strict=True)]
 
 
 def _of_shares(both: Sequence[tuple[Row, str]], quantity: str, gaps: Sequence[float]) -> Difference:

@@ -275,12 +275,18 @@ def windows(run: RunLike, quantity: str) -> list[float]:
     Raises:
         ValueError: they are not recorded.
     """
+    losses = recorded_windows(run, quantity)
+    if losses is None:
+        raise ValueError(f"{run.name} has no losses by window for {quantity}")
+    return losses
+
+
+def recorded_windows(run: RunLike, quantity: str) -> list[float] | None:
+    """`windows`, or None where they are not recorded."""
     where = at(quantity)
     assert where is not None
     cell = part(run, where.tempered).get("perplexity", {}).get(tokens(run, where.multiple))
-    if not cell or cell["window_nll"] is None:
-        raise ValueError(f"{run.name} has no losses by window at {where.multiple:g}x")
-    return list(cell["window_nll"])
+    return list(cell["window_nll"]) if cell and cell["window_nll"] is not None else None
 
 
 def multiples(runs: Iterable[RunLike]) -> list[str]:

@@ -36,15 +36,6 @@ def flow(learned: bool, steps: int = 10) -> Tensor:
     return table.exp() / base.inv_freq
 
 
-def solver_errors(learned: bool) -> dict[int, float]:
-    """Largest relative error of a frequency at t = LARGEST by steps a unit, against 160."""
-    exact = flow(learned, 160)[-1]
-    return {
-        steps: float((flow(learned, steps)[-1] / exact - 1).abs().max())
-        for steps in (1, 2, 4, 8, 10, 16, 32)
-    }
-
-
 def phase_error(learned: bool, steps: int) -> float:
     """Largest error of an angle (radians) at the last position of the longest text."""
     off = flow(learned, steps)[-1] - flow(learned, 160)[-1]
@@ -82,28 +73,4 @@ def draw_clex_flow() -> Figure:
     return figure
 
 
-def draw_clex_solver() -> Figure:
-    figure, axes = canvas(height=2.6)
-    ax = axes[0, 0]
-    for learned, line, mark, name in ((False, "-", "", "D = 0"), (True, "", "o", "some other D")):
-        errors = solver_errors(learned)
-        ax.plot(
-            list(errors), list(errors.values()), color=figures.colour("clex"), ls=line, marker=mark,
-            label=name,
-        )  # fmt: skip
-    ax.axhline(2.0**-24, color=figures.INK, lw=0.8, ls=":")
-    ax.annotate("rounding of float32", (1, 2.0**-24 * 1.6), fontsize=8)
-    ax.set(
-        xscale="log", yscale="log", xlabel="steps for a unit of t",
-        ylabel="relative error of a frequency",
-    )  # fmt: skip
-    ax.set_xticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
-    ax.minorticks_off()
-    ax.legend(frameon=False, fontsize=8)
-    return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {
-    "clex-flow": draw_clex_flow,
-    "clex-solver": draw_clex_solver,
-}
+PICTURES: dict[str, Callable[[], Figure]] = {"clex-flow": draw_clex_flow}

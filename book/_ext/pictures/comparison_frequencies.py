@@ -72,7 +72,7 @@ def draw_frequencies_side_by_side() -> Figure:
             lw=1.4,
             label=label(name) + at,
         )
-    ax.set(yscale="log", xlabel="pair i", ylabel="new frequency / old")
+    ax.set(yscale="log", xlabel="frequency i", ylabel="new frequency / old")
     ax.set_yticks([1, 1 / 2, 1 / 4, 1 / 8], ["1", "1/2", "1/4", "1/8"])
     ax.minorticks_off()
     ax.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 0.06))

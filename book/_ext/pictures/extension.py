@@ -54,7 +54,7 @@ def draw_reach() -> Figure:
     ax.axvspan(first, HEAD_DIM // 2 - 1, color=figures.FAINT, alpha=0.15, lw=0)
     ax.annotate("no full rotation in training", (first + 0.5, 0.15), fontsize=8)
     ax.set(
-        xlabel="pair i", ylabel="largest angle / in training", ylim=(0, 4.6),
+        xlabel="frequency i", ylabel="largest angle / in training", ylim=(0, 4.6),
         xlim=(0, HEAD_DIM // 2 - 1),
     )  # fmt: skip
     figure.legend(loc="outside upper left", ncols=4, frameon=False, fontsize=8)
