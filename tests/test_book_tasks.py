@@ -91,10 +91,10 @@ def _changed(record: TaskRecord, **values: object) -> TaskRecord:
 def test_doubts_are_found_in_the_records(copied: Outcome) -> None:
     record = copied.records["rope"]
     assert record.sweep is not None
-    assert outcome.edge(record) == ""
+    assert summary.edge(record) == ""
     assert not outcome.blind(record)
-    assert outcome.edge(_changed(record, best_rate=0.01)) == "highest"
-    assert outcome.edge(_changed(record, best_rate=3e-4)) == "lowest"
+    assert summary.edge(_changed(record, best_rate=0.01)) == "highest"
+    assert summary.edge(_changed(record, best_rate=3e-4)) == "lowest"
     nothing = TaskAnswers(tokens_right=1, tokens=100, examples_right=0, examples=10, loss=4.63)
     learned = {rate: [nothing, nothing] for rate in record.sweep.validation}
     unlearned = _changed(record, sweep=record.sweep.model_copy(update={"validation": learned}))

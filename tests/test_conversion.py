@@ -148,6 +148,8 @@ def test_wrong_options_are_refused() -> None:
         convert(model, "nope", joint_norm="v")
     with pytest.raises(ValueError, match="softmax_scale: expected a finite number above 0"):
         convert(model, "nope", softmax_scale=-1.0)
+    with pytest.raises(ValueError, match="context_length: expected 1 or more tokens, got 0"):
+        convert(model, "yarn", context_length=0)
     with pytest.raises(ValueError, match="a model of pe.model, not a Linear"):
         convert(torch.nn.Linear(2, 2), "nope")  # type: ignore[type-var]
 

@@ -102,6 +102,11 @@ def test_the_factor_takes_the_smallest_group_that_reaches_in_whole_groups() -> N
     assert smallest_group(4096, 16384) == (5, 1020)
     assert smallest_group(4096, 32768, 1024) == (11, 1024)
     assert smallest_group(4096, 4096) == (1, 1024)
+    for length, tokens in ((24, 2_000), (7, 55), (4096, 10**12)):  # groups wider than the window
+        group, window = smallest_group(length, tokens)
+        assert (
+            longest_text(length, window, group) >= tokens > longest_text(length, window, group - 1)
+        )
     for length in (2, 3, 24, 1000, 1024):
         for factor in (1, 2, 4, 16):
             group, window = smallest_group(length, factor * length)

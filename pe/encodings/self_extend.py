@@ -20,7 +20,6 @@ query rows. Kernels without gradients need no bias: `pe.attention.near_far` atte
 keys separately and joins the results. Keys are cached once, before rotation.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import ClassVar
@@ -57,11 +56,13 @@ def smallest_group(
     original_length: int, tokens: float, neighbor_window: int | None = None
 ) -> tuple[int, int]:
     """The smallest G, and its w, for which ``tokens`` tokens have no distance new to the model."""
-    for group_size in itertools.count(1):
+    widest = neighbor_window or window_of(original_length, 1)
+    for group_size in range(1, widest + 1):
         window = neighbor_window or window_of(original_length, group_size)
         if longest_text(original_length, window, group_size) >= tokens:
-            break
-    return group_size, window
+            return group_size, window
+    # No whole group fits into the window, so each step of G adds the same number of tokens.
+    return max(widest + 1, math.ceil(tokens / (original_length - widest))), widest
 
 
 ZERO_SHOT = Variant(

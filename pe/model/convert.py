@@ -53,13 +53,16 @@ def convert(
 
     Raises:
         ValueError: the encoding or an option is unknown, parts cannot be combined, the model is
-            not one of this package, or frequencies are to be changed that the model does not have.
+            not one of this package, frequencies are to be changed that the model does not have, or
+            ``context_length`` is below 1.
     """
     if not isinstance(model, (PEModel, PEForCausalLM)):
         raise ValueError(
             f"convert takes a model of pe.model, not a {type(model).__name__}; load it with "
             "AutoModelForCausalLM.from_pretrained from a run's checkpoint"
         )
+    if context_length is not None and context_length < 1:
+        raise ValueError(f"context_length: expected 1 or more tokens, got {context_length}")
     config = model.config
     length = config.max_position_embeddings
     own_length = None if context_length in (None, length) else length
