@@ -42,6 +42,7 @@ def stated() -> list[tuple[str, float, float, bool]]:
 _PLACES: dict[str, dict[str, Any]] = {
     "GPT-J": {"xytext": (-2, 9), "ha": "right"},
     "Llama 3": {"xytext": (-8, -13), "ha": "right"},
+    "Code World Model": {"xytext": (-7, -5), "ha": "right"},
     "Qwen3": {"xytext": (6, -4), "ha": "left"},
     "DeepSeek-V3": {"xytext": (-2, 7), "ha": "left"},
     "Gemma 2": {"xytext": (0, -7), "va": "top", "ha": "center"},
