@@ -278,7 +278,9 @@ def test_what_practice_says_of_yarn_holds_for_every_recorded_seed() -> None:
     assert rows["yarn-0"].seeds == rows["yarn"].seeds == (0, 1), "read the page again"
 
     def value(label: str, quantity: str, seed: int) -> float:
-        return measure(rows[label].of([seed]), quantity).value
+        number = measure(rows[label].of([seed]), quantity).value
+        assert number is not None
+        return number
 
     for seed in (0, 1):
         share = measure(rows["yarn-0"].of([seed]), "multikey@4x")
