@@ -136,7 +136,8 @@ def _lines(
         for variant in [v for v in record["outcomes"] if v != "untouched"]:
             trained = variant == "trained"
             words = [label(s["pe"]), *in_words(s["options"])]
-            words += [f"trained at {s['learning_rate']:g}"] if trained else []
+            if s["steps"]:
+                words.append(f"trained at {s['learning_rate']:g}" if trained else "before training")
             if variant == "adapted" and s["pe"] == "rope":
                 continue  # the untouched model
             text = ", ".join(words)
