@@ -25,7 +25,7 @@ from book_studies import Studies  # noqa: E402
 from pe.recipes.named import recipe as named_recipe  # noqa: E402
 from pe.results import intervals  # noqa: E402
 from pe.results import rows as results  # noqa: E402
-from pe.results.measure import beside_cutting  # noqa: E402
+from pe.results.measure import beside_cutting, cut, measure  # noqa: E402
 from pe.results.quantities import windows  # noqa: E402
 
 STUDIES = Studies.load(ROOT / "runs", ROOT / "runs", "demo")
@@ -270,6 +270,35 @@ def test_what_pages_say_beside_the_cut_text_holds_for_every_recorded_seed() -> N
     assert look_up(STUDIES, "every/t5#0.beside.ppl@16x") == "worse"
     with pytest.raises(ValueError, match="cannot be held against the cut text"):
         look_up(STUDIES, "every/t5#0.beside.ppl@1x")
+
+
+def test_what_practice_says_of_yarn_holds_for_every_recorded_seed() -> None:
+    """The list below the table of practice.md, and the sentences of README about the same study."""
+    rows = STUDIES.rows("extending")
+    assert rows["yarn-0"].seeds == rows["yarn"].seeds == (0, 1), "read the page again"
+
+    def value(label: str, quantity: str, seed: int) -> float:
+        number = measure(rows[label].of([seed]), quantity).value
+        assert number is not None
+        return number
+
+    for seed in (0, 1):
+        share = measure(rows["yarn-0"].of([seed]), "multikey@4x")
+        without = cut(rows["as-it-was"].of([seed]), "multikey@4x")
+        assert without is not None
+        assert share.interval is not None
+        assert share.interval.low > 2 * without, "far more than cutting"
+        assert value("yarn-0", "multikey@4x", seed) > value("abf-0", "multikey@4x", seed)
+        assert value("yarn-0", "ppl@4x", seed) < value("abf-0", "ppl@4x", seed)
+        trained = value("yarn", "multikey@1x", seed)
+        assert abs(trained - value("yarn-0", "multikey@4x", seed)) < 0.05, "nearly as many"
+        assert value("rope", "multikey@1x", seed) < trained / 2, "the same steps without a method"
+        ends = value("yarn-0", "ppl@4x", seed), value("yarn", "ppl@1x", seed)
+        after = value("yarn-100", "ppl@1x", seed)
+        assert (ends[0] - after) / (ends[0] - ends[1]) == pytest.approx(0.5, abs=0.12)
+        for label in ("pi", "ntk"):  # fail without training, at a factor that equals the length
+            assert value(f"{label}-0", "multikey@4x", seed) < 0.01
+        assert value("yarn", "ppl@2x", seed) > 5 * value("dynamic_yarn", "ppl@2x", seed)
 
 
 def test_a_part_of_a_page_may_wait_for_a_seed() -> None:
