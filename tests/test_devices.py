@@ -78,22 +78,34 @@ def test_nothing_else_asks_torch_which_device_there_is() -> None:
 
 
 def page_faults(keep: bool) -> int:
-    """Pages that three tensors of 64 MiB take from the system, one after the other, after others.
+    """Pages that three tensors of 16 MiB take from the system, one after the other, after others.
 
-    The allocator needs some rounds until it finds room for them in what it kept.
+    What earlier tests of this process have done to its memory must not matter:
+
+    - They may have trained. Then there are holes between what is in use, and glibc serves a tensor
+      from a hole, whatever its settings are. Two holes are made here, and then all are filled.
+    - A tensor begins at a multiple of 64 bytes. What is left before it is kept apart, up to seven
+      times for each size, and until then its room is too small for the next tensor. So there are
+      more rounds than that.
     """
-    glibc = ctypes.CDLL(None)  # as it begins, whatever an earlier test of this process trained
+    glibc = ctypes.CDLL(None)
+    glibc.malloc.restype = glibc.sbrk.restype = ctypes.c_void_p
+    glibc.mallopt(devices.M_MMAP_MAX, 0)
+    tensors = [torch.ones(2**23) for _ in range(4)]
+    del tensors[::2]
+    end = glibc.sbrk(0)
+    while glibc.sbrk(0) == end:
+        glibc.malloc(ctypes.c_size_t(2**24))
     glibc.mallopt(devices.M_MMAP_MAX, 65536)
     glibc.mallopt(devices.M_TRIM_THRESHOLD, 128 * 1024)
     glibc.malloc_trim(0)
     if keep:
         devices.keep_memory(CPU)
-    for bits in (18, 20, 22, 24):
-        for _ in range(6):
-            torch.ones(2**bits)
+    for _ in range(20):
+        torch.ones(2**22)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(3):
-        torch.ones(2**24)
+        torch.ones(2**22)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 

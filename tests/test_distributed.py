@@ -11,7 +11,10 @@ import functools
 import os
 import signal
 import socket
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,6 +35,7 @@ from pe.runs import Run
 from pe.study.devices import visible_gpus
 from pe.training import checkpoint, processes
 from pe.training.processes import Interrupted
+from pe.training.progress import Progress
 from pe.training.train import train
 
 
@@ -204,6 +208,24 @@ def test_an_error_in_one_process_is_raised_where_they_were_started(
         train(run, quiet=True)
     assert run.record.status == "failed"
     assert "Traceback" in run.traceback.read_text()
+
+
+def test_the_last_line_of_progress_is_shown_also_if_it_arrives_after_the_end(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow() -> Iterator[str]:
+        yield '["step 1/2", false]\n'
+        time.sleep(0.05)
+        yield '["step 2/2", true]\n'
+
+    ended = SimpleNamespace(poll=lambda: 0, stdout=slow())
+    monkeypatch.setattr(processes, "_start_process", lambda *arguments: ended)
+    monkeypatch.setattr(processes, "POLL_SECONDS", 0.001)
+    group = processes._Group(Run(shared / "study" / "slow", recipe(shared)), 1, shared)
+    group.start()
+    shown: list[str] = []
+    assert group.wait(Progress(True, 0.0, lambda text, last: shown.append(text))) is None
+    assert shown == ["step 1/2", "step 2/2"]
 
 
 def test_a_signal_stops_all_processes_at_the_same_step(

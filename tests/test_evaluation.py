@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import shutil
@@ -35,8 +36,9 @@ from pe.model import PEForCausalLM
 from pe.model.layers import Block
 from pe.model.loss import token_losses
 from pe.recipes.recipe import Recipe
+from pe.results import quantities
 from pe.runs import Run, RunBusy, RunError
-from pe.runs.models.evaluation import AttentionSpread
+from pe.runs.models.evaluation import AttentionSpread, Tempered
 from pe.training.build import build_model
 from pe.training.train import train
 
@@ -488,26 +490,63 @@ def test_a_temperature_is_fitted_at_each_length_and_never_makes_that_worse() -> 
         assert again == pytest.approx(fit["nll"], abs=1e-6)
 
 
+class Bowl:
+    """A loss with its least value at ``best``, whatever the text; from c = 0.7 on ``broken``."""
+
+    ends = range(4)
+    c = 0.0
+
+    def __init__(self, best: float, broken: float | None = None) -> None:
+        self.best, self.broken = best, broken
+
+    @contextlib.contextmanager
+    def temperature(self, c: float) -> Iterator[None]:
+        self.c = c
+        yield
+
+    def nll(self, length: int) -> float:
+        return (self.c - self.best) ** 2 if self.broken is None or self.c < 0.7 else self.broken
+
+
 @pytest.mark.parametrize(("best", "stopped"), [(0.4, False), (9.0, True), (-9.0, True)])
 def test_a_fit_that_ends_at_its_bound_says_so(best: float, stopped: bool) -> None:
-    class Bowl:
-        """A loss with its least value at ``best``, whatever the text."""
-
-        ends = range(4)
-        c = 0.0
-
-        @contextlib.contextmanager
-        def temperature(self, c: float) -> Iterator[None]:
-            self.c = c
-            yield
-
-        def nll(self, length: int) -> float:
-            return (self.c - best) ** 2
-
-    bowl: Any = Bowl()
+    bowl: Any = Bowl(best)
     fit = temperature.fit_temperature(bowl, 64)
     assert fit["at_bound"] is stopped
     assert abs(fit["value"] - min(max(best, -0.5), 1.5)) < 0.02
+
+
+def test_a_loss_that_is_no_number_gives_no_fit_and_its_reason_is_recorded() -> None:
+    model, split = model_and_text("nope")
+    model.model.encodings[0] = Overflowing()
+    scorer = scorer_of(model, split, [16, 32, 64])
+    record = evaluating._tempered(scorer, lambda text: None)
+    assert Tempered.model_validate(json.loads(json.dumps(record, allow_nan=False)))
+    assert record["fit"]["lengths"] == [32]
+    assert record["fit"]["reason"] is record["reason"] is None
+    assert record["fits"]["64"]["trials"] == [[0.0, None]]
+    no_cell = module.NO_CELL | {"reason": module.NOT_FINITE}
+    for name in ("perplexity", "window_perplexity"):
+        assert record[name]["32"]["reason"] is None
+        assert record[name]["64"] == no_cell
+
+    scorer.lengths = [64]
+    scorer.recipe = dataclasses.replace(scorer.recipe, evaluation_lengths=(64,))
+    record = evaluating._tempered(scorer, lambda text: None)
+    Tempered.model_validate(json.loads(json.dumps(record, allow_nan=False)))
+    assert (record["fit"], record["reason"]) == (None, module.NOT_FINITE)
+    assert record["perplexity"] == {"64": no_cell}
+    run: Any = SimpleNamespace(evaluation=lambda: {"tempered": record})
+    assert quantities.value(run, "c") == (None, module.NOT_FINITE)
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_temperature_at_which_the_loss_is_no_number_is_never_the_best(broken: float) -> None:
+    bowl: Any = Bowl(0.4, broken)
+    fit = temperature.fit_temperature(bowl, 64)
+    assert abs(fit["value"] - 0.4) < 0.02
+    assert None in [nll for _, nll in fit["trials"]]
+    json.dumps(fit, allow_nan=False)
 
 
 def test_a_temperature_changes_only_what_lies_beyond_the_training_context() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from pe.recipes.named import DEMO, RECIPES, recipe
 from pe.recipes.recipe import NEW_FIELD_DEFAULTS, NOT_IDENTITY, Recipe
+from pe.runs import find
 
 # A valid other value for every field of the demo recipe.
 OTHER: dict[str, Any] = {
@@ -204,6 +205,30 @@ def test_all_mistakes_are_named_at_once() -> None:
 def test_a_whole_number_is_a_number_and_the_same_recipe() -> None:
     assert recipe("demo", grad_clip=1) == recipe("demo", grad_clip=1.0)
     assert recipe("demo", grad_clip=1).config_hash() == recipe("demo").config_hash()
+
+
+@pytest.mark.parametrize(
+    ("pe", "spelled"),
+    [
+        ("rope", "rope "),
+        ("rope+alibi", " rope + alibi"),
+        ("3*(rope+window:512), nope", "3 *( rope + window:512 ),nope"),
+        ("rope(theta=1e6, layout=interleaved)", "rope( theta = 1e6,layout=interleaved )"),
+    ],
+)
+def test_spaces_in_a_spec_do_not_make_another_run(pe: str, spelled: str) -> None:
+    assert recipe("demo", pe=spelled) == recipe("demo", pe=pe)
+    assert recipe("demo", pe=pe).pe == pe
+
+
+def test_a_space_within_a_name_stays_a_mistake() -> None:
+    assert recipe("demo", pe="rope alibi").pe == "rope alibi"
+
+
+def test_recorded_recipes_are_those_of_the_same_spec_today() -> None:
+    for run in find(Path(__file__).parents[1] / "runs"):
+        old = run.read()["recipe"]
+        assert recipe("demo", pe=old["pe"]).pe == old["pe"]
 
 
 def test_lengths_keep_their_multiples_of_the_context() -> None:

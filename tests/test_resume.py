@@ -316,6 +316,33 @@ def test_beyond_a_million_steps_the_newest_checkpoint_stays(tmp_path: Path) -> N
     assert [path.name for path in checkpoints(tmp_path)] == ["step-1000000", "step-1000100"]
 
 
+def test_steps_that_a_run_has_passed_are_kept_from_its_checkpoints_or_refused(
+    shared: Path, tmp_path: Path
+) -> None:
+    def run(**changes: Any) -> Run:
+        fields = {"steps": 8, "checkpoint_every": 2, "validate_every": 0} | changes
+        return Run(tmp_path / "study" / "run", tiny(shared / "corpus", **fields))
+
+    def kept() -> list[str]:
+        return [path.name for path in checkpoints(tmp_path / "study" / "run/checkpoints/kept")]
+
+    killed_after(run(keep_steps=[1]), 5)
+    for field in ("keep_steps", "keep_states"):
+        with pytest.raises(
+            RunError,
+            match=f"^{field}: .*study/run has passed step 3 and did not keep it; train a new run "
+            f"in another study, such as 'study-2', or set {field} to later steps$",
+        ):
+            train(run(**{field: [3, 4, 6]}), quiet=True)
+    assert kept() == ["step-000001"]
+    train(run(keep_steps=[1], keep_states=[4, 6]), quiet=True)  # of step 4 there is a checkpoint
+    assert kept() == ["step-000001", "step-000004", "step-000006"]
+    assert (tmp_path / "study/run/checkpoints/kept/step-000004/optimizer.bin").exists()
+    with pytest.raises(RunError, match="keep_states: .* passed steps 1, 5 and did not keep them"):
+        train(run(keep_steps=[1], keep_states=[1, 4, 5]), quiet=True)
+    assert train(run(keep_steps=[1, 4, 8]), quiet=True).read()["status"] == "complete"
+
+
 def test_a_complete_run_is_not_trained_again(shared: Path, recipe: Recipe) -> None:
     def never(run: Run, quiet: bool) -> Trainer:
         raise AssertionError

@@ -27,6 +27,7 @@ from pe.evaluation.evaluate import evaluate
 from pe.model import PEForCausalLM
 from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunError, load
+from pe.training.check import check_run
 from pe.training.start import kept_steps, start_of
 from pe.training.train import train
 
@@ -261,6 +262,17 @@ def test_what_cannot_be_started_from_is_refused(
     with pytest.raises(error, match=message):
         train(run, quiet=True)
     assert run.read()["status"] == "failed"
+
+
+def test_other_sizes_than_the_parents_are_refused_before_anything_is_prepared(
+    shared: Path, trained: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = child(shared, trained, intermediate_size=64)
+    with pytest.raises(ValueError, match="intermediate_size: rope-.* has 48 and this recipe 64"):
+        check_run(run)
+    monkeypatch.setattr("pe.training.loop.text_for", None)
+    with pytest.raises(ValueError, match="so set intermediate_size to 48"):
+        train(run, quiet=True)
 
 
 def test_an_encoding_that_cannot_follow_is_refused(shared: Path, trained: Run) -> None:

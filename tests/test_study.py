@@ -121,6 +121,11 @@ def test_a_sweep_is_a_run_for_each_rate_and_multiple(tmp_path: Path) -> None:
             {"a": {"pe": "rope"}, "b": {"pe": "nope", "start": {"run": "a", "at": 99}}},
             "starts at step 99, which 'a' has not",
         ),
+        (
+            {"a": {"pe": "rope"}}
+            | {"b": {"pe": "nope", "start": {"run": "a", "at": 8}, "set": {"qk_norm": True}}},
+            "runs.b: qk_norm: rope-.* has False and this recipe True; .* set qk_norm to False",
+        ),
     ],
 )
 def test_a_file_that_is_no_study_is_refused_by_name(

@@ -136,6 +136,21 @@ def test_what_was_trained_again_must_hold_all_weights_that_are_asked_for(
     carry_out(plan[1:])
 
 
+def test_steps_that_a_complete_run_has_not_kept_are_retrained_for_runs_and_otherwise_refused(
+    tmp_path: Path, own_runs: Path
+) -> None:
+    first = load_plan(write(tmp_path, {"rope": CHAIN["rope"]}))
+    carry_out(first)
+    listed = with_retrained_parents(load_plan(write(tmp_path, CHAIN)))
+    assert [p.label for p in listed] == ["rope", "rope, retrained", "dropped"]
+    assert [p.recipe.keep_steps for p in listed[:2]] == [(), (8,)]
+    pe.train(listed[0].run(), quiet=True)
+    alone = load_plan(write(tmp_path, {"rope": {"pe": "rope", "set": {"keep_steps": [8]}}}))
+    for begin in (show.text, run_study):
+        with pytest.raises(RunError, match="keep_steps: .* has passed step 8 and did not keep it"):
+            begin(alone)
+
+
 def test_another_text_is_no_second_training(tmp_path: Path, own_runs: Path) -> None:
     plan = load_plan(write(tmp_path, CHAIN))
     pe.evaluate(pe.train(plan[0].run(), quiet=True), quiet=True)

@@ -13,7 +13,7 @@ from pe.evaluation.attention import spread_by_length
 from pe.evaluation.covers import covers
 from pe.evaluation.load import complete_record, load_model
 from pe.evaluation.retrieval import evaluate_retrieval
-from pe.evaluation.scorer import Log, Scorer, text_of
+from pe.evaluation.scorer import NO_CELL, Log, Scorer, text_of
 from pe.evaluation.start import evaluate_start
 from pe.evaluation.temperature import fit_temperatures
 from pe.runs import SCHEMA_VERSION, Run, RunError, checked
@@ -107,13 +107,27 @@ def _measure(
 def _tempered(scorer: Scorer, log: Log) -> dict[str, Any]:
     """Measure the same with a temperature per length, fitted on validation text of that length.
 
-    In the record, ``fits`` has the fit of each length, and ``fit`` that of the shortest one.
+    In the record, ``fits`` has the fit of each length, and ``fit`` that of the shortest one. A
+    length without a fit is not measured, and its perplexity has the reason in place of a value.
     """
     longer = lengths_beyond(scorer.recipe, scorer.model)
     if not longer:
         return {"fit": None, "reason": "no evaluation length is beyond the training context"}
     log("fitting a temperature on validation text")
     fits = fit_temperatures(scorer, longer)
-    record = {"fit": fits[longer[0]], "fits": {str(n): fit for n, fit in fits.items()}}
-    values = {n: fit["value"] for n, fit in fits.items()}
-    return record | {"reason": None} | _measure(scorer, log, values)
+    first = fits[longer[0]]
+    record = {
+        "fit": None if first["reason"] else first,
+        "fits": {str(n): fit for n, fit in fits.items()},
+        "reason": first["reason"],
+    }
+    values = {n: fit["value"] for n, fit in fits.items() if not fit["reason"]}
+    measured = [n for n in scorer.lengths if n not in fits or n in values]
+    parts: dict[str, Any] = {"perplexity": {}, "window_perplexity": {}}
+    if measured:
+        parts = _measure(scorer.of(scorer.model, measured), log, values)
+    for length, fit in fits.items():
+        if fit["reason"]:
+            for name in ("perplexity", "window_perplexity"):
+                parts[name][str(length)] = NO_CELL | {"reason": fit["reason"]}
+    return record | parts

@@ -18,7 +18,7 @@ from pe.evaluation.scorer import Scorer
 from pe.model import PEForCausalLM
 from pe.runs import Run, RunError, checked
 from pe.runs.provenance import now
-from pe.training.build import build_config, start_model
+from pe.training.build import start_model
 from pe.training.progress import Progress
 from pe.training.start import check_text, start_of, text_for, with_searched_factors
 
@@ -61,7 +61,7 @@ def evaluate_start(
     with quiet_libraries():
         before: PEForCausalLM = PEForCausalLM.from_pretrained(start.weights, dtype=torch.float32)
     recipe = with_searched_factors(recipe, start.parent)
-    converted = start_model(start, recipe, build_config(recipe, data.vocab_size))
+    converted = start_model(start, recipe)
     progress, cells, device = Progress(enabled=not quiet), {}, devices.choose()
     for name, model in (("before", before), ("converted", converted)):
         progress.show(f"evaluating the weights {name}", last=True)

@@ -10,10 +10,13 @@ model as it was trained (c = 0).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from pe.evaluation.scorer import Scorer
+import numpy as np
+
+from pe.evaluation.scorer import NOT_FINITE, Scorer
 
 BOUNDS = (-0.5, 1.5)
 """The range of c."""
@@ -48,29 +51,36 @@ def fit_temperature(text: Scorer, length: int) -> dict[str, Any]:
         The record: ``value`` (c), its loss ``nll`` and the loss ``nll_without`` at c = 0 in nats,
         the length, the number of windows, and every trial as [c, nll]. ``at_bound`` is true if the
         best c is the smallest or largest that was tried; then a better one may lie beyond `BOUNDS`.
+        A loss that is not finite is None. If that at c = 0 is, nothing is fitted, and ``reason``
+        says so.
     """
     from scipy.optimize import minimize_scalar
 
-    trials: list[list[float]] = []
+    trials: list[tuple[float, float]] = []
 
     def loss(c: float) -> float:
         with text.temperature(float(c)):
             nll = text.nll(length)
-        trials.append([round(float(c), 6), round(nll, 6)])
+        nll = nll if math.isfinite(nll) else math.inf  # NaN would mislead the search
+        trials.append((round(float(c), 6), round(nll, 6)))
         return nll
 
     without = loss(0.0)
-    minimize_scalar(
-        loss, bounds=BOUNDS, method="bounded", options={"maxiter": TRIALS, "xatol": 0.005}
-    )
+    finite = math.isfinite(without)
+    if finite:
+        with np.errstate(invalid="ignore"):  # the search computes with losses that are infinite
+            minimize_scalar(
+                loss, bounds=BOUNDS, method="bounded", options={"maxiter": TRIALS, "xatol": 0.005}
+            )
     value, nll = min(trials, key=lambda trial: trial[1])  # c = 0 is among them
     tried = [c for c, _ in trials]
     return {
-        "value": value,
-        "nll": nll,
-        "nll_without": round(without, 6),
+        "value": value if finite else None,
+        "nll": nll if finite else None,
+        "nll_without": round(without, 6) if finite else None,
         "lengths": [length],
         "windows": len(text.ends),
-        "trials": trials,
-        "at_bound": value in (min(tried), max(tried)),
+        "trials": [[c, loss if math.isfinite(loss) else None] for c, loss in trials],
+        "at_bound": finite and value in (min(tried), max(tried)),
+        "reason": None if finite else NOT_FINITE,
     }

@@ -19,6 +19,7 @@ from typing import Any
 from pe._errors import unknown
 from pe.pretrained.record import configure_pretrained
 from pe.recipes.named import recipe as named_recipe
+from pe.recipes.named import spaced
 from pe.recipes.recipe import Recipe
 from pe.runs import Folder, Run, root
 from pe.runs.parameters import (
@@ -125,7 +126,7 @@ def configure_conversion(
         raise ValueError("run: which run shall be converted? -p run NAME, a folder of runs/STUDY/")
     others = other_fields(overrides, inspect.signature(configure_conversion).parameters)
     folder = root() / study
-    parent = parent_of(run, folder)
+    parent, pe = parent_of(run, folder), spaced(pe)
     old = parent.recipe
     last = old.steps if step is None else step
     more = old.steps - last if steps is None else steps
@@ -307,7 +308,7 @@ def _encodings_in(text: str) -> list[str]:
                 words.append("")
             else:
                 words[-1] += character
-    return [word.strip() for word in words if word.strip()]
+    return [spaced(word) for word in words if word.strip()]
 
 
 def _rate(word: str) -> float:

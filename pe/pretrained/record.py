@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
+from pe.recipes.named import spaced
 from pe.runs import Folder, root
 from pe.runs.models import PretrainedSettings
 from pe.runs.parameters import (
@@ -90,7 +91,7 @@ def configure_pretrained(
     if not model:
         raise ValueError("model: expected a folder or a gguf file, as in -p model PATH")
     trained = explain(model).training.tokens
-    part_classes(pe)  # refuses unknown names
+    part_classes(pe := spaced(pe))  # refuses unknown names
     options = dict(pe_options or {})
     if factor is not None:
         if "factor" in options:

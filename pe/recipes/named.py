@@ -9,6 +9,7 @@ about 40 tokens for each; the larger two are for several GPUs.
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 from pe._errors import GUIDE, unknown
@@ -119,15 +120,27 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
+def spaced(pe: Any) -> Any:
+    """Return a spec with the spaces that all recipes have: one after each comma, and no others.
+
+    Spaces mean nothing in a spec, but the hash of a recipe is that of its text. Numbers are left as
+    they are. What is not a text is returned, and `Recipe` refuses it.
+    """
+    if not isinstance(pe, str):
+        return pe
+    return re.sub(r"\s*([+*(),=])\s*", r"\1", pe).strip().replace(",", ", ")
+
+
 def recipe(name: str = "auto", **overrides: Any) -> Recipe:
     """Return a named recipe with some fields changed.
 
     Args:
         name: a key of `RECIPES`, or ``"auto"``: ``demo`` on a CPU, ``tiny`` on a CUDA GPU.
-        overrides: any field of `Recipe`. Those that follow from others keep their share of them
-            where they are not given: ``evaluation_lengths`` of ``context_length``, ``warmup_steps``
-            and ``decay_steps`` of ``steps``, ``min_learning_rate`` of ``learning_rate``; and
-            ``target_tokens`` is at most half of ``context_length``.
+        overrides: any field of `Recipe`; spaces in ``pe`` do not matter (`spaced`). Fields that
+            follow from others keep their share of them where they are not given:
+            ``evaluation_lengths`` of ``context_length``, ``warmup_steps`` and ``decay_steps`` of
+            ``steps``, ``min_learning_rate`` of ``learning_rate``; and ``target_tokens`` is at most
+            half of ``context_length``.
             ``encoding_rate`` may be ``"declared"``: the multiple that the encoding was registered
             with (`pe.encodings.core.parts.declared_rate`), as a number.
 
@@ -142,6 +155,7 @@ def recipe(name: str = "auto", **overrides: Any) -> Recipe:
         raise ValueError(f"{unknown('recipe', name, ['auto', *RECIPES])}; {GUIDE}")
     base = RECIPES[name]
     values = base.to_dict() | overrides
+    values["pe"] = spaced(values["pe"])
     if values["encoding_rate"] == DECLARED:
         from pe.encodings.core.parts import declared_rate  # brings torch
 

@@ -205,9 +205,10 @@ def value(run: RunLike, quantity: str) -> tuple[float | None, str]:
 
 def _temperature(run: RunLike) -> tuple[float | None, str]:
     """Return the fitted c, unless the search ended at a bound: that is no fit."""
-    fit = part(run, tempered=True).get("fit")
+    tempered = part(run, tempered=True)
+    fit = tempered.get("fit")
     if fit is None:
-        return None, NOT_EVALUATED
+        return None, tempered.get("reason") or NOT_EVALUATED
     low, high = TEMPERATURES
     room = min(fit["value"] - low, high - fit["value"])
     if fit.get("at_bound") or room < 0.02 * (high - low):

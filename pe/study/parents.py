@@ -16,7 +16,12 @@ from typing import Any
 from pe.recipes.recipe import Recipe
 from pe.runs import root
 from pe.study.planned import Planned
-from pe.training.start import parent_missing_weights, takes_searched_factors
+from pe.training.start import (
+    check_kept,
+    parent_missing_weights,
+    steps_gone,
+    takes_searched_factors,
+)
 
 
 def with_retrained_parents(plan: Sequence[Planned]) -> list[Planned]:
@@ -24,6 +29,9 @@ def with_retrained_parents(plan: Sequence[Planned]) -> list[Planned]:
 
     Those are parents of runs that have yet to be trained, and their parents, of this
     study or another one. They are not validated: that is in their records.
+
+    Raises:
+        RunError: a run is to keep steps that it has passed already.
     """
     retrained: dict[str, Planned] = {}
     labels = {planned.key: planned.label for planned in plan}
@@ -66,5 +74,29 @@ def with_retrained_parents(plan: Sequence[Planned]) -> list[Planned]:
         parent = started.get(planned.key) or parent
         if takes_searched_factors(planned.recipe):  # the search waits for the weights
             parent = planned.parent
-        add(dataclasses.replace(planned, parent=parent))
+        planned = _without_retrained_steps(dataclasses.replace(planned, parent=parent), plan)
+        if not planned.zero_shot:
+            check_kept(planned.run())
+        add(planned)
     return list(listed.values())
+
+
+def _without_retrained_steps(planned: Planned, plan: Sequence[Planned]) -> Planned:
+    """Return a complete run without the steps that it has not kept for runs that start from it.
+
+    It is retrained for those.
+    """
+    if planned.zero_shot or not planned.past_its_start():
+        return planned
+    starts = {
+        other.recipe.start_step
+        for other in plan
+        if other.recipe.start_from == planned.key
+        or (other.study == planned.study and other.recipe.start_from == planned.name)
+    }
+    recipe = planned.recipe
+    for field, steps in steps_gone(planned.run()).items():
+        unkept = starts & set(steps)
+        kept = tuple(step for step in getattr(recipe, field) if step not in unkept)
+        recipe = dataclasses.replace(recipe, **{field: kept})  # type: ignore[arg-type]
+    return dataclasses.replace(planned, recipe=recipe)

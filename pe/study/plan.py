@@ -18,7 +18,7 @@ from pe.study.planned import Planned
 from pe.study.zero_shot import ZeroShot
 from pe.training import processes
 from pe.training.check import check_run
-from pe.training.start import takes_searched_factors
+from pe.training.start import check_sizes, takes_searched_factors
 
 OWN_SHARES = ("warmup_steps", "decay_steps", "checkpoint_every", "validate_every")
 
@@ -193,6 +193,8 @@ class _Seed:
                 sorted({end - decays[name] for name, end in ends.items()})
             )
         run = Planned(label, named_recipe(base.name, **fields), self.study, parent)
+        if entry.start:
+            check_sizes(run.recipe, self._source(entry.start.run).recipe)
         branches = [
             Planned(name, _branch(run.recipe, name, end, decays[name]), self.study, run.key)
             for name, end in ends.items()

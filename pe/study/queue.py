@@ -67,7 +67,8 @@ def run_study(
         ValueError: an encoding or a corpus that there is not, workers beside an address, or more
             workers than GPUs; nothing has been run.
         RunError: runs start from a run of another study that is not there yet.
-        RunError: the source of an encoding is not the one that its run was trained with.
+        RunError: the source of an encoding is not the one that its run was trained with, or a run
+            is to keep steps that it has passed already.
     """
     if address is not None and workers is not None:
         raise ValueError(

@@ -83,7 +83,7 @@ def _retrain(run: Run) -> None:
     Raises:
         RunError: the text, or the source of its encoding, is no longer what it was trained with.
     """
-    from pe.training.start import check_source, check_text, text_for
+    from pe.training.start import check_source, check_text, steps_gone, text_for
     from pe.training.train import train
 
     first = Run(run.directory.parent.parent / run.name)
@@ -94,7 +94,8 @@ def _retrain(run: Run) -> None:
         run.name,
         "it cannot be retrained without that text",
     )
-    if run.exists() and run.read()["status"] == "complete":  # some of its weights are gone, too
+    trained = run.exists() and run.read()["status"] == "complete"
+    if trained or steps_gone(run):  # some of its weights are gone, too, or were never kept
         with run.lock():
             for path in run.directory.iterdir():
                 if path.is_dir():

@@ -26,12 +26,6 @@ from pe.runs import RunError
 from pe.training.check import check_learns
 from pe.training.start import Start
 
-SAME_AS_PARENT = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "qk_norm",
-)  # fmt: skip
-"""Fields of the configuration that a run has in common with the run it starts from."""
-
 
 def build_config(recipe: Recipe, vocab_size: int, eos_token_id: int | None = None) -> PEConfig:
     """Return the configuration of the recipe's model; the end token also begins a text."""
@@ -85,21 +79,14 @@ def read_model(folder: Path, **options: Any) -> PEForCausalLM:
     return model
 
 
-def start_model(start: Start, recipe: Recipe, expected: PEConfig) -> PEForCausalLM:
+def start_model(start: Start, recipe: Recipe) -> PEForCausalLM:
     """Load the weights of ``start`` in float32 and convert the model to the recipe's encoding.
 
     Raises:
         RunError: the weights cannot be read.
-        ValueError: the model's sizes differ from those of ``expected``, or it cannot be converted.
+        ValueError: the model cannot be converted.
     """
     model = read_model(start.weights, dtype=torch.float32, dropout=recipe.dropout)
-    for name in SAME_AS_PARENT:
-        size, wanted = getattr(model.config, name), getattr(expected, name)
-        if size != wanted:
-            raise ValueError(
-                f"{name}: {start.parent.name} has {size} and this recipe {wanted}; a run that "
-                f"starts from another one must have its sizes, so set {name} to {size}"
-            )
     return convert(
         model,
         recipe.pe,

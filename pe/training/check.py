@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 from pe.recipes.recipe import Recipe
 from pe.runs import Run
 from pe.training import processes
-from pe.training.start import check_source, takes_searched_factors
+from pe.training.start import (
+    check_sizes,
+    check_source,
+    recorded_parent,
+    takes_searched_factors,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,8 +28,9 @@ def check_run(run: Run) -> None:
     A run that is recorded already can be shown without its corpus, so that is not looked for then.
 
     Raises:
-        ValueError: the encoding, its options, the corpus or the tokenizer cannot be used, or the
-            batch does not divide among the processes that train it.
+        ValueError: the encoding, its options, the corpus or the tokenizer cannot be used, the batch
+            does not divide among the processes that train it, or the sizes are not those of the
+            run that it starts from, if that is recorded already.
         RunError: the run is recorded, and the source code of its encoding has changed since.
     """
     from pe.data.corpora import open_corpus
@@ -50,6 +56,9 @@ def check_run(run: Run) -> None:
     recorded = run.exists()
     if not (recorded and run.read()["status"] == "complete"):
         divided(recipe, processes.together())
+        parent = recorded_parent(recipe, run.directory.parent)
+        if parent is not None:
+            check_sizes(recipe, parent.recipe)
     if recorded:
         check_source(run)
         return

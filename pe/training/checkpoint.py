@@ -20,7 +20,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -139,6 +139,22 @@ def writing_weights(path: Path) -> Iterator[None]:
     # On a full disk torch.save raises RuntimeError.
     with quiet_libraries(), writing(path, (OSError, RuntimeError, SafetensorError)):
         yield
+
+
+def keep_saved(directory: Path, steps: Sequence[int]) -> None:
+    """Copy the run's last checkpoints of these steps, where there are any, into the folder `KEPT`.
+
+    This is for a run that was stopped after such a step and is to keep it only since then.
+    """
+    for step in steps:
+        saved = directory / f"step-{step:06d}"
+        final = directory / KEPT / saved.name
+        if saved in checkpoints(directory) and final not in checkpoints(directory / KEPT):
+            temporary = final.with_name(f".{final.name}.partial")
+            with writing_weights(final):
+                shutil.rmtree(temporary, ignore_errors=True)
+                shutil.copytree(saved, temporary)
+                os.rename(temporary, final)
 
 
 def _prune(directory: Path) -> None:

@@ -208,7 +208,7 @@ class Trainer:
             self.run.update(parent=self.start.record())
         if self.start.whole:
             return model  # a branch loads its weights with the optimizer, in `_resume`
-        return start_model(self.start, recipe, model.config)
+        return start_model(self.start, recipe)
 
     def _resume(self) -> None:
         """Load the last checkpoint, or the state in which the first step begins."""
@@ -232,6 +232,8 @@ class Trainer:
         if self.main:
             if self._best() is None:  # best/ is empty, or from a step that will be repeated
                 shutil.rmtree(self.run.best, ignore_errors=True)
+            due = (*self.recipe.keep_steps, *self.recipe.keep_states)
+            checkpoint.keep_saved(self.folder, [step for step in due if step <= state.step])
             self.run.begin_session(state.step)
             if state.step == 0:
                 self.run.update(sources=source_hashes(self.recipe.pe))

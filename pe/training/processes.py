@@ -44,6 +44,8 @@ waits for it in NCCL would never end."""
 SAVE_SECONDS = 120.0
 """How long a process may take to save a checkpoint and end after its parent process has died."""
 POLL_SECONDS = 0.1
+READ_SECONDS = 5.0
+"""How long to wait for the last lines of processes that have ended."""
 
 
 class ProcessDied(RuntimeError, Explained):
@@ -175,7 +177,8 @@ class _Group:
             ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             self.processes.append(_start_process(task, common | ranks, log))
         reports = self.processes[0].stdout
-        threading.Thread(target=self._read_reports, args=(reports,), daemon=True).start()
+        self.reader = threading.Thread(target=self._read_reports, args=(reports,), daemon=True)
+        self.reader.start()
 
     def _read_reports(self, lines: IO[str]) -> None:
         for line in lines:
@@ -183,22 +186,28 @@ class _Group:
 
     def wait(self, progress: Progress) -> Failure | None:
         """Show the progress of process 0 until all have ended; None if there was no error."""
-        while True:
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    text, last = json.loads(self.reports.get_nowait())
-                    progress.show(text, last)
+        codes: list[int | None] = [None]
+        while None in codes and not any(codes):
+            self._show(progress)
+            time.sleep(POLL_SECONDS)
             codes = [process.poll() for process in self.processes]
-            if all(code == 0 for code in codes):
-                return None
-            if any(code not in (None, 0) for code in codes):
-                break
-            time.sleep(POLL_SECONDS)
-        end = time.monotonic() + GRACE_SECONDS
-        while time.monotonic() < end and any(p.poll() is None for p in self.processes):
-            time.sleep(POLL_SECONDS)
-        self.kill()
-        return self._cause()
+        failed = any(codes)
+        if failed:
+            end = time.monotonic() + GRACE_SECONDS
+            while time.monotonic() < end and any(p.poll() is None for p in self.processes):
+                time.sleep(POLL_SECONDS)
+            self.kill()
+        # The lines that process 0 wrote last are still on their way.
+        self.reader.join(READ_SECONDS)
+        self._show(progress)
+        return self._cause() if failed else None
+
+    def _show(self, progress: Progress) -> None:
+        """Show the lines of process 0 that have been read since the last call."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                text, last = json.loads(self.reports.get_nowait())
+                progress.show(text, last)
 
     def kill(self) -> None:
         """Kill the processes that still run."""

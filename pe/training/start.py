@@ -36,6 +36,11 @@ BRANCH_FIELDS = (
     "decay_steps", "learning_rate", "min_learning_rate",
 )  # fmt: skip
 """Fields of a recipe in which a branch may differ from its parent."""
+SAME_AS_PARENT = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "qk_norm",
+)  # fmt: skip
+"""Fields of a recipe that a run has in common with the run it starts from."""
 RETRAINED = ".parents"
 """Folder of a study in which complete runs are trained once more for their weights."""
 SEARCHED = "searched"
@@ -105,6 +110,58 @@ def folder_of(directory: Path, step: int) -> Path | None:
         if path in checkpoints(folder):
             return path
     return None
+
+
+def steps_gone(run: Run) -> dict[str, list[int]]:
+    """Return the steps that ``run`` is to keep and has passed without keeping them.
+
+    Steps that the record names already count as kept, also where the weights are on another
+    machine, and so do those that its `retrained_copy` has.
+
+    Returns:
+        The steps by field, ``keep_steps`` or ``keep_states``; a field without any is absent.
+    """
+    if not run.exists() or not (run.recipe.keep_steps or run.recipe.keep_states):
+        return {}
+    record, folder, copy = run.read(), run.directory / "checkpoints", retrained_copy(run)
+    complete, saved = record["status"] == "complete", checkpoints(folder)
+    passed = record["training"]["steps"] if complete else step_of(saved[-1]) if saved else 0
+    recorded = [record["recipe"], *([copy.read()["recipe"]] if copy.exists() else [])]
+    gone = {}
+    for field in ("keep_steps", "keep_states"):
+        fields = ("keep_states",) if field == "keep_states" else ("keep_steps", "keep_states")
+        kept = {step for old in recorded for name in fields for step in old.get(name, ())}
+        if complete and field == "keep_steps":
+            kept.add(passed)  # its last weights
+        missing = [
+            step
+            for step in sorted(set(getattr(run.recipe, field)) - kept)
+            if step <= passed and not _is_saved(folder, step, field)
+        ]
+        if missing:
+            gone[field] = missing
+    return gone
+
+
+def _is_saved(directory: Path, step: int, field: str) -> bool:
+    """Return whether there is a checkpoint of ``step`` with what ``field`` keeps."""
+    path = folder_of(directory, step)
+    return path is not None and (field == "keep_steps" or (path / "optimizer.bin").exists())
+
+
+def check_kept(run: Run) -> None:
+    """Refuse a run that is to keep steps which it has passed already, because it never goes back.
+
+    Raises:
+        RunError: names the steps of `steps_gone`.
+    """
+    for field, steps in steps_gone(run).items():
+        listed, several = ", ".join(map(str, steps)), len(steps) > 1
+        raise RunError(
+            f"{field}: {run.directory} has passed step{'s' * several} {listed} and did not keep "
+            f"{'them' if several else 'it'}; train a new run in another study, such as "
+            f"'{run.study}-2', or set {field} to later steps"
+        )
 
 
 def text_for(recipe: Recipe, on_progress: Callable[[str], None] | None = None) -> TokenData:
@@ -241,14 +298,20 @@ def parent_missing_weights(recipe: Recipe, study: Path) -> Run | None:
 
     None if nothing is missing, or if there is no complete parent.
     """
+    parent = recorded_parent(recipe, study)
+    if parent is None or parent.read()["status"] != "complete" or has_weights(parent, recipe):
+        return None
+    return parent
+
+
+def recorded_parent(recipe: Recipe, study: Path) -> Run | None:
+    """Return the run that ``recipe`` starts from; None if it starts from none or there is none."""
     if not recipe.start_from:
         return None
     try:
-        parent = parent_of(recipe.start_from, study)
+        return parent_of(recipe.start_from, study)
     except RunError:
         return None  # the parent was never trained
-    complete = parent.read()["status"] == "complete"
-    return parent if complete and not has_weights(parent, recipe) else None
 
 
 def has_weights(parent: Run, recipe: Recipe) -> bool:
@@ -310,16 +373,33 @@ def with_searched_factors(recipe: Recipe, parent: Run) -> Recipe:
     return dataclasses.replace(recipe, pe_options=options)
 
 
+def check_sizes(recipe: Recipe, parent: Recipe) -> None:
+    """Refuse a recipe whose model has other sizes than that of ``parent``, which it starts from.
+
+    Raises:
+        ValueError: names a field of `SAME_AS_PARENT` that differs.
+    """
+    for name in SAME_AS_PARENT:
+        size, wanted = getattr(parent, name), getattr(recipe, name)
+        if size != wanted:
+            raise ValueError(
+                f"{name}: {parent.run_name()} has {size} and this recipe {wanted}; a run that "
+                f"starts from another one must have its sizes, so set {name} to {size}"
+            )
+
+
 def start_of(recipe: Recipe, study: Path) -> Start | None:
     """Return where ``recipe`` starts; None if it starts from newly drawn weights.
 
     Raises:
         RunError: the parent, or its weights of the step that is asked for, do not exist.
-        ValueError: it is a branch and differs from its parent in more than `BRANCH_FIELDS`.
+        ValueError: its sizes differ from the parent's, or it is a branch and differs from its
+            parent in more than `BRANCH_FIELDS`.
     """
     if not recipe.start_from:
         return None
     parent = parent_of(recipe.start_from, study)
+    check_sizes(recipe, parent.recipe)
     record, whole = parent.read(), recipe.start_state == "all"
     if whole:
         _check_branch(recipe, parent)

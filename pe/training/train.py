@@ -18,7 +18,7 @@ from pe.training import memory, processes
 from pe.training.loop import Trainer
 from pe.training.processes import Interrupted
 from pe.training.progress import Progress
-from pe.training.start import check_source, check_text, text_for
+from pe.training.start import check_kept, check_source, check_text, text_for
 
 
 def train(
@@ -42,7 +42,8 @@ def train(
         ProcessDied: one of several processes was killed.
         NonFiniteLoss: the loss became NaN or infinite; the message names the last good checkpoint.
         RunError: the folder holds another configuration or cannot be written, none of its
-            checkpoints can be read, or the source of the encoding has changed since the training.
+            checkpoints can be read, the source of the encoding has changed since the training, or
+            the recipe now keeps steps that the run has passed.
         Interrupted: a SIGTERM or SIGINT arrived; a checkpoint was written before.
         ValueError: the recipe does not fit the machine or the corpus.
     """
@@ -54,6 +55,7 @@ def train(
                 f"not {run.recipe.config_hash()}); choose another folder"
             )
         check_source(run)
+        check_kept(run)
         if record["status"] == "complete":
             _check_edited(run, record["data"])
             return run

@@ -121,21 +121,24 @@ class Measures(Part):
 class Fit(Part):
     """A length temperature fitted on validation text."""
 
-    value: float
-    """c in the factor 1 + c ln(n / L) of the logits of a query that sees n > L tokens."""
-    nll: float
+    value: float | None
+    """c in the factor 1 + c ln(n / L) of the logits of a query that sees n > L tokens; null if the
+    loss at c = 0 is not finite."""
+    nll: float | None
     """Mean loss on the validation windows with it, nats per token."""
-    nll_without: float
+    nll_without: float | None
     """The same at c = 0."""
     lengths: list[int]
     """Context lengths it was fitted on, in tokens."""
     windows: int
     """Validation windows."""
-    trials: list[list[float]]
-    """Every [c, nll] that was tried."""
+    trials: list[list[float | None]]
+    """Every [c, nll] that was tried; null for a loss that is not finite."""
     at_bound: bool = False
     """Whether the search ended at an end of its range: the best c may lie beyond. Not in older
     records."""
+    reason: Reason = None
+    """Why there is no value. Not in older records."""
 
 
 class Tempered(Part):
@@ -143,7 +146,8 @@ class Tempered(Part):
     asks for it."""
 
     fit: Fit | None
-    """That of the shortest length; null where no length lies beyond the training context."""
+    """That of the shortest length; null where no length lies beyond the training context, or where
+    that length has no fit."""
     fits: dict[Tokens, Fit] = {}
     """By length beyond the training context: the fit that is used at that length. Not in older
     records, which used one fit over all lengths."""
