@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from typing import Any
 
 
@@ -19,7 +19,7 @@ def imported(kind: str, name: str) -> Any:
     if not all(word.isidentifier() for word in [*module.split("."), attribute]):
         raise ValueError(f"{kind} {name!r}: expected 'module:Class', as Python imports them")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return pkgutil.resolve_name(name)
     except (ImportError, AttributeError) as error:
         hint = f"; write '{module[:-3]}:{attribute}'" if module.endswith(".py") else ""
         raise ValueError(f"{kind} {name!r} cannot be imported: {error}{hint}") from error

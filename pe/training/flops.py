@@ -30,7 +30,7 @@ PEAK_BF16_TFLOPS = {
 }
 """Dense bfloat16 TFLOP/s. A device has the value of the longest key that its name contains."""
 OTHER_CHIPS = ("Laptop", "D", "MIG", "Ti")
-"""Words in a device's name that mark a slower chip, or a part of one, with a similar name."""
+"""Words in the name of a chip, or of a part of one, that has another speed than its namesake."""
 
 
 def peak_flops(device_name: str) -> float | None:
