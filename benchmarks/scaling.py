@@ -50,7 +50,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 PARTS = ("losses", "failure", "profile", "125M", "1.2B", "34M", "360M", "alone")
 WANTED = PARTS[:5]
-"""What nobody has measured on two H200 yet; a part that was measured is left out unless named."""
+"""What is measured if no parts are named."""
 MINI: dict[str, Any] = {
     "recipe": "demo", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2,
     "num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 512, "context_length": 64,

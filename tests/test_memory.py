@@ -41,19 +41,25 @@ def _speed(run: Any) -> Speed:
 
 
 def test_estimates_are_close_to_peaks_of_several_sizes_options_and_gpus() -> None:
-    """Of the record of benchmarks/scaling.py: float32 uncompiled, checkpointing, two GPUs."""
-    path = ROOT / "benchmarks" / "results" / "2026-11-30-h200-scaling.json"
-    recipes = {"34M": "tiny", "360M": "paper", "1.2B": "1200m"}
-    rows = [row for row in json.loads(path.read_text())["rows"] if row["reason"] is None]
-    for row in rows:
-        options = {"float32": {"precision": "float32", "compile": "off"},
-                   "checkpointing": {"activation_checkpointing": True}}  # fmt: skip
-        chosen = pe.recipe(
-            recipes[row["name"]], batch_size=row["batch"][0], **options.get(row["options"], {})
-        )
-        one = memory.estimate(chosen, row["processes"]).total
-        assert one == pytest.approx(row["peak_memory_gib"], rel=0.05), row
-    assert len(rows) >= 6
+    """Of the records of benchmarks/scaling.py: float32, checkpointing, FSDP, two GPUs."""
+    paths = (ROOT / "benchmarks" / "results").glob("*-scaling.json")
+    recipes: dict[str, dict[str, Any]] = {
+        "34M": {"name": "tiny"}, "125M": {"name": "medium", "num_hidden_layers": 14},
+        "360M": {"name": "paper"}, "1.2B": {"name": "1200m"},
+    }  # fmt: skip
+    options: dict[str, dict[str, Any]] = {
+        "": {}, "FSDP": {"fsdp": True}, "checkpointing": {"activation_checkpointing": True},
+        "float32": {"precision": "float32", "compile": "off"},
+    }  # fmt: skip
+    rows = [row for path in paths for row in json.loads(path.read_text())["rows"]]
+    measured = [row for row in rows if row["reason"] is None]
+    for row in measured:
+        chosen = dict(recipes[row["name"]], batch_size=row["batch"][0])
+        for option in row["options"].split(", "):
+            chosen |= options[option]
+        estimated = memory.estimate(pe.recipe(**chosen), row["processes"]).total
+        assert estimated == pytest.approx(row["peak_memory_gib"], rel=0.05), row
+    assert {"FSDP", "FSDP, float32", "FSDP, checkpointing"} <= {row["options"] for row in measured}
 
 
 class Live(TorchDispatchMode):

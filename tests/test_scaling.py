@@ -95,6 +95,12 @@ FAILURE = {
 }  # fmt: skip
 
 
+SAME = {
+    "what": "losses", "name": "34M", "options": "float32", "processes": 2,
+    "largest_difference": 0.0, "peak_memory_gib": 4.7,
+}  # fmt: skip
+
+
 def test_the_page_shows_the_newest_measurement_of_each_job(tmp_path: Path) -> None:
     assert book_scaling.records(tmp_path) == []
     assert {book_scaling.text(part, []) for part in book_scaling.PARTS} == {"Not measured yet."}
@@ -119,9 +125,11 @@ def test_the_page_shows_the_newest_measurement_of_each_job(tmp_path: Path) -> No
     assert hours in book_scaling.text("cost", known)
     assert TIME_UP in book_scaling.text("memory", [old])
     told = book_scaling.text("agreement", known)
-    assert "5.0e-02 |" in told
+    assert "0.050000 |" in told
     assert "30.5 GiB |" in told
     assert "went on from step 40" in told
+    same = book_scaling.text("agreement", [record(29, []) | {"agreement": [SAME]}])
+    assert "none in six decimals |" in same
     with pytest.raises(ValueError, match="unknown part of the scaling record 'sped'"):
         book_scaling.text("sped", known)
 

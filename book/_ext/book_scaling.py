@@ -194,7 +194,7 @@ def agreement(known: Sequence[Record]) -> str:
         return NOT_YET
     lines = [
         [one["name"], one["options"] or "bfloat16", str(one["processes"]),
-         f"{one['largest_difference']:.1e}", memory(one.get("peak_memory_gib"))]
+         difference(one["largest_difference"]), memory(one.get("peak_memory_gib"))]
         for one, _ in chosen
     ]  # fmt: skip
     heads = ["model", "", "GPUs", "largest difference of a loss (nats)", "memory of each GPU"]
@@ -204,10 +204,16 @@ def agreement(known: Sequence[Record]) -> str:
         parts.append(
             f"A process was killed after a checkpoint. {failed['seconds_until_all_had_ended']:.0f} "
             f"seconds after its start the run had ended with *{failed['message']}*. In one process "
-            f"it went on from step {failed['went_on_from'][-1]}, and its losses differ by at most "
-            f"{failed['largest_difference_of_losses']:.1e} from those of a run that nobody killed."
+            f"it went on from step {failed['went_on_from'][-1]}. Largest difference of its losses "
+            f"from those of a run that nobody killed: "
+            f"{difference(failed['largest_difference_of_losses'])} nats."
         )
     return "\n\n".join([*parts, machines(chosen)])
+
+
+def difference(value: float) -> str:
+    """A difference of two losses; each was recorded with six decimals."""
+    return f"{value:.6f}" if value else "none in six decimals"
 
 
 def profile(known: Sequence[Record]) -> str:

@@ -144,10 +144,12 @@ def _logit_bytes(r: Recipe, tokens: int) -> float:
 
     In a compiled step the gradient overwrites the logits, unless they are computed in chunks. In
     eager execution the logarithm of the softmax and two gradients exist at once, all in float32.
+    With fsdp the loss is eager, since only the blocks are compiled (`pe.training.sharding`).
     """
     logits = tokens * r.vocab_size
     chunked = logits > CHUNK_LOGITS
-    per_logit = (2 if chunked else 1) * _number_bytes(r) if _compiled(r) else 12
+    compiled = _compiled(r) and not r.fsdp
+    per_logit = (2 if chunked else 1) * _number_bytes(r) if compiled else 12
     return per_logit * min(logits, CHUNK_LOGITS) / logits
 
 
