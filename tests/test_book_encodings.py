@@ -50,6 +50,14 @@ def test_rows_that_are_known(
     assert found == (place, relative, learned, cached, longest)
 
 
+def test_a_term_of_the_layer_input_looks_at_the_content() -> None:
+    assert ROWS["fox"].content
+    assert ROWS["relative_content"].content
+    assert ROWS["cope"].content
+    assert not ROWS["alibi"].content
+    assert not ROWS["rope"].content
+
+
 def test_pages_and_papers_exist() -> None:
     keys = re.findall(r"@\w+\{([^,]+),", (ROOT / "book" / "references.bib").read_text())
     for row in ROWS.values():

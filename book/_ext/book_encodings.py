@@ -76,7 +76,7 @@ def row(name: str) -> Row:
         place(part),
         enc.relative,
         enc.length_dependent,
-        enc.content_dependent,
+        enc.content_dependent or enc.state_size > 0,  # a state is made of the layer's input
         sum(learned.values()),
         cached(enc),
         None if enc.max_positions is None else enc.max_positions - 1,

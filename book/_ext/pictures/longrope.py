@@ -94,7 +94,7 @@ def draw_longrope_switch() -> Figure:
     ):  # fmt: skip
         name = f"su, L₀ = {length:,}" if policy == "su" else "yarn"
         right.plot(s, magnitudes(s, policy, length), color=figures.colour(ink), ls=line, label=name)
-    right.set(xlabel="s", ylabel="m")
+    right.set(xlabel="s", ylabel="μ")
     right.legend(frameon=False, fontsize=8)
     return figure
 

@@ -17,7 +17,7 @@ SIDE, HEAD_DIM = 16, 64
 
 
 def least_base(length: Tensor) -> Tensor:
-    """The least base for texts of a length, as fitted in arXiv:2405.14591, figure 1."""
+    """The smallest base for texts of a length, as fitted in arXiv:2405.14591, figure 1."""
     return 0.0424 * length**1.628
 
 
@@ -56,7 +56,7 @@ def draw_base() -> Figure:
     ax = axes[0, 0]
     length = torch.logspace(9, 17, 50, base=2, dtype=torch.float64)
     ax.plot(length.numpy(), least_base(length).numpy(), color=figures.FAINT, lw=1.2,
-            label="least base, by Men et al.")  # fmt: skip
+            label="smallest base, by Men et al.")  # fmt: skip
     colour = figures.colour("rope")
     drawn: dict[tuple[float, float], list[str]] = {}
     for name, tokens, base, more in stated():

@@ -51,14 +51,15 @@ def draw_self_extend_distances() -> Figure:
     left.set(xlabel="distance in the text", ylabel="distance in the model", ylim=(0, 6000))
     left.legend(fontsize=8)
     small = distances(torch.arange(16), original_length=8, group_size=4, neighbor_window=4)
-    for i in range(16):
-        for j in range(i + 1):
-            near = i - j < 4
+    for m in range(16):
+        for n in range(m + 1):
+            near = m - n < 4
             right.text(
-                j, i, str(int(small[i, j])), ha="center", va="center", fontsize=7,
+                n, m, str(int(small[m, n])), ha="center", va="center", fontsize=7,
                 color=figures.colour("rope") if near else ink,
             )  # fmt: skip
-    right.set(xlim=(-0.7, 15.7), ylim=(15.7, -0.7), xlabel="key", ylabel="query")
+    right.set(xlim=(-0.7, 15.7), ylim=(15.7, -0.7), xlabel="key n", ylabel="query m")
+    right.set(xticks=range(0, 16, 3), yticks=range(0, 16, 3))
     return figure
 
 

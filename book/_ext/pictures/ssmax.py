@@ -18,7 +18,7 @@ LOOKS = ((0.1, ":"), (0.125, "--"), (0.168, "-"), (0.25, "-."))
 
 
 def factor(n: Tensor, s: float | None = None) -> Tensor:
-    """s ln n, as the encoding gives it; s: the encoding's default if None."""
+    """s ln N, as the encoding gives it; s: the encoding's default if None."""
     options = {} if s is None else {"s_init": s}
     enc = pe.encoding("ssmax", head_dim=8, num_heads=1, original_length=LENGTH, **options).double()
     scale = enc.logit_scale(n - 1)
@@ -41,12 +41,12 @@ def draw_ssmax_fading() -> Figure:
               label="softmax")  # fmt: skip
     for s, line in LOOKS:
         left.plot(n.numpy(), weight_numbers(n, s).numpy(), color=ink, ls=line, label=f"s = {s:g}")
-    left.set(xscale="log", xlabel="keys to choose from, n", ylabel="weight of the best key")
+    left.set(xscale="log", xlabel="keys to choose from, N", ylabel="weight of the best key")
     left.legend(frameon=False, fontsize=8, loc="center right", bbox_to_anchor=(1, 0.7))
     right.plot(n.numpy(), factor(n).numpy(), color=ink)
     right.axhline(1, color=figures.INK, lw=0.8, ls=":")
     right.axvline(LENGTH, color=figures.INK, lw=0.8, ls=":")
-    right.set(xscale="log", xlabel="keys to choose from, n", ylabel="s ln n at the start")
+    right.set(xscale="log", xlabel="keys to choose from, N", ylabel="s ln N at the start")
     return figure
 
 
