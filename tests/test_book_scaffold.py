@@ -238,18 +238,27 @@ def test_what_pages_say_beside_the_cut_text_holds_for_every_recorded_seed() -> N
         assert "better" not in beside("every", label, "multikey", 16)
     for label in ("alibi", "pope"):
         assert beside("every", label, "ppl", 2, 4, 8, 16) == {"worse"}
-        assert beside("every", label, "multikey", 2, 4, 8) == {"worse"}
+        assert beside("every", label, "multikey", 2, 4) == {"worse"}
+        assert "better" not in beside("every", label, "multikey", 8)
+    assert beside("every", "fox", "multikey", 2, 4, 8, 16) == {"better"}
     assert "better" not in beside("every", "xpos", "multikey", 2, 4, 8, 16)
-    for label in ("nope-256", "nope-64"):
+    for label in ("nope-512", "nope-256", "nope-128", "nope-64"):
         assert beside("windows", label, "multikey", 2, 4, 8, 16) == {"better"}
-        assert "worse" not in beside("windows", label, "ppl", 2, 4)
         assert beside("windows", label, "ppl", 16) == {"worse"}
-    for label in ("rope-256", "rope-64"):
+    for label in ("nope-256", "nope-128", "nope-64"):
+        assert "worse" not in beside("windows", label, "ppl", 2, 4)
+    for label in ("rope-1024", "rope-512", "rope-256", "rope-128", "rope-64"):
+        assert "better" not in beside("windows", label, "multikey", 4, 8, 16)
+        assert beside("windows", label, "ppl", 16) == {"worse"}
+    for label in ("rope-512", "rope-256", "rope-128", "rope-64"):
         assert beside("windows", label, "multikey", 8, 16) == {"worse"}
     assert "better" not in beside("windows", "nope-1024", "multikey", 4, 8, 16)
     assert beside("windows", "nope-1024", "ppl", 16) == {"worse"}
-    for label in ("command_a", "llama4"):
+    for label in ("command_a", "llama4", "gpt_oss"):
         assert beside("presets", label, "multikey", 2, 4, 8, 16) == {"better"}
+    for label in ("smollm3", "ministral3", "qwen3_next"):
+        assert beside("presets", label, "ppl", 2, 4, 8, 16) == {"worse"}
+        assert beside("presets", label, "multikey", 2, 4, 8, 16) == {"worse"}
     assert "worse" not in beside("presets", "llama4", "ppl", 2, 4, 8, 16)
     assert beside("windows", "nope-full", "ppl", 2) == {"worse"}
     assert [
