@@ -65,6 +65,23 @@ def test_differences_are_of_the_same_seed_and_bold_only_clear_of_zero(tmp_path: 
         cell(alone, "ppl@1x")
 
 
+def test_a_row_of_more_seeds_does_not_take_the_tests_of_the_others(tmp_path: Path) -> None:
+    base = seeds(tmp_path, "rope", {0: 0.0, 1: 1.0}, {0: 5, 1: 6})
+    two = seeds(tmp_path, "yarn", {0: 0.2, 1: 1.21}, {0: 5, 1: 6})
+    one = seeds(tmp_path, "pope", {0: 0.3}, {0: 5})
+    links = {run.name: f"{run.name}.html" for run in two.runs}
+    lines = book_records.lines(table([base, two, one], ["ppl@1x"], links, base=base))[1:]
+    assert [line[0] for line in lines] == ["yarn", "pope", "*yarn, mean of 2 seeds*"]
+    assert lines[0][2] == table_cell(two.of([0]), base), "of one seed, over the same windows"
+    assert lines[1][2] == table_cell(one, base)
+    assert lines[2][2] == table_cell(two, base), "over the seeds"
+    assert all(f"{run.name}.html" in lines[2][1] for run in two.runs)
+
+
+def table_cell(row: Row, base: Row) -> str:
+    return book_records.lines(table([row], ["ppl@1x"], base=base))[1][2]
+
+
 def test_an_order_says_between_whom_a_difference_is_shown(tmp_path: Path) -> None:
     found = [
         seeds(tmp_path, pe, dict(enumerate(shifts)), {0: right, 1: right})

@@ -46,8 +46,9 @@ def table(
             those of `pe.results.quantities.COLUMNS` that any run has recorded.
         links: by a run's name, the address of its page.
         base: a row to show differences to, instead of values; bold where they hold after Holm's
-            correction over the whole table. Of several seeds where any row has them, else of the
-            same prompts (with the p of McNemar's test) or windows: that is about these runs alone.
+            correction over the whole table, without the means that follow. Of several seeds where
+            all rows have them, else of the same prompts (with the p of McNemar's test) or windows:
+            that is about these runs alone.
         each: a line for each seed by itself.
         tokens: lengths in tokens, not in multiples of the training length.
         verdicts: below a value beyond the training length, whether it is better or worse than what
@@ -61,27 +62,38 @@ def table(
     first = next((name for name in names if name.startswith("ppl@")), None)
     if first and columns == ():
         heads[2 + names.index(first)] = f"perplexity at {quantities.title(first)}"
+    links = links or {}
     if base is not None:
-        return pipe(heads, _against(rows, base, names, links or {}), 2)
+        return pipe(heads, _against(rows, base, names, links), 2)
     shown = [one for row in rows for one in row.each()] if each else comparable(rows)
     own = [row for row in shown if row.label not in longer]
 
-    def line(row: Row, pages: Mapping[str, str]) -> list[str]:
+    def line(row: Row) -> list[str]:
         """A column is of the same tokens for all rows, whatever they were trained on."""
         there = [quantities.rescaled(name, row.runs[0], length) for name in names]
-        return [*_name(row, pages), *(_cell(row, name, verdicts) for name in there)]
+        return [*_name(row, links), *(_cell(row, name, verdicts) for name in there)]
 
-    lines = [line(row, links or {}) for row in own]
+    lines = [line(row) for row in own]
     baseline = cropped(own, names)
     if baseline:
         lines.append(baseline)
-    lines += [line(row, links or {}) for row in shown if row.label in longer]
-    if not each and len(shown) == len(rows):
-        more = [row for row, one in zip(rows, shown, strict=True) if len(row.runs) > len(one.runs)]
-        for row in more:
-            title, *cells = line(row, {})
-            lines.append([f"*{title}, mean of {len(row.runs)} seeds*", *cells])
+    lines += [line(row) for row in shown if row.label in longer]
+    if not each:
+        lines += [_of_more(row, line(row)) for row in _with_more_seeds(rows, shown)]
     return pipe(heads, lines, 2)
+
+
+def _with_more_seeds(rows: Sequence[Row], shown: Sequence[Row]) -> list[Row]:
+    """Return the rows that have more seeds than are shown of them on the seeds of all rows."""
+    if len(rows) != len(shown):  # no seed is common to all, so each is shown by itself
+        return []
+    return [row for row, one in zip(rows, shown, strict=True) if len(row.runs) > len(one.runs)]
+
+
+def _of_more(row: Row, line: Sequence[str]) -> list[str]:
+    """Say in the line of a row with more seeds than others that it is a mean."""
+    title, *cells = line
+    return [f"*{title}, mean of {len(row.runs)} seeds*", *cells]
 
 
 def _recorded(runs: Sequence[RunLike]) -> list[str]:
@@ -140,8 +152,30 @@ def cropped(rows: Sequence[Row], names: Sequence[str]) -> list[str] | None:
 def _against(
     rows: Sequence[Row], base: Row, names: Sequence[str], links: Mapping[str, str]
 ) -> list[list[str]]:
-    """Write lines of differences to ``base``, each on the seeds that the two have in common."""
-    length = quantities.trained_length(run for row in rows for run in row.runs)
+    """Write lines of differences to ``base`` on the seeds that all rows have.
+
+    Rows that share more seeds with it follow, with differences of these seeds.
+    """
+    others = [row for row in rows if row.label != base.label]
+    first, *shown = comparable([base, *others])
+    if len(shown) != len(others):  # no seed is common to all
+        return _gaps(others, base, names, links)
+    paired = [row.of(common_seeds([row, base])) for row in others]
+    more = _with_more_seeds(paired, shown)
+    return [
+        *_gaps(shown, first, names, links),
+        *map(_of_more, more, _gaps(more, base, names, links)),
+    ]
+
+
+def _gaps(
+    others: Sequence[Row], base: Row, names: Sequence[str], links: Mapping[str, str]
+) -> list[list[str]]:
+    """Write a line per row with its differences to ``base`` on the seeds that both have.
+
+    They are corrected together.
+    """
+    length = quantities.trained_length(run for row in [base, *others] for run in row.runs)
 
     def known(row: Row, name: str) -> bool:
         at = quantities.at(name)
@@ -154,7 +188,6 @@ def _against(
         shorter = min((row, base), key=lambda one: quantities.trained_length(one.runs))
         return quantities.rescaled(name, shorter.runs[0], length)
 
-    others = [row for row in rows if row.label != base.label]
     gaps = {
         (row.label, name): difference(row, base, of_pair(row, name))
         for row in others
