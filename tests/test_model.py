@@ -5,6 +5,7 @@ One encoding per combination of traits: what each encoding keeps is checked by i
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -247,6 +248,26 @@ def test_grouped_queries_equal_repeated_keys() -> None:
             want = full(ids).logits
         with same_draw():
             close(grouped(ids).logits, want)
+
+
+CONTENT_DEPENDENT = [n for n in NAMES if small(n).model.encodings[0].content_dependent]
+
+
+@pytest.mark.parametrize("name", CONTENT_DEPENDENT)
+def test_a_bias_of_the_logits_sees_the_models_own_scale(name: str) -> None:
+    ids, factor = tokens(2, 30), 1.5
+    model, larger = small(name), small(name, softmax_scale=factor / 4)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.attention.qkv_proj.weight[:64] *= factor  # the queries of four heads of 16
+    close(larger(ids).logits, model(ids).logits)
+    warm = small(name, num_hidden_layers=1, length_temperature=0.8)
+    weights = warm(ids, output_attentions=True).attentions[0]
+    for seen in (LENGTH + 1, 30):
+        scale = (1 + 0.8 * math.log(seen / LENGTH)) / 4
+        fixed = small(name, num_hidden_layers=1, softmax_scale=scale)
+        want = fixed(ids, output_attentions=True).attentions[0]
+        close(weights[:, :, seen - 1], want[:, :, seen - 1])
 
 
 def test_qk_norm_makes_logits_blind_to_the_size_of_queries() -> None:

@@ -164,8 +164,6 @@ class PEConfig(PreTrainedConfig):
                     f"{name}: {BUILT_IN}use pe.convert, or config.changed({name}=...) and a new "
                     "model"
                 )
-            if name == "length_temperature":
-                self._refuse_scaling(name, value)
         super().__setattr__(name, value)
 
     def refuse_arguments(self, arguments: Mapping[str, Any]) -> None:
@@ -198,15 +196,6 @@ class PEConfig(PreTrainedConfig):
             "Options of an encoding go into pe_options"
         )
 
-    def _refuse_scaling(self, name: str, value: float | None) -> None:
-        """Raise ValueError if the encoding corrects logits, which a factor would then distort."""
-        for part, cls in part_classes(self.pe).items() if value else ():
-            if getattr(cls, "corrects_logits", False):
-                raise ValueError(
-                    f"{name} {value:g}: {part} adds the difference to other logits, so they must "
-                    f"not be scaled; leave out {name}"
-                )
-
     def _refuse_impossible(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
@@ -221,8 +210,6 @@ class PEConfig(PreTrainedConfig):
             )
         if self.softmax_scale is not None:
             positive("softmax_scale", self.softmax_scale)
-        for name in ("softmax_scale", "length_temperature"):
-            self._refuse_scaling(name, getattr(self, name))
         layer_specs(self.pe, self.num_hidden_layers)
         check(self.pe, self.pe_options, **self.encoding_context())
 
