@@ -154,6 +154,15 @@ def test_wrong_options_are_refused() -> None:
         convert(torch.nn.Linear(2, 2), "nope")  # type: ignore[type-var]
 
 
+@pytest.mark.parametrize(
+    ("name", "options"), [("learned", {"table_size": 48}), ("cope", {"npos": 5})]
+)
+def test_an_option_that_would_lose_what_was_learned_is_refused(name: str, options: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name}: table of shape .* it would be lost; leave out"):
+        convert(small(name), name, **options)
+    convert(convert(small(name), "nope"), name, **options)
+
+
 def test_another_training_length_keeps_the_length_that_extension_counts_from() -> None:
     model = small("rope")
     longer = convert(model, "yarn", factor=4.0, context_length=4 * LENGTH)

@@ -53,8 +53,9 @@ def convert(
 
     Raises:
         ValueError: the encoding or an option is unknown, parts cannot be combined, the model is
-            not one of this package, frequencies are to be changed that the model does not have, or
-            ``context_length`` is below 1.
+            not one of this package, frequencies are to be changed that the model does not have, an
+            option changes the shape of parameters that are to be taken over, or ``context_length``
+            is below 1.
     """
     if not isinstance(model, (PEModel, PEForCausalLM)):
         raise ValueError(
@@ -94,8 +95,16 @@ def _fill(new: nn.Module, old: nn.Module, seed: int) -> None:
     draw_encodings(new, seed)
     before = dict(outside_encodings(old)) | dict(_shared(old))
     for key, parameter in (*outside_encodings(new), *_shared(new)):
-        if key in before and before[key].shape == parameter.shape:
-            parameter.copy_(before[key])
+        if key not in before:
+            continue
+        if before[key].shape != parameter.shape:
+            _, part, name = key
+            raise ValueError(
+                f"{part.name or part.__name__}: {name} of shape {tuple(before[key].shape)} is "
+                f"learned, and has shape {tuple(parameter.shape)} in the new encoding, so it would "
+                "be lost; leave out the option that changes it, or convert to 'nope' first"
+            )
+        parameter.copy_(before[key])
 
 
 def _shared(model: nn.Module) -> Iterator[tuple[Any, Tensor]]:
