@@ -163,6 +163,15 @@ def test_an_option_that_would_lose_what_was_learned_is_refused(name: str, option
     convert(convert(small(name), "nope"), name, **options)
 
 
+def test_generation_uses_a_cache_where_the_new_encoding_allows_one() -> None:
+    ids, arguments = tokens(1, 5), {"max_new_tokens": 3, "do_sample": False}
+    drawing = convert(small("nope"), "sinusoidal+randomized")
+    assert drawing.generate(ids, **arguments).shape == (1, 8)
+    back = convert(drawing, "nope")
+    assert back.generation_config.use_cache is not False
+    assert torch.equal(back.generate(ids, **arguments), small("nope").generate(ids, **arguments))
+
+
 def test_another_training_length_keeps_the_length_that_extension_counts_from() -> None:
     model = small("rope")
     longer = convert(model, "yarn", factor=4.0, context_length=4 * LENGTH)

@@ -81,7 +81,10 @@ def convert(
     new.to(device=model.device, dtype=model.dtype)
     _fill(new, model, seed)
     if isinstance(model, PEForCausalLM):
+        own = new.generation_config.use_cache  # False if the new encoding allows no cache
         new.generation_config = copy.deepcopy(model.generation_config)
+        if new.model.cacheable != model.model.cacheable:
+            new.generation_config.use_cache = own
     new.train(model.training)
     return new
 

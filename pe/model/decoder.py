@@ -246,9 +246,10 @@ class PEModel(PEPreTrainedModel):
             ValueError: two caches are given, it is of a kind that does not work here, or the
                 encoding or activation checkpointing does not allow a cache.
         """
-        if cache is not None and past_key_values not in (None, cache):
+        if cache is None:
+            cache = past_key_values
+        elif past_key_values is not None and past_key_values is not cache:
             raise ValueError("past_key_values and cache are the same argument; give one of the two")
-        cache = past_key_values if cache is None else cache
         if cache is None and use_cache:
             cache = DynamicCache()
         if cache is None:
