@@ -117,6 +117,10 @@ def test_the_command_reports_and_exits(
         (["no_such:Thing"], "'no_such:Thing' cannot be imported"),
         (["yarn", "-o", "fcator=2"], "no option 'fcator' (did you mean 'factor'?)"),
         (["rope+pope"], "rope and pope both rotate"),
+        (
+            ["rope", "-o", "head_dim=8"],
+            "head_dim 8: the laws have sizes of their own, and head_dim is",
+        ),
         (["rope", "-l", "shfit"], "unknown law 'shfit' (did you mean 'shift'?)"),
     ],
 )

@@ -154,6 +154,24 @@ def test_wrong_options_are_refused() -> None:
         convert(torch.nn.Linear(2, 2), "nope")  # type: ignore[type-var]
 
 
+@pytest.mark.parametrize(
+    ("name", "options"), [("learned", {"table_size": 48}), ("cope", {"npos": 5})]
+)
+def test_an_option_that_would_lose_what_was_learned_is_refused(name: str, options: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name}: table of shape .* it would be lost; leave out"):
+        convert(small(name), name, **options)
+    convert(convert(small(name), "nope"), name, **options)
+
+
+def test_generation_uses_a_cache_where_the_new_encoding_allows_one() -> None:
+    ids, arguments = tokens(1, 5), {"max_new_tokens": 3, "do_sample": False}
+    drawing = convert(small("nope"), "sinusoidal+randomized")
+    assert drawing.generate(ids, **arguments).shape == (1, 8)
+    back = convert(drawing, "nope")
+    assert back.generation_config.use_cache is not False
+    assert torch.equal(back.generate(ids, **arguments), small("nope").generate(ids, **arguments))
+
+
 def test_another_training_length_keeps_the_length_that_extension_counts_from() -> None:
     model = small("rope")
     longer = convert(model, "yarn", factor=4.0, context_length=4 * LENGTH)

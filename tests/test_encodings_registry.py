@@ -129,6 +129,7 @@ def test_every_file_registers_what_it_defines_and_names_of_records_stay() -> Non
         ("pope", {"delta_init": "zeros"}, "(did you mean 'zero'?)"),
         ("rope+rope", {}, "'rope+rope' names a part twice"),
         ("rope+pope", {}, "'rope+pope': rope and pope both rotate queries and keys"),
+        ("path+ssmax", {}, "path adds the difference to other logits, so ssmax cannot scale them"),
         ("yarn+pope", {}, "yarn changes RoPE's frequencies, and pope has its own"),
         ("nope+rope", {}, "nope means no encoding"),
         ("yarn+nope", {}, "nope means no encoding"),

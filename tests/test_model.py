@@ -5,6 +5,7 @@ One encoding per combination of traits: what each encoding keeps is checked by i
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -249,6 +250,26 @@ def test_grouped_queries_equal_repeated_keys() -> None:
             close(grouped(ids).logits, want)
 
 
+CONTENT_DEPENDENT = [n for n in NAMES if small(n).model.encodings[0].content_dependent]
+
+
+@pytest.mark.parametrize("name", CONTENT_DEPENDENT)
+def test_a_bias_of_the_logits_sees_the_models_own_scale(name: str) -> None:
+    ids, factor = tokens(2, 30), 1.5
+    model, larger = small(name), small(name, softmax_scale=factor / 4)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.attention.qkv_proj.weight[:64] *= factor  # the queries of four heads of 16
+    close(larger(ids).logits, model(ids).logits)
+    warm = small(name, num_hidden_layers=1, length_temperature=0.8)
+    weights = warm(ids, output_attentions=True).attentions[0]
+    for seen in (LENGTH + 1, 30):
+        scale = (1 + 0.8 * math.log(seen / LENGTH)) / 4
+        fixed = small(name, num_hidden_layers=1, softmax_scale=scale)
+        want = fixed(ids, output_attentions=True).attentions[0]
+        close(weights[:, :, seen - 1], want[:, :, seen - 1])
+
+
 def test_qk_norm_makes_logits_blind_to_the_size_of_queries() -> None:
     ids = tokens(1, 12)
     for qk_norm in (False, True):
@@ -374,10 +395,30 @@ def test_autocast_trains_in_bfloat16_and_stays_close() -> None:
         ({"input_ids": tokens(1, 4), "inputs_embeds": torch.zeros(1, 4, 64)}, "exactly one of"),
         ({"input_ids": tokens(1, 4), "attenion_mask": 1}, "did you mean 'attention_mask'"),
         ({"input_ids": tokens(1, 4), "attention_mask": torch.ones(1, 1, 4, 4)},
-         r"attention_mask: expected \(batch, 4\), past tokens included, got \(1, 1, 4, 4\)"),
+         r"attention_mask: expected \(1, 4\), past tokens included, got \(1, 1, 4, 4\)"),
         ({"input_ids": tokens(1, 4), "attention_mask": torch.ones(1, 3)}, "attention_mask: expec"),
-        ({"input_ids": tokens(1, 4), "position_ids": torch.ones(1, 4)}, "position_ids: expected 4"),
-        ({"input_ids": tokens(1, 4), "position_ids": torch.arange(3)}, "position_ids: expected 4"),
+        ({"input_ids": tokens(1, 4), "position_ids": torch.ones(1, 4)},
+         "position_ids: expected a tensor of whole numbers, got torch.float32"),
+        ({"input_ids": tokens(1, 4), "position_ids": torch.arange(3)},
+         r"position_ids: expected \(4,\) or \(1, 4\), one position per token, got \(3,\)"),
+        ({"input_ids": tokens(1, 4), "position_ids": torch.arange(4) - 2},
+         "position_ids: expected 0 or more, got -2"),
+        ({"input_ids": tokens(1, 4), "attention_mask": torch.zeros(1, 4) - torch.inf},
+         "attention_mask: expected whole numbers or booleans, 0 at padding, got torch.float32"),
+        ({"input_ids": tokens(2, 4), "attention_mask": torch.ones(3, 4).long()},
+         r"attention_mask: expected \(2, 4\), past tokens included, got \(3, 4\)"),
+        ({"input_ids": tokens(1, 4), "document_ids": torch.zeros(4).long()},
+         r"document_ids: expected \(1, 4\), got \(4,\)"),
+        ({"input_ids": tokens(1, 4).float()}, "input_ids: expected .* whole numbers, got torch.fl"),
+        ({"input_ids": tokens(1, 4)[0]}, r"expected input_ids \(batch, tokens\).* got \(4,\)"),
+        ({"input_ids": tokens(1, 0)}, r"with one token or more, got \(1, 0\)"),
+        ({"inputs_embeds": torch.zeros(1, 4, 7)}, r"\(batch, tokens, 64\).*, got \(1, 4, 7\)"),
+        ({"input_ids": tokens(1, 4), "past_key_values": ((1, 2),)},
+         "past_key_values: expected a cache .* DynamicCache, got a tuple"),
+        ({"input_ids": tokens(1, 4), "past_key_values": DynamicCache(), "cache": DynamicCache()},
+         "past_key_values and cache are the same argument"),
+        ({"input_ids": tokens(1, 4), "labels": tokens(1, 3)}, r"labels: expected \(1, 4\), one"),
+        ({"input_ids": tokens(1, 4), "logits_to_keep": -1}, "logits_to_keep: expected 0 or more"),
         ({"input_ids": tokens(1, 4), "position_ids": torch.arange(4) + 9, "use_cache": True},
          "with a cache, positions are those counted"),
         ({"input_ids": tokens(1, 4), "document_ids": torch.zeros(1, 4), "use_cache": True},
@@ -398,6 +439,11 @@ def test_what_the_model_refuses(arguments: dict[str, Any], said: str) -> None:
         ({"hidden_size": 65}, "hidden_size 65 does not divide into 4 heads"),
         ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads 3"),
         ({"hidden_size": 20}, "head_dim 5 .* even head_dim"),
+        ({"hidden_size": 64.0}, "hidden_size: expected int, got 64.0"),
+        ({"qk_norm": "no"}, "qk_norm: expected bool, got 'no'"),
+        ({"length_temperature": math.nan}, "length_temperature: expected a finite number, got nan"),
+        ({"rms_norm_eps": -1e-5}, "rms_norm_eps: expected a finite number of at least 0.0, got"),
+        ({"pe_options": "theta=2"}, "pe_options: expected dict, got 'theta=2'"),
         ({"dropout": 1.0}, "dropout: expected a probability from 0 to less than 1, got 1.0"),
         ({"pe": "rope", "pe_options": {"head_dim": 8}}, "head_dim follows from the model"),
     ],

@@ -161,13 +161,6 @@ def test_what_scales_logits_or_moves_with_the_length_is_refused() -> None:
         encoding("self_extend", neighbor_window=16, **build)
     with pytest.raises(ValueError, match="factor 2 and group_size 3 both set the size of a group"):
         encoding("self_extend", factor=2.0, group_size=3, **build)
-    with pytest.raises(ValueError, match="softmax_scale 0.2: self_extend adds the difference"):
-        model("self_extend", softmax_scale=0.2)
-    longer = pe.convert(model("rope"), "self_extend", factor=2.0)
-    with pytest.raises(ValueError, match="length_temperature 0.1: self_extend adds"):
-        longer.config.length_temperature = 0.1
-    with pytest.raises(ValueError, match="length_temperature 0.1: self_extend adds"):
-        pe.convert(model("rope", length_temperature=0.1), "self_extend")
 
 
 def test_it_is_a_zero_shot_method_and_a_row_of_explain() -> None:

@@ -20,6 +20,7 @@ from pe.attention.choose import (
     refuse_broadcast,
     spans_for,
 )
+from pe.attention.masks import kind_of, refuse_negative, whole_numbers
 from pe.attention.spans import Spans
 from pe.encodings.core.base import Encoding, refuse_positions
 
@@ -55,8 +56,8 @@ def attend(
         enc: the encoding, as `pe.encoding` makes one.
         q: (B, H, Tq, D) queries.
         k, v: (B, K, Tk, D) keys and values; K divides H.
-        q_positions, k_positions: integers (T,) or (B, T). None: counted from the first key, which
-            the fast kernels need.
+        q_positions, k_positions: integers (T,) or (B, T), 0 or more. None: counted from the first
+            key, which the fast kernels need.
         mask: boolean, True where a query may attend, broadcastable to (B, H, Tq, Tk). None: causal,
             and the queries are the last Tq of the keys. A hidden token has no effect at all: a bias
             that depends on the keys in between does not count it, nor does a window, nor the length
@@ -73,7 +74,8 @@ def attend(
     Raises:
         TypeError: ``enc`` is not an encoding.
         ValueError: the backend is unknown or cannot serve this case, or shapes do not fit each
-            other or the encoding. Nothing is broadcast to make them fit.
+            other or the encoding. Nothing is broadcast to make them fit. Or positions are below 0,
+            which is checked on the CPU only.
     """
     if not isinstance(enc, Encoding):
         raise TypeError(
@@ -82,30 +84,32 @@ def attend(
         )
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor) or not x.is_floating_point():
-            raise ValueError(f"{name}: expected a tensor of floating-point numbers, got {_kind(x)}")
-    for name, at in (("q_positions", q_positions), ("k_positions", k_positions)):
-        if at is not None and (not isinstance(at, Tensor) or at.is_floating_point()):
-            raise ValueError(f"{name}: expected a tensor of whole numbers, got {_kind(at)}")
+            raise ValueError(
+                f"{name}: expected a tensor of floating-point numbers, got {kind_of(x)}"
+            )
     backend = checked(backend)
-    scale = 1.0 / math.sqrt(q.shape[-1])
     enc.refuse_misfit(q, k)
     if v.dim() != 4 or v.shape[:3] != k.shape[:3]:
         raise ValueError(f"v: expected {(*k.shape[:3], 'width')} as k, got {tuple(v.shape)}")
     mask = _whole(mask, q, k)
-    if layer_input is not None and layer_input.shape[:2] != (k.shape[0], k.shape[2]):
-        raise ValueError(
-            f"layer_input: expected {(k.shape[0], k.shape[2], 'hidden')}, one vector per key, got "
-            f"{tuple(layer_input.shape)}"
-        )
+    if not q.numel() or not k.numel():
+        return v.new_zeros(*q.shape[:3], v.shape[-1])
+    if layer_input is not None:
+        tensor = isinstance(layer_input, Tensor)
+        if not tensor or layer_input.shape[:-1] != (k.shape[0], k.shape[2]):
+            raise ValueError(
+                f"layer_input: expected {(k.shape[0], k.shape[2], 'hidden')}, one vector per key, "
+                f"got {tuple(layer_input.shape) if tensor else kind_of(layer_input)}"
+            )
     state = None if layer_input is None else enc.key_state(layer_input)
     counted = q_positions is None and k_positions is None
     if k_positions is None:
         k_positions = torch.arange(k.shape[-2], device=k.device)
+    k_positions = _checked_positions("k_positions", k_positions, k)
     if q_positions is None:
         same = q.shape[-2] == k.shape[-2]
         q_positions = k_positions if same else k_positions[..., -q.shape[-2] :]
-    refuse_positions("q_positions", q_positions, q.shape[0], q.shape[2])
-    refuse_positions("k_positions", k_positions, k.shape[0], k.shape[2])
+    q_positions = _checked_positions("q_positions", q_positions, q)
     lengths = {}
     if mask is not None and enc.length_dependent:
         from pe.attention.documents import document_lengths  # imports torch's compiler, slowly
@@ -126,13 +130,17 @@ def attend(
     factor = enc.logit_scale(q_positions)
     if factor is not None:
         refuse_broadcast("logit_scale", factor, tuple(q.shape[:3]))
+    scale = 1.0 / math.sqrt(q.shape[-1])
     q, k = enc.rotate(q, k, q_positions, k_positions, tables)
     return compute(scaled(q, factor), k, v, scale, bias, shown, backend, enc.sink_logit())
 
 
-def _kind(x: object) -> str:
-    """Name ``x`` in a message: a tensor by the type of its numbers, anything else by its class."""
-    return str(x.dtype) if isinstance(x, Tensor) else f"a {type(x).__name__}"
+def _checked_positions(name: str, positions: Tensor, x: Tensor) -> Tensor:
+    """Return the positions of queries or keys ``x`` in int64; raise ValueError if they misfit."""
+    positions = whole_numbers(name, positions)
+    refuse_positions(name, positions, x.shape[0], x.shape[2])
+    refuse_negative(name, positions)
+    return positions
 
 
 def _whole(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
@@ -149,9 +157,9 @@ def _whole(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
                 "the keys, so there must be at least as many keys; give a mask"
             )
         return None
-    if mask.dtype != torch.bool:
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         raise ValueError(
-            f"mask: expected booleans, True where a query may attend, got {mask.dtype}"
+            f"mask: expected booleans, True where a query may attend, got {kind_of(mask)}"
         )
     refuse_broadcast("mask", mask, (*q.shape[:3], known))
     mask = mask[(None,) * (4 - mask.dim())]

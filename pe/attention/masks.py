@@ -5,19 +5,83 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pe.encodings.core.base import refuse_positions
 
-def positions_from_mask(attention_mask: Tensor) -> Tensor:
+
+def kind_of(x: object) -> str:
+    """Name ``x`` in a message: a tensor by the type of its numbers, anything else by its class."""
+    return str(x.dtype) if isinstance(x, Tensor) else f"a {type(x).__name__}"
+
+
+def whole_numbers(name: str, x: Tensor, expected: str = "a tensor of whole numbers") -> Tensor:
+    """Return ``x`` in int64.
+
+    Raises:
+        ValueError: it is no tensor, or its numbers are no whole numbers.
+    """
+    is_tensor = isinstance(x, Tensor)
+    if not is_tensor or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+        raise ValueError(f"{name}: expected {expected}, got {kind_of(x)}")
+    return x.long()
+
+
+def refuse_negative(name: str, positions: Tensor) -> None:
+    """Raise ValueError if a position is below 0; on the CPU only, as a GPU would have to wait."""
+    if positions.is_cpu and positions.numel() and not torch.compiler.is_compiling():
+        least = int(positions.min())
+        if least < 0:
+            raise ValueError(f"{name}: expected 0 or more, got {least}")
+
+
+def padding_of(attention_mask: Tensor | None, batch: int, tokens: int) -> Tensor | None:
+    """Return a padding mask (1 or B, tokens) as booleans, False at padding; None stays None.
+
+    Raises:
+        ValueError: it is no tensor of whole numbers or booleans, or has another shape.
+    """
+    if attention_mask is None:
+        return None
+    is_tensor = isinstance(attention_mask, Tensor)
+    if is_tensor and tuple(attention_mask.shape) not in ((1, tokens), (batch, tokens)):
+        raise ValueError(
+            f"attention_mask: expected ({batch}, {tokens}), past tokens included, got "
+            f"{tuple(attention_mask.shape)}"
+        )
+    if is_tensor and attention_mask.dtype == torch.bool:
+        return attention_mask
+    expected = "whole numbers or booleans, 0 at padding"
+    return whole_numbers("attention_mask", attention_mask, expected).bool()
+
+
+def documents_of(document_ids: Tensor | None, batch: int, tokens: int) -> Tensor | None:
+    """Return the document of each token, (1 or B, tokens) int64; None stays None.
+
+    Raises:
+        ValueError: it is no tensor of whole numbers, or has another shape.
+    """
+    if document_ids is None:
+        return None
+    document_ids = whole_numbers("document_ids", document_ids)
+    if tuple(document_ids.shape) not in ((1, tokens), (batch, tokens)):
+        raise ValueError(
+            f"document_ids: expected ({batch}, {tokens}), got {tuple(document_ids.shape)}"
+        )
+    return document_ids
+
+
+def positions_from_mask(padding: Tensor) -> Tensor:
     """Return positions (B, T) that count real tokens only, from a padding mask (B, T) of 0 and 1.
 
     Padding before the first token gets position 0, which has no effect because it is masked.
     """
-    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+    return (padding.long().cumsum(-1) - 1).clamp(min=0)
 
 
 def positions_of(
-    attention_mask: Tensor | None,
+    padding: Tensor | None,
     position_ids: Tensor | None,
     past: int,
+    batch: int,
     length: int,
     cached: bool,
     device: torch.device,
@@ -25,47 +89,34 @@ def positions_of(
     """Return the positions of ``length`` new tokens and of all keys, each (n,) or (B, n).
 
     Args:
-        attention_mask: (B, past + length), 0 at padding; None: no padding.
-        position_ids: (length,) or (B, length), of the new tokens, in place of counted ones. Those
-            of padding are replaced by 0, so that they do not make a sequence appear longer.
+        padding: (1 or B, past + length), False at padding; None: no padding.
+        position_ids: (length,) or (1 or B, length), of the new tokens, in place of counted ones.
+            Those of padding are replaced by 0, so that they do not make a sequence appear longer.
         past: the number of earlier tokens.
         cached: whether keys come from a cache, which does not store positions.
 
     Raises:
-        ValueError: a shape or type is wrong, or there is a cache and ``position_ids`` differ from
-            counted ones.
+        ValueError: ``position_ids`` have a wrong shape or type or are below 0, or there is a cache
+            and they differ from counted ones.
     """
-    if attention_mask is not None:
-        if attention_mask.dim() != 2 or attention_mask.shape[1] != past + length:
-            raise ValueError(
-                f"attention_mask: expected (batch, {past + length}), past tokens included, "
-                f"got {tuple(attention_mask.shape)}"
-            )
-        counted = positions_from_mask(attention_mask)
+    if padding is not None:
+        counted = positions_from_mask(padding)
     else:
         counted = torch.arange(past + length, device=device)
     # Without past tokens both are the same tensor, so that their tables are computed once.
     new = counted if past == 0 else counted[..., past:]
     if position_ids is None:
         return new, counted
-    if position_ids.is_floating_point() or position_ids.shape[-1] != length:
-        raise ValueError(
-            f"position_ids: expected {length} integers per sequence, "
-            f"got {position_ids.dtype} {tuple(position_ids.shape)}"
-        )
-    if position_ids.dim() not in (1, 2):
-        raise ValueError(
-            f"position_ids: expected ({length},) or (batch, {length}), got "
-            f"{tuple(position_ids.shape)}"
-        )
+    position_ids = whole_numbers("position_ids", position_ids)
+    refuse_positions("position_ids", position_ids, batch, length)
+    if padding is not None:
+        position_ids = position_ids * padding[:, past:]
     if not cached:
-        if attention_mask is not None:
-            position_ids = position_ids * attention_mask.bool()
+        refuse_negative("position_ids", position_ids)
         return position_ids, position_ids
-    requested, expected = torch.broadcast_tensors(position_ids, new)
-    differs = requested != expected
-    if attention_mask is not None:
-        differs = differs & attention_mask[:, past:].bool()
+    differs = position_ids != new
+    if padding is not None:
+        differs = differs & padding[:, past:]
     if differs.any():
         raise ValueError(
             "position_ids: with a cache, positions are those counted from the attention_mask; "

@@ -63,6 +63,11 @@ class Subject:
 
     def __init__(self, spec: str, options: dict[str, Any] | None = None) -> None:
         self.spec, self.options = spec, dict(options or {})
+        for name in (n for n in SIZES if n in self.options):
+            raise ValueError(
+                f"{name} {self.options[name]!r}: the laws have sizes of their own, and {name} is "
+                f"{SIZES[name]}; leave it out"
+            )
         self.length: int = self.options.get("original_length") or LENGTH
         self.arguments = {"original_length": self.length} | SIZES | self.options
         self.enc = self.build()

@@ -26,6 +26,7 @@ any position.
 """
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +58,7 @@ class PaTH(Encoding):
 
     content_dependent = True
     per_layer = True
+    corrects_logits: ClassVar[bool] = True
 
     def __init__(
         self,

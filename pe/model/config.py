@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
+import typing
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -19,7 +21,7 @@ from pe._errors import nearest
 from pe.attention.choose import checked
 from pe.encodings import check
 from pe.encodings.core.checks import at_least, choice, positive
-from pe.encodings.core.options import ALIASES, options_of
+from pe.encodings.core.options import ALIASES, fits, options_of, word
 from pe.encodings.core.parts import part_classes
 from pe.encodings.core.spec import layer_specs
 
@@ -141,7 +143,8 @@ class PEConfig(PreTrainedConfig):
         self.head_dim = hidden_size // heads if head_dim is None else head_dim
         at_least("head_dim", self.head_dim, 1)
         self.pe = pe
-        self.pe_options = dict(pe_options or {})
+        self.pe_options = pe_options or {}
+        self.pe_options = dict(self.pe_options)  # the caller may change their own
         self.qk_norm = qk_norm
         self.joint_norm = joint_norm
         self.softmax_scale = softmax_scale
@@ -158,14 +161,13 @@ class PEConfig(PreTrainedConfig):
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_"):
             self._refuse_unused(name, value)
+            self._refuse_wrong(name, value)
             fixed = name in FIELDS and name not in FREE_AFTER_BUILDING
             if fixed and self.__dict__.get("_built") and value != getattr(self, name):
                 raise ValueError(
                     f"{name}: {BUILT_IN}use pe.convert, or config.changed({name}=...) and a new "
                     "model"
                 )
-            if name == "length_temperature":
-                self._refuse_scaling(name, value)
         super().__setattr__(name, value)
 
     def refuse_arguments(self, arguments: Mapping[str, Any]) -> None:
@@ -198,14 +200,14 @@ class PEConfig(PreTrainedConfig):
             "Options of an encoding go into pe_options"
         )
 
-    def _refuse_scaling(self, name: str, value: float | None) -> None:
-        """Raise ValueError if the encoding corrects logits, which a factor would then distort."""
-        for part, cls in part_classes(self.pe).items() if value else ():
-            if getattr(cls, "corrects_logits", False):
-                raise ValueError(
-                    f"{name} {value:g}: {part} adds the difference to other logits, so they must "
-                    f"not be scaled; leave out {name}"
-                )
+    def _refuse_wrong(self, name: str, value: Any) -> None:
+        """Raise ValueError if a field of this class has another type, or is not finite."""
+        if name not in FIELDS:
+            return
+        if not fits(value, HINTS[name]):
+            raise ValueError(f"{name}: expected {word(HINTS[name])}, got {value!r}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name}: expected a finite number, got {value!r}")
 
     def _refuse_impossible(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -221,8 +223,8 @@ class PEConfig(PreTrainedConfig):
             )
         if self.softmax_scale is not None:
             positive("softmax_scale", self.softmax_scale)
-        for name in ("softmax_scale", "length_temperature"):
-            self._refuse_scaling(name, getattr(self, name))
+        for name in ("rms_norm_eps", "initializer_range"):
+            at_least(name, getattr(self, name), 0.0)
         layer_specs(self.pe, self.num_hidden_layers)
         check(self.pe, self.pe_options, **self.encoding_context())
 
@@ -285,6 +287,7 @@ class PEConfig(PreTrainedConfig):
 
 
 FIELDS = tuple(name for name in inspect.signature(PEConfig.__init__).parameters)[1:-1]
+HINTS = typing.get_type_hints(PEConfig.__init__)
 SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "max_position_embeddings",

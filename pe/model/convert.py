@@ -53,8 +53,9 @@ def convert(
 
     Raises:
         ValueError: the encoding or an option is unknown, parts cannot be combined, the model is
-            not one of this package, frequencies are to be changed that the model does not have, or
-            ``context_length`` is below 1.
+            not one of this package, frequencies are to be changed that the model does not have, an
+            option changes the shape of parameters that are to be taken over, or ``context_length``
+            is below 1.
     """
     if not isinstance(model, (PEModel, PEForCausalLM)):
         raise ValueError(
@@ -80,7 +81,10 @@ def convert(
     new.to(device=model.device, dtype=model.dtype)
     _fill(new, model, seed)
     if isinstance(model, PEForCausalLM):
+        own = new.generation_config.use_cache  # False if the new encoding allows no cache
         new.generation_config = copy.deepcopy(model.generation_config)
+        if new.model.cacheable != model.model.cacheable:
+            new.generation_config.use_cache = own
     new.train(model.training)
     return new
 
@@ -94,8 +98,16 @@ def _fill(new: nn.Module, old: nn.Module, seed: int) -> None:
     draw_encodings(new, seed)
     before = dict(outside_encodings(old)) | dict(_shared(old))
     for key, parameter in (*outside_encodings(new), *_shared(new)):
-        if key in before and before[key].shape == parameter.shape:
-            parameter.copy_(before[key])
+        if key not in before:
+            continue
+        if before[key].shape != parameter.shape:
+            _, part, name = key
+            raise ValueError(
+                f"{part.name or part.__name__}: {name} of shape {tuple(before[key].shape)} is "
+                f"learned, and has shape {tuple(parameter.shape)} in the new encoding, so it would "
+                "be lost; leave out the option that changes it, or convert to 'nope' first"
+            )
+        parameter.copy_(before[key])
 
 
 def _shared(model: nn.Module) -> Iterator[tuple[Any, Tensor]]:

@@ -32,7 +32,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from pe._errors import PositionError, unknown
 from pe.attention.choose import bounded, spans_for
 from pe.attention.documents import document_lengths
-from pe.attention.masks import positions_of, visible
+from pe.attention.masks import documents_of, padding_of, positions_of, visible, whole_numbers
 from pe.attention.spans import Bounded, Spans, counted_within
 from pe.encodings import Encoding, Prepared, layer_encodings
 from pe.encodings.core.base import Lengths, tightest
@@ -134,9 +134,9 @@ class PEModel(PEPreTrainedModel):
 
         Args:
             input_ids: (B, T) token ids. inputs_embeds: (B, T, hidden) in place of them.
-            attention_mask: (B, past + T), 0 at padding.
-            position_ids: (T,) or (B, T). None: counted from the attention mask. Positions are not
-                cached, so with a cache only the counted ones are accepted.
+            attention_mask: (B, past + T), booleans or whole numbers, 0 at padding.
+            position_ids: (T,) or (B, T), 0 or more. None: counted from the attention mask.
+                Positions are not cached, so with a cache only the counted ones are accepted.
             past_key_values, cache: the cache, under either of transformers' names for it.
             document_ids: (B, T); attention stays inside a document. It excludes a cache.
             output_attentions: also return the probabilities of each layer, (B, H, T, past + T) in
@@ -161,47 +161,31 @@ class PEModel(PEPreTrainedModel):
                 )
         if output_attentions is None:
             output_attentions = self.config.output_attentions
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give exactly one of input_ids and inputs_embeds")
-        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        x = self._embedded(input_ids, inputs_embeds)
         if torch.is_autocast_enabled(x.device.type) and not self.float32_residual:
             # The residual stream causes most of the memory traffic, so it is narrow as well.
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        cache = past_key_values if cache is None else cache
-        if cache is None and use_cache:
-            cache = DynamicCache()
-        if getattr(cache, "is_compileable", False):
-            # Such a cache returns keys at its full length, including unused places.
-            raise ValueError("a static cache is not supported: use transformers' DynamicCache")
-        if cache is not None and not self.cacheable:
-            raise ValueError(
-                f"{self.config.pe!r} draws new positions for all tokens in each call, so cached "
-                "keys would have the wrong ones; pass use_cache=False"
-            )
-        recomputed = any(layer.gradient_checkpointing for layer in self.layers)
-        if cache is not None and recomputed and self.training and torch.is_grad_enabled():
-            raise ValueError(
-                "activation checkpointing computes each layer twice, and a cache would get its "
-                "keys twice; pass use_cache=False"
-            )
-        length = x.shape[1]
+        cache = self._checked_cache(past_key_values, cache, use_cache)
+        batch, length, _ = x.shape
         past = 0 if cache is None else cache.get_seq_length()
+        padding = padding_of(attention_mask, batch, past + length)
         positions, k_positions = positions_of(
-            attention_mask, position_ids, past, length, cache is not None, x.device
+            padding, position_ids, past, batch, length, cache is not None, x.device
         )
         if document_ids is not None and cache is not None:
             raise ValueError("document_ids cannot be combined with a cache; pass use_cache=False")
-        unmasked = attention_mask is None and document_ids is None
+        document_ids = documents_of(document_ids, batch, length)
+        unmasked = padding is None and document_ids is None
         plain = unmasked and position_ids is None and past == 0
         spans: list[Spans | None] = [None] * len(self.encodings)
         if past == 0 and not output_attentions:
             spans = [
-                self._spans(enc, x, positions, plain, attention_mask, document_ids)  # type: ignore[arg-type]
+                self._spans(enc, x, positions, plain, padding, document_ids)  # type: ignore[arg-type]
                 for enc in self.encodings
             ]
         mask = None
         if any(some is None for some in spans):
-            mask = visible(length, past + length, x.device, attention_mask, document_ids)
+            mask = visible(length, past + length, x.device, padding, document_ids)
         self._refuse_too_far(k_positions, plain)
         lengths = {}
         if document_ids is not None and any(enc.length_dependent for enc in self.encodings):
@@ -230,6 +214,61 @@ class PEModel(PEPreTrainedModel):
         if output_attentions:
             output["attentions"] = tuple(attentions)
         return BaseModelOutputWithPast(**output)
+
+    def _embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        """Return the embeddings of the tokens, (B, T, hidden); arguments are those of `forward`."""
+        if inputs_embeds is not None and input_ids is None:
+            given = x = inputs_embeds
+        elif input_ids is not None and inputs_embeds is None:
+            given = whole_numbers("input_ids", input_ids)
+            x = self.embed_tokens(given)
+        else:
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        width = self.config.hidden_size
+        if x.dim() != 3 or x.shape[-1] != width or x.numel() == 0:
+            raise ValueError(
+                f"expected input_ids (batch, tokens) or inputs_embeds (batch, tokens, {width}), "
+                f"with one token or more, got {tuple(given.shape)}"
+            )
+        return x
+
+    def _checked_cache(
+        self, past_key_values: Cache | None, cache: Cache | None, use_cache: bool | None
+    ) -> Cache | None:
+        """Return the cache to use; arguments are those of `forward`.
+
+        Raises:
+            ValueError: two caches are given, it is of a kind that does not work here, or the
+                encoding or activation checkpointing does not allow a cache.
+        """
+        if cache is None:
+            cache = past_key_values
+        elif past_key_values is not None and past_key_values is not cache:
+            raise ValueError("past_key_values and cache are the same argument; give one of the two")
+        if cache is None and use_cache:
+            cache = DynamicCache()
+        if cache is None:
+            return None
+        if not isinstance(cache, Cache):
+            raise ValueError(
+                "past_key_values: expected a cache of transformers, such as DynamicCache, got a "
+                f"{type(cache).__name__}"
+            )
+        if getattr(cache, "is_compileable", False):
+            # Such a cache returns keys at its full length, including unused places.
+            raise ValueError("a static cache is not supported: use transformers' DynamicCache")
+        if not self.cacheable:
+            raise ValueError(
+                f"{self.config.pe!r} draws new positions for all tokens in each call, so cached "
+                "keys would have the wrong ones; pass use_cache=False"
+            )
+        recomputed = any(layer.gradient_checkpointing for layer in self.layers)
+        if recomputed and self.training and torch.is_grad_enabled():
+            raise ValueError(
+                "activation checkpointing computes each layer twice, and a cache would get its "
+                "keys twice; pass use_cache=False"
+            )
+        return cache
 
     def _spans(
         self,
@@ -396,9 +435,17 @@ class PEForCausalLM(PEPreTrainedModel, GenerationMixin):
             use_cache = continues and self.model.cacheable
         out = self.model(input_ids=input_ids, use_cache=use_cache, **inputs)
         hidden = out.last_hidden_state
+        for name, targets in (("labels", labels), ("shift_labels", shift_labels)):
+            if targets is not None and targets.shape != hidden.shape[:2]:
+                raise ValueError(
+                    f"{name}: expected {tuple(hidden.shape[:2])}, one per token, got "
+                    f"{tuple(targets.shape)}"
+                )
         result: dict[str, Any] = {CACHE_FIELD: out.get(CACHE_FIELD), "attentions": out.attentions}
         if shift_labels is None:
             if isinstance(logits_to_keep, int):
+                if logits_to_keep < 0:
+                    raise ValueError(f"logits_to_keep: expected 0 or more, got {logits_to_keep}")
                 logits_to_keep = slice(-logits_to_keep, None)  # type: ignore[assignment]
             result["logits"] = self.lm_head(hidden[:, logits_to_keep])
         if labels is not None:

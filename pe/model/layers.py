@@ -45,7 +45,8 @@ class Attention(nn.Module):
         self.k_norm = norm(config.qk_norm, config.head_dim)
         self.joint_q_norm = norm("q" in config.joint_norm, queries)
         self.joint_k_norm = norm("k" in config.joint_norm, kv)
-        self.scale = config.softmax_scale or 1.0 / math.sqrt(self.head_dim)
+        self.usual_scale = 1.0 / math.sqrt(self.head_dim)
+        self.scale = config.softmax_scale or self.usual_scale
         eager = config._attn_implementation == "eager"
         self.backend = checked("dense" if eager else config.attention_backend)
 
@@ -80,6 +81,13 @@ class Attention(nn.Module):
         q, k, v = torch.split(self.qkv_proj(x), self.widths, dim=-1)
         q, k = self._heads(self.joint_q_norm(q)), self._heads(self.joint_k_norm(k))
         q, k, v = self.q_norm(q), self.k_norm(k), self._heads(v)
+        scale = self.scale
+        if enc.content_dependent:
+            # Its bias takes the logits to be q k / sqrt(d), so all other factors go into q first.
+            q = scaled(q, temperature)
+            if scale != self.usual_scale:
+                q = scaled(q, q.new_full((), scale / self.usual_scale, dtype=torch.float64))
+            scale, temperature = self.usual_scale, None
         q_positions, k_positions, tables, counted = prepared
         state = enc.key_state(x)
         if cache is not None and state is not None:
@@ -95,11 +103,11 @@ class Attention(nn.Module):
             k, v = cache.update(k, v, self.layer_index)
         q = scaled(scaled(q, factor), temperature)
         sink = enc.sink_logit()
-        out = compute(q, k, v, self.scale, bias, mask, backend, sink)
+        out = compute(q, k, v, scale, bias, mask, backend, sink)
         weights = None
         if output_attentions:
             assert not isinstance(mask, Spans)  # the dense backend gets masks only
-            weights = attention_weights(q, k, self.scale, bias.whole, mask, sink)
+            weights = attention_weights(q, k, scale, bias.whole, mask, sink)
         return self.o_proj(out.transpose(1, 2).flatten(-2)), weights
 
     def _cached_state(self, cache: Cache, state: Tensor) -> Tensor:

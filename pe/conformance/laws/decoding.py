@@ -30,7 +30,7 @@ def future(subject: Subject, measure: Measure) -> None:
 
 @law
 def decode(subject: Subject, measure: Measure) -> None:
-    """The last queries alone give the end of the whole, at lengths around L."""
+    """The last queries alone give the last outputs of all, at lengths around L."""
     n = subject.length
     for length in subject.lengths(n - 1, n, n + 1, 2 * n):
         case, positions = inputs(length), torch.arange(length)
@@ -118,7 +118,7 @@ def compare_with_alone(subject: Subject, measure: Measure, mask: Tensor, prompt:
 
 @law
 def memory(subject: Subject, measure: Measure) -> None:
-    """Short, long, short: the third call gives what the first gave."""
+    """A long call between two equal short ones changes nothing."""
     enc = subject.build()
     lengths = subject.lengths(1, subject.length // 2, subject.length, 4 * subject.length)
     short, long = lengths[min(1, len(lengths) - 1)], lengths[-1]

@@ -47,7 +47,7 @@ def _hidden_in_attend(subject: Subject, measure: Measure, count: int) -> None:
 
 @law
 def documents(subject: Subject, measure: Measure) -> None:
-    """Documents in one sequence, long ones among them, are each what they are alone."""
+    """Each document of a sequence gives what it gives alone, long ones too."""
     if subject.enc.random:
         raise NotApplicable("positions are drawn again in each call")
     sizes = [size for size in (9, 2 * subject.length + 3, 5) if subject.lengths(size)]

@@ -26,7 +26,7 @@ from pe.encodings.core.forms import matrix
 # sgl-project/sglang-jax#1472, huggingface/candle#3520: positions and phases in bfloat16.
 @law
 def precision(subject: Subject, measure: Measure) -> None:
-    """float32 logits are the float64 ones, up to position 100,000."""
+    """float32 logits equal float64 logits, up to position 100,000."""
     enc, positions = subject.build(), subject.reach(FAR)
     case = inputs(len(positions))
     double = copy.deepcopy(enc).double()
@@ -136,7 +136,7 @@ def saving(subject: Subject, measure: Measure) -> None:
 
 @law
 def form(subject: Subject, measure: Measure) -> None:
-    """What kernels make a bias of is the bias, up to what softmax forgets."""
+    """The bias spec for kernels gives the bias, up to a number per query."""
     enc, length = subject.build(), subject.lengths(1, 15, 33, 140)[-1]
     if not enc.biased or not enc.has_form:
         raise NotApplicable("it has no bias, or only a matrix")

@@ -163,7 +163,7 @@ PARTNERS = ("rope", "alibi")
 
 @law
 def composition(subject: Subject, measure: Measure) -> None:
-    """With RoPE and with ALiBi it adds up, or the refusal names both."""
+    """Added to RoPE and to ALiBi it gives the sum, or the refusal names both."""
     if subject.scheduled:
         raise NotApplicable("a schedule is added to layer by layer")
     partners = [p for p in PARTNERS if p in list_encodings() and p not in subject.parts]

@@ -226,7 +226,9 @@ class Encoding(nn.Module):
 
         It is meant for causal attention. The queries belong to the last Tq keys, and the caller
         masks the keys ahead of each query, whose values have no meaning. ``q`` and ``k`` are not
-        rotated. ``state`` is the result of `key_state` for all keys, (B, H, Tk, S).
+        rotated. For a `content_dependent` encoding ``q`` contains the model's own factors of the
+        logits, so that the logits are q k / sqrt(D). ``state`` is the result of `key_state` for all
+        keys, (B, H, Tk, S).
         """
         return None
 

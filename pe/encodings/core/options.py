@@ -113,8 +113,8 @@ def construct(name: str, part: Part, arguments: dict[str, Any]) -> Any:
         if key in CONTEXT and value is None:
             if parameter.default is parameter.empty:
                 raise ValueError(f"{name!r} needs {key}")
-        elif key != "transforms" and not _fits(value, hints.get(key, Any)):
-            raise ValueError(f"{name!r}: option {key}: expected {_word(hints[key])}, got {value!r}")
+        elif key != "transforms" and not fits(value, hints.get(key, Any)):
+            raise ValueError(f"{name!r}: option {key}: expected {word(hints[key])}, got {value!r}")
         elif isinstance(value, int) and abs(value) > LARGEST:
             raise ValueError(f"{name!r}: option {key}: expected at most {LARGEST}, got {value}")
     missing = [
@@ -129,7 +129,7 @@ def construct(name: str, part: Part, arguments: dict[str, Any]) -> Any:
     return part(**{key: arguments[key] for key in taken})
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def fits(value: Any, hint: Any) -> bool:
     """Whether a value has the type; what is no type, such as a Literal, every value has."""
     kinds = [typing.get_origin(kind) or kind for kind in _kinds(hint)]
     if any(kind in (Any, object) or not isinstance(kind, type) for kind in kinds):
@@ -148,5 +148,6 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if union else (hint,)
 
 
-def _word(hint: Any) -> str:
+def word(hint: Any) -> str:
+    """The name of a type in a message, such as ``int or str``."""
     return " or ".join(kind.__name__ for kind in _kinds(hint) if kind is not types.NoneType)
