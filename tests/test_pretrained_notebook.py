@@ -125,14 +125,22 @@ class Overflowing(RoPE):
 
 
 def test_a_variant_whose_logits_are_not_finite_finds_and_writes_nothing(place: Path) -> None:
-    run = configure_pretrained(**arguments(place, pe="test_pretrained_notebook:Overflowing"))
+    run = configure_pretrained(
+        **arguments(place, pe="test_pretrained_notebook:Overflowing", prompts=3)
+    )
     record = try_out(run, quiet=True)
+    assert run.read() == record, "the record allows it"
     untouched, adapted = (record["outcomes"][v] for v in ("untouched", "adapted"))
     assert untouched["sample"]
     assert adapted["sample"] is None
+    cell = adapted["needles"]["tasks"]["passkey"]["512"]
+    assert (cell["prompts"], cell["reason"]) == (None, "no value: the logits are not finite")
+    cells = untouched["needles"]["tasks"]["passkey"]
+    cells |= {n: cells["512"] | {"prompts": "111"} for n in ("128", "512")}  # as if it found all
+    assert results.discordant(record, "untouched", "passkey") is not None
+    assert results.discordant(record, "adapted", "passkey") is None
     assert adapted["perplexity"]["128"]["reason"] == "no value: the loss is not finite"
     assert "No text: the logits are not finite." in page.samples(record).data
-    assert run.read() == record, "the record allows it"
 
 
 def test_training_without_rotation_lowers_the_loss_and_saves_a_model_that_loads(
