@@ -183,6 +183,19 @@ def test_the_table_is_the_three_records_of_each_run(everything: Studies) -> None
         assert float(line[2].replace(",", "")) == pytest.approx(cells["1024"]["value"], rel=0.01)
 
 
+def test_a_perplexity_that_is_too_large_for_a_number_is_a_dash(everything: Studies) -> None:
+    row = everything.rows("extend")["pi"]
+    record = row.runs[0].read()
+    cell = record["conversion"]["converted"]["2048"]
+    before = dict(cell)
+    cell |= {"value": None, "nll": 800.0, "reason": "the perplexity is too large for a number"}
+    try:
+        (tuned,) = finetuned.fine_tuned([row])
+    finally:
+        cell |= before
+    assert tuned.extended[2048] is None
+
+
 def test_methods_are_compared_with_the_control_window_by_window(everything: Studies) -> None:
     rows = everything.rows("extend")
     text = markdown.table(list(rows.values()), ["ppl"], base=rows["rope"], tokens=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -46,6 +47,15 @@ def test_a_difference_over_seeds_decides_and_one_that_could_be_chance_does_not()
     assert verdict(one, a=LOW, b=HIGH).verdict == Verdict.FAILS
     assert verdict(one, a={0: 0.1, 1: 0.9}, b={0: 0.2, 1: 0.7}).verdict == Verdict.UNDECIDED
     assert verdict(one, a={0: 0.9}, b={0: 0.1}).verdict == Verdict.UNDECIDED, "one seed"
+
+
+def test_perplexities_are_compared_in_nats() -> None:
+    """Twice as high in every seed: the gaps are equal in nats, and 100 times apart otherwise."""
+    low, high = {0: 10.0, 1: 1000.0}, {0: 20.0, 1: 2000.1}
+    one = claim(ABOVE)
+    assert verdict(one, a=high, b=low).verdict == Verdict.UNDECIDED
+    values = {A: Value(high, "", geometric=True), B: Value(low, "", geometric=True)}
+    assert judge(one, values.get).verdict == Verdict.HOLDS  # type: ignore[arg-type]
 
 
 def test_small_models_of_different_experiments_are_not_compared() -> None:
@@ -125,6 +135,11 @@ def test_language_models_are_addressed_by_encoding_or_by_run(tmp_path: Path) -> 
     assert both.mean == pytest.approx((both.by_seed[0] * both.by_seed[1]) ** 0.5), "in nats"
     assert values("runs:demo/alibi.ppl@2x") is None
     assert values("runs:domo/rope.ppl@2x") is None
+    evaluation = tmp_path / "demo" / "rope-s1-45798220" / "evaluation.json"
+    record = json.loads(evaluation.read_text())
+    record["perplexity"]["512"] |= {"value": None, "reason": "no value: the loss is not finite"}
+    evaluation.write_text(json.dumps(record))
+    assert Values(tmp_path)("runs:demo/rope.ppl@2x") is None, "a seed of two is no mean of both"
 
 
 def test_small_models_are_addressed_by_task_options_and_positions() -> None:

@@ -35,6 +35,7 @@ from pe.figures.attention import entropy_by_length
 from pe.model import PEForCausalLM
 from pe.model.layers import Block
 from pe.model.loss import token_losses
+from pe.notebooks import page
 from pe.recipes.recipe import Recipe
 from pe.results import quantities
 from pe.runs import Run, RunBusy, RunError
@@ -301,6 +302,17 @@ def test_a_sample_longer_than_the_last_position_is_refused_in_one_line(
     for tokens in (34 - used, 0):
         with pytest.raises(ValueError, match=f"tokens: {tokens} after a prompt of {used}.*1 to"):
             pe.sample(run, prompt, tokens=tokens)
+
+
+def test_logits_that_are_not_finite_write_no_text(trained: Callable[..., Run]) -> None:
+    run = trained()
+    model = load_model(run)
+    with torch.no_grad():
+        model.lm_head.weight[3] = math.nan
+    model.save_pretrained(run.checkpoint)
+    with pytest.raises(module.NotFinite, match="the logits are not finite"):
+        pe.sample(run, "the cat", tokens=2)
+    assert page.sample(run).data == "No text: the logits are not finite."
 
 
 def test_the_residual_stream_can_be_read_in_float32_and_the_record_says_so(

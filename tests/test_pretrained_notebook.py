@@ -19,6 +19,7 @@ import pytest
 import torch
 import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
@@ -30,6 +31,7 @@ from transformers import (
 import pe
 from pe.data import Batches
 from pe.data.shards import Split
+from pe.encodings.rope import RoPE
 from pe.figures import pretrained as figures
 from pe.notebooks import pretrained_page as page
 from pe.notebooks.parameters import configure_pretrained
@@ -110,6 +112,35 @@ def test_variants_are_judged_on_the_same_tokens_and_recorded(place: Path) -> Non
     assert drawn[:2] == ["untouched", "YaRN, factor 4"]
     (place / "tiny" / "model.safetensors").unlink()
     assert try_out(run, quiet=True) == record, "a complete record needs no weights"
+
+
+class Overflowing(RoPE):
+    """Finite up to position 63, where the sample begins."""
+
+    def rotate(
+        self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, tables: Any = None
+    ) -> tuple[Tensor, Tensor]:
+        q, k = super().rotate(q, k, q_positions, k_positions, tables)
+        return q, k * torch.where(k_positions < 64, 1.0, math.inf)[:, None, :, None]
+
+
+def test_a_variant_whose_logits_are_not_finite_finds_and_writes_nothing(place: Path) -> None:
+    run = configure_pretrained(
+        **arguments(place, pe="test_pretrained_notebook:Overflowing", prompts=3)
+    )
+    record = try_out(run, quiet=True)
+    assert run.read() == record, "the record allows it"
+    untouched, adapted = (record["outcomes"][v] for v in ("untouched", "adapted"))
+    assert untouched["sample"]
+    assert adapted["sample"] is None
+    cell = adapted["needles"]["tasks"]["passkey"]["512"]
+    assert (cell["prompts"], cell["reason"]) == (None, "no value: the logits are not finite")
+    cells = untouched["needles"]["tasks"]["passkey"]
+    cells |= {n: cells["512"] | {"prompts": "111"} for n in ("128", "512")}  # as if it found all
+    assert results.discordant(record, "untouched", "passkey") is not None
+    assert results.discordant(record, "adapted", "passkey") is None
+    assert adapted["perplexity"]["128"]["reason"] == "no value: the loss is not finite"
+    assert "No text: the logits are not finite." in page.samples(record).data
 
 
 def test_training_without_rotation_lowers_the_loss_and_saves_a_model_that_loads(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +36,7 @@ from pe.evaluation.scorer import Scorer
 from pe.model import PEForCausalLM
 from pe.model.config import PEConfig
 from pe.runs import Run
+from pe.runs.models.evaluation import Needles, Retrieval
 
 LENGTH = 160
 DIGITS = 5
@@ -215,6 +218,24 @@ def test_counts_are_of_the_right_things(tokenizer: Any, split: Split) -> None:
     right, greedy = hits(scorer_of(talkative, tokenizer, split), made, text.digit_ids)
     assert right.all()
     assert not greedy.any()
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_logits_that_are_not_finite_find_no_number(
+    broken: float, tokenizer: Any, split: Split
+) -> None:
+    """A maximum is the first NaN: without a check every model that diverged says one digit."""
+    reader: Any = Reader(lambda ids: [])
+    reader.lm_head = lambda hidden: hidden + broken
+    for tasks in (("multikey",), ()):
+        found = evaluate_retrieval(scorer_of(reader, tokenizer, split), tasks, 3 * len(DEPTHS))
+        (part,) = found.values()
+        for cells in part["tasks"].values():
+            for cell in cells.values():
+                assert cell["reason"] == "no value: the logits are not finite"
+                assert {value for name, value in cell.items() if name != "reason"} == {None}
+        model = Needles if tasks else Retrieval
+        model.model_validate(json.loads(json.dumps(part, allow_nan=False)))
 
 
 def test_greedy_scores_are_those_of_greedy_decoding(tokenizer: Any, split: Split) -> None:

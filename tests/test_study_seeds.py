@@ -9,10 +9,10 @@ import book_records
 import pytest
 from study_rows import row
 
-from pe.results.difference import order
+from pe.results.difference import NO_DIFFERENCE, difference, order
 from pe.results.intervals import wilson
 from pe.results.markdown import table
-from pe.results.measure import measure, write
+from pe.results.measure import measure, predicted, write
 from pe.results.rows import Row
 
 T2 = 12.706
@@ -80,6 +80,28 @@ def test_a_row_of_more_seeds_does_not_take_the_tests_of_the_others(tmp_path: Pat
 
 def table_cell(row: Row, base: Row) -> str:
     return book_records.lines(table([row], ["ppl@1x"], base=base))[1][2]
+
+
+def test_seeds_that_disagree_by_more_than_the_prompts_leave_either_sign(tmp_path: Path) -> None:
+    """The prompts alone show a difference; the interval over two seeds that differ reaches -1."""
+    base = seeds(tmp_path, "rope", {0: 0.0, 1: 0.0}, {0: 2, 1: 5})
+    more = seeds(tmp_path, "pope", {0: 0.0, 1: 0.0}, {0: 10, 1: 6})
+    gap = difference(more, base, "needle@1x")
+    assert gap.interval is not None
+    assert (gap.interval.low, gap.interval.high) == (-1.0, 1.0)
+    assert gap.verdict == NO_DIFFERENCE
+
+
+def test_differences_without_a_test_are_in_no_correction(tmp_path: Path) -> None:
+    """A loss of one seed has no p; shares by depth that are not matched have Fisher's."""
+    base, other = (seeds(tmp_path, pe, {0: 0.1}, {0: n}) for pe, n in (("rope", 5), ("pope", 6)))
+    text = table([other], ["validation_loss", "needle@1x"], base=base)
+    assert book_records.lines(text)[1][2:] == ["0", "+10 points<br>−19 to +37"]
+
+
+def test_the_next_seed_has_no_perplexity_below_one(tmp_path: Path) -> None:
+    apart = seeds(tmp_path, "nope", {0: 0.0, 1: 3.0}, {0: 5, 1: 5})
+    assert predicted(apart, "ppl@1x").low == 1.0
 
 
 def test_an_order_says_between_whom_a_difference_is_shown(tmp_path: Path) -> None:

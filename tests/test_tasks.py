@@ -407,7 +407,7 @@ def test_flip_flop_reads_the_bit_that_was_written_last() -> None:
             assert (targets[1::2] == IGNORE).all()
             skipped += int((tokens[::2] == 4).sum())
         assert abs(skipped / (40 * 254) - ignored) < 0.02
-    with pytest.raises(ValueError, match="length 511: expected an even number"):
+    with pytest.raises(ValueError, match="length 511: expected a multiple of 2"):
         pe.tasks.task("flip_flop", train_lengths=(511, 511))
 
 
@@ -452,7 +452,9 @@ def test_recall_asks_for_each_key_once() -> None:
         first += 16 in places
     # Of 24 even distances the first is drawn most often: 1 / 3.76 of the weight, eight draws.
     assert first > 150
-    with pytest.raises(ValueError, match="an even number of at least 32"):
+    with pytest.raises(ValueError, match="length 33: expected a multiple of 2"):
+        task.example(0, 0, length=33)
+    with pytest.raises(ValueError, match="length 30: expected at least 32"):
         pe.tasks.task("associative_recall", train_lengths=(30, 64))
     with pytest.raises(ValueError, match="too few keys"):
         pe.tasks.task("associative_recall", vocabulary=16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -178,6 +179,18 @@ def test_a_task_is_learned_and_scored() -> None:
     for member, answers in zip(members, many.answers("id", 50), strict=True):
         assert answers.score.examples == 50
         assert (answers.score.token > 0.9) == (member.learning_rate == 2e-2)
+
+
+def test_a_model_that_diverged_has_nothing_right() -> None:
+    """Its logits are NaN, and the maximum of those would be the first answer."""
+    many = Many(copying(), "rope", MEMBERS[:2], SMALL)
+    many.parameters["model.embed_tokens.weight"].data[1] = math.nan
+    well, broken = many.answers("id", 40)
+    assert math.isfinite(well.loss)
+    assert well.right.sum() == well.score.tokens_right > 0
+    assert math.isnan(broken.loss)
+    assert broken.right.sum() == broken.score.tokens_right == broken.score.examples_right == 0
+    assert broken.score.tokens == well.score.tokens
 
 
 def test_positions_that_are_not_there_have_no_score() -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
+import statistics
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -45,7 +46,7 @@ class Value(NamedTuple):
     where: str
     """Folder below the folder of runs."""
     geometric: bool = False
-    """Perplexities are averaged in nats."""
+    """Perplexities are averaged and compared in nats."""
     samples: int | None = None
     """Of a share that is computed without training: of how many samples. None where it depends on a
     seed of training."""
@@ -53,10 +54,12 @@ class Value(NamedTuple):
     @property
     def mean(self) -> float:
         """Over seeds."""
-        values = list(self.by_seed.values())
-        if self.geometric:
-            return math.exp(sum(map(math.log, values)) / len(values))
-        return sum(values) / len(values)
+        mean = statistics.fmean(map(self.scale, self.by_seed.values()))
+        return math.exp(mean) if self.geometric else mean
+
+    def scale(self, value: float) -> float:
+        """Return a value on the scale on which seeds are averaged and compared."""
+        return math.log(value) if self.geometric else value
 
     def of(self, seeds: Collection[int]) -> Value:
         """Return the value of these seeds only."""
@@ -108,8 +111,7 @@ class Values:
             named = table["run"] == subject
         scratch = (table["pe"] == subject) & table["start_from"].isna()
         mine = table[(named if named.any() else scratch) & (table["status"] == "complete")]
-        mine = mine[mine[quantity].notna()]
-        if mine.empty:
+        if mine.empty or mine[quantity].isna().any():  # some of the seeds are another quantity
             return None
         if mine["seed"].duplicated().any():
             raise ValueError(

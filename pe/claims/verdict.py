@@ -8,10 +8,10 @@
     does not hold         none is
     depends               some are; which, is said
 
-A difference counts if the 95% interval of the paired differences over seeds excludes zero; of
-shares that are computed without training, Newcombe's interval of their difference. One seed decides
-bounds, which the verdict then says, and no comparison. Small models of different experiments, which
-may differ in steps or sizes, are not compared.
+A difference counts if the 95% interval of the paired differences over seeds, of perplexities in
+nats, excludes zero; of shares that are computed without training, Newcombe's interval of their
+difference. One seed decides bounds, which the verdict then says, and no comparison. Small models of
+different experiments, which may differ in steps or sizes, are not compared.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from pe.claims.ledger import Claim, Condition, NotTestable
 from pe.claims.values import Value, Values
-from pe.results.intervals import Interval, mean_interval, newcombe, wilson
+from pe.results.intervals import Interval, mean_interval, newcombe, paired, wilson
 
 
 class Verdict(StrEnum):
@@ -129,7 +129,8 @@ def _above(value: Value, other: Value) -> bool | None:
         seeds = sorted(value.by_seed.keys() & other.by_seed.keys())
         if len(seeds) < 2:
             return None
-        interval = mean_interval([value.by_seed[s] - other.by_seed[s] for s in seeds])
+        one, two = ([x.scale(x.by_seed[s]) for s in seeds] for x in (value, other))
+        interval = mean_interval(paired(one, two))
     if interval.low > 0:
         return True
     return False if interval.high < 0 else None

@@ -5,7 +5,8 @@ get the same prompts (`pe.data.needles`). Scores are teacher-forced: one forward
 logits of all digits of all answers, and a prompt is right if every digit of every answer is right.
 The model chooses among the ten digits, where a guess is right with probability 1/10 per digit, or,
 for ``greedy``, among the whole vocabulary. The latter equals greedy decoding, because a prompt
-counts as right only if all digits before are right.
+counts as right only if all digits before are right. A length at which logits of answers are not
+finite has no value, as in perplexities.
 
 Two controls take the answer out of the text: the needle is ``removed``, or it states ``another``
 number. A model that scores on these does not take its answers from the text.
@@ -23,7 +24,7 @@ from torch import Tensor
 from pe._errors import PositionError
 from pe.data.needles import DEPTHS, VARIANTS, NeedleText, Prompt, even_depth, texts_of
 from pe.data.shards import Split
-from pe.evaluation.scorer import Scorer, no_value
+from pe.evaluation.scorer import NotFinite, Scorer, no_value
 
 SEED, EARLIER_SEED = 20_240_404, 20_231_111
 """The seeds of the prompts; they are the same for every model and every training seed."""
@@ -91,17 +92,29 @@ def hits(scorer: Scorer, asked: Sequence[Prompt], digit_ids: np.ndarray) -> np.n
 
     Args:
         digit_ids: (10,) tokens of the digits.
+
+    Raises:
+        NotFinite: some logits are not finite.
+        PositionError: the encoding has too few positions.
     """
     places = np.stack([p.places for p in asked])
 
     def best(hidden: Tensor, some: slice) -> Tensor:
         choices = torch.from_numpy(digit_ids).to(hidden.device)
         logits: Tensor = scorer.model.lm_head(answer_states(hidden, places[some])).float()
-        return torch.stack((choices[logits[..., choices].argmax(-1)], logits.argmax(-1)), 1)
+        return torch.stack((choices[_largest(logits[..., choices])], _largest(logits)), 1)
 
     answers = digit_ids[np.stack([p.digits for p in asked])]
     right: np.ndarray = scorer.apply(np.stack([p.ids for p in asked]), best) == answers[:, None]
     return right.swapaxes(0, 1)
+
+
+def _largest(logits: Tensor) -> Tensor:
+    """Return the index of the largest logit, (..., n) -> (...), if that is finite."""
+    values, indices = logits.max(dim=-1)
+    if not values.isfinite().all():
+        raise NotFinite
+    return indices
 
 
 def evaluate_retrieval(
@@ -132,7 +145,7 @@ def evaluate_retrieval(
                 with scorer.temperature((temperatures or {}).get(length)):
                     measure = _cell if tasks else _cell_by_depth
                     cells[str(length)] = measure(scorer, text, length, count)
-            except PositionError as error:
+            except (PositionError, NotFinite) as error:
                 names = ("prompts",) if tasks else ("exact", "greedy", "digits", "controls")
                 cells[str(length)] = dict.fromkeys(names) | {"reason": no_value(error)}
     digits = text.task.digits

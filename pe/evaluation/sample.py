@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from pe.evaluation.load import load_model, load_tokenizer
+from pe.evaluation.scorer import NotFinite
 from pe.runs import Run, checked
 from pe.training.build import max_positions
+
+
+class _Finite(LogitsProcessor):
+    """Lets finite logits pass."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        # Other processors may have set single tokens to -inf, but never all of them.
+        if not scores.amax(dim=-1).isfinite().all():
+            raise NotFinite
+        return scores
+
+
+FINITE = LogitsProcessorList([_Finite()])
+"""Stops ``generate`` with `NotFinite`. Otherwise a greedy decoder would write the token whose logit
+is the first NaN."""
 
 
 def sample(run: Run, prompt: str = "", tokens: int = 64, seed: int = 0) -> str:
@@ -23,6 +41,7 @@ def sample(run: Run, prompt: str = "", tokens: int = 64, seed: int = 0) -> str:
 
     Raises:
         RunError: the run's weights are not on this machine.
+        NotFinite: the model's logits are not finite.
         ValueError: prompt and continuation take more positions than the encoding has, or
             ``tokens`` is less than 1.
     """
@@ -45,6 +64,7 @@ def sample(run: Run, prompt: str = "", tokens: int = 64, seed: int = 0) -> str:
         temperature=0.8,
         top_k=40,
         pad_token_id=tokenizer.pad_token_id,
+        logits_processor=FINITE,
     )
     text: str = tokenizer.decode(out[0], skip_special_tokens=True)
     return text

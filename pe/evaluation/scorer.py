@@ -44,6 +44,15 @@ NO_CELL = {"value": None, "nll": None, "window_nll": None}
 NOT_FINITE = "no value: the loss is not finite"
 
 
+class NotFinite(ArithmeticError):
+    """A model's logits are not finite, so they name no token."""
+
+    reason = "the logits are not finite"
+
+    def __init__(self) -> None:
+        super().__init__(self.reason)
+
+
 def text_of(run: Run) -> TokenData:
     """Return the prepared corpus of a trained run.
 
@@ -215,7 +224,7 @@ class Scorer:
             config.length_temperature = before
 
 
-def no_value(error: PositionError) -> str:
+def no_value(error: PositionError | NotFinite) -> str:
     """Return the reason that a record has in place of a value."""
     return f"no value: {error.reason}"
 

@@ -265,11 +265,14 @@ def attention(run: Run) -> Markdown:
 def sample(run: Run, prompt: str = "", tokens: int = 64) -> Markdown:
     """Show text that the trained model writes, or why there is none."""
     import pe
+    from pe.evaluation.scorer import NotFinite
 
     try:
         text = pe.sample(run, prompt, tokens)
     except RunError:
         return show("The weights of this run are not on this machine: records travel, they do not.")
+    except NotFinite as error:
+        return show(f"No text: {error}.")
     fence = "`" * 4
     return show(f"{fence}text\n{text}\n{fence}")
 

@@ -77,10 +77,12 @@ def _number(value: float) -> str:
 def samples(record: dict[str, Any]) -> Markdown:
     """Show how each variant continues the same beginning."""
     fence = "`" * 4
-    parts = [
-        f"**{WORDS[v]}**\n\n{fence}text\n{outcome['sample']}\n{fence}"
-        for v, outcome in record["outcomes"].items()
-    ]
+    parts = []
+    for v, outcome in record["outcomes"].items():
+        text = f"{fence}text\n{outcome['sample']}\n{fence}"
+        if outcome["sample"] is None:
+            text = "No text: the logits are not finite."
+        parts.append(f"**{WORDS[v]}**\n\n{text}")
     return show("\n\n".join(parts))
 
 

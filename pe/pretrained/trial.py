@@ -23,7 +23,8 @@ from pe.data import Batches, TokenData, prepare
 from pe.data.needles import texts_of
 from pe.evaluation.longrope.search import search_factors
 from pe.evaluation.retrieval import evaluate_retrieval
-from pe.evaluation.scorer import Log, Scorer
+from pe.evaluation.sample import FINITE
+from pe.evaluation.scorer import Log, NotFinite, Scorer
 from pe.pretrained.adapt import Adapted, read_host
 from pe.pretrained.judged import Judged
 from pe.pretrained.load import load
@@ -212,16 +213,19 @@ class _Trial:
         return {"no_needles": None, **evaluate_retrieval(some, TASKS, self.settings.prompts)}
 
     @torch.no_grad()
-    def _sample(self, model: Any) -> str:
-        """Return a continuation of the first tokens of the test split."""
+    def _sample(self, model: Any) -> str | None:
+        """Continue the first tokens of the test split; None if the logits are not finite."""
         prompt, more = SAMPLE
         ids = torch.tensor(self.scorer.split.tokens[:prompt].astype("int64"), device=model.device)
         tokenizer = self.scorer.data.tokenizer
         with devices.autocast(self.recipe.precision, model.device):
-            out = model.generate(
-                ids[None], attention_mask=torch.ones_like(ids[None]), max_new_tokens=more,
-                do_sample=False, pad_token_id=tokenizer.pad_token_id,
-            )  # fmt: skip
+            try:
+                out = model.generate(
+                    ids[None], attention_mask=torch.ones_like(ids[None]), max_new_tokens=more,
+                    do_sample=False, pad_token_id=tokenizer.pad_token_id, logits_processor=FINITE,
+                )  # fmt: skip
+            except NotFinite:
+                return None
         return str(tokenizer.decode(out[0, prompt:], skip_special_tokens=True))
 
     def _train(self, model: Any, data: TokenData) -> Recalibration:

@@ -133,10 +133,8 @@ def _of_shares(both: Sequence[tuple[Row, str]], quantity: str, gaps: Sequence[fl
     if len(gaps) < 2:
         return Difference(quantity, prompts.value, prompts, p, over)
     p = max(p, intervals.p_of_mean(gaps))
-    interval = over_seeds(gaps, prompts)
-    return Difference(
-        quantity, interval.value, replace(interval, low=max(-1.0, interval.low)), p, "seeds"
-    )
+    interval = over_seeds(gaps, prompts, least=-1.0)
+    return Difference(quantity, interval.value, interval, p, "seeds")
 
 
 def _discordant(both: Sequence[tuple[Row, str]]) -> tuple[int, int] | None:

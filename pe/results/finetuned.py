@@ -7,7 +7,6 @@ third of three rows that score the same targets. Imports no torch.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -59,9 +58,8 @@ def fine_tuned(rows: Sequence[Row]) -> list[FineTuned]:
 def _mean(cells: Sequence[Mapping[str, Any]]) -> dict[int, float | None]:
     perplexities: dict[int, float | None] = {}
     for at in cells[0]:
-        losses = [seed[at]["nll"] for seed in cells]
-        lost = any(loss is None for loss in losses)
-        perplexities[int(at)] = None if lost else math.exp(statistics.fmean(losses))
+        values = [seed[at]["value"] for seed in cells]
+        perplexities[int(at)] = None if None in values else statistics.geometric_mean(values)
     return dict(sorted(perplexities.items()))
 
 

@@ -196,8 +196,8 @@ def _gaps(
     }
     over = {gap.over for gap in gaps.values()}
     kind = next((kind for kind in ("seeds", "prompts", "windows") if kind in over), "")
-    tested = [key for key, gap in gaps.items() if gap.over == kind]
-    adjusted = holm([p for key in tested if (p := gaps[key].p) is not None])
+    tested = {key: gap.p for key, gap in gaps.items() if gap.over == kind and gap.p is not None}
+    adjusted = holm(list(tested.values()))
     bold = {key for key, p in zip(tested, adjusted, strict=True) if p < LEVEL}
     lines = []
     for row in others:

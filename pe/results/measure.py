@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pe.results import intervals, quantities
@@ -56,13 +56,20 @@ def measure(row: Row, quantity: str) -> Cell:
         limit = quantities.vocabulary(row.runs[0])
         if len(values) < 2:
             return Cell(values[0], limit=limit)
-        nats = intervals.mean_interval([math.log(value) for value in values])
-        low, high = max(nats.low, 0.0), min(nats.high, 700.0)  # no perplexity is below 1
-        value = math.exp(nats.value)
-        return Cell(value, Interval(value, math.exp(low), math.exp(high), nats.n), limit=limit)
+        interval = _of_perplexities(intervals.mean_interval, values)
+        return Cell(interval.value, interval, limit=limit)
     if len(set(values)) < 2:
         return Cell(values[0])
     return Cell(statistics.fmean(values), intervals.mean_interval(values))
+
+
+def _of_perplexities(
+    interval: Callable[[Sequence[float]], Interval], values: Sequence[float]
+) -> Interval:
+    """Return the interval of losses in nats, as perplexities. None of these is below 1."""
+    nats = interval([math.log(value) for value in values])
+    low, high = max(nats.low, 0.0), min(nats.high, 700.0)
+    return Interval(math.exp(nats.value), math.exp(low), math.exp(high), nats.n)
 
 
 def right_and_asked(row: Row, quantity: str) -> tuple[int, int]:
@@ -77,13 +84,16 @@ def right_and_asked(row: Row, quantity: str) -> tuple[int, int]:
     return right, asked
 
 
-def over_seeds(values: Sequence[float], prompts: Interval) -> Interval:
-    """Return the interval of shares or of their differences, at least as wide as ``prompts``."""
+def over_seeds(values: Sequence[float], prompts: Interval, least: float = 0.0) -> Interval:
+    """Return the interval of shares or of their differences, at least as wide as ``prompts``.
+
+    Args:
+        least: the lowest possible value: 0 for shares, -1 for their differences.
+    """
     if len(values) < 2:
         return prompts
     seeds = intervals.mean_interval(values)
-    floor = -1.0 if prompts.low < 0 or seeds.value < 0 else 0.0
-    low, high = max(floor, min(seeds.low, prompts.low)), min(1.0, max(seeds.high, prompts.high))
+    low, high = max(least, min(seeds.low, prompts.low)), min(1.0, max(seeds.high, prompts.high))
     return Interval(seeds.value, low, high, seeds.n)
 
 
@@ -185,8 +195,7 @@ def predicted(row: Row, quantity: str) -> Interval:
     values = [recorded(row, run, quantity) for run in row.runs]
     where = quantities.at(quantity)
     if where and where.is_perplexity:
-        nats = intervals.prediction([math.log(value) for value in values])
-        return Interval(math.exp(nats.value), math.exp(nats.low), math.exp(nats.high), nats.n)
+        return _of_perplexities(intervals.prediction, values)
     return intervals.prediction(values)
 
 

@@ -155,17 +155,18 @@ def more_than_cut(record: Record, variant: str, task: str) -> list[Difference | 
 def discordant(record: Record, variant: str, task: str) -> tuple[int, int] | None:
     """Prompts beyond the training length that only the variant, and that only the cut text answers.
 
-    None unless the untouched model answers every prompt of its training length: otherwise it is not
-    known which prompts it would answer in the cut text.
+    None where an answer is missing, and unless the untouched model answers every prompt of its
+    training length: otherwise it is not known which prompts it would answer in the cut text.
     """
     near = answers(record, UNTOUCHED, task, _read(record, trained_length(record)))
     if near is None or "0" in near:
         return None
     only = other = 0
     for n in beyond(record):
-        for right, there in zip(
-            answers(record, variant, task, n) or "", uncut(record, n), strict=True
-        ):
+        own = answers(record, variant, task, n)
+        if own is None:
+            return None
+        for right, there in zip(own, uncut(record, n), strict=True):
             only += right == "1" and not there
             other += right == "0" and there
     return only, other

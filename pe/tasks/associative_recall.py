@@ -12,7 +12,7 @@ of distribution. The vocabulary has 512 tokens, the authors' has 8,192.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -37,6 +37,7 @@ class AssociativeRecall(Task):
     Lengths are in tokens, even, and at least four times the number of pairs.
     """
 
+    step: ClassVar[int] = 2  # a key and a value
     pairs: Annotated[int, Field(ge=1)] = 8
     vocabulary: Annotated[int, Field(ge=4, multiple_of=2)] = 512
     power: Annotated[float, Field(gt=0)] = 0.01
@@ -53,10 +54,9 @@ class AssociativeRecall(Task):
 
     def refuse_length(self, length: int) -> None:
         super().refuse_length(length)
-        if length % 2 or length < 4 * self.pairs:
+        if length < 4 * self.pairs:
             raise ValueError(
-                f"length {length}: expected an even number of at least {4 * self.pairs}, four "
-                "tokens per pair"
+                f"length {length}: expected at least {4 * self.pairs}, four tokens per pair"
             )
 
     @property
@@ -69,10 +69,6 @@ class AssociativeRecall(Task):
 
     def max_tokens(self, length: int) -> int:
         return length
-
-    def draw_length(self, draws: Draws, split: str) -> int:
-        low, high = self.lengths(split)
-        return 2 * draws.integer(low // 2, high // 2 + 1)
 
     def make(self, draws: Draws, length: int, split: str) -> Example:
         half, told = self.vocabulary // 2, 2 * self.pairs

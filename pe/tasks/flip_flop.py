@@ -34,19 +34,13 @@ class FlipFlop(Task):
 
     splits: ClassVar[tuple[str, ...]] = ("train", "id", "ood_sparse", "ood_dense")
     shortest: ClassVar[int] = 4
+    step: ClassVar[int] = 2  # an instruction and a bit
     same_lengths: ClassVar[bool] = True
     ignored: Annotated[float, Field(ge=0, le=1)] = 0.8
     sparse: Annotated[float, Field(ge=0, le=1)] = 0.98
     dense: Annotated[float, Field(ge=0, le=1)] = 0.1
     train_lengths: Lengths = (512, 512)
     ood_lengths: Lengths = (512, 512)
-
-    def refuse_length(self, length: int) -> None:
-        super().refuse_length(length)
-        if length % 2:
-            raise ValueError(
-                f"length {length}: expected an even number, for pairs of an instruction and a bit"
-            )
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -58,10 +52,6 @@ class FlipFlop(Task):
 
     def max_tokens(self, length: int) -> int:
         return length - 1
-
-    def draw_length(self, draws: Draws, split: str) -> int:
-        low, high = self.lengths(split)
-        return 2 * draws.integer(low // 2, high // 2 + 1)
 
     def _ignored(self, split: str) -> float:
         return {"ood_sparse": self.sparse, "ood_dense": self.dense}.get(split, self.ignored)

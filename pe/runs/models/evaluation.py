@@ -85,7 +85,7 @@ class NeedleCell(Part):
 
     prompts: str | None
     """1 for each prompt whose answers are all right and 0 for the others, in an order that is the
-    same for every model; null where the model cannot be run."""
+    same for every model; null where the model cannot be run, or its logits are not finite."""
     numbers: float | None = None
     """Share of the numbers that are right."""
     digits: float | None = None

@@ -59,8 +59,9 @@ class Outcome(Measures):
     seconds: Seconds
     taken_from: str | None = None
     """The record of the same study that it was taken from; null where it was measured here."""
-    sample: str
-    """A continuation of the first tokens of the test split, without drawing (greedy)."""
+    sample: str | None
+    """A continuation of the first tokens of the test split, without drawing (greedy); null where
+    the logits are not finite."""
 
 
 class Step(Part):

@@ -136,6 +136,7 @@ class Task(Options, ABC):
         splits: "train", "id" (in distribution: more examples like those of training) and one or
             more splits out of distribution.
         shortest: the least length that an example can have.
+        step: all lengths are multiples of this number.
         same_lengths: the splits out of distribution differ from training by more than their
             lengths, so they may use the lengths of training.
         later: options that were added after the first records. An experiment's name contains them
@@ -145,6 +146,7 @@ class Task(Options, ABC):
     name: ClassVar[str] = ""
     splits: ClassVar[tuple[str, ...]] = ("train", "id", "ood")
     shortest: ClassVar[int] = 1
+    step: ClassVar[int] = 1
     same_lengths: ClassVar[bool] = False
     later: ClassVar[tuple[str, ...]] = ()
 
@@ -171,6 +173,16 @@ class Task(Options, ABC):
             raise ValueError(f"length: expected a whole number, got {length!r}")
         if length < self.shortest:
             raise ValueError(f"{self.name} needs a length of {self.shortest} or more, got {length}")
+        if length % self.step:
+            raise ValueError(f"length {length}: expected a multiple of {self.step}")
+
+    def allows(self, length: int) -> bool:
+        """Return whether an example can have this length."""
+        try:
+            self.refuse_length(length)
+        except ValueError:
+            return False
+        return True
 
     @property
     @abstractmethod
@@ -221,7 +233,7 @@ class Task(Options, ABC):
     def draw_length(self, draws: Draws, split: str) -> int:
         """Draw the length of an example. It is uniform unless a task overrides this method."""
         low, high = self.lengths(split)
-        return draws.integer(low, high + 1)
+        return self.step * draws.integer(low // self.step, high // self.step + 1)
 
     def example(
         self, seed: int, index: int, split: str = "train", length: int | None = None

@@ -305,6 +305,9 @@ class Many:
     ) -> list[Answers]:
         """Return scores and losses of all models on the same examples of a split.
 
+        A prediction from logits that are not finite is never right. The loss of that model is not
+        finite either, which the record shows.
+
         Args:
             seed: seed of the examples. length: None: the lengths of the split.
 
@@ -328,7 +331,8 @@ class Many:
                 with self._products():
                     logits = self.logits(tokens, mask, (1, first), rows)
                 nll[rows] += _cross_entropy(logits, wanted).double().sum(dim=1).cpu().numpy()
-                best = self._answers[logits.argmax(dim=-1)].cpu().numpy()
+                largest, index = logits.max(dim=-1)  # of a NaN, if there is one
+                best = self._answers[index].where(largest.isfinite(), IGNORE).cpu().numpy()
                 scores[-1] += [score(predicted, batch.targets) for predicted in best]
                 right[rows, :here] += ((best == batch.targets) & there).sum(axis=1)
         totals = [Score(*map(sum, zip(*own, strict=True))) for own in zip(*scores, strict=True)]

@@ -187,11 +187,15 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def lengths_of(made: Task) -> list[int]:
-    """Return the lengths that have a score each, from the shortest of any split to the longest."""
+    """Return the lengths that have a score each, from the shortest of any split to the longest.
+
+    Lengths that no example can have are left out.
+    """
     ends = [made.lengths(split) for split in made.splits]
     low, high = min(low for low, _ in ends), max(high for _, high in ends)
-    grid = {round(low + (high - low) * i / (LENGTHS - 1)) for i in range(LENGTHS)}
-    return sorted(grid | {end for pair in ends for end in pair})
+    steps = {round((low + (high - low) * i / (LENGTHS - 1)) / made.step) for i in range(LENGTHS)}
+    grid = {made.step * n for n in steps} | {end for pair in ends for end in pair}
+    return sorted(filter(made.allows, grid))
 
 
 def split_of(made: Task, length: int) -> str:
