@@ -198,11 +198,11 @@ def attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
     if softcap is not None:
-        raise ValueError("this model caps its logits (softcap), which pe.adapt does not know")
+        raise ValueError("this model caps its logits (softcap), which hooks do not do")
     if dropout:
         raise ValueError(
-            f"attention_dropout {dropout}: attention probabilities have no dropout here; set "
-            "config.attention_dropout = 0"
+            f"attention_dropout {dropout}: attention probabilities have no dropout here; load the "
+            "model with attention_dropout=0, and then adapt it"
         )
     if attention_mask is not None and attention_mask.dtype != torch.bool:
         raise ValueError(
