@@ -19,8 +19,12 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -34,7 +38,7 @@ from pe.encodings.p_rope import PRoPE
 from pe.encodings.rope import RoPE
 from pe.model.decoder import PEPreTrainedModel
 from pe.model.initialize import draw_encodings
-from pe.pretrained import hooks
+from pe.pretrained import families, hooks
 from pe.pretrained.explain import longer, main_layer, main_layer_type
 from pe.pretrained.layers import Layer, read_layers
 from pe.pretrained.length import TrainingLength, training_length
@@ -47,6 +51,11 @@ from pe.pretrained.settings import Settings
 Model = TypeVar("Model", bound=PreTrainedModel)
 PARAMETERS = "pe_encodings."
 """Prefix of the names of encodings' parameters, after the name of the decoder."""
+AUTO: tuple[Any, ...] = (
+    AutoModelForCausalLM, AutoModelForImageTextToText, AutoModel, AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification, AutoModelForTokenClassification,
+)  # fmt: skip
+"""Classes of transformers that load what an adapted model saved."""
 REFUSAL = (
     "pe.adapt saved this model: import pe.pretrained.adapt and load the folder with "
     "AutoModelForCausalLM.from_pretrained"
@@ -135,11 +144,12 @@ def _empty(host: type) -> Any:
     return object.__new__(_adapted_class(host))
 
 
-class AdaptedForCausalLM:
-    """Loads what an adapted model saved; ``AutoModelForCausalLM`` comes here by the model type."""
+class AdaptedLoader:
+    """Loads what an adapted model saved. A class of ``AUTO`` comes here by the model type."""
 
     config_class = AdaptedConfig
-    auto: Any = AutoModelForCausalLM
+    auto: Any
+    """The class of ``AUTO`` that loads the host."""
 
     @classmethod
     def from_pretrained(
@@ -148,7 +158,8 @@ class AdaptedForCausalLM:
         """Return the host with its weights, adapted as it was when it was saved.
 
         Raises:
-            ValueError: there is no such folder on this machine.
+            ValueError: there is no such folder on this machine, or it does not have all weights
+                of the class that is asked for.
         """
         from safetensors import safe_open
 
@@ -159,8 +170,12 @@ class AdaptedForCausalLM:
         made = Adaptation(**config.adaptation)
         own = AutoConfig.for_model(**saved_host(vars(config)))
         with quiet():  # the parameters of encodings are not the host's
-            model = cls.auto.from_pretrained(
-                folder, *args, config=own, **(kwargs | {"use_safetensors": True})
+            more = kwargs | {"use_safetensors": True, "output_loading_info": True}
+            model, info = cls.auto.from_pretrained(folder, *args, config=own, **more)
+        if missing := sorted(info["missing_keys"]):
+            raise ValueError(
+                f"{folder}: no {', '.join(missing)}, which a {type(model).__name__} needs; it was "
+                f"saved as {', '.join(own.architectures or ('another class',))}"
             )
         host = read_host(model)
         _hook(model, host, made, _encodings(host, made.spec, made.layers, made.options))
@@ -173,15 +188,9 @@ class AdaptedForCausalLM:
         return model
 
 
-class AdaptedForImageTextToText(AdaptedForCausalLM):
-    """The same for ``AutoModelForImageTextToText``."""
-
-    auto = AutoModelForImageTextToText
-
-
 AutoConfig.register(AdaptedConfig.model_type, AdaptedConfig)
-for loader in (AdaptedForCausalLM, AdaptedForImageTextToText):
-    loader.auto.register(AdaptedConfig, loader)
+for auto in AUTO:
+    auto.register(AdaptedConfig, type(AdaptedLoader.__name__, (AdaptedLoader,), {"auto": auto}))
 hooks.register()
 
 
@@ -313,10 +322,11 @@ def read_host(model: Any) -> Host:
 def _layers(host: Host, spec: str | None, layers: Sequence[int] | None) -> tuple[int, ...]:
     number = len(host.layers)
     if layers is not None:
-        outside = [index for index in layers if not 0 <= index < number]
-        if outside or not layers:
-            raise ValueError(f"layers: expected some of 0 to {number - 1}, got {list(layers)}")
-        return tuple(sorted(set(layers)))
+        if not isinstance(layers, Sequence) or not layers or set(layers) - set(range(number)):
+            raise ValueError(
+                f"layers: expected some of 0 to {number - 1} in a list, got {layers!r}"
+            )
+        return tuple(sorted(set(map(int, layers))))
     if spec is not None and len(parse(spec)) > 1:
         return tuple(range(number))
     rotating = [i for i, layer in enumerate(host.layers) if layer.rope is not None]
@@ -375,8 +385,8 @@ def _refuse_late_embedding(spec: str, chosen: Sequence[int]) -> None:
             if getattr(part, "embeds", False) and (layer != layers[0] or 0 not in chosen):
                 raise ValueError(
                     f"{spec!r} for layers {list(chosen)}: {name} acts on the token embeddings, "
-                    "once for all layers, so it has to be in the first part of a schedule, and "
-                    "layer 0 among the layers"
+                    "once for all layers; name it in the first part of a schedule only, and let "
+                    "layers begin with 0"
                 )
 
 
@@ -391,12 +401,12 @@ def _factor_of(enc: Encoding, rope: Rope) -> float | None:
 
 
 def _plain(
-    host: Host, spec: str, wanted: Mapping[int, Encoding], length: int | None, even_by_length: bool
+    host: Host, spec: str, wanted: Mapping[int, Encoding], length: int | None, asked: bool
 ) -> Settings | str:
     """Return the settings of transformers for the encodings of layers, or why there are none.
 
     Args:
-        length: as in `adapt`. even_by_length: also for frequencies that depend on the length.
+        length: as in `adapt`. asked: also settings that give other logits than hooks would.
     """
     chosen = list(wanted)
     main, types = host.main, getattr(host.source.config, "layer_types", None) or ()
@@ -413,8 +423,11 @@ def _plain(
     enc = wanted[chosen[0]]
     if len(parse(spec)) > 1:
         return "a schedule of layers is no setting of transformers"
-    if enc.length_dependent and not even_by_length:
+    if enc.length_dependent and not asked:
         return "transformers keeps cached keys rotated as for a shorter text"
+    cancelled = not asked and families.cancels_magnitude(host.source.config)
+    if cancelled and isinstance(enc, RoPE) and float(enc.frequencies().magnitude) != 1:
+        return "the model normalises away what it multiplies cosines and sines by"
     factor = max((getattr(t, "factor", 1.0) for t in getattr(enc, "transforms", ())), default=1.0)
     longest = max(int(host.source.config.max_position_embeddings), host.training.original)
     unit = host.main.unit(host.training.tokens)
@@ -423,10 +436,10 @@ def _plain(
 
 
 def _set(model: Any, host: Host, settings: Settings) -> None:
-    """Write the settings into the configuration, and build anew what transformers makes of them.
+    """Write the settings into the configuration, and do what loading a model with them would do.
 
-    That is the rotary module, and in latent attention the scale of the logits, which depends on
-    YaRN's ``mscale_all_dim``.
+    Some models have several rotary modules, and latent attention scales its logits by YaRN's
+    ``mscale_all_dim``. So a model without weights is built, to copy these from.
     """
     inner: Any = settings.transformers
     for key in host.source.inside:
@@ -434,15 +447,16 @@ def _set(model: Any, host: Host, settings: Settings) -> None:
     for name, value in inner.items():
         setattr(host.source.config, name, value)
     decoder = _decoder(model)
-    with quiet():
-        decoder.rotary_emb = type(decoder.rotary_emb)(config=host.source.config).to(model.device)
-        if not host.main.latent:
-            return
-        with torch.device("meta"):
-            like_loaded = type(model)(copy.deepcopy(model.config))
-    for module, loaded in zip(model.modules(), like_loaded.modules(), strict=True):
-        if isinstance(getattr(loaded, "scaling", None), float):
-            module.scaling = loaded.scaling
+    with quiet(), torch.device("meta"):
+        like_loaded = _decoder(type(model)(model.config))
+    for name, built in like_loaded.named_modules():
+        module = decoder.get_submodule(name)
+        if type(built).__name__.endswith("RotaryEmbedding"):
+            with quiet():
+                rotary = type(built)(config=built.config)
+            decoder.set_submodule(name, rotary.to(next(module.buffers()).device))
+        elif isinstance(getattr(built, "scaling", None), float):
+            module.scaling = built.scaling
 
 
 def _hook(new: Any, host: Host, adaptation: Adaptation, wanted: Mapping[int, Encoding]) -> None:

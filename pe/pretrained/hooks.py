@@ -61,6 +61,13 @@ class RotaryPositions(nn.Module):
         super().__init__()
         self.host = host
 
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the host's module, where this one does not have it."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("host"), name)
+
     def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Call:
         """Return what the host passes to its layers as ``position_embeddings``."""
         if position_ids.dim() != 2:

@@ -140,6 +140,8 @@ def with_settings(now: Rope, kind: str, original: int, **settings: Any) -> Rope:
         kept.setdefault("partial_rotary_factor", now.share)
     if "llama_4_scaling_beta" in kept:  # the temperature counts from it, whatever scales
         kept["original_max_position_embeddings"] = now.settings["original_max_position_embeddings"]
+    if "short_mscale" in kept and "attention_factor" in settings:  # families.OWN_MAGNITUDE
+        kept |= dict.fromkeys(("short_mscale", "long_mscale"), settings["attention_factor"])
     block: dict[str, Any] = {"rope_type": kind, "rope_theta": now.base} | kept | settings
     return now.model_copy(
         update={
