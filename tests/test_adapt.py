@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 from pathlib import Path
@@ -16,6 +17,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
     BertConfig,
     BertForMaskedLM,
     BloomConfig,
@@ -29,7 +31,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import pe
 from pe.encodings import list_encodings
 from pe.model import PEForCausalLM
-from pe.pretrained.adapt import Adapted
+from pe.pretrained.adapt import Adapted, _compare, _logits
 from pe.pretrained.load import load
 
 SIZES: dict[str, Any] = {
@@ -314,6 +316,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"spec": "yarm"}, "unknown encoding 'yarm'"),
     ({"spec": "yarn", "factr": 4}, "factr"),
     ({"spec": "nope", "layers": [2]}, "expected some of 0 to 1"),
+    ({"spec": "nope", "layers": 1}, "expected some of 0 to 1 in a list, got 1"),
+    ({"layers": [0]}, "layers: has no effect on a model's own settings"),
+    ({"plain": True}, "plain: has no effect on a model's own settings"),
+    ({"spec": "sinusoidal", "layers": [1]}, "acts on the token embeddings.*begin with 0"),
+    ({"spec": "nope, learned"}, "acts on the token embeddings"),
     ({"spec": "nope", "plain": True}, "no setting of transformers"),
     ({"spec": "rope, nope, nope"}, "does not fit 2"),
 ]
@@ -352,6 +359,95 @@ def test_p_rope_of_the_host_is_kept_or_nothing_is_adapted() -> None:
     torch.testing.assert_close(logits(same, tokens()), logits(model, tokens()), rtol=0, atol=2e-6)
     with pytest.raises(ValueError, match=r"in 'p_rope\+yarn'"):
         pe.adapt(model, "yarn", factor=4)
+
+
+LATENT = {
+    "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8, "v_head_dim": 8, "moe_intermediate_size": 16, "n_routed_experts": 4,
+    "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 0.5, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 16,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "options"),
+    [
+        ("deepseek_v3", LATENT, {"factor": 16}),
+        ("deepseek_v3", LATENT, {"factor": 16, "attention_factor": 1.5}),
+        ("granite_swa", {}, {"factor": 4, "layers": [0, 1]}),
+    ],
+)
+def test_a_model_with_new_settings_is_the_one_that_its_folder_loads(
+    kind: str, sizes: dict[str, Any], options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Latent attention scales its logits, and some models have a rotary module for each base."""
+    model = host(kind, **sizes)
+    adapted = pe.adapt(model, "yarn", plain=True, **options)
+    assert (logits(adapted, tokens()) - logits(model, tokens())).abs().max() > 1e-5
+    adapted.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(logits(again, tokens()), logits(adapted, tokens()))
+
+
+def test_an_attention_factor_takes_the_place_of_the_models_mscale() -> None:
+    model = host("ministral3", head_dim=8)
+    assert model.config.rope_parameters["mscale"]
+    adapted = pe.adapt(model, "yarn", factor=32, attention_factor=1.5)
+    block = adapted.config.rope_parameters
+    assert (block["attention_factor"], block["factor"], block.get("mscale")) == (1.5, 32, None)
+    hooked = pe.adapt(model, "yarn", factor=32, attention_factor=1.5, plain=False)
+    torch.testing.assert_close(
+        logits(adapted, tokens()), logits(hooked, tokens()), rtol=0, atol=1e-6
+    )
+
+
+def test_a_setting_that_the_model_normalises_away_is_not_taken_for_the_encoding() -> None:
+    """Llama 4 normalises queries and keys after the rotation: YaRN's magnitude needs hooks."""
+    sizes = {"intermediate_size_mlp": 48, "num_local_experts": 2, "num_experts_per_tok": 1}
+    model = host("llama4_text", head_dim=8, no_rope_layers=[1, 1], attention_chunk_size=64, **sizes)
+    yarn, layers = {"factor": 4.0}, [0, 1]
+    assert isinstance(pe.adapt(model, "yarn", layers=layers, **yarn), Adapted)
+    assert not isinstance(pe.adapt(model, "pi", layers=layers, factor=4.0), Adapted)
+    assert not isinstance(pe.adapt(model, "yarn", layers=layers, plain=True, **yarn), Adapted)
+
+
+def test_an_adapted_classifier_loads_as_one_and_not_with_a_head_it_never_had(
+    tmp_path: Path, llama: Any
+) -> None:
+    classifier = AutoModelForSequenceClassification.from_config(llama.config).eval()
+    adapted = pe.adapt(classifier, "nope")
+    adapted.save_pretrained(tmp_path / "classifier")
+    again = AutoModelForSequenceClassification.from_pretrained(tmp_path, subfolder="classifier")
+    one = tokens()[:1]
+    assert torch.equal(logits(again.eval(), one), logits(adapted, one))
+    with pytest.raises(ValueError, match=r"no lm_head\.weight, which .* saved as LlamaForSeq"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "classifier")
+
+
+def test_one_token_that_rounding_sends_to_other_experts_refuses_no_model(llama: Any) -> None:
+    half = copy.deepcopy(llama).bfloat16()
+    expected = _logits(half)
+    expected[0, 3] = expected[0, 3].flip(-1)
+    _compare(expected, half)
+    with pytest.raises(ValueError, match="change logits by"):
+        _compare(expected.flip(-1), half)
+
+
+def test_a_host_may_read_attributes_of_its_rotary_module(llama: Any) -> None:
+    adapted = pe.adapt(llama, "nope")
+    assert adapted.model.rotary_emb.inv_freq is adapted.model.rotary_emb.host.inv_freq
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = adapted.model.rotary_emb.no_such_name
+
+
+def test_a_refusal_of_hooks_says_what_the_setting_would_need() -> None:
+    model = host("gemma2", **WINDOWS, head_dim=8)
+    with pytest.raises(ValueError, match=r"caps its logits.*choose these with layers=\[0, 1\]"):
+        pe.adapt(model, "yarn", factor=4)
+    assert not isinstance(pe.adapt(model, "yarn", factor=4, layers=[0, 1]), Adapted)
 
 
 def test_a_temperature_keeps_the_length_that_it_counts_from() -> None:

@@ -534,6 +534,15 @@ def test_the_pairing_is_named_in_the_text():
     assert "interleaved" in pe.explain(glm).markdown()
 
 
+def test_phi_35_moe_has_its_own_factor_on_cosines_and_sines():
+    scaling = PHI35["rope_scaling"] | {"short_mscale": 1.243, "long_mscale": 1.243}
+    raw = PHI35 | {"model_type": "phimoe", "rope_scaling": scaling}
+    assert "field not read" not in warned(raw)
+    assert pe.explain(raw).main.spectrum().magnitude == 1.243
+    with pytest.raises(ValueError, match=r"short_mscale 1\.243 and long_mscale 1\.5 differ"):
+        pe.explain(raw | {"rope_scaling": scaling | {"long_mscale": 1.5}})
+
+
 # What is refused, in one line
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import pe
+from pe.pretrained.load import load
 
 gguf = pytest.importorskip("gguf", reason="reading gguf files needs the gguf package")
 
@@ -20,6 +21,12 @@ def written(path, architecture="llama", scaling=None, tensors=None, **fields):
     writer.add_rope_dimension_count(64)
     if "base" in fields:
         writer.add_rope_freq_base(fields["base"])
+    if tokens := fields.get("tokens"):
+        writer.add_feed_forward_length(64)
+        writer.add_vocab_size(len(tokens))
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list(tokens)
+        writer.add_token_merges(["a b"])
     for name, value in (scaling or {}).items():
         key = f"{architecture}.rope.scaling.{name}"
         add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
@@ -60,6 +67,19 @@ def test_divisors_of_llama3_are_read_from_their_tensor(tmp_path):
     plain = 5e5 ** (-np.arange(0, 64, 2) / 64)
     np.testing.assert_allclose(main.spectrum().inv_freq, plain / divisors, rtol=1e-6)
     assert main.spectrum().magnitude == 1.0
+
+
+@pytest.mark.parametrize("how", ["metadata", "tensor"])
+def test_a_model_from_a_file_keeps_the_scaling_of_its_frequencies(tmp_path, how):
+    """transformers leaves it out."""
+    more = {"tensors": {"rope_freqs.weight": np.linspace(1, 8, 32)}}
+    if how == "metadata":
+        more = {"scaling": {"type": "yarn", "factor": 4.0, "original_context_length": 2048}}
+    path = written(tmp_path / "a.gguf", base=5e5, tokens=["a", "b", "ab", "<unk>"], **more)
+    model, _ = load(path)
+    ours, theirs = pe.explain(path).main.spectrum(), model.model.rotary_emb
+    np.testing.assert_allclose(theirs.inv_freq, ours.inv_freq, rtol=1e-6)
+    assert theirs.attention_scaling == pytest.approx(ours.magnitude)
 
 
 def test_a_base_that_the_file_does_not_state_is_named(tmp_path):

@@ -53,6 +53,10 @@ their plain rotation ignores the share, and their scaled one fails."""
 FIXED_ALPHA = frozenset({"hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan_vl_text"})
 """Types that read ``alpha`` beside the type ``dynamic``: NTK-aware scaling at every length."""
 
+OWN_MAGNITUDE = frozenset({"phimoe"})
+"""Types whose scaled rotation multiplies cosines and sines by ``short_mscale`` or, in texts beyond
+the original length, by ``long_mscale``."""
+
 ALIBI = frozenset({"bloom", "mpt"})
 
 CONTENT = frozenset({"inkling_text", "inkling2_text", "inkling2_loop_text"})
@@ -94,6 +98,14 @@ def rotates(config: Any, index: int, layer_type: str | None) -> bool:
     if (bases := getattr(config, "layer_rope_theta", None)) is not None:
         return bool(bases[index])
     return True
+
+
+def cancels_magnitude(config: Any) -> bool:
+    """Return whether queries and keys are normalised after the rotation, and by nothing learned.
+
+    Then a factor on cosines and sines has no effect.
+    """
+    return config.model_type == "llama4_text" and bool(config.use_qk_norm)
 
 
 def layout(config: Any) -> Layout:

@@ -23,8 +23,8 @@ TYPES = {
 }  # fmt: skip
 """gguf's architectures that are read here, under transformers' names."""
 
-NEIGHBOURS = frozenset({"llama", "command-r", "cohere2", "granite", "mistral3"})
-"""Architectures whose query and key rows llama.cpp stores for interleaved rotation."""
+PERMUTED = frozenset({"llama", "granite", "mistral3", "olmo", "smollm3"})
+"""Architectures whose query and key rows llama.cpp reorders for interleaved rotation."""
 
 _FIELDS = {
     "context_length": "max_position_embeddings",
@@ -95,10 +95,10 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
         }
     if scaling:
         raw["rope_scaling"] = scaling
-    if architecture in NEIGHBOURS:
+    if architecture in PERMUTED:
         remarks.append(
-            "llama.cpp stores queries and keys of this architecture for interleaved rotation "
-            "(channels 2i and 2i + 1); transformers permutes them back when it loads the file"
+            "in the gguf file, queries and keys of this architecture are ordered for interleaved "
+            "rotation (channels 2i and 2i + 1); the pairing named above is that of transformers"
         )
     return raw, tuple(remarks)
 

@@ -61,6 +61,13 @@ class RotaryPositions(nn.Module):
         super().__init__()
         self.host = host
 
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the host's module, where this one does not have it."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("host"), name)
+
     def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Call:
         """Return what the host passes to its layers as ``position_embeddings``."""
         if position_ids.dim() != 2:
@@ -198,11 +205,11 @@ def attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
     if softcap is not None:
-        raise ValueError("this model caps its logits (softcap), which pe.adapt does not know")
+        raise ValueError("this model caps its logits (softcap), which hooks do not do")
     if dropout:
         raise ValueError(
-            f"attention_dropout {dropout}: attention probabilities have no dropout here; set "
-            "config.attention_dropout = 0"
+            f"attention_dropout {dropout}: attention probabilities have no dropout here; load the "
+            "model with attention_dropout=0, and then adapt it"
         )
     if attention_mask is not None and attention_mask.dtype != torch.bool:
         raise ValueError(

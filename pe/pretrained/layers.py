@@ -108,6 +108,8 @@ def _rope(config: Any, own: Any, index: int, kind: str | None) -> Rope | None:
         original = longest
     if chosen in ("yarn", "longrope") and block.get("factor") is None and original and longest:
         block = dict(block) | {"factor": max(longest / original, 1.0)}
+    if chosen != "default" and config.model_type in families.OWN_MAGNITUDE:
+        block = dict(block) | {"attention_factor": _own_magnitude(block)}
     if nested_keys(config) and not block.get("truncate", True):
         block = dict(block) | {"truncate": True}  # transformers does not look for it there
     return Rope(
@@ -115,6 +117,14 @@ def _rope(config: Any, own: Any, index: int, kind: str | None) -> Rope | None:
         original_length=None if original is None else int(original), layout=families.layout(config),
         latent=getattr(config, "qk_rope_head_dim", None) is not None,
     )  # fmt: skip
+
+
+def _own_magnitude(block: Mapping[str, Any]) -> float:
+    """Return what cosines and sines are multiplied by. ValueError: it depends on the length."""
+    short, long = block["short_mscale"], block["long_mscale"]
+    if short != long:
+        raise ValueError(f"short_mscale {short} and long_mscale {long} differ: not explained")
+    return float(short)
 
 
 def _kind(config: Any, block: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 import pe.pretrained.adapt  # noqa: F401  (what adapted models saved is known to transformers then)
 from pe._quiet import quiet_libraries
@@ -27,8 +27,8 @@ def load(
         ValueError: in one line, why not: there is no such file, no weights in these formats, or a
             model type that `pe.explain` refuses.
     """
-    path = Path(path)
-    name = read(path).name  # refuses what is no decoder, with its reason
+    source = read(Path(path))  # refuses what is no decoder, with its reason
+    name = source.name
     if name.endswith(".gguf"):
         where = {"pretrained_model_name_or_path": str(Path(name).parent)}
         where["gguf_file"] = Path(name).name
@@ -41,7 +41,9 @@ def load(
             )
         where = {"pretrained_model_name_or_path": str(folder)}
     with quiet(), quiet_libraries():
-        more = {} if "gguf_file" in where else {"use_safetensors": True}
+        more: dict[str, Any] = {"use_safetensors": True}
+        if "gguf_file" in where:
+            more = {"config": _with_rotation(AutoConfig.from_pretrained(**where), source.config)}
         model = AutoModelForCausalLM.from_pretrained(
             **where, dtype=dtype, trust_remote_code=False, local_files_only=True, **more
         )
@@ -49,6 +51,18 @@ def load(
     if "gguf_file" in where:
         _forget_bits(model)
     return model.eval(), tokenizer
+
+
+def _with_rotation(config: Any, own: Any) -> Any:
+    """Return ``config`` with the rotary settings of ``own``.
+
+    transformers makes ``config`` from a gguf file and leaves out how frequencies are scaled, but
+    for gpt-oss. `pe.pretrained.gguf_file` reads it.
+    """
+    for name in ("rope_parameters", "original_max_position_embeddings", "max_position_embeddings"):
+        if hasattr(own, name):
+            setattr(config, name, getattr(own, name))
+    return config
 
 
 def _tokenizer(where: dict[str, str]) -> Any:

@@ -19,7 +19,7 @@ from torch import Tensor
 from pe.encodings.core.extension import Rotary, raised_base
 from pe.encodings.core.frequencies import base_frequencies
 from pe.encodings.self_extend import smallest_group
-from pe.pretrained.rope import PAPERS, TITLES, Frozen, Rope, turns
+from pe.pretrained.rope import FIELDS, PAPERS, TITLES, TYPE_KEYS, Frozen, Rope, turns
 
 
 class Method(Frozen):
@@ -140,6 +140,8 @@ def with_settings(now: Rope, kind: str, original: int, **settings: Any) -> Rope:
         kept.setdefault("partial_rotary_factor", now.share)
     if "llama_4_scaling_beta" in kept:  # the temperature counts from it, whatever scales
         kept["original_max_position_embeddings"] = now.settings["original_max_position_embeddings"]
+    if "short_mscale" in kept and "attention_factor" in settings:  # families.OWN_MAGNITUDE
+        kept |= dict.fromkeys(("short_mscale", "long_mscale"), settings["attention_factor"])
     block: dict[str, Any] = {"rope_type": kind, "rope_theta": now.base} | kept | settings
     return now.model_copy(
         update={
@@ -149,13 +151,7 @@ def with_settings(now: Rope, kind: str, original: int, **settings: Any) -> Rope:
     )  # fmt: skip
 
 
-_OF_SCALINGS = frozenset(
-    {
-        "rope_type", "type", "factor", "original_max_position_embeddings", "attention_factor",
-        "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor",
-        "long_factor", "low_freq_factor", "high_freq_factor", "alpha", "finetuned",
-    }
-)  # fmt: skip
+_OF_SCALINGS = {*TYPE_KEYS, "alpha", "finetuned"}.union(*FIELDS.values())
 
 
 def _of_plain(now: Rope, trained: int, length: int, common: dict[str, Any]) -> list[Method]:

@@ -78,6 +78,8 @@ def _not_read(raw: Mapping[str, Any], config: Any) -> Found:
             read.add("partial_rotary_factor")
         if config.model_type in families.FIXED_ALPHA:
             read.add("alpha")
+        if config.model_type in families.OWN_MAGNITUDE:
+            read |= {"short_mscale", "long_mscale"}
         if kind == "dynamic" or "llama_4_scaling_beta" in block:  # `_dynamic` explains the first
             read.add("original_max_position_embeddings")
         names = [

@@ -92,6 +92,9 @@ def _named(transform: FrequencyTransform, base: Rope, trained: int) -> Rope | No
             settings["attention_factor"] = transform.magnitude
         if all(transform.weights):
             settings |= dict(zip(("mscale", "mscale_all_dim"), transform.weights, strict=True))
+        elif base.latent and base.settings.get("mscale_all_dim"):
+            # latent attention scales its logits by it, whatever cosines are multiplied by
+            settings["mscale_all_dim"] = base.settings["mscale_all_dim"]
         if not transform.truncate:
             settings["truncate"] = False
         return _counted(base, "yarn", transform.original_length, settings)
