@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -229,6 +230,34 @@ def test_the_environment_names_the_cache(
     monkeypatch.setenv("PE_CACHE", str(corpus / "below a file"))
     with pytest.raises(ValueError, match="set PE_CACHE"):
         prepare(str(corpus), 264)
+
+
+@pytest.mark.parametrize("where", ["read_documents", "write_shards", "write_json"])
+def test_a_cache_on_a_full_disk_says_what_to_do_and_leaves_nothing(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    cache = tmp_path / "cache"
+    with monkeypatch.context() as patch:
+        patch.setattr(f"pe.data.preparation.{where}", full)
+        with pytest.raises(ValueError, match=r"No space left .*MiB are free there\): make room"):
+            prepare(str(corpus), 264, cache=cache)
+    left = {path.name for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"}
+    assert left == set() or where == "write_json"
+    assert len(prepare(str(corpus), 264, cache=cache).train)
+
+
+def test_an_unreadable_text_is_no_matter_of_the_cache(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*arguments: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(corpus))
+
+    monkeypatch.setattr("pe.data.preparation.read_documents", refused)
+    with pytest.raises(PermissionError, match=r"corpus\.jsonl"):
+        prepare(str(corpus), 264, cache=tmp_path / "cache")
 
 
 def test_preparing_and_batching_need_no_torch(corpus: Path, tmp_path: Path) -> None:

@@ -98,6 +98,32 @@ def test_a_parquet_column_of_numbers_is_no_text(tmp_path: Path) -> None:
         read(str(tmp_path / "a.parquet"), tmp_path / "work")
 
 
+def test_a_damaged_page_of_a_parquet_file_is_reported_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": [f"{n * 7919} words" for n in range(500)]}), path)
+    content = path.read_bytes()
+    path.write_bytes(content[:100] + b"\xff" * 2000 + content[2100:])
+    with pytest.raises(ValueError, match="a.parquet is damaged after row"):
+        read(str(path), tmp_path / "work")
+
+
+def test_a_parquet_text_that_is_not_utf8_is_left_out_and_counted(tmp_path: Path) -> None:
+    rows = [*(text.encode() for text in TEXTS), "naïve".encode("latin-1")]
+    column = pa.array(rows, pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
+    documents = read(str(tmp_path / "a.parquet"), tmp_path / "work")
+    assert texts(documents) == TEXTS
+    assert documents.notes == ["1 documents left out: not UTF-8"]
+
+
+def test_file_endings_may_be_in_capitals(tmp_path: Path) -> None:
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "A.TXT").write_bytes(TEXTS[0].encode())
+    (tmp_path / "books" / "b.Jsonl").write_bytes(lines(TEXTS[1:]))
+    assert texts(read(str(tmp_path / "books"), tmp_path / "work")) == TEXTS
+    assert texts(read(str(tmp_path / "books" / "b.Jsonl"), tmp_path / "work")) == TEXTS[1:]
+
+
 def test_a_directory_of_texts_in_the_order_of_their_names(tmp_path: Path) -> None:
     books = tmp_path / "books"
     (books / "more").mkdir(parents=True)
@@ -142,6 +168,15 @@ def test_a_name_that_only_begins_like_a_split_is_none(tmp_path: Path) -> None:
         open_corpus(str(books))
 
 
+def damaged(content: bytes) -> bytes:
+    """The content with half of its bytes replaced."""
+    quarter = len(content) // 4
+    return content[:quarter] + b"\xff" * (2 * quarter) + content[3 * quarter :]
+
+
+MIXED = b"".join(b'{"text": "%d"}\n' % (n * 7919) for n in range(500))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -151,13 +186,17 @@ def test_a_name_that_only_begins_like_a_split_is_none(tmp_path: Path) -> None:
         ("a.jsonl", b"[1]\n", "line 1, is not a JSON object"),
         ("a.jsonl.xz", lzma.compress(lines(TEXTS))[:-20], "damaged"),
         ("a.jsonl.gz", gzip.compress(lines(TEXTS))[:-20], "damaged"),
+        ("a.jsonl.gz", damaged(gzip.compress(MIXED)), "a.jsonl.gz is damaged after line"),
         ("a.parquet", b"PAR1 no", "not a readable parquet file"),
         ("a.doc", b"x", "has none of the endings .txt, .jsonl"),
         ("a.txt", b"", "holds no text"),
     ],
     # Compressed bytes hold the time, and workers must collect the same names.
-    ids=["cut line", "no column", "no text", "no object", "xz", "gz", "parquet", "doc", "empty"],
-)
+    ids=[
+        "cut line", "no column", "no text", "no object", "xz", "gz", "gz inside", "parquet", "doc",
+        "empty",
+    ],
+)  # fmt: skip
 def test_an_unreadable_file_is_reported_by_name(
     name: str, content: bytes, message: str, tmp_path: Path
 ) -> None:

@@ -156,7 +156,13 @@ def test_a_separator_without_effect_is_refused(
     for spec in (str(tmp_path / "a.jsonl"), "stdlib"):
         with pytest.raises(ValueError, match=r"separator: '<end>' has no effect on corpus"):
             open_corpus(spec, "<end>")
+    for separator in ("<end>", "blank-lines"):
+        with pytest.raises(ValueError, match=f"separator: '{separator}' has no effect .*no .txt"):
+            read(str(tmp_path / "a.txt"), tmp_path / "work", separator)
+    with (tmp_path / "a.txt").open("a") as file:
+        file.write("<end>")
     monkeypatch.setattr(formats, "LONGEST", 100)
+    monkeypatch.setattr(formats, "BLOCK", 200)
     with pytest.raises(ValueError, match=r"a.txt has 0 MB of text without the separator '<end>'"):
         read(str(tmp_path / "a.txt"), tmp_path / "work", "<end>")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,17 @@ def test_tokenizers_that_exist_already(tmp_path: Path) -> None:
     wide = prepare(corpus, 70_000, str(tmp_path / "given"), cache=tmp_path / "c")
     assert wide.train.tokens.dtype == "uint32"
     assert (wide.train.tokens == trained.train.tokens).all()
+
+
+def test_an_id_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    trained = prepare(books(tmp_path / "b"), 264, cache=tmp_path / "c").tokenizer
+    content = json.loads(trained.backend_tokenizer.to_str())
+    vocabulary = content["model"]["vocab"]
+    vocabulary[max(vocabulary, key=vocabulary.get)] = 600  # ids may have gaps
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="its largest id is 600.*set vocab_size to 608 or more"):
+        plan_tokenizer(str(tmp_path / "tokenizer.json"), 512)
+    assert plan_tokenizer(str(tmp_path / "tokenizer.json"), 608).vocab_size == 608
 
 
 def test_a_folder_called_like_a_trained_one_keeps_its_own_end_token(tmp_path: Path) -> None:

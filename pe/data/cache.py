@@ -7,6 +7,7 @@ from doing the same work at the same time.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -52,6 +53,28 @@ def cache_root(path: str | Path | None = None) -> Path:
             "directory that can be written"
         ) from error
     return root
+
+
+@contextmanager
+def written(root: Path) -> Iterator[None]:
+    """Write below ``root``, the directory of the cache, in this block.
+
+    Raises:
+        ValueError: the disk is full, or the directory cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        below = error.filename is not None and Path(str(error.filename)).is_relative_to(root)
+        if not (full or below):
+            raise
+        free = shutil.disk_usage(root).free / 2**20
+        raise ValueError(
+            f"the cache directory {root} cannot be written ({error.strerror}; {free:,.0f} MiB are "
+            "free there): make room or change its permissions, and the same command goes on, or "
+            "set PE_CACHE to another directory"
+        ) from error
 
 
 def key_of(*parts: object) -> str:

@@ -158,8 +158,8 @@ def read_documents(
     if not names:
         reasons = ", ".join(f"{count} {reason}" for reason, count in skipped.items())
         raise ValueError(
-            f"corpus {corpus.name!r} holds no text ({reasons or 'no files'}); documents are text "
-            f"in UTF-8, {GUIDE}"
+            f"corpus {corpus.name!r} holds no text ({reasons or 'no documents'}); documents are "
+            f"text in UTF-8, {GUIDE}"
         )
     documents = Documents(
         directory,
@@ -255,8 +255,8 @@ def _cut(
             marks.append(text.tell())
         if marks[-1] >= stop:
             raise ValueError(
-                f"the corpus is {len(documents)} document(s) and {documents.names[index]!r} has "
-                f"too few lines to be cut into {parts}; {advice}"
+                f"the corpus is {len(documents)} distinct document(s) and "
+                f"{documents.names[index]!r} has too few lines to be cut into {parts}; {advice}"
             )
         marks.append(stop)
         for a, b in itertools.pairwise(marks):

@@ -12,9 +12,12 @@ from __future__ import annotations
 import codecs
 import gzip
 import io
+import itertools
 import json
 import lzma
+import mmap
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -56,8 +59,7 @@ def read_separated(path: Path, separator: str) -> Rows:
     Raises:
         ValueError: more than `LONGEST` bytes follow each other without a separator.
     """
-    between = rb"\n(?:[ \t\r]*\n)+" if separator == BLANK_LINES else re.escape(separator.encode())
-    pattern, rest = re.compile(between), b""
+    pattern, rest = _between(separator), b""
     with path.open("rb") as stream:
         if stream.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
             stream.seek(0)
@@ -74,6 +76,23 @@ def read_separated(path: Path, separator: str) -> Rows:
                     f"{separator!r}; give the one that it has, or none to read the file as one text"
                 )
     yield from filter(None, map(_separated, pattern.split(rest)))
+
+
+def _between(separator: str) -> re.Pattern[bytes]:
+    """Return the pattern of what lies between two texts."""
+    blank = rb"\n(?:[ \t\r]*\n)+"
+    return re.compile(blank if separator == BLANK_LINES else re.escape(separator.encode()))
+
+
+def has_separator(path: Path, separator: str) -> bool:
+    """Return whether a file has this separator anywhere."""
+    if not path.stat().st_size:  # an empty file cannot be mapped
+        return False
+    with (
+        path.open("rb") as stream,
+        mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,
+    ):
+        return _between(separator).search(content) is not None
 
 
 def _separated(text: bytes) -> tuple[None, str | None] | None:
@@ -101,7 +120,7 @@ def _jsonl(opener: Callable[[Path], Any]) -> Callable[[Path], Rows]:
                         line = line.removeprefix(codecs.BOM_UTF8)
                     if line.strip():
                         yield _record(line, path, number)
-        except (EOFError, OSError, lzma.LZMAError) as error:
+        except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
             raise ValueError(f"{path} is damaged after line {number}: {error}") from error
 
     return read
@@ -145,13 +164,20 @@ def read_parquet(path: Path) -> Rows:
     columns = [_text_column(file.schema_arrow.names, path)]
     if "id" in file.schema_arrow.names:
         columns.append("id")
-    number = 0
-    for batch in file.iter_batches(batch_size=64, columns=columns):
-        rows = batch.to_pydict()
-        names = rows.get("id", [None] * batch.num_rows)
-        for name, text in zip(names, rows[columns[0]], strict=True):
-            number += 1
-            yield _name(name), _text(text, f"{path}, row {number}")
+    number, unnamed = 0, itertools.repeat(None)
+    try:
+        for batch in file.iter_batches(batch_size=64, columns=columns):
+            names = batch["id"].to_pylist() if "id" in columns else unnamed
+            for name, value in zip(names, batch[columns[0]], strict=False):
+                number += 1
+                try:
+                    text = value.as_py()
+                except UnicodeDecodeError:
+                    yield _name(name), None
+                else:
+                    yield _name(name), _text(text, f"{path}, row {number}")
+    except (ArrowException, OSError) as error:
+        raise ValueError(f"{path} is damaged after row {number}: {error}") from error
 
 
 READERS: dict[str, Callable[[Path], Rows]] = {

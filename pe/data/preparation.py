@@ -27,6 +27,7 @@ from pe.data.cache import (
     scratch,
     usable,
     write_json,
+    written,
 )
 from pe.data.corpora import Budget, Corpus, open_corpus
 from pe.data.documents import Documents, load_documents, read_documents, save_index
@@ -58,8 +59,8 @@ def prepare(
         on_progress: called with lines of text during the work. None: show a bar on a terminal.
 
     Raises:
-        ValueError: the corpus or the tokenizer is unknown, a file cannot be read, or there are too
-            few documents.
+        ValueError: the corpus or the tokenizer is unknown, a file cannot be read, there are too
+            few documents, or the cache cannot be written.
     """
     plan = plan_tokenizer(tokenizer, vocab_size)
     source, budget = open_corpus(corpus, separator)
@@ -83,7 +84,7 @@ def prepare(
     cached = from_cache()
     if cached is not None:
         return cached
-    with locked(root, key_of(outside, plan.identity)):
+    with written(root), locked(root, key_of(outside, plan.identity)):
         # Another process may have done the work while this one waited.
         if pointer.exists() and (cached := from_cache()) is not None:
             return cached

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 END, PAD = "<|endoftext|>", "<|pad|>"
+ENDS = (END, "</s>", "<eos>", "<|end_of_text|>")
+"""What may end a document in a tokenizer.json, which does not say which token does."""
 SMALLEST = 264
 """The smallest vocabulary: 256 bytes and two special tokens, rounded up to a multiple of 8."""
 _ON_THE_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?<!\.json)")
@@ -63,14 +65,18 @@ def plan_tokenizer(tokenizer: str, vocab_size: int) -> TokenizerPlan:
         version = importlib.metadata.version("tokenizers")
         return TokenizerPlan(f"bpe-{vocab_size}", ("bpe", str(vocab_size), version), vocab_size)
     read = _read(tokenizer)
-    if len(read) > vocab_size:
+    entries = max(read.get_vocab().values(), default=-1) + 1  # ids may have gaps
+    if entries > vocab_size:
         raise ValueError(
-            f"tokenizer {tokenizer!r} has {len(read):,} tokens, more than vocab_size "
-            f"{vocab_size:,}; set vocab_size to {-(-len(read) // 8) * 8} or more"
+            f"tokenizer {tokenizer!r} needs {entries:,} entries (its largest id is "
+            f"{entries - 1:,}), more than vocab_size {vocab_size:,}; set vocab_size to "
+            f"{-(-entries // 8) * 8} or more"
         )
     if read.eos_token is None:
         raise ValueError(
-            f"tokenizer {tokenizer!r} has no end-of-text token (eos_token), which closes a document"
+            f"tokenizer {tokenizer!r} has no end-of-text token (eos_token), which closes a "
+            f"document; name one in its tokenizer_config.json, or give a tokenizer.json that has "
+            f"one of {', '.join(ENDS)}"
         )
     content = hashlib.sha256(read.backend_tokenizer.to_str().encode()).hexdigest()[:16]
     special = json.dumps(read.special_tokens_map, sort_keys=True, default=str)
@@ -112,8 +118,7 @@ def _read(tokenizer: str) -> PreTrainedTokenizerFast:
         if path.is_file():
             read = PreTrainedTokenizerFast(tokenizer_file=str(path))
             known = read.get_vocab()
-            ends = (END, "</s>", "<eos>", "<|end_of_text|>")
-            read.eos_token = next((end for end in ends if end in known), None)
+            read.eos_token = next((end for end in ENDS if end in known), None)
         else:
             read = AutoTokenizer.from_pretrained(str(path) if path.exists() else tokenizer)
     except Exception as error:  # transformers and tokenizers raise errors of many types
@@ -180,7 +185,8 @@ def save_tokenizer(plan: TokenizerPlan, trained: Tokenizer | None, directory: Pa
     """Write the tokenizer into ``directory``, from which `load_tokenizer` reads it."""
     directory.mkdir()
     if trained is not None:
-        trained.save(str(directory / "tokenizer.json"))
+        # The tokenizer's own `save` raises a bare Exception on a full disk.
+        (directory / "tokenizer.json").write_text(trained.to_str(pretty=True), encoding="utf-8")
     elif plan.source is not None:
         plan.source.save_pretrained(directory)
 

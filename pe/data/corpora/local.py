@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pe._errors import GUIDE
 from pe.data.corpora.base import Corpus, Document
-from pe.data.formats import READERS, read_separated
+from pe.data.formats import READERS, has_separator, read_separated
 
 _SPLIT_NAMES = {
     "train": "train",
@@ -31,9 +31,12 @@ _SPLIT = re.compile(rf"({'|'.join(_SPLIT_NAMES)})(?:[-_.0-9].*)?", re.IGNORECASE
 
 
 def files_under(root: Path, suffixes: Iterable[str]) -> list[Path]:
-    """Return the files below ``root`` with one of these endings, sorted by relative path."""
+    """Return the files below ``root`` with one of these endings, sorted by relative path.
+
+    Endings may be written in capitals.
+    """
     endings = tuple(suffixes)
-    files = (p for p in root.rglob("*") if p.name.endswith(endings) and p.is_file())
+    files = (p for p in root.rglob("*") if p.name.lower().endswith(endings) and p.is_file())
     visible = (p for p in files if not any(s[0] == "." for s in p.relative_to(root).parts))
     return sorted(visible, key=lambda p: p.relative_to(root).as_posix())
 
@@ -74,10 +77,10 @@ class LocalCorpus(Corpus):
         self.name, self.separator = name or str(path), separator
         self.root = path if path.is_dir() else path.parent
         self.files = [path] if path.is_file() else files_under(path, READERS)
-        if not self.files or not self.files[0].name.endswith(tuple(READERS)):
+        if not self.files or not self.files[0].name.lower().endswith(tuple(READERS)):
             where = "has none of the endings" if path.is_file() else "holds no file ending in"
             raise ValueError(f"corpus {self.name!r} {where} {', '.join(READERS)}; {GUIDE}")
-        if separator and not any(file.name.endswith(".txt") for file in self.files):
+        if separator and not self._text_files():
             raise ValueError(
                 f"separator: {separator!r} has no effect on corpus {self.name!r}, which has no "
                 ".txt file; leave it out"
@@ -98,15 +101,29 @@ class LocalCorpus(Corpus):
         stamps = [(*stamp(file), split) for file, split in files]
         return ["local", stamps, *([self.separator] if self.separator else [])]
 
+    def _text_files(self) -> list[Path]:
+        return [file for file in self.files if file.name.lower().endswith(".txt")]
+
     def parts(self) -> Iterable[tuple[str | None, Iterator[Document]]]:
-        """Yield a part per file."""
+        """Yield a part per file.
+
+        Raises:
+            ValueError: the separator is in none of the .txt files.
+        """
+        texts = self._text_files()
+        if self.separator and not any(has_separator(file, self.separator) for file in texts):
+            raise ValueError(
+                f"separator: {self.separator!r} has no effect on corpus {self.name!r}, because no "
+                ".txt file has it; give the one that they have, or leave it out"
+            )
         for file, split in zip(self.files, self.splits, strict=True):
             yield split, self._documents(file)
 
     def _documents(self, file: Path) -> Iterator[Document]:
         relative = file.relative_to(self.root).as_posix()
-        read = next(read for suffix, read in READERS.items() if file.name.endswith(suffix))
-        if self.separator and file.name.endswith(".txt"):
+        ending = file.name.lower()
+        read = next(read for suffix, read in READERS.items() if ending.endswith(suffix))
+        if self.separator and read is READERS[".txt"]:
             read = partial(read_separated, separator=self.separator)
         for row, (name, text) in enumerate(read(file)):
             if text is None:
