@@ -1,9 +1,9 @@
 """ALiBi: subtracts a penalty from the logits that grows linearly with the distance.
 
-    b_h(i, j) = -m_h (i - j),      m_h = 2^(-8h/H),  h = 1 .. H,  if H is a power of two
+    b_h(m, n) = -mu_h (m - n),      mu_h = 2^(-8h/H),  h = 1 .. H,  if H is a power of two
 
-b_h is added to the logit of query i and key j in head h, after the division by sqrt(d). H is the
-number of heads and m_h the slope of head h. If H is no power of two, the first P slopes are those
+b_h is added to the logit of query m and key n in head h, after the division by sqrt(d). H is the
+number of heads and mu_h the slope of head h. If H is no power of two, the first P slopes are those
 of P heads, where P is the largest power of two below H. The others are every second slope of 2P
 heads, beginning with the first. As in published checkpoints, the slopes are not sorted.
 
@@ -22,7 +22,7 @@ from pe.encodings.core.registry import register
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
-    """The slope m_h of each head, (H,) float64."""
+    """The slope mu_h of each head, (H,) float64."""
     power = 1 << (num_heads.bit_length() - 1)
     head = torch.arange(1, power + 1, dtype=torch.float64, device="cpu")
     slopes = 2 ** (-8 * head / power)
@@ -52,5 +52,5 @@ class ALiBi(DistanceBias):
         return -slopes * distance
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
-        """m_h j - m_h i: a kernel reads one number per key faster than one per distance."""
+        """mu_h n - mu_h m: a kernel reads one number per key faster than one per distance."""
         return by_key(self.slopes[None, :, None] * torch.arange(length, device=device))

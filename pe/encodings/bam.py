@@ -1,17 +1,17 @@
 """BAM: multiplies the attention weights by a learned prior over distances.
 
-    w(i, j) ~ exp(q k / sqrt(d)) p_h(i - j),     p_h a generalised Gaussian:
-    b_h(i, j) = -e^alpha (|i - j - mu| + 1e-5)^beta,     mu = e^theta - e^-theta
+    w(m, n) ~ exp(q k / sqrt(d)) p_h(m - n),     p_h a generalised Gaussian:
+    b_h(m, n) = -e^alpha (|m - n - mu| + 1e-5)^beta,     mu = e^theta - e^-theta
 
-w is the weight of key j for query i. b_h, the logarithm of p_h up to a constant, is added to their
+w is the weight of key n for query m. b_h, the logarithm of p_h up to a constant, is added to their
 logit in head h. e^alpha is the strength, beta the shape and mu the centre of the prior. With
 beta = 0 the head sees no position, with 1 it is ALiBi with a learned slope, and with 2 a Gaussian.
 With beta < 0 the bias is low at distance 0 and rises to 0 far away, so that the head looks past
 near keys.
 
 Bianchessi, Aguirre, Barros, Kupssinsku 2025 (arXiv:2505.22842). As in the authors' code, theta is
-fixed at 0 unless ``learn_shift`` is set. Their code has |i - j + mu| and their formula
-|i - j - mu|, which differ in the sign of theta only. They report their best results for
+fixed at 0 unless ``learn_shift`` is set. Their code has |m - n + mu| and their formula
+|m - n - mu|, which differ in the sign of theta only. They report their best results for
 ``bam+ssmax``.
 
 BAM learns alpha and beta (and theta) for each head and layer. By default they begin at 0, where the

@@ -1,10 +1,10 @@
 """CoPE: measures the distance of a key by how many tokens between it and the query are counted.
 
-    g(i, t) = sigmoid(q_i . k_t / sqrt(d))          does the query count token t?
-    p(i, j) = min( sum_{t=j..i} g(i, t),  npos - 1 )
-    b(i, j) = q_i . e(p(i, j)) / sqrt(d)            e: a table, interpolated between its rows
+    g(m, t) = sigmoid(q_m . k_t / sqrt(d))          does the query count token t?
+    p(m, n) = min( sum_{t=n..m} g(m, t),  npos - 1 )
+    b(m, n) = q_m . e(p(m, n)) / sqrt(d)            e: a table, interpolated between its rows
 
-g is the gate of token t for query i, p(i, j) the contextual position of key j, and b is added to
+g is the gate of token t for query m, p(m, n) the contextual position of key n, and b is added to
 the logit. The gates depend on the order of the tokens and not on their position numbers: a query
 never counts a key ahead of it, nor a key that is hidden from it.
 

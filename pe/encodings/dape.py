@@ -1,8 +1,8 @@
 """DAPE: corrects each logit by a small network of all heads' logits and biases.
 
-    z'(i, j) = z + b + f([z, b]),     f(u) = W2 leaky_relu(W1 u + c1) + c2
+    z'(m, n) = z + b + f([z, b]),     f(u) = W2 leaky_relu(W1 u + c1) + c2
 
-z = q k / sqrt(d) holds the logits of query i and key j and b their biases, one number per head. The
+z = q k / sqrt(d) holds the logits of query m and key n and b their biases, one number per head. The
 network f maps these 2H numbers to H corrections, so a bias depends on the content and on the other
 heads. b is a bias of the distance: KERPLE's logarithm with its learned parameters, with which the
 authors report their best results, or ALiBi.

@@ -1,17 +1,17 @@
 """FIRE: adds a learned function of the distance relative to the query's position to the logits.
 
-    b_h(i, j) = f_h( psi(i - j) / (psi(max(i, |m L|)) + eps) ),    psi(x) = ln(1 + |c x|)
+    b_h(m, n) = f_h( psi(m - n) / (psi(max(m, |eta L|)) + eps) ),    psi(x) = ln(1 + |c x|)
     f(u) = W2 relu(W1 u + b1) + b2,    u in [0, 1]
 
-b_h is added to the logit of query i and key j in head h. |m L| is the threshold: up to it the bias
+b_h is added to the logit of query m and key n in head h. |eta L| is the threshold: up to it the bias
 depends on the distance alone. Beyond it the divisor depends on the query, so the bias is no
 function of the distance and one query's row cannot be used for another.
 
-Li et al. 2023 (arXiv:2310.04418). L is a constant, and m is learned. The paper's listing has
+Li et al. 2023 (arXiv:2310.04418). L is a constant, and eta is learned. The paper's listing has
 L = 512 for every training length. Here L is the smaller of 512 and the training length, because no
 query of a shorter training would reach the threshold.
 
-FIRE learns c, m and the network f (32 hidden units, one output per head) in each layer. It costs
+FIRE learns c, eta and the network f (32 hidden units, one output per head) in each layer. It costs
 32 (H + 1) multiplications per query and key in each layer with H heads. It works at any position,
 since the input u of the network stays between 0 and 1.
 """

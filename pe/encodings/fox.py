@@ -1,9 +1,9 @@
 """FoX: adds up the logarithms of forget gates, which depend on the tokens, between key and query.
 
     f_h(l) = sigmoid(w_h . x_l + beta_h)            x: the layer's input
-    b_h(i, j) = sum_{l=j+1..i} ln f_h(l)            0 for the token itself
+    b_h(m, n) = sum_{l=n+1..m} ln f_h(l)            0 for the token itself
 
-f_h(l) is the gate of token l in head h, and b_h is added to the logit of query i and key j. With
+f_h(l) is the gate of token l in head h, and b_h is added to the logit of query m and key n. With
 equal gates FoX is ALiBi. It needs no other encoding.
 
 Lin, Nikishin, He, Courville 2025 (arXiv:2503.02130), the forgetting transformer. As in the authors'
@@ -11,7 +11,7 @@ code, w is drawn with a standard deviation of 0.02 and beta begins at 0. All gat
 1/2, which is a slope of ln 2 in every head. ``gate_bias`` sets another initial beta.
 
 FoX learns hidden_size + 1 numbers per head and layer. It costs one small product per token and
-works at any position. b is computed as C_i - C_j, where C is the running sum of ln f. C is summed
+works at any position. b is computed as C_m - C_n, where C is the running sum of ln f. C is summed
 in float64 and split into two float32 numbers, so that the bias keeps its precision far into a
 sequence.
 """
@@ -114,7 +114,7 @@ class FoX(Encoding):
         return by_query_rows(block, length, known, HELD * gates.shape[0] * gates.shape[1])
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
-        """C_i - C_j, from one number per key."""
+        """C_m - C_n, from one number per key."""
         return by_key(-self._total(state))
 
     @classmethod

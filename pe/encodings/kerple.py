@@ -1,9 +1,9 @@
 """KERPLE: subtracts a penalty that grows with the distance, with a learned shape per head.
 
-    kerple_log:    b(i, j) = -p ln(1 + a (i - j))       p, a > 0
-    kerple_power:  b(i, j) = -a (i - j)^p               a > 0, 0 < p <= 2
+    kerple_log:    b(m, n) = -p ln(1 + a (m - n))       p, a > 0
+    kerple_power:  b(m, n) = -a (m - n)^p               a > 0, 0 < p <= 2
 
-b is added to the logit of query i and key j; p and a are learned.
+b is added to the logit of query m and key n; p and a are learned.
 
 Chi, Fan, Ramadge, Rudnicky 2022 (arXiv:2205.09921). As in the authors' code, p is drawn from
 U(0, 2) and a from U(0, 1). Both act as at least 0.01, and p of kerple_power as at most 2. The

@@ -1,9 +1,9 @@
 """PaTH: reflects a key by every token between it and the query.
 
-    z(i, j) = q_i^T H_i H_(i-1) ... H_(j+1) k_j / sqrt(d),     H_s = 1 - beta_s w_s w_s^T
+    z(m, n) = q_m^T H_m H_(m-1) ... H_(n+1) k_n / sqrt(d),     H_s = 1 - beta_s w_s w_s^T
     w_s = the layer's input, projected, with length 1;   beta_s = 2 sigmoid(u . x_s + c) in (0, 2)
 
-z is the logit of query i and key j, x_s the layer's input at token s, and u and c are learned. A
+z is the logit of query m and key n, x_s the layer's input at token s, and u and c are learned. A
 token with beta near 0 leaves a key unchanged. With beta near 1 it removes the part of the key along
 w, and near 2 it flips the sign of that part.
 
@@ -15,9 +15,9 @@ their code advise this, but its default is rank 32 in both cases.
 The matrices are never multiplied. Let a_s be the component along w_s of what is left of the query
 when it reaches token s on the way back. Then
 
-    a_s + sum_{r>s} a_r beta_r (w_r . w_s) = q_i . w_s,     s = i, i-1, ..
+    a_s + sum_{r>s} a_r beta_r (w_r . w_s) = q_m . w_s,     s = m, m-1, ..
 
-and z(i, j) = (q_i . k_j - sum_{s>j} a_s beta_s (w_s . k_j)) / sqrt(d). This is a triangular system
+and z(m, n) = (q_m . k_n - sum_{s>n} a_s beta_s (w_s . k_n)) / sqrt(d). This is a triangular system
 per query, and the second term is the bias here.
 
 PaTH learns a projection to w and one to beta per key head and layer. It is a float32 reference with

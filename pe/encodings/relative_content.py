@@ -1,9 +1,9 @@
 """Relative logits from content: adds a function of the distance, which each query chooses.
 
-    b_h(i, j) = r_hi . p_(i-j),     r_hi = W_h x_i,     0 from a distance of D on
+    b_h(m, n) = a_hm . p_(m-n),     a_hm = W_h x_m,     0 from a distance of D on
 
-b_h is added to the logit of query i and key j in head h. x_i is the layer's input, r_hi holds d_rel
-numbers, and p_n is a learned vector for each of D distances, shared by the heads. The query thus
+b_h is added to the logit of query m and key n in head h. x_m is the layer's input, a_hm holds d_rel
+numbers, and p_r is a learned vector for each of D distances, shared by the heads. The query thus
 mixes d_rel learned profiles of the distance.
 
 Products of content with vectors of the distance are from Shaw et al. 2018 (arXiv:1803.02155) and

@@ -1,8 +1,8 @@
 """Sandwich: adds the inner product of two sinusoidal encodings to the logits as a bias.
 
-    b_h(i, j) = (sum_r cos((i - j) w_r) - W/2) H / (8h),    w_r = 10000^(-2r/W),  r = 1 .. W/2
+    b_h(m, n) = (sum_r cos((m - n) w_r) - W/2) H / (8h),    w_r = 10000^(-2r/W),  r = 1 .. W/2
 
-b_h is added to the logit of query i and key j in head h = 1 .. H. W is the width of the sinusoidal
+b_h is added to the logit of query m and key n in head h = 1 .. H. W is the width of the sinusoidal
 encodings, which is independent of the model's. The bias falls roughly like a logarithm of the
 distance, with ripples, and fastest in the first head.
 

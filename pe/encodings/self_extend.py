@@ -1,10 +1,10 @@
 """Self-Extend: rotates near keys as RoPE does and far keys by positions counted in groups.
 
-    z(i, j) = q_i^T R(D(i, j)) k_j / sqrt(d)
-    D(i, j) = i - j                                              if i - j < w
-              floor(i / G) - floor(j / G) + w - floor(w / G)     otherwise
+    z(m, n) = q_m^T R(D(m, n)) k_n / sqrt(d)
+    D(m, n) = m - n                                              if m - n < w
+              floor(m / G) - floor(n / G) + w - floor(w / G)     otherwise
 
-z is the logit of query i and key j, R(n) the rotation of RoPE (arXiv:2104.09864) by n positions, w
+z is the logit of query m and key n, R(r) the rotation of RoPE (arXiv:2104.09864) by r positions, w
 the neighbour window and G the size of a group.
 
 Jin et al. 2024 (arXiv:2401.01325). The authors published two forms. This is the first, with
@@ -131,7 +131,7 @@ class SelfExtend(RoPE):
             self.neighbor_window = window or window_of(length, group_size)
 
     def grouped(self, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions of queries and keys whose difference is D(i, j) of far keys."""
+        """Positions of queries and keys whose difference is D(m, n) of far keys."""
         window, size = self.neighbor_window, self.group_size
         return q_positions // size + window - window // size, k_positions // size
 

@@ -1,20 +1,20 @@
 """Stick-breaking: weighs keys from the query backwards, each by a share of what nearer keys left.
 
-    A(i, j) = sigmoid(z_ij) prod_{j<l<i} (1 - sigmoid(z_il)),      z = q k / sqrt(d),  j < i
+    A(m, n) = sigmoid(z_mn) prod_{n<l<m} (1 - sigmoid(z_ml)),      z = q k / sqrt(d),  n < m
 
-A(i, j) is the weight of key j for query i. There is no softmax and no other encoding. A key that
+A(m, n) is the weight of key n for query m. There is no softmax and no other encoding. A key that
 matches leaves little for keys behind it, so of two equal keys the nearer one gets more weight. The
 weights add up to less than 1, and the rest of the stick is dropped. The first query gets 0.
 
 Tan, Shen, Yang, Courville, Panda 2024 (arXiv:2410.17980). As in the authors' code, a token does not
 see itself; with ``attend_current`` it does.
 
-Because A(i, j) = exp(z_ij - sum_{j<=l<i} ln(1 + e^z_il)), the weights are a softmax with a bias and
+Because A(m, n) = exp(z_mn - sum_{n<=l<m} ln(1 + e^z_ml)), the weights are a softmax with a bias and
 one more logit for the rest of the stick:
 
-    b(i, j) = S_i - sum_{j<=l<i} ln(1 + e^z_il),     S_i the sum over all keys,     sink logit 0
+    b(m, n) = S_m - sum_{n<=l<m} ln(1 + e^z_ml),     S_m the sum over all keys,     sink logit 0
 
-Softmax ignores S_i as a common term. S_i is limited to `REST`, where the rest of the stick is below
+Softmax ignores S_m as a common term. S_m is limited to `REST`, where the rest of the stick is below
 1e-17, so that the sums near the query stay small and exact in long sequences.
 
 It learns nothing. It is a float32 reference with T^2 numbers per head, which no kernel avoids yet.

@@ -1,10 +1,10 @@
 """T5: adds a learned number per head and bucket of distances to the logits.
 
-    b_h(i, j) = table[bucket(i - j), h]
-    bucket(n) = n                                                       n < E
-                E + floor((N - E) ln(n / E) / ln(M / E)), at most N-1   otherwise
+    b_h(m, n) = table[bucket(m - n), h]
+    bucket(r) = r                                                       r < E
+                E + floor((N - E) ln(r / E) / ln(M / E)), at most N-1   otherwise
 
-b_h is the bias of query i and key j in head h. N = 32 is the number of buckets, E = 16 of which
+b_h is the bias of query m and key n in head h. N = 32 is the number of buckets, E = 16 of which
 hold one distance each, and M = 128. The last bucket holds all distances from 113 on.
 
 Raffel et al. 2019 (arXiv:1910.10683), the causal form. T5 does not divide its logits by sqrt(d);

@@ -1,8 +1,8 @@
 """Base class of biases that depend on the distance alone, such as ALiBi, T5, KERPLE and Sandwich.
 
-    logit_h(i, j) += b_h(i - j)
+    logit_h(m, n) += b_h(m - n)
 
-i is the position of the query, j that of the key and h the head. A subclass defines the function
+m is the position of the query, n that of the key and h the head. A subclass defines the function
 b_h. The bias matrix, the decoding step and the kernels follow from it.
 """
 

@@ -32,10 +32,10 @@ class Form(NamedTuple):
 
 
 def by_key(total: Tensor) -> Form:
-    """b(i, j) = x_j - x_i for x = ``total``, (B or 1, H, T) float64.
+    """b(m, n) = x_n - x_m for x = ``total``, (B or 1, H, T) float64.
 
     Only differences within a chunk are rounded, so the error does not grow with the position.
-    x_j alone gets a gradient; that of x_i is 0. The part (B or 1, H, 3, chunks) holds the first x
+    x_n alone gets a gradient; that of x_m is 0. The part (B or 1, H, 3, chunks) holds the first x
     of each chunk, the largest x up to its end and the smallest x from its beginning.
     """
     length = total.shape[-1]
@@ -53,25 +53,25 @@ def by_key(total: Tensor) -> Form:
 
 
 def by_distance(table: Tensor, reach: int | None = None) -> Form:
-    """b(i, j) = table[h, i - j] for a table (H, T); constant from distance ``reach`` on."""
+    """b(m, n) = table[h, m - n] for a table (H, T); constant from distance ``reach`` on."""
     own = pad(table.float() * LOG2E, (PADDING, PADDING))
     return Form(TABLE, own, (), reach if reach is not None and reach < table.shape[-1] else 0)
 
 
 def by_logarithm(strength: Tensor, steepness: Tensor) -> Form:
-    """b(i, j) = -strength ln(1 + steepness (i - j)); both are positive, (H,)."""
+    """b(m, n) = -strength ln(1 + steepness (m - n)); both are positive, (H,)."""
     return Form(LOGARITHM, torch.stack((strength.float(), steepness.float()), -1))
 
 
 def by_power(strength: Tensor, exponent: Tensor) -> Form:
-    """b(i, j) = -strength (i - j)^exponent; both are positive, (H,)."""
+    """b(m, n) = -strength (m - n)^exponent; both are positive, (H,)."""
     return Form(POWER, torch.stack((strength.float() * LOG2E, exponent.float()), -1))
 
 
 def by_count(table: Tensor) -> Form:
-    """b(i, j) = q_i . table[c_ij] for a table (rows, D), linearly interpolated between its rows.
+    """b(m, n) = q_m . table[c_mn] for a table (rows, D), linearly interpolated between its rows.
 
-    c_ij is the sum of the gates of query i from key j up to i, at most rows - 1. Gates are sigmoids
+    c_mn is the sum of the gates of query m from key n up to m, at most rows - 1. Gates are sigmoids
     of the logits, so queries and keys must be neither rotated nor scaled in between.
     """
     return Form(COUNTS, table.float().contiguous())
