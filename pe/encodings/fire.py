@@ -3,8 +3,8 @@
     b_h(m, n) = f_h( psi(m - n) / (psi(max(m, |eta L|)) + eps) ),    psi(x) = ln(1 + |c x|)
     f(u) = W2 relu(W1 u + b1) + b2,    u in [0, 1]
 
-b_h is added to the logit of query m and key n in head h. |eta L| is the threshold: up to it the bias
-depends on the distance alone. Beyond it the divisor depends on the query, so the bias is no
+b_h is added to the logit of query m and key n in head h. |eta L| is the threshold: up to it the
+bias depends on the distance alone. Beyond it the divisor depends on the query, so the bias is no
 function of the distance and one query's row cannot be used for another.
 
 Li et al. 2023 (arXiv:2310.04418). L is a constant, and eta is learned. The paper's listing has
