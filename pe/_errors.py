@@ -26,9 +26,8 @@ def nearest(value: object, choices: Iterable[str]) -> str:
 def unknown(kind: str, value: object, choices: Iterable[str]) -> ValueError:
     """Return a ValueError for a name that is not among ``choices``; it lists them all."""
     names = list(choices)
-    return ValueError(
-        f"unknown {kind} {value!r}{nearest(value, names)}; choose from: {', '.join(names)}"
-    )
+    listed = ", ".join(name or "''" for name in names)
+    return ValueError(f"unknown {kind} {value!r}{nearest(value, names)}; choose from: {listed}")
 
 
 def one_line(error: BaseException) -> str:

@@ -325,10 +325,11 @@ def memory(
 
     with _checked("memory"):
         from pe.recipes.named import recipe as named_recipe
+        from pe.runs.parameters import other_fields
         from pe.training import memory as estimates
         from pe.training.check import divided
 
-        chosen = named_recipe(recipe, **dict(map(option_value, override or [])))
+        chosen = named_recipe(recipe, **other_fields(dict(map(option_value, override or [])), ()))
         divided(chosen, processes)
         if gib is None:
             from pe.devices import gpu_memory

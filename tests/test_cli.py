@@ -93,3 +93,6 @@ def test_wrong_words_end_train_with_one_line(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == "pe train: steps: expected 0 or more, got -5\n"
     assert cli.main(["train", "rope", "--set", "stepz=3"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+    for command in (["train", "rope"], ["memory", "demo", "--gib", "80"]):
+        assert cli.main([*command, "--set", "name=mine"]) == 2
+        assert "overrides: name: a changed recipe keeps its name" in capsys.readouterr().err

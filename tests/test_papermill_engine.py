@@ -192,7 +192,7 @@ def test_values_are_accepted_in_every_form_papermill_gives(
         ({"study": "../up"}, "study names a folder"),
         ({"weight_decay": 0.1}, "one of the overrides"),
         ({"stepz": 1}, r"unknown parameter 'stepz' \(did you mean 'steps'\?\)"),
-        ({"overrides": {"steps": 3}}, "steps is a parameter of this notebook"),
+        ({"overrides": {"steps": 3}}, "steps has a parameter of its own"),
         ({"overrides": {"hiden_size": 3}}, "did you mean 'hidden_size'"),
         ({"overrides": "hidden_size"}, "overrides: expected a dictionary"),
         ({"overrides": {"vocab_size": 300}}, "multiple of 8"),

@@ -216,6 +216,49 @@ def test_a_killed_run_draws_the_same_dropout_and_keeps_the_same_best_weights(
     assert AutoTokenizer.from_pretrained(run.best).padding_side == "left"
 
 
+def test_a_kill_while_the_best_weights_are_replaced_leaves_whole_ones_or_none(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = {8: 3.0, 16: 2.0, 24: 2.5}
+    monkeypatch.setattr(Trainer, "_mean_loss", lambda self, *_: losses[self.state.step])
+    recipe = tiny(shared / "corpus", keep_best=True)
+    run = Run(tmp_path / recipe.run_name(), recipe)
+    usual = shutil.rmtree
+
+    def killed(path: Path, ignore_errors: bool = False) -> None:
+        folder = Path(path)
+        if folder.parent == run.directory and (folder / "state.json").exists():
+            (folder / "state.json").unlink()
+            raise KeyboardInterrupt
+        usual(path, ignore_errors=ignore_errors)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pe.training.checkpoint.shutil.rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(run, quiet=True)
+    train(run, quiet=True)
+    assert run.read()["training"]["best"] == {"step": 16, "validation_loss": 2.0}
+    assert read_state(run.best).step == 16
+
+
+def test_best_weights_that_a_run_has_passed_cannot_be_asked_for(
+    shared: Path, tmp_path: Path
+) -> None:
+    def run(**changes: Any) -> Run:
+        return Run(tmp_path / "study" / "run", tiny(shared / "corpus", **changes))
+
+    killed_after(run(), 4)  # before the first checkpoint nothing is passed
+    killed_after(run(keep_best=True), 9)
+    killed_after(run(), 9)
+    for _ in range(2):  # first it is stopped, then complete
+        with pytest.raises(
+            RunError, match=r"^keep_best: .*study/run has passed step \d+ .*study-2"
+        ):
+            train(run(keep_best=True), quiet=True)
+        train(run(), quiet=True)
+    assert run().read()["training"]["resumes"] == 2
+
+
 def test_a_torn_last_line_of_metrics_does_not_stop_a_resume(
     shared: Path, tmp_path: Path, recipe: Recipe
 ) -> None:

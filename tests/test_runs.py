@@ -15,12 +15,14 @@ from typing import Any
 
 import book_records
 import pytest
+from pydantic import ValidationError
 
 from pe import runs
 from pe.recipes.named import recipe
 from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunBusy, RunError
 from pe.runs.models import MODELS, fields
+from pe.runs.models.evaluation import NeedleCell
 
 
 def evaluation() -> dict[str, Any]:
@@ -224,6 +226,24 @@ def test_load_names_every_damaged_file(run: Run, tmp_path: Path, name: str, text
     assert str(path) in str(error.value)
     assert str(broken.directory / "run.json") in str(error.value)
     assert "whole" not in str(error.value)
+
+
+def test_a_damaged_recipe_or_hit_is_named_with_its_file(
+    run: Run, record: dict[str, Any], tmp_path: Path
+) -> None:
+    path = run.directory / "run.json"
+    for field, value in (("context_length", []), ("context_length", None), ("beta1", "x")):
+        broken = record | {"recipe": record["recipe"] | {field: value}}
+        path.write_text(json.dumps(broken))
+        with pytest.raises(RunError, match=rf"run\.json: recipe: .*{field}: expected a .* got"):
+            _ = Run(run.directory).recipe
+        if field == "context_length":
+            with pytest.raises(RunError, match=r"run\.json: recipe: context_length: expected"):
+                runs.load(tmp_path)
+    for prompts in ("01x", ""):
+        with pytest.raises(ValidationError, match="prompts"):
+            NeedleCell(prompts=prompts, reason=None)
+    assert NeedleCell(prompts="0110", reason=None).prompts == "0110"
 
 
 @pytest.mark.parametrize("left", ["metrics.jsonl", "evaluation.json"])

@@ -275,6 +275,28 @@ def test_other_sizes_than_the_parents_are_refused_before_anything_is_prepared(
         train(run, quiet=True)
 
 
+def test_what_the_parents_weights_settle_cannot_be_set_anew(shared: Path, trained: Run) -> None:
+    with pytest.raises(ValueError, match="embedding_std: rope-.* has 0.02 and this recipe 0.5"):
+        check_run(child(shared, trained, embedding_std=0.5))
+    first = train(child(shared, trained, joint_norm="qk", softmax_scale=0.5), quiet=True)
+    after = {"pe": "nope", "start_from": first.name, "start_step": 0}
+    with pytest.raises(ValueError, match="joint_norm: nope-.* has 'qk', which .* keeps; set joint"):
+        check_run(child(shared, first, **after, softmax_scale=0.5))
+    with pytest.raises(ValueError, match="softmax_scale: nope-.* has 0.5"):
+        check_run(child(shared, first, **after, joint_norm="q"))
+    check_run(child(shared, first, **after, joint_norm="q", softmax_scale=0.25))
+
+
+def test_best_weights_need_two_validations(shared: Path, trained: Run) -> None:
+    for often in (24, 100):
+        with pytest.raises(ValueError, match=f"keep_best: .* validate_every {often} and 24 steps"):
+            check_run(run_of(shared, "study", keep_best=True, validate_every=often))
+    check_run(run_of(shared, "study", keep_best=True, validate_every=23))
+    check_run(child(shared, trained, keep_best=True, validate_every=100))  # before and after
+    with pytest.raises(ValueError, match="keep_best: no effect .* 0 steps"):
+        check_run(child(shared, trained, keep_best=True, steps=0, warmup_steps=0))
+
+
 def test_an_encoding_that_cannot_follow_is_refused(shared: Path, trained: Run) -> None:
     first = train(child(shared, trained), quiet=True)
     with pytest.raises(ValueError, match="'yarn' changes the frequencies of 'rope'"):

@@ -131,6 +131,33 @@ def test_the_clock_is_read_after_the_device_has_done_its_work(
     assert run.read()["training"]["wall_seconds"] == 16.0
 
 
+def test_validation_and_kept_weights_between_lines_are_no_time_of_training(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    usual, mean = Trainer.step, Trainer._mean_loss
+
+    def step(self: Trainer, batch: Any) -> Any:
+        clock[0] += 2.0
+        return usual(self, batch)
+
+    def validate(self: Trainer, *arguments: Any) -> float:
+        clock[0] += 100.0
+        return mean(self, *arguments)
+
+    monkeypatch.setattr("pe.training.loop.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr(Trainer, "step", step)
+    monkeypatch.setattr(Trainer, "_mean_loss", validate)
+    run = train_tiny(
+        tmp_path, shared, steps=8, log_every=4, validate_every=3, keep_steps=[5],
+        checkpoint_every=8,
+    )  # fmt: skip
+    logged = [line for line in run.metric_lines() if "seconds" in line]
+    assert [(line["step"], line["seconds"]) for line in logged] == [(4, 8.0), (8, 8.0)]
+    assert {line["tokens_per_second"] for line in logged} == {4 * 64 / 8}
+    assert run.read()["training"]["wall_seconds"] == 16.0
+
+
 def test_tensorboard_gets_the_metrics(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

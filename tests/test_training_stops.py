@@ -155,6 +155,8 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on(
             train(run, quiet=True)
     assert "MiB are free there); make room" in str(e.value)
     assert "\n" not in str(e.value)
+    saved = [path.name for path in (run.directory / "checkpoints").iterdir()]
+    assert saved == ["step-000005"], "half a checkpoint would leave no room to record the reason"
     assert run.record.reason == f"RunError: {e.value}"
     assert "Traceback" in run.traceback.read_text()
     assert "No space left on device" in run.traceback.read_text()

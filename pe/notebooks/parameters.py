@@ -44,7 +44,7 @@ from pe.tasks.measure.cost import refuse_too_large
 from pe.tasks.measure.record import DEVICE_SIZES, SIZES, Experiment, Settings, TaskRun, task_run
 from pe.training.check import check_run
 
-RECIPE_FIELDS = tuple(Recipe.__dataclass_fields__)
+RECIPE_FIELDS = tuple(name for name in Recipe.__dataclass_fields__ if name != "name")
 SCORING = ("each_length", "examples", "validation")
 """Fields of an experiment that are not among its settings: numbers of examples."""
 
@@ -228,7 +228,7 @@ def configure_speed(
         deterministic=deterministic,
     )
     if name:
-        refuse_strange_study(name)
+        refuse_strange_study(name, "name")
     run = speed_run(name or default_name(chosen.recipe))
     run.settings = chosen
     return run

@@ -131,11 +131,11 @@ def without_none(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def refuse_strange_study(study: str) -> None:
+def refuse_strange_study(study: str, parameter: str = "study") -> None:
     """Raise ValueError for a name that is not a plain folder name."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", study):
         raise ValueError(
-            f"study names a folder: use letters, digits, '.', '_' and '-', not {study!r}"
+            f"{parameter} names a folder: use letters, digits, '.', '_' and '-', not {study!r}"
         )
 
 
@@ -143,7 +143,9 @@ def other_fields(overrides: Mapping[str, Any] | None, names: Iterable[str]) -> d
     """Return the fields of the recipe that have no parameter; ``names`` are the parameters."""
     for name in overrides or {}:
         if name in names:
-            raise ValueError(f"overrides: {name} is a parameter of this notebook; give it there")
+            raise ValueError(f"overrides: {name} has a parameter of its own; give it there")
+        if name == "name":
+            raise ValueError("overrides: name: a changed recipe keeps its name; leave it out")
     return dict(overrides or {})
 
 

@@ -32,11 +32,20 @@ class Run(Folder):
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe this run was opened with, or the recorded one."""
+        """The recipe this run was opened with, or the recorded one.
+
+        RunError names the file if the recorded one is damaged.
+        """
         if self._recipe is None:
             from pe.recipes.recipe import Recipe
 
-            self._recipe = Recipe.from_dict(self.record.recipe)
+            recorded = self.record.recipe
+            try:
+                self._recipe = Recipe.from_dict(recorded)
+            except ValueError as error:
+                raise RunError(
+                    f"{self.directory / 'run.json'}: recipe: {error}; {RESTORE}"
+                ) from error
         return self._recipe
 
     @property

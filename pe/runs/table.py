@@ -117,7 +117,12 @@ def _row(run: Run) -> dict[str, Any]:
     if record.status == "complete" and record.training and record.training.steps and not lines:
         raise RunError(f"{run.directory / 'metrics.jsonl'}: there is no such record; {RESTORE}")
     recipe, parent = record.recipe, record.parent
-    length, options = recipe["context_length"], recipe.get("pe_options")
+    length, options = recipe.get("context_length"), recipe.get("pe_options")
+    if not isinstance(length, int) or length < 1:
+        raise RunError(
+            f"{run.directory / 'run.json'}: recipe: context_length: expected a whole number from 1 "
+            f"on, got {length!r}; {RESTORE}"
+        )
     row: dict[str, Any] = {
         "study": record.study,
         "run": record.run,
@@ -125,7 +130,7 @@ def _row(run: Run) -> dict[str, Any]:
         "pe_options": json.dumps(options, sort_keys=True) if options else "",
         "seed": record.seed,
         "status": record.status,
-        "recipe": recipe["name"],
+        "recipe": recipe.get("name"),
         "learning_rate": recipe.get("learning_rate"),
         "encoding_rate": recipe.get("encoding_rate", 1.0),  # the oldest records have none
         "batch_size": recipe.get("batch_size"),

@@ -56,6 +56,7 @@ def check_run(run: Run) -> None:
     recorded = run.exists()
     if not (recorded and run.read()["status"] == "complete"):
         divided(recipe, processes.together())
+        _check_best(recipe)
         parent = recorded_parent(recipe, run.directory.parent)
         if parent is not None:
             check_sizes(recipe, parent.recipe)
@@ -86,6 +87,17 @@ def check_learns(recipe: Recipe, parameters: Iterable[nn.Parameter]) -> None:
         raise ValueError(
             f"encoding_rate: {recipe.pe} has no parameters that could learn at "
             f"{recipe.encoding_rate} times the rate; leave it at 1"
+        )
+
+
+def _check_best(recipe: Recipe) -> None:
+    """Raise ValueError for ``keep_best`` where the last weights are the only ones to compare."""
+    often = 0 < recipe.validate_every < recipe.steps or (recipe.start_from and recipe.steps)
+    if recipe.keep_best and not often:
+        raise ValueError(
+            f"keep_best: no effect with validate_every {recipe.validate_every} and "
+            f"{recipe.steps} steps, where only the last weights are validated; set validate_every "
+            "to less than steps"
         )
 
 

@@ -110,10 +110,11 @@ def keep_weights(
 @contextlib.contextmanager
 def _folder(accelerator: Accelerator, final: Path, state: TrainState) -> Iterator[Path]:
     """Give the block an empty folder to fill; then flush it to disk and rename it ``final``."""
-    temporary = final.with_name(f".{final.name}.partial")
-    with writing_weights(final):
+    temporary, old = (final.with_name(f".{final.name}.{end}") for end in ("partial", "old"))
+    with writing_weights(final), _removed_on_error(temporary, accelerator.is_main_process):
         if accelerator.is_main_process:
-            shutil.rmtree(temporary, ignore_errors=True)
+            for leftover in (temporary, old):
+                shutil.rmtree(leftover, ignore_errors=True)
             temporary.mkdir(parents=True)
         accelerator.wait_for_everyone()
         yield temporary
@@ -124,9 +125,26 @@ def _folder(accelerator: Accelerator, final: Path, state: TrainState) -> Iterato
                 if path.is_file():
                     with open(path, "rb+") as file:
                         os.fsync(file.fileno())
-            shutil.rmtree(final, ignore_errors=True)
+            if final.exists():  # renamed first, so that a crash does not leave half of it
+                os.rename(final, old)
             os.rename(temporary, final)
+            shutil.rmtree(old, ignore_errors=True)
         accelerator.wait_for_everyone()
+
+
+@contextlib.contextmanager
+def _removed_on_error(folder: Path, main: bool) -> Iterator[None]:
+    """Remove ``folder`` if this block fails, so that a full disk has room to record why.
+
+    Args:
+        main: whether this is the main process, which made the folder.
+    """
+    try:
+        yield
+    except BaseException:
+        if main:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 @contextlib.contextmanager
@@ -162,8 +180,8 @@ def _prune(directory: Path) -> None:
     for old in checkpoints(directory)[:-KEEP]:
         # Renamed first, so that a crash while it is removed does not leave half a checkpoint.
         os.rename(old, old.with_name(f".{old.name}.partial"))
-    for partial in directory.glob(".step-*.partial"):
-        shutil.rmtree(partial)
+    for leftover in directory.glob(".step-*"):
+        shutil.rmtree(leftover)
 
 
 def restore(

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import (
-    DataLoaderConfiguration,
     DistributedDataParallelKwargs,
     InitProcessGroupKwargs,
     gather_object,
@@ -93,7 +92,6 @@ class Trainer:
             cpu=devices.choose().type == "cpu",
             log_with=names or None,
             project_dir=str(run.directory / "trackers"),
-            dataloader_config=DataLoaderConfiguration(),
             kwargs_handlers=[
                 InitProcessGroupKwargs(timeout=TIMEOUT),
                 # Buffers are constants, and a second copy of the gradients is not needed.
@@ -108,6 +106,8 @@ class Trainer:
         count = self.accelerator.num_processes
         self.windows, self.micro = divided(self.recipe, count)
         self.start = start_of(self.recipe, run.directory.parent)
+        self.stream_step = self.start.stream_step if self.start else 0
+        self.draws_step = self.start.draws_step if self.start else 0
         self.progress = Progress(enabled=self.main and not quiet)
         names_of_devices = gather_object([device_name(self.device)]) if count > 1 else None
         if self.main:
@@ -126,6 +126,233 @@ class Trainer:
             trackers.finish(self.accelerator)  # otherwise their last values would be lost
             raise
         self._finish()
+
+    # The loop
+
+    def _steps(self, stop: StopSignal) -> None:
+        """Do the remaining steps; raise Interrupted if a signal asks to stop before the last."""
+        r, state = self.recipe, self.state
+        first, began = state.step, time.perf_counter()
+        if self.start and first == 0:
+            self._validate()  # shows what the change of encoding cost
+        self.model.train()
+        logged_tokens, logged_at = state.tokens, time.perf_counter()
+        while state.step < r.steps:
+            lr = learning_rate(r, state.step)
+            set_rate(self.optimizer, lr)
+            batch = self.train_batches.at(state.step + self.stream_step)
+            seed_step(r.seed, state.step + self.draws_step, self.accelerator.process_index)
+            self.metrics.add(*self.step(batch))
+            state.step += 1
+            state.tokens += r.batch_size * r.context_length
+            due = state.step == r.steps or state.step % r.checkpoint_every == 0
+            stopping = stop.requested(self.accelerator)
+            if due or stopping or state.step % r.log_every == 0:
+                self.synchronize()  # steps are launched ahead; the clock must wait for them
+                moment = time.perf_counter()
+                left = (moment - began) / (state.step - first) * (r.steps - state.step)
+                self._log(lr, state.tokens - logged_tokens, moment - logged_at, left)
+                logged_tokens, logged_at = state.tokens, time.perf_counter()
+            # The speed of training does not include validation and checkpoints.
+            logged_at += self._validate_and_save(due or stopping)
+            if stopping and state.step < r.steps:
+                raise Interrupted(
+                    f"stopped after step {state.step} of {r.steps}; the same command goes on from "
+                    f"step-{state.step:06d}",
+                    stop.name or None,
+                )
+
+    def step(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Do one optimizer step.
+
+        Args:
+            batch: the windows of all processes, of which this one takes its share.
+
+        Returns:
+            This process's part of the loss in nats, and the gradient norm before clipping; both
+            are scalars on the device, so that nothing waits for them.
+        """
+        first = self.accelerator.process_index * self.windows
+        # Every process has the whole batch, so it can count all targets without communication.
+        targets = int((batch.targets != IGNORE).sum()) / self.accelerator.num_processes
+        total = torch.zeros((), device=self.device)
+        for start in range(first, first + self.windows, self.micro):
+            inputs = self._inputs(batch, slice(start, start + self.micro))
+            last = start + self.micro == first + self.windows
+            with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
+                with devices.autocast(self.recipe.precision, self.device):
+                    # The model is told to divide by 1, as in validation, so that it is compiled
+                    # once. Another divisor would lead to a second graph, for any number.
+                    loss = self.model(**inputs, num_items_in_batch=1).loss / targets
+                self.accelerator.backward(loss)
+            total += loss.detach()
+        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.recipe.grad_clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return total, sharding.whole(norm.detach())
+
+    def _validate_and_save(self, save: bool) -> float:
+        """Validate, and write checkpoints, if that is due after this step.
+
+        Args:
+            save: write the run's last checkpoint.
+
+        Returns:
+            The seconds that it took.
+        """
+        r, state = self.recipe, self.state
+        validate = r.validate_every and state.step % r.validate_every == 0 and state.step < r.steps
+        keep = state.step in (*r.keep_steps, *r.keep_states)
+        if not (validate or keep or save):
+            return 0.0
+        self.synchronize()
+        began = time.perf_counter()
+        if validate:
+            self._validate()
+        if keep or save:
+            self._refuse_broken_weights()
+        if state.step in r.keep_states:
+            checkpoint.save(self.accelerator, self.folder, state, self.config, keep=True)
+        elif keep:
+            final = self.folder / KEPT / f"step-{state.step:06d}"
+            checkpoint.keep_weights(self.accelerator, self.model, final, state)
+        if save:
+            checkpoint.save(self.accelerator, self.folder, state, self.config, keep=False)
+        return time.perf_counter() - began
+
+    def _inputs(self, batch: Batch, windows: slice) -> dict[str, Tensor]:
+        """Return some windows of a batch as the model's arguments, on the device."""
+        arrays = {"input_ids": batch.input_ids, "shift_labels": batch.targets}
+        if self.recipe.reset_positions:
+            arrays["position_ids"] = batch.positions
+        if self.recipe.mask_documents:
+            arrays["document_ids"] = batch.documents
+        tensors = {name: torch.from_numpy(a[windows].copy()) for name, a in arrays.items()}
+        if self.device.type == "cuda":
+            tensors = {name: t.pin_memory() for name, t in tensors.items()}
+        return {name: t.to(self.device, non_blocking=True) for name, t in tensors.items()}
+
+    def synchronize(self) -> None:
+        """Wait until the device has finished the steps that were launched."""
+        devices.synchronize(self.device)
+
+    def _log(self, lr: float, tokens: int, seconds: float, left: float) -> None:
+        """Write and show the line for the steps since the last one.
+
+        Args:
+            lr: of the last step. tokens, seconds: of these steps. left: seconds to the run's end.
+        """
+        state, steps = self.state, self.recipe.steps
+        mean = functools.partial(self.accelerator.reduce, reduction="mean")
+        line = self.metrics.flush(
+            state.step, state.tokens, lr, tokens, seconds, mean, self._last_good()
+        )
+        state.seconds += line["seconds"]
+        self._track(line)
+        self.progress.show(
+            f"step {state.step}/{steps}  loss {line['loss']:.3f}  "
+            f"{line['tokens_per_second']:,.0f} tokens/s  {duration(left)} left",
+            last=state.step == steps,
+        )
+
+    def _track(self, values: Mapping[str, Any]) -> None:
+        """Pass values that are not None to the trackers, whose x axis is in tokens."""
+        logged = {name: value for name, value in values.items() if value is not None}
+        self.accelerator.log(logged, step=self.state.tokens)
+
+    def _last_good(self) -> str:
+        saved = checkpoint.checkpoints(self.folder)
+        return f"last good checkpoint: {saved[-1]}" if saved else "there is no checkpoint yet"
+
+    def _refuse_broken_weights(self) -> None:
+        """Raise NonFiniteLoss if a weight is not finite.
+
+        An update can overflow although loss and gradient of its step were finite.
+        """
+        parts = map(sharding.local, self.model.parameters())
+        finite = torch.stack([torch.isfinite(p).all() for p in parts]).all()
+        broken = self.accelerator.reduce((~finite).float(), "sum")  # so all processes agree
+        if broken.item() > 0:
+            raise NonFiniteLoss(
+                f"weights are not finite after step {self.state.step}; {self._last_good()}; "
+                "try a lower learning_rate or a longer warmup"
+            )
+
+    # Validation
+
+    def _validate(self) -> float:
+        """Return the validation loss in nats, and record it; every process computes all of it."""
+        state = self.state
+        loss = self.metrics.validated(state.step)
+        # It is there already if the run was killed after this validation and then resumed.
+        if loss is None:
+            loss = self._mean_loss(self.validation_batches)
+            if self.main:
+                self.metrics.validation(state.step, state.tokens, loss)
+            self._track({"validation_loss": loss, "validation_perplexity": perplexity(loss)})
+        if self.recipe.keep_best:
+            self._keep_if_best(loss)
+        return loss
+
+    def _keep_if_best(self, loss: float) -> None:
+        """Keep the weights of this step if all earlier ones have a larger validation loss."""
+        best = self._best()
+        better = best is None or round(loss, 6) < best["validation_loss"]
+        # The main process decides, because the loss of others may differ by rounding.
+        decision = torch.full((), float(self.main and better), device=self.device)
+        if self.accelerator.reduce(decision, "sum").item() > 0:
+            checkpoint.keep_weights(
+                self.accelerator, self.model, self.run.best, self.state, self.data.load_tokenizer()
+            )
+
+    def _best(self) -> dict[str, Any] | None:
+        """Return step and validation loss of the weights in ``best/``.
+
+        None if there are no such weights, or if the run has to repeat the step they are from.
+        """
+        if not self.run.best.exists():
+            return None
+        step = read_state(self.run.best).step
+        loss = self.metrics.validated(step)
+        return None if loss is None else {"step": step, "validation_loss": loss}
+
+    @torch.no_grad()
+    def _mean_loss(self, batches: Batches, first: int = 0) -> float:
+        """Return the mean loss in nats over up to `VALIDATION_BATCHES` batches.
+
+        Args:
+            first: index of the first batch.
+        """
+        model = self.accelerator.unwrap_model(self.model)
+        model.eval()
+        total, count = 0.0, 0
+        number = max(1, min(VALIDATION_BATCHES, batches.windows // batches.batch_size))
+        for index in range(first, first + number):
+            batch = batches.at(index)
+            for start in range(0, batches.batch_size, self.micro):
+                inputs = self._inputs(batch, slice(start, start + self.micro))
+                with (
+                    devices.autocast(self.recipe.precision, self.device),
+                    same_draws(self.device),
+                ):
+                    total += float(model(**inputs, num_items_in_batch=1).loss)
+                count += int((inputs["shift_labels"] != IGNORE).sum())
+        model.train()
+        sharding.reshard(model)
+        return total / count
+
+    def _unseen_loss(self) -> float | None:
+        """Return the loss on the batches of training text that would come next.
+
+        The windows are new, but the run has read other windows of the same documents. If this loss
+        is lower than the validation loss, the model profits from that. None if the run has read all
+        of the text.
+        """
+        batches = self.text_batches
+        first = self.state.step + self.stream_step
+        if (first + VALIDATION_BATCHES) * batches.batch_size > batches.windows:
+            return None
+        return self._mean_loss(batches, first)
 
     # Before the first step
 
@@ -238,227 +465,7 @@ class Trainer:
             if state.step == 0:
                 self.run.update(sources=source_hashes(self.recipe.pe))
 
-    # Steps
-
-    def _steps(self, stop: StopSignal) -> None:
-        """Do the remaining steps; raise Interrupted if a signal asks to stop before the last."""
-        r, state = self.recipe, self.state
-        first, began = state.step, time.perf_counter()
-        stream_step = self.start.stream_step if self.start else 0
-        draws_step = self.start.draws_step if self.start else 0
-        if self.start and first == 0:
-            self._validate()  # shows what the change of encoding cost
-        self.model.train()
-        logged_tokens, logged_at = state.tokens, time.perf_counter()
-        while state.step < r.steps:
-            lr = learning_rate(r, state.step)
-            set_rate(self.optimizer, lr)
-            batch = self.train_batches.at(state.step + stream_step)
-            seed_step(r.seed, state.step + draws_step, self.accelerator.process_index)
-            self.metrics.add(*self.step(batch))
-            state.step += 1
-            state.tokens += r.batch_size * r.context_length
-            due = state.step == r.steps or state.step % r.checkpoint_every == 0
-            stopping = stop.requested(self.accelerator)
-            if due or stopping or state.step % r.log_every == 0:
-                self.synchronize()  # steps are launched ahead; the clock must wait for them
-                moment = time.perf_counter()
-                left = (moment - began) / (state.step - first) * (r.steps - state.step)
-                self._log(lr, state.tokens - logged_tokens, moment - logged_at, left)
-                logged_tokens, logged_at = state.tokens, time.perf_counter()
-            if self._validate_and_save(due or stopping):
-                logged_at = time.perf_counter()  # the speed of training does not include this
-            if stopping and state.step < r.steps:
-                raise Interrupted(
-                    f"stopped after step {state.step} of {r.steps}; the same command goes on from "
-                    f"step-{state.step:06d}",
-                    stop.name or None,
-                )
-
-    def _validate_and_save(self, save: bool) -> bool:
-        """Validate, and write checkpoints, if that is due after this step; return whether it was.
-
-        Args:
-            save: write the run's last checkpoint.
-        """
-        r, state = self.recipe, self.state
-        validate = r.validate_every and state.step % r.validate_every == 0 and state.step < r.steps
-        keep = state.step in (*r.keep_steps, *r.keep_states)
-        if validate:
-            self._validate()
-        if keep or save:
-            self._refuse_broken_weights()
-        if state.step in r.keep_states:
-            checkpoint.save(self.accelerator, self.folder, state, self.config, keep=True)
-        elif keep:
-            final = self.folder / KEPT / f"step-{state.step:06d}"
-            checkpoint.keep_weights(self.accelerator, self.model, final, state)
-        if save:
-            checkpoint.save(self.accelerator, self.folder, state, self.config, keep=False)
-        return bool(validate or keep or save)
-
-    def step(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Do one optimizer step.
-
-        Args:
-            batch: the windows of all processes, of which this one takes its share.
-
-        Returns:
-            This process's part of the loss in nats, and the gradient norm before clipping; both
-            are scalars on the device, so that nothing waits for them.
-        """
-        first = self.accelerator.process_index * self.windows
-        # Every process has the whole batch, so it can count all targets without communication.
-        targets = int((batch.targets != IGNORE).sum()) / self.accelerator.num_processes
-        total = torch.zeros((), device=self.device)
-        for start in range(first, first + self.windows, self.micro):
-            inputs = self._inputs(batch, slice(start, start + self.micro))
-            last = start + self.micro == first + self.windows
-            with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
-                with devices.autocast(self.recipe.precision, self.device):
-                    # The model is told to divide by 1, as in validation, so that it is compiled
-                    # once. Another divisor would lead to a second graph, for any number.
-                    loss = self.model(**inputs, num_items_in_batch=1).loss / targets
-                self.accelerator.backward(loss)
-            total += loss.detach()
-        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.recipe.grad_clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return total, sharding.whole(norm.detach())
-
-    def synchronize(self) -> None:
-        """Wait until the device has finished the steps that were launched."""
-        devices.synchronize(self.device)
-
-    def _inputs(self, batch: Batch, windows: slice) -> dict[str, Tensor]:
-        """Return some windows of a batch as the model's arguments, on the device."""
-        arrays = {"input_ids": batch.input_ids, "shift_labels": batch.targets}
-        if self.recipe.reset_positions:
-            arrays["position_ids"] = batch.positions
-        if self.recipe.mask_documents:
-            arrays["document_ids"] = batch.documents
-        tensors = {name: torch.from_numpy(a[windows].copy()) for name, a in arrays.items()}
-        if self.device.type == "cuda":
-            tensors = {name: t.pin_memory() for name, t in tensors.items()}
-        return {name: t.to(self.device, non_blocking=True) for name, t in tensors.items()}
-
-    def _log(self, lr: float, tokens: int, seconds: float, left: float) -> None:
-        """Write and show the line for the steps since the last one.
-
-        Args:
-            lr: of the last step. tokens, seconds: of these steps. left: seconds to the run's end.
-        """
-        state, steps = self.state, self.recipe.steps
-        mean = functools.partial(self.accelerator.reduce, reduction="mean")
-        line = self.metrics.flush(
-            state.step, state.tokens, lr, tokens, seconds, mean, self._last_good()
-        )
-        state.seconds += line["seconds"]
-        self._track(line)
-        self.progress.show(
-            f"step {state.step}/{steps}  loss {line['loss']:.3f}  "
-            f"{line['tokens_per_second']:,.0f} tokens/s  {duration(left)} left",
-            last=state.step == steps,
-        )
-
-    def _track(self, values: Mapping[str, Any]) -> None:
-        """Pass values that are not None to the trackers, whose x axis is in tokens."""
-        logged = {name: value for name, value in values.items() if value is not None}
-        self.accelerator.log(logged, step=self.state.tokens)
-
-    def _last_good(self) -> str:
-        saved = checkpoint.checkpoints(self.folder)
-        return f"last good checkpoint: {saved[-1]}" if saved else "there is no checkpoint yet"
-
-    def _refuse_broken_weights(self) -> None:
-        """Raise NonFiniteLoss if a weight is not finite.
-
-        An update can overflow although loss and gradient of its step were finite.
-        """
-        parts = map(sharding.local, self.model.parameters())
-        finite = torch.stack([torch.isfinite(p).all() for p in parts]).all()
-        broken = self.accelerator.reduce((~finite).float(), "sum")  # so all processes agree
-        if broken.item() > 0:
-            raise NonFiniteLoss(
-                f"weights are not finite after step {self.state.step}; {self._last_good()}; "
-                "try a lower learning_rate or a longer warmup"
-            )
-
-    # Validation and the end
-
-    def _validate(self) -> float:
-        """Return the validation loss in nats, and record it; every process computes all of it."""
-        state = self.state
-        loss = self.metrics.validated(state.step)
-        # It is there already if the run was killed after this validation and then resumed.
-        if loss is None:
-            loss = self._mean_loss(self.validation_batches)
-            if self.main:
-                self.metrics.validation(state.step, state.tokens, loss)
-            self._track({"validation_loss": loss, "validation_perplexity": perplexity(loss)})
-        if self.recipe.keep_best:
-            self._keep_if_best(loss)
-        return loss
-
-    def _keep_if_best(self, loss: float) -> None:
-        """Keep the weights of this step if all earlier ones have a larger validation loss."""
-        best = self._best()
-        better = best is None or round(loss, 6) < best["validation_loss"]
-        # The main process decides, because the loss of others may differ by rounding.
-        decision = torch.full((), float(self.main and better), device=self.device)
-        if self.accelerator.reduce(decision, "sum").item() > 0:
-            checkpoint.keep_weights(
-                self.accelerator, self.model, self.run.best, self.state, self.data.load_tokenizer()
-            )
-
-    def _best(self) -> dict[str, Any] | None:
-        """Return step and validation loss of the weights in ``best/``.
-
-        None if there are no such weights, or if the run has to repeat the step they are from.
-        """
-        if not self.run.best.exists():
-            return None
-        step = read_state(self.run.best).step
-        loss = self.metrics.validated(step)
-        return None if loss is None else {"step": step, "validation_loss": loss}
-
-    @torch.no_grad()
-    def _mean_loss(self, batches: Batches, first: int = 0) -> float:
-        """Return the mean loss in nats over up to `VALIDATION_BATCHES` batches.
-
-        Args:
-            first: index of the first batch.
-        """
-        model = self.accelerator.unwrap_model(self.model)
-        model.eval()
-        total, count = 0.0, 0
-        number = max(1, min(VALIDATION_BATCHES, batches.windows // batches.batch_size))
-        for index in range(first, first + number):
-            batch = batches.at(index)
-            for start in range(0, batches.batch_size, self.micro):
-                inputs = self._inputs(batch, slice(start, start + self.micro))
-                with (
-                    devices.autocast(self.recipe.precision, self.device),
-                    same_draws(self.device),
-                ):
-                    total += float(model(**inputs, num_items_in_batch=1).loss)
-                count += int((inputs["shift_labels"] != IGNORE).sum())
-        model.train()
-        sharding.reshard(model)
-        return total / count
-
-    def _unseen_loss(self) -> float | None:
-        """Return the loss on the batches of training text that would come next.
-
-        The windows are new, but the run has read other windows of the same documents. If this loss
-        is lower than the validation loss, the model profits from that. None if the run has read all
-        of the text.
-        """
-        batches = self.text_batches
-        first = self.state.step + (self.start.stream_step if self.start else 0)
-        if (first + VALIDATION_BATCHES) * batches.batch_size > batches.windows:
-            return None
-        return self._mean_loss(batches, first)
+    # After the last step
 
     def _finish(self) -> None:
         """Save model and tokenizer, and declare the run complete."""

@@ -1,9 +1,13 @@
-"""Start a run from the weights of another run, its parent, under an encoding of its own.
+"""What a run has to go on from: its own checkpoints, or the weights of another run, its parent.
 
-The new run has its own schedule and a new optimizer. It continues the parent's stream of text where
-the parent stopped, so that no window comes twice within a pass. This is exact if seed, batch size
-and context length are the parent's. With other sizes the stream is a different one, and the new run
-enters it after as many tokens as the parent has read.
+A run that was stopped goes on from its last checkpoint. Its text and the source of its encoding
+must be what they were, and it cannot keep weights that it has passed.
+
+A run with a parent starts from the parent's weights under an encoding of its own. It has its own
+schedule and a new optimizer. It continues the parent's stream of text where the parent stopped, so
+that no window comes twice within a pass. This is exact if seed, batch size and context length are
+the parent's. With other sizes the stream is a different one, and the new run enters it after as
+many tokens as the parent has read.
 
 A branch (``start_state: all``) also takes over the optimizer. It is the same run with another end:
 under the schedule ``wsd`` it equals, bit for bit, a shorter run from the beginning of its decay.
@@ -38,9 +42,11 @@ BRANCH_FIELDS = (
 """Fields of a recipe in which a branch may differ from its parent."""
 SAME_AS_PARENT = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "qk_norm",
+    "num_key_value_heads", "qk_norm", "embedding_std",
 )  # fmt: skip
 """Fields of a recipe that a run has in common with the run it starts from."""
+NEVER_DROPPED = ("joint_norm", "softmax_scale")
+"""Fields of a recipe that a run may change, but not leave out, if its parent has them."""
 RETRAINED = ".parents"
 """Folder of a study in which complete runs are trained once more for their weights."""
 SEARCHED = "searched"
@@ -124,8 +130,7 @@ def steps_gone(run: Run) -> dict[str, list[int]]:
     if not run.exists() or not (run.recipe.keep_steps or run.recipe.keep_states):
         return {}
     record, folder, copy = run.read(), run.directory / "checkpoints", retrained_copy(run)
-    complete, saved = record["status"] == "complete", checkpoints(folder)
-    passed = record["training"]["steps"] if complete else step_of(saved[-1]) if saved else 0
+    complete, passed = record["status"] == "complete", _passed(run, record)
     recorded = [record["recipe"], *([copy.read()["recipe"]] if copy.exists() else [])]
     gone = {}
     for field in ("keep_steps", "keep_states"):
@@ -143,6 +148,14 @@ def steps_gone(run: Run) -> dict[str, list[int]]:
     return gone
 
 
+def _passed(run: Run, record: Mapping[str, Any]) -> int:
+    """Return the step to which ``run`` never goes back."""
+    if record["status"] == "complete":
+        return int(record["training"]["steps"])
+    saved = checkpoints(run.directory / "checkpoints")
+    return step_of(saved[-1]) if saved else 0
+
+
 def _is_saved(directory: Path, step: int, field: str) -> bool:
     """Return whether there is a checkpoint of ``step`` with what ``field`` keeps."""
     path = folder_of(directory, step)
@@ -150,11 +163,20 @@ def _is_saved(directory: Path, step: int, field: str) -> bool:
 
 
 def check_kept(run: Run) -> None:
-    """Refuse a run that is to keep steps which it has passed already, because it never goes back.
+    """Refuse a run that is to keep weights which it has passed already, as it never goes back.
 
     Raises:
-        RunError: names the steps of `steps_gone`.
+        RunError: names the steps of `steps_gone`, or ``keep_best`` if it is new.
     """
+    if run.recipe.keep_best and run.exists():
+        record = run.read()
+        passed = _passed(run, record)
+        if passed and not record["recipe"].get("keep_best"):
+            raise RunError(
+                f"keep_best: {run.directory} has passed step {passed} and did not compare its "
+                f"weights until then; train a new run in another study, such as '{run.study}-2', "
+                "or leave keep_best out"
+            )
     for field, steps in steps_gone(run).items():
         listed, several = ", ".join(map(str, steps)), len(steps) > 1
         raise RunError(
@@ -377,7 +399,8 @@ def check_sizes(recipe: Recipe, parent: Recipe) -> None:
     """Refuse a recipe whose model has other sizes than that of ``parent``, which it starts from.
 
     Raises:
-        ValueError: names a field of `SAME_AS_PARENT` that differs.
+        ValueError: names a field of `SAME_AS_PARENT` that differs, or one of `NEVER_DROPPED` that
+            is left out.
     """
     for name in SAME_AS_PARENT:
         size, wanted = getattr(parent, name), getattr(recipe, name)
@@ -385,6 +408,13 @@ def check_sizes(recipe: Recipe, parent: Recipe) -> None:
             raise ValueError(
                 f"{name}: {parent.run_name()} has {size} and this recipe {wanted}; a run that "
                 f"starts from another one must have its sizes, so set {name} to {size}"
+            )
+    for name in NEVER_DROPPED:
+        value = getattr(parent, name)
+        if value and not getattr(recipe, name):
+            raise ValueError(
+                f"{name}: {parent.run_name()} has {value!r}, which a run that starts from it "
+                f"keeps; set {name} to {value!r}, or to another value"
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Generic, TypeVar
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from pe.runs.models.parts import (
     Cell,
@@ -83,7 +83,7 @@ class Retrieval(Part):
 class NeedleCell(Part):
     """One length of prompt and answers, in tokens."""
 
-    prompts: str | None
+    prompts: Annotated[str, StringConstraints(pattern=r"^[01]+$")] | None
     """1 for each prompt whose answers are all right and 0 for the others, in an order that is the
     same for every model; null where the model cannot be run, or its logits are not finite."""
     numbers: float | None = None
