@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import pe
@@ -148,7 +149,11 @@ def test_figures_are_drawn_from_the_runs_that_they_name(everything: Studies) -> 
         runs, draw = figures[name]
         assert len(runs) == (9 if name == "extend-fine-tuned" else 1)
         assert draw().axes
-    assert len(figures["extend-fine-tuned"][1]().axes) == 8  # the control is in all of them
+    panels = figures["extend-fine-tuned"][1]().axes
+    assert len(panels) == 8
+    for axes in panels:  # what a model that reads no more than its training length has
+        (cut,) = (line for line in axes.lines if line.get_label() == "cut to 1,024 tokens")
+        assert len(set(np.asarray(cut.get_ydata()))) == 1
 
 
 @pytest.mark.parametrize("count", [1, 6])

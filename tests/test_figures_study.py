@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from study_rows import row
 
 from pe import figures, runs
 from pe.figures import extension as figures_extension
@@ -19,6 +20,7 @@ from pe.figures import study as figures_study
 from pe.results import quantities
 from pe.results import rows as results
 from pe.results.extensions import extended, missing, table, trained, value
+from pe.results.measure import cut
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = results.rows("scaffold", runs.find(ROOT / "runs", "scaffold"))
@@ -98,6 +100,34 @@ def test_heat_maps_show_the_recorded_shares() -> None:
     for count in (1, 6, 9):  # grids with panels that nothing is in
         axes = figures_retrieval.retrieval(ROWS[:count], "needle").axes
         assert len(axes) == count + 1  # and the scale
+
+
+def test_a_length_without_a_value_is_not_shown_as_nothing_found(tmp_path: Path) -> None:
+    one = row(tmp_path, "learned")
+    run = runs.Run(tmp_path / "made-up" / one.runs[0].name)
+    evaluation = run.evaluation() or {}
+    none = dict.fromkeys(("exact", "greedy", "digits", "controls")) | {"reason": "no value"}
+    evaluation["retrieval"]["tasks"]["needle"]["512"] = none
+    run.write_evaluation(evaluation)
+    axes, *_ = figures_retrieval.retrieval([one], "needle").axes
+    assert [(text.get_position()[0], text.get_text()) for text in axes.texts][:1] == [(1, "–")]
+
+
+def test_retrieval_by_length_has_cut_lines_and_a_colour_for_each_task() -> None:
+    tasks = ["passkey", "multikey", "multivalue", "multiquery"]
+    by_label = {row.label: row for row in results.rows("every", runs.find(ROOT / "runs", "every"))}
+    rope = by_label["rope"].of([0])
+    (axes,) = figures_retrieval.by_length(rope, tasks).axes
+    wholes = [line for line in axes.lines if line.get_label() == "_cut"]
+    assert len({to_hex(line.get_color()) for line in wholes}) == len(tasks)
+    names = [f"passkey@{name}" for name in quantities.multiples(rope.runs)]
+    expected = [np.nan if (x := cut(rope, name)) is None else x for name in names]
+    assert np.array_equal(np.asarray(wholes[0].get_ydata()), expected, equal_nan=True)
+
+
+def test_a_temperature_is_in_the_legend_only_where_one_was_fitted() -> None:
+    every = results.rows("every", runs.find(ROOT / "runs", "every"))[:3]
+    assert "with a fitted temperature" not in figures.svg(figures_study.perplexity(every))
 
 
 def test_every_method_is_on_the_extension_curves(drawn: dict[str, str]) -> None:

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
+from pe.figures.axes import WHOLE, legend, mark, powers_of_two
 from pe.figures.style import FAINT, SEQUENTIAL, style
 
 MOST_LABELS = 48
@@ -90,12 +91,11 @@ def entropy_by_length(spread: dict[str, Any], training_length: int, title: str =
             color=colour, alpha=0.12, linewidth=0,
         )  # fmt: skip
     axes.plot(lengths, [math.log(n) for n in lengths], color=FAINT, linestyle="--", label="even")
-    axes.axvline(training_length, color=FAINT, linewidth=0.8)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
+    mark(axes, training_length, "trained up to here")
+    powers_of_two(axes, lengths, WHOLE)
     axes.set_xlabel("context, tokens")
     axes.set_ylabel("entropy of attention, nats")
-    axes.legend(fontsize=8, ncols=2)
+    legend(figure, axes.get_legend_handles_labels()[0], columns=4)
     axes.set_title(title, fontsize=10.5)
     return figure
 

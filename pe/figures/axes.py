@@ -40,9 +40,12 @@ def log_perplexity(axes: Axes, limit: int | None = None) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
 
 
+MARK: dict[str, Any] = {"color": FAINT, "linewidth": 1, "linestyle": (0, (2, 2)), "zorder": 1}
+
+
 def mark(axes: Axes, x: float, text: str = "") -> None:
     """Draw a dotted vertical line with words at its top."""
-    axes.axvline(x, color=FAINT, linewidth=1, linestyle=(0, (2, 2)), zorder=1)
+    axes.axvline(x, **MARK)
     if text:
         axes.annotate(
             text, (x, 1), xycoords=("data", "axes fraction"), xytext=(4, -3),

@@ -8,12 +8,14 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from pe.evaluation.factors import LENGTH
 from pe.figures.axes import (
     CUT,
     LENGTHS,
+    MARK,
     PERPLEXITY,
     labels,
     legend,
@@ -85,7 +87,8 @@ def by_length(
 def trained_on(rows: Sequence[FineTuned]) -> Figure:
     """Draw three lines for each method: the run it began with, extended, and trained on.
 
-    The control, longer windows and no other frequencies, is in every panel, pale.
+    In every panel are the control, which had longer windows and no other frequencies, and the run
+    it began with when it reads no more than that run's training length.
     """
     from pe.encodings.core.spec import parse  # brings torch
 
@@ -101,9 +104,12 @@ def trained_on(rows: Sequence[FineTuned]) -> Figure:
         _line(axes, row.before, color=FAINT, linewidth=1.2, label="the model as it was")
         if control is not None:
             _line(
-                axes, control.trained, color=FAINT, linewidth=1.2, linestyle=PALE,
+                axes, control.trained, color=FAINT, linewidth=1.2, linestyle=(0, (6, 1.5, 1, 1.5)),
                 label="not extended, trained on",
             )  # fmt: skip
+        first = min(row.before)
+        _line(axes, dict.fromkeys(row.before, row.before[first]),
+              **(CUT | {"label": f"cut to {first:,} tokens"}))  # fmt: skip
         look = {"color": colour(name), "marker": marker(name), "markersize": 4}
         _line(
             axes, row.extended, linestyle=PALE, markerfacecolor="none", linewidth=1.3,
@@ -121,7 +127,9 @@ def trained_on(rows: Sequence[FineTuned]) -> Figure:
     for axes in list(grid.flat)[: len(shown)]:
         axes.tick_params(labelsize=8.5, labelbottom=True)
     labels(figure, "context in tokens (k = 1,024)", PERPLEXITY)
-    legend(figure, grid.flat[0].get_legend_handles_labels()[0], columns=2)
+    handles = grid.flat[0].get_legend_handles_labels()[0]
+    mark_of = Line2D([], [], **(MARK | {"label": f"trained on {length:,} tokens"}))
+    legend(figure, [*handles, mark_of], columns=2)
     return figure
 
 

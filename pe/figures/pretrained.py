@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 from pe.figures.axes import CUT, WHOLE, labels, legend, mark, numbers, powers_of_two
 from pe.figures.style import FAINT, INK, colour, marker, style
@@ -111,9 +112,11 @@ def _finish(
     panels[0].set_ylabel("loss, nats per token")
     for axes in panels[1:]:
         axes.set_ylim(-0.03, 1.03)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         axes.set_ylabel(f"{task}: prompts answered")
     for axes in panels:
         powers_of_two(axes, lengths, WHOLE)
+        axes.tick_params(axis="x", labelrotation=45)
         if lengths[0] <= trained_length(record) <= lengths[-1]:
             mark(axes, trained_length(record))
     labels(figure, "context, tokens", "")
@@ -188,8 +191,6 @@ def several(records: Sequence[Mapping[str, Any]]) -> Figure:
     if task:
         panels[1].plot(lengths, _values(cut_found(first, task)), **CUT)
     _finish(figure, panels, first, lengths, columns=3, task=task)
-    for axes in panels:
-        axes.tick_params(axis="x", labelrotation=45)
     return figure
 
 

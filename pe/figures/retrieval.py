@@ -1,6 +1,7 @@
 """Whether hidden numbers are found, by depth and length: a small heat map for each run.
 
-Blue is always, transparent is never; the framed column is the length of training.
+Blue is always, transparent is never, and a dash is no value; the framed column is the length of
+training.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import numpy as np
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import PercentFormatter
 
-from pe.figures.axes import LENGTHS, labels, legend, mark, numbers, powers_of_two
-from pe.figures.style import INK, SEQUENTIAL, colour, marker, style
+from pe.figures.axes import CUT, LENGTHS, labels, legend, mark, numbers, powers_of_two
+from pe.figures.style import COLOURS, FAINT, INK, MARKERS, SEQUENTIAL, style
 from pe.results.intervals import Interval
-from pe.results.measure import measure
+from pe.results.measure import cut, measure
 from pe.results.quantities import answers, multiples
 from pe.results.rows import Row
 
@@ -39,7 +41,7 @@ def retrieval(rows: Sequence[Row], task: str) -> Figure:
     names = multiples([run for row in rows for run in row.runs])
     panels = [(row, *shares(row, task, names)) for row in rows]
     asked = [(row, depths, share) for row, depths, share in panels if depths]
-    across = min(5, max(1, len(asked)))
+    across = min(4, max(1, len(asked)))
     down = max(1, -(-len(asked) // across))
     figure = Figure(figsize=(6.2, 0.7 + 2.0 * down), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
@@ -49,6 +51,8 @@ def retrieval(rows: Sequence[Row], task: str) -> Figure:
         axes.pcolormesh(
             range(len(names)), range(len(depths)), shown, cmap=SEQUENTIAL, vmin=0, vmax=1
         )
+        for place in np.flatnonzero(np.isnan(share).all(axis=0)):
+            axes.text(place, len(depths) / 2, "–", ha="center", color=FAINT, fontsize=8)
         axes.set_ylim(len(depths) - 0.5, -0.5)  # the beginning of the text is at the top
         axes.set_xticks(range(len(names)), [name.replace("x", "×") for name in names], fontsize=7)
         last = len(depths) - 1
@@ -75,23 +79,28 @@ def retrieval(rows: Sequence[Row], task: str) -> Figure:
 
 @style()
 def by_length(row: Row, tasks: Sequence[str]) -> Figure:
-    """Draw the share of prompts that are wholly right against the length: a line for each task."""
+    """Draw the share of prompts that are wholly right against the length: a line for each task.
+
+    Dashes are the shares that the row would have if it read no more than the training length.
+    """
     names = multiples(row.runs)
+    x = [float(name[:-1]) for name in names]
     figure = Figure(figsize=(6.2, 3.4), layout="constrained")
     axes = figure.add_subplot()
-    for task in tasks:
+    for place, task in enumerate(tasks, 1):  # the first colour is grey
+        look = {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)]}
         cells = [measure(row, f"{task}@{name}") for name in names]
         y = np.array(numbers(cell.value for cell in cells))
         ends = [cell.interval or Interval(np.nan, np.nan, np.nan, 0) for cell in cells]
         beside = [y - [end.low for end in ends], [end.high for end in ends] - y]
-        axes.errorbar(
-            [float(name[:-1]) for name in names], y, np.abs(beside),
-            color=colour(task), marker=marker(task), label=task, capsize=2,
-        )  # fmt: skip
-    powers_of_two(axes, [float(name[:-1]) for name in names])
+        axes.errorbar(x, y, np.abs(beside), label=task, capsize=2, **look)
+        short = numbers(cut(row, f"{task}@{name}") for name in names)
+        axes.plot(x, short, **(CUT | {"color": look["color"], "label": "_cut"}))
+    powers_of_two(axes, x)
     axes.set_ylim(-0.03, 1.03)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     mark(axes, 1.0)
-    legend(figure, axes.get_legend_handles_labels()[0])
+    handles = axes.get_legend_handles_labels()[0]
+    legend(figure, [*handles, Line2D([], [], **CUT)] if handles else [])
     labels(figure, LENGTHS, "prompts answered")
     return figure

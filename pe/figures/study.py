@@ -166,6 +166,11 @@ def _by_length(
     names = multiples(runs)
     x = [float(name[:-1]) for name in names]
 
+    def fitted(row: Row) -> list[float | None]:
+        return [measure(row, f"tempered.{kind}@{name}").value for name in names]
+
+    tempered = tempered and any(value is not None for row in own for value in fitted(row))
+
     def draw(axes: Axes, row: Row, look: dict[str, Any]) -> None:
         cells = [measure(row, f"{kind}@{name}") for name in names]
         axes.plot(x, numbers(cell.value for cell in cells), label=row.title, **look)
@@ -177,8 +182,7 @@ def _by_length(
                 color=look["color"], alpha=0.14, linewidth=0, zorder=look["zorder"],
             )  # fmt: skip
         if tempered:
-            values = [measure(row, f"tempered.{kind}@{name}").value for name in names]
-            axes.plot(x, numbers(values), **(look | _PALE))
+            axes.plot(x, numbers(fitted(row)), **(look | _PALE))
 
     def baselines(axes: Axes, first: Row) -> list[Line2D]:
         lines = axes.plot(x, numbers(cut(first, f"{kind}@{name}") for name in names), **CUT)

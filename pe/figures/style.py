@@ -30,11 +30,11 @@ _ON_DARK = {INK: "#e6edf3", FAINT: "#9aa4af", GRID: "#3a424c"}
 MAX_RUNS_IN_CAPTION = 15
 """More are counted by study."""
 
-_COLOURS = (
+COLOURS = (
     "#8f8f8f", "#3f8fd8", "#d9641e", "#d03060", "#159570", "#9a63c9", "#b8860b", "#3a94a8",
     "#a0694b", "#7a8f1f",
 )  # fmt: skip
-_MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<", ">", "h", "d", "p")
+MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<", ">", "h", "d", "p")
 _COLOUR_SEED, _MARKER_SEED = (2626178, 10), (1534296, 14)
 """A number to hash beside a name, and a byte of the hash, so that a new encoding changes no other
 one's look. They were searched for: no two encodings of the registry have both in common; NoPE,
@@ -51,12 +51,12 @@ DIVERGING = LinearSegmentedColormap.from_list(
 
 def colour(pe: str) -> str:
     """Return the encoding's colour. A name has the same colour in every process."""
-    return _COLOURS[_hash(pe, *_COLOUR_SEED) % len(_COLOURS)]
+    return COLOURS[_hash(pe, *_COLOUR_SEED) % len(COLOURS)]
 
 
 def marker(pe: str) -> str:
     """Return the encoding's marker, so that no figure depends on colour alone."""
-    return _MARKERS[_hash(pe, *_MARKER_SEED) % len(_MARKERS)]
+    return MARKERS[_hash(pe, *_MARKER_SEED) % len(MARKERS)]
 
 
 def _hash(pe: str, seed: int, byte: int) -> int:

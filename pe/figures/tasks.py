@@ -42,7 +42,8 @@ def _band(
     """Draw the means of an encoding as a line and their intervals as a band."""
     ink = colour(pe)
     means = numbers([value and value.mean for value in values])
-    axes.plot(x, means, color=ink, label=label(pe), marker=marker(pe) if dots else None)
+    every = None if dots else 0.1  # colours repeat, so a line without any marker has no name
+    axes.plot(x, means, color=ink, label=label(pe), marker=marker(pe), markevery=every)
     low = numbers([value and value.low for value in values])
     high = numbers([value and value.high for value in values])
     axes.fill_between(x, low, high, color=ink, alpha=0.16, linewidth=0)
@@ -127,6 +128,7 @@ def accuracy_by_length(records: Sequence[TaskRecord]) -> Figure:
         _band(axes, lengths, values, record.pe, dots=True)
     _shares(axes, records[0])
     _, longest = task(records[0].task, **records[0].task_options).train_lengths
+    axes.set_ylim(top=1.13)  # room for the words above the lines
     mark(axes, longest, "trained up to here")
     axes.set_xlabel("length")
     axes.set_ylabel("right answers")
@@ -189,15 +191,15 @@ def by_encoding(records: Mapping[str, TaskRecord | None]) -> Figure:
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axes, split in zip(panels, names, strict=True):
         best = max((shares[split] for shares in first.baselines.values()), default=first.chance)
-        axes.axvline(first.chance, **GUESS)
-        axes.axvline(best, **(CUT | {"label": "best trivial strategy"}))
+        axes.axvline(first.chance, **(GUESS | {"label": "uniform guessing, tokens"}))
+        axes.axvline(best, **(CUT | {"label": "best trivial strategy, tokens"}))
         for line, (pe, record) in enumerate(records.items()):
             _line_of(axes, line, pe, record, split)
         axes.set_xlim(-0.04, 1.04)
         axes.grid(visible=False, axis="y")
         axes.xaxis.set_major_formatter(PERCENT)
         axes.set_title(summary.title(split), fontsize=10.5)
-        axes.set_xlabel("right")
+        axes.set_xlabel("right answers")
     axes = panels[0]
     axes.set_ylim(len(records) - 0.5, -0.5)
     axes.set_yticks(range(len(records)), [label(pe) for pe in records])

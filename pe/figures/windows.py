@@ -91,7 +91,7 @@ def by_window(rows: Sequence[Row], cut_row: Row | None = None, best: Row | None 
             axes.xaxis.set_major_formatter(FixedFormatter([*map(str, sizes), "none"]))
             axes.tick_params(axis="x", labelsize=8, labelrotation=60)
             if kind == "ppl":
-                axes.set_title(f"{multiple}\N{MULTIPLICATION SIGN}", fontsize=10.5)
+                axes.set_title(f"{multiple}× the training length", fontsize=9.5)
                 axes.set_ylim(0.95 * lowest, ROOM * lowest)
                 log_perplexity(axes)
             else:
