@@ -88,7 +88,7 @@ def by_window(rows: Sequence[Row], cut_row: Row | None = None, best: Row | None 
                 handles.setdefault(title, axes.axhline(value, **(line_look | {"label": title})))
             axes.set_xlim(-0.4, len(sizes) + 0.4)
             axes.xaxis.set_major_locator(FixedLocator(range(len(sizes) + 1)))
-            axes.xaxis.set_major_formatter(FixedFormatter([*map(str, sizes), "none"]))
+            axes.xaxis.set_major_formatter(FixedFormatter([*map("{:,}".format, sizes), "none"]))
             axes.tick_params(axis="x", labelsize=8, labelrotation=60)
             if kind == "ppl":
                 axes.set_title(f"{multiple}× the training length", fontsize=9.5)

@@ -109,7 +109,7 @@ def _cell(row: Row, name: str, verdicts: bool) -> str:
     """
     text, where = write(measure(row, name), name, "<br>"), quantities.at(name)
     if verdicts:
-        word = beside_cutting(row, name)
+        word = beside_cutting(row, name, "<br>")
         return f"{text}<br>{word}" if word else text
     if where is None or not where.is_share or where.multiple <= 1 or text == "–":
         return text

@@ -162,10 +162,11 @@ def beyond_cut(row: Row, quantity: str) -> Interval | None:
     return intervals.newcombe(own, intervals.scaled(near, inside))
 
 
-def beside_cutting(row: Row, quantity: str) -> str:
+def beside_cutting(row: Row, quantity: str, between: str = ", ") -> str:
     """Return ``better`` or ``worse`` than with texts cut, or `UNDECIDED`.
 
-    One word where all runs of the row agree, else one for each seed. Empty without a value.
+    One word where all runs of the row agree, else one for each seed, with ``between`` between them.
+    Empty without a value.
     """
     where, words = quantities.at(quantity), []
     for one in row.each():
@@ -176,7 +177,7 @@ def beside_cutting(row: Row, quantity: str) -> str:
         words.append(more if gap.low > 0 else less if gap.high < 0 else UNDECIDED)
     if len(set(words)) == 1:
         return words[0]
-    return ", ".join(f"{word} ({seed})" for word, seed in zip(words, row.seeds, strict=True))
+    return between.join(f"{word} ({seed})" for word, seed in zip(words, row.seeds, strict=True))
 
 
 def cut_base(found: Sequence[Row]) -> Row | None:
