@@ -218,13 +218,17 @@ def test_hidden_numbers_have_the_tokens_of_context_as_heads(everything: Studies)
     assert re.search(r"\d+%<br>\(\d+–\d+\)<br>cut: \d+%$", first[5])
 
 
-def test_what_is_missing_is_all_at_first_and_then_only_what_is_not_there(
+def test_what_is_missing_is_named_once_something_is_there(
     nothing: Studies, everything: Studies
 ) -> None:
     unmeasured = book_plans.unmeasured_cells(nothing, PLAN)
     assert len(unmeasured) == 7 * 4 + 1
     words = book_plans.missing_runs("extend", PLAN, {}, unmeasured)
-    assert "Of 9 planned runs 0 are recorded." in words
+    assert words.startswith("None of the 9 planned runs is recorded yet.")
+    assert "python -m pe.study extend" in words
+    first = {"rope": everything.rows("extend")["rope"]}
+    words = book_plans.missing_runs("extend", PLAN, first, unmeasured)
+    assert "Of 9 planned runs 1 are recorded." in words
     assert "NTK with factors 2, 4, 8 and 16, PI with" in words
     assert ", Resonance, YaRN with" in words
     assert "RoPE, as PI at 3,400: seed 0" in words

@@ -110,6 +110,10 @@ def missing_runs(
         said += "its weights were lost; their records name device, commit and loss."
     if not absent and not unmeasured:
         return f"All {len(plan)} runs of the study are recorded.{said}"
+    command = f"```bash\npython -m pe.study {study}\n```"
+    if plan and count == len(plan):
+        none = f"None of the {count} planned runs is recorded yet."
+        return f"{none} This command carries them out ({{doc}}`/studies`):\n\n{command}"
     lines = [f"Of {len(plan)} planned runs {len(plan) - count} are recorded.{said} Missing are:\n"]
     if not absent:
         lines = [f"All {len(plan)} runs of the study are recorded.{said} Missing are:\n"]
@@ -120,8 +124,7 @@ def missing_runs(
         lines.append(f"- measured without training: {', '.join(_by_method(unmeasured))}")
     lines.append(
         "\nThis goes on with them, and with nothing that is recorded; a parent whose weights are "
-        "not on the machine is trained again first ({doc}`/studies`):\n\n"
-        f"```bash\npython -m pe.study {study}\n```"
+        f"not on the machine is trained again first ({{doc}}`/studies`):\n\n{command}"
     )
     return "\n".join(lines)
 
