@@ -353,6 +353,6 @@ def test_the_pages_build_before_and_after_the_runs(recorded: bool, tmp_path: Pat
         assert "3 × (RoPE + window 256), NoPE, mean of 2 seeds" in words["windows"]
     else:
         assert "No run of the study every is recorded yet." in words["every"]
-        assert "Missing are" in words["dropped"]
+        assert "planned runs is recorded yet" in words["dropped"]
         assert "No run of the study presets is recorded yet." in words["windows"]
         assert "3 × (RoPE + window 1024), NoPE 8 × 8 × 64 140 512 27%" in words["windows"]
