@@ -18,8 +18,9 @@ A run that would not end within ``--until`` seconds does not begin. Its time is 
 earlier runs, for training and evaluation separately and from runs of the same kind, so short runs
 still begin near the end. Each run is a process of `pe.study.worker`. After a failure the next run
 begins. If a run was trained but its evaluation failed, it is evaluated again at the end. The
-weights of a complete run are deleted unless another run starts from them. Places that share a GPU
-slow each other down, so their speeds are not measurements.
+weights of a complete run are deleted unless another run starts from them. Records go to
+``$PE_RUNS``, or to runs/ in the present folder. Places that share a GPU slow each other down, so
+their speeds are not measurements.
 """
 
 from __future__ import annotations
@@ -240,6 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for word, plan in left.items():
             print(word, *(f"{p.label}#{p.recipe.seed}" for p in plan))
         return
+    os.environ.setdefault("PE_RUNS", str(Path("runs").resolve()))  # not those of a checkout
     queue = Queue(left, Deadline(options.until), several)
     threads, next_gpu = [], 0
     for name, share in shares.items():
