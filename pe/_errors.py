@@ -44,6 +44,10 @@ class Explained(Exception):
     """A failure whose message says all that its reader needs; it is shown without a traceback."""
 
 
+class StudyFailed(RuntimeError, Explained):
+    """Some runs of a study failed for good; names each with its reason."""
+
+
 _EXPECTED = {
     "int_type": "a whole number", "int_parsing": "a whole number",
     "int_from_float": "a whole number", "float_type": "a number", "float_parsing": "a number",

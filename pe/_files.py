@@ -1,12 +1,10 @@
-"""Find files that come with the package, write files atomically, and read YAML and studies."""
+"""Find files that come with the package, write files atomically, and read YAML."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 from typing import Any
-
-from pe._errors import unknown
 
 
 def shipped(folder: str) -> Path:
@@ -61,37 +59,13 @@ def read_yaml(path: Path) -> Any:
         raise ValueError(f"{path}: expected YAML: {' '.join(str(error).split())}") from None
 
 
-def read_study(name: str, folder: Path, *, mini: bool = False) -> tuple[Path, dict[str, Any]]:
-    """Return the path and the fields of a study file.
-
-    Args:
-        name: a file of ``folder``, without its ending, or a path that ends in .yaml.
-        mini: the study in miniature: the fields of its part ``mini`` replace others.
-
-    Raises:
-        ValueError: there is no such study, it has no miniature, or its file is no mapping.
-    """
-    path = Path(name)
-    if path.suffix != ".yaml":
-        known = {p.stem: p for p in sorted(folder.glob("*.yaml"))}
-        if name not in known:
-            raise unknown("study", name, known)
-        path = known[name]
-    elif not path.is_file():
-        raise ValueError(f"{path}: there is no such file; give a path, or a study of {folder}")
-    content = read_yaml(path)
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: expected fields such as title and study, got {content!r}")
-    small = content.pop("mini", None)
-    if mini and small is None:
-        raise ValueError(f"{path}: the study has no part 'mini'; leave --mini out, or add it")
-    return path, content | small if mini else content
-
-
 def _refuse_repeated_keys(path: Path, top: Any) -> None:
-    nodes = [top]
+    nodes, visited = [top], set()
     while nodes:
         node = nodes.pop()
+        if id(node) in visited:  # an alias, which may stand for a node that contains it
+            continue
+        visited.add(id(node))
         if node.id == "sequence":
             nodes += node.value
         if node.id != "mapping":

@@ -16,17 +16,18 @@ Torch is imported only by the commands that need it.
 from __future__ import annotations
 
 import ast
-import contextlib
+import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from pe._errors import with_notes
+from pe._command import DryRun, Mini, Until, checked
+from pe._errors import StudyFailed, with_notes
 
 app = typer.Typer(
     help="Positional encodings: check, train, measure.", no_args_is_help=True,
@@ -41,20 +42,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     return 0
-
-
-@contextlib.contextmanager
-def _checked(command: str) -> Iterator[None]:
-    """End the command with status 2 and one line per mistake if the input is wrong.
-
-    RunError is among the errors that count as wrong input.
-    """
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        for line in with_notes(error).splitlines():
-            print(f"pe {command}: {line}", file=sys.stderr)
-        raise typer.Exit(2) from error
 
 
 def option_value(text: str) -> tuple[str, Any]:
@@ -139,7 +126,7 @@ def train(
     0: done; 1: the loss became infinite or NaN; 2: wrong input; 130: stopped.
     """
     sys.path.insert(0, os.getcwd())
-    with _checked("train"):
+    with checked("pe train"):
         from pe.notebooks.parameters import configure
         from pe.results import outcome
         from pe.study.planned import Planned
@@ -169,7 +156,7 @@ def runs(
     failed: Annotated[bool, typer.Option("--failed", help="failed runs too, and why")] = False,
 ) -> None:
     """List recorded runs: status, steps, validation loss and perplexity in and beyond training."""
-    with _checked("runs"):
+    with checked("pe runs"):
         from pe.runs import find, load
 
         table = load(study=study, failed=failed)
@@ -205,7 +192,7 @@ def check(
     Exit status 0: all laws hold; 1: a law is broken; 2: wrong input.
     """
     sys.path.insert(0, os.getcwd())  # a console script does not look for modules where it is called
-    with _checked("check"):
+    with checked("pe check"):
         from pe.conformance import check_laws
 
         report = check_laws(encoding, dict(map(option_value, option or [])), law or [])
@@ -216,10 +203,12 @@ def check(
 @app.command()
 def study(
     studies: Annotated[
-        list[str], typer.Argument(help="studies/NAME.yaml by name, or a path; NAME:0,1: some seeds")
+        list[str],
+        typer.Argument(help="STUDY[/RUN][:SEEDS]: a name or a path, a run's label, seeds as 0,1"),
     ],
-    mini: Annotated[bool, typer.Option("--mini", help="in miniature, for a CPU")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="list runs and their cost")] = False,
+    mini: Mini = False,
+    dry_run: DryRun = False,
+    until: Until = math.inf,
     address: Annotated[
         str | None, typer.Option(help="a Dask scheduler or scheduler file; default: start workers")
     ] = None,
@@ -232,36 +221,33 @@ def study(
     """Carry out one or more studies, in the order in which they are named; each run is done once.
 
     ``scaffold-seeds:0,1 extend scaffold-seeds`` does the other seeds last. Everything is checked
-    before the first run, and results are printed at the end. Exit status 0: all runs are done; 1:
-    some failed; 2: wrong input, with one line per mistake; 130: Ctrl-C.
+    before the first run, and results are printed at the end. Exit status 0: all runs are done, or
+    not begun because of --until; 1: some failed; 2: wrong input, with one line per mistake; 130:
+    Ctrl-C.
     """
     from pe.results import outcome
     from pe.study.devices import workers_here
     from pe.study.plan import load_plans
-    from pe.study.queue import StudyFailed, run_study
+    from pe.study.queue import run_study
     from pe.study.show import live, memory_needed, text
 
-    failure: StudyFailed | None = None
-    with _checked("study"):
+    with checked("pe study"):
         plan = load_plans(studies, mini=mini, check=True)
         count = 1 if address else workers_here(workers)  # a cluster's number is not known here
         if dry_run:
             print(f"{text(plan, workers=count)}\n{memory_needed(plan)}".rstrip())
             return
+        failure: StudyFailed | None = None
         try:
             run_study(
                 plan, address=address, workers=workers, retries=retries, notebooks=notebooks,
-                on_progress=live(plan, count),
+                until=until, on_progress=live(plan, count),
             )  # fmt: skip
         except StudyFailed as error:
             failure = error
-        except KeyboardInterrupt:
-            print("stopped; the same command resumes", file=sys.stderr)
-            raise typer.Exit(130) from None
-    print(outcome.text(plan).replace("<br>", " "), text(plan), sep="\n\n")
-    if failure:
-        print(f"pe study: {failure}", file=sys.stderr)
-        raise typer.Exit(1)
+        print(outcome.text(plan).replace("<br>", " "), text(plan), sep="\n\n")
+        if failure:
+            raise failure
 
 
 @app.command()
@@ -297,7 +283,7 @@ def speed(
         "deterministic": deterministic or None,
     }  # fmt: skip
     asked: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
-    with _checked("speed"):
+    with checked("pe speed"):
         run, measuring = configure_speed(name=name, **asked), rig("measure")
         record = measuring.measure(
             run, run.settings, minutes=minutes,
@@ -323,7 +309,7 @@ def memory(
     """
     import dataclasses
 
-    with _checked("memory"):
+    with checked("pe memory"):
         from pe.recipes.named import recipe as named_recipe
         from pe.runs.parameters import other_fields
         from pe.training import memory as estimates
@@ -378,7 +364,7 @@ def explain(
     Only a configuration or the metadata of a gguf file is read. Weights are not read, and code that
     comes with a checkpoint is not run.
     """
-    with _checked("explain"):
+    with checked("pe explain"):
         from pe.pretrained.explain import explain as explained
         from pe.pretrained.show import settings_of
 

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from pe.recipes.named import recipe
+from pe.study import planned as planned_runs
+from pe.study.pace import Deadline, Pace
 from pe.study.plan import load_plan
 from pe.study.planned import Planned
 from pe.study.zero_shot import ZeroShot
@@ -33,8 +35,10 @@ def planned(pe: str = "rope", **fields: Any) -> Planned:
     return Planned(pe, recipe("tiny", pe=pe, **fields), "study")
 
 
-def test_a_run_is_judged_by_those_of_its_kind_so_that_short_ones_still_begin(lease: Any) -> None:
-    pace = lease("runner").Pace()
+def test_a_run_is_judged_by_those_of_its_kind_so_that_short_ones_still_begin(
+    own_runs: Path,
+) -> None:
+    pace = Pace()
     long, short = planned(steps=3400), planned("yarn", steps=400)
     assert pace.expected(long) == 0.0, "nothing is known yet"
     pace.learn(long, seconds=420.0, training=340.0)
@@ -58,11 +62,11 @@ def test_a_word_names_a_study_or_its_runs_of_one_label_and_none_comes_twice(leas
     assert {p.label for p in both["every/rope"]} == {"rope"}
     assert [p.recipe.seed for p in both["every/rope"]] == [0, 1, 2]
     assert len(both["every/rope"]) + len(both["every"]) == len(load_plan("every"))
-    assert [p.recipe.seed for p in plans(["every/rope#1"])["every/rope#1"]] == [1]
-    assert {p.recipe.seed for p in plans(["extending#2"])["extending#2"]} == {2}
-    for unknown in ("every/rop", "every/rope#7", "every#7"):
-        with pytest.raises(ValueError, match=f"{unknown}: every has no run of that label and seed"):
-            plans([unknown])
+    words = lease("runner").split(["every/rope:1=2x4", "extending:2=0", "every"])
+    assert words == {"every/rope:1": (2, 4), "extending:2": (0, 1), "every": (1, 1)}
+    found = plans(list(words))
+    assert [p.recipe.seed for p in found["every/rope:1"]] == [1]
+    assert {p.recipe.seed for p in found["extending:2"]} == {2}
 
 
 def test_runs_wait_for_a_task_and_a_task_for_the_weights_it_extends(
@@ -70,10 +74,12 @@ def test_runs_wait_for_a_task_and_a_task_for_the_weights_it_extends(
 ) -> None:
     runner = lease("runner")
     left = runner.plans(["every/rope", "extending"])
-    queue = runner.Queue(left, tmp_path, until=1e9)
+    monkeypatch.setenv("PE_RUNS", str(tmp_path))
+    queue = runner.Queue(left, Deadline(1e9))
     assert queue.take("extending").label == "rope", "all else waits for its weights"
     done: set[str] = set()
-    monkeypatch.setattr(runner, "complete", lambda run: run.name in done)
+    for module in (runner, planned_runs):
+        monkeypatch.setattr(module, "complete", lambda run: run.name in done)
     monkeypatch.setattr(runner.Run, "exists", lambda run: True)
     monkeypatch.setattr(
         runner.Run, "read", lambda run: {"status": "complete" if run.name in done else "running"}
@@ -115,15 +121,17 @@ def test_places_of_several_gpus_train_together_and_keep_to_their_runs(
     plan = [next(p for p in load_plan("paper") if p.label == "rope"), *plan]
     labels = {p.name: p.label for p in plan}
     monkeypatch.setattr(runner, "execute", execute)
-    monkeypatch.setattr(runner, "complete", lambda run: labels[run.name] in order)
+    for module in (runner, planned_runs):
+        monkeypatch.setattr(module, "complete", lambda run: labels[run.name] in order)
+    monkeypatch.setenv("PE_RUNS", str(tmp_path))
     monkeypatch.setattr(runner.Run, "exists", lambda run: labels[run.name] in order)
     training = {"validation_loss": 1.0, "wall_seconds": 0.0}
     monkeypatch.setattr(
         runner.Run, "read", lambda run: {"status": "complete", "training": training}
     )
     monkeypatch.setattr(runner.Run, "evaluation", lambda run: {"perplexity": {}})
-    words = ["paper/rope:1x8", "paper/rope-yarn-*:2", "paper/rope-kept-at-14*:2x4"]
-    runner.main([*words, "--gpus", "8", "--runs", str(tmp_path)])
+    words = ["paper/rope=1x8", "paper/rope-yarn-*=2", "paper/rope-kept-at-14*=2x4"]
+    runner.main([*words, "--gpus", "8"])
     assert order[0] == "rope", "all else starts from it"
     assert set(order) == set(labels.values())
     everything = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7", "PE_PROCESSES": "8"}
@@ -133,12 +141,12 @@ def test_places_of_several_gpus_train_together_and_keep_to_their_runs(
     assert tasks["rope-kept-at-14"]["PE_PROCESSES"] == "4"
     assert tasks["rope-yarn-4x"]["PE_PROCESSES"] == "1"
     with pytest.raises(ValueError, match="a place of 8 GPUs was asked for, and --gpus is 2"):
-        runner.main(["paper/rope:1x8", "--gpus", "2"])
+        runner.main(["paper/rope=1x8", "--gpus", "2"])
 
 
 def test_runs_that_no_place_would_take_are_refused_and_not_waited_for(lease: Any) -> None:
     runner = lease("runner")
-    for words in (["every/rope:0"], ["paper/rope:1x8", "every/rope:0"], ["every/rope:0x2"]):
+    for words in (["every/rope=0"], ["paper/rope=1x8", "every/rope=0"], ["every/rope=0x2"]):
         with pytest.raises(ValueError, match="every/rope has no place, and no other place takes"):
             runner.main(words)
 

@@ -285,13 +285,13 @@ def test_every_trial_of_the_study_can_be_put_on_a_model(place: Path) -> None:
 def test_a_file_that_is_no_study_of_a_model_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     for text, message in (
-        ("", "expected fields such as title and study, got None"), ("a: 1", "unknown field 'a'"),
-        ("mini: {}\ntitle: t", "study: missing; model: missing"),
+        ("", "expected a dictionary, got None"), ("a: 1", "unknown key 'a'"),
+        ("mini: {}\ntitle: t", "study: missing\n.*mine.yaml: model: missing"),
     ):  # fmt: skip
         path.write_text(text)
         with pytest.raises(ValueError, match=f"mine.yaml: .*{message}"):
             studies.load_study(str(path))
-    path.write_text("title: t")
+    path.write_text("{study: s, model: m, steps: [1], runs: [{pe: yarn, factor: 2}]}")
     with pytest.raises(ValueError, match="mine.yaml: the study has no part 'mini'; leave --mini"):
         studies.load_study(str(path), mini=True)
 

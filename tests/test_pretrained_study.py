@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import shlex
 import threading
 import time
@@ -16,6 +17,7 @@ import yaml
 from transformers import LlamaConfig
 
 from pe.pretrained import study as studies
+from pe.runs import RunBusy
 
 
 @pytest.fixture
@@ -154,14 +156,70 @@ def test_steps_that_are_asked_for_are_those_of_every_training_whatever_is_on_rec
 def test_the_command_line_decides_on_model_and_steps_and_its_mistakes_are_one_sentence(
     tiny: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main: Any = functools.partial(studies.main, compile="auto", places=2, until=math.inf)
+    main: Any = functools.partial(studies.main, places=2, until=math.inf)
     main("smollm2", tiny, mini=True, dry_run=True, only=None, steps=3)
-    first = shlex.split(capsys.readouterr().out.splitlines()[0])
-    values = yaml.safe_load(first[-1])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "# nope, learning_rate 0.0003, trained: not done"
+    values = yaml.safe_load(shlex.split(lines[1])[-1])
     assert (values["model"], values["steps"]) == (tiny, 3)
+    assert lines[-1] == "# 0 of 14 trials done"
     with pytest.raises(typer.Exit):
-        main("smollm2", "", mini=True, dry_run=False, only=99, steps=0)
-    assert "--only: expected 0 to 13, got 99" in capsys.readouterr().err
+        main("smollm2", tiny, mini=True, compile="onn")
+    assert "unknown --compile 'onn' (did you mean 'on'?)" in capsys.readouterr().err
     with pytest.raises(typer.Exit):
         main("smollm2", f"{tiny}-nowhere", mini=True)
     assert "-nowhere: no such file or folder" in capsys.readouterr().err
+
+
+STUDY = """
+study: s
+model: m
+parameters: {corpus: stdlib, lengths: "64,128", target_tokens: 32}
+training: {context_length: 64}
+steps: [4, 2]
+runs: [{pe: yarn, factor: 2}, {pe: nope, trained: true}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("factor: 2", "factr: 2", r"runs[0]: unknown key 'factr' (did you mean 'factor'?)"),
+        ("factor: 2", "model: m", "runs[0]: unknown key 'model'"),
+        ("factor: 2", "study: t", "runs[0]: unknown key 'study'"),
+        ("factor: 2", "steps: 7", "runs[0]: unknown key 'steps'"),
+        ("corpus: stdlib", "steps: 7", "parameters: unknown parameter 'steps'"),
+        ("corpus: stdlib", "pe: t5", "parameters: unknown parameter 'pe'"),
+        ("context_length: 64", "steps: 7", "training: unknown parameter 'steps'"),
+        ("[4, 2]", "[0]", "steps[0]: expected more than 0, got 0"),
+        ("[4, 2]", "['4']", "steps[0]: expected a whole number, got '4'"),
+        ("true", "'yes'", "runs[1].trained: expected True or False, got 'yes'"),
+        ("study: s", "study: ../s", "study: study names a folder"),
+        ("factor: 2", "factor: two", "runs[0], yarn: factor: expected a number, got 'two'"),
+        ("factor: 2}", "factor: 2}, {pe: yarn, factor: 2.0}", "runs[1], yarn: an earlier run has"),
+        ("pe: yarn", "pe: yrn", "runs[0], yrn: unknown encoding 'yrn' (did you mean 'yarn'?)"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line_before_anything_begins(
+    tiny: str, tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    """`model` in a run ended in a TypeError; `steps` trained a run that shared its GPU."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(STUDY.replace(old, new, 1))
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        studies.planned(studies.load_study(str(path)), tiny, 2)
+    assert "\n" not in str(error.value)
+
+
+def test_a_trial_that_another_process_carries_out_is_skipped_and_has_not_failed(tiny: str) -> None:
+    study = studies.load_study("smollm2", mini=True)
+    few = study.model_copy(update={"runs": study.runs[2:4]})
+    busy, lines = [RunBusy.EXIT_CODE, 1], []
+
+    class Process:
+        def wait(self) -> int:
+            return busy.pop(0)
+
+    start: Any = lambda number, steps, gpu: Process()  # noqa: E731
+    assert studies.carry_out(few, tiny, start, places=1, log=lines.append) == 1
+    assert "skipped yarn, factor 8, another process carries it out" in lines[2]

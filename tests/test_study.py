@@ -18,10 +18,10 @@ import yaml
 from study_tools import CHAIN, by_label, run_in_this_process, trained_steps, write
 
 from pe import cli
+from pe._errors import StudyFailed
 from pe.notebooks.parameters import configure
 from pe.recipes.command import notebook_command, notebook_parameters
 from pe.study import load_plan, queue, run_study, worker
-from pe.study.queue import StudyFailed
 from pe.study.show import rows, text
 from pe.study.worker import execute
 
@@ -133,6 +133,68 @@ def test_a_file_that_is_no_study_is_refused_by_name(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         load_plan(write(tmp_path, runs))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("runs: &x [*x]", "runs: expected a dictionary"),
+        ("{runs: {a: {pe: rope}}, mini: 3}", "mini: expected a dictionary, got 3"),
+        (
+            "{runs: {a: {pe: rope}}, mini: {zero_shot: {factors: [2]}}}",
+            "mini: zero_shot.run: missing",
+        ),
+        (
+            "{runs: {a: {pe: rope, rates: [1.0e-3, 1.0000001e-3]}}}",
+            "runs.a@0.001: two runs have the label 'a@0.001'",
+        ),
+        (
+            "{runs: {a: {pe: rope}, b: {pe: nope, start: {run: mine/a, at: end}}}}",
+            "runs.b: starts from 'mine/a', and runs of mine from those of this study",
+        ),
+        (
+            "{runs: {b: {pe: nope, start: {run: other/a, at: end}}}}",
+            "runs.b: .*other.yaml: runs.a: starts from 'mine/b', and runs of mine from those",
+        ),
+        (
+            "{seeds: [0, 1], runs: {a: {pe: rope, seeds: [0]}}, zero_shot: {run: a, factors: [2]}}",
+            "zero_shot: starts from 'a', which has no seed 1; add it there",
+        ),
+        (
+            "{runs: {a: {pe: rope}}, zero_shot: {run: a, factors: [2], methods: [pi], "
+            "search: {iterations: 3}}}",
+            "zero_shot: search: no effect without longrope",
+        ),
+        (
+            "{runs: {a: {pe: alibi}}, zero_shot: {run: a, factors: [2], methods: [pi]}}",
+            "zero_shot: .*'pi' changes the frequencies of .*",
+        ),
+    ],
+)
+def test_a_mistake_that_was_a_crash_or_was_not_noticed_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, message: str
+) -> None:
+    monkeypatch.setattr("pe.study.reading.FOLDER", tmp_path)
+    other = "{recipe: demo, runs: {a: {pe: rope, start: {run: mine/b, at: end}}}}"
+    (tmp_path / "other.yaml").write_text(other)
+    path = tmp_path / "mine.yaml"
+    path.write_text(content.replace("{", "{recipe: demo, ", 1) if content[0] == "{" else content)
+    with pytest.raises(ValueError, match=f"mine.yaml: {message}") as error:
+        load_plan(str(path), check=True)
+    assert "\n" not in str(error.value)
+
+
+def test_a_study_is_named_like_a_folder_and_mini_is_no_part_of_a_name(tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    path = Path(write(tmp_path, {"a": {"pe": "rope"}}))
+    with pytest.raises(ValueError, match="study names a folder: .* not 'my study'"):
+        load_plan(str(path.rename(tmp_path / "my study.yaml")))
+    path = tmp_path / "own-mini.yaml"
+    runs = {"a": {"pe": "rope", "start": {"run": "scaffold/rope", "at": "end"}}}
+    sizes = {"recipe": "tiny", "set": {"corpus": "stdlib"}}
+    path.write_text(yaml.safe_dump(sizes | {"runs": runs}))
+    (one,) = load_plan(str(path))
+    assert one.recipe.start_from.startswith("scaffold/"), "that study, not its miniature"
 
 
 def test_steps_to_keep_may_be_one_and_a_share_for_all_runs_and_for_one(tmp_path: Path) -> None:

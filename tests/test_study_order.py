@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -13,13 +14,14 @@ from typing import Any
 
 import pytest
 import yaml
-from study_tools import CHAIN, run_in_this_process, write
+from study_tools import CHAIN, carry_out, run_in_this_process, write
 
+from pe._errors import StudyFailed
 from pe.study import load_plan, run_study
 from pe.study.devices import MUTEX, mutex_of, wait_for_device
+from pe.study.pace import Pace
 from pe.study.parents import with_retrained_parents
-from pe.study.plan import load_plans
-from pe.study.queue import StudyFailed
+from pe.study.plan import load_part, load_plans
 
 
 def begun(
@@ -116,6 +118,70 @@ def test_studies_of_one_command_stand_in_its_order_and_each_run_once(own_runs: P
         load_plans(["extend:0,1"])
     with pytest.raises(ValueError, match="unknown study 'extned' .*'extend'"):
         load_plans(["scaffold", "extned"])
+
+
+def test_a_word_names_a_study_its_runs_of_a_label_or_a_pattern_and_some_seeds(
+    tmp_path: Path,
+) -> None:
+    def found(word: str) -> list[tuple[str, int]]:
+        return [(planned.label, planned.recipe.seed) for planned in load_part(word)]
+
+    assert found("every/rope") == [("rope", 0), ("rope", 1), ("rope", 2)]
+    assert found("every/rope:0,2") == [("rope", 0), ("rope", 2)]
+    assert found("scaffold-seeds/rope-dropped-*:1") == [
+        ("rope-dropped-at-10", 1), ("rope-dropped-at-15", 1)
+    ]  # fmt: skip
+    path = two_seeds(tmp_path)
+    assert found(f"{path}/late:1") == [("late", 1)]
+    assert load_part(f"{path}:0") == [p for p in load_plan(path) if p.recipe.seed == 0]
+    for word, message in (
+        ("every/rop", r"every/rop: unknown run of every 'rop' \(did you mean 'rope'\?\)"),
+        ("every/rope:7", "every/rope:7: the seeds of every/rope are 0, 1, 2"),
+        ("nowhere/rope", "unknown study 'nowhere'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_part(word)
+
+
+def test_what_would_end_too_late_is_not_begun_and_has_not_failed(
+    tmp_path: Path, own_runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = load_plan(write(tmp_path, {"nope": {"pe": "nope"}, **CHAIN, "pope": {"pe": "pope"}}))
+    seconds = {"rope": 1e6}
+    monkeypatch.setattr(Pace, "expected", lambda pace, one: seconds.get(one.label, 0.0))
+    order: list[str] = []
+
+    def execute(task: dict[str, Any], environment: dict[str, str]) -> str:
+        order.append(task["recipe"]["pe"])
+        return str(task["directory"])
+
+    run_in_this_process(monkeypatch, execute)
+    states: dict[str, str] = {}
+    run_study(plan, until=1e5, on_progress=states.update)
+    assert order == ["nope", "pope"]
+    assert [states[p.key] for p in plan] == ["done", "waiting", "waiting", "done"]
+    with pytest.raises(ValueError, match="until: expected seconds, 0 or more, got nan"):
+        run_study(plan, until=math.nan)
+
+
+def test_the_time_of_a_run_is_known_from_records_of_this_kind_of_machine(
+    tmp_path: Path, own_runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = {"rope": {"pe": "rope"}, "nope": {"pe": "nope", "set": {"steps": "1/2"}}}
+    plan = load_plan(write(tmp_path, runs))
+    pace = Pace()
+    pace.learn_record(plan[0])
+    assert pace.expected(plan[1]) == 0.0, "nothing is recorded"
+    carry_out(plan[:1])
+    run = plan[0].run()
+    run.update(training=run.read()["training"] | {"wall_seconds": 160.0})
+    run.write_evaluation(run.evaluation() | {"seconds": 7.0})
+    pace.learn_record(plan[0])
+    assert pace.expected(plan[1]) == pytest.approx(80 + 7), "half as many steps"
+    run.update(hardware=run.read()["hardware"] | {"name": "a faster one"})
+    elsewhere = Pace()
+    elsewhere.learn_record(plan[0])
+    assert elsewhere.expected(plan[1]) == 0.0
 
 
 def test_two_studies_with_the_same_recipe_each_have_their_run(

@@ -79,7 +79,7 @@ def test_a_run_starts_from_another_study_and_its_start_is_judged(
 ) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     (tmp_path / "studies").mkdir()
-    monkeypatch.setattr("pe.study.file.FOLDER", tmp_path / "studies")
+    monkeypatch.setattr("pe.study.reading.FOLDER", tmp_path / "studies")
     common = {"recipe": "demo", "set": SMALL | {"corpus": str(corpus), "steps": 8}}
     first = common | {"runs": {"rope": {"pe": "rope"}}}
     (tmp_path / "studies" / "first.yaml").write_text(yaml.safe_dump(first))

@@ -37,7 +37,7 @@ def studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two studies: `first` trains RoPE, `second` trains PI from it and extends it."""
     folder = tmp_path / "studies"
     folder.mkdir()
-    monkeypatch.setattr("pe.study.file.FOLDER", folder)
+    monkeypatch.setattr("pe.study.reading.FOLDER", folder)
     corpus = write_corpus(tmp_path / "corpus")
     common = {"recipe": "demo", "set": SMALL | {"corpus": str(corpus), "steps": 4}}
     write(folder, "first", common | {"runs": {"rope": {"pe": "rope"}}})

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+import typer
 from notebook_tools import shown
 
 import pe
@@ -20,7 +24,17 @@ from pe.tasks import study as studies
 from pe.tasks.measure import summary
 from pe.tasks.measure.experiment import Stream, measure
 from pe.tasks.measure.many import Many, Member
-from pe.tasks.measure.record import Experiment, Settings, lengths_of, load, slug, split_of, task_run
+from pe.tasks.measure.record import (
+    Experiment,
+    Settings,
+    TaskRun,
+    lengths_of,
+    load,
+    slug,
+    split_of,
+    task_run,
+)  # fmt: skip
+from pe.tasks.study.__main__ import main as command
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "tasks.ipynb"
 SMALL: dict[str, Any] = {
@@ -117,7 +131,7 @@ def test_another_source_of_the_encoding_is_not_shown_as_this_one(
     run = task_run(EXPERIMENT)
     measure(run, "nope")
     monkeypatch.setattr(
-        "pe.tasks.measure.experiment.source_hashes", lambda name: {"pe.encodings.nope": "0" * 16}
+        "pe.encodings.core.source.source_hashes", lambda name: {"pe.encodings.nope": "0" * 16}
     )
     with pytest.raises(RunError, match=r"another source of nope \(pe.encodings.nope changed"):
         measure(run, "nope")
@@ -326,7 +340,8 @@ def test_attention_maps_are_causal_rows_that_sum_to_one() -> None:
 
 
 def test_recorded_experiments_keep_their_names_when_a_task_gets_an_option() -> None:
-    names = {one.name() for one in studies.load_study("core").experiments()}
+    core = studies.load_study("core")
+    names = {core.experiment(one).name() for one in core.tasks}
     assert "copy-ce9e5004" in names
     marked = Experiment(task="copy", task_options={"marked": True})
     assert marked.name() != Experiment(task="copy").name()
@@ -357,11 +372,98 @@ def test_a_mistake_in_the_file_of_a_study_names_the_file(tmp_path: Path) -> None
     path = tmp_path / "mine.yaml"
     fields = "title: t\nstudy: s\nencodings: [rope]\nseeds: [0]\nlearning_rates: [1.0e-3]\n"
     for tasks, message in (
-        ("[copy]", "tasks: expected a dictionary such as {task: copy}, got 'copy'"),
-        ("[{tsk: copy}]", "unknown option 'tsk'"),
-        ("[{task: copi}]", "unknown task 'copi'"),
-        ("", "tasks: expected at least 1"),
+        ("[copy]", "tasks[0]: expected a dictionary, got 'copy'"),
+        ("[{tsk: copy}]", "tasks[0]: unknown key 'tsk'"),
+        ("[{task: copy}, {task: copi}]", "tasks[1]: unknown task 'copi'"),
+        ("[{task: copy}, {task: copy}]", "tasks[1]: copy is there twice with the same settings"),
+        ("[{task: copy, encodings: []}]", "tasks[0].encodings: expected at least 1, got []"),
+        ("[{task: copy, encodings: [t5, t5]}]", "tasks[0].encodings: 't5' is there twice"),
+        ("[{task: copy, sweep_steps: 0}]", "tasks[0]: sweep_steps: expected 1 or more, got 0"),
+        ("", "tasks: expected a list, got None"),
+        ("[{task: copy}]\nmini: 3", "mini: expected a dictionary, got 3"),
+        ("[{task: copy}]\nmini: {stdy: a}", "mini: unknown key 'stdy' (did you mean 'study'?)"),
+        ("[{task: copy}]\n3: 4", "unknown key 3"),
     ):
         path.write_text(f"{fields}tasks: {tasks}\n")
         with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: .*{re.escape(message)}"):
             studies.load_study(str(path))
+    path.write_text(f"{fields}tasks: [{{task: copy}}]\n".replace("study: s", "study: ../s"))
+    with pytest.raises(ValueError, match=r"mine.yaml: study: .*not '../s'"):
+        studies.load_study(str(path))
+
+
+def tiny_study(folder: Path, encodings: str) -> str:
+    path = folder / "mine.yaml"
+    path.write_text(
+        f"study: mine\nencodings: {encodings}\nseeds: [0]\nlearning_rates: [1.0e-3]\n"
+        "settings: {steps: 2, width: 6, heads: 3, feedforward: 8, batch_size: 2}\n"
+        "tasks: [{task: k_back}]\nexamples: 2\nvalidation: 2\neach_length: 2\n"
+        "mini: {encodings: [nope]}\n"
+    )
+    return str(path)
+
+
+def test_a_study_checks_every_encoding_before_the_first_and_in_a_dry_run(
+    own_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A misspelt option was found when its turn came, after all that was trained before it."""
+    path = tiny_study(tmp_path, "[nope, partial, rop, 'xpos(bogus=1)']")
+    for more in ({"dry_run": True}, {}):
+        with pytest.raises(typer.Exit) as end:
+            command(path, **more)
+        assert end.value.exit_code == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert [line.split(": ")[1] for line in lines] == [
+            "k_back, partial", "k_back, rop", "k_back, xpos(bogus=1)"
+        ]  # fmt: skip
+    assert not own_runs.exists()
+    assert studies.load_study(path, mini=True).study == "mine-mini"
+
+
+def test_a_study_does_not_take_records_of_another_source_for_its_own(
+    own_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = studies.load_study(tiny_study(tmp_path, "[nope]"))
+    assert len(list(studies.carry_out(studies.jobs(study, check=True), str))) == 1
+    assert studies.jobs(study, check=True)[0].done()
+    changed = {"pe.encodings.nope": "0" * 16}
+    monkeypatch.setattr("pe.encodings.core.source.source_hashes", lambda name: changed)
+    with pytest.raises(ValueError, match=r"k_back, nope: .*another source of nope"):
+        studies.jobs(study, check=True)
+
+
+def test_a_study_whose_jobs_fail_goes_on_and_ends_with_status_1(
+    own_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended with 2, the status of wrong input."""
+    path, begun = tiny_study(tmp_path, "[nope, alibi]"), []
+
+    def measure(run: TaskRun, pe: str, **more: object) -> None:
+        begun.append(pe)
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("pe.tasks.measure.experiment.measure", measure)
+    with pytest.raises(typer.Exit) as end:
+        command(path)
+    assert (end.value.exit_code, begun) == (1, ["nope", "alibi"])
+
+
+def test_processes_of_a_study_end_with_the_command_that_started_them(
+    own_runs: Path, tmp_path: Path
+) -> None:
+    """They trained on after the command was killed, and nothing showed them."""
+    path = Path(tiny_study(tmp_path, "[nope, alibi]"))
+    path.write_text(path.read_text().replace("steps: 2", "steps: 1000000"))
+    lines = ["import subprocess, sys, time", "from pe.tasks.study import spread"]
+    lines += ["Popen = subprocess.Popen", "def started(*a, **k):", "    one = Popen(*a, **k)"]
+    lines += ["    print(one.pid, flush=True)", "    return one", "subprocess.Popen = started"]
+    lines += [f"spread([{str(path)!r}], 1, 1)"]
+    with subprocess.Popen(
+        [sys.executable, "-c", "\n".join(lines)], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        while "begins at" not in parent.stdout.readline():
+            assert child.is_running()
+        parent.kill()
+        child.wait(timeout=60)

@@ -15,7 +15,7 @@ if [ "$1" = pack ] || [ "$1" = pack-tasks ] || [ "$1" = pack-pretrained ]; then
   git archive --format=tar.gz -o "$LEASE/code.tar.gz" HEAD pe studies ':(glob)benchmarks/*.py'
   git rev-parse HEAD >"$LEASE/commit"
   echo "$STUDY" >"$LEASE/study"
-  [ "$1" = pack ] && (set -f; $PYTHON "$LEASE/runner.py" --list $STUDY) # an unknown run is found here, not there
+  [ "$1" = pack ] && (set -f; $PYTHON "$LEASE/runner.py" --dry-run $STUDY) # an unknown run is found here, not there
   names='pydantic|pydantic-core|annotated-types|filelock|typing-inspection'
   names="$names|typer|annotated-doc|shellingham|click|rich|tabulate|markdown-it-py|mdurl|pygments"
   pinned=$(grep -iE "^($names)==" \

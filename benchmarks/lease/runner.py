@@ -1,16 +1,16 @@
 """Run the plans of studies without Dask, several runs at a time on each GPU.
 
-    python runner.py every/rope#0:1 extending:4 [--gpus 2] [--until 1500] [--mini] [--first 3]
-    python runner.py paper/rope:1x8 'paper/rope-*:4x2' --gpus 8
+    python runner.py every/rope:0=1 extending=4 [--gpus 2] [--until 1500] [--mini] [--first 3]
+    python runner.py paper/rope=1x8 'paper/rope-*=4x2' --gpus 8
 
-A place is one run at a time. ``extending:4`` gives four places to the study `extending`.
-``every/rope:2`` gives two places to the runs of `every` with the label rope and all their seeds,
-and skips its other runs; a label may be a pattern such as ``rope-*``. ``every/rope#0:1`` gives one
-place to the run with seed 0. A word with ``:0`` has no place. The places are spread over the GPUs.
+A place is one run at a time. ``extending=4`` gives four places to the study `extending`. What
+stands before the equals sign is as in ``pe study``: ``every/rope=2`` gives two places to the runs
+of `every` with the label rope and all their seeds, and ``every/rope:0=1`` one place to the run with
+seed 0. A word with ``=0`` has no place. The places are spread over the GPUs.
 A place takes the first run of its word whose parent is trained; if there is none, it takes one of
 another word, in the order of the command. The zero-shot part of a study is treated like a run.
 
-``:4x2`` are four places of two GPUs each, which train a run together (``PE_PROCESSES``). Runs of
+``=4x2`` are four places of two GPUs each, which train a run together (``PE_PROCESSES``). Runs of
 such a word are for its own places, which take no others. Evaluation and runs of zero steps use the
 first GPU of a place, and runs that start from a trained run do not wait for its evaluation.
 
@@ -18,28 +18,28 @@ A run that would not end within ``--until`` seconds does not begin. Its time is 
 earlier runs, for training and evaluation separately and from runs of the same kind, so short runs
 still begin near the end. Each run is a process of `pe.study.worker`. After a failure the next run
 begins. If a run was trained but its evaluation failed, it is evaluated again at the end. The
-weights of a complete run are deleted unless another run starts from them. Places that share a GPU
-slow each other down, so their speeds are not measurements.
+weights of a complete run are deleted unless another run starts from them. Records go to
+``$PE_RUNS``, or to runs/ in the present folder. Places that share a GPU slow each other down, so
+their speeds are not measurements.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import fnmatch
 import math
 import os
 import shutil
 import threading
 import time
 import traceback
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pe.recipes.recipe import Recipe
-from pe.runs import Run
-from pe.study.plan import load_plan
+from pe.runs import Run, root
+from pe.study.pace import Deadline, Pace
+from pe.study.plan import load_part
 from pe.study.planned import Planned, complete
 from pe.study.worker import RunFailed, execute
 from pe.training.processes import PROCESSES
@@ -54,7 +54,7 @@ def log(text: str) -> None:
 
 
 class Places(NamedTuple):
-    """What follows the colon of a word: ``4`` or ``4x2``."""
+    """What follows the equals sign of a word: ``4`` or ``4x2``."""
 
     count: int
     gpus: int = 1
@@ -73,67 +73,13 @@ class Places(NamedTuple):
         return cls(int(count), int(gpus or 1))
 
 
-def _sizes(recipe: Recipe) -> tuple[Hashable, ...]:
-    """What the time of a training step depends on, except the encoding."""
-    window = recipe.batch_size, recipe.context_length
-    return recipe.hidden_size, recipe.num_hidden_layers, *window
-
-
-def _judged(planned: Planned) -> tuple[Hashable, ...]:
-    """What the time outside of training depends on: start, evaluation, and a task's cells."""
-    r, cells = planned.recipe, len(planned.zero_shot.cells()) if planned.zero_shot else 0
-    started = bool(r.start_from and r.steps)  # the weights it begins with are judged as well
-    return cells, started, r.evaluation_lengths, r.retrieval_samples, r.retrieval_tasks
-
-
-class Pace:
-    """How long runs take: seconds per training step, and seconds beside the training.
-
-    The slowest of those of the same kind that have ended. Training: of the same encoding and
-    sizes, else of the same sizes, else by tokens. The rest: of the same evaluation, else of any.
-    Nothing is known at first, and then everything begins. Several GPUs are taken to be as fast as
-    so many; on fewer than were measured a run then ends sooner than estimated.
-    """
-
-    def __init__(self) -> None:
-        self.steps: dict[Hashable, float] = {}
-        self.rest: dict[Hashable, float] = {}
-
-    def learn(self, planned: Planned, seconds: float, training: float, gpus: int = 1) -> None:
-        """Note the time of a run, in all and in its training steps on so many GPUs."""
-        r = planned.recipe
-        if training and not planned.zero_shot:
-            tokens, step = r.batch_size * r.context_length, gpus * training / r.steps
-            for kind, pace in (
-                ((r.pe, *_sizes(r)), step),
-                (_sizes(r), step),
-                ("tokens", step / tokens),
-            ):
-                self.steps[kind] = max(self.steps.get(kind, 0.0), pace)
-        kinds: list[Hashable] = [_judged(planned)]
-        for kind in [*kinds, *([] if planned.zero_shot else ["any"])]:
-            self.rest[kind] = max(self.rest.get(kind, 0.0), seconds - training)
-
-    def expected(self, planned: Planned, gpus: int = 1) -> float:
-        """Estimated seconds of a run."""
-        r = planned.recipe
-        rest = self.rest.get(_judged(planned), self.rest.get("any", 0.0))
-        if planned.zero_shot:
-            cells = len(planned.zero_shot.cells())
-            return self.rest.get(_judged(planned), cells * self.rest.get("any", 0.0))
-        unknown = self.steps.get("tokens", 0.0) * r.batch_size * r.context_length
-        pace = self.steps.get((r.pe, *_sizes(r)), self.steps.get(_sizes(r), unknown))
-        return rest + pace * r.steps / gpus
-
-
 @dataclasses.dataclass
 class Queue:
     """The remaining runs of all places."""
 
     left: dict[str, list[Planned]]
     """By the word of the command line that names them."""
-    runs: Path
-    until: float
+    deadline: Deadline
     gpus: dict[str, int] = dataclasses.field(default_factory=dict)
     """How many train a run of a word together, where it is more than one."""
     running: set[str] = dataclasses.field(default_factory=set)
@@ -144,19 +90,6 @@ class Queue:
         planned = [p for plan in self.left.values() for p in plan]
         self.parents = {Path(p.recipe.start_from).name for p in planned}
         self.tasks = {p.key: p for p in planned if p.zero_shot}
-
-    def run(self, planned: Planned) -> Run:
-        """Its folder, a relative path, as it is part of the command; of a task, what it extends."""
-        if planned.zero_shot:
-            return Run(self.runs / planned.recipe.start_from)
-        return Run(self.runs / planned.study / planned.name, recipe=planned.recipe)
-
-    def done(self, planned: Planned) -> bool:
-        """Whether its record is complete."""
-        run = self.run(planned)
-        if planned.zero_shot:
-            return run.exists() and not planned.zero_shot.missing(run)
-        return complete(run)
 
     def take(self, study: str) -> Planned | None:
         """The next run for a place of ``study``; None while all remaining runs wait for others."""
@@ -181,24 +114,23 @@ class Queue:
         with LOCK:
             self.running.remove(planned.key)
             if whole:
-                training = self.run(planned).read()["training"]["wall_seconds"] or 0.0
+                training = planned.run().read()["training"]["wall_seconds"] or 0.0
                 training = 0.0 if planned.zero_shot else training
                 self.pace.learn(planned, seconds, training, gpus)
 
     def _ready(self, planned: Planned) -> bool:
         start, task = planned.recipe.start_from, self.tasks.get(planned.parent or "")
-        if task is not None and not self.done(task):
+        if task is not None and not task.done():
             return False
         if not start:
             return True
-        parent = Run(self.runs / (start if "/" in start else f"{planned.study}/{start}"))
+        parent = Run(root() / (start if "/" in start else f"{planned.study}/{start}"))
         if planned.zero_shot:  # it writes into the folder of its parent
             return f"{parent.study}/{parent.name}" not in self.running and complete(parent)
         return parent.exists() and parent.read()["status"] == "complete"
 
     def _in_time(self, planned: Planned, word: str) -> bool:
-        expected = self.pace.expected(planned, self.gpus.get(word, 1))
-        return expected < self.until - (time.monotonic() - BEGUN)
+        return self.deadline.allows(self.pace.expected(planned, self.gpus.get(word, 1)))
 
 
 def one(planned: Planned, queue: Queue, devices: Sequence[int], gpus: int = 1) -> bool:
@@ -208,12 +140,7 @@ def one(planned: Planned, queue: Queue, devices: Sequence[int], gpus: int = 1) -
         devices: the GPUs that it may use; none: whatever the process sees. gpus: how many, or
             processes on a CPU, train it together.
     """
-    run, zero_shot = queue.run(planned), planned.zero_shot
-    task = {
-        "directory": str(run.directory), "recipe": planned.recipe.to_dict(),
-        "study": planned.study, "notebook": False,
-        "zero_shot": zero_shot.to_dict() if zero_shot else None,
-    }  # fmt: skip
+    run, zero_shot = planned.run(), planned.zero_shot
     began = time.monotonic()
     environment = {PROCESSES: str(gpus if planned.recipe.steps and not zero_shot else 1)}
     if devices:
@@ -221,10 +148,10 @@ def one(planned: Planned, queue: Queue, devices: Sequence[int], gpus: int = 1) -
     name = f"{planned.study}/{planned.label}, seed {planned.recipe.seed}"
     log(f"begin  {name} on {', '.join(map(str, devices)) or 'this machine'}")
     try:
-        execute(task, environment)
+        execute(planned.task(notebook=False), environment)
     except (RunFailed, OSError, ValueError) as error:
         log(f"FAILED {name} after {time.monotonic() - began:.0f} s: {str(error)[:300]}")
-    done = queue.done(planned)
+    done = planned.done()
     if done and zero_shot:
         log(f"done   {name} in {time.monotonic() - began:.0f} s: {len(zero_shot.cells())} cells")
     elif done:
@@ -253,7 +180,7 @@ def place(study: str, queue: Queue, devices: Sequence[int]) -> None:
             whole = one(planned, queue, devices, gpus)
         except Exception:  # logged, and the next run begins
             log(f"FAILED {planned.label}: {traceback.format_exc()}")
-        run = queue.run(planned)
+        run = planned.run()
         trained = run.exists() and run.read()["status"] == "complete"
         if not whole and trained and not planned.zero_shot:
             queue.again.append(planned)
@@ -263,45 +190,41 @@ def place(study: str, queue: Queue, devices: Sequence[int]) -> None:
 def plans(
     words: Sequence[str], *, mini: bool = False, first: int = 10**6
 ) -> dict[str, list[Planned]]:
-    """The runs that each word names, ``STUDY[/LABEL][#SEED]``; none is there twice.
-
-    LABEL is a label, or a pattern of `fnmatch`.
+    """The runs that each word names, as `pe.study.plan.load_part` does; none is there twice.
 
     Raises:
         ValueError: no such study, or no run of it that is called so.
     """
     found: dict[str, list[Planned]] = {}
-    known: set[tuple[str, str]] = set()
+    known: set[str] = set()
     for word in words:
-        wanted, _, seed = word.partition("#")
-        study, _, label = wanted.partition("/")
-        plan = [
-            p
-            for p in load_plan(study, mini=mini)
-            if (not label or fnmatch.fnmatchcase(p.label, label))
-            and seed in ("", str(p.recipe.seed))
-        ]
-        if not plan:
-            raise ValueError(f"{word}: {study} has no run of that label and seed")
-        found[word] = [p for p in plan[:first] if (p.study, p.name) not in known]
-        known |= {(p.study, p.name) for p in found[word]}
+        found[word] = [p for p in load_part(word, mini=mini)[:first] if p.key not in known]
+        known |= {p.key for p in found[word]}
     return found
+
+
+def split(words: Sequence[str]) -> dict[str, Places]:
+    """What each word names, and its places: ``every/rope:0=2`` is two places for ``every/rope:0``.
+
+    Raises:
+        ValueError: what follows the equals sign is not `Places`.
+    """
+    parts = [word.rpartition("=") if "=" in word else (word, "", "") for word in words]
+    return {name: Places.of(text) for name, _, text in parts}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("studies", nargs="+", metavar="STUDY[/LABEL][#SEED]:PLACES[xGPUS]")
+    parser.add_argument("studies", nargs="+", metavar="STUDY[/RUN][:SEEDS]=PLACES[xGPUS]")
     parser.add_argument("--mini", action="store_true")
     parser.add_argument("--gpus", type=int, default=0, help="0: whatever the process sees")
     parser.add_argument("--until", type=float, default=math.inf)
-    parser.add_argument("--runs", type=Path, default=Path("runs"))
-    parser.add_argument("--list", action="store_true", help="only name the runs")
+    parser.add_argument("--dry-run", action="store_true", help="only name the runs")
     parser.add_argument("--first", type=int, default=10**6, help="only so many runs of each word")
     options = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "4")
-    words = [word.partition(":") for word in options.studies]
-    shares = {name: Places.of(text) for name, _, text in words}
+    shares = split(options.studies)
     largest = max(share.gpus for share in shares.values())
     if options.gpus and largest > options.gpus:
         raise ValueError(f"a place of {largest} GPUs was asked for, and --gpus is {options.gpus}")
@@ -311,14 +234,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not share.count and (name in several or not shared):
             raise ValueError(
                 f"{name} has no place, and no other place takes its runs; give it one, as in "
-                f"{name}:1{f'x{share.gpus}' if name in several else ''}"
+                f"{name}=1{f'x{share.gpus}' if name in several else ''}"
             )
     left = plans(list(shares), mini=options.mini, first=options.first)
-    if options.list:
+    if options.dry_run:
         for word, plan in left.items():
             print(word, *(f"{p.label}#{p.recipe.seed}" for p in plan))
         return
-    queue = Queue(left, options.runs, options.until, several)
+    os.environ.setdefault("PE_RUNS", str(Path("runs").resolve()))  # not those of a checkout
+    queue = Queue(left, Deadline(options.until), several)
     threads, next_gpu = [], 0
     for name, share in shares.items():
         for _ in range(share.count):

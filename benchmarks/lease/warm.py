@@ -1,6 +1,6 @@
 """Compile the models of studies' first runs, with two steps each on text that Python carries.
 
-    python warm.py STUDY[/LABEL][#SEED]:PLACES[xGPUS] ...
+    python warm.py STUDY[/RUN][:SEEDS]=PLACES[xGPUS] ...
 
 The compiled code stays in the caches of the compilers, also if the program is killed. A model that
 several GPUs train together has other code than on one, so it is compiled by so many.
@@ -15,7 +15,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from runner import Places, plans
+from runner import plans, split
 
 from pe.recipes.recipe import Recipe
 from pe.training.processes import PROCESSES
@@ -53,8 +53,8 @@ def main() -> None:
     from pe.data import prepare
 
     first: dict[str, tuple[Recipe, int]] = {}
-    words = [word.partition(":") for word in sys.argv[1:] if not word.startswith("--")]
-    gpus = {name: Places.of(text).gpus for name, _, text in words}
+    shares = split([word for word in sys.argv[1:] if not word.startswith("--")])
+    gpus = {name: share.gpus for name, share in shares.items()}
     for name, plan in plans(list(gpus), mini="--mini" in sys.argv).items():
         for recipe in (planned.recipe for planned in plan if planned.recipe.steps):
             kind = recipe.pe, recipe.pe_options, recipe.context_length, recipe.batch_size

@@ -292,7 +292,8 @@ def configure_tasks(
     run = task_run(experiment, names, study)
     if not run.complete:  # what is recorded can be shown on a smaller machine
         refuse_too_large(made, experiment.settings, experiment.at_once(), devices.memory())
-    check_encodings(experiment, names)
+    for name in names:
+        experiment.check(name)
     return run
 
 
@@ -345,23 +346,6 @@ def task_settings(
     if "width" in changed and "feedforward" not in changed:
         settings = settings.model_copy(update={"feedforward": round(settings.width * 11 / 4)})
     return {"settings": settings} | {k: v for k, v in others.items() if k in SCORING}
-
-
-def check_encodings(experiment: Experiment, names: Iterable[str]) -> None:
-    """Raise ValueError for an encoding that does not fit models of these sizes."""
-    from pe.model import PEConfig
-
-    made, sizes = experiment.make_task(), experiment.settings
-    for name in names:
-        PEConfig(
-            vocab_size=made.vocab_size,
-            hidden_size=sizes.width,
-            intermediate_size=sizes.feedforward,
-            num_hidden_layers=sizes.layers,
-            num_attention_heads=sizes.heads,
-            max_position_embeddings=made.longest("train"),
-            pe=name,
-        )
 
 
 # papermill adds these names itself when it is asked to (--inject-paths).

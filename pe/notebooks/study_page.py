@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pe._errors import StudyFailed
 from pe.notebooks.page import show
 from pe.results import outcome as results
 from pe.study.planned import StudyFolder
-from pe.study.queue import StudyFailed, run_study
+from pe.study.queue import run_study
 from pe.study.show import live, memory_needed, text
 
 if TYPE_CHECKING:

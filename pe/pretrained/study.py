@@ -1,8 +1,8 @@
 """Carry out a list of trials of one model. Each does what one execution of pretrained.ipynb does.
 
-    python -m pe.pretrained.study smollm2 --dry-run       the papermill commands
+    python -m pe.pretrained.study smollm2 --dry-run       what is done, and the papermill commands
     python -m pe.pretrained.study smollm2                 on all GPUs, or on the CPU
-    python -m pe.pretrained.study smollm2 --until 1400    begin nothing that ends later
+    python -m pe.pretrained.study smollm2 --until 1400    begin nothing that would end later
     python -m pe.pretrained.study smollm2 --steps 1530    so many in every training
 
 Each trial writes its record when it ends, and trials that have a record are left out. So the same
@@ -12,53 +12,76 @@ After Ctrl-C no other trial begins.
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import groupby, repeat
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field
 
-from pe._errors import explain
-from pe._files import read_study, shipped
+from pe._command import DryRun, Mini, Until, checked
+from pe._errors import StudyFailed, unknown
 from pe.pretrained.record import PretrainedRun, configure_pretrained
 from pe.recipes.command import notebook_command
+from pe.recipes.recipe import Count
+from pe.runs import RunBusy
 from pe.study.devices import visible_gpus
+from pe.study.pace import Deadline, Slowest
+from pe.study.reading import AnyStudy, Distinct, FolderName, YamlPart, read_study
+from pe.training.processes import stop_with_parent
+
+PARAMETERS = [
+    name
+    for name in inspect.signature(configure_pretrained).parameters
+    if name not in ("model", "pe", "study", "steps", "compiled")
+]
+"""Those of pretrained.ipynb that a file may give; it says the others once for all trials."""
 
 
-class Trial(BaseModel):
+def _known_parameters(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    for name in values:
+        if name not in PARAMETERS:
+            raise unknown("parameter", name, PARAMETERS)
+    return values
+
+
+Parameters = Annotated[dict[str, Any], AfterValidator(_known_parameters)]
+
+
+class Trial(YamlPart):
     """One line of the list: parameters of pretrained.ipynb, and whether it trains."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow")
+    more_keys: ClassVar[Sequence[str]] = PARAMETERS
 
     pe: str
     trained: bool = False
 
 
-class PretrainedStudy(BaseModel):
+class PretrainedStudy(AnyStudy):
     """A file of studies/pretrained/."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    title: str
-    study: str
+    below: ClassVar[str] = "pretrained"
+    study: FolderName
     model: str
     """Path of the model. The option ``--model`` of the command line replaces it."""
-    parameters: dict[str, Any]
+    parameters: Parameters = {}
     """Parameters that all trials have."""
-    training: dict[str, Any]
+    training: Parameters = {}
     """Further parameters of the trials that train."""
-    steps: Annotated[list[int], Field(min_length=1)]
+    steps: Annotated[list[Count], Field(min_length=1), Distinct]
     """Numbers of steps to choose from; the largest that ends in time is taken."""
-    runs: list[Trial]
+    runs: Annotated[list[Trial], Field(min_length=1)]
     """The trials, the most useful first."""
 
     def arguments(self, trial: Trial, steps: int) -> dict[str, Any]:
@@ -74,24 +97,54 @@ def load_study(name: str, mini: bool = False) -> PretrainedStudy:
     Raises:
         ValueError: there is no such study, it has no miniature, or the file is not a study.
     """
-    path, content = read_study(name, shipped("studies") / "pretrained", mini=mini)
-    try:
-        return PretrainedStudy.model_validate(content)
-    except ValidationError as error:
-        problems = explain(error, "field", PretrainedStudy.model_fields)
-        raise ValueError(f"{path}: {'; '.join(problems)}") from None
+    return read_study(PretrainedStudy, name, mini=mini)[1]
 
 
 def configured(study: PretrainedStudy, trial: Trial, model: str, steps: int) -> PretrainedRun:
     """Return the folder and the settings of a trial.
 
     Raises:
-        ValueError: an unknown parameter, or a value that a parameter cannot have.
+        ValueError: a value that a parameter cannot have, or a model that cannot be explained.
     """
-    try:
-        return configure_pretrained(model=model, **study.arguments(trial, steps))
-    except ValueError as error:
-        raise ValueError(f"{trial.pe}: {error}") from None
+    return configure_pretrained(model=model, **study.arguments(trial, steps))
+
+
+def planned(study: PretrainedStudy, model: str, steps: int) -> list[PretrainedRun]:
+    """Return the folder and the settings of every trial.
+
+    Args:
+        steps: of the trials that train.
+
+    Raises:
+        ValueError: as `configured`, or two trials are the same; one line per mistake.
+    """
+    runs: list[PretrainedRun] = []
+    mistakes = []
+    for number, trial in enumerate(study.runs):
+        try:
+            run = configured(study, trial, model, steps if trial.trained else 0)
+            if run.directory in (other.directory for other in runs):
+                raise ValueError("an earlier run has the same settings")
+            runs.append(run)
+        except ValueError as error:
+            mistakes.append(f"runs[{number}], {trial.pe}: {error}")
+    if mistakes:
+        raise ValueError("\n".join(mistakes))
+    return runs
+
+
+def steps_of_trainings(
+    study: PretrainedStudy, model: str, step_seconds: float, until: float, cards: int
+) -> int:
+    """Return as many steps as a training on record has, so that the two can be compared.
+
+    Without such a record it is the most with which the first two end in time.
+    """
+    trained = [trial for trial in study.runs if trial.trained]
+    recorded = [
+        n for trial in trained for n in study.steps if configured(study, trial, model, n).complete
+    ]
+    return max(recorded, default=0) or steps_in_time(study, step_seconds, until, cards)
 
 
 def steps_in_time(study: PretrainedStudy, step_seconds: float, left: float, cards: int) -> int:
@@ -129,39 +182,42 @@ def carry_out(
         until: seconds from now by which trials have to end. A trial is expected to take as long as
             the slowest so far.
         step_seconds: duration of an optimizer step; 0: not known yet.
-        steps: of every training. 0: as many as a training on record has, so that the two can be
-            compared; without such a record, the most with which the first two end in time.
+        steps: of every training. 0: what `steps_of_trainings` says.
 
     Returns:
         The number of trials that failed.
-    """
-    begun = time.monotonic()
-    cards: list[str | None] = [*gpus] or [None]
-    steps = steps or _steps_on_record(study, model)
-    steps = steps or steps_in_time(study, step_seconds, until, len(cards))
-    slowest = {False: 0.0, True: steps * step_seconds}
 
-    def is_complete(trial: Trial) -> bool:
-        return configured(study, trial, model, steps if trial.trained else 0).complete
+    Raises:
+        ValueError: as `planned`; nothing has begun.
+    """
+    deadline = Deadline(until)
+    cards: list[str | None] = [*gpus] or [None]
+    steps = steps or steps_of_trainings(study, model, step_seconds, until, len(cards))
+    runs = planned(study, model, steps)
+    slowest = Slowest()
+    slowest.learn(steps * step_seconds, True)
 
     def tell(text: str) -> None:
-        log(f"{time.monotonic() - begun:6.0f} s  {text}")
+        log(f"{deadline.passed():6.0f} s  {text}")
 
     def fails(number: int, card: str | None) -> bool:
         trial, since = study.runs[number], time.monotonic()
-        if since - begun + slowest[trial.trained] > until:
+        if not deadline.allows(slowest.of(trial.trained)):
             tell(f"no time for {_label(trial)}")
             return False
         tell(f"begin  {_label(trial)} on {card}")
         code = start(number, steps, card).wait()
         seconds = time.monotonic() - since
-        whole = is_complete(trial)
+        if code == RunBusy.EXIT_CODE:
+            tell(f"skipped {_label(trial)}, another process carries it out")
+            return False
+        whole = runs[number].complete
         if whole:
-            slowest[trial.trained] = max(slowest[trial.trained], seconds)
+            slowest.learn(seconds, trial.trained)
         tell(f"{'done  ' if whole else f'FAILED ({code})'} {_label(trial)} in {seconds:.0f} s")
         return not whole
 
-    missing = [n for n, trial in enumerate(study.runs) if not is_complete(trial)]
+    missing = [n for n, run in enumerate(runs) if not run.complete]
     groups = [
         (trained, deque(numbers))
         for trained, numbers in groupby(missing, lambda n: study.runs[n].trained)
@@ -209,20 +265,6 @@ def _nothing_more(groups: Sequence[tuple[bool, deque[int]]]) -> Iterator[None]:
         raise
 
 
-def _steps_on_record(study: PretrainedStudy, model: str) -> int:
-    """Return the most steps that a complete training has; 0 without one."""
-    trained = [trial for trial in study.runs if trial.trained]
-    return max(
-        (
-            n
-            for trial in trained
-            for n in study.steps
-            if configured(study, trial, model, n).complete
-        ),
-        default=0,
-    )
-
-
 def _label(trial: Trial) -> str:
     options = trial.model_dump(exclude={"pe", "trained"})
     words = [trial.pe, *(f"{key} {value}" for key, value in options.items())]
@@ -237,18 +279,19 @@ def papermill(study: PretrainedStudy, trial: Trial, steps: int) -> str:
 def main(
     name: Annotated[str, typer.Argument(help="a file of studies/pretrained/, or a path")],
     model: Annotated[str, typer.Option(help="where the model is, if elsewhere")] = "",
-    mini: Annotated[bool, typer.Option(help="in miniature, for a CPU")] = False,
-    dry_run: Annotated[bool, typer.Option(help="only show the commands")] = False,
+    mini: Mini = False,
+    dry_run: DryRun = False,
+    until: Until = math.inf,
     places: Annotated[int, typer.Option(min=1, help="trials that share a GPU")] = 2,
-    until: Annotated[float, typer.Option(help="seconds; begin nothing that ends later")] = math.inf,
     step_seconds: Annotated[float, typer.Option(help="of a training step, measured before")] = 0.0,
     compile: Annotated[str, typer.Option(help="auto, on, off")] = "auto",
-    only: Annotated[
-        int | None, typer.Option(min=0, help="one trial, by its number from 0 on")
-    ] = None,
     steps: Annotated[int, typer.Option(min=0, help="of a training; 0: as many as end in time")] = 0,
+    only: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Carry out the trials of a study."""
+    """Carry out the trials of a study.
+
+    ``--only`` is of the process of one trial: its number.
+    """
 
     def start(number: int, steps: int, gpu: str | None) -> subprocess.Popen[bytes]:
         words = [
@@ -258,36 +301,47 @@ def main(
         where = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         return subprocess.Popen(words, env=os.environ | where)
 
-    try:
+    with checked("pe.pretrained.study"):
         study = load_study(name, mini)
-        if model:
-            study = study.model_copy(update={"model": model})
+        study = study.model_copy(update={"model": model or study.model})
+        if compile not in (known := ("auto", "on", "off")):
+            raise unknown("--compile", compile, known)
         if only is not None:
-            if only >= len(study.runs):
-                raise ValueError(f"--only: expected 0 to {len(study.runs) - 1}, got {only}")
-            _one(study, study.runs[only], study.model, steps, compile)
+            _one(study, study.runs[only], steps, compile)
             return
         if dry_run:
-            for trial in study.runs:
-                print(papermill(study, trial, steps or study.steps[0]))
+            _list(study, steps or steps_of_trainings(study, study.model, 0.0, until, 1))
             return
         failed = carry_out(
             study, study.model, start, gpus=visible_gpus(), places=places, until=until,
             step_seconds=step_seconds, steps=steps, log=lambda text: print(text, flush=True),
         )  # fmt: skip
-    except ValueError as error:
-        print(f"pe.pretrained.study: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
-    raise typer.Exit(1 if failed else 0)
+        if failed:
+            raise StudyFailed(f"{failed} of {len(study.runs)} trials failed")
 
 
-def _one(study: PretrainedStudy, trial: Trial, model: str, steps: int, compile: str) -> None:
+def _list(study: PretrainedStudy, steps: int) -> None:
+    """Print the command of each trial, and whether it is done."""
+    runs = planned(study, study.model, steps)
+    for trial, run in zip(study.runs, runs, strict=True):
+        print(f"# {_label(trial)}: {'done' if run.complete else 'not done'}")
+        print(papermill(study, trial, steps))
+    print(f"# {sum(run.complete for run in runs)} of {len(runs)} trials done")
+
+
+def _one(study: PretrainedStudy, trial: Trial, steps: int, compile: str) -> None:
+    """Carry out one trial in this process, which ends when its parent does."""
     from pe.pretrained.trial import try_out
 
-    run = configured(study, trial, model, steps)
+    threading.Thread(target=stop_with_parent, args=(os.getppid(),), daemon=True).start()
+    run = configured(study, trial, study.model, steps)
     run.compile = compile  # type: ignore[assignment]
     run.command = papermill(study, trial, steps)
-    try_out(run)
+    try:
+        try_out(run)
+    except RunBusy as error:
+        print(f"pe.pretrained.study: {error}", file=sys.stderr)
+        raise typer.Exit(RunBusy.EXIT_CODE) from None
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ from typing import Any
 from pe.recipes.recipe import NEW_FIELD_DEFAULTS
 from pe.results import quantities
 from pe.results.quantities import RunLike, label
-from pe.study.file import study_file
 from pe.study.plan import load_plan
 from pe.study.planned import Planned
+from pe.study.reading import study_file
 
 
 @dataclass(frozen=True)

@@ -37,41 +37,21 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
-from pe._errors import unknown
-from pe._files import shipped
 from pe.recipes.recipe import Natural
-from pe.study.zero_shot import Distinct, YamlPart, ZeroShot
+from pe.study.reading import AnyStudy, Distinct, OneOrMore, YamlPart
+from pe.study.zero_shot import ZeroShot
 
-FOLDER = shipped("studies")
 ELSEWHERE = {
     "pe": "runs", "pe_options": "runs", "seed": "seeds", "start_from": "start",
     "start_step": "start", "start_state": "branches", "keep_states": "branches",
 }  # fmt: skip
 """Fields of a recipe that a study file gives in its own way, and the key that it has for them."""
-
-
-def study_file(study: str) -> Path:
-    """Return a study's YAML file: a path, a name in ./studies, or one that comes with the package.
-
-    Raises:
-        ValueError: there is none.
-    """
-    path = Path(study)
-    if path.suffix in (".yaml", ".yml"):
-        if not path.exists():
-            raise ValueError(f"study file {study!r} does not exist")
-        return path
-    known = {p.stem: p for folder in (FOLDER, Path("studies")) for p in folder.glob("*.yaml")}
-    if study not in known:
-        raise unknown("study", study, sorted(known))
-    return known[study]
 
 
 def is_share(value: Any) -> bool:
@@ -116,7 +96,6 @@ def _own_fields(fields: dict[str, Any]) -> dict[str, Any]:
 
 Fields = dict[str, Any]
 RecipeFields = Annotated[Fields, AfterValidator(_own_fields)]
-OneOrMore = BeforeValidator(lambda v: [v] if isinstance(v, (int, float, str)) else v)
 Seeds = Annotated[list[Natural], Field(min_length=1), Distinct, OneOrMore]
 Rates = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1), Distinct, OneOrMore]
 
@@ -170,17 +149,16 @@ class MiniEntry(YamlPart):
     zero_shot: Fields = {}
 
 
-class StudyFile(YamlPart):
+class StudyFile(AnyStudy):
     """The whole file."""
 
-    title: str = ""
     recipe: str = "auto"
     set: RecipeFields = {}
     seeds: Seeds = [0]
     rates: Rates | None = None
     runs: Annotated[dict[str, RunEntry], Field(min_length=1)]
     zero_shot: ZeroShot | None = None
-    mini: MiniEntry | None = None
+    mini: MiniEntry | None = None  # type: ignore[assignment]
 
     @model_validator(mode="after")
     def _seeds_of_runs(self) -> Self:
@@ -193,24 +171,20 @@ class StudyFile(YamlPart):
                 )
         return self
 
-    def miniature(self) -> StudyFile:
-        """Return the miniature as a separate study."""
-        if self.mini is None:
-            raise ValueError("mini: missing; the file describes no miniature")
-        values, small = (
-            self.model_dump(exclude_unset=True),
-            self.mini.model_dump(exclude_unset=True),
-        )
+    def merged(self, values: dict[str, Any], small: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of the study, with those of its part ``mini``.
+
+        A run keeps its seeds that the miniature has, and one without any is left out.
+        """
         parts = {
             part: values.get(part, {}) | small.get(part, {})
             for part in ("set", "zero_shot")
             if part in values or part in small
         }
         seeds = small.get("seeds", self.seeds)
-        for run in values["runs"].values():  # those of the miniature alone
-            if run.get("seeds"):
-                run["seeds"] = [seed for seed in run["seeds"] if seed in seeds]
-        values["runs"] = {
-            label: run for label, run in values["runs"].items() if run.get("seeds") != []
+        runs = {
+            label: run | ({"seeds": [s for s in run["seeds"] if s in seeds]} if own else {})
+            for label, run in values["runs"].items()
+            if not (own := run.get("seeds")) or set(own) & set(seeds)
         }
-        return StudyFile.model_validate(values | small | parts | {"mini": None})
+        return values | dict(small) | parts | {"runs": runs}

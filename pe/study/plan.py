@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from pe._errors import explain
-from pe._files import read_yaml
+from pe._errors import unknown
 from pe.recipes.named import recipe as named_recipe
 from pe.recipes.recipe import Recipe
-from pe.study.file import RunEntry, StartEntry, StudyFile, is_share, steps_of, study_file
+from pe.runs.parameters import refuse_strange_study
+from pe.study.file import RunEntry, StartEntry, StudyFile, is_share, steps_of
 from pe.study.planned import Planned
+from pe.study.reading import mistakes_in, read_study, study_file
 from pe.study.zero_shot import ZeroShot
 from pe.training import processes
 from pe.training.check import check_run
@@ -34,45 +35,66 @@ def load_plan(study: str, *, mini: bool = False, check: bool = False) -> list[Pl
     Raises:
         ValueError: a file that is not a study; one line per mistake, with its place in the file.
     """
-    path = study_file(study)
-    content = read_yaml(path)
+    return _planned(study, mini, check, ())
+
+
+def _planned(study: str, mini: bool, check: bool, within: tuple[Path, ...]) -> list[Planned]:
+    """Return the plan of a study. ``within``: the files whose runs start from this one's."""
+    path, file = read_study(StudyFile, study, mini=mini)
     if check:
         processes.wanted()  # a mistake in it is none of the study's
-    try:
-        file = StudyFile.model_validate(content)
-        file = file.miniature() if mini else file
-        return [
-            planned
-            for seed in file.seeds
-            for planned in _Seed(f"{path.stem}-mini" if mini else path.stem, file, seed).plan(check)
-        ]
-    except ValidationError as error:
-        raise ValueError("\n".join(f"{path}: {line}" for line in explain(error, "key"))) from None
-    except ValueError as error:
-        raise ValueError("\n".join(f"{path}: {line}" for line in str(error).split("\n"))) from error
+    with mistakes_in(path):
+        name = f"{path.stem}-mini" if mini else path.stem
+        refuse_strange_study(name)
+        within = (*within, path.resolve())
+        seeds = [_Seed(name, file, seed, mini, within) for seed in file.seeds]
+        return [planned for one in seeds for planned in one.plan(check)]
 
 
-def load_plans(studies: Sequence[str], *, mini: bool = False, check: bool = False) -> list[Planned]:
+def load_part(word: str, *, mini: bool = False, check: bool = False) -> list[Planned]:
+    """Return the runs that ``STUDY[/LABEL][:SEEDS]`` names.
+
+    Args:
+        word: a study as `load_plan` takes it. LABEL: that of a run, or a pattern of `fnmatch`.
+            SEEDS: with commas between, such as 0,1.
+
+    Raises:
+        ValueError: as `load_plan`; or the study has no such run or seed.
+    """
+    match = re.fullmatch(
+        r"(?P<study>.*\.ya?ml|[^/]*?)(/(?P<label>.+?))?(:(?P<seeds>\d+(,\d+)*))?", word
+    )
+    if match is None:  # a path without an ending, which `load_plan` refuses
+        return load_plan(word)
+    study, label, seeds = match.group("study", "label", "seeds")
+    plan = load_plan(study, mini=mini, check=check)
+    if label:
+        labels = list(dict.fromkeys(planned.label for planned in plan))
+        plan = [planned for planned in plan if fnmatch.fnmatchcase(planned.label, label)]
+        if not plan:
+            raise ValueError(f"{word}: {unknown(f'run of {study}', label, labels)}")
+    if seeds:
+        wanted = {int(seed) for seed in seeds.split(",")}
+        known = sorted({planned.recipe.seed for planned in plan})
+        if not wanted <= set(known):
+            name = word.removesuffix(f":{seeds}")
+            raise ValueError(f"{word}: the seeds of {name} are {', '.join(map(str, known))}")
+        plan = [planned for planned in plan if planned.recipe.seed in wanted]
+    return plan
+
+
+def load_plans(words: Sequence[str], *, mini: bool = False, check: bool = False) -> list[Planned]:
     """Return the runs of several studies, each run once, where it is named first.
 
     Args:
-        studies: as `load_plan` takes them. ``NAME:0,1`` are the runs of seeds 0 and 1 only.
+        words: as `load_part` takes them.
 
     Raises:
-        ValueError: an unknown study, or seeds that it does not have.
+        ValueError: an unknown study, or runs or seeds that it does not have.
     """
     plans: dict[str, Planned] = {}
-    for study in studies:
-        name, _, seeds = study.rpartition(":")
-        chosen = re.fullmatch(r"\d+(,\d+)*", seeds) if name else None
-        plan = load_plan(name if chosen else study, mini=mini, check=check)
-        if chosen:
-            wanted = {int(seed) for seed in seeds.split(",")}
-            known = sorted({planned.recipe.seed for planned in plan})
-            if not wanted <= set(known):
-                raise ValueError(f"{study}: the seeds of {name} are {', '.join(map(str, known))}")
-            plan = [planned for planned in plan if planned.recipe.seed in wanted]
-        for planned in plan:
+    for word in words:
+        for planned in load_part(word, mini=mini, check=check):
             plans.setdefault(planned.key, planned)
     return list(plans.values())
 
@@ -80,10 +102,11 @@ def load_plans(studies: Sequence[str], *, mini: bool = False, check: bool = Fals
 class _Seed:
     """The runs of one seed, one after the other."""
 
-    def __init__(self, study: str, file: StudyFile, seed: int) -> None:
-        self.study, self.file, self.seed = study, file, seed
+    def __init__(
+        self, study: str, file: StudyFile, seed: int, mini: bool, within: tuple[Path, ...]
+    ) -> None:
+        self.study, self.file, self.seed, self.mini, self.within = study, file, seed, mini, within
         self.base = named_recipe(file.recipe, **_plain(file.set))
-        self.mini = study.endswith("-mini")
         self.planned: dict[str, Planned] = {}
         self.kept: dict[str, list[int | str]] = {}
         """Label -> where other runs start from it."""
@@ -105,6 +128,8 @@ class _Seed:
                 continue
             try:
                 for one in self._run(label, entry):
+                    if one.label in self.planned:
+                        raise ValueError(f"two runs have the label {one.label!r}; rename one")
                     self.planned[one.label] = one
                     if check:
                         check_run(one.run())
@@ -122,6 +147,8 @@ class _Seed:
         if self.file.zero_shot and self.file.zero_shot.run not in broken:
             try:
                 task = self._zero_shot(self.file.zero_shot)
+                if check:
+                    _check_extension(task)
                 of_this = task.recipe.start_from.startswith(f"{self.study}/")
                 waiting = [p for p in plan if takes_searched_factors(p.recipe)]
                 ready = [p for p in plan if p not in waiting]
@@ -221,12 +248,20 @@ class _Seed:
         """Return a run of this study by its label, or of another with this seed by STUDY/LABEL."""
         if name in self.planned:
             return self.planned[name]
+        entry = self.file.runs.get(name)
+        if entry and self.seed not in (entry.seeds or self.file.seeds):
+            raise ValueError(f"starts from {name!r}, which has no seed {self.seed}; add it there")
         if "/" not in name:
             known = ", ".join(self.planned) or "none"
             raise ValueError(f"starts from {name!r}; expected STUDY/RUN or one of: {known}")
         study, _, label = name.partition("/")
         if study not in self.elsewhere:
-            self.elsewhere[study] = load_plan(study, mini=self.mini)
+            if study_file(study).resolve() in self.within:
+                raise ValueError(
+                    f"starts from {name!r}, and runs of {study} from those of this study; expected "
+                    "studies in an order, and for a run of the same file its label alone"
+                )
+            self.elsewhere[study] = _planned(study, self.mini, False, self.within)
         there = {p.label: p for p in self.elsewhere[study] if p.recipe.seed == self.seed}
         if label not in there:
             known = ", ".join(there) or "none"
@@ -241,6 +276,17 @@ class _Seed:
             start_step=source.recipe.steps, keep_steps=(), keep_states=(),
         )  # fmt: skip
         return Planned("zero-shot", recipe, self.study, zero_shot=wanted)
+
+
+def _check_extension(task: Planned) -> None:
+    """Raise ValueError if a method cannot extend the run, before that is trained."""
+    from pe.encodings.core.change import changed_options
+    from pe.encodings.core.extending import extension_method
+
+    assert task.zero_shot is not None, "made by _zero_shot"
+    for method in task.zero_shot.methods:
+        spec = extension_method(method).spec
+        changed_options(task.recipe.pe, task.recipe.pe_options, spec, {})
 
 
 def _branch(recipe: Recipe, name: str, end: int, decay: int) -> Recipe:

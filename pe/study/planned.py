@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 from pe.evaluation.covers import covers
 from pe.recipes.recipe import Recipe
@@ -53,11 +54,19 @@ class Planned:
             return not self.zero_shot.missing(self.run())
         return complete(self.run())
 
+    def task(self, notebook: bool) -> dict[str, Any]:
+        """Return what `pe.study.worker.execute` takes; ``notebook``: leave the executed page."""
+        return {
+            "directory": str(self.run().directory), "recipe": self.recipe.to_dict(),
+            "study": self.study, "notebook": notebook,
+            "zero_shot": self.zero_shot.to_dict() if self.zero_shot else None,
+        }  # fmt: skip
+
     def past_its_start(self) -> bool:
         """Return whether the weights that it starts from are no longer needed."""
         if self.zero_shot:
             return self.done()
-        return self.run().exists() and self.run().record.status == "complete"
+        return self.run().exists() and self.run().read()["status"] == "complete"
 
 
 def complete(run: Run) -> bool:

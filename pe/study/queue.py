@@ -18,14 +18,16 @@ machine is retrained first (`pe.study.parents`).
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pe._errors import Explained
+from pe._errors import StudyFailed
 from pe.runs import root
 from pe.study.devices import MUTEX, mutex_of, visible_gpus, workers_here
+from pe.study.pace import Deadline, Pace
 from pe.study.parents import with_retrained_parents
 from pe.study.planned import Planned
 from pe.study.worker import execute
@@ -38,10 +40,6 @@ if TYPE_CHECKING:
 POLL = 1.0
 
 
-class StudyFailed(RuntimeError, Explained):
-    """Some runs of a study failed for good; names each with its reason."""
-
-
 def run_study(
     plan: Sequence[Planned],
     *,
@@ -49,6 +47,7 @@ def run_study(
     workers: int | None = None,
     retries: int = 1,
     notebooks: bool = True,
+    until: float = math.inf,
     on_progress: Callable[[dict[str, str]], None] | None = None,
 ) -> None:
     """Run everything in ``plan`` that is not done.
@@ -58,14 +57,16 @@ def run_study(
         workers: how many to start here; None: one per GPU, or one.
         retries: how often a failed run is tried again.
         notebooks: run each by the notebook command, which leaves the executed page in its folder.
+        until: seconds from now. A run is not begun if it would end later, as long as the slowest
+            of its kind on record took on such a machine (`pe.study.pace`). It stays "waiting".
         on_progress: called about once per second with the state of each run, by ``STUDY/NAME``:
             "waiting", "running" (a worker has it), "done", "failed" or "skipped". Parents that are
             retrained are ``STUDY/.parents/NAME``.
 
     Raises:
         StudyFailed: runs failed for good; all others are done.
-        ValueError: an encoding or a corpus that there is not, workers beside an address, or more
-            workers than GPUs; nothing has been run.
+        ValueError: an encoding or a corpus that there is not, workers beside an address, more
+            workers than GPUs, or an ``until`` that is no time; nothing has been run.
         RunError: runs start from a run of another study that is not there yet.
         RunError: the source of an encoding is not the one that its run was trained with, or a run
             is to keep steps that it has passed already.
@@ -77,7 +78,7 @@ def run_study(
         )
     if not all(isinstance(planned, Planned) for planned in plan):
         raise TypeError(f"expected a plan, got {plan!r}; pe.load_plan makes one of a study's name")
-    listed = with_retrained_parents(plan)
+    deadline, listed = Deadline(until), with_retrained_parents(plan)
     todo = [p for p in listed if not p.done()]
     states = {p.key: "waiting" if p in todo else "done" for p in listed}
     on_progress = on_progress or (lambda states: None)
@@ -90,12 +91,18 @@ def run_study(
         if "/" in planned.recipe.start_from and not planned.parent:  # nothing here will make it
             start_of(planned.recipe, planned.run().directory.parent)
     with connect(address, workers) as (client, devices):
-        queue = _Queue(client, devices, todo, retries=retries, notebooks=notebooks)
+        queue = _Queue(
+            client, devices, todo, deadline=deadline, retries=retries, notebooks=notebooks
+        )
+        for planned in listed:
+            if planned not in todo:
+                queue.pace.learn_record(planned)
         while queue.advance():
             states |= queue.states()
             on_progress(states)
             time.sleep(POLL)
-        states |= {p.key: "skipped" for p in todo} | queue.states()
+        late = queue.late()
+        states |= {p.key: "skipped" for p in todo if p.key not in late} | queue.states()
         on_progress(states)
         failures = queue.failures()
     if failures:
@@ -111,11 +118,13 @@ class _Queue:
 
     def __init__(
         self, client: Client, devices: Sequence[str], todo: Sequence[Planned], *,
-        retries: int, notebooks: bool,
+        deadline: Deadline, retries: int, notebooks: bool,
     ) -> None:  # fmt: skip
-        self.client, self.devices, self.todo = client, devices, todo
+        self.client, self.devices, self.todo, self.deadline = client, devices, todo, deadline
         self.retries, self.notebooks = retries, notebooks
         self.futures: dict[str, Future] = {}
+        self.pace = Pace()
+        self._learned: set[str] = set()
 
     def advance(self) -> bool:
         """Begin what can be begun. Return False when nothing is left to wait for.
@@ -126,7 +135,17 @@ class _Queue:
         states = self.states()
         running = sum(state == "running" for state in states.values())
         unfinished = {planned.key for planned in self.todo if states.get(planned.key) != "done"}
-        ready = [p for p in self.todo if p.key not in states and p.parent not in unfinished]
+        for planned in self.todo:
+            if states.get(planned.key) == "done" and planned.key not in self._learned:
+                self._learned.add(planned.key)
+                self.pace.learn_record(planned)
+        ready = [
+            p
+            for p in self.todo
+            if p.key not in states
+            and p.parent not in unfinished
+            and self.deadline.allows(self.pace.expected(p))
+        ]
         threads, taken = self.client.nthreads(), self.client.processing()
         free = {worker: count - len(taken.get(worker, ())) for worker, count in threads.items()}
         room = max(0, min(sum(threads.values()) - running, len(threads)))
@@ -141,11 +160,23 @@ class _Queue:
         words = {"pending": "running", "finished": "done"}
         return {name: words.get(of.status, "failed") for name, of in self.futures.items()}
 
+    def late(self) -> set[str]:
+        """Return the runs that were not begun for lack of time, or wait for such ones."""
+        late: set[str] = set()
+        states = self.states()
+        for planned in self.todo:
+            waits = states.get(planned.parent or "", "done") == "done"
+            if planned.key not in states and (waits or planned.parent in late):
+                late.add(planned.key)
+        return late
+
     def failures(self) -> list[str]:
         """Return one line per run that failed for good, or was skipped because of one that did."""
-        lines = []
+        lines, late = [], self.late()
         for planned in self.todo:
             future = self.futures.get(planned.key)
+            if planned.key in late:
+                continue
             if future is None:
                 lines.append(f"{planned.label}: skipped, since {planned.parent} failed")
             elif future.status != "finished":
@@ -160,15 +191,8 @@ class _Queue:
         all would wait without end, so a single worker is no preference.
         """
         several = self.devices and len(self.client.nthreads()) > 1
-        task = {
-            "directory": str(planned.run().directory),
-            "recipe": planned.recipe.to_dict(),
-            "study": planned.study,
-            "notebook": self.notebooks,
-            "zero_shot": planned.zero_shot.to_dict() if planned.zero_shot else None,
-        }
         return self.client.submit(
-            _task, task, {"PE_RUNS": str(root())}, list(self.devices),
+            _task, planned.task(self.notebooks), {"PE_RUNS": str(root())}, list(self.devices),
             key=planned.key, retries=self.retries,
             priority=-self.todo.index(planned), pure=False,
             workers=[worker] if several else None, allow_other_workers=bool(several),

@@ -84,7 +84,9 @@ def rows(plan: Sequence[Planned], states: dict[str, str] | None = None) -> list[
         step = r.steps if done else int(line.get("step", 0))
         speed = line.get("tokens_per_second") or _known(speeds, r)
         estimated = False
-        if not speed and rate is not None:
+        if not r.steps:
+            speed = None
+        elif not speed and rate is not None:
             speed, estimated = _together() * rate / _flops(r), not done
         window = r.batch_size * r.context_length
         left = (r.steps - step) * window

@@ -15,25 +15,18 @@ Where the run's weights are lost it is retrained first, as for a run that starts
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
 from pe._errors import unknown
 from pe.evaluation.factors import LENGTH, Factor, cells, checked_factor
 from pe.recipes.recipe import Count, Natural, Recipe
 from pe.runs import Run
+from pe.study.reading import Distinct, YamlPart
 
 LONGROPE = "longrope"
-Items = TypeVar("Items", bound=Sequence)
-
-
-def _distinct(values: Items) -> Items:
-    for value in values:
-        if values.count(value) > 1:
-            raise ValueError(f"{value!r} is there twice; give it once")
-    return values
 
 
 def _factor(value: Any) -> Factor:
@@ -57,23 +50,8 @@ def _all_methods() -> list[str]:
     return extension_methods()
 
 
-Distinct = AfterValidator(_distinct)
 Extent = Annotated[Factor, PlainValidator(_factor)]
 Method = Annotated[str, AfterValidator(_known_method)]
-
-
-class YamlPart(BaseModel):
-    """A mapping in the YAML of a study: its keys are the fields, and types are not converted."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_keys(cls, values: Any) -> Any:
-        for key in values if isinstance(values, Mapping) else ():
-            if key not in cls.model_fields:
-                raise unknown("key", key, cls.model_fields)
-        return values
 
 
 class Search(YamlPart):
@@ -95,6 +73,14 @@ class ZeroShot(YamlPart):
         default_factory=_all_methods
     )
     search: Search = Search()
+
+    @model_validator(mode="after")
+    def _search_has_an_effect(self) -> Self:
+        if self.search != Search() and LONGROPE not in self.methods:
+            raise ValueError(
+                f"search: no effect without {LONGROPE} among the methods; leave it out"
+            )
+        return self
 
     def cells(self) -> list[str]:
         """Return the names of the cells of extension.json: ``yarn@4``, ``yarn@length``."""

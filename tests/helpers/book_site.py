@@ -111,7 +111,7 @@ def build_small(tree: Path, strict: bool = True) -> Built:
     import bookext
     from jupyter_book.sphinx import build_sphinx
 
-    from pe.study import file
+    from pe.study import reading
 
     gc.enable()  # bookext turns it off
     gc.collect()  # an extension of Sphinx fails at what an earlier build has left behind
@@ -120,7 +120,7 @@ def build_small(tree: Path, strict: bool = True) -> Built:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bookext, "ROOT", tree)
         patch.setattr(bookext, "BOOK", tree / "book")
-        patch.setattr(file, "FOLDER", tree / "studies")
+        patch.setattr(reading, "FOLDER", tree / "studies")
         patch.setitem(sys.modules, "pictures", SimpleNamespace(PICTURES={}))
         patch.setenv("PE_RUNS", str(tree / "runs"))
         patch.chdir(tree)

@@ -15,7 +15,7 @@ from torch import Tensor
 from pe._errors import PositionError
 from pe.encodings.core.source import source_hashes
 from pe.recipes.command import notebook_command
-from pe.runs import SCHEMA_VERSION, RunError, provenance
+from pe.runs import SCHEMA_VERSION, provenance
 from pe.runs.models import TaskRecord
 from pe.tasks.core.base import Batch, Task
 from pe.tasks.core.scoring import guessed
@@ -87,12 +87,7 @@ def measure(
     sources = source_hashes(pe)
     known = run.record(pe)
     if known is not None and known.status == "complete" and not again:
-        changed = sorted(n for n, value in sources.items() if known.sources.get(n) != value)
-        if changed:
-            raise RunError(
-                f"{run.file(pe)} was made with another source of {pe} ({', '.join(changed)} "
-                f"changed since); use another study, such as '{run.study}-2', or delete the file"
-            )
+        run.check_source(pe)
         return known
     task = experiment.make_task()
     began, created = time.monotonic(), provenance.now()

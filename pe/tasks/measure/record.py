@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from pe.runs import Folder, root
+from pe.runs import Folder, RunError, root
 from pe.runs.models import TaskRecord
 from pe.runs.table import folders_with
 from pe.tasks.core.base import Options, Task
@@ -147,6 +147,21 @@ class Experiment(Options):
         """
         return task(self.task, **self.task_options)
 
+    def check(self, pe: str) -> None:
+        """Raise ValueError for an encoding that does not fit models of these sizes."""
+        from pe.model import PEConfig
+
+        made, sizes = self.make_task(), self.settings
+        PEConfig(
+            vocab_size=made.vocab_size,
+            hidden_size=sizes.width,
+            intermediate_size=sizes.feedforward,
+            num_hidden_layers=sizes.layers,
+            num_attention_heads=sizes.heads,
+            max_position_embeddings=made.longest("train"),
+            pe=pe,
+        )
+
     def name(self) -> str:
         """Return the folder's name, such as ``k_back-1a2b3c4d``: task and hash of all settings."""
         made = self.make_task()
@@ -247,6 +262,21 @@ class TaskRun(Folder):
         """Return whether there is a complete record of an encoding."""
         record = self.record(pe)
         return record is not None and record.status == "complete"
+
+    def check_source(self, pe: str) -> None:
+        """Raise RunError if an encoding is recorded and its source has changed since."""
+        from pe.encodings.core.source import source_hashes
+
+        known = self.record(pe)
+        if known is None or known.status != "complete":
+            return
+        hashes = source_hashes(pe)
+        changed = sorted(n for n, value in hashes.items() if known.sources.get(n) != value)
+        if changed:
+            raise RunError(
+                f"{self.file(pe)} was made with another source of {pe} ({', '.join(changed)} "
+                f"changed since); use another study, such as '{self.study}-2', or delete the file"
+            )
 
     def encoded(self) -> list[TaskRecord]:
         """Return all records of the folder: the encodings asked for, then others by file name."""

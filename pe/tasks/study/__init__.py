@@ -1,6 +1,6 @@
 """A study over tasks trains every encoding on every task of a file in studies/tasks/.
 
-    python -m pe.tasks.study core --dry-run          only print how much is left
+    python -m pe.tasks.study core --dry-run          check it, and print how much is left
     python -m pe.tasks.study core --mini             in miniature, for a CPU
     python -m pe.tasks.study core --processes 6      six processes, spread over all GPUs
     python -m pe.tasks.study core --until 540        begin nothing that would end after 540 s
@@ -16,42 +16,41 @@ import math
 import os
 import subprocess
 import sys
-import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from pe._files import read_study, shipped
-from pe.encodings.core.parts import part_classes
-from pe.runs import RunBusy, RunError, root
+from pe._errors import StudyFailed
+from pe.runs import RunBusy, root
 from pe.study.devices import visible_gpus
-from pe.tasks.core.base import Options
+from pe.study.pace import Deadline, Slowest
+from pe.study.reading import AnyStudy, Distinct, FolderName, YamlPart, mistakes_in, read_study
 from pe.tasks.measure.record import Experiment, Settings, TaskRun, task_run
 
-FOLDER = shipped("studies") / "tasks"
+Encodings = Annotated[list[str], Field(min_length=1), Distinct]
 
 
-class TaskOf(Options):
+class TaskOf(YamlPart):
     """A task of a study."""
 
     task: str
     options: dict[str, Any] = {}
     settings: dict[str, Any] = {}
     """Settings that differ from those of the study."""
-    encodings: list[str] | None = None
+    encodings: Encodings | None = None
     """None: the encodings of the study."""
     sweep_steps: int | None = None
     """None: as in the study."""
 
 
-class TaskStudy(Options):
+class TaskStudy(AnyStudy):
     """The content of a file in studies/tasks/."""
 
-    title: str
-    study: str
-    encodings: Annotated[list[str], Field(min_length=1)]
+    below: ClassVar[str] = "tasks"
+    study: FolderName
+    encodings: Encodings
     seeds: list[int]
     learning_rates: list[float]
     sweep_seeds: int = 0
@@ -63,25 +62,32 @@ class TaskStudy(Options):
     validation: int = 320
     each_length: int = 128
 
-    def experiments(self) -> list[Experiment]:
-        """Return one experiment per task.
+    @model_validator(mode="after")
+    def _experiments_are_possible(self) -> Self:
+        names: list[str] = []
+        for number, one in enumerate(self.tasks):
+            with mistakes_in(f"tasks[{number}]"):
+                names.append(self.experiment(one).name())
+                if names[-1] in names[:-1]:
+                    raise ValueError(f"{one.task} is there twice with the same settings")
+        return self
+
+    def experiment(self, one: TaskOf) -> Experiment:
+        """Return the experiment on a task of the study.
 
         Raises:
-            ValueError: a task or its settings are wrong.
+            ValueError: its settings are wrong.
         """
         common = self.model_dump(
             include=Experiment.model_fields.keys() - {"settings", "sweep_steps"}
         )
-        return [
-            Experiment(
-                task=one.task,
-                task_options=one.options,
-                sweep_steps=one.sweep_steps or self.sweep_steps,
-                settings=Settings(**(self.settings | one.settings)),
-                **common,
-            )
-            for one in self.tasks
-        ]
+        return Experiment(
+            task=one.task,
+            task_options=one.options,
+            sweep_steps=self.sweep_steps if one.sweep_steps is None else one.sweep_steps,
+            settings=Settings(**(self.settings | one.settings)),
+            **common,
+        )
 
 
 class Job(NamedTuple):
@@ -101,10 +107,13 @@ class Job(NamedTuple):
         return self.run.recorded(self.pe)
 
 
-def slowest(todo: Iterable[Job]) -> dict[str, float]:
-    """Return, per experiment, the seconds of the slowest encoding on record; 0 without one."""
-    runs = {job.run.name: job.run for job in todo}
-    return {n: max((r.seconds for r in run.encoded()), default=0.0) for n, run in runs.items()}
+def slowest(todo: Sequence[Job]) -> Slowest:
+    """Return the seconds of the slowest encoding on record, by experiment and of "any"."""
+    known = Slowest()
+    for run in {job.run.name: job.run for job in todo}.values():
+        for record in run.encoded():
+            known.learn(record.seconds, run.name, "any")
+    return known
 
 
 def load_study(name: str, mini: bool = False) -> TaskStudy:
@@ -116,36 +125,35 @@ def load_study(name: str, mini: bool = False) -> TaskStudy:
     Raises:
         ValueError: there is no such study, or one of its fields is wrong.
     """
-    path, content = read_study(name, FOLDER, mini=mini)
-    try:
-        content["tasks"] = [_task_of(entry) for entry in content.get("tasks") or []]
-        study = TaskStudy(**content)
-        for experiment in study.experiments():
-            experiment.make_task()
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    return study
+    return read_study(TaskStudy, name, mini=mini)[1]
 
 
-def _task_of(entry: object) -> TaskOf:
-    if not isinstance(entry, dict):
-        raise ValueError(f"tasks: expected a dictionary such as {{task: copy}}, got {entry!r}")
-    return TaskOf(**{str(name): value for name, value in entry.items()})
-
-
-def jobs(study: TaskStudy, first: int = 0) -> list[Job]:
+def jobs(study: TaskStudy, first: int = 0, *, check: bool = False) -> list[Job]:
     """Return all encodings of the first task, then of the next, and so on.
 
     Args:
         first: the index of the task to begin with. Tasks before it come last.
+        check: also check the encodings, which imports torch.
+
+    Raises:
+        ValueError: an encoding is unknown or does not fit the models of a task, or it is recorded
+            and its source has changed since; one line per mistake.
     """
-    pairs = list(zip(study.experiments(), study.tasks, strict=True))
-    first %= len(pairs)
-    return [
-        Job(task_run(experiment, study.encodings, study.study), pe)
-        for experiment, one in pairs[first:] + pairs[:first]
+    todo = [
+        Job(task_run(study.experiment(one), study.encodings, study.study), pe)
+        for one in study.tasks[first:] + study.tasks[:first]
         for pe in one.encodings or study.encodings
     ]
+    mistakes = []
+    for job in todo if check else ():
+        try:
+            job.experiment.check(job.pe)
+            job.run.check_source(job.pe)
+        except ValueError as error:
+            mistakes.append(f"{job.experiment.task}, {job.pe}: {error}")
+    if mistakes:
+        raise ValueError("\n".join(mistakes))
+    return todo
 
 
 def carry_out(
@@ -161,22 +169,18 @@ def carry_out(
             encoding so far of its task, or of all tasks if its own has none.
 
     Raises:
-        ValueError: an unknown encoding; raised before the first job.
-        RunError: jobs failed; raised after the last job.
+        StudyFailed: jobs failed; raised after the last job.
     """
     from pe.tasks.measure.experiment import Stream, measure
     from pe.tasks.measure.many import Many
 
-    for job in todo:
-        part_classes(job.pe)  # an unknown encoding is an error before anything is trained
-    began, stream, folder, known = time.monotonic(), None, None, slowest(todo)
+    deadline, stream, folder, known = Deadline(until), None, None, slowest(todo)
     failed: list[str] = []
     for number, job in enumerate(todo, 1):
         if job.done():
             continue
         name = f"{number}/{len(todo)} {job.experiment.task} {job.pe}"
-        expected = known[job.run.name] or max(known.values())
-        if time.monotonic() - began + expected > until:
+        if not deadline.allows(known.of(job.run.name, "any")):
             log(f"{name}: skipped, it would not end within {until:.0f} s")
             continue
         if folder != job.run.directory:
@@ -195,12 +199,12 @@ def carry_out(
             log(f"{name}: failed\n{''.join(traceback.format_exception(error))}")
             failed.append(name)
             continue
-        known[job.run.name] = max(known[job.run.name], record.seconds)
+        known.learn(record.seconds, job.run.name, "any")
         steps = record.solved_after or record.settings["steps"]
         log(f"{name}: {record.seconds:.0f} s, {steps} steps{''.join(refusals)}")
         yield job
     if failed:
-        raise RunError(f"{len(failed)} jobs failed: {'; '.join(failed)}")
+        raise StudyFailed(f"{len(failed)} of {len(todo)} jobs failed: {'; '.join(failed)}")
 
 
 def spread(arguments: list[str], processes: int, tasks: int) -> int:
@@ -229,14 +233,14 @@ def text(study: TaskStudy, todo: list[Job]) -> str:
     from tabulate import tabulate
 
     known, lines = slowest(todo), []
-    for name, seconds in known.items():
-        own = [job for job in todo if job.run.name == name]
+    for name in dict.fromkeys(job.run.name for job in todo):
+        own, seconds = [job for job in todo if job.run.name == name], known.of(name)
         left = sum(not job.done() for job in own)
         minutes = f"{left * seconds / 60:.0f}" if seconds or not left else "not known"
         lines.append([name, len(own), len(own) - left, minutes])
     table = tabulate(lines, headers=["task", "encodings", "done", "minutes left"])
     return (
-        f"{study.title}\n\n{table}\n\n{study.experiments()[0].models()} models per encoding. The "
+        f"{study.title}\n\n{table}\n\n{todo[0].experiment.models()} models per encoding. The "
         "minutes are those of one process on the machine of the records, if each encoding takes as "
         f"long as the slowest so far. Records: {root() / study.study}"
     )

@@ -3,51 +3,48 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
+import threading
 from typing import Annotated
 
 import typer
 
+from pe._command import DryRun, Mini, Until, checked
+from pe._errors import StudyFailed
 from pe.tasks import study as studies
+from pe.training.processes import stop_with_parent
 
 
 def main(
     name: Annotated[str, typer.Argument(help="a file of studies/tasks/, or a path")] = "core",
-    mini: Annotated[bool, typer.Option(help="in miniature, for a CPU")] = False,
-    dry_run: Annotated[bool, typer.Option(help="only print how much is left")] = False,
+    mini: Mini = False,
+    dry_run: DryRun = False,
+    until: Until = math.inf,
     processes: Annotated[int, typer.Option(min=1, help="processes, spread over the GPUs")] = 1,
-    first: Annotated[
-        int, typer.Option(min=0, help="index of the task to begin with, from 0 on")
-    ] = 0,
-    until: Annotated[
-        float, typer.Option(help="seconds; begin nothing that would end later")
-    ] = math.inf,
+    first: Annotated[int | None, typer.Option(min=0, hidden=True)] = None,
 ) -> None:
-    """Train every encoding of a study on every task of it."""
-    try:
-        if processes > 1 and first:
-            raise ValueError(
-                "--first has no effect with --processes, which begins at several tasks"
-            )
+    """Train every encoding of a study on every task of it.
+
+    ``--first`` is of one of several processes: the index of the task that it begins with.
+    """
+    with checked("pe.tasks.study"):
         study = studies.load_study(name, mini)
-        todo = studies.jobs(study, first)
-        if processes == 1 and first:  # one of several processes; the first prints the table
-            print(f"this process begins at {todo[0].run.name}", flush=True)
-        else:
+        todo = studies.jobs(study, first or 0, check=first is None)
+        if first is None:
             print(studies.text(study, todo), flush=True)
+        else:
+            print(f"this process begins at {todo[0].run.name}", flush=True)
+            threading.Thread(target=stop_with_parent, args=(os.getppid(),), daemon=True).start()
         if dry_run:
             return
         if processes > 1:
             own = [name, *(["--mini"] if mini else []), "--until", str(until)]
             if failed := studies.spread(own, processes, len(study.tasks)):
-                print(f"pe.tasks.study: {failed} processes failed", file=sys.stderr)
-                raise typer.Exit(1)
+                raise StudyFailed(f"{failed} processes failed")
             return
         for _ in studies.carry_out(todo, until=until):
             sys.stdout.flush()
-    except ValueError as error:
-        print(f"pe.tasks.study: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
 
 
 if __name__ == "__main__":

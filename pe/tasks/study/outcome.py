@@ -78,7 +78,8 @@ def outcomes(study: TaskStudy, folder: Path) -> list[Outcome]:
         RunError: a record is damaged.
     """
     made = []
-    for experiment, one in zip(study.experiments(), study.tasks, strict=True):
+    for one in study.tasks:
+        experiment = study.experiment(one)
         run = TaskRun(folder / study.study / experiment.name(), experiment)
         planned = one.encodings or study.encodings
         there = {record.pe: record for record in run.encoded() if record.status == "complete"}

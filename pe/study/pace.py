@@ -1,0 +1,110 @@
+"""How long runs take, so that none is begun that would not end in time. Imports no torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable
+
+from pe.recipes.recipe import Recipe
+from pe.runs.provenance import hardware
+from pe.study.planned import Planned
+
+
+class Deadline:
+    """A number of seconds from now on, by which runs have to end.
+
+    Raises:
+        ValueError: it is no number from 0 on; infinity is one.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        if not seconds >= 0:
+            raise ValueError(f"until: expected seconds, 0 or more, got {seconds}")
+        self.seconds, self.begun = seconds, time.monotonic()
+
+    def passed(self) -> float:
+        """Return the seconds since it was set."""
+        return time.monotonic() - self.begun
+
+    def allows(self, expected: float) -> bool:
+        """Return whether what takes so many seconds would end before it."""
+        return self.passed() + expected < self.seconds
+
+
+class Slowest:
+    """The most seconds that anything of a kind has taken so far."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, float] = {}
+
+    def learn(self, seconds: float, *kinds: Hashable) -> None:
+        """Note the time of something that is of all these kinds."""
+        for kind in kinds:
+            self._known[kind] = max(self._known.get(kind, 0.0), seconds)
+
+    def of(self, *kinds: Hashable) -> float:
+        """Return the time of the first kind that is known; 0 if none is."""
+        return next((self._known[kind] for kind in kinds if kind in self._known), 0.0)
+
+
+def _sizes(recipe: Recipe) -> tuple[Hashable, ...]:
+    """Return what the time of a training step depends on, except the encoding."""
+    window = recipe.batch_size, recipe.context_length
+    return recipe.hidden_size, recipe.num_hidden_layers, *window
+
+
+def _judged(planned: Planned) -> tuple[Hashable, ...]:
+    """Return what the time beside training depends on: start, evaluation, and a task's cells."""
+    r, cells = planned.recipe, len(planned.zero_shot.cells()) if planned.zero_shot else 0
+    started = bool(r.start_from and r.steps)  # the weights it begins with are judged as well
+    return cells, started, r.evaluation_lengths, r.retrieval_samples, r.retrieval_tasks
+
+
+class Pace:
+    """How long the runs of studies take: seconds per training step, and seconds beside training.
+
+    The slowest of those of the same kind that have ended. Training: of the same encoding and
+    sizes, else of the same sizes, else by tokens. The rest: of the same evaluation, else of any.
+    Nothing is known at first, and then everything begins. Several GPUs are taken to be as fast as
+    so many; on fewer than were measured a run then ends sooner than estimated.
+    """
+
+    def __init__(self) -> None:
+        self._steps, self._rest = Slowest(), Slowest()
+
+    def learn(self, planned: Planned, seconds: float, training: float, gpus: int = 1) -> None:
+        """Note the time of a run, in all and in its training steps on so many GPUs."""
+        r = planned.recipe
+        if training and not planned.zero_shot:
+            step = gpus * training / r.steps
+            self._steps.learn(step, (r.pe, *_sizes(r)), _sizes(r))
+            self._steps.learn(step / (r.batch_size * r.context_length), "tokens")
+        kinds = [_judged(planned), *([] if planned.zero_shot else ["any"])]
+        self._rest.learn(seconds - training, *kinds)
+
+    def learn_record(self, planned: Planned) -> None:
+        """Note the times in the record of a run that is done, if it was made on such a machine."""
+        run = planned.run()
+        if not run.exists():
+            return
+        if planned.zero_shot:
+            cells = (run.part("extension") or {"cells": {}})["cells"].values()
+            seconds = [c["seconds"] for c in cells if c["hardware"] == hardware()["name"]]
+            if len(seconds) >= len(planned.zero_shot.cells()):
+                self.learn(planned, sum(seconds), 0.0)
+            return
+        record, evaluation = run.record, run.evaluation()
+        if record.training and evaluation and record.hardware.name == hardware()["name"]:
+            training, count = record.training.wall_seconds or 0.0, record.hardware.count
+            self.learn(planned, training + evaluation["seconds"], training, count)
+
+    def expected(self, planned: Planned, gpus: int = 1) -> float:
+        """Return the estimated seconds of a run; one that is trained has to be evaluated only."""
+        r, judged = planned.recipe, _judged(planned)
+        if planned.zero_shot:
+            cells = len(planned.zero_shot.cells())
+            return self._rest.of(judged) or cells * self._rest.of("any")
+        unknown = self._steps.of("tokens") * r.batch_size * r.context_length
+        step = self._steps.of((r.pe, *_sizes(r)), _sizes(r)) or unknown
+        left = 0 if planned.past_its_start() else r.steps
+        return self._rest.of(judged, "any") + step * left / gpus
