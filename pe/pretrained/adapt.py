@@ -391,7 +391,12 @@ def _plain(
     Args:
         length: as in `adapt`. asked: also settings that give other logits than hooks would.
     """
+    if len(parse(spec)) > 1:
+        return "a schedule of layers is no setting of transformers"
     chosen = list(wanted)
+    enc = wanted[chosen[0]]
+    if type(enc) is not RoPE:
+        return "it does more than change the frequencies of a rotation"
     types = getattr(host.source.config, "layer_types", None) or ()
     apart = host.layer_type in types  # each layer type has a block
     sharing = [
@@ -403,15 +408,12 @@ def _plain(
             f"the encoding is for layers {chosen}, and transformers' setting acts on {sharing}; "
             f"choose these with layers={sharing}"
         )
-    enc = wanted[chosen[0]]
-    if len(parse(spec)) > 1:
-        return "a schedule of layers is no setting of transformers"
     if enc.length_dependent and not asked:
         return "transformers keeps cached keys rotated as for a shorter text"
     cancelled = not asked and families.cancels_magnitude(host.source.config)
-    if cancelled and isinstance(enc, RoPE) and float(enc.frequencies().magnitude) != 1:
+    if cancelled and float(enc.frequencies().magnitude) != 1:
         return "the model normalises away what it multiplies cosines and sines by"
-    factor = max((getattr(t, "factor", 1.0) for t in getattr(enc, "transforms", ())), default=1.0)
+    factor = max((getattr(t, "factor", 1.0) for t in enc.transforms), default=1.0)
     longest = max(int(host.source.config.max_position_embeddings), host.training.original)
     unit = host.rope.unit(host.training.tokens)
     tokens = length or (round(unit * factor) if factor > 1 else longest)

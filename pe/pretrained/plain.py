@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pe.encodings import Encoding, FrequencyTransform
+from pe.encodings import FrequencyTransform
 from pe.encodings.core.frequencies import base_frequencies
 from pe.encodings.dynamic_ntk import DynamicNTK
 from pe.encodings.llama3 import Llama3
@@ -21,15 +21,13 @@ from pe.pretrained.rope import PAPERS, Rope
 from pe.pretrained.settings import Settings, settings_for
 
 
-def plain_settings(host: Host, enc: Encoding, length: int) -> Settings | str:
+def plain_settings(host: Host, enc: RoPE, length: int) -> Settings | str:
     """Return settings of transformers for the frequencies of ``enc``, or why there are none.
 
     Args:
         host: the model that gets them, in its main layers. length: tokens to be read.
     """
     now, trained = host.rope, host.training.original
-    if not isinstance(enc, RoPE) or type(enc) is not RoPE:
-        return "it does more than change the frequencies of a rotation"
     if now.kind == "proportional" or (enc.layout, enc.rotary_dim) != (now.layout, now.width):
         return "it rotates other channels"
     candidates = _ropes(enc, now, trained)
